@@ -1,0 +1,145 @@
+//! Why there is no output file.
+
+use restitch_address::{Svma, SvmaRange};
+use restitch_cfi::CfiError;
+use restitch_image::ImageError;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why an output file could not be planned, written or turned back.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ElfError {
+    /// The input was written by restitch.
+    #[error(
+        "planning an output file: the input already holds version {number} of restitch; \
+         restore the original file first, or optimize the file that it was made from"
+    )]
+    AlreadyRestitched {
+        /// The version in the file.
+        number: u32,
+    },
+    /// The file is no restitch output.
+    #[error("restoring the original file: this file was not written by restitch; give one that was")]
+    NotRestitched,
+    /// A newer restitch wrote the note.
+    #[error(
+        "restoring the original file: it was written in format {0}, which this restitch does not know; use a newer restitch"
+    )]
+    UnknownFormat(u32),
+    /// The file was stripped or edited after restitch wrote it.
+    #[error(
+        "restoring the original file: {why}, so it was changed (stripped?) after restitch wrote it; \
+         take the original from where you have it, for example from its package"
+    )]
+    Changed {
+        /// What does not fit.
+        why: &'static str,
+    },
+    /// glibc's dynamic loader takes its own size from a symbol, not from its program headers.
+    #[error(
+        "planning an output file: {0} is the dynamic loader, which cannot find code in an added segment; optimize the programs that it loads"
+    )]
+    DynamicLoader(String),
+    /// A counting version.
+    #[error(
+        "planning an output file: version {number} is a counting version, whose counters would be lost with the process; \
+         count in a live process and write the optimized version to a file"
+    )]
+    CountingVersion {
+        /// The version.
+        number: u32,
+    },
+    /// An applier for one file takes one version.
+    #[error(
+        "planning an output file: {0} versions were given, one file holds exactly one; plan one file for each module"
+    )]
+    VersionCount(usize),
+    /// The version was made for an address where it cannot be.
+    #[error(
+        "planning an output file: the version is at {at}, but {why}; make it for the address that place() gives"
+    )]
+    Misplaced {
+        /// Where the version is.
+        at: Svma,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The program is too large for 32-bit displacements to its end.
+    #[error(
+        "placing a version: behind the last segment, {span} with {size} bytes more is larger than the 2 GiB that a branch can reach; \
+         a file of this size cannot be optimized, optimize the live process instead"
+    )]
+    OutOfReach {
+        /// The program.
+        span: SvmaRange,
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// There is no header to spare, and the table cannot move either.
+    #[error(
+        "planning an output file: its program headers have no room for one more segment, and {why}; \
+         relink the file with a recent linker, or optimize the live process instead"
+    )]
+    NoHeaderRoom {
+        /// Why the table cannot move.
+        why: &'static str,
+    },
+    /// A redirect does not fit the image.
+    #[error(
+        "planning an output file: the redirect at {at} {why}; make the version from the same file that it is applied to"
+    )]
+    BadRedirect {
+        /// Where it is.
+        at: Svma,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Exceptions would not find the handlers of moved code.
+    #[error(
+        "planning an output file: the program has exception handlers but no PT_GNU_EH_FRAME header, and the call that registers its \
+         unwind tables was not found, so exceptions could not pass moved code; relink it with -Wl,--eh-frame-hdr"
+    )]
+    UnreachableUnwindTables,
+    /// The unwind tables hold pointers that the loader fills in.
+    #[error(
+        "planning an output file: the unwind tables at {0} need dynamic relocations, so that they cannot be copied; relink with -Wl,--eh-frame-hdr"
+    )]
+    RelocatedUnwindTables(SvmaRange),
+    /// The unwind tables could not be read or written.
+    #[error("planning an output file: {0}")]
+    Unwind(#[from] CfiError),
+    /// A header of the input contradicts itself.
+    #[error("planning an output file: {what}; the file is corrupt, copy or install it again")]
+    Malformed {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// More sections than the ELF header can count.
+    #[error(
+        "planning an output file: the file has {0} sections, too many to add more; remove debug sections with strip first"
+    )]
+    TooManySections(usize),
+    /// Larger than the undo record can express.
+    #[error(
+        "planning an output file: a file of {0} bytes is too large (4 GiB at most); remove debug sections with strip first"
+    )]
+    TooLarge(u64),
+    /// The output does not say what was planned.
+    #[error("checking the output file: {0}; do not use it, and report this with the input file")]
+    Mismatch(#[from] crate::Mismatch),
+    /// The bytes are no ELF image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// There is something at the output's path.
+    #[error("writing {}: the file exists; choose another output path, or ask to replace it", .0.display())]
+    Exists(PathBuf),
+    /// The system refused.
+    #[error("writing {}: {source}; the file there is as it was, check the directory's permissions and free space", path.display())]
+    Io {
+        /// The output path.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}

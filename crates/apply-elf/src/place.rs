@@ -1,0 +1,45 @@
+//! Where a version of a file has to start.
+//!
+//! Above the last segment, `.bss` included: the loaders of glibc, musl and the kernel reserve from the first to the last
+//! PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`) behind the last one.
+
+use crate::ElfError;
+use crate::headers::{Slot, congruent_offset};
+use restitch_address::Svma;
+use restitch_image::Image;
+
+/// Segments are aligned to this, whatever the linker chose for the others: the ABI does not ask them to agree.
+pub(crate) const PAGE: u64 = 4096;
+/// Highest distance of a 32-bit displacement, less room for the unwind tables that follow the version.
+const REACH: u64 = (1 << 31) - (64 << 20);
+
+/// How the output is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OutputOptions {
+    /// Moves the program header table into the new segment even if it has a header to spare. It is moved anyway where
+    /// it has none. Tools that rewrite files (`strip`) may not understand a moved table.
+    pub move_program_headers: bool,
+}
+
+/// Where a version of `estimated_size` bytes has to start to be written into the file `image`.
+///
+/// # Errors
+/// [`ElfError::OutOfReach`], if code there could not reach all of the module with 32-bit displacements.
+pub fn place(image: &Image, estimated_size: u64, options: &OutputOptions) -> Result<Svma, ElfError> {
+    let span = image.span();
+    let mut start = span.end.align_up(PAGE);
+    if Slot::choose(image, options) == Slot::Move {
+        // A moved table lies at offset = address - base, and the file's own bytes end where they end.
+        let behind_file =
+            |at| congruent_offset(image, at).is_some_and(|o| o.get() >= image.data().len() as u64);
+        if !behind_file(start) {
+            let base = congruent_offset(image, start).map_or(0, |o| start.get().wrapping_sub(o.get()));
+            start = Svma::new(base.wrapping_add(image.data().len() as u64)).align_up(PAGE);
+        }
+    }
+    let needed = start.get().checked_sub(span.start.get()).and_then(|n| n.checked_add(estimated_size));
+    match needed {
+        Some(n) if n <= REACH => Ok(start),
+        _ => Err(ElfError::OutOfReach { span, size: estimated_size }),
+    }
+}

@@ -1,0 +1,50 @@
+//! The bytes of the new segment while they are put together.
+
+use restitch_address::{FileOffset, Svma, SvmaRange};
+
+/// What a part of the segment becomes in the section headers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub name: &'static str,
+    pub range: SvmaRange,
+    pub kind: u32,
+    pub executable: bool,
+    pub align: u64,
+}
+
+/// The new read-execute segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NewSegment {
+    pub start: Svma,
+    pub file_offset: FileOffset,
+    pub bytes: Vec<u8>,
+    pub parts: Vec<Part>,
+}
+
+impl NewSegment {
+    /// The address of the next byte, after padding to `align`.
+    pub fn aligned_end(&mut self, align: u64) -> Svma {
+        crate::raw::pad(&mut self.bytes, align as usize);
+        self.start + self.bytes.len() as u64
+    }
+    /// Appends `bytes`; where they are.
+    pub fn append(&mut self, bytes: &[u8]) -> SvmaRange {
+        let at = self.start + self.bytes.len() as u64;
+        self.bytes.extend_from_slice(bytes);
+        SvmaRange::new(at, bytes.len() as u64)
+    }
+    /// All addresses of the segment.
+    pub fn range(&self) -> SvmaRange {
+        SvmaRange::new(self.start, self.bytes.len() as u64)
+    }
+    /// Where the byte at `at`, an address in the segment, is in the file.
+    pub fn offset_of(&self, at: Svma) -> FileOffset {
+        self.file_offset + (at.get() - self.start.get())
+    }
+    /// Names `range` for the section headers, if it is not empty.
+    pub fn name_part(&mut self, name: &'static str, range: SvmaRange, kind: u32, align: u64) {
+        if !range.is_empty() {
+            self.parts.push(Part { name, range, kind, executable: false, align });
+        }
+    }
+}

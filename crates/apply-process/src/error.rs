@@ -1,0 +1,110 @@
+//! What can go wrong, each with the next step for the user.
+
+use restitch_address::Avma;
+use std::path::PathBuf;
+
+/// Why a process could not be changed. Unless the variant says otherwise, it is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// Reading `/proc` failed.
+    #[error(transparent)]
+    Proc(#[from] restitch_procfs::ProcError),
+    /// Tracing failed.
+    #[error(transparent)]
+    Trace(#[from] restitch_tracee::TraceError),
+    /// The program's main image was not found among the mappings.
+    #[error("process {pid}: its program image was not found in its memory map; is it a 64-bit x86 program?")]
+    NoProgram {
+        /// The process.
+        pid: i32,
+    },
+    /// No room near a module.
+    #[error(
+        "process {pid}: no free address range of {len} bytes within 2 GiB of {module}: {why}; nothing was changed"
+    )]
+    NoRoom {
+        /// The process.
+        pid: i32,
+        /// What was wanted.
+        len: u64,
+        /// For which module.
+        module: PathBuf,
+        /// More.
+        why: String,
+    },
+    /// Exceptions would not find their way through moved frames.
+    #[error(
+        "process {pid}: {why}, so C++ exceptions could not pass moved code; nothing was changed. \
+         Use `restitch optimize` to write an optimized file instead"
+    )]
+    NoUnwindHook {
+        /// The process.
+        pid: i32,
+        /// What is missing.
+        why: String,
+    },
+    /// Bytes in the target are not those of the file.
+    #[error(
+        "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone"
+    )]
+    Foreign {
+        /// The process.
+        pid: i32,
+        /// Where.
+        at: Avma,
+        /// What is there.
+        found: Vec<u8>,
+        /// What should be.
+        expected: Vec<u8>,
+    },
+    /// What was written did not arrive.
+    #[error(
+        "process {pid}: {count} of the writes did not read back as written, first at {at}; run `restitch revert {pid}`"
+    )]
+    NotVerified {
+        /// The process.
+        pid: i32,
+        /// How many.
+        count: usize,
+        /// The first.
+        at: Avma,
+    },
+    /// The state directory or a file in it cannot be used.
+    #[error(
+        "{operation} {path}: {source}; set RESTITCH_STATE_DIR to a writable directory on a file system without noexec"
+    )]
+    State {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The journal is damaged.
+    #[error("the journal {path} cannot be read: {why}; the process can only be put right by restarting it")]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// There is no journal for the process.
+    #[error("process {pid} is not under restitch: there is no journal for it in {dir}")]
+    NotAttached {
+        /// The process.
+        pid: i32,
+        /// Where journals are.
+        dir: PathBuf,
+    },
+    /// The module's file has changed since the process mapped it, or is no ELF file.
+    #[error("{path}: {why}; restitch needs the file that process {pid} has mapped")]
+    Module {
+        /// The process.
+        pid: i32,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+}

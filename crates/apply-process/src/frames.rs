@@ -1,0 +1,109 @@
+//! Walking the frames of a stopped thread: where its return addresses are.
+//!
+//! A frame in a version has the state of its original instruction, so the original's unwind rows serve for it.
+
+use crate::live::OldVersion;
+use crate::target::Target;
+use restitch_address::{Avma, Svma};
+use restitch_cfi::{Register, Registers, UnwindInfo, step};
+use restitch_emit::PieceKind;
+use std::collections::BTreeMap;
+
+/// Deepest stack that is walked. Deeper frames are found by the scan of the stack's words.
+const MOST_FRAMES: usize = 20_000;
+
+/// Unwind tables of all modules.
+pub(crate) struct Walker<'a> {
+    target: &'a Target,
+    old: &'a [OldVersion],
+    unwind: BTreeMap<usize, UnwindInfo>,
+}
+
+/// One return address on a stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReturnSlot {
+    /// Where it is stored.
+    pub slot: Avma,
+    /// Its value.
+    pub value: Avma,
+    /// Whether it is the program counter that a signal interrupted: it need not stand behind a call.
+    pub interrupted: bool,
+}
+
+impl<'a> Walker<'a> {
+    /// Reads the tables: before the stop.
+    pub fn new(target: &'a Target, old: &'a [OldVersion]) -> Self {
+        let mut unwind = BTreeMap::new();
+        for (i, m) in target.modules.iter().enumerate() {
+            let memory = |at: Svma| m.image.read_tail(at);
+            if let Some(at) = m.image.eh_frame()
+                && let Ok(info) = UnwindInfo::parse_at(&memory, at.start)
+            {
+                unwind.insert(i, info);
+            }
+        }
+        Self { target, old, unwind }
+    }
+
+    /// The module and original address that `at` (any byte of an instruction) stands for.
+    fn original(&self, at: Avma) -> Option<(usize, Svma)> {
+        for old in self.old.iter().filter(|o| o.range.contains(at)) {
+            let pieces = &old.stored.map.pieces;
+            let version = old.bias.to_stated(at);
+            let i = pieces.partition_point(|p| p.version.offset_from(version) <= 0).checked_sub(1)?;
+            let delta = version.offset_from(pieces[i].version) as u64;
+            return match pieces[i].kind {
+                _ if delta >= u64::from(pieces[i].len) => None,
+                PieceKind::Linear => Some((old.module?, pieces[i].original + delta)),
+                PieceKind::Opaque => None,
+                _ => Some((old.module?, pieces[i].original)),
+            };
+        }
+        let module = self.target.module_at(at)?;
+        Some((module, self.target.modules[module].bias.to_stated(at)))
+    }
+
+    /// All return addresses of a thread, innermost first, as far as its frames can be followed, and the canonical
+    /// frame addresses that were passed.
+    pub fn walk(
+        &self,
+        thread: &restitch_tracee::Registers,
+        read: &mut dyn FnMut(Avma) -> Option<u64>,
+    ) -> (Vec<ReturnSlot>, Vec<Avma>) {
+        let (mut slots, mut frames) = (Vec::new(), Vec::new());
+        let mut registers = dwarf_registers(thread);
+        let mut interrupted = true;
+        while let Some(rip) = registers.rip().filter(|rip| rip.get() != 0)
+            && slots.len() < MOST_FRAMES
+        {
+            let lookup = if interrupted { rip } else { rip - 1 };
+            let Some((module, original)) = self.original(lookup) else { break };
+            let Some(info) = self.unwind.get(&module) else { break };
+            let Ok(Some(row)) = info.row_at(original) else { break };
+            interrupted = info.find(original).is_some_and(|e| e.signal_frame);
+            let Ok(next) = step(&row.state, &registers, read) else { break };
+            frames.push(next.cfa);
+            if let (Some(slot), Some(value)) = (next.return_address_slot, next.caller.rip()) {
+                slots.push(ReturnSlot { slot, value, interrupted });
+            }
+            if next.caller.rsp() == registers.rsp() && next.caller.rip() == registers.rip() {
+                break;
+            }
+            registers = next.caller;
+        }
+        (slots, frames)
+    }
+}
+
+fn dwarf_registers(r: &restitch_tracee::Registers) -> Registers {
+    let rsp = r.rsp.get();
+    let by_number = [
+        r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
+        r.r15,
+    ];
+    let mut out = Registers::default().with(Register::RIP, r.rip.get());
+    for (i, value) in by_number.into_iter().enumerate() {
+        out.set(Register(i as u16), Some(value));
+    }
+    out
+}

@@ -1,0 +1,159 @@
+//! The undo journal: what was done to a process, enough to undo it from a later run.
+//!
+//! It is written before the first byte changes and after each step, whole or not at all. What it lists may not have
+//! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
+
+use crate::{ProcessError, StateDir};
+use restitch_address::{Avma, AvmaRange};
+use restitch_procfs::ProcessId;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Version of the journal's form.
+const SCHEMA: u32 = 1;
+
+/// What a version is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VersionKind {
+    /// Counts edges, temporarily.
+    Counting,
+    /// The optimized layout.
+    Optimized,
+}
+
+/// The journal of one process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    schema: u32,
+    pid: i32,
+    start_time: u64,
+    /// Number that the next version gets.
+    pub next_number: u32,
+    /// Versions that are mapped or may be.
+    pub versions: Vec<JournalVersion>,
+    /// Code patches that are in force or may be.
+    pub patches: Vec<JournalPatch>,
+    /// The unwinder's hook, once it is there.
+    pub hook: Option<JournalHook>,
+}
+
+/// One version in the process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalVersion {
+    /// Its number.
+    pub number: u32,
+    /// Its purpose.
+    pub kind: VersionKind,
+    /// The module's path.
+    pub module: PathBuf,
+    /// What is added to the module's stated addresses.
+    pub bias: u64,
+    /// First address.
+    pub start: u64,
+    /// Length of the mapping.
+    pub len: u64,
+    /// The file that is mapped.
+    pub file: PathBuf,
+    /// The file with the address map, for moving threads out.
+    pub map_file: PathBuf,
+    /// The counter area, if it counts: start and length.
+    pub counters: Option<(u64, u64)>,
+    /// Whether new code no longer goes there.
+    pub retired: bool,
+}
+
+impl JournalVersion {
+    /// The mapped addresses.
+    pub fn range(&self) -> AvmaRange {
+        AvmaRange::new(Avma::new(self.start), self.len)
+    }
+}
+
+/// One code patch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalPatch {
+    /// Address.
+    pub at: u64,
+    /// Bytes before restitch.
+    pub original: [u8; 5],
+    /// Bytes that are to be there.
+    pub now: [u8; 5],
+}
+
+/// The unwinder's hook.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalHook {
+    /// The page with hook code and version table.
+    pub page: u64,
+    /// Its length.
+    pub len: u64,
+    /// The pointer in the dynamic loader's data that leads to it.
+    pub slot: u64,
+    /// The pointer's original value.
+    pub original: u64,
+    /// Link map of the program, which the table's entries name.
+    pub link_map: u64,
+}
+
+impl Journal {
+    /// An empty journal.
+    pub fn new(process: ProcessId) -> Self {
+        Self {
+            schema: SCHEMA,
+            pid: process.pid,
+            start_time: process.start_time,
+            next_number: 1,
+            versions: Vec::new(),
+            patches: Vec::new(),
+            hook: None,
+        }
+    }
+
+    /// The process.
+    pub fn process(&self) -> ProcessId {
+        ProcessId { pid: self.pid, start_time: self.start_time }
+    }
+
+    /// A copy for a child that was forked off with all of this in place.
+    pub fn inherited_by(&self, child: ProcessId) -> Self {
+        Self { pid: child.pid, start_time: child.start_time, ..self.clone() }
+    }
+
+    /// Whether nothing of restitch is left in the process.
+    pub fn is_empty(&self) -> bool {
+        self.versions.is_empty() && self.patches.is_empty() && self.hook.is_none()
+    }
+
+    /// Reads a journal.
+    ///
+    /// # Errors
+    /// If it is damaged or of another form.
+    pub fn read(path: &Path) -> Result<Self, ProcessError> {
+        let damaged = |why: String| ProcessError::Journal { path: path.to_path_buf(), why };
+        let bytes = std::fs::read(path).map_err(|source| ProcessError::State {
+            operation: "read",
+            path: path.to_path_buf(),
+            source,
+        })?;
+        let journal: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
+        if journal.schema != SCHEMA {
+            return Err(damaged(format!("its form is {}, this restitch knows {SCHEMA}", journal.schema)));
+        }
+        Ok(journal)
+    }
+
+    /// Writes it to the state directory; removes the file when nothing is left to undo.
+    ///
+    /// # Errors
+    /// If the disk does not take it.
+    pub fn save(&self, dir: &StateDir) -> Result<(), ProcessError> {
+        let path = dir.journal(self.process());
+        if self.is_empty() {
+            let _ = std::fs::remove_file(path);
+            return Ok(());
+        }
+        let bytes = serde_json::to_vec(self).expect("plain data serializes");
+        dir.write(&path, &bytes, 0o600)
+    }
+}

@@ -1,0 +1,32 @@
+//! The process applier: puts code versions into a live process, moves its threads over, and takes them out again.
+//!
+//! **What the user must do**: open a [`Target`], make checked versions for its modules at places from
+//! [`Live::reserve`], and call [`Live::switch`] with the set of versions that is to be in force. An empty set gives
+//! the process its original code back.
+//!
+//! **What it does**: everything that can be computed is computed before the stop. In the stop: new versions are
+//! mapped (read-execute, from a file), the unwinder's table learns of them, redirects are written and old ones restored,
+//! threads that stand in patched bytes or in a leaving version are moved, return addresses into it are translated,
+//! all writes are read back. Versions that nobody stands in or returns to are unmapped.
+//!
+//! **What it will not do**: leave a process half-changed in a harmful way. Any subset of the redirects is a correct
+//! program (state equivalence), a redirect never crosses a page boundary, and the journal on disk is written before the first byte changes;
+//! so this program can be killed at any moment, and [`Live::open`] of a later run finds out and can [`Live::revert`].
+
+mod error;
+mod frames;
+mod hook;
+mod install;
+mod journal;
+mod live;
+mod map_file;
+mod patches;
+mod store;
+mod target;
+
+pub use error::ProcessError;
+pub use install::{Incoming, SwitchReport};
+pub use journal::{Journal, JournalVersion, VersionKind};
+pub use live::{Live, Reservation};
+pub use store::StateDir;
+pub use target::{Module, Target};

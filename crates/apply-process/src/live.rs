@@ -1,0 +1,214 @@
+//! A process under restitch: its target, its journal, and what is loaded in it.
+
+use crate::install::{self, Incoming, SwitchReport};
+use crate::journal::{Journal, JournalVersion, VersionKind};
+use crate::map_file::StoredMap;
+use crate::{ProcessError, StateDir, Target};
+use restitch_address::{AvmaRange, LoadBias, Svma};
+use restitch_procfs::{self as procfs, GapRequest, ProcessId, find_gap};
+use restitch_tracee::Stopped;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// A process and everything that restitch has in it.
+#[derive(Debug)]
+pub struct Live {
+    pub(crate) target: Target,
+    pub(crate) dir: StateDir,
+    pub(crate) journal: Journal,
+    /// Counter areas of installed counting versions: version number, file, length in bytes.
+    pub(crate) counters: Vec<(u32, File, u64)>,
+}
+
+/// A place for a version, held until the next call of [`Live::reserve`] or [`Live::switch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reservation {
+    /// Number of the version to be.
+    pub number: u32,
+    /// Where it may start, in the module's coordinates.
+    pub start: Svma,
+    /// How many bytes may be mapped there.
+    pub len: u64,
+}
+
+/// A version that is in the process when a switch begins.
+#[derive(Debug, Clone)]
+pub(crate) struct OldVersion {
+    pub number: u32,
+    pub range: AvmaRange,
+    pub bias: LoadBias,
+    /// Index of its module in the target; `None` if the module is no longer mapped.
+    pub module: Option<usize>,
+    pub stored: StoredMap,
+}
+
+impl Live {
+    /// Opens process `pid`: reads its memory map and, if it is under restitch already (or was forked off by a process
+    /// that was), its journal.
+    ///
+    /// # Errors
+    /// If the process cannot be read or the journal is damaged.
+    pub fn open(pid: i32, dir: StateDir) -> Result<Self, ProcessError> {
+        let target = Target::open(pid)?;
+        let journal = find_journal(&dir, target.process)?.unwrap_or_else(|| Journal::new(target.process));
+        Ok(Self { target, dir, journal, counters: Vec::new() })
+    }
+
+    /// The process and its modules.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// What is in it.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in `taken`,
+    /// below the module if possible. The place is free in the processes `relatives` too.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoRoom`].
+    pub fn reserve(
+        &self,
+        module: usize,
+        len: u64,
+        taken: &[(usize, Reservation)],
+        relatives: &[i32],
+    ) -> Result<Reservation, ProcessError> {
+        let pid = self.target.pid();
+        let m = &self.target.modules[module];
+        let mut maps = procfs::maps(pid)?;
+        let theirs: Vec<_> = relatives.iter().filter_map(|p| procfs::maps(*p).ok()).flatten().collect();
+        maps = merged(maps, theirs);
+        for (other, held) in taken {
+            let start = self.target.modules[*other].bias.to_actual(held.start);
+            let mut line = maps[0].clone();
+            line.range = AvmaRange::new(start, held.len);
+            let at = maps.partition_point(|m| m.range.start < line.range.start);
+            maps.insert(at, line);
+        }
+        let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
+        let request = GapRequest { heap_start, ..GapRequest::near(m.range, len) };
+        let gap = find_gap(&maps, &request).map_err(|e| ProcessError::NoRoom {
+            pid,
+            len,
+            module: m.path.clone(),
+            why: e.to_string(),
+        })?;
+        let number = self.journal.next_number + taken.len() as u32;
+        Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(4096) })
+    }
+
+    /// Makes exactly `incoming` the versions in force: maps them, redirects to them, takes out those of before.
+    ///
+    /// # Errors
+    /// On an error before the first write the process is as it was; on a later one it is correct, and the journal
+    /// knows what is in it.
+    pub fn switch(&mut self, incoming: &[Incoming<'_>]) -> Result<SwitchReport, ProcessError> {
+        install::switch(self, incoming, None)
+    }
+
+    /// The same for a process that is held still already (just started, before its first instruction).
+    ///
+    /// # Errors
+    /// As for [`Live::switch`]. The process runs on in any case.
+    pub fn switch_held(
+        &mut self,
+        held: Stopped,
+        incoming: &[Incoming<'_>],
+    ) -> Result<SwitchReport, ProcessError> {
+        install::switch(self, incoming, Some(held))
+    }
+
+    /// Gives the process its original code back.
+    ///
+    /// # Errors
+    /// As for [`Live::switch`].
+    pub fn revert(&mut self) -> Result<SwitchReport, ProcessError> {
+        install::switch(self, &[], None)
+    }
+
+    /// The counters of counting version `number`, as they are now.
+    ///
+    /// # Errors
+    /// If the area cannot be read.
+    pub fn read_counters(&self, number: u32) -> Result<Vec<u64>, ProcessError> {
+        let Some((_, file, len)) = self.counters.iter().find(|c| c.0 == number) else {
+            return Ok(Vec::new());
+        };
+        let mut bytes = vec![0; *len as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(|source| ProcessError::State {
+            operation: "read the counters of",
+            path: self.dir.journal(self.target.process),
+            source,
+        })?;
+        Ok(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
+    }
+
+    /// Forgets a process that has ended: removes its files.
+    ///
+    /// # Errors
+    /// None; the form is that of its neighbours.
+    pub fn forget(self) -> Result<(), ProcessError> {
+        self.dir.forget(self.target.process);
+        Ok(())
+    }
+
+    /// Whether a counting version is in the process that nobody reads any more.
+    pub fn left_counting(&self) -> bool {
+        self.journal.versions.iter().any(|v| v.kind == VersionKind::Counting && !v.retired)
+    }
+
+    /// What is in the process now, with the maps that moving out needs.
+    pub(crate) fn old_versions(&self) -> Vec<OldVersion> {
+        self.journal.versions.iter().map(|v| self.old_version(v)).collect()
+    }
+
+    fn old_version(&self, v: &JournalVersion) -> OldVersion {
+        let bias = LoadBias::between(Svma::new(0), restitch_address::Avma::new(v.bias));
+        // Without its map nobody can be moved out of a version; it is kept then.
+        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
+        let module = self.target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
+        OldVersion { number: v.number, range: v.range(), bias, module, stored }
+    }
+}
+
+/// The journal of `process`, or that of the relative whose versions it has inherited through `fork`.
+fn find_journal(dir: &StateDir, process: ProcessId) -> Result<Option<Journal>, ProcessError> {
+    let own = dir.journal(process);
+    if own.exists() {
+        return Journal::read(&own).map(Some);
+    }
+    let maps = procfs::maps(process.pid)?;
+    for path in dir.journals() {
+        let Ok(journal) = Journal::read(&path) else { continue };
+        let inherited = journal.versions.iter().any(|v| {
+            maps.iter()
+                .any(|m| m.range.start == v.range().start && m.path().is_some_and(|p| p == v.file.as_path()))
+        });
+        if inherited {
+            return Ok(Some(journal.inherited_by(process)));
+        }
+    }
+    Ok(None)
+}
+
+/// The union of two memory maps: what is free in it is free in both.
+fn merged(mut maps: Vec<procfs::Mapping>, more: Vec<procfs::Mapping>) -> Vec<procfs::Mapping> {
+    if more.is_empty() {
+        return maps;
+    }
+    maps.extend(more);
+    maps.sort_by_key(|m| (m.range.start, m.range.end));
+    let mut out: Vec<procfs::Mapping> = Vec::new();
+    for mut m in maps {
+        if let Some(last) = out.last() {
+            m.range.start = m.range.start.max(last.range.end);
+        }
+        if m.range.start < m.range.end {
+            out.push(m);
+        }
+    }
+    out
+}

@@ -1,0 +1,100 @@
+//! The address map of a version on disk, for a later run that has to move threads out of it.
+//!
+//! Magic, counts, 21 bytes a piece, 17 bytes a redirect, a sum (FNV-1a) over all of it; little-endian.
+
+use restitch_address::Svma;
+use restitch_emit::{AddressMap, MapPiece, PieceKind, Redirect, RedirectKind};
+
+const MAGIC: &[u8; 8] = b"RSTMAP1\n";
+const PIECE: usize = 21;
+const REDIRECT: usize = 17;
+
+/// What a later run needs of a version.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct StoredMap {
+    pub map: AddressMap,
+    pub redirects: Vec<Redirect>,
+}
+
+const KINDS: [PieceKind; 5] =
+    [PieceKind::Linear, PieceKind::Branch, PieceKind::Added, PieceKind::Inserted, PieceKind::Opaque];
+
+fn sum(bytes: &[u8]) -> u64 {
+    // FNV-1a, 64 bits.
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl StoredMap {
+    pub fn write(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend_from_slice(&(self.map.pieces.len() as u64).to_le_bytes());
+        out.extend_from_slice(&(self.redirects.len() as u64).to_le_bytes());
+        for p in &self.map.pieces {
+            out.extend_from_slice(&p.version.get().to_le_bytes());
+            out.extend_from_slice(&p.original.get().to_le_bytes());
+            out.extend_from_slice(&p.len.to_le_bytes());
+            out.push(KINDS.iter().position(|k| *k == p.kind).unwrap_or(0) as u8);
+        }
+        for r in &self.redirects {
+            out.extend_from_slice(&r.at.get().to_le_bytes());
+            out.extend_from_slice(&r.to.get().to_le_bytes());
+            out.push((r.kind == RedirectKind::Landing) as u8);
+        }
+        let sum = sum(&out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (body, stored) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
+        let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
+        if !body.starts_with(MAGIC) || sum(body).to_le_bytes() != stored {
+            return None;
+        }
+        let (pieces, redirects) = (usize::try_from(word(8)?).ok()?, usize::try_from(word(16)?).ok()?);
+        let split = 24usize.checked_add(pieces.checked_mul(PIECE)?)?;
+        if body.len() != split.checked_add(redirects.checked_mul(REDIRECT)?)? {
+            return None;
+        }
+        let mut out = Self::default();
+        for at in (24..split).step_by(PIECE) {
+            out.map.pieces.push(MapPiece {
+                version: Svma::new(word(at)?),
+                original: Svma::new(word(at + 8)?),
+                len: u32::from_le_bytes(body[at + 16..at + 20].try_into().ok()?),
+                kind: *KINDS.get(body[at + 20] as usize)?,
+            });
+        }
+        for at in (split..body.len()).step_by(REDIRECT) {
+            let kind = if body[at + 16] == 0 { RedirectKind::Entry } else { RedirectKind::Landing };
+            out.redirects.push(Redirect { at: Svma::new(word(at)?), to: Svma::new(word(at + 8)?), kind });
+        }
+        Some(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(pieces in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u32>(), 0usize..5), 0..20)) {
+            let map = AddressMap { pieces: pieces.iter().map(|&(v, o, len, k)| MapPiece {
+                version: Svma::new(v), original: Svma::new(o), len, kind: KINDS[k] }).collect() };
+            let redirects = vec![Redirect { at: Svma::new(1), to: Svma::new(2), kind: RedirectKind::Landing }];
+            let stored = StoredMap { map, redirects };
+            prop_assert_eq!(StoredMap::read(&stored.write()), Some(stored));
+        }
+
+        #[test]
+        fn damage_is_noticed(at in 0usize..90, flip in 1u8..) {
+            let map = AddressMap { pieces: vec![MapPiece { version: Svma::new(1), original: Svma::new(2), len: 3, kind: PieceKind::Linear }; 2] };
+            let mut bytes = StoredMap { map, redirects: vec![] }.write();
+            let at = at % bytes.len();
+            bytes[at] ^= flip;
+            prop_assert_eq!(StoredMap::read(&bytes), None);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Which bytes of the original code change: computed before the stop.
+
+use crate::journal::JournalPatch;
+use crate::target::Module;
+use restitch_address::Avma;
+use restitch_emit::Redirect;
+use std::collections::BTreeMap;
+
+/// Length of a redirect.
+pub(crate) const LEN: usize = 5;
+type Bytes = [u8; LEN];
+
+/// The patches of a switch, by address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PatchSet {
+    /// Address to (original bytes, bytes that are to be there).
+    pub wanted: BTreeMap<Avma, (Bytes, Bytes)>,
+    /// Redirects that were left out because they cross a page boundary: a write that is cut short there would be half done.
+    pub crossing: usize,
+}
+
+impl PatchSet {
+    /// Adds the redirects of one version.
+    pub fn add(&mut self, module: &Module, redirects: &[Redirect]) {
+        for r in redirects {
+            let (at, to) = (module.bias.to_actual(r.at), module.bias.to_actual(r.to));
+            if at.align_down(4096) != (at + LEN as u64 - 1).align_down(4096) {
+                self.crossing += 1;
+                continue;
+            }
+            let original: Option<Bytes> = module.image.read(r.at, LEN).and_then(|b| b.try_into().ok());
+            if let (Some(original), Some(now)) = (original, jump(at, to)) {
+                self.wanted.insert(at, (original, now));
+            }
+        }
+    }
+
+    /// The journal's form of what will be in force or may have been: wanted ones, and old ones that go back.
+    pub fn journal(&self, old: &[JournalPatch]) -> Vec<JournalPatch> {
+        let mut all: BTreeMap<u64, JournalPatch> =
+            old.iter().map(|p| (p.at, JournalPatch { now: p.original, ..p.clone() })).collect();
+        for (at, (original, now)) in &self.wanted {
+            all.insert(at.get(), JournalPatch { at: at.get(), original: *original, now: *now });
+        }
+        all.into_values().collect()
+    }
+
+    /// Whether `at` lies behind the first byte of a wanted patch: nobody may stand or return there.
+    pub fn inside(&self, at: Avma) -> Option<Avma> {
+        let (&site, _) = self.wanted.range(..at).next_back()?;
+        (at.offset_from(site) < LEN as i64).then_some(site)
+    }
+}
+
+/// `jmp to` at `at`.
+pub(crate) fn jump(at: Avma, to: Avma) -> Option<Bytes> {
+    let displacement = i32::try_from(to.offset_from(at + LEN as u64)).ok()?;
+    let d = displacement.to_le_bytes();
+    Some([0xe9, d[0], d[1], d[2], d[3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_bytes_behind_the_first_are_inside() {
+        let mut set = PatchSet::default();
+        set.wanted.insert(Avma::new(0x1000), ([0; 5], [1; 5]));
+        assert_eq!(set.inside(Avma::new(0x1000)), None);
+        for i in 1..5 {
+            assert_eq!(set.inside(Avma::new(0x1000 + i)), Some(Avma::new(0x1000)));
+        }
+        assert_eq!(set.inside(Avma::new(0x1005)), None);
+    }
+
+    #[test]
+    fn old_patches_go_back_to_their_original_bytes() {
+        let mut set = PatchSet::default();
+        set.wanted.insert(Avma::new(2), ([2; 5], [9; 5]));
+        let old = [
+            JournalPatch { at: 1, original: [1; 5], now: [7; 5] },
+            JournalPatch { at: 2, original: [2; 5], now: [7; 5] },
+        ];
+        let journal = set.journal(&old);
+        assert_eq!(journal[0], JournalPatch { at: 1, original: [1; 5], now: [1; 5] });
+        assert_eq!(journal[1], JournalPatch { at: 2, original: [2; 5], now: [9; 5] });
+    }
+}

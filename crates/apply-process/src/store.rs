@@ -1,0 +1,143 @@
+//! Where journals and version files live.
+//!
+//! The directory has to be on a file system without `noexec` (a target maps version files executable) and reachable
+//! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
+
+use crate::ProcessError;
+use restitch_procfs::ProcessId;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Part of every version file's name, by which memory maps are recognised.
+const MARK: &str = ".restitch-version";
+
+/// The state directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateDir {
+    path: PathBuf,
+}
+
+/// Whether a mapped file is one of our versions.
+pub(crate) fn is_version_file(path: &Path) -> bool {
+    path.to_string_lossy().contains(MARK)
+}
+
+impl StateDir {
+    /// The directory that `RESTITCH_STATE_DIR` names, else `/var/lib/restitch` for root or a directory of the user's own
+    /// in `/var/tmp` or `/tmp`. It is made if it is not there.
+    ///
+    /// # Errors
+    /// If none can be made or written.
+    pub fn open() -> Result<Self, ProcessError> {
+        let own = |base: &str| PathBuf::from(format!("{base}/restitch-{}", effective_user()));
+        let candidates = match std::env::var_os("RESTITCH_STATE_DIR") {
+            Some(dir) => vec![PathBuf::from(dir)],
+            None if effective_user() == 0 => {
+                vec![PathBuf::from("/var/lib/restitch"), own("/var/tmp"), own("/tmp")]
+            }
+            None => vec![own("/var/tmp"), own("/tmp")],
+        };
+        let mut last = None;
+        for path in candidates {
+            match Self::at(path) {
+                Ok(dir) => return Ok(dir),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("there is at least one candidate"))
+    }
+
+    /// The state directory at `path`, made if it is not there. Refused if somebody else owns it.
+    ///
+    /// # Errors
+    /// If it cannot be made, is not a directory or belongs to another user.
+    pub fn at(path: PathBuf) -> Result<Self, ProcessError> {
+        let state = |operation, source| ProcessError::State { operation, path: path.clone(), source };
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&path)
+            .map_err(|e| state("create", e))?;
+        let meta = std::fs::symlink_metadata(&path).map_err(|e| state("look at", e))?;
+        if !meta.is_dir() || meta.uid() != effective_user() {
+            let why = std::io::Error::other("it is not a directory of this user's own");
+            return Err(state("use", why));
+        }
+        Ok(Self { path })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The journal of a process.
+    pub fn journal(&self, process: ProcessId) -> PathBuf {
+        self.path.join(format!("{}-{}.json", process.pid, process.start_time))
+    }
+
+    /// The file of a version: readable for all, because the target maps it under its own user.
+    pub fn version_file(&self, process: ProcessId, module: &str, number: u32) -> PathBuf {
+        let module: String = module
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' })
+            .collect();
+        self.path.join(format!("{}-{}.{module}.v{number}{MARK}", process.pid, process.start_time))
+    }
+
+    /// Writes `bytes` to `path` so that it is there whole or not at all, also after a crash.
+    ///
+    /// # Errors
+    /// If the disk is full or the directory is gone.
+    pub fn write(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), ProcessError> {
+        let state = |operation, source| ProcessError::State { operation, path: path.to_path_buf(), source };
+        let temporary = path.with_extension(format!("tmp{}", std::process::id()));
+        let written = (|| {
+            std::fs::write(&temporary, bytes)?;
+            std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
+            std::fs::File::open(&temporary)?.sync_data()?;
+            std::fs::rename(&temporary, path)
+        })();
+        written.map_err(|e| {
+            let _ = std::fs::remove_file(&temporary);
+            state("write", e)
+        })
+    }
+
+    /// Whether the target sees this directory under the same path.
+    pub fn visible_to(&self, pid: i32) -> bool {
+        let theirs = PathBuf::from(format!("/proc/{pid}/root{}", self.path.display()));
+        let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+        match (std::fs::metadata(&self.path), std::fs::metadata(theirs)) {
+            (Ok(a), Ok(b)) => same(a, b),
+            _ => false,
+        }
+    }
+
+    /// Removes everything that belongs to an ended process.
+    pub fn forget(&self, process: ProcessId) {
+        let own = format!("{}-{}.", process.pid, process.start_time);
+        for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&own) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// All journals in the directory.
+    pub fn journals(&self) -> Vec<PathBuf> {
+        let mut out: Vec<PathBuf> = std::fs::read_dir(&self.path)
+            .into_iter()
+            .flatten()
+            .filter_map(|e| Some(e.ok()?.path()))
+            .filter(|p| p.extension().is_some_and(|e| e == "json"))
+            .collect();
+        out.sort();
+        out
+    }
+}
+
+/// The effective user, from the ownership of our own `/proc` entry.
+fn effective_user() -> u32 {
+    std::fs::metadata("/proc/self").map_or(u32::MAX, |m| m.uid())
+}

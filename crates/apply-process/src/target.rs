@@ -1,0 +1,133 @@
+//! A process and the modules that it has mapped.
+
+use crate::ProcessError;
+use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_image::Image;
+use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// One ELF file that the process executes code of.
+#[derive(Debug, Clone)]
+pub struct Module {
+    /// Its path, in the process's own view.
+    pub path: PathBuf,
+    /// The file.
+    pub image: Arc<Image>,
+    /// From stated to actual addresses.
+    pub bias: LoadBias,
+    /// From its first to behind its last byte in memory.
+    pub range: AvmaRange,
+}
+
+impl Module {
+    /// The stated address of `at`, if it lies in this module's address range.
+    pub fn stated(&self, at: Avma) -> Option<Svma> {
+        self.range.contains(at).then(|| self.bias.to_stated(at))
+    }
+}
+
+/// A process, seen from outside: nothing is stopped or changed.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The process.
+    pub process: ProcessId,
+    /// Its modules, by address; those that could not be read are left out (see `unreadable`).
+    pub modules: Vec<Module>,
+    /// Index of the program itself in `modules`.
+    pub program: usize,
+    /// Files that could not be used, with the reason.
+    pub unreadable: Vec<(PathBuf, String)>,
+}
+
+impl Target {
+    /// Looks at process `pid`.
+    ///
+    /// # Errors
+    /// If the process cannot be read or its program is no x86-64 ELF file.
+    pub fn open(pid: i32) -> Result<Self, ProcessError> {
+        let process = ProcessId::of(pid)?;
+        let maps = procfs::maps(pid)?;
+        let headers = procfs::auxv(pid)?.program_headers();
+        let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
+        for mappings in by_file(&maps).into_values() {
+            match load(pid, &mappings) {
+                Ok(Some(module)) => modules.push(module),
+                Ok(None) => {}
+                Err(why) => unreadable.push((path_of(mappings[0]), why)),
+            }
+        }
+        modules.sort_by_key(|m| m.range.start);
+        let program = headers
+            .and_then(|at| modules.iter().position(|m| m.range.contains(at)))
+            .ok_or(ProcessError::NoProgram { pid })?;
+        Ok(Self { process, modules, program, unreadable })
+    }
+
+    /// The module that holds `at`.
+    pub fn module_at(&self, at: Avma) -> Option<usize> {
+        let i = self.modules.partition_point(|m| m.range.start <= at).checked_sub(1)?;
+        self.modules[i].range.contains(at).then_some(i)
+    }
+
+    /// The process number.
+    pub fn pid(&self) -> i32 {
+        self.process.pid
+    }
+}
+
+fn path_of(mapping: &Mapping) -> PathBuf {
+    mapping.path().map(PathBuf::from).unwrap_or_default()
+}
+
+/// Mappings of regular files that have code mapped, grouped by file and run of addresses.
+fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>> {
+    let mut files: BTreeMap<_, Vec<&Mapping>> = BTreeMap::new();
+    for m in maps {
+        if let MappingName::File { path, .. } = &m.name
+            && m.inode != 0
+        {
+            files.entry((m.device.major, m.device.minor, m.inode, path.clone())).or_default().push(m);
+        }
+    }
+    files.retain(|_, group| group.iter().any(|m| m.permissions.execute && !m.permissions.shared));
+    files
+}
+
+/// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours included).
+fn load(pid: i32, mappings: &[&Mapping]) -> Result<Option<Module>, String> {
+    let Some(code) = mappings.iter().find(|m| m.permissions.execute) else { return Ok(None) };
+    if crate::store::is_version_file(&path_of(code)) {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    let opened = procfs::open_mapped(pid, code).map_err(|e| e.to_string())?;
+    let mut file = opened.file;
+    file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    let image = Image::parse(bytes).map_err(|e| e.to_string())?;
+    let stated = image
+        .segments()
+        .iter()
+        .filter(|s| s.executable)
+        .find_map(|s| {
+            let skew = s.range.start.get() % 4096;
+            let first = s.file_offset.get() - skew;
+            let inside = code.offset.get().checked_sub(first).filter(|d| *d < s.file_len + skew)?;
+            Some(s.range.start - skew + inside)
+        })
+        .ok_or("its executable mapping fits no segment of the file")?;
+    let bias = LoadBias::between(stated, code.range.start);
+    let (mut low, mut high) = (Avma::new(u64::MAX), Avma::new(0));
+    for s in image.segments() {
+        low = low.min(bias.to_actual(s.range.start).align_down(4096));
+        high = high.max(bias.to_actual(s.range.end).align_up(4096));
+    }
+    Ok(Some(Module {
+        path: path_of(code),
+        image: Arc::new(image),
+        bias,
+        range: AvmaRange::between(low, high),
+    }))
+}

@@ -1,0 +1,240 @@
+//! Call frame programs (DWARF 5, section 6.4.2): decoding and evaluation.
+//!
+//! gimli could evaluate them too; it is not used here because it does not tell "undefined" from "no rule", caps the
+//! remember stack at four states, and because the tests then have an independent reader.
+
+use crate::{Cfa, CfiError, FrameState, Register, RegisterRule, Row, memory::Cursor};
+use restitch_address::{Svma, SvmaRange};
+use std::sync::Arc;
+
+/// Registers above this number do not exist on x86-64 (the ABI ends below 140); the limit bounds memory.
+const MAX_REGISTER: u64 = 255;
+/// Compilers nest one or two levels; the limit bounds memory.
+const MAX_REMEMBERED: usize = 64;
+
+/// The facts of a CIE that its programs need.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Factors {
+    pub code_align: u64,
+    pub data_align: i64,
+    pub return_address: Register,
+    pub pointer_encoding: u8,
+}
+
+/// A decoded instruction, offsets unfactored.
+pub(crate) enum Instruction<'a> {
+    Nop,
+    Advance(u64),
+    SetLocation(Option<Svma>),
+    DefCfa(Register, i64),
+    DefCfaRegister(Register),
+    DefCfaOffset(i64),
+    DefCfaExpression(&'a [u8]),
+    Rule(Register, RegisterRule),
+    Restore(Register),
+    Remember,
+    Recall,
+    ArgsSize(u64),
+}
+
+/// Decodes the instruction at the cursor.
+pub(crate) fn decode<'a>(c: &mut Cursor<'a>, factors: &Factors) -> Result<Instruction<'a>, CfiError> {
+    use Instruction as I;
+    use RegisterRule as R;
+    let opcode = c.u8()?;
+    let low = opcode & 0x3f;
+    let advance = |delta: u64| I::Advance(delta.wrapping_mul(factors.code_align));
+    match opcode >> 6 {
+        1 => return Ok(advance(u64::from(low))),
+        2 => return Ok(I::Rule(Register(low.into()), R::Offset(factored(c, factors, false)?))),
+        3 => return Ok(I::Restore(Register(low.into()))),
+        _ => {}
+    }
+    Ok(match low {
+        0x00 => I::Nop,
+        0x01 => I::SetLocation(c.pointer(factors.pointer_encoding)?),
+        0x02 => advance(c.u8()?.into()),
+        0x03 => advance(c.u16()?.into()),
+        0x04 => advance(c.u32()?.into()),
+        0x05 => I::Rule(register(c)?, R::Offset(factored(c, factors, false)?)),
+        0x06 => I::Restore(register(c)?),
+        0x07 => I::Rule(register(c)?, R::Undefined),
+        0x08 => I::Rule(register(c)?, R::SameValue),
+        0x09 => I::Rule(register(c)?, R::Register(register(c)?)),
+        0x0a => I::Remember,
+        0x0b => I::Recall,
+        0x0c => I::DefCfa(register(c)?, c.uleb()? as i64),
+        0x0d => I::DefCfaRegister(register(c)?),
+        0x0e => I::DefCfaOffset(c.uleb()? as i64),
+        0x0f => I::DefCfaExpression(c.block()?),
+        0x10 => I::Rule(register(c)?, R::Expression(c.block()?.into())),
+        0x11 => I::Rule(register(c)?, R::Offset(factored(c, factors, true)?)),
+        0x12 => I::DefCfa(register(c)?, factored(c, factors, true)?),
+        0x13 => I::DefCfaOffset(factored(c, factors, true)?),
+        0x14 => I::Rule(register(c)?, R::ValOffset(factored(c, factors, false)?)),
+        0x15 => I::Rule(register(c)?, R::ValOffset(factored(c, factors, true)?)),
+        0x16 => I::Rule(register(c)?, R::ValExpression(c.block()?.into())),
+        0x2e => I::ArgsSize(c.uleb()?),
+        // DW_CFA_GNU_negative_offset_extended, by old compilers.
+        0x2f => I::Rule(register(c)?, R::Offset(factored(c, factors, false)?.wrapping_neg())),
+        _ => return Err(c.malformed("an unknown call frame instruction")),
+    })
+}
+
+fn register(c: &mut Cursor<'_>) -> Result<Register, CfiError> {
+    let number = c.uleb()?;
+    if number > MAX_REGISTER {
+        return Err(c.malformed("a register number that x86-64 does not have"));
+    }
+    Ok(Register(number as u16))
+}
+
+fn factored(c: &mut Cursor<'_>, factors: &Factors, signed: bool) -> Result<i64, CfiError> {
+    let value = if signed { c.sleb()? } else { c.uleb()? as i64 };
+    Ok(value.wrapping_mul(factors.data_align))
+}
+
+/// The rules in the making.
+#[derive(Clone, Default)]
+struct Rules {
+    cfa: Option<Cfa>,
+    registers: Vec<(Register, RegisterRule)>,
+}
+
+impl Rules {
+    fn set(&mut self, register: Register, rule: Option<RegisterRule>) {
+        match (self.registers.binary_search_by_key(&register, |(r, _)| *r), rule) {
+            (Ok(i), Some(rule)) => self.registers[i].1 = rule,
+            (Ok(i), None) => drop(self.registers.remove(i)),
+            (Err(i), Some(rule)) => self.registers.insert(i, (register, rule)),
+            (Err(_), None) => {}
+        }
+    }
+    fn get(&self, register: Register) -> Option<&RegisterRule> {
+        let i = self.registers.binary_search_by_key(&register, |(r, _)| *r).ok()?;
+        Some(&self.registers[i].1)
+    }
+}
+
+/// Evaluates programs into rows.
+pub(crate) struct Machine {
+    factors: Factors,
+    rules: Rules,
+    /// The rules that the CIE's program has left, which `DW_CFA_restore` goes back to.
+    initial: Rules,
+    remembered: Vec<Rules>,
+    args_size: u64,
+    location: Svma,
+    range: SvmaRange,
+    rows: Vec<Row>,
+}
+
+impl Machine {
+    pub fn new(factors: Factors, range: SvmaRange) -> Self {
+        Self {
+            factors,
+            rules: Rules::default(),
+            initial: Rules::default(),
+            remembered: Vec::new(),
+            args_size: 0,
+            location: range.start,
+            range,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Runs the CIE's program.
+    pub fn run_initial(&mut self, mut program: Cursor<'_>) -> Result<(), CfiError> {
+        while !program.is_empty() {
+            let instruction = decode(&mut program, &self.factors)?;
+            if matches!(instruction, Instruction::Advance(_) | Instruction::SetLocation(_)) {
+                return Err(program.malformed("the initial instructions of a CIE advance the location"));
+            }
+            self.step(instruction, &program)?;
+        }
+        self.initial = self.rules.clone();
+        Ok(())
+    }
+
+    /// Runs the FDE's program and returns its rows.
+    pub fn run(mut self, mut program: Cursor<'_>) -> Result<Vec<Row>, CfiError> {
+        while !program.is_empty() {
+            let instruction = decode(&mut program, &self.factors)?;
+            let next = match instruction {
+                Instruction::Advance(delta) => {
+                    let at = self.location.offset_from(self.range.start) as u64;
+                    self.range.start + at.saturating_add(delta)
+                }
+                Instruction::SetLocation(to) => to.unwrap_or(Svma::new(0)),
+                other => {
+                    self.step(other, &program)?;
+                    continue;
+                }
+            };
+            if !self.range.contains(next) {
+                // What follows describes code behind the end of the function. Backwards is nonsense.
+                if next.offset_from(self.range.start) < 0 {
+                    return Err(program.malformed("the location goes backwards"));
+                }
+                break;
+            }
+            if next.offset_from(self.location) < 0 {
+                return Err(program.malformed("the location goes backwards"));
+            }
+            if next != self.location {
+                self.finish_row(&program)?;
+                self.location = next;
+            }
+        }
+        self.finish_row(&program)?;
+        Ok(self.rows)
+    }
+
+    fn finish_row(&mut self, program: &Cursor<'_>) -> Result<(), CfiError> {
+        let cfa =
+            self.rules.cfa.as_ref().ok_or_else(|| program.malformed("no rule for the frame address"))?;
+        let same = self.rows.last().is_some_and(|row| {
+            row.state.cfa == *cfa
+                && row.state.registers == self.rules.registers
+                && row.state.args_size == self.args_size
+        });
+        if !same {
+            let state = FrameState {
+                cfa: cfa.clone(),
+                registers: self.rules.registers.clone(),
+                args_size: self.args_size,
+                return_address: self.factors.return_address,
+            };
+            self.rows.push(Row { start: self.location, state: Arc::new(state) });
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, instruction: Instruction<'_>, at: &Cursor<'_>) -> Result<(), CfiError> {
+        use Instruction as I;
+        match instruction {
+            I::Nop | I::Advance(_) | I::SetLocation(_) => {}
+            I::DefCfa(register, offset) => self.rules.cfa = Some(Cfa::RegisterOffset { register, offset }),
+            I::DefCfaExpression(bytes) => self.rules.cfa = Some(Cfa::Expression(bytes.into())),
+            I::DefCfaRegister(new) => match &mut self.rules.cfa {
+                Some(Cfa::RegisterOffset { register, .. }) => *register = new,
+                _ => return Err(at.malformed("the frame address has no register to replace")),
+            },
+            I::DefCfaOffset(new) => match &mut self.rules.cfa {
+                Some(Cfa::RegisterOffset { offset, .. }) => *offset = new,
+                _ => return Err(at.malformed("the frame address has no offset to replace")),
+            },
+            I::Rule(register, rule) => self.rules.set(register, Some(rule)),
+            I::Restore(register) => self.rules.set(register, self.initial.get(register).cloned()),
+            I::Remember if self.remembered.len() < MAX_REMEMBERED => self.remembered.push(self.rules.clone()),
+            I::Remember => return Err(at.malformed("states are remembered too deeply")),
+            I::Recall => match self.remembered.pop() {
+                Some(rules) => self.rules = rules,
+                None => return Err(at.malformed("a state is restored that was never remembered")),
+            },
+            // Not part of what is remembered: libgcc keeps it apart (unwind-dw2.c, execute_cfa_program).
+            I::ArgsSize(bytes) => self.args_size = bytes,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! Compares what an unwinder learns about the version with what it learns about the original.
+
+use crate::finding::{Findings, Problem};
+use crate::lsda::{Chains, Handling};
+use crate::subject::Subject;
+use crate::unwind::{Interner, Lsdas, Table, ranges_in};
+use crate::walk::RowAt;
+use restitch_address::Svma;
+
+/// Both sets of tables.
+#[derive(Default)]
+pub(crate) struct Frames {
+    ids: Interner,
+    original: Table,
+    version: Table,
+    original_lsdas: Lsdas,
+    version_lsdas: Lsdas,
+    chains: Chains,
+}
+
+impl Frames {
+    /// Reads both tables; what cannot be read is a finding.
+    pub fn read(s: &Subject<'_>, findings: &mut Findings) -> Self {
+        let mut frames = Self::default();
+        if let Some(range) = s.image.eh_frame() {
+            let bytes = s.image.read(range.start, range.len() as usize).unwrap_or_default();
+            match Table::linear(bytes, range.start, &mut frames.ids) {
+                Ok(table) => frames.original = table,
+                Err(why) => findings.add(None, None, Problem::Unwind { of: "the original's", why }),
+            }
+        }
+        let version = s.version;
+        let of = "the version's";
+        let bytes = (s.bytes(version.eh_frame), s.bytes(version.eh_frame_hdr));
+        let (Some(eh_frame), Some(hdr)) = bytes else {
+            let why = "they are outside its image".to_owned();
+            findings.add(None, None, Problem::Unwind { of, why });
+            return frames;
+        };
+        let at = version.eh_frame.start;
+        match Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start, &mut frames.ids) {
+            Ok(table) => frames.version = table,
+            Err(why) => findings.version(at, Problem::Unwind { of, why }),
+        }
+        // Debuggers read the entries one by one: they have to be the same.
+        match ranges_in(eh_frame, at) {
+            Ok(ranges) if ranges.iter().copied().eq(frames.version.ranges()) => {}
+            Ok(_) => {
+                let why = "the search table does not list the entries that are there".to_owned();
+                findings.version(at, Problem::Unwind { of, why });
+            }
+            Err(why) => findings.version(at, Problem::Unwind { of, why }),
+        }
+        frames
+    }
+
+    /// Compares the rows at one instruction boundary.
+    pub fn compare_row(&mut self, at: Svma, row: RowAt, findings: &mut Findings) {
+        let found = self.version.row(at);
+        let mut any = false;
+        for original in row.originals.into_iter().flatten() {
+            let Some(want) = self.original.row(original) else { continue };
+            any = true;
+            if found == Some(self.ids.lowered(want, row.lowered)) {
+                return;
+            }
+        }
+        let Some(original) = row.originals.into_iter().flatten().next() else { return };
+        // Code without unwind information is not moved; a branch to it has the row of where it stands.
+        if !any && found.is_some() {
+            return;
+        }
+        let want = self.original.row(original).map(|want| self.ids.lowered(want, row.lowered));
+        let text = format!("is {}, and not {}", self.ids.text(found), self.ids.text(want));
+        findings.at(at, original, Problem::Row(text));
+    }
+
+    /// Compares what an exception meets that is thrown by the instruction of `len` bytes. A call is looked up as an unwinder does, by
+    /// the last byte before its return address; any other instruction by its first byte, and only where the original handles
+    /// exceptions (code compiled with `-fnon-call-exceptions`).
+    pub fn compare_handling(
+        &mut self,
+        s: &Subject<'_>,
+        v: Svma,
+        o: Svma,
+        len: u32,
+        is_call: bool,
+        findings: &mut Findings,
+    ) {
+        let last = if is_call { u64::from(len) - 1 } else { 0 };
+        let (v, o) = (v + last, o + last);
+        let memory = |at| s.image.read_tail(at);
+        let original = match self.original_lsdas.lookup(&self.original, o, memory, &mut self.chains) {
+            Ok(handling) => handling,
+            Err(why) => return findings.at(v, o, Problem::Lsda(format!("of the original: {why}"))),
+        };
+        if !is_call && !matches!(original, Handling::Covered(Some(_), _)) {
+            return;
+        }
+        let memory = |at: Svma| {
+            let lsda = s.version.lsda;
+            lsda.contains(at).then(|| s.bytes(restitch_address::Range { start: at, end: lsda.end }))?
+        };
+        let version = match self.version_lsdas.lookup(&self.version, v, memory, &mut self.chains) {
+            Ok(handling) => handling,
+            Err(why) => return findings.at(v, o, Problem::Lsda(format!("of the version: {why}"))),
+        };
+        let same = match (version, original) {
+            (Handling::Covered(Some(to), a), Handling::Covered(Some(want), b)) => {
+                a == b && (to == want || s.copy_at(to, want).is_some())
+            }
+            (a, b) => a == b,
+        };
+        if !same {
+            findings.at(v, o, Problem::Lsda(format!("gives {version:?}, and not {original:?}")));
+        }
+        if is_call {
+            self.compare_call_row(v, o, findings);
+        }
+    }
+
+    /// An unwinder evaluates a caller's row at the last byte of its call.
+    fn compare_call_row(&mut self, v: Svma, o: Svma, findings: &mut Findings) {
+        let (found, want) = (self.version.row(v), self.original.row(o));
+        if found != want {
+            let text = format!("behind a call is {}, and not {}", self.ids.text(found), self.ids.text(want));
+            findings.at(v, o, Problem::Row(text));
+        }
+    }
+}

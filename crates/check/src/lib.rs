@@ -1,0 +1,113 @@
+//! The independent checker: proves that a [`Version`] does what its [`Program`] does.
+//!
+//! **You** hand over the image, its program, the layout, and the version that `restitch-emit` made of them.
+//! **This crate** decodes the version's bytes beside the original's and follows every branch, jump table, unwind row and
+//! exception table; what it cannot show to be equal is a [`Finding`]. Appliers take a [`CheckedVersion`], and [`check`] is the
+//! only way to get one. **It does not** repair anything, do I/O, or share code with what made the version: it decodes with
+//! iced-x86 and reads unwind tables with gimli and a reader of its own.
+//!
+//! What is proved for a checked version ([`Version`] documents the parts):
+//! 1. Every byte of text belongs to one instruction that was checked, or is filler that no checked instruction leads to.
+//! 2. Each placed block has the original's instructions in order, byte for byte, but for displacements that keep their
+//!    absolute target; between them stand only counters of two known forms, which leave all live state alone.
+//! 3. Each way out of a block leads to the copy of the original destination, or to the original destination.
+//! 4. Jump-table copies hold at least as many entries as the original, each to the equivalent of the original's.
+//! 5. The address map is true and complete at each instruction boundary.
+//! 6. Redirects start where code is entered, lead to its equivalent, and cover nothing else that is entered.
+//! 7. At each boundary an unwinder finds the original's row (shifted where a counter has moved the stack), and at
+//!    each call the original's exception handling.
+//!
+//! What is taken on trust: that the original bytes in the image are those that run; the program's claims about where
+//! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
+//! re-derived); that functions do not *return* results in status flags (the ABI).
+
+mod elf;
+mod finding;
+mod flags;
+mod frames;
+mod lsda;
+mod map;
+mod path;
+mod redirect;
+mod subject;
+mod tables;
+mod unwind;
+mod walk;
+
+pub use finding::{CheckError, CheckReport, Finding, MAX_FINDINGS, Problem};
+
+use finding::Findings;
+use frames::Frames;
+use restitch_address::LoadBias;
+use restitch_emit::Version;
+use restitch_image::Image;
+use restitch_layout::Layout;
+use restitch_program::Program;
+use subject::Subject;
+use walk::Walk;
+
+/// A version that was proved equal to its program. Made by [`check`] only.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckedVersion {
+    version: Version,
+    report: CheckReport,
+}
+
+impl CheckedVersion {
+    /// What was checked.
+    pub fn report(&self) -> &CheckReport {
+        &self.report
+    }
+    /// The version, no longer known to be checked.
+    pub fn into_inner(self) -> Version {
+        self.version
+    }
+}
+
+impl std::ops::Deref for CheckedVersion {
+    type Target = Version;
+    fn deref(&self) -> &Version {
+        &self.version
+    }
+}
+
+/// Proves that `version` equals `program` under `layout`.
+///
+/// `bias` is what the version was made for: copies of jump tables with absolute entries hold addresses of one process.
+/// Without one, such copies are accepted in programs of fixed address only.
+///
+/// # Errors
+/// [`CheckError`] with what differs. The version is gone then: it must not be applied.
+pub fn check(
+    image: &Image,
+    program: &Program,
+    layout: &Layout,
+    version: Version,
+    bias: Option<LoadBias>,
+) -> Result<CheckedVersion, CheckError> {
+    let (findings, report) = examine(image, program, layout, &version, bias);
+    if findings.total == 0 {
+        return Ok(CheckedVersion { version, report });
+    }
+    Err(CheckError { findings: findings.list, total: findings.total, checked: report })
+}
+
+/// The phases of a check.
+fn examine(
+    image: &Image,
+    program: &Program,
+    layout: &Layout,
+    version: &Version,
+    bias: Option<LoadBias>,
+) -> (Findings, CheckReport) {
+    let mut findings = Findings::default();
+    let subject = Subject::new(image, program, layout, version, bias);
+    if !elf::check(&subject, &mut findings) {
+        return (findings, CheckReport::default());
+    }
+    let frames = Frames::read(&subject, &mut findings);
+    let mut walk = Walk::new(&subject, frames, findings);
+    walk.run();
+    walk.redirects();
+    (walk.findings, walk.report)
+}

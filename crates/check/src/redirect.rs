@@ -1,0 +1,122 @@
+//! The patches of the original code.
+
+use crate::finding::Problem;
+use crate::walk::Walk;
+use restitch_address::{Svma, SvmaRange};
+use restitch_emit::{Redirect, RedirectKind};
+use restitch_program::{BlockAttrs, CallTarget, EdgeKind, Program};
+
+/// Length in bytes of the patch.
+const PATCH: u64 = 5;
+
+/// What makes a block's start a place that control can come to from elsewhere.
+const ENTERED: BlockAttrs = BlockAttrs::ENTRY
+    .union(BlockAttrs::LANDING_PAD)
+    .union(BlockAttrs::INDIRECT)
+    .union(BlockAttrs::BRANCH_TARGET);
+
+impl Walk<'_, '_> {
+    /// Checks all redirects; the walk has to be over.
+    pub fn redirects(&mut self) {
+        let mut sorted = self.s.version.redirects.clone();
+        sorted.sort();
+        for pair in sorted.windows(2) {
+            if (pair[1].at.offset_from(pair[0].at) as u64) < PATCH {
+                self.findings.at(pair[1].to, pair[1].at, Problem::Redirect("it overlaps another one"));
+            }
+        }
+        self.exits_into_patches(&sorted);
+        let entered = if sorted.is_empty() { Vec::new() } else { entered(self.s.program) };
+        for redirect in &sorted {
+            self.report.redirects += 1;
+            if let Err(why) = self.redirect(redirect, &entered) {
+                self.findings.at(redirect.to, redirect.at, Problem::Redirect(why));
+            }
+        }
+    }
+
+    /// The version must not go to the original bytes behind the first one of a patch.
+    fn exits_into_patches(&mut self, sorted: &[Redirect]) {
+        for exit in std::mem::take(&mut self.exits) {
+            let i = sorted.partition_point(|r| r.at < exit);
+            let Some(before) = i.checked_sub(1).map(|i| &sorted[i]) else { continue };
+            if exit.offset_from(before.at) < PATCH as i64 {
+                let why = "the version goes to the original code in the middle of it";
+                self.findings.at(before.to, exit, Problem::Redirect(why));
+            }
+        }
+    }
+
+    fn redirect(&self, redirect: &Redirect, entered: &[bool]) -> Result<(), &'static str> {
+        let program = self.s.program;
+        let at = redirect.at;
+        let id = program.block_at(at).ok_or("it is not in a block")?;
+        let block = program.block(id);
+        let endbr = self.s.image.read(block.start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
+        if at != block.start && !(endbr && at == block.start + 4) {
+            return Err("it is not at the start of a block or behind its endbr64");
+        }
+        match redirect.kind {
+            RedirectKind::Entry if !block.attrs.contains(BlockAttrs::ENTRY) => {
+                return Err("it is not at a function's entry");
+            }
+            RedirectKind::Landing if !block.attrs.contains(BlockAttrs::INDIRECT) => {
+                return Err("no indirect jump reaches it");
+            }
+            _ => {}
+        }
+        let patch = SvmaRange::new(at, PATCH);
+        if !program.function(block.function).range.covers(&patch) {
+            return Err("the function is too short for it");
+        }
+        let mut next = id.index() + 1;
+        while let Some(b) = program.blocks.get(next).filter(|b| patch.contains(b.start)) {
+            if entered[next] || b.attrs.intersects(ENTERED) {
+                return Err("it covers the start of a block that can be entered from elsewhere");
+            }
+            next += 1;
+        }
+        let from = program.calls.partition_point(|c| c.at + u64::from(c.len) <= at);
+        let returns = program.calls.get(from).map(|c| c.at + u64::from(c.len));
+        if returns.is_some_and(|r| r != at && patch.contains(r)) {
+            return Err("a call returns into the middle of it");
+        }
+        self.redirect_target(redirect, id)
+    }
+
+    fn redirect_target(
+        &self,
+        redirect: &Redirect,
+        id: restitch_program::BlockId,
+    ) -> Result<(), &'static str> {
+        let place = self.s.place(id).ok_or("its block is not in the version")?;
+        let points = self.entry_points(place);
+        let start = self.s.program.block(id).start;
+        // Running endbr64 again changes nothing, so the start of the copy is right for both.
+        let point = points.iter().find(|(v, o, _)| *v == redirect.to && (*o == redirect.at || *o == start));
+        match point {
+            None => Err("it does not lead to the equivalent instruction"),
+            Some((.., true)) => Err("it leads past the block's counter"),
+            Some((v, ..)) if self.s.bytes(SvmaRange::new(*v, 1)).is_none() => Err("it leads outside"),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// For each block, whether a branch, a table or a call goes to its start.
+fn entered(program: &Program) -> Vec<bool> {
+    let mut entered = vec![false; program.blocks.len()];
+    let edges = program.edges.iter().filter(|e| e.kind != EdgeKind::FallThrough).map(|e| e.to);
+    let called = program.calls.iter().filter_map(|c| match c.target {
+        CallTarget::Direct(to) => program.block_starting_at(to),
+        CallTarget::Indirect => None,
+    });
+    let listed = program.tables.iter().flat_map(|t| t.targets.iter().chain(&t.tail));
+    let listed = listed.filter_map(|to: &Svma| program.block_starting_at(*to));
+    for block in edges.chain(called).chain(listed) {
+        if let Some(e) = entered.get_mut(block.index()) {
+            *e = true;
+        }
+    }
+    entered
+}

@@ -1,0 +1,465 @@
+//! Unwind rows of the original and of the version, read with gimli and made comparable.
+//!
+//! The version's tables are read as an unwinder reads them: the entry is found through the binary search table. Each
+//! entry is evaluated once. A row, its CIE's facts and its expressions become one number, equal for equal rows.
+
+use crate::lsda::{self, Lsda};
+use gimli::{
+    BaseAddresses, CallFrameInstruction, CieOrFde, CommonInformationEntry, EhFrame, EndianSlice,
+    FrameDescriptionEntry, LittleEndian, Pointer, UnwindSection,
+};
+use restitch_address::{Svma, SvmaRange};
+use std::collections::{BTreeMap, HashMap};
+
+type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+
+/// Number of a distinct unwind state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct RowId(u32);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Cfa {
+    None,
+    Register(u16, i64),
+    Expression(Box<[u8]>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Rule {
+    Undefined,
+    SameValue,
+    Offset(i64),
+    ValOffset(i64),
+    Register(u16),
+    Expression(Box<[u8]>),
+    ValExpression(Box<[u8]>),
+}
+
+/// The facts of a CIE that matter to an unwinder: return-address column, signal frame, personality (indirect?, address).
+type Frame = (u16, bool, Option<(bool, u64)>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Row {
+    frame: Frame,
+    state: Rules,
+    args_size: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Rules {
+    cfa: Cfa,
+    rules: BTreeMap<u16, Rule>,
+}
+
+/// DWARF number of rsp.
+const RSP: u16 = 7;
+
+/// Gives equal rows equal numbers.
+#[derive(Default)]
+pub(crate) struct Interner {
+    ids: HashMap<Row, RowId>,
+    rows: Vec<Row>,
+    shifted: HashMap<(RowId, u32), RowId>,
+}
+
+impl Interner {
+    fn id(&mut self, row: &Row) -> RowId {
+        if let Some(id) = self.ids.get(row) {
+            return *id;
+        }
+        let id = RowId(self.rows.len() as u32);
+        self.rows.push(row.clone());
+        self.ids.insert(row.clone(), id);
+        id
+    }
+    /// The row of the same frame while `rsp` is lower by `bytes`.
+    pub fn lowered(&mut self, id: RowId, bytes: u32) -> RowId {
+        if bytes == 0 {
+            return id;
+        }
+        if let Some(id) = self.shifted.get(&(id, bytes)) {
+            return *id;
+        }
+        let mut row = self.rows[id.0 as usize].clone();
+        if let Cfa::Register(RSP, offset) = &mut row.state.cfa {
+            *offset = offset.wrapping_add(i64::from(bytes));
+        }
+        let new = self.id(&row);
+        self.shifted.insert((id, bytes), new);
+        new
+    }
+    /// The row in words.
+    pub fn text(&self, id: Option<RowId>) -> String {
+        match id {
+            None => "none".to_owned(),
+            Some(id) => {
+                let row = &self.rows[id.0 as usize];
+                format!(
+                    "CFA {:?}, {:?}, args {}, frame {:?}",
+                    row.state.cfa, row.state.rules, row.args_size, row.frame
+                )
+            }
+        }
+    }
+}
+
+/// One FDE, evaluated: its range, its exception table, its rows.
+type Evaluated = (SvmaRange, Option<Svma>, Vec<(Svma, RowId)>);
+
+/// One FDE in a table.
+pub(crate) struct Entry {
+    pub range: SvmaRange,
+    pub lsda: Option<Svma>,
+    first_row: usize,
+}
+
+/// All rows of one `.eh_frame`.
+#[derive(Default)]
+pub(crate) struct Table {
+    /// Sorted by start, disjoint.
+    entries: Vec<Entry>,
+    /// `(start, row)`, sorted.
+    rows: Vec<(Svma, RowId)>,
+    last: std::cell::Cell<(usize, usize)>,
+}
+
+impl Table {
+    /// Reads all entries, in whatever order they stand. `of` is a name for errors.
+    pub fn linear(eh_frame: &[u8], at: Svma, ids: &mut Interner) -> Result<Self, String> {
+        let section = section(eh_frame);
+        let tables = SvmaRange::new(at, eh_frame.len() as u64);
+        let bases = BaseAddresses::default().set_eh_frame(at.get());
+        let mut iter = section.entries(&bases);
+        let mut found = Vec::new();
+        let mut evaluator = Evaluator { section, tables, bases: &bases, ids, frames: HashMap::new() };
+        while let Some(entry) = iter.next().map_err(text)? {
+            if let CieOrFde::Fde(partial) = entry {
+                let fde = partial.parse(EhFrame::cie_from_offset).map_err(text)?;
+                if fde.len() != 0 {
+                    found.push(evaluator.evaluate(&fde)?);
+                }
+            }
+        }
+        Self::assemble(found)
+    }
+
+    /// Reads the entries that the binary search table `hdr` at `hdr_at` lists. Version 1, encodings 1b 03 3b.
+    pub fn indexed(
+        eh_frame: &[u8],
+        at: Svma,
+        hdr: &[u8],
+        hdr_at: Svma,
+        ids: &mut Interner,
+    ) -> Result<Self, String> {
+        let word =
+            |i: usize| -> Option<i32> { Some(i32::from_le_bytes(hdr.get(i..i + 4)?.try_into().ok()?)) };
+        if hdr.get(..4) != Some(&[1, 0x1b, 0x03, 0x3b]) {
+            return Err(".eh_frame_hdr is not of version 1 with encodings 1b 03 3b".to_owned());
+        }
+        let (Some(pointer), Some(count)) = (word(4), word(8)) else { return Err("cut short".to_owned()) };
+        if (hdr_at + 4).offset(pointer.into()) != at {
+            return Err(".eh_frame_hdr does not point to .eh_frame".to_owned());
+        }
+        let section = section(eh_frame);
+        let tables = SvmaRange::new(at, eh_frame.len() as u64);
+        let bases = BaseAddresses::default().set_eh_frame(at.get());
+        let mut evaluator = Evaluator { section, tables, bases: &bases, ids, frames: HashMap::new() };
+        let mut found = Vec::new();
+        let mut before = i32::MIN;
+        for i in 0..count as u32 as usize {
+            let (Some(start), Some(fde_at)) = (word(12 + 8 * i), word(16 + 8 * i)) else {
+                return Err("the search table is cut short".to_owned());
+            };
+            if i > 0 && start <= before {
+                return Err(format!("entry {i} of the search table is not behind the one before it"));
+            }
+            before = start;
+            let offset = hdr_at.offset(fde_at.into()).offset_from(at);
+            let offset =
+                usize::try_from(offset).map_err(|_| format!("entry {i} points outside .eh_frame"))?;
+            let fde = section
+                .fde_from_offset(&bases, gimli::EhFrameOffset(offset), EhFrame::cie_from_offset)
+                .map_err(text)?;
+            if Svma::new(fde.initial_address()) != hdr_at.offset(start.into()) {
+                return Err(format!("entry {i} of the search table has another start than its FDE"));
+            }
+            found.push(evaluator.evaluate(&fde)?);
+        }
+        Self::assemble(found)
+    }
+
+    fn assemble(mut found: Vec<Evaluated>) -> Result<Self, String> {
+        found.sort_by_key(|(range, ..)| range.start);
+        let mut table = Self::default();
+        for (range, lsda, rows) in found {
+            if let Some(before) = table.entries.last()
+                && before.range.overlaps(&range)
+            {
+                return Err(format!("the entries for {} and {range} overlap", before.range));
+            }
+            table.entries.push(Entry { range, lsda, first_row: table.rows.len() });
+            table.rows.extend(rows);
+        }
+        Ok(table)
+    }
+
+    /// The ranges of the entries, in order.
+    pub fn ranges(&self) -> impl Iterator<Item = SvmaRange> {
+        self.entries.iter().map(|e| e.range)
+    }
+
+    /// The entry that holds `at`: its index and itself.
+    pub fn entry(&self, at: Svma) -> Option<(usize, &Entry)> {
+        let (last, row) = self.last.get();
+        if let Some(entry) = self.entries.get(last).filter(|e| e.range.contains(at)) {
+            return Some((last, entry));
+        }
+        let i = self.entries.partition_point(|e| e.range.start <= at).checked_sub(1)?;
+        let entry = self.entries.get(i).filter(|e| e.range.contains(at))?;
+        self.last.set((i, row));
+        Some((i, entry))
+    }
+
+    /// The row that holds at `at`.
+    pub fn row(&self, at: Svma) -> Option<RowId> {
+        let (i, entry) = self.entry(at)?;
+        let last = self.entries.get(i + 1).map_or(self.rows.len(), |next| next.first_row);
+        let (_, hint) = self.last.get();
+        for h in [hint, hint + 1] {
+            if (entry.first_row..last).contains(&h)
+                && self.rows[h].0 <= at
+                && (h + 1 == last || self.rows[h + 1].0 > at)
+            {
+                self.last.set((i, h));
+                return Some(self.rows[h].1);
+            }
+        }
+        let rows = &self.rows[entry.first_row..last];
+        let row = rows.partition_point(|(start, _)| *start <= at).checked_sub(1)?;
+        self.last.set((i, entry.first_row + row));
+        Some(rows[row].1)
+    }
+}
+
+fn section(eh_frame: &[u8]) -> EhFrame<Bytes<'_>> {
+    let mut section = EhFrame::new(eh_frame, LittleEndian);
+    section.set_address_size(8);
+    section
+}
+
+fn text(error: gimli::Error) -> String {
+    error.to_string()
+}
+
+fn pointer(p: Pointer) -> (bool, u64) {
+    match p {
+        Pointer::Direct(at) => (false, at),
+        Pointer::Indirect(at) => (true, at),
+    }
+}
+
+/// The ranges of all entries that are in `eh_frame`, sorted; what they say is not looked at.
+pub(crate) fn ranges_in(eh_frame: &[u8], at: Svma) -> Result<Vec<SvmaRange>, String> {
+    let section = section(eh_frame);
+    let bases = BaseAddresses::default().set_eh_frame(at.get());
+    let mut iter = section.entries(&bases);
+    let mut found = Vec::new();
+    while let Some(entry) = iter.next().map_err(text)? {
+        if let CieOrFde::Fde(partial) = entry {
+            let fde = partial.parse(EhFrame::cie_from_offset).map_err(text)?;
+            found.push(SvmaRange::new(Svma::new(fde.initial_address()), fde.len()));
+        }
+    }
+    found.sort_by_key(|range| range.start);
+    Ok(found)
+}
+
+/// Runs call frame programs.
+struct Evaluator<'i, 'b, 'a> {
+    section: EhFrame<Bytes<'a>>,
+    /// Where the section is.
+    tables: SvmaRange,
+    bases: &'b BaseAddresses,
+    ids: &'i mut Interner,
+    /// What each CIE's initial instructions leave, by its offset.
+    frames: HashMap<usize, Rules>,
+}
+
+/// States that a program may remember at once.
+const MAX_REMEMBERED: usize = 64;
+
+impl<'a> Evaluator<'_, '_, 'a> {
+    fn evaluate(&mut self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> Result<Evaluated, String> {
+        let cie = fde.cie();
+        let range = SvmaRange::new(Svma::new(fde.initial_address()), fde.len());
+        // A raw 0 is null in a relative encoding too; gimli makes it the address of the field itself.
+        let lsda = fde.lsda().map(|p| Svma::new(pointer(p).1));
+        let lsda = lsda.filter(|at| at.get() != 0 && !self.tables.contains(*at));
+        let initial = match self.frames.get(&cie.offset()) {
+            Some(initial) => initial.clone(),
+            None => {
+                let mut machine = Machine::new(cie, Rules { cfa: Cfa::None, rules: BTreeMap::new() });
+                let mut program = cie.instructions(&self.section, self.bases);
+                while let Some(instruction) = program.next().map_err(text)? {
+                    machine.step(instruction, &self.section)?;
+                }
+                self.frames.insert(cie.offset(), machine.row.state.clone());
+                machine.row.state
+            }
+        };
+        let mut machine = Machine::new(cie, initial);
+        let mut rows: Vec<(Svma, RowId)> = Vec::new();
+        let mut at = range.start;
+        let mut program = fde.instructions(&self.section, self.bases);
+        loop {
+            let instruction = program.next().map_err(text)?;
+            let next = match instruction {
+                Some(CallFrameInstruction::AdvanceLoc { delta }) => {
+                    at + u64::from(delta).wrapping_mul(cie.code_alignment_factor())
+                }
+                Some(CallFrameInstruction::SetLoc { address }) => Svma::new(address),
+                Some(other) => {
+                    machine.step(other, &self.section)?;
+                    continue;
+                }
+                None => range.end,
+            };
+            if next.offset_from(at) < 0 {
+                return Err(format!("the program of the entry for {range} goes backwards"));
+            }
+            if next != at {
+                rows.push((at, self.ids.id(&machine.row)));
+                at = next;
+            }
+            if instruction.is_none() || !range.contains(at) {
+                return Ok((range, lsda, rows));
+            }
+        }
+    }
+}
+
+struct Machine {
+    data_align: i64,
+    initial: Rules,
+    row: Row,
+    remembered: Vec<Rules>,
+}
+
+impl Machine {
+    fn new(cie: &CommonInformationEntry<Bytes<'_>>, initial: Rules) -> Self {
+        let frame = (
+            cie.return_address_register().0,
+            cie.is_signal_trampoline(),
+            cie.personality_with_encoding().map(|(_, p)| pointer(p)),
+        );
+        let row = Row { frame, state: initial.clone(), args_size: 0 };
+        Self { data_align: cie.data_alignment_factor(), initial, row, remembered: Vec::new() }
+    }
+    fn set(&mut self, register: gimli::Register, rule: Rule) {
+        self.row.state.rules.insert(register.0, rule);
+    }
+    fn unsigned(&self, factored: u64) -> i64 {
+        (factored as i64).wrapping_mul(self.data_align)
+    }
+    fn signed(&self, factored: i64) -> i64 {
+        factored.wrapping_mul(self.data_align)
+    }
+
+    fn step(
+        &mut self,
+        instruction: CallFrameInstruction<usize>,
+        section: &EhFrame<Bytes<'_>>,
+    ) -> Result<(), String> {
+        use CallFrameInstruction as I;
+        let bytes = |e: gimli::UnwindExpression<usize>| -> Result<Box<[u8]>, String> {
+            Ok(e.get(section).map_err(text)?.0.slice().into())
+        };
+        match instruction {
+            I::DefCfa { register, offset } => self.row.state.cfa = Cfa::Register(register.0, offset as i64),
+            I::DefCfaSf { register, factored_offset } => {
+                self.row.state.cfa = Cfa::Register(register.0, self.signed(factored_offset));
+            }
+            I::DefCfaRegister { register: new } => match &mut self.row.state.cfa {
+                Cfa::Register(register, _) => *register = new.0,
+                _ => return Err("a frame address without a register gets another register".to_owned()),
+            },
+            I::DefCfaOffset { offset } => self.cfa_offset(offset as i64)?,
+            I::DefCfaOffsetSf { factored_offset } => self.cfa_offset(self.signed(factored_offset))?,
+            I::DefCfaExpression { expression } => self.row.state.cfa = Cfa::Expression(bytes(expression)?),
+            I::Undefined { register } => self.set(register, Rule::Undefined),
+            I::SameValue { register } => self.set(register, Rule::SameValue),
+            I::Offset { register, factored_offset } => {
+                self.set(register, Rule::Offset(self.unsigned(factored_offset)));
+            }
+            I::OffsetExtendedSf { register, factored_offset } => {
+                self.set(register, Rule::Offset(self.signed(factored_offset)));
+            }
+            I::ValOffset { register, factored_offset } => {
+                self.set(register, Rule::ValOffset(self.unsigned(factored_offset)));
+            }
+            I::ValOffsetSf { register, factored_offset } => {
+                self.set(register, Rule::ValOffset(self.signed(factored_offset)));
+            }
+            I::Register { dest_register, src_register } => {
+                self.set(dest_register, Rule::Register(src_register.0));
+            }
+            I::Expression { register, expression } => {
+                self.set(register, Rule::Expression(bytes(expression)?));
+            }
+            I::ValExpression { register, expression } => {
+                self.set(register, Rule::ValExpression(bytes(expression)?));
+            }
+            I::Restore { register } => match self.initial.rules.get(&register.0).cloned() {
+                Some(rule) => self.set(register, rule),
+                None => drop(self.row.state.rules.remove(&register.0)),
+            },
+            I::RememberState if self.remembered.len() < MAX_REMEMBERED => {
+                self.remembered.push(self.row.state.clone());
+            }
+            I::RememberState => return Err("states are remembered too deeply".to_owned()),
+            I::RestoreState => {
+                self.row.state =
+                    self.remembered.pop().ok_or("a state is restored that was not remembered")?;
+            }
+            I::ArgsSize { size } => self.row.args_size = size,
+            I::Nop => {}
+            _ => return Err("an instruction that x86-64 does not have".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn cfa_offset(&mut self, new: i64) -> Result<(), String> {
+        match &mut self.row.state.cfa {
+            Cfa::Register(_, offset) => *offset = new,
+            _ => return Err("a frame address without an offset gets another offset".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+/// The exception tables of one module's entries, read when they are first needed.
+#[derive(Default)]
+pub(crate) struct Lsdas {
+    read: HashMap<usize, Option<Result<Lsda, String>>>,
+}
+
+impl Lsdas {
+    /// What the table of the entry around `at` says, if there is one.
+    pub fn lookup<'a>(
+        &mut self,
+        table: &Table,
+        at: Svma,
+        memory: impl Fn(Svma) -> Option<&'a [u8]>,
+        chains: &mut lsda::Chains,
+    ) -> Result<lsda::Handling, String> {
+        let Some((i, entry)) = table.entry(at) else { return Ok(lsda::Handling::NoTable) };
+        let start = entry.range.start;
+        let lsda =
+            self.read.entry(i).or_insert_with(|| entry.lsda.map(|at| lsda::read(at, start, memory, chains)));
+        match lsda {
+            None => Ok(lsda::Handling::NoTable),
+            Some(Ok(lsda)) => Ok(lsda.handling(at)),
+            Some(Err(why)) => Err(why.clone()),
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Versions of all code of whole files: this test program itself. Further files can be named in `RESTITCH_TEST_FILES`,
+//! separated by colons.
+
+mod common;
+
+use common::{Module, shuffled, whole};
+use restitch_check::check;
+use std::path::PathBuf;
+use std::time::Instant;
+
+fn files() -> Vec<PathBuf> {
+    let more = std::env::var("RESTITCH_TEST_FILES").unwrap_or_default();
+    let more = more.split(':').filter(|p| !p.is_empty()).map(PathBuf::from);
+    std::iter::once(std::env::current_exe().unwrap()).chain(more).collect()
+}
+
+#[test]
+fn versions_of_all_code_in_any_order_counted_or_not_are_equal() {
+    for path in files() {
+        let module = Module::parse(std::fs::read(&path).unwrap());
+        for layout in [whole(&module.program), shuffled(&module.program, 0x1234_5678_9abc_def1)] {
+            for counted in [Vec::new(), module.everything(&layout)] {
+                let version = module.version(&layout, &counted);
+                let clock = Instant::now();
+                match check(&module.image, &module.program, &layout, version, module.bias()) {
+                    Ok(checked) => {
+                        println!("{}: {:?}: {:?}", path.display(), clock.elapsed(), checked.report());
+                        assert!(checked.report().instructions > 1000);
+                    }
+                    Err(error) => {
+                        for finding in error.findings.iter().take(20) {
+                            println!("{finding}");
+                        }
+                        panic!("{}: {}: {error}", path.display(), error.total);
+                    }
+                }
+            }
+        }
+    }
+}

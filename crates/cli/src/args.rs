@@ -1,0 +1,157 @@
+//! The command line, as the user types it.
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const AFTER: &str = "\
+Exit codes:
+  0  what was asked for is in force
+  1  it failed for another reason; the message says why
+  2  the command line is wrong
+  3  the file is truncated, corrupt, of a foreign architecture, or does not fit
+  4  the process does not exist or has ended
+  5  this user may not do that
+  6  the target cannot be changed safely; it is as it was
+  7  the target had too little to do for a profile; it is as it was
+  8  it did not help and was taken back
+  9  the checker refused a new version; nothing was changed; please report it
+`run` and `record -- COMMAND` end with the exit code of COMMAND once it has run.";
+
+/// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out again, and
+/// moves the process over to the new layout. No source, symbols, rebuild or restart needed.
+#[derive(Debug, Parser)]
+#[command(version, after_help = AFTER, max_term_width = 100)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Optimize a running process.
+    Attach {
+        /// The process.
+        pid: i32,
+        #[command(flatten)]
+        options: Attach,
+    },
+    /// Start a program and optimize it while it runs.
+    Run {
+        #[command(flatten)]
+        options: Attach,
+        /// Seconds that the program may warm up before it is profiled.
+        #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+        warm_up: f64,
+        /// The program and its arguments.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// Give a process its original code back, byte for byte.
+    Revert {
+        /// The process.
+        pid: i32,
+        /// Also all processes that run its program.
+        #[arg(long)]
+        tree: bool,
+    },
+    /// Show which processes are under restitch.
+    Status {
+        /// Only this process.
+        pid: Option<i32>,
+    },
+    /// Record an exact profile of a process, or of a program from start to end.
+    Record {
+        /// The process.
+        #[arg(short, long, conflicts_with = "command", required_unless_present = "command")]
+        pid: Option<i32>,
+        /// Also all processes that run its program.
+        #[arg(long, requires = "pid")]
+        tree: bool,
+        /// Seconds of sampling and counting together.
+        #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
+        duration: f64,
+        /// The profile file.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// The program and its arguments.
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// Write an optimized copy of a program or shared library.
+    Optimize {
+        /// The file.
+        program: PathBuf,
+        /// A profile from `restitch record`.
+        #[arg(long, value_name = "FILE")]
+        profile: PathBuf,
+        /// The new file.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// Write the result as JSON ("-" for standard output).
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// Show the functions, blocks and jump tables of a file, and how much of it can be moved.
+    Analyze {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Show what this machine allows, and the commands that would allow more.
+    Doctor,
+    /// Watch restitch speed up a built-in program while it runs.
+    Demo {
+        /// Seconds before the change, and again after it.
+        #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+        seconds: f64,
+    },
+    /// The program that `demo` runs.
+    #[command(hide = true)]
+    DemoWorkload {
+        /// Its own arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+}
+
+/// Options of `attach` and `run`.
+#[derive(Debug, ClapArgs)]
+pub struct Attach {
+    /// Optimize once and leave. This is the default, and all that there is so far.
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds of profiling: a third sampling, the rest counting.
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
+    pub duration: f64,
+    /// Seconds of measuring afterwards, for the verdict.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    pub measure: f64,
+    /// Write the result as JSON, as docs/json.md describes it ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the result as an HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Only say what would be done; the process is sampled, but not touched.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Also optimize all processes that run the same program; those forked later start in the new layout.
+    #[arg(long)]
+    pub tree: bool,
+    /// Take the new layout back if it was measured to be slower.
+    #[arg(long)]
+    pub revert_if_slower: bool,
+    /// A shell command that prints the work done so far (requests, transactions), for the verdict.
+    #[arg(long, value_name = "COMMAND")]
+    pub metric: Option<String>,
+}
+
+/// Seconds: a number from 0 to a day.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.0..=86_400.0).contains(&s) => Ok(s),
+        _ => Err("a number of seconds from 0 to 86400 is wanted".into()),
+    }
+}

@@ -1,0 +1,217 @@
+//! One function a command: from arguments to a session and from its result to text.
+
+use crate::args::{Args, Attach, Command};
+use crate::demo;
+use crate::progress::Progress;
+use restitch_report::RunResult;
+use restitch_session::{
+    AttachOptions, ExitCode, Metric, OptimizeOptions, ProcessStatus, RecordOptions, RecordSubject,
+    SessionError, analyze_file, attach, doctor, optimize, record, revert, status,
+};
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command as Child;
+use std::time::Duration;
+
+/// Runs a command; the exit code.
+pub fn run(args: Args) -> Result<i32, SessionError> {
+    match args.command {
+        Command::Attach { pid, options } => attach_command(pid, &options),
+        Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
+        Command::Revert { pid, tree } => revert_command(pid, tree),
+        Command::Status { pid } => status_command(pid),
+        Command::Record { pid, tree, duration, output, command } => {
+            let subject = match pid {
+                Some(pid) => {
+                    RecordSubject::Process { pid, tree, duration: Duration::from_secs_f64(duration) }
+                }
+                None => RecordSubject::Command(child(&command)),
+            };
+            record_command(RecordOptions { subject, output })
+        }
+        Command::Optimize { program, profile, output, json } => {
+            let mut progress = Progress::new();
+            let result = optimize(&OptimizeOptions { program, profile, output }, &mut progress)?;
+            progress.finish();
+            publish(&result, json.as_deref(), None)
+        }
+        Command::Analyze { file } => analyze_command(&file),
+        Command::Doctor => doctor_command(),
+        Command::Demo { seconds } => demo::run(seconds),
+        Command::DemoWorkload { .. } => Ok(ExitCode::Usage.number()),
+    }
+}
+
+fn options_of(pid: i32, options: &Attach) -> AttachOptions {
+    AttachOptions {
+        pid,
+        tree: options.tree,
+        duration: Duration::from_secs_f64(options.duration),
+        dry_run: options.dry_run,
+        revert_if_slower: options.revert_if_slower,
+        metric: options.metric.clone().map(|command| Metric { command }),
+        measure: Duration::from_secs_f64(options.measure),
+    }
+}
+
+fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
+    let mut progress = Progress::new();
+    let result = attach(&options_of(pid, options), &mut progress)?;
+    progress.finish();
+    publish(&result, options.json.as_deref(), options.html.as_deref())
+}
+
+fn child(command: &[OsString]) -> Child {
+    let mut child = Child::new(command.first().map_or_else(|| "".into(), Clone::clone));
+    child.args(command.iter().skip(1));
+    child
+}
+
+fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {
+    let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
+    let fail = |why: String| SessionError::Command { command: name.clone(), why };
+    let mut started = child(command).spawn().map_err(|e| fail(e.to_string()))?;
+    std::thread::sleep(Duration::from_secs_f64(warm_up));
+    let ended = started.try_wait().map_err(|e| fail(e.to_string()))?;
+    if ended.is_none() {
+        // The program goes on in any case: what went wrong with it is said, and its exit code is what counts.
+        if let Err(error) = attach_command(started.id() as i32, options) {
+            eprintln!("restitch: {error}");
+        }
+    } else {
+        eprintln!(
+            "restitch: {name} had ended before it could be profiled; `restitch record -- {name}` profiles short programs"
+        );
+    }
+    let status = started.wait().map_err(|e| fail(e.to_string()))?;
+    Ok(exit_status(status))
+}
+
+/// As a shell gives it.
+fn exit_status(status: std::process::ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+fn record_command(options: RecordOptions) -> Result<i32, SessionError> {
+    let output = options.output.clone();
+    let mut progress = Progress::new();
+    let status = record(options, &mut progress)?;
+    progress.finish();
+    eprintln!("restitch: profile written to {}", output.display());
+    Ok(status.unwrap_or(ExitCode::Done.number()))
+}
+
+fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
+    let mut progress = Progress::new();
+    let report = revert(pid, tree, &mut progress)?;
+    progress.finish();
+    println!(
+        "process {pid} has its original code again: {} places restored, {} threads moved, pause {} us",
+        report.restored, report.moved_threads, report.pause_us
+    );
+    for (number, why) in &report.kept {
+        println!("version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later");
+    }
+    Ok(ExitCode::Done.number())
+}
+
+fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
+    let list = status(pid)?;
+    if list.is_empty() {
+        println!("no process is under restitch");
+    }
+    for process in &list {
+        print_status(process);
+    }
+    Ok(ExitCode::Done.number())
+}
+
+fn print_status(p: &ProcessStatus) {
+    if p.versions.is_empty() && p.patches == 0 {
+        println!("{} {}: original code", p.pid, p.program);
+        return;
+    }
+    println!("{} {}: {} places patched", p.pid, p.program, p.patches);
+    for (number, kind, module, bytes, retired) in &p.versions {
+        let kind = format!("{kind:?}").to_lowercase();
+        let retired = if *retired { ", retired" } else { "" };
+        println!("  version {number} of {module}: {kind}, {} KiB{retired}", bytes / 1024);
+    }
+    if p.left_counting {
+        println!(
+            "  left in a counting version by a restitch that was killed: `restitch revert {0}` or `restitch attach {0}`",
+            p.pid
+        );
+    }
+}
+
+fn analyze_command(file: &Path) -> Result<i32, SessionError> {
+    let facts = analyze_file(file)?;
+    let m = &facts.module;
+    println!("{}", m.path);
+    println!("  build id        {}", m.build_id.as_deref().unwrap_or("none"));
+    println!("  functions       {}", m.functions);
+    println!("  blocks          {}", m.blocks);
+    println!(
+        "  code            {:.1} MiB, {:.1} % of it movable",
+        m.code_bytes as f64 / 1048576.0,
+        100.0 * m.movable_share
+    );
+    println!("  jump tables     {}, {} of them copied with the code", facts.tables.0, facts.tables.1);
+    println!("  indirect jumps  {} more; they go through the original code", facts.indirect_jumps);
+    for r in &m.not_movable {
+        println!("  not moved       {} functions, {} bytes: {}", r.functions, r.bytes, r.reason);
+    }
+    if facts.is_output {
+        println!("  this is an output of restitch; the figures are those of its original");
+    }
+    Ok(ExitCode::Done.number())
+}
+
+fn doctor_command() -> Result<i32, SessionError> {
+    let facts = doctor();
+    for c in &facts.checks {
+        println!("{} {:<22} {}", if c.available { "yes" } else { "no " }, c.name, c.state);
+        println!("      {}", c.meaning);
+        if let Some(remedy) = &c.remedy {
+            println!("      to allow more: {remedy}");
+        }
+    }
+    let can = facts.can_attach();
+    println!();
+    println!(
+        "{}",
+        if can {
+            "restitch attach works here."
+        } else {
+            "restitch attach does not work here: see the lines with \"no\"."
+        }
+    );
+    Ok(if can { ExitCode::Done } else { ExitCode::NotPermitted }.number())
+}
+
+/// Prints the result for people, and as JSON and HTML where asked for.
+fn publish(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<i32, SessionError> {
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).map_err(|source| SessionError::File {
+            operation: "writing",
+            path: path.into(),
+            source,
+        })
+    };
+    let as_json =
+        result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })?;
+    match json {
+        Some(path) if path.as_os_str() == "-" => print!("{as_json}"),
+        Some(path) => {
+            write(path, as_json)?;
+            print!("{}", result.to_text());
+        }
+        None => print!("{}", result.to_text()),
+    }
+    if let Some(path) = html {
+        write(path, result.to_html())?;
+    }
+    Ok(result.exit_code)
+}

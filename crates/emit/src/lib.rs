@@ -1,0 +1,86 @@
+//! `Version`: the bytes of a new version of a module's hot code, and everything that is known about them.
+//!
+//! Stage five of the pipeline. **You** say what goes where in a [`Request`]; [`emit`] copies the blocks of a
+//! [`Layout`](restitch_layout::Layout) as they are, byte for byte, apart from RIP-relative displacements (which keep
+//! their absolute target), direct calls (which go to the callee's copy, if there is one) and direct branches (which
+//! change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
+//! original ones, and the patches that lead into it.
+//!
+//! **It does not** do I/O, read processes or decide on an order. What cannot be copied stays where it is and is listed
+//! in [`Version::skipped`]: a jump to the original code is always right. What it returns is not yet trusted:
+//! `restitch-check` proves it equal to the `Program`.
+//!
+//! Invariants: same request, same bytes. At every instruction boundary but those in [`PieceKind::Opaque`] pieces, the
+//! machine's state equals the one that the original code has at [`AddressMap::to_original`].
+
+mod counters;
+mod elf;
+mod error;
+mod frames;
+mod lookup;
+mod lsda;
+mod map;
+mod model;
+mod plan;
+mod redirects;
+mod relax;
+mod request;
+mod select;
+mod stretch;
+mod tables;
+mod text;
+
+pub use error::EmitError;
+pub use model::*;
+pub use request::{CounterRequest, Request};
+
+use restitch_address::SvmaRange;
+
+/// Makes the version that `request` asks for.
+///
+/// # Errors
+/// If the request contradicts itself or the program: see [`EmitError`]. That a block cannot be copied is none.
+pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
+    let mut selection = select::select(request)?;
+    let counters = counters::place(request, &selection)?;
+    let mut plan = plan::build(request, &selection, &counters);
+    relax::relax(&mut plan);
+    let areas = tables::areas(request, &plan);
+    let mut bytes = text::write(request, &selection, &plan, &areas, &counters)?;
+    tables::write(request, &selection, &plan, &areas, &mut bytes);
+    let stretches = stretch::stretches(&plan);
+    let unwind = frames::write(request, &selection, &plan, &stretches, &mut bytes)?;
+    let symbols = stretch::symbols(request, &plan, &stretches);
+    let loaded_len = elf::finish(&mut bytes, plan.start, &areas, &unwind, &symbols);
+    let map = map::build(request, &selection, &plan);
+    let redirects = redirects::choose(request, &mut selection, &plan, &map);
+    let range = |from, to| SvmaRange::between(plan.at(from), plan.at(to));
+    Ok(Version {
+        number: request.number,
+        range: SvmaRange::new(request.start, bytes.len() as u64),
+        loaded_len,
+        text: range(elf::HEADERS, areas.text_end),
+        hot_text: range(elf::HEADERS, areas.hot_end),
+        tables: range(areas.tables, areas.tables_end),
+        eh_frame: unwind.eh_frame,
+        eh_frame_hdr: unwind.eh_frame_hdr,
+        lsda: unwind.lsda,
+        blocks: placed_blocks(&plan),
+        map,
+        redirects,
+        symbols,
+        counters: counters.table(request),
+        skipped: selection.skipped,
+        bytes,
+    })
+}
+
+fn placed_blocks(plan: &plan::Plan) -> Vec<PlacedBlock> {
+    let slots = plan.order().map(|slot| &plan.slots[slot]).filter(|slot| !slot.stub);
+    slots
+        .map(|slot| PlacedBlock {
+            block: slot.block,
+            version: SvmaRange::between(plan.at(slot.start), plan.at(slot.end)),
+        })
+        .collect()
+}

@@ -1,0 +1,132 @@
+//! The map between the version's addresses and the original ones, both ways.
+
+use crate::plan::{Op, Plan};
+use crate::select::{NONE, Selection, copied_len};
+use crate::{AddressMap, MapPiece, PieceKind, Place, Request};
+use restitch_address::Svma;
+use restitch_program::Terminator;
+use restitch_x86::encode;
+
+/// Makes the map.
+pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> AddressMap {
+    AddressMap { pieces: pieces(request, plan), places: places(request, selection, plan) }
+}
+
+fn pieces(request: &Request<'_>, plan: &Plan) -> Vec<MapPiece> {
+    let mut out: Vec<MapPiece> = Vec::with_capacity(plan.ops.len());
+    for slot in plan.order() {
+        let block = request.program.block(plan.slots[slot].block);
+        for (at, op) in plan.walk(slot) {
+            let version = plan.at(at);
+            let whole = |original, kind| MapPiece { version, original, len: op.len(), kind };
+            match *op {
+                Op::Copy { opaque: false, from, .. } => {
+                    push_linear(&mut out, whole(block.start + u64::from(from), PieceKind::Linear));
+                }
+                Op::Copy { opaque: true, from, .. } => {
+                    out.push(whole(block.start + u64::from(from), PieceKind::Opaque));
+                }
+                Op::Load { from, .. } => out.push(whole(block.start + u64::from(from), PieceKind::Branch)),
+                Op::Count { counter, original } if !counter.keeps => {
+                    out.push(whole(original, PieceKind::Inserted));
+                }
+                Op::Count { original, .. } => {
+                    let first = encode::keeping_count().stack[0].0;
+                    out.push(MapPiece { len: first, ..whole(original, PieceKind::Inserted) });
+                    let rest = whole(original, PieceKind::Opaque);
+                    out.push(MapPiece { version: version + u64::from(first), len: rest.len - first, ..rest });
+                }
+                Op::Branch { added: true, dest, .. } => {
+                    out.push(whole(original_target(request, plan, dest), PieceKind::Added));
+                }
+                Op::Branch { .. } | Op::Short { .. } => {
+                    out.push(whole(block.terminator_at(), PieceKind::Branch));
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The original address of a branch target.
+fn original_target(request: &Request<'_>, plan: &Plan, dest: crate::plan::Dest) -> Svma {
+    match dest {
+        crate::plan::Dest::Slot(slot) => request.program.block(plan.slots[slot as usize].block).start,
+        crate::plan::Dest::Outside(at) => at,
+    }
+}
+
+/// Adds a linear piece, as part of the last one if it goes on there.
+fn push_linear(out: &mut Vec<MapPiece>, piece: MapPiece) {
+    if let Some(last) = out.last_mut()
+        && last.kind == PieceKind::Linear
+        && last.version + u64::from(last.len) == piece.version
+        && last.original + u64::from(last.len) == piece.original
+        && let Some(len) = last.len.checked_add(piece.len)
+    {
+        last.len = len;
+        return;
+    }
+    out.push(piece);
+}
+
+/// Goes through the blocks in the order of the original code, so that nothing has to be sorted.
+fn places(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> Vec<Place> {
+    let mut out: Vec<Place> = Vec::with_capacity(plan.placed * 2);
+    for (block, &slot) in request.program.blocks.iter().zip(&selection.slot_of) {
+        if slot == NONE {
+            continue;
+        }
+        let copied = copied_len(block);
+        // Offset in the block behind what has been copied.
+        let mut done = 0;
+        for (at, op) in plan.walk(slot as usize) {
+            let version = plan.at(at);
+            match *op {
+                Op::Copy { from, len, .. } => {
+                    push_place(&mut out, Place { original: block.start + u64::from(from), version, len });
+                    done = from + len;
+                }
+                Op::Load { from, old, .. } => {
+                    out.push(Place { original: block.start + u64::from(from), version, len: 1 });
+                    done = from + u32::from(old);
+                }
+                Op::Count { original, .. } if done < copied => {
+                    out.push(Place { original, version, len: 1 });
+                }
+                // The way out begins here: the branch, or whatever stands in its place.
+                _ => {
+                    out.extend(exit(block.terminator_at(), block.terminator, version));
+                    done = u32::MAX;
+                    break;
+                }
+            }
+        }
+        if done == copied {
+            out.extend(exit(block.terminator_at(), block.terminator, plan.at(plan.slots[slot as usize].end)));
+        }
+    }
+    out
+}
+
+/// The place of a branch that is written anew or left out.
+fn exit(original: Svma, terminator: Terminator, version: Svma) -> Option<Place> {
+    let rewritten = matches!(
+        terminator,
+        Terminator::Jump(_) | Terminator::Conditional(..) | Terminator::ShortConditional(_)
+    );
+    rewritten.then_some(Place { original, version, len: 1 })
+}
+
+fn push_place(out: &mut Vec<Place>, place: Place) {
+    if let Some(last) = out.last_mut()
+        && last.version + u64::from(last.len) == place.version
+        && last.original + u64::from(last.len) == place.original
+        && last.len > 1
+        && let Some(len) = last.len.checked_add(place.len)
+    {
+        last.len = len;
+        return;
+    }
+    out.push(place);
+}

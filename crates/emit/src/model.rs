@@ -1,0 +1,219 @@
+//! What a version is.
+
+use restitch_address::{Svma, SvmaRange};
+pub use restitch_profile::Counted;
+use restitch_program::{BlockId, FuncId};
+
+/// A code version of one module, ready to be checked and applied.
+///
+/// All addresses are canonical: a version has a fixed place relative to its module, so RIP-relative operands do not
+/// depend on where the module is loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Version {
+    /// Number of the version, from 1.
+    pub number: u32,
+    /// Place and size of `bytes`; page-aligned start. What is mapped is [`Version::loaded`].
+    pub range: SvmaRange,
+    /// A complete ELF image (ET_DYN, one R+X PT_LOAD with offset = address = 0 relative to `range.start`, PT_GNU_EH_FRAME, then
+    /// unloaded section headers and symbols behind `loaded_len`).
+    pub bytes: Vec<u8>,
+    /// How many bytes of `bytes` are mapped (a multiple of the page size); symbols and section headers follow.
+    pub loaded_len: u64,
+    /// The instructions, hot and cold (stubs included).
+    pub text: SvmaRange,
+    /// The hot part of `text`.
+    pub hot_text: SvmaRange,
+    /// Copies of jump tables.
+    pub tables: SvmaRange,
+    /// The version's `.eh_frame`.
+    pub eh_frame: SvmaRange,
+    /// The version's `.eh_frame_hdr`: version 1, encodings 1b 03 3b, sorted.
+    pub eh_frame_hdr: SvmaRange,
+    /// Translated LSDAs.
+    pub lsda: SvmaRange,
+    /// Where each block went, sorted by `version`. A block that only jumped to its successor has an empty range.
+    pub blocks: Vec<PlacedBlock>,
+    /// Instruction-exact map between version and original addresses.
+    pub map: AddressMap,
+    /// 5-byte jumps that make the original code go to this version.
+    pub redirects: Vec<Redirect>,
+    /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
+    pub symbols: Vec<VersionSymbol>,
+    /// What the counters count, if this is a counting version.
+    pub counters: Option<CounterTable>,
+    /// What was asked for and left in the original code, with the reason.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Version {
+    /// The addresses that are mapped.
+    pub fn loaded(&self) -> SvmaRange {
+        SvmaRange::new(self.range.start, self.loaded_len)
+    }
+
+    /// Where execution goes on in the version if it stands at `original`, an instruction boundary of the original code.
+    /// `None` if that instruction was not copied. For a jump that the new order made superfluous, where it leads to.
+    pub fn to_version(&self, original: Svma) -> Option<Svma> {
+        self.map.to_version(original)
+    }
+}
+
+/// One block's copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedBlock {
+    /// Which block.
+    pub block: BlockId,
+    /// Where its copy is: body, terminator in its new form, inserted code.
+    pub version: SvmaRange,
+}
+
+/// A patch of the original code: `jmp to` over the 5 bytes at `at`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Redirect {
+    /// Address in the original code of the first patched byte (behind `endbr64`, if there is one).
+    pub at: Svma,
+    /// Address in the version: the equivalent of `at`.
+    pub to: Svma,
+    /// Whether it redirects a function entry, or a block that un-understood indirect jumps reach.
+    pub kind: RedirectKind,
+}
+
+/// What a redirect is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RedirectKind {
+    /// The entry of a moved function.
+    Entry,
+    /// A block that computed gotos or unrecognised jump tables reach.
+    Landing,
+}
+
+/// A named range of the version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionSymbol {
+    /// `f`, or `f.cold`, or an invented `sub_401000` for a nameless function.
+    pub name: String,
+    /// What it names.
+    pub range: SvmaRange,
+}
+
+/// The map between a version's addresses and the original's: piecewise linear, because instructions are copied whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AddressMap {
+    /// Sorted by `version`, disjoint. Filler between fragments belongs to no piece.
+    pub pieces: Vec<MapPiece>,
+    /// The way back: sorted by `original`. Where two places have the same `original`, the first one is where control
+    /// comes in (a counter), the second the copied instruction.
+    pub places: Vec<Place>,
+}
+
+/// Where original instructions went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// First original address.
+    pub original: Svma,
+    /// Where control goes on in the version, in the same state.
+    pub version: Svma,
+    /// Length in bytes of the stretch in which the two correspond byte for byte; 1 for a single boundary.
+    pub len: u32,
+}
+
+/// One piece of the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapPiece {
+    /// First address in the version.
+    pub version: Svma,
+    /// The equivalent original address.
+    pub original: Svma,
+    /// Length in bytes in the version.
+    pub len: u32,
+    /// How addresses inside the piece correspond.
+    pub kind: PieceKind,
+}
+
+/// How addresses inside a piece correspond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PieceKind {
+    /// Byte for byte: `original + (pc - version)`. Holds for each instruction boundary in it.
+    Linear,
+    /// The piece is one instruction that was written anew, a branch or the load of a jump-table entry; only its first
+    /// byte is a boundary.
+    Branch,
+    /// A branch added for the new order: being at its start equals being at `original` (its target).
+    Added,
+    /// Inserted code that leaves the state alone (a counter): being at its start, or at any boundary in it that is
+    /// listed as a piece of its own, equals being at `original`.
+    Inserted,
+    /// Inside inserted code where registers or stack hold temporary values: no equivalent. A thread that stands here has to be stepped on.
+    Opaque,
+}
+
+/// What each counter of a counting version counts. Counter `i` is the 64-bit little-endian word at `8 * i` of a
+/// writable area at [`CounterTable::area`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CounterTable {
+    /// Where the area is, in canonical coordinates (it moves with the module).
+    pub area: SvmaRange,
+    /// What each counter counts, in counter order: exactly what was asked for.
+    pub counted: Vec<Counted>,
+    /// Counters that nothing increments, sorted: their block was not placed, or the flags are live and the unwind
+    /// state does not allow for temporary values on the stack. Take them as unknown, not as 0.
+    pub missing: Vec<u32>,
+}
+
+/// Something that stays in the original code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its function.
+    pub function: FuncId,
+    /// The block, where it concerns only one.
+    pub block: Option<BlockId>,
+    /// Why.
+    pub why: SkipReason,
+}
+
+/// Why something stays in the original code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SkipReason {
+    /// The function is not movable.
+    NotMovable,
+    /// An instruction cannot be re-expressed at the new address (operand out of 32-bit reach).
+    OutOfReach,
+    /// The entry cannot take a redirect.
+    NotRedirectable,
+    /// Its unwind information cannot be translated.
+    Unwind,
+    /// A jump table may not be copied; its jump goes to the original code.
+    TableNotCopied,
+}
+
+impl AddressMap {
+    /// The version's equivalent of `original`, an instruction boundary: see [`Version::to_version`].
+    pub fn to_version(&self, original: Svma) -> Option<Svma> {
+        let i = self.places.partition_point(|p| p.original <= original).checked_sub(1)?;
+        let mut place = &self.places[i];
+        if place.original == original && i > 0 && self.places[i - 1].original == original {
+            place = &self.places[i - 1];
+        }
+        let delta = original.offset_from(place.original) as u64;
+        (delta < u64::from(place.len)).then(|| place.version + delta)
+    }
+
+    /// The original address that is equivalent to standing at `version`, if it is an instruction boundary with one.
+    /// (For [`PieceKind::Linear`] the caller vouches for the boundary.)
+    pub fn to_original(&self, version: Svma) -> Option<Svma> {
+        // Distances, not addresses: a version below a module may wrap around the top of the address space.
+        let first = self.pieces.first()?.version;
+        let distance = |at: Svma| at.get().wrapping_sub(first.get());
+        let i = self.pieces.partition_point(|p| distance(p.version) <= distance(version)).checked_sub(1)?;
+        let piece = &self.pieces[i];
+        let delta = version.offset_from(piece.version) as u64;
+        match piece.kind {
+            _ if delta >= u64::from(piece.len) => None,
+            PieceKind::Linear => Some(piece.original + delta),
+            PieceKind::Branch | PieceKind::Added | PieceKind::Inserted => {
+                (delta == 0).then_some(piece.original)
+            }
+            PieceKind::Opaque => None,
+        }
+    }
+}

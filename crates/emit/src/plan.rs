@@ -1,0 +1,353 @@
+//! The version as a list of small operations: what is copied, which branches are written, where counters stand.
+//!
+//! A *slot* is one block's copy, or a stub: a counter on a taken branch, out of line. Slots are numbered in layout order,
+//! stubs last; they are emitted hot ones first, then stubs, then cold ones.
+//!
+//! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
+
+use crate::counters::{Counter, Counters};
+use crate::select::{NONE, Selection, copied_len};
+use crate::{Request, tables};
+use restitch_address::Svma;
+use restitch_program::{Block, BlockId, EdgeKind, FuncId, Program, TableId, Terminator};
+use restitch_x86::encode;
+use std::ops::Range;
+
+/// Where a branch goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dest {
+    /// The start of a slot.
+    Slot(u32),
+    /// The original code, or an unknown place.
+    Outside(Svma),
+}
+
+/// One step of a slot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Op {
+    /// Original bytes, with their displacements fixed.
+    Copy {
+        /// Offset in the block.
+        from: u32,
+        /// Bytes.
+        len: u32,
+        /// Behind the load of a copied table's entry.
+        opaque: bool,
+    },
+    /// The load of a jump-table entry, from the copy.
+    Load {
+        /// Offset in the block.
+        from: u32,
+        /// Its length there.
+        old: u8,
+        /// Its length now.
+        new: u8,
+        /// Index into [`Plan::copies`].
+        copy: u32,
+    },
+    /// A counter.
+    Count {
+        /// Which, and of what form.
+        counter: Counter,
+        /// What standing at its start equals.
+        original: Svma,
+    },
+    /// A direct branch.
+    Branch {
+        /// `None`: always.
+        condition: Option<u8>,
+        /// In its long form. Only grows.
+        near: bool,
+        /// Not in the original code.
+        added: bool,
+        /// Where to.
+        dest: Dest,
+    },
+    /// `loop` and its relatives, over the next operations.
+    Short {
+        /// How many.
+        over: u8,
+        /// Length of the instruction.
+        len: u8,
+    },
+}
+
+impl Op {
+    /// Bytes that it takes now.
+    pub fn len(&self) -> u32 {
+        match *self {
+            Self::Copy { len, .. } => len,
+            Self::Load { new, .. } => u32::from(new),
+            Self::Count { counter, .. } => counter.len(),
+            Self::Branch { condition: None, near: false, .. } => encode::JMP_SHORT,
+            Self::Branch { condition: None, near: true, .. } => encode::JMP_NEAR,
+            Self::Branch { condition: Some(_), near: false, .. } => encode::JCC_SHORT,
+            Self::Branch { condition: Some(_), near: true, .. } => encode::JCC_NEAR,
+            Self::Short { len, .. } => u32::from(len),
+        }
+    }
+}
+
+/// A block's copy or a stub.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    /// The block; for a stub, the one that branches to it.
+    pub block: BlockId,
+    /// Its function.
+    pub function: FuncId,
+    /// Its operations in [`Plan::ops`].
+    pub ops: (u32, u32),
+    /// Alignment in bytes.
+    pub align: u32,
+    /// A stub.
+    pub stub: bool,
+    /// Offset of its first byte from the start of the version (set by relaxation).
+    pub start: u32,
+    /// Offset behind its last byte.
+    pub end: u32,
+}
+
+/// The version before it is bytes.
+pub(crate) struct Plan {
+    /// Address of the version.
+    pub start: Svma,
+    pub slots: Vec<Slot>,
+    pub ops: Vec<Op>,
+    /// Slots below this are hot.
+    pub hot: usize,
+    /// Slots from here on are stubs.
+    pub placed: usize,
+    /// Tables to copy.
+    pub copies: Vec<TableId>,
+}
+
+impl Plan {
+    /// Slot numbers in order of address.
+    pub fn order(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.hot).chain(self.placed..self.slots.len()).chain(self.hot..self.placed)
+    }
+    /// Where a slot starts.
+    pub fn address(&self, slot: u32) -> Svma {
+        self.at(self.slots[slot as usize].start)
+    }
+    /// The address at an offset.
+    pub fn at(&self, offset: u32) -> Svma {
+        self.start + u64::from(offset)
+    }
+    /// Where a branch goes.
+    pub fn target(&self, dest: Dest) -> Svma {
+        match dest {
+            Dest::Slot(slot) => self.address(slot),
+            Dest::Outside(at) => at,
+        }
+    }
+    /// The operations of a slot, as indices.
+    pub fn ops_of(&self, slot: usize) -> Range<usize> {
+        self.slots[slot].ops.0 as usize..self.slots[slot].ops.1 as usize
+    }
+    /// The operations of a slot with the offsets at which they start.
+    pub fn walk(&self, slot: usize) -> impl Iterator<Item = (u32, &Op)> {
+        let mut at = self.slots[slot].start;
+        self.ops[self.ops_of(slot)].iter().map(move |op| {
+            let start = at;
+            at += op.len();
+            (start, op)
+        })
+    }
+}
+
+/// The address whose unwind state holds in what is written behind the copied part of a block.
+pub(crate) fn tail_frame(program: &Program, block: &Block) -> Svma {
+    if block.terminator != Terminator::FallThrough {
+        return block.terminator_at();
+    }
+    // The last instruction may have changed the frame; behind the function's end nothing is known.
+    let inside = program.function(block.function).range.contains(block.end());
+    if inside { block.end() } else { block.end() - 1 }
+}
+
+/// Makes the plan.
+pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: &Counters) -> Plan {
+    let placed = selection.chosen.len();
+    let plan = Plan {
+        start: request.start,
+        slots: Vec::with_capacity(placed),
+        ops: Vec::with_capacity(placed * 5 / 2),
+        hot: selection.hot,
+        placed,
+        copies: Vec::new(),
+    };
+    let mut builder = Builder { request, selection, counters, plan, stubs: Vec::new() };
+    for slot in 0..placed {
+        builder.slot(slot);
+    }
+    for (block, arm) in std::mem::take(&mut builder.stubs) {
+        builder.stub(block, arm);
+    }
+    builder.plan
+}
+
+/// One way out of a block.
+#[derive(Clone, Copy)]
+struct Arm {
+    dest: Dest,
+    /// The original address of the target.
+    original: Svma,
+    counter: Option<Counter>,
+}
+
+struct Builder<'r, 'a> {
+    request: &'r Request<'a>,
+    selection: &'r Selection<'a>,
+    counters: &'r Counters,
+    plan: Plan,
+    /// The source block of each stub, and what the stub does.
+    stubs: Vec<(BlockId, Arm)>,
+}
+
+impl Builder<'_, '_> {
+    fn slot(&mut self, slot: usize) {
+        let chosen = self.selection.chosen[slot];
+        let block = self.request.program.block(chosen.block);
+        let first = self.plan.ops.len() as u32;
+        self.body(chosen.block, block, chosen.copies_table);
+        self.tail(chosen.block, block, self.next(slot));
+        self.close(chosen.block, first, chosen.align, false);
+    }
+
+    fn stub(&mut self, block: BlockId, arm: Arm) {
+        let first = self.plan.ops.len() as u32;
+        self.straight(arm, None);
+        self.close(block, first, 1, true);
+    }
+
+    fn close(&mut self, block: BlockId, first: u32, align: u32, stub: bool) {
+        let function = self.request.program.block(block).function;
+        let ops = (first, self.plan.ops.len() as u32);
+        self.plan.slots.push(Slot { block, function, ops, align, stub, start: 0, end: 0 });
+    }
+
+    /// The slot that stands directly behind this one.
+    fn next(&self, slot: usize) -> Option<Dest> {
+        let next = slot + 1;
+        let directly = next != self.plan.hot && self.selection.chosen.get(next).is_some_and(|c| c.align == 1);
+        directly.then_some(Dest::Slot(next as u32))
+    }
+
+    /// What is copied, with the block's own counter in it.
+    fn body(&mut self, id: BlockId, block: &Block, copies_table: bool) {
+        let mut from = 0;
+        if let Some((at, counter)) = self.counters.in_block(id) {
+            self.copy(0, at, false);
+            self.plan.ops.push(Op::Count { counter, original: block.start + u64::from(at) });
+            from = at;
+        }
+        let len = copied_len(block);
+        match block.terminator {
+            Terminator::Table(table) if copies_table => self.through_copy(block, from, table),
+            _ => self.copy(from, len, false),
+        }
+    }
+
+    fn copy(&mut self, from: u32, to: u32, opaque: bool) {
+        if from < to {
+            self.plan.ops.push(Op::Copy { from, len: to - from, opaque });
+        }
+    }
+
+    fn through_copy(&mut self, block: &Block, from: u32, id: TableId) {
+        let load_at = self.request.program.table(id).load_at;
+        let load = load_at.offset_from(block.start) as u32;
+        let lengths = self
+            .request
+            .image
+            .read(load_at, (block.len - load) as usize)
+            .and_then(|bytes| tables::load_lengths(bytes, load_at));
+        // `may_copy` has seen that the load can be displaced.
+        let Some((old, new)) = lengths else { return self.copy(from, block.len, false) };
+        self.copy(from, load, false);
+        let copy = self.plan.copies.len() as u32;
+        self.plan.copies.push(id);
+        self.plan.ops.push(Op::Load { from: load, old: old as u8, new: new as u8, copy });
+        self.copy(load + old, block.len, true);
+    }
+
+    /// The way out over edges of this kind, which leads to `target`.
+    fn arm(&self, id: BlockId, kind: EdgeKind, target: Svma) -> Arm {
+        let mut arm = Arm { dest: Dest::Outside(target), original: target, counter: None };
+        if let Some((edge, to)) = self.request.program.out_edges(id).find(|(_, edge)| edge.kind == kind) {
+            let slot = self.selection.slot_of[to.to.index()];
+            if slot != NONE {
+                arm.dest = Dest::Slot(slot);
+            }
+            arm.counter = self.counters.on_edge(edge);
+        }
+        arm
+    }
+
+    /// The transfers at the end of a block.
+    fn tail(&mut self, id: BlockId, block: &Block, next: Option<Dest>) {
+        let fall = |builder: &Self| builder.arm(id, EdgeKind::FallThrough, block.end());
+        match block.terminator {
+            Terminator::FallThrough => {
+                let arm = fall(self);
+                self.straight(arm, next);
+            }
+            Terminator::Jump(to) => {
+                let arm = self.arm(id, EdgeKind::Taken, to);
+                if arm.counter.is_some() {
+                    self.straight(arm, next);
+                } else if next != Some(arm.dest) {
+                    self.branch(None, arm.dest, false);
+                }
+            }
+            Terminator::Conditional(condition, to) => {
+                let (fall, taken) = (fall(self), self.arm(id, EdgeKind::Taken, to));
+                if next == Some(taken.dest) && next != Some(fall.dest) {
+                    self.fork(id, encode::invert(condition), fall, taken, next);
+                } else {
+                    self.fork(id, condition, taken, fall, next);
+                }
+            }
+            Terminator::ShortConditional(to) => {
+                let (fall, taken) = (fall(self), self.arm(id, EdgeKind::Taken, to));
+                self.short_fork(block, fall, taken, next);
+            }
+            Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop => {}
+        }
+    }
+
+    /// `jcc away; straight on`. A counter on the way away goes out of line, so that the other way does not pass it.
+    fn fork(&mut self, id: BlockId, condition: u8, away: Arm, on: Arm, next: Option<Dest>) {
+        let mut dest = away.dest;
+        if away.counter.is_some() {
+            dest = Dest::Slot((self.plan.placed + self.stubs.len()) as u32);
+            self.stubs.push((id, away));
+        }
+        self.branch(Some(condition), dest, false);
+        self.straight(on, next);
+    }
+
+    /// `loop island; jmp fall; island: jmp taken`, both with their counters. The second jump goes if its target is next.
+    fn short_fork(&mut self, block: &Block, fall: Arm, taken: Arm, next: Option<Dest>) {
+        let over = 1 + u8::from(fall.counter.is_some());
+        self.plan.ops.push(Op::Short { over, len: block.terminator_len });
+        self.straight(fall, None);
+        self.straight(taken, next);
+    }
+
+    /// Control goes on to `arm`: its counter, and a jump if it does not stand next.
+    fn straight(&mut self, arm: Arm, next: Option<Dest>) {
+        if let Some(counter) = arm.counter {
+            self.plan.ops.push(Op::Count { counter, original: arm.original });
+        }
+        if next != Some(arm.dest) {
+            self.branch(None, arm.dest, true);
+        }
+    }
+
+    fn branch(&mut self, condition: Option<u8>, dest: Dest, added: bool) {
+        let near = matches!(dest, Dest::Outside(_));
+        self.plan.ops.push(Op::Branch { condition, near, added, dest });
+    }
+}

@@ -1,0 +1,39 @@
+//! What a version is made from.
+
+use crate::Counted;
+use restitch_address::{LoadBias, Svma};
+use restitch_cfi::UnwindInfo;
+use restitch_image::Image;
+use restitch_layout::Layout;
+use restitch_program::Program;
+
+/// What to emit, and where.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// The module.
+    pub image: &'a Image,
+    /// Its code, made from `image`.
+    pub program: &'a Program,
+    /// Its unwind tables, read from `image`.
+    pub unwind: &'a UnwindInfo,
+    /// The order of the blocks.
+    pub layout: &'a Layout,
+    /// Where the version goes: page-aligned, within 2 GiB of the module; may be below it (an [`Svma`] wraps).
+    pub start: Svma,
+    /// `None` for an ELF file; known for a live process. Position-independent modules need it for copies of jump tables
+    /// with absolute entries.
+    pub bias: Option<LoadBias>,
+    /// Number of the version, from 1.
+    pub number: u32,
+    /// Asks for a counting version.
+    pub counters: Option<CounterRequest<'a>>,
+}
+
+/// What a counting version counts.
+#[derive(Debug, Clone, Copy)]
+pub struct CounterRequest<'a> {
+    /// Where the writable counter area starts: 8-aligned, within 2 GiB of the version.
+    pub area_start: Svma,
+    /// What is to be counted, each once. Not every one gets a counter: see [`CounterTable`](crate::CounterTable).
+    pub counted: &'a [Counted],
+}

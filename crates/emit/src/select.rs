@@ -1,0 +1,331 @@
+//! Which blocks are placed: decided before anything else, because whether a branch goes to a copy or to the original
+//! code depends on it.
+
+use crate::lookup::Lookup;
+use crate::{EmitError, Request, SkipReason, Skipped, tables};
+use restitch_address::{Svma, SvmaRange};
+use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
+use restitch_layout::Fragment;
+use restitch_program::{Block, BlockAttrs, BlockId, FuncId, Movability, Terminator};
+use restitch_x86::{Flow, encode, relocate_field};
+use std::sync::Arc;
+
+/// "No slot", in [`Selection::slot_of`].
+pub(crate) const NONE: u32 = u32::MAX;
+/// What a version of any kind may be at most, in bytes.
+const LARGEST: u64 = 1 << 30;
+/// The most that copying a block can add to it: both branches of a short conditional, a wider table load, ...
+const GROWTH: u64 = 24;
+
+/// A 4-byte displacement in a copied instruction that has to be computed anew.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fix {
+    /// Offset in the block of the displacement.
+    pub field: u32,
+    /// Offset in the block of the end of the instruction, from which the displacement counts.
+    pub end: u32,
+    /// The original target.
+    pub target: Svma,
+    /// A direct call: goes to the target's copy, if there is one.
+    pub call: bool,
+}
+
+/// A block that is placed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chosen {
+    pub block: BlockId,
+    /// 1 where it may stand anywhere.
+    pub align: u32,
+    /// Its fixes end here, and start where those of the one before end.
+    pub fixes_end: u32,
+    /// Its jump table gets a copy.
+    pub copies_table: bool,
+}
+
+/// What unwinders know about a function.
+pub(crate) struct Frames<'a> {
+    pub entry: &'a FrameEntry,
+    pub rows: Vec<Row>,
+    pub lsda: Option<Lsda>,
+}
+
+impl Frames<'_> {
+    /// Index of the row that holds at `at`, which lies in the function.
+    pub fn row_at(&self, at: Svma) -> usize {
+        self.rows.partition_point(|row| row.start <= at).saturating_sub(1)
+    }
+    /// The state at `at`.
+    pub fn state_at(&self, at: Svma) -> &Arc<FrameState> {
+        &self.rows[self.row_at(at)].state
+    }
+}
+
+/// The addresses that a version can have, before they are known.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reach {
+    pub range: SvmaRange,
+}
+
+impl Reach {
+    /// Whether `target` is within a 32-bit displacement from everywhere in the version.
+    pub fn covers(&self, target: Svma) -> bool {
+        encode::fits_near(target.offset_from(self.range.start))
+            && encode::fits_near(target.offset_from(self.range.end))
+    }
+}
+
+/// The blocks that are placed, in layout order, and what is known about them.
+pub(crate) struct Selection<'a> {
+    pub chosen: Vec<Chosen>,
+    /// How many of `chosen` are hot: the first ones.
+    pub hot: usize,
+    pub fixes: Vec<Fix>,
+    /// Index into `chosen`, or [`NONE`], by block.
+    pub slot_of: Vec<u32>,
+    /// By function; `None` if nothing of it is placed.
+    pub frames: Vec<Option<Frames<'a>>>,
+    pub lookup: Lookup<'a>,
+    pub reach: Reach,
+    pub skipped: Vec<Skipped>,
+}
+
+impl<'a> Selection<'a> {
+    /// The slot of the copy of the block that starts at `at`, if there is one.
+    pub fn slot_at(&self, at: Svma) -> Option<u32> {
+        let block = self.lookup.starting_at(at)?;
+        Some(self.slot_of[block.index()]).filter(|slot| *slot != NONE)
+    }
+    /// What unwinders know about the function of a placed block.
+    pub fn frames_of(&self, function: FuncId) -> &Frames<'a> {
+        // Blocks are only placed if their function's frames are known.
+        self.frames[function.index()].as_ref().expect("a placed block has frames")
+    }
+    /// The fixes of slot number `slot`.
+    pub fn fixes_of(&self, slot: usize) -> &[Fix] {
+        let from = slot.checked_sub(1).map_or(0, |before| self.chosen[before].fixes_end as usize);
+        &self.fixes[from..self.chosen[slot].fixes_end as usize]
+    }
+}
+
+/// Bytes of `block` that are copied as they are; the rest is a branch that is written anew.
+pub(crate) fn copied_len(block: &Block) -> u32 {
+    match block.terminator {
+        Terminator::Jump(_) | Terminator::Conditional(..) | Terminator::ShortConditional(_) => {
+            block.len - u32::from(block.terminator_len)
+        }
+        _ => block.len,
+    }
+}
+
+/// Decides which blocks of the layout are placed.
+pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitError> {
+    if request.start.align_down(4096) != request.start {
+        return Err(EmitError::Unaligned(request.start));
+    }
+    let program = request.program;
+    let mut state = Select {
+        request,
+        functions: vec![Status::Unknown; program.functions.len()],
+        out: Selection {
+            chosen: Vec::with_capacity(program.blocks.len().min(1 << 20)),
+            hot: 0,
+            fixes: Vec::new(),
+            slot_of: vec![NONE; program.blocks.len()],
+            frames: program.functions.iter().map(|_| None).collect(),
+            lookup: Lookup::new(program),
+            reach: Reach { range: SvmaRange::new(request.start, upper_bound(request)?) },
+            skipped: Vec::new(),
+        },
+    };
+    state.fragments(&request.layout.hot)?;
+    state.out.hot = state.out.chosen.len();
+    state.fragments(&request.layout.cold)?;
+    Ok(state.out)
+}
+
+/// More bytes than the code and the tables of the version can have. Checks the layout on the way.
+fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
+    let program = request.program;
+    let mut total = 4096u64;
+    for fragment in request.layout.hot.iter().chain(&request.layout.cold) {
+        if !fragment.align.is_power_of_two() || fragment.align > 4096 {
+            return Err(EmitError::Alignment(fragment.align));
+        }
+        total += u64::from(fragment.align);
+        for &id in &fragment.blocks {
+            let block = program.blocks.get(id.index()).ok_or(EmitError::UnknownBlock(id))?;
+            total += u64::from(block.len) + GROWTH;
+            if let Terminator::Table(table) = block.terminator
+                && let Some(table) = program.tables.get(table.index())
+            {
+                total += 8 + 8 * (table.targets.len() + table.tail.len()) as u64;
+            }
+        }
+    }
+    let per_counter = u64::from(encode::KEEPING_COUNT + encode::JMP_NEAR);
+    total += request.counters.map_or(0, |c| c.counted.len() as u64 * per_counter);
+    if total > LARGEST { Err(EmitError::TooLarge(total)) } else { Ok(total) }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Status {
+    Unknown,
+    Good,
+    Bad,
+}
+
+struct Select<'r, 'a> {
+    request: &'r Request<'a>,
+    functions: Vec<Status>,
+    out: Selection<'a>,
+}
+
+impl Select<'_, '_> {
+    fn fragments(&mut self, fragments: &[Fragment]) -> Result<(), EmitError> {
+        for fragment in fragments {
+            let mut leads = true;
+            for &block in &fragment.blocks {
+                let align = if leads { fragment.align } else { 1 };
+                if self.block(block, align)? {
+                    leads = false;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the block, or notes why not.
+    fn block(&mut self, id: BlockId, align: u32) -> Result<bool, EmitError> {
+        let program = self.request.program;
+        let block = program.block(id);
+        if self.out.slot_of[id.index()] != NONE {
+            return Err(EmitError::BlockTwice { block: id, at: block.start });
+        }
+        if self.functions[block.function.index()] == Status::Unknown {
+            self.functions[block.function.index()] = self.function(block.function);
+        }
+        if self.functions[block.function.index()] == Status::Bad {
+            return Ok(false);
+        }
+        let mut skip =
+            |why| self.out.skipped.push(Skipped { function: block.function, block: Some(id), why });
+        if block.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING) {
+            skip(SkipReason::NotMovable);
+            return Ok(false);
+        }
+        let bytes = self.request.image.read(block.start, block.len as usize);
+        let bytes = bytes.ok_or(EmitError::Unreadable(block.start))?;
+        let fixes_before = self.out.fixes.len();
+        if !targets_in_reach(block, self.out.reach)
+            || !scan(bytes, block, self.out.reach, &mut self.out.fixes)
+        {
+            self.out.fixes.truncate(fixes_before);
+            skip(SkipReason::OutOfReach);
+            return Ok(false);
+        }
+        let copies_table = match block.terminator {
+            Terminator::Table(table) => {
+                let copies = tables::may_copy(self.request, block, program.table(table), self.out.reach);
+                if !copies {
+                    skip(SkipReason::TableNotCopied);
+                }
+                copies
+            }
+            _ => false,
+        };
+        self.out.slot_of[id.index()] = self.out.chosen.len() as u32;
+        let fixes_end = self.out.fixes.len() as u32;
+        self.out.chosen.push(Chosen { block: id, align, fixes_end, copies_table });
+        Ok(true)
+    }
+
+    /// Reads the function's unwind information.
+    fn function(&mut self, id: FuncId) -> Status {
+        let function = self.request.program.function(id);
+        let why = if function.movability != Movability::Movable {
+            SkipReason::NotMovable
+        } else if let Some(frames) = frames(self.request, function.range) {
+            self.out.frames[id.index()] = Some(frames);
+            return Status::Good;
+        } else {
+            SkipReason::Unwind
+        };
+        self.out.skipped.push(Skipped { function: id, block: None, why });
+        Status::Bad
+    }
+}
+
+/// What unwinders know about the function, if a copy can say the same.
+fn frames<'a>(request: &Request<'a>, function: SvmaRange) -> Option<Frames<'a>> {
+    let entry = request.unwind.find(function.start)?;
+    if entry.signal_frame || !entry.range.covers(&function) {
+        return None;
+    }
+    let rows = request.unwind.rows(entry).ok()?;
+    let first = rows.first()?;
+    if first.start != entry.range.start
+        || rows.iter().any(|row| {
+            row.state.depends_on_position() || row.state.return_address != first.state.return_address
+        })
+    {
+        return None;
+    }
+    let lsda = match (entry.personality, entry.lsda) {
+        (Some(_), Some(at)) => Some(lsda(request, at, entry)?),
+        _ => None,
+    };
+    Some(Frames { entry, rows, lsda })
+}
+
+fn lsda(request: &Request<'_>, at: Svma, entry: &FrameEntry) -> Option<Lsda> {
+    let image = request.image;
+    // A table that the loader relocates is not what the file says. (4096 bytes: as far as most of them reach.)
+    if image.is_writable(at) && !image.relocations_in(SvmaRange::new(at, 4096)).is_empty() {
+        return None;
+    }
+    Lsda::parse(&|at: Svma| image.read_tail(at), at, entry.range).ok()
+}
+
+/// Whether the block's branches can reach their original targets from everywhere.
+fn targets_in_reach(block: &Block, reach: Reach) -> bool {
+    match block.terminator {
+        Terminator::FallThrough => reach.covers(block.end()),
+        Terminator::Jump(to) => reach.covers(to),
+        Terminator::Conditional(_, to) => reach.covers(to) && reach.covers(block.end()),
+        Terminator::ShortConditional(to) => {
+            reach.covers(to) && reach.covers(block.end()) && block.terminator_len >= 2
+        }
+        Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop => true,
+    }
+}
+
+/// Decodes the part of the block that is copied and notes what has to be fixed. `false` if something cannot be copied.
+fn scan(bytes: &[u8], block: &Block, reach: Reach, fixes: &mut Vec<Fix>) -> bool {
+    let len = copied_len(block);
+    let mut offset = 0u32;
+    while offset < len {
+        let rest = &bytes[offset as usize..len as usize];
+        let Some((insn, rip)) = relocate_field(rest, block.start + u64::from(offset)) else { return false };
+        let end = offset + u32::from(insn.len);
+        if let Some(rip) = rip {
+            if !reach.covers(rip.target) {
+                return false;
+            }
+            fixes.push(Fix { field: offset + u32::from(rip.offset), end, target: rip.target, call: false });
+        }
+        let possible = match insn.flow {
+            Flow::Next | Flow::IndirectCall | Flow::Stop => true,
+            Flow::Call(target) => {
+                fixes.push(Fix { field: end - 4, end, target, call: true });
+                reach.covers(target)
+            }
+            Flow::IndirectJump | Flow::Return => end == len,
+            Flow::Jump(_) | Flow::Conditional(..) | Flow::ShortConditional(_) | Flow::Unsupported => false,
+        };
+        if !possible {
+            return false;
+        }
+        offset = end;
+    }
+    true
+}

@@ -1,0 +1,125 @@
+//! The bytes of the code.
+
+use crate::counters::Counters;
+use crate::plan::{Op, Plan};
+use crate::select::Selection;
+use crate::tables::Areas;
+use crate::{EmitError, Request, elf};
+use restitch_address::Svma;
+use restitch_x86::{displaced_load, encode};
+
+/// What stands between fragments: control never gets there.
+const FILLER: u8 = 0xcc;
+
+/// Writes everything up to the end of the code; room for the headers is left at the start.
+pub(crate) fn write(
+    request: &Request<'_>,
+    selection: &Selection<'_>,
+    plan: &Plan,
+    areas: &Areas,
+    counters: &Counters,
+) -> Result<Vec<u8>, EmitError> {
+    let mut out = Vec::with_capacity(areas.tables_end as usize * 5 / 4 + (1 << 16));
+    out.resize(elf::HEADERS as usize, 0);
+    let mut writer = Writer { request, selection, plan, areas, counters, out };
+    for slot in plan.order() {
+        writer.slot(slot)?;
+    }
+    Ok(writer.out)
+}
+
+struct Writer<'r, 'a> {
+    request: &'r Request<'a>,
+    selection: &'r Selection<'a>,
+    plan: &'r Plan,
+    areas: &'r Areas,
+    counters: &'r Counters,
+    out: Vec<u8>,
+}
+
+impl Writer<'_, '_> {
+    fn slot(&mut self, slot: usize) -> Result<(), EmitError> {
+        let place = self.plan.slots[slot];
+        let block = self.request.program.block(place.block);
+        let bytes = self.request.image.read(block.start, block.len as usize);
+        let bytes = bytes.ok_or(EmitError::Unreadable(block.start))?;
+        self.out.resize(place.start as usize, FILLER);
+        let ops = &self.plan.ops[self.plan.ops_of(slot)];
+        for (i, op) in ops.iter().enumerate() {
+            match *op {
+                Op::Copy { from, len, .. } => self.copy(slot, bytes, from, len),
+                Op::Load { from, copy, .. } => {
+                    self.load(&bytes[from as usize..], block.start + from.into(), copy)
+                }
+                Op::Count { counter, .. } => self.count(self.counters.word(counter), counter.keeps),
+                Op::Branch { condition, near, dest, .. } => {
+                    let len = op.len();
+                    self.branch(condition, near, len, self.plan.target(dest));
+                }
+                Op::Short { over, len } => {
+                    let skipped: u32 = ops[i + 1..].iter().take(over.into()).map(Op::len).sum();
+                    let at = (block.len - u32::from(block.terminator_len)) as usize;
+                    self.out.extend_from_slice(&bytes[at..at + usize::from(len) - 1]);
+                    // At most a counter and a jump.
+                    self.out.push(skipped as u8);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of the next byte.
+    fn here(&self) -> Svma {
+        self.plan.start + self.out.len() as u64
+    }
+
+    /// The displacement that leads to `to` from `end`. In reach: selection has seen to it.
+    fn near(to: Svma, end: Svma) -> i32 {
+        let displacement = to.offset_from(end);
+        debug_assert!(encode::fits_near(displacement), "{to} from {end}");
+        displacement as i32
+    }
+
+    fn copy(&mut self, slot: usize, bytes: &[u8], from: u32, len: u32) {
+        let origin = self.here().offset(-i64::from(from));
+        let offset = self.out.len();
+        self.out.extend_from_slice(&bytes[from as usize..(from + len) as usize]);
+        for fix in self.selection.fixes_of(slot).iter().filter(|f| f.field >= from && f.field < from + len) {
+            let copied = if fix.call { self.selection.slot_at(fix.target) } else { None };
+            let to = copied.map_or(fix.target, |slot| self.plan.address(slot));
+            let displacement = Self::near(to, origin + u64::from(fix.end));
+            let field = offset + (fix.field - from) as usize;
+            self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
+        }
+    }
+
+    fn load(&mut self, bytes: &[u8], at: Svma, copy: u32) {
+        let table = self.request.program.table(self.plan.copies[copy as usize]);
+        let delta = self.plan.at(self.areas.copies[copy as usize]).offset_from(table.table);
+        let load = displaced_load(bytes, at, delta);
+        debug_assert!(load.is_some(), "the load at {at} cannot be displaced by {delta}");
+        self.out.extend(load.unwrap_or_default());
+    }
+
+    fn count(&mut self, word: Svma, keeps: bool) {
+        if !keeps {
+            let displacement = Self::near(word, self.here() + u64::from(encode::COUNT));
+            return encode::count(&mut self.out, displacement);
+        }
+        let mut keeping = encode::keeping_count();
+        let displacement = Self::near(word, self.here() + u64::from(keeping.field_end));
+        let field = keeping.field as usize;
+        keeping.bytes[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
+        self.out.extend_from_slice(&keeping.bytes);
+    }
+
+    fn branch(&mut self, condition: Option<u8>, near: bool, len: u32, to: Svma) {
+        let displacement = Self::near(to, self.here() + u64::from(len));
+        match (condition, near) {
+            (None, false) => encode::jmp_short(&mut self.out, displacement as i8),
+            (None, true) => encode::jmp_near(&mut self.out, displacement),
+            (Some(condition), false) => encode::jcc_short(&mut self.out, condition, displacement as i8),
+            (Some(condition), true) => encode::jcc_near(&mut self.out, condition, displacement),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The build id: the key under which profiles of a module are kept.
+
+use crate::ProgramHeader;
+use crate::bytes::{slice, u32_at};
+use crate::section::Section;
+use object::elf;
+use std::fmt;
+
+/// The GNU build id: bytes that differ between any two builds. Its text form is lower-case hexadecimal.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BuildId(Box<[u8]>);
+
+impl BuildId {
+    /// A build id of these bytes (as the kernel or a profile gives them).
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+    /// The bytes; 20 of them in most files.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+    /// The build id that `hex` spells, if it is an even number of hexadecimal digits and not empty.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        if hex.is_empty() || !hex.len().is_multiple_of(2) || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        let byte = |i| u8::from_str_radix(&hex[i..i + 2], 16).ok();
+        (0..hex.len()).step_by(2).map(byte).collect::<Option<Vec<_>>>().map(|b| Self(b.into()))
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BuildId({self})")
+    }
+}
+
+pub(crate) fn build_id(data: &[u8], headers: &[ProgramHeader], sections: &[Section]) -> Option<BuildId> {
+    let in_segments = headers
+        .iter()
+        .filter(|p| p.kind == elf::PT_NOTE)
+        .filter_map(|p| Some((slice(data, p.offset.get(), p.file_len)?, p.align)));
+    let in_sections = sections.iter().filter(|s| s.kind == elf::SHT_NOTE).map(|s| (s.bytes(data), 4));
+    in_segments.chain(in_sections).find_map(|(notes, align)| find(notes, if align == 8 { 8 } else { 4 }))
+}
+
+fn find(mut notes: &[u8], align: usize) -> Option<BuildId> {
+    loop {
+        let (name_len, value_len) = (u32_at(notes, 0)? as usize, u32_at(notes, 4)? as usize);
+        let value_at = (12 + name_len).next_multiple_of(align);
+        let name = notes.get(12..12 + name_len)?;
+        let value = notes.get(value_at..value_at + value_len)?;
+        if u32_at(notes, 8)? == elf::NT_GNU_BUILD_ID && name == b"GNU\0" && !value.is_empty() {
+            return Some(BuildId::new(value));
+        }
+        notes = notes.get((value_at + value_len).next_multiple_of(align)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_back() {
+        let id = BuildId::new(&[0, 0xff, 0x1a]);
+        assert_eq!(id.to_string(), "00ff1a");
+        assert_eq!(BuildId::from_hex("00FF1a"), Some(id));
+        for bad in ["", "0", "0g", "+1", "\u{e9}\u{e9}"] {
+            assert_eq!(BuildId::from_hex(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn other_notes_are_passed_over() {
+        let note = |kind: u32, name: &[u8; 4], value: &[u8]| {
+            let mut n = [4u32, value.len() as u32, kind].map(u32::to_le_bytes).concat();
+            n.extend_from_slice(name);
+            n.extend_from_slice(value);
+            n.resize(n.len().next_multiple_of(4), 0);
+            n
+        };
+        let notes =
+            [note(1, b"GNU\0", b"12345"), note(3, b"XYZ\0", b"no"), note(3, b"GNU\0", b"yes")].concat();
+        assert_eq!(find(&notes, 4), Some(BuildId::new(b"yes")));
+        assert_eq!(find(&notes[..notes.len() - 4], 4), None);
+    }
+}

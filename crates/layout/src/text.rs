@@ -1,0 +1,79 @@
+//! The textual form of a [`Layout`]: for tests and dumps.
+//!
+//! ```text
+//! hot align 16: 0x1000 0x1020
+//! cold align 1: 0x1010
+//! ```
+//!
+//! One fragment a line, by the start addresses of its blocks; `#` begins a comment.
+
+use std::fmt::Write as _;
+
+use restitch_address::Svma;
+use restitch_program::Program;
+
+use crate::{Fragment, Layout};
+
+/// A line that is not in the textual form of a layout.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("layout text, line {line}: {what}; a line is like \"hot align 16: 0x1000 0x1020\"")]
+pub struct LayoutTextError {
+    /// Line number, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl Layout {
+    /// The textual form. All blocks must be of `program`.
+    pub fn to_text(&self, program: &Program) -> String {
+        let mut out = String::new();
+        for (place, fragments) in [("hot", &self.hot), ("cold", &self.cold)] {
+            for fragment in fragments {
+                let _ = write!(out, "{place} align {}:", fragment.align);
+                for &block in &fragment.blocks {
+                    let _ = write!(out, " {}", program.block(block).start);
+                }
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    /// Reads the textual form. What it says need not be valid ([`Layout::validate`]).
+    pub fn from_text(text: &str, program: &Program) -> Result<Layout, LayoutTextError> {
+        let mut layout = Layout::default();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            let wrong = |what| LayoutTextError { line: number + 1, what };
+            let (hot, fragment) = read_line(line, program).map_err(wrong)?;
+            if hot { layout.hot.push(fragment) } else { layout.cold.push(fragment) }
+        }
+        Ok(layout)
+    }
+}
+
+fn read_line(line: &str, program: &Program) -> Result<(bool, Fragment), String> {
+    let (head, blocks) = line.split_once(':').ok_or("no \":\"")?;
+    let words: Vec<&str> = head.split_whitespace().collect();
+    let (place, align) = match words[..] {
+        [place, "align", align] => (place, align),
+        _ => return Err(format!("cannot read \"{head}\"")),
+    };
+    let hot = match place {
+        "hot" => true,
+        "cold" => false,
+        _ => return Err(format!("\"{place}\" is neither hot nor cold")),
+    };
+    let align = align.parse().map_err(|_| format!("\"{align}\" is not an alignment"))?;
+    let block = |word: &str| {
+        let hex = word.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let at = hex.ok_or_else(|| format!("\"{word}\" is not an address like 0x1000"))?;
+        program.block_starting_at(Svma::new(at)).ok_or_else(|| format!("no block starts at {word}"))
+    };
+    let blocks = blocks.split_whitespace().map(block).collect::<Result<_, String>>()?;
+    Ok((hot, Fragment { blocks, align }))
+}

@@ -1,0 +1,231 @@
+//! Properties that every layout has, and how good the default one is.
+
+use proptest::prelude::*;
+use restitch_layout::{ExtTsp, Fragment, Grouping, HotChains, Layout, LayoutAlgorithm, OriginalOrder, Score};
+use restitch_profile::Profile;
+use restitch_profile::testing::{RandomProgram, Shape, walk};
+use restitch_program::{BlockId, FuncId, Program};
+
+fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
+    vec![
+        Box::new(OriginalOrder),
+        Box::new(HotChains::default()),
+        Box::new(ExtTsp::default()),
+        Box::new(HotChains { grouping: Grouping::Chains, align: 1, ..HotChains::default() }),
+    ]
+}
+
+fn movable(seed: u64, functions: usize, blocks: usize) -> (Program, Profile) {
+    let program = RandomProgram::shaped(seed, Shape { functions, blocks, unmovable: 0.0 }).program;
+    let profile = walk(&program, seed, 60, 0.01);
+    (program, profile)
+}
+
+const LOOP: &str = "\
+function 0x1000..0x1060 main movable
+  0x1000 +16 entry jump/2 -> 0x1040
+  0x1010 +16 target cond(4)/2 -> 0x1030
+  0x1020 +16 - stop/2
+  0x1030 +16 target fall
+  0x1040 +16 target cond(5)/2 -> 0x1010
+  0x1050 +16 - return/1
+    call 0x1052 +5 -> 0x1060
+function 0x1060..0x1070 helper movable
+  0x1060 +16 entry return/1
+function 0x1070..0x1080 unused movable
+  0x1070 +16 entry return/1
+";
+
+fn counts(program: &Program) -> Profile {
+    let text = "\
+block 0x1000 = 1
+block 0x1010 = 100
+block 0x1030 = 100
+block 0x1040 = 101
+block 0x1050 = 1
+block 0x1060 = 1
+edge 0x1000 taken 0x1040 = 1
+edge 0x1010 taken 0x1030 = 100
+edge 0x1030 fall 0x1040 = 100
+edge 0x1040 taken 0x1010 = 100
+edge 0x1040 fall 0x1050 = 1
+call 0x1052 = 1
+";
+    Profile::from_text(text, program).unwrap()
+}
+
+#[test]
+fn a_loop_is_straightened() {
+    let program = Program::from_text(LOOP).unwrap();
+    let profile = counts(&program);
+    let layout = HotChains { align: 1, ..HotChains::default() }.layout(&program, &profile);
+    let expected = "\
+hot align 1: 0x1000
+hot align 1: 0x1010 0x1030 0x1040 0x1050
+hot align 1: 0x1060
+cold align 1: 0x1020
+";
+    assert_eq!(layout.to_text(&program), expected);
+    let (before, after) = (Score::of_original(&program, &profile), Score::of(&program, &profile, &layout));
+    assert_eq!((before.taken, before.fall_through), (201, 101));
+    assert_eq!((after.taken, after.fall_through), (101, 201));
+    assert!(after.ext_tsp > before.ext_tsp && after.lines.all == 2);
+    assert_eq!(Layout::from_text(expected, &program).unwrap(), layout);
+}
+
+#[test]
+fn the_baseline_and_counting_order_is_by_address() {
+    let program = Program::from_text(LOOP).unwrap();
+    let layout = OriginalOrder.layout(&program, &counts(&program));
+    assert_eq!(layout.hot.len(), 2);
+    assert_eq!(layout, OriginalOrder::of_functions(&program, &[FuncId(1), FuncId(0), FuncId(0)]));
+    assert!(layout.blocks().is_sorted());
+}
+
+#[test]
+fn a_hot_threshold_and_alignment_are_options() {
+    let program = Program::from_text(LOOP).unwrap();
+    let layout = HotChains { threshold: 1, ..HotChains::default() }.layout(&program, &counts(&program));
+    assert_eq!(
+        layout.to_text(&program),
+        "hot align 16: 0x1010 0x1030 0x1040\ncold align 1: 0x1000 0x1020 0x1050\n"
+    );
+}
+
+#[test]
+fn faults_and_unreadable_lines_are_named() {
+    let program = Program::from_text(&LOOP.replace("helper movable", "helper odd-unwind-info")).unwrap();
+    let bad = Layout {
+        hot: vec![
+            Fragment { blocks: vec![BlockId(0), BlockId(6)], align: 3 },
+            Fragment { blocks: vec![], align: 1 },
+        ],
+        cold: vec![Fragment { blocks: vec![BlockId(0), BlockId(99)], align: 1 }],
+    };
+    let wrong = bad.validate(&program).unwrap_err().join("; ");
+    for fault in
+        ["no power of two", "0x1060 is not movable", "1 is empty", "0x1000 occurs twice", "no block 99"]
+    {
+        assert!(wrong.contains(fault), "{fault}: {wrong}");
+    }
+    for text in ["warm align 1: 0x1000", "hot: 0x1000", "hot align x: 0x1000", "hot align 1: 0x1001", "hot"] {
+        assert_eq!(Layout::from_text(&format!("\n{text}"), &program).unwrap_err().line, 2, "{text}");
+    }
+}
+
+/// The best possible extended-TSP score of these blocks: all orders.
+fn best_ext_tsp(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> f64 {
+    if from == blocks.len() {
+        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![] };
+        return Score::of(program, profile, &layout).ext_tsp;
+    }
+    let mut best = 0.0f64;
+    for i in from..blocks.len() {
+        blocks.swap(from, i);
+        best = best.max(best_ext_tsp(program, profile, blocks, from + 1));
+        blocks.swap(from, i);
+    }
+    best
+}
+
+/// A measurement with bounds: small functions against all orders, larger ones against greedy chains.
+#[test]
+fn ext_tsp_is_near_the_optimum_and_no_worse_than_greedy_chains() {
+    let options = HotChains { align: 1, ..HotChains::default() };
+    let (mut reached, mut possible) = (0.0, 0.0);
+    for seed in 0..150 {
+        let (program, profile) = movable(seed, 1, 6);
+        let layout = ExtTsp { options }.layout(&program, &profile);
+        let mut hot: Vec<BlockId> = program.block_ids().filter(|&b| profile.block(b) > 0).collect();
+        let best = best_ext_tsp(&program, &profile, &mut hot, 0);
+        let score = Score::of(&program, &profile, &layout).ext_tsp;
+        assert!(score <= best * (1.0 + 1e-9) && score >= best * 0.7, "seed {seed}: {score} of {best}");
+        reached += score;
+        possible += best;
+    }
+    assert!(reached > 0.98 * possible, "{reached} of {possible}");
+    let (mut ext, mut greedy) = (0.0, 0.0);
+    for seed in 0..40 {
+        let (program, profile) = movable(seed, 4, 60);
+        let score = |layout| Score::of(&program, &profile, &layout).ext_tsp;
+        ext += score(ExtTsp { options }.layout(&program, &profile));
+        greedy += score(options.layout(&program, &profile));
+    }
+    eprintln!(
+        "ext-TSP score: {:.4} of the optimum, {:.4} of greedy chains",
+        reached / possible,
+        ext / greedy
+    );
+    assert!(ext > 0.98 * greedy, "{ext} against {greedy}");
+}
+
+/// The best possible fall-through weight of the executed blocks: all orders.
+fn optimum(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> u64 {
+    if from == blocks.len() {
+        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![] };
+        return Score::of(program, profile, &layout).fall_through;
+    }
+    let mut best = 0;
+    for i in from..blocks.len() {
+        blocks.swap(from, i);
+        best = best.max(optimum(program, profile, blocks, from + 1));
+        blocks.swap(from, i);
+    }
+    best
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn layouts_are_permutations_and_deterministic(seed: u64) {
+        let program = RandomProgram::new(seed).program;
+        let profile = walk(&program, seed, 50, 0.02);
+        for algorithm in algorithms() {
+            let layout = algorithm.layout(&program, &profile);
+            prop_assert_eq!(layout.validate(&program), Ok(()));
+            let mut placed: Vec<BlockId> = layout.blocks().collect();
+            placed.sort_unstable();
+            let hot_function = |f: FuncId| {
+                program.blocks_of(f).any(|b| program.is_movable(b) && profile.block(b) > 0)
+            };
+            let expected: Vec<BlockId> = program.block_ids()
+                .filter(|&b| program.is_movable(b) && hot_function(program.block(b).function)).collect();
+            prop_assert_eq!(&placed, &expected, "{}", algorithm.name());
+            let text = layout.to_text(&program);
+            prop_assert_eq!(&algorithm.layout(&program.clone(), &profile.clone()).to_text(&program), &text);
+            prop_assert_eq!(Layout::from_text(&text, &program).unwrap(), layout);
+        }
+    }
+
+    #[test]
+    fn chains_fall_through_at_least_as_often_as_the_original(seed: u64) {
+        let (program, profile) = movable(seed, 6, 12);
+        let layout = HotChains::default().layout(&program, &profile);
+        let (before, after) = (Score::of_original(&program, &profile), Score::of(&program, &profile, &layout));
+        prop_assert!(after.fall_through >= before.fall_through, "{after:?} {before:?}");
+        prop_assert_eq!(after.taken + after.fall_through, before.taken + before.fall_through);
+        prop_assert_eq!(after.executed_bytes, before.executed_bytes);
+    }
+
+    #[test]
+    fn chains_reach_half_of_the_optimum(seed: u64) {
+        let (program, profile) = movable(seed, 1, 6);
+        let layout = HotChains { align: 1, ..HotChains::default() }.layout(&program, &profile);
+        let mut hot: Vec<BlockId> = program.block_ids().filter(|&b| profile.block(b) > 0).collect();
+        let best = optimum(&program, &profile, &mut hot, 0);
+        let reached = Score::of(&program, &profile, &layout).fall_through;
+        prop_assert!(2 * reached >= best && reached <= best, "{reached} of {best}");
+    }
+}
+
+#[test]
+fn a_large_program_is_laid_out() {
+    let program = RandomProgram::shaped(7, Shape { functions: 20_000, blocks: 20, unmovable: 0.01 }).program;
+    assert!(program.blocks.len() > 190_000);
+    let profile = walk(&program, 7, 100_000, 0.0);
+    let layout = HotChains::default().layout(&program, &profile);
+    assert_eq!(layout.validate(&program), Ok(()));
+    let (before, after) = (Score::of_original(&program, &profile), Score::of(&program, &profile, &layout));
+    assert!(after.taken < before.taken && after.lines.all < before.lines.all, "{before:?} {after:?}");
+}

@@ -1,0 +1,189 @@
+//! Errors of measuring, and what the kernel's refusals mean.
+
+use std::io;
+
+/// Why something cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum PerfError {
+    /// The kernel does not allow it.
+    #[error("not allowed to measure {object}: {reason}{}", remedy_text(remedy))]
+    Denied {
+        /// What was to be measured.
+        object: String,
+        /// Why not.
+        reason: String,
+        /// The command that would allow it.
+        remedy: Option<String>,
+    },
+    /// This machine cannot do it.
+    #[error("cannot measure {object}: {reason}{}", remedy_text(remedy))]
+    Unavailable {
+        /// What was to be measured.
+        object: String,
+        /// Why not.
+        reason: String,
+        /// What would help, if anything.
+        remedy: Option<String>,
+    },
+    /// None of the processes exists any more.
+    #[error("none of the processes {pids:?} exists (any more); start measuring earlier")]
+    NoProcess {
+        /// The processes asked for.
+        pids: Vec<i32>,
+    },
+    /// Too many open files.
+    #[error(
+        "measuring {threads} threads needs {needed} open files, more than this process may have; raise the limit (ulimit -n {needed}) or measure fewer processes"
+    )]
+    TooManyFiles {
+        /// Threads to be measured.
+        threads: usize,
+        /// Files needed.
+        needed: usize,
+    },
+    /// An operation on an open event failed.
+    #[error("{operation} of a performance event failed: {source}")]
+    Io {
+        /// What was done.
+        operation: &'static str,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// `/proc` could not be read.
+    #[error(transparent)]
+    Proc(#[from] restitch_procfs::ProcError),
+}
+
+fn remedy_text(remedy: &Option<String>) -> String {
+    remedy.as_ref().map_or_else(String::new, |remedy| format!("; {remedy}"))
+}
+
+/// What the kernel takes into account when it decides.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Circumstances {
+    /// `kernel.perf_event_paranoid`.
+    pub paranoid: Option<i32>,
+    /// The effective user.
+    pub euid: u32,
+}
+
+impl Circumstances {
+    pub(crate) fn now() -> Self {
+        Self {
+            paranoid: restitch_procfs::system::perf_event_paranoid(),
+            // SAFETY: `geteuid` has no arguments and no memory effects.
+            euid: unsafe { libc::geteuid() },
+        }
+    }
+}
+
+/// A refusal in words: whether it is one of permission, the reason, and the remedy.
+pub(crate) struct Refusal {
+    pub denied: bool,
+    pub reason: String,
+    pub remedy: Option<String>,
+}
+
+/// Explains an error number of `perf_event_open`.
+pub(crate) fn explain(errno: i32, circumstances: Circumstances) -> Refusal {
+    let Circumstances { paranoid, euid } = circumstances;
+    match errno {
+        libc::EACCES | libc::EPERM => denied(paranoid, euid),
+        libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL => Refusal {
+            denied: false,
+            reason: "this machine has no such counter (a virtual machine without a virtual PMU, or an old processor)".to_owned(),
+            remedy: None,
+        },
+        libc::ENOSYS => Refusal {
+            denied: false,
+            reason: "the kernel was built without performance events, or a container's seccomp profile hides them".to_owned(),
+            remedy: Some("run outside the container, or with a seccomp profile that permits perf_event_open".to_owned()),
+        },
+        libc::EBUSY => Refusal {
+            denied: false,
+            reason: "another program uses the counter exclusively".to_owned(),
+            remedy: Some("end the other profiler and try again".to_owned()),
+        },
+        other => Refusal {
+            denied: false,
+            reason: io::Error::from_raw_os_error(other).to_string(),
+            remedy: None,
+        },
+    }
+}
+
+/// Levels of `kernel.perf_event_paranoid` (Documentation/admin-guide/sysctl/kernel.rst): user code of one's own
+/// processes may be measured up to 2; Debian and Ubuntu add 3 and 4, which forbid everything to ordinary users.
+fn denied(paranoid: Option<i32>, euid: u32) -> Refusal {
+    let (reason, remedy) = match paranoid {
+        _ if euid == 0 => (
+            "even root may not here: a container without CAP_PERFMON or with a seccomp profile".to_owned(),
+            "start the container with --cap-add PERFMON and a seccomp profile that permits perf_event_open"
+                .to_owned(),
+        ),
+        Some(level) if level >= 3 => (
+            format!("kernel.perf_event_paranoid is {level}, which forbids it to ordinary users"),
+            "run: sudo sysctl kernel.perf_event_paranoid=2".to_owned(),
+        ),
+        Some(level) => (
+            format!("the process belongs to another user (kernel.perf_event_paranoid is {level})"),
+            "run as that process's user or with sudo".to_owned(),
+        ),
+        None => (
+            "the kernel refuses it and /proc/sys/kernel/perf_event_paranoid does not exist".to_owned(),
+            "run with sudo, outside a container".to_owned(),
+        ),
+    };
+    Refusal { denied: true, reason, remedy: Some(remedy) }
+}
+
+impl PerfError {
+    /// The error for a failed `perf_event_open`.
+    pub(crate) fn from_open(object: &str, source: &io::Error) -> Self {
+        let refusal = explain(source.raw_os_error().unwrap_or(0), Circumstances::now());
+        let (object, Refusal { denied, reason, remedy }) = (object.to_owned(), refusal);
+        match denied {
+            true => Self::Denied { object, reason, remedy },
+            false => Self::Unavailable { object, reason, remedy },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(errno: i32, paranoid: Option<i32>, euid: u32) -> String {
+        let Refusal { denied, reason, remedy } = explain(errno, Circumstances { paranoid, euid });
+        let object = "cycles of process 7".to_owned();
+        match denied {
+            true => PerfError::Denied { object, reason, remedy }.to_string(),
+            false => PerfError::Unavailable { object, reason, remedy }.to_string(),
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_setting_and_the_exact_command() {
+        assert_eq!(
+            text(libc::EACCES, Some(3), 1000),
+            "not allowed to measure cycles of process 7: kernel.perf_event_paranoid is 3, which forbids it to ordinary users; run: sudo sysctl kernel.perf_event_paranoid=2"
+        );
+        assert_eq!(
+            text(libc::EACCES, Some(2), 1000),
+            "not allowed to measure cycles of process 7: the process belongs to another user (kernel.perf_event_paranoid is 2); run as that process's user or with sudo"
+        );
+        assert!(text(libc::EPERM, Some(4), 1000).contains("sudo sysctl kernel.perf_event_paranoid=2"));
+        assert!(text(libc::EPERM, Some(2), 0).contains("--cap-add PERFMON"));
+        assert!(text(libc::EACCES, None, 1000).contains("does not exist"));
+    }
+
+    #[test]
+    fn missing_hardware_is_not_called_a_lack_of_permission() {
+        assert!(
+            text(libc::ENOENT, Some(2), 1000)
+                .starts_with("cannot measure cycles of process 7: this machine has no")
+        );
+        assert!(text(libc::ENOSYS, Some(2), 1000).contains("seccomp"));
+        assert!(text(libc::EBUSY, Some(2), 1000).contains("another program"));
+    }
+}

@@ -1,0 +1,76 @@
+//! Errors of reading `/proc`.
+
+use std::path::{Path, PathBuf};
+
+/// Why a fact about a process could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// The process or thread does not exist (any more).
+    #[error("process {pid} does not exist (it may have ended): {path}", path = path.display())]
+    Gone {
+        /// The process asked about.
+        pid: i32,
+        /// The file that was to be read.
+        path: PathBuf,
+    },
+    /// The kernel refuses to tell.
+    #[error(
+        "no permission to read {path}: process {pid} belongs to another user or is protected; run as the same user or as root",
+        path = path.display()
+    )]
+    Permission {
+        /// The process asked about.
+        pid: i32,
+        /// The file that was to be read.
+        path: PathBuf,
+    },
+    /// Any other failure of the operating system.
+    #[error("cannot read {path} of process {pid}: {source}", path = path.display())]
+    Io {
+        /// The process asked about.
+        pid: i32,
+        /// The file that was to be read.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The file does not have the form that the kernel documents (proc(5)).
+    #[error("{path} of process {pid} is not understood: {what}", path = path.display())]
+    Malformed {
+        /// The process asked about.
+        pid: i32,
+        /// The file that was read.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The pid now names another process than the one that was meant.
+    #[error("process {pid} has ended and its number was given to another process; look up the pid again")]
+    Reused {
+        /// The process number in question.
+        pid: i32,
+    },
+    /// The file at the path is not the one that the process has mapped.
+    #[error(
+        "{path} is not the file that process {pid} has mapped (it was replaced or deleted since the start); restart the process, or run as root so that the mapped file itself can be opened",
+        path = path.display()
+    )]
+    Replaced {
+        /// The process asked about.
+        pid: i32,
+        /// The path that the process's maps name.
+        path: PathBuf,
+    },
+}
+
+impl ProcError {
+    /// The error for a failed access to `path` of process `pid`.
+    pub(crate) fn from_io(pid: i32, path: &Path, source: std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => Self::Gone { pid, path },
+            Some(libc::EACCES | libc::EPERM) => Self::Permission { pid, path },
+            _ => Self::Io { pid, path, source },
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Opening the very file that a process has mapped, although its path may name another one by now or be in another
+//! mount namespace.
+
+use crate::{Device, Mapping, ProcError};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Which file, whatever its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct FileIdentity {
+    /// The device that it lies on.
+    pub device: Device,
+    /// Its inode number there.
+    pub inode: u64,
+}
+
+impl FileIdentity {
+    /// The identity of an open file.
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        let device = metadata.dev();
+        Ok(Self {
+            device: Device { major: libc::major(device), minor: libc::minor(device) },
+            inode: metadata.ino(),
+        })
+    }
+
+    /// Whether the maps file's device and inode mean this file. On file systems without a device of their own
+    /// (major number 0: btrfs, overlayfs) the maps file may give another minor number than `stat` does, so there
+    /// only the inode decides.
+    pub fn matches(&self, mapping: &Mapping) -> bool {
+        let nameless = self.device.major == 0 && mapping.device.major == 0;
+        self.inode == mapping.inode && (self.device == mapping.device || nameless)
+    }
+}
+
+/// A file that a process has mapped.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// The file, open for reading.
+    pub file: File,
+    /// Through which name it was opened.
+    pub via: PathBuf,
+}
+
+/// Opens the file behind `mapping` of process `pid` for reading.
+///
+/// First through `/proc/PID/map_files`, which names the mapped file itself even when it was deleted (needs
+/// `CAP_CHECKPOINT_RESTORE` or root), else through the process's root directory with a check of device and inode.
+pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
+    let range = mapping.range;
+    let via = PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
+    if let Ok(file) = File::open(&via) {
+        return Ok(OpenedFile { file, via });
+    }
+    let Some(path) = mapping.path() else {
+        let what = format!("no file is mapped at {range}");
+        return Err(ProcError::Malformed { pid, path: via, what });
+    };
+    open_by_path(pid, mapping, path)
+}
+
+fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, ProcError> {
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let via = PathBuf::from(format!("/proc/{pid}/root")).join(relative);
+    let failed = |source: std::io::Error| match source.raw_os_error() {
+        // The process is there (its maps were read), so it is the file that is missing.
+        Some(libc::ENOENT) => ProcError::Replaced { pid, path: path.to_path_buf() },
+        _ => ProcError::from_io(pid, &via, source),
+    };
+    let file = File::open(&via).map_err(failed)?;
+    let identity = FileIdentity::of(&file).map_err(failed)?;
+    if !identity.matches(mapping) {
+        return Err(ProcError::Replaced { pid, path: path.to_path_buf() });
+    }
+    Ok(OpenedFile { file, via })
+}
+
+/// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too).
+pub fn open_executable(pid: i32) -> Result<OpenedFile, ProcError> {
+    let via = PathBuf::from(format!("/proc/{pid}/exe"));
+    match File::open(&via) {
+        Ok(file) => Ok(OpenedFile { file, via }),
+        Err(source) => Err(ProcError::from_io(pid, &via, source)),
+    }
+}

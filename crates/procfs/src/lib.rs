@@ -1,0 +1,34 @@
+//! What `/proc` says about other processes, as typed values.
+//!
+//! **What it does**: identifies processes safely against pid reuse ([`ProcessId`]), reads their threads, memory
+//! maps, auxiliary vector, status and CPU times, opens the files that they have mapped ([`open_mapped`]), finds
+//! processes that run the same program, and looks for free address ranges near a module ([`find_gap`]).
+//! Also the system-wide switches that decide what a tracer or profiler may do ([`system`]).
+//!
+//! **What the user must do**: treat every answer as a snapshot. A running process can change its maps or die between
+//! two calls; only what is read while the process is stopped, or checked again with [`ProcessId::is_alive`]
+//! afterwards, is certain.
+//!
+//! **What it will not do**: change anything, or stop anybody. All parsers ([`parse_maps`], [`parse_stat`],
+//! [`Status::parse`], [`AuxVector::parse`]) are pure functions of bytes and accept any bytes without panicking;
+//! the functions that read files are thin shells around them.
+
+mod auxv;
+mod error;
+mod files;
+mod gap;
+mod maps;
+mod process;
+mod status;
+pub mod system;
+
+pub use auxv::AuxVector;
+pub use error::ProcError;
+pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
+pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps};
+pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
+pub use process::{
+    ProcessId, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping, status,
+    thread_cpu_time, thread_stat, thread_status, threads,
+};
+pub use status::{ProcessState, Stat, Status, parse_schedstat, parse_stat};

@@ -1,0 +1,168 @@
+//! Reading processes: identity, threads, maps, and who runs the same program.
+
+use crate::{
+    AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_schedstat, parse_stat,
+};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A process that cannot be mistaken for a later one with the same number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct ProcessId {
+    /// The process's number in the reader's pid namespace.
+    pub pid: i32,
+    /// When it started, in clock ticks since boot.
+    pub start_time: u64,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    pub fn of(pid: i32) -> Result<Self, ProcError> {
+        Ok(Self { pid, start_time: thread_stat(pid, pid)?.start_time })
+    }
+
+    /// Whether this very process still exists and has not ended (a zombie has).
+    pub fn is_alive(self) -> bool {
+        thread_stat(self.pid, self.pid)
+            .is_ok_and(|stat| stat.start_time == self.start_time && !self.all_ended(&stat))
+    }
+
+    /// A leader that has ended while other threads go on is a zombie too, but the process is alive.
+    fn all_ended(self, leader: &Stat) -> bool {
+        leader.state.is_ended() && threads(self.pid).is_ok_and(|threads| threads.len() <= 1)
+    }
+
+    /// An error unless the number still names this very process.
+    pub fn verify(self) -> Result<(), ProcError> {
+        match Self::of(self.pid)? {
+            now if now == self => Ok(()),
+            _ => Err(ProcError::Reused { pid: self.pid }),
+        }
+    }
+}
+
+impl std::fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.pid)
+    }
+}
+
+/// A thread of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct Thread {
+    /// The process.
+    pub pid: i32,
+    /// The thread's own number; that of the process for its first thread.
+    pub tid: i32,
+}
+
+fn read(pid: i32, path: &Path) -> Result<Vec<u8>, ProcError> {
+    std::fs::read(path).map_err(|source| ProcError::from_io(pid, path, source))
+}
+
+fn path_of(pid: i32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{file}"))
+}
+
+fn path_of_thread(pid: i32, tid: i32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}/{file}"))
+}
+
+/// Numbers that name directories in `path`, ascending.
+fn numbers_in(pid: i32, path: &Path) -> Result<Vec<i32>, ProcError> {
+    let failed = |source| ProcError::from_io(pid, path, source);
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        numbers.extend(name.to_str().and_then(|name| name.parse::<i32>().ok()));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The threads of process `pid` that exist now, ascending. Threads that begin or end meanwhile may be missed.
+pub fn threads(pid: i32) -> Result<Vec<Thread>, ProcError> {
+    let tids = numbers_in(pid, &path_of(pid, "task"))?;
+    Ok(tids.into_iter().map(|tid| Thread { pid, tid }).collect())
+}
+
+/// All processes that the reader can see, ascending.
+pub fn processes() -> Result<Vec<i32>, ProcError> {
+    numbers_in(0, Path::new("/proc"))
+}
+
+/// The memory map of process `pid`, ascending by address. Empty for kernel threads and zombies.
+pub fn maps(pid: i32) -> Result<Vec<Mapping>, ProcError> {
+    let path = path_of(pid, "maps");
+    parse_maps(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })
+}
+
+/// The auxiliary vector of process `pid`.
+pub fn auxv(pid: i32) -> Result<AuxVector, ProcError> {
+    Ok(AuxVector::parse(&read(pid, &path_of(pid, "auxv"))?))
+}
+
+/// The status of process `pid`.
+pub fn status(pid: i32) -> Result<Status, ProcError> {
+    Ok(Status::parse(&read(pid, &path_of(pid, "status"))?))
+}
+
+/// The status of one thread.
+pub fn thread_status(pid: i32, tid: i32) -> Result<Status, ProcError> {
+    Ok(Status::parse(&read(pid, &path_of_thread(pid, tid, "status"))?))
+}
+
+/// The stat line of one thread; that of the process for `tid == pid` (heap start, start time).
+pub fn thread_stat(pid: i32, tid: i32) -> Result<Stat, ProcError> {
+    let path = if pid == tid { path_of(pid, "stat") } else { path_of_thread(pid, tid, "stat") };
+    parse_stat(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })
+}
+
+/// CPU time that the thread has used, from `schedstat` (nanoseconds) or else `stat` (hundredths of a second).
+pub fn thread_cpu_time(pid: i32, tid: i32) -> Result<Duration, ProcError> {
+    let precise = read(pid, &path_of_thread(pid, tid, "schedstat")).ok();
+    if let Some(time) = precise.as_deref().and_then(parse_schedstat) {
+        return Ok(time);
+    }
+    let path = path_of_thread(pid, tid, "stat");
+    let stat = parse_stat(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })?;
+    // SAFETY: `sysconf` only reads its integer argument and has no memory effects.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
+    let ticks = stat.user_ticks.saturating_add(stat.system_ticks) as f64;
+    Ok(Duration::try_from_secs_f64(ticks / per_second).unwrap_or(Duration::MAX))
+}
+
+/// The path of the program that process `pid` runs, as `/proc/PID/exe` states it (` (deleted)` included).
+pub fn executable_path(pid: i32) -> Result<PathBuf, ProcError> {
+    let path = path_of(pid, "exe");
+    std::fs::read_link(&path).map_err(|source| ProcError::from_io(pid, &path, source))
+}
+
+/// All processes that have a file mapped executable which has this identity: the same program or library.
+/// Processes that cannot be read or end meanwhile are left out.
+pub fn processes_mapping(file: FileIdentity) -> Result<Vec<ProcessId>, ProcError> {
+    let shows =
+        |mapping: &Mapping| mapping.permissions.execute && mapping.inode != 0 && file.matches(mapping);
+    let users = processes()?.into_iter().filter(|&pid| maps(pid).is_ok_and(|m| m.iter().any(shows)));
+    Ok(users.filter_map(|pid| ProcessId::of(pid).ok()).collect())
+}
+
+/// The processes below `root` (its children, their children, ...), parents before children, without `root`.
+pub fn descendants(root: i32) -> Result<Vec<ProcessId>, ProcError> {
+    let mut children: HashMap<i32, Vec<ProcessId>> = HashMap::new();
+    for pid in processes()? {
+        if let Ok(stat) = thread_stat(pid, pid) {
+            let child = ProcessId { pid, start_time: stat.start_time };
+            children.entry(stat.ppid).or_default().push(child);
+        }
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut next = 0;
+    while let Some(parent) = found.get(next) {
+        // Each list is taken out once, so a pid that was reused meanwhile cannot make this go in circles.
+        found.extend(children.remove(&parent.pid).unwrap_or_default());
+        next += 1;
+    }
+    Ok(found)
+}

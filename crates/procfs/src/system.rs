@@ -1,0 +1,50 @@
+//! Switches of the whole system that decide what a tracer or profiler may do.
+
+use std::path::Path;
+
+fn read_number(path: &str) -> Option<i32> {
+    std::fs::read_to_string(Path::new(path)).ok()?.trim().parse().ok()
+}
+
+/// `kernel.yama.ptrace_scope`: 0 classic, 1 only descendants, 2 only root, 3 nobody. `None` without Yama.
+pub fn ptrace_scope() -> Option<i32> {
+    read_number("/proc/sys/kernel/yama/ptrace_scope")
+}
+
+/// `kernel.perf_event_paranoid`: -1 everything, 0, 1, 2 user code of own processes only, 3 and 4 (Debian) nothing.
+pub fn perf_event_paranoid() -> Option<i32> {
+    read_number("/proc/sys/kernel/perf_event_paranoid")
+}
+
+/// `vm.mmap_min_addr`: the lowest address that can be mapped; 65536 where it cannot be read.
+pub fn mmap_min_addr() -> u64 {
+    read_number("/proc/sys/vm/mmap_min_addr").and_then(|n| u64::try_from(n).ok()).unwrap_or(65536)
+}
+
+/// When memory is backed by huge pages without being asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TransparentHugePages {
+    /// For all suitable anonymous memory.
+    Always,
+    /// Where the program asked with `madvise(MADV_HUGEPAGE)`.
+    Madvise,
+    /// Never.
+    Never,
+}
+
+/// The setting of transparent huge pages, `None` where the kernel has none.
+pub fn transparent_huge_pages() -> Option<TransparentHugePages> {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
+    parse_transparent_huge_pages(&text)
+}
+
+/// Parses the file's content, in which the chosen word stands in brackets: `always [madvise] never`.
+pub fn parse_transparent_huge_pages(text: &str) -> Option<TransparentHugePages> {
+    let (_, chosen) = text.split_once('[')?;
+    match chosen.split_once(']')?.0 {
+        "always" => Some(TransparentHugePages::Always),
+        "madvise" => Some(TransparentHugePages::Madvise),
+        "never" => Some(TransparentHugePages::Never),
+        _ => None,
+    }
+}

@@ -1,0 +1,36 @@
+//! `Profile`: how often each edge, block and call of a [`Program`](restitch_program::Program) ran.
+//!
+//! Stage three of the pipeline. Dense counts, parallel to the program's tables; the stored form is keyed by build id
+//! and address.
+//!
+//! **What you do**: bring counts of some kind. Counter values of a counting version that [`plan_counters`] planned
+//! ([`CounterPlan::known`], then [`derive()`]); branch records ([`BranchSamples::to_profile`]); a `perf.data` file
+//! ([`import_perf_data`]); or a stored profile ([`ProfileFile::read`], [`ModuleProfile::resolve`]).
+//!
+//! **What it does**: makes a whole profile of them by flow equations, says how much of it is exact, and how well it agrees
+//! with itself ([`Profile::check_flow`]).
+//!
+//! **What it does not**: read files or processes; guess what code without samples does; repair samples that contradict
+//! each other (they are clamped and counted).
+
+mod branches;
+mod check;
+mod derive;
+mod equations;
+mod model;
+mod perf_data;
+mod placement;
+mod store;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod text;
+
+pub use branches::*;
+pub use check::*;
+pub use derive::*;
+pub use equations::*;
+pub use model::*;
+pub use perf_data::*;
+pub use placement::*;
+pub use store::*;
+pub use text::*;

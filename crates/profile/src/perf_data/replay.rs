@@ -1,0 +1,143 @@
+//! Replays records: which file was where when a sample was taken.
+
+use std::collections::{BTreeMap, HashMap};
+
+use restitch_address::FileOffset;
+
+use super::records::{Event, Found, Mapping, Sample};
+use super::{Fields, ImportedModule, ImportedSamples};
+
+/// A part of a process's address space: its end, the file offset of its start, and its file, if it is one.
+#[derive(Clone, Copy)]
+struct Area {
+    end: u64,
+    offset: u64,
+    module: Option<usize>,
+}
+
+type AddressSpace = BTreeMap<u64, Area>;
+type Place = (usize, FileOffset);
+
+#[derive(Default)]
+struct Replay {
+    spaces: HashMap<u32, AddressSpace>,
+    by_path: HashMap<String, usize>,
+    samples: ImportedSamples,
+}
+
+pub(super) fn replay(data: &[u8], found: &Found) -> ImportedSamples {
+    let mut replay = Replay::default();
+    for (_, event) in &found.events {
+        match event {
+            Event::Map(mapping) => replay.map(mapping),
+            Event::Fork { pid, parent } if pid != parent => {
+                let inherited = replay.spaces.get(parent).cloned().unwrap_or_default();
+                replay.spaces.insert(*pid, inherited);
+            }
+            Event::Fork { .. } => {}
+            Event::Exec { pid } => drop(replay.spaces.remove(pid)),
+            Event::Sample(sample) => replay.sample(data, sample),
+        }
+    }
+    let mut samples = replay.samples;
+    (samples.lost, samples.malformed) = (found.lost, found.malformed);
+    samples.modules.retain(|m| !m.ips.is_empty() || !m.branches.is_empty() || !m.ranges.is_empty());
+    samples.modules.sort_by(|a, b| a.path.cmp(&b.path));
+    samples
+}
+
+impl Replay {
+    fn map(&mut self, mapping: &Mapping) {
+        let module = is_a_file(&mapping.path).then(|| self.module(mapping));
+        let end = mapping.start.saturating_add(mapping.len);
+        let space = self.spaces.entry(mapping.pid).or_default();
+        cut(space, mapping.start, end);
+        if end > mapping.start {
+            space.insert(mapping.start, Area { end, offset: mapping.page_offset, module });
+        }
+    }
+
+    fn module(&mut self, mapping: &Mapping) -> usize {
+        let modules = &mut self.samples.modules;
+        let index = *self.by_path.entry(mapping.path.clone()).or_insert_with(|| {
+            modules.push(ImportedModule { path: mapping.path.clone(), ..ImportedModule::default() });
+            modules.len() - 1
+        });
+        if let Some(build_id) = &mapping.build_id {
+            modules[index].build_id = Some(build_id.clone());
+        }
+        index
+    }
+
+    fn place(&self, pid: u32, address: u64) -> Option<Place> {
+        let (start, area) = self.spaces.get(&pid)?.range(..=address).next_back()?;
+        let offset = area.offset.wrapping_add(address - start);
+        (address < area.end).then_some((area.module?, FileOffset::new(offset)))
+    }
+
+    fn sample(&mut self, data: &[u8], sample: &Sample) {
+        self.samples.samples += 1;
+        if let Some(ip) = sample.ip {
+            match self.place(sample.pid, ip) {
+                Some((module, at)) => {
+                    *self.samples.modules[module].ips.entry(at).or_default() += 1;
+                }
+                None => self.samples.unmapped += 1,
+            }
+        }
+        if sample.records == 0 {
+            return;
+        }
+        self.samples.branch_stacks += 1;
+        let mut fields = Fields::new(data.get(sample.stack..).unwrap_or_default());
+        let mut newer: Option<Place> = None;
+        for _ in 0..sample.records {
+            let record = fields.u64().zip(fields.u64()).zip(fields.u64());
+            let Some(((from, to), _flags)) = record else { return };
+            let (from, to) = (self.place(sample.pid, from), self.place(sample.pid, to));
+            if let (Some(from), Some(to)) = (from, to) {
+                self.count_branch(from, to);
+            }
+            if let (Some(start), Some(end)) = (to, newer) {
+                self.count_range(start, end);
+            }
+            newer = from;
+        }
+    }
+
+    fn count_branch(&mut self, from: Place, to: Place) {
+        if from.0 == to.0 {
+            *self.samples.modules[from.0].branches.entry((from.1, to.1)).or_default() += 1;
+        }
+    }
+
+    fn count_range(&mut self, start: Place, end: Place) {
+        if start.0 == end.0 && start.1 <= end.1 {
+            *self.samples.modules[start.0].ranges.entry((start.1, end.1)).or_default() += 1;
+        }
+    }
+}
+
+/// Whether a mapping's name is a file: not `[vdso]`, `//anon`, or nameless memory.
+fn is_a_file(path: &str) -> bool {
+    path.starts_with('/') && !path.starts_with("//")
+}
+
+/// Removes `start..end` from the areas.
+fn cut(space: &mut AddressSpace, start: u64, end: u64) {
+    let touched: Vec<(u64, Area)> = space
+        .range(..end)
+        .rev()
+        .take_while(|(_, area)| area.end > start)
+        .map(|(at, area)| (*at, *area))
+        .collect();
+    for (at, area) in touched {
+        space.remove(&at);
+        if at < start {
+            space.insert(at, Area { end: start, ..area });
+        }
+        if area.end > end {
+            space.insert(end, Area { offset: area.offset.wrapping_add(end - at), ..area });
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The textual form of a [`Profile`]: for tests and dumps.
+//!
+//! ```text
+//! block 0x1000 = 1001
+//! edge 0x1000 fall 0x1010 = 1000
+//! call 0x1004 = 1001
+//! ```
+//!
+//! One count a line, zeros left out, `#` begins a comment. Edges name the starts of their blocks, and `fall`, `taken` or
+//! `table`.
+
+use std::fmt::Write as _;
+
+use restitch_address::Svma;
+use restitch_program::{EdgeKind, Program};
+
+use crate::store::find_edge;
+use crate::{ModuleProfile, Profile};
+
+/// A line that is not in the textual form of a profile, or has no place in the program.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "profile text, line {line}: {what}; a line is like \"block 0x1000 = 7\" or \"edge 0x1000 taken 0x1020 = 7\""
+)]
+pub struct ProfileTextError {
+    /// Line number, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+const KINDS: [(EdgeKind, &str); 3] =
+    [(EdgeKind::FallThrough, "fall"), (EdgeKind::Taken, "taken"), (EdgeKind::Table, "table")];
+
+impl Profile {
+    /// The textual form; the profile must be parallel to the tables of `program`.
+    pub fn to_text(&self, program: &Program) -> String {
+        let sparse = ModuleProfile::of(program, self, &[], "");
+        let mut out = String::new();
+        for (at, count) in &sparse.blocks {
+            let _ = writeln!(out, "block {at} = {count}");
+        }
+        for ((from, to, kind), count) in &sparse.edges {
+            let kind = KINDS.iter().find(|(k, _)| k == kind).map_or("", |(_, name)| name);
+            let _ = writeln!(out, "edge {from} {kind} {to} = {count}");
+        }
+        for (at, count) in &sparse.calls {
+            let _ = writeln!(out, "call {at} = {count}");
+        }
+        out
+    }
+
+    /// Reads the textual form of a profile of `program`.
+    pub fn from_text(text: &str, program: &Program) -> Result<Profile, ProfileTextError> {
+        let mut sparse = ModuleProfile::default();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if !line.is_empty() {
+                read_line(line, program, &mut sparse)
+                    .map_err(|what| ProfileTextError { line: number + 1, what })?;
+            }
+        }
+        Ok(sparse.resolve(program).0)
+    }
+}
+
+fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Result<(), String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let (exists, slot, count) = match words[..] {
+        ["block", at, "=", count] => {
+            let at = svma(at)?;
+            (program.block_starting_at(at).is_some(), sparse.blocks.entry(at).or_default(), count)
+        }
+        ["call", at, "=", count] => {
+            let at = svma(at)?;
+            let exists = program.calls.binary_search_by_key(&at, |c| c.at).is_ok();
+            (exists, sparse.calls.entry(at).or_default(), count)
+        }
+        ["edge", from, kind, to, "=", count] => {
+            let kind = KINDS.iter().find(|(_, name)| *name == kind);
+            let (kind, _) = kind.ok_or_else(|| format!("unknown edge kind in \"{line}\""))?;
+            let key = (svma(from)?, svma(to)?, *kind);
+            (find_edge(program, key).is_some(), sparse.edges.entry(key).or_default(), count)
+        }
+        _ => return Err(format!("cannot read \"{line}\"")),
+    };
+    if !exists {
+        return Err(format!("the program has no such place: \"{line}\""));
+    }
+    *slot = slot.saturating_add(number(count)?);
+    Ok(())
+}
+
+fn svma(text: &str) -> Result<Svma, String> {
+    let hex = text.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    hex.map(Svma::new).ok_or_else(|| format!("\"{text}\" is not an address like 0x1000"))
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is not a count"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{RandomProgram, walk};
+    use proptest::prelude::*;
+
+    #[test]
+    fn errors_name_the_line() {
+        let program = Program::from_text("function 0x0..0x10 f movable\n 0x0 +16 entry return/1\n").unwrap();
+        let read = |text| Profile::from_text(text, &program);
+        assert_eq!(read("block 0x0 = 7 # seven\n\n").unwrap().blocks, [7]);
+        assert_eq!(read("\nblock 0x1 = 7").unwrap_err().line, 2);
+        for bad in ["block 0x0 7", "edge 0x0 jump 0x0 = 1", "block 0 = 1", "block 0x0 = -1", "call 0x1 = 1"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(seed: u64) {
+            let program = RandomProgram::new(seed).program;
+            let profile = walk(&program, seed, 20, 0.1);
+            prop_assert_eq!(Profile::from_text(&profile.to_text(&program), &program), Ok(profile));
+        }
+    }
+}

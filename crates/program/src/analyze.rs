@@ -1,0 +1,311 @@
+//! The analysis: one function that reads as the list of its phases.
+
+use crate::leaders::{self, Leaders};
+use crate::model::*;
+use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
+use crate::{build_edges, flags, special, tables};
+use restitch_address::{Svma, SvmaRange};
+use restitch_cfi::UnwindInfo;
+use restitch_image::Image;
+
+/// Why a module cannot be analysed at all.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum AnalyzeError {
+    /// No function ranges.
+    #[error(
+        "the file has no unwind table entries (.eh_frame), so its functions cannot be found; build it without \
+         -fno-asynchronous-unwind-tables"
+    )]
+    NoUnwindInfo,
+    /// Larger than the tables can index.
+    #[error("the code spans {0} bytes; restitch handles up to 4 GiB in one file")]
+    TooLarge(u64),
+}
+
+/// Analyses the code of `image`, whose functions `unwind` lists.
+///
+/// # Errors
+/// See [`AnalyzeError`]. Functions that cannot be understood are no errors: see [`Function::movability`].
+pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeError> {
+    let ranges = function_ranges(image, unwind);
+    let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else {
+        return Err(AnalyzeError::NoUnwindInfo);
+    };
+    let spanned = last.0.end.offset_from(first.0.start) as u64;
+    if spanned > u64::from(u32::MAX) {
+        return Err(AnalyzeError::TooLarge(spanned));
+    }
+    let sweep = Sweep::run(image, &ranges);
+    let mut jump_tables = tables::find_tables(image, &sweep);
+    let mut leaders = leaders::collect(image, unwind, &sweep, &jump_tables);
+    settle_tables(&sweep, &mut leaders, &mut jump_tables);
+    let movability = movability(image, unwind, &sweep, &leaders);
+    // A table into a function that has no blocks is one more indirect jump that is not understood.
+    let has_blocks = |at: Svma| sweep.span_at(at).is_some_and(|s| movability[s] != Movability::Undecodable);
+    jump_tables.retain(|t| has_blocks(t.jump_at) && t.targets.iter().all(|to| has_blocks(*to)));
+    let mut builder = Builder::new(&sweep, &leaders, jump_tables);
+    for (i, span) in sweep.spans.iter().enumerate() {
+        builder.function(span, movability[i], image.function_name(span.range.start));
+    }
+    Ok(builder.finish())
+}
+
+/// Sorted, disjoint function ranges inside executable ranges, each with the index of its unwind entry.
+fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<(SvmaRange, usize)> {
+    let executable = image.executable_ranges();
+    let mut out: Vec<(SvmaRange, usize)> = Vec::with_capacity(unwind.entries().len());
+    for (i, entry) in unwind.entries().iter().enumerate() {
+        let inside = executable.iter().any(|r| r.covers(&entry.range));
+        let behind_last = out.last().is_none_or(|last| entry.range.start >= last.0.end);
+        if inside && behind_last && !entry.range.is_empty() {
+            out.push((entry.range, i));
+        }
+    }
+    out
+}
+
+/// Decides which tables a version may copy: nothing can jump between the load and the jump. The targets of the others
+/// are reached by jumps that no copy serves.
+fn settle_tables(sweep: &Sweep, leaders: &mut Leaders, tables: &mut [JumpTable]) {
+    for table in tables.iter_mut() {
+        let span = sweep.span_at(table.jump_at).map(|s| sweep.spans[s].range);
+        let entered_between = leaders.all.any_between(table.load_at + 1, table.jump_at + 1);
+        // A table that a copy must not shorten: the original entries have to be those of one function family.
+        table.copyable = !entered_between && span.is_some();
+        if !table.copyable {
+            for &to in &table.targets {
+                leaders.indirect.insert(to);
+            }
+        }
+    }
+}
+
+/// Whether each span may be copied.
+fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leaders) -> Vec<Movability> {
+    let mut out: Vec<Movability> = sweep
+        .spans
+        .iter()
+        .map(|span| {
+            let minis = sweep.minis_of(span);
+            if !span.decodable || minis.iter().any(|m| m.kind == Kind::Unsupported) {
+                Movability::Undecodable
+            } else if unwind.entries()[span.entry].signal_frame {
+                Movability::OddUnwindInfo
+            } else {
+                Movability::Movable
+            }
+        })
+        .collect();
+    let mut set = |at: Svma, why: Movability| {
+        if let Some(s) = sweep.span_at(at) {
+            out[s] = why;
+        }
+    };
+    for slot in image.plt_slots() {
+        set(slot.stub.start, Movability::Linkage);
+    }
+    for &at in &leaders.misaligned {
+        set(at, Movability::Undecodable);
+    }
+    for at in special::restartable_sequences(image) {
+        set(at, Movability::RestartableSequence);
+    }
+    for symbol in image.symbols() {
+        if matches!(&*symbol.name, "__syscall_cancel_arch" | "__syscall_cancel_arch_start") {
+            set(symbol.range.start, Movability::ComparedByRuntime);
+        }
+    }
+    out
+}
+
+/// Cuts the instruction stream into blocks and assembles the tables.
+struct Builder<'a> {
+    sweep: &'a Sweep,
+    leaders: &'a Leaders,
+    tables: Vec<JumpTable>,
+    functions: Vec<Function>,
+    blocks: Vec<Block>,
+    calls: Vec<CallSite>,
+    /// Index of each block's first record, and one more at the end.
+    first_mini: Vec<u32>,
+    /// Return addresses of calls.
+    returns: AddressSet,
+}
+
+impl<'a> Builder<'a> {
+    fn new(sweep: &'a Sweep, leaders: &'a Leaders, tables: Vec<JumpTable>) -> Self {
+        Self {
+            sweep,
+            leaders,
+            tables,
+            functions: Vec::with_capacity(sweep.spans.len()),
+            blocks: Vec::with_capacity(sweep.minis.len() / 5),
+            calls: Vec::with_capacity(sweep.minis.len() / 12),
+            first_mini: Vec::with_capacity(sweep.minis.len() / 5),
+            returns: AddressSet::new(sweep.text),
+        }
+    }
+
+    fn function(&mut self, span: &Span, movability: Movability, name: Option<&str>) {
+        let first_block = BlockId::from_index(self.blocks.len());
+        let function = FuncId::from_index(self.functions.len());
+        if movability != Movability::Undecodable {
+            let minis = self.sweep.minis_of(span);
+            let mut first = 0;
+            for i in 0..minis.len() {
+                let last =
+                    i + 1 == minis.len() || self.leaders.all.contains(self.sweep.address(&minis[i + 1]));
+                if last {
+                    self.block(function, span, first, i);
+                    first = i + 1;
+                }
+            }
+        }
+        self.functions.push(Function {
+            range: span.range,
+            name: name.map(Into::into),
+            first_block,
+            block_count: (self.blocks.len() - first_block.index()) as u32,
+            movability,
+            redirectable: false,
+        });
+    }
+
+    fn block(&mut self, function: FuncId, span: &Span, first: usize, last: usize) {
+        let minis = &self.sweep.minis_of(span)[first..=last];
+        let start = self.sweep.address(&minis[0]);
+        let end_mini = &minis[minis.len() - 1];
+        let end = self.sweep.address(end_mini) + u64::from(end_mini.len);
+        let block = BlockId::from_index(self.blocks.len());
+        let first_call = CallId::from_index(self.calls.len());
+        for m in minis.iter().filter(|m| matches!(m.kind, Kind::Call | Kind::IndirectCall)) {
+            let at = self.sweep.address(m);
+            let target = match m.kind {
+                Kind::Call => self.sweep.target_of(at).map_or(CallTarget::Indirect, CallTarget::Direct),
+                _ => CallTarget::Indirect,
+            };
+            self.returns.insert(at + u64::from(m.len));
+            self.calls.push(CallSite { at, len: m.len, block, target });
+        }
+        let ends = end_mini.kind.ends_block();
+        self.first_mini.push((span.first + first) as u32);
+        self.blocks.push(Block {
+            start,
+            len: end.offset_from(start) as u32,
+            terminator_len: if ends { end_mini.len } else { 0 },
+            attrs: self.attrs(span, start, minis),
+            function,
+            terminator: self.terminator(end_mini),
+            first_edge: EdgeId(0),
+            edge_count: 0,
+            first_call,
+            call_count: (self.calls.len() - first_call.index()) as u32,
+        });
+    }
+
+    fn attrs(&self, span: &Span, start: Svma, minis: &[Mini]) -> BlockAttrs {
+        let l = self.leaders;
+        let mut attrs = BlockAttrs::empty();
+        attrs.set(BlockAttrs::ENTRY, start == span.range.start);
+        attrs.set(BlockAttrs::LANDING_PAD, l.pads.contains(start));
+        attrs.set(BlockAttrs::INDIRECT, l.indirect.contains(start));
+        attrs.set(BlockAttrs::BRANCH_TARGET, l.branch.contains(start));
+        attrs.set(BlockAttrs::PINNED, l.pinned.contains(start));
+        let filler = minis.iter().all(|m| m.kind == Kind::Padding || m.kind == Kind::Stop && m.len == 1);
+        attrs.set(BlockAttrs::PADDING, filler && attrs.is_empty());
+        attrs
+    }
+
+    fn terminator(&self, last: &Mini) -> Terminator {
+        let at = self.sweep.address(last);
+        let target = || self.sweep.target_of(at);
+        match (last.kind, target()) {
+            (Kind::Jump, Some(to)) => Terminator::Jump(to),
+            (Kind::Conditional(cc), Some(to)) => Terminator::Conditional(cc, to),
+            (Kind::ShortConditional, Some(to)) => Terminator::ShortConditional(to),
+            (Kind::IndirectJump, _) => match self.tables.binary_search_by_key(&at, |t| t.jump_at) {
+                Ok(t) => Terminator::Table(TableId::from_index(t)),
+                Err(_) => Terminator::IndirectJump,
+            },
+            (Kind::Return, _) => Terminator::Return,
+            (Kind::Stop, _) => Terminator::Stop,
+            _ => Terminator::FallThrough,
+        }
+    }
+
+    fn finish(mut self) -> Program {
+        let minis = self.sweep.minis.len();
+        self.first_mini.push(minis as u32);
+        // A padding block falls through only if something real reaches it, which makes it no padding.
+        self.unmark_reached_padding();
+        let edges = build_edges(&mut self.blocks, &self.tables);
+        let spans = block_minis(&self.first_mini, &self.functions, self.sweep);
+        flags::mark(&self.functions, &mut self.blocks, &edges, self.sweep, &spans);
+        for i in 0..self.functions.len() {
+            self.functions[i].redirectable = self.redirectable(&self.functions[i]);
+        }
+        Program {
+            functions: self.functions,
+            blocks: self.blocks,
+            edges,
+            calls: self.calls,
+            tables: self.tables,
+        }
+    }
+
+    /// Filler that the block before it falls into is code.
+    fn unmark_reached_padding(&mut self) {
+        for i in 1..self.blocks.len() {
+            let (before, here) = (&self.blocks[i - 1], &self.blocks[i]);
+            let falls = matches!(
+                before.terminator,
+                Terminator::FallThrough | Terminator::Conditional(..) | Terminator::ShortConditional(_)
+            );
+            if here.attrs.contains(BlockAttrs::PADDING)
+                && falls
+                && before.end() == here.start
+                && !before.attrs.contains(BlockAttrs::PADDING)
+            {
+                self.blocks[i].attrs.remove(BlockAttrs::PADDING);
+            }
+        }
+    }
+
+    /// Whether 5 bytes at the entry (behind `endbr64`) can be overwritten.
+    fn redirectable(&self, function: &Function) -> bool {
+        if function.movability != Movability::Movable || function.block_count == 0 {
+            return false;
+        }
+        let l = self.leaders;
+        let entry = function.range.start;
+        let skip = if self.begins_with_endbr(function) { 4 } else { 0 };
+        let (from, to) = (entry + skip, entry + skip + 5);
+        let pinned = self.blocks[function.first_block.index()].attrs.contains(BlockAttrs::PINNED);
+        let entered = |at: Svma| {
+            l.branch.contains(at)
+                || l.pads.contains(at)
+                || l.indirect.contains(at)
+                || self.returns.contains(at)
+        };
+        to.offset_from(function.range.end) <= 0 && !pinned && !(1..5).any(|i| entered(from + i))
+    }
+
+    fn begins_with_endbr(&self, function: &Function) -> bool {
+        let first = self.first_mini[function.first_block.index()] as usize;
+        let m = &self.sweep.minis[first];
+        m.len == 4 && self.sweep.endbrs.contains(function.range.start)
+    }
+}
+
+/// Record ranges per block: like `first_mini`, but without the records of functions that have no blocks.
+fn block_minis(first_mini: &[u32], functions: &[Function], sweep: &Sweep) -> Vec<(u32, u32)> {
+    let mut out = Vec::with_capacity(first_mini.len());
+    for (f, span) in functions.iter().zip(&sweep.spans) {
+        let end = (span.first + span.count) as u32;
+        for b in f.first_block.index()..f.first_block.index() + f.block_count as usize {
+            let last = b + 1 == f.first_block.index() + f.block_count as usize;
+            out.push((first_mini[b], if last { end } else { first_mini[b + 1] }));
+        }
+    }
+    out
+}

@@ -1,0 +1,181 @@
+//! Leaders: the addresses at which basic blocks begin, and how control can get there.
+
+use crate::model::{JumpTable, TableEncoding};
+use crate::special;
+use crate::sweep::{AddressSet, Kind, Sweep};
+use restitch_address::Svma;
+use restitch_cfi::{Lsda, UnwindInfo};
+use restitch_image::{Image, ImageKind, RelocationKind};
+
+/// All leaders, by the way that control can arrive.
+pub(crate) struct Leaders {
+    /// Every block start.
+    pub all: AddressSet,
+    /// Targets of direct branches and calls, and of recognised tables.
+    pub branch: AddressSet,
+    /// Reached in ways that the analysis does not see: computed gotos, addresses taken, returns of pinned calls.
+    pub indirect: AddressSet,
+    /// Exception landing pads.
+    pub pads: AddressSet,
+    /// Calls that stay in the original code; each is a block of its own.
+    pub pinned: AddressSet,
+    /// Direct branches into the middle of an instruction: their targets.
+    pub misaligned: Vec<Svma>,
+}
+
+/// Collects all leaders. Function starts and the instructions behind terminators are in `all` only.
+pub(crate) fn collect(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, tables: &[JumpTable]) -> Leaders {
+    let set = || AddressSet::new(sweep.text);
+    let mut leaders = Leaders {
+        all: set(),
+        branch: set(),
+        indirect: set(),
+        pads: set(),
+        pinned: set(),
+        misaligned: Vec::new(),
+    };
+    leaders.add_branches(sweep);
+    leaders.add_tables(sweep, tables);
+    leaders.add_landing_pads(image, unwind, sweep);
+    leaders.add_taken_addresses(image, sweep, tables);
+    leaders.add_terminators(sweep);
+    leaders.add_pinned_calls(image, sweep);
+    leaders
+}
+
+impl Leaders {
+    fn add_branches(&mut self, sweep: &Sweep) {
+        for &(_, to) in &sweep.targets {
+            if sweep.starts.contains(to) {
+                self.all.insert(to);
+                self.branch.insert(to);
+            } else if sweep.text.contains(to) {
+                self.misaligned.push(to);
+            }
+        }
+    }
+
+    fn add_tables(&mut self, sweep: &Sweep, tables: &[JumpTable]) {
+        for &to in tables.iter().flat_map(|t| t.targets.iter().chain(&t.tail)) {
+            if sweep.starts.contains(to) {
+                self.all.insert(to);
+                self.branch.insert(to);
+            }
+        }
+    }
+
+    fn add_landing_pads(&mut self, image: &Image, unwind: &UnwindInfo, sweep: &Sweep) {
+        let memory = |at: Svma| image.read_tail(at);
+        for span in &sweep.spans {
+            let Some(lsda) = unwind.entries()[span.entry].lsda else { continue };
+            let Ok(lsda) = Lsda::parse(&memory, lsda, span.range) else { continue };
+            for pad in lsda.landing_pads() {
+                if sweep.starts.contains(pad) {
+                    self.all.insert(pad);
+                    self.pads.insert(pad);
+                }
+            }
+        }
+    }
+
+    /// Text addresses that data or operands name. In a file without relocations every aligned word of data and every
+    /// immediate that equals an instruction boundary counts: too many leaders do no harm.
+    fn add_taken_addresses(&mut self, image: &Image, sweep: &Sweep, tables: &[JumpTable]) {
+        let in_table = TableWords::of(tables);
+        let function_start = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
+        let mut take = |at: Svma| {
+            if sweep.starts.contains(at) {
+                self.all.insert(at);
+                if !function_start(at) {
+                    self.indirect.insert(at);
+                }
+            }
+        };
+        for &(_, named) in &sweep.named {
+            take(named);
+        }
+        for r in image.relocations() {
+            if let RelocationKind::Relative { target } | RelocationKind::IRelative { resolver: target } =
+                r.kind
+            {
+                take(target);
+            }
+        }
+        if image.kind() == ImageKind::Executable {
+            for segment in image.segments() {
+                let Some(bytes) = image.read(segment.range.start, segment.file_len as usize) else {
+                    continue;
+                };
+                if segment.executable {
+                    continue;
+                }
+                for (i, word) in bytes.chunks_exact(8).enumerate() {
+                    if !in_table.contains(segment.range.start + 8 * i as u64) {
+                        take(Svma::new(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
+                    }
+                }
+            }
+        }
+    }
+
+    fn add_terminators(&mut self, sweep: &Sweep) {
+        for span in &sweep.spans {
+            self.all.insert(span.range.start);
+            let minis = sweep.minis_of(span);
+            for pair in minis.windows(2) {
+                // Filler behind a block that control leaves is a block of its own, so that it is never copied.
+                let filler_begins = pair[1].kind == Kind::Padding && pair[0].kind.ends_block();
+                let filler_ends = pair[0].kind == Kind::Padding && self.all.contains(sweep.address(&pair[0]));
+                if pair[0].kind.ends_block() || filler_begins || filler_ends && pair[1].kind != Kind::Padding
+                {
+                    self.all.insert(sweep.address(&pair[1]));
+                }
+            }
+        }
+    }
+
+    fn add_pinned_calls(&mut self, image: &Image, sweep: &Sweep) {
+        self.pinned = special::pinned_calls(image, sweep);
+        for mini in &sweep.minis {
+            let at = sweep.address(mini);
+            if matches!(mini.kind, Kind::Call | Kind::IndirectCall) && self.pinned.contains(at) {
+                let behind = at + u64::from(mini.len);
+                self.all.insert(at);
+                if sweep.starts.contains(behind) {
+                    self.all.insert(behind);
+                    self.indirect.insert(behind);
+                }
+            }
+        }
+    }
+}
+
+/// The words of recognised tables of absolute addresses: they are no addresses taken, since the jumps that read them are
+/// understood.
+struct TableWords {
+    /// Start and end of the believed part of each table, sorted, joined.
+    ranges: Vec<(Svma, Svma)>,
+}
+
+impl TableWords {
+    fn of(tables: &[JumpTable]) -> Self {
+        let mut ranges: Vec<(Svma, Svma)> = tables
+            .iter()
+            .filter(|t| t.encoding == TableEncoding::Absolute8)
+            .map(|t| (t.table, t.table + 8 * t.targets.len() as u64))
+            .collect();
+        ranges.sort_unstable();
+        ranges.dedup_by(|b, a| {
+            let joined = b.0 <= a.1;
+            if joined {
+                a.1 = a.1.max(b.1);
+            }
+            joined
+        });
+        Self { ranges }
+    }
+    fn contains(&self, at: Svma) -> bool {
+        let i = self.ranges.partition_point(|r| r.0 <= at);
+        i > 0 && at < self.ranges[i - 1].1
+    }
+}

@@ -1,0 +1,131 @@
+//! Code that must stay where it is, by name or by signature.
+
+use crate::sweep::{AddressSet, Kind, Sweep};
+use restitch_address::Svma;
+use restitch_image::{Image, RelocationKind};
+use std::collections::BTreeSet;
+
+/// Functions that look at their return address, or come back to it later or twice. Their call sites stay in the
+/// original code, so that what they remember is an original address.
+///
+/// Sources: setjmp(3), getcontext(3), makecontext(3), vfork(2), dlsym(3) (`RTLD_NEXT` and the default scope are found by
+/// the caller's address), dlopen(3) (`$ORIGIN` and search path of the caller), glibc's `mcount` family (gprof).
+const LOOKS_AT_ITS_CALLER: &[&str] = &[
+    "setjmp",
+    "_setjmp",
+    "__setjmp",
+    "sigsetjmp",
+    "__sigsetjmp",
+    "savectx",
+    "getcontext",
+    "swapcontext",
+    "makecontext",
+    "vfork",
+    "__vfork",
+    "__libc_vfork",
+    "dlsym",
+    "dlvsym",
+    "dlopen",
+    "dlmopen",
+    "__libc_dlsym",
+    "__libc_dlopen_mode",
+    "mcount",
+    "_mcount",
+    "__fentry__",
+    "__gnu_mcount_nc",
+];
+
+/// Whether a call to the symbol `name` (without version suffix) has to stay in the original code.
+pub(crate) fn looks_at_its_caller(name: &str) -> bool {
+    LOOKS_AT_ITS_CALLER.contains(&name.split('@').next().unwrap_or(name))
+}
+
+/// Addresses (functions, PLT stubs, GOT slots) that stand for such functions.
+fn special_addresses(image: &Image) -> BTreeSet<Svma> {
+    let mut out: BTreeSet<Svma> = image
+        .symbols_with_aliases()
+        .iter()
+        .filter(|s| looks_at_its_caller(&s.name))
+        .map(|s| s.range.start)
+        .collect();
+    for slot in image.plt_slots() {
+        if slot.name.as_deref().is_some_and(looks_at_its_caller) {
+            out.insert(slot.stub.start);
+            out.insert(slot.slot);
+        }
+    }
+    for r in image.relocations() {
+        if let RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } = &r.kind
+            && looks_at_its_caller(name)
+        {
+            out.insert(r.at);
+        }
+    }
+    out
+}
+
+/// The call instructions that are to stay.
+pub(crate) fn pinned_calls(image: &Image, sweep: &Sweep) -> AddressSet {
+    let mut out = AddressSet::new(sweep.text);
+    let special = special_addresses(image);
+    if special.is_empty() {
+        return out;
+    }
+    for mini in &sweep.minis {
+        let at = sweep.address(mini);
+        let goes_to = match mini.kind {
+            Kind::Call => sweep.target_of(at),
+            Kind::IndirectCall => sweep.named_by(at),
+            _ => continue,
+        };
+        if goes_to.is_some_and(|to| special.contains(&to)) {
+            out.insert(at);
+        }
+    }
+    out
+}
+
+/// Addresses in restartable sequences: their functions are not moved, because the kernel compares program counters
+/// with the ranges in their descriptors (rseq(2); signature 0x53053053 in front of each abort handler).
+pub(crate) fn restartable_sequences(image: &Image) -> Vec<Svma> {
+    const SIGNATURE: [u8; 4] = 0x5305_3053u32.to_le_bytes();
+    let mut handlers = BTreeSet::new();
+    for range in image.executable_ranges() {
+        let Some(bytes) = image.read(range.start, range.len() as usize) else { continue };
+        let mut from = 0;
+        while let Some(i) = find(&bytes[from..], &SIGNATURE) {
+            handlers.insert(range.start + (from + i + 4) as u64);
+            from += i + 1;
+        }
+    }
+    if handlers.is_empty() {
+        return Vec::new();
+    }
+    let mut out: Vec<Svma> = handlers.iter().copied().collect();
+    // struct rseq_cs { u32 version, flags; u64 start_ip, post_commit_offset, abort_ip; }, by value or by relocation.
+    for r in image.relocations() {
+        if let RelocationKind::Relative { target } = r.kind
+            && handlers.contains(&target)
+            && let Some(start) = image.relocation_at(r.at - 16)
+            && let RelocationKind::Relative { target } = start.kind
+        {
+            out.push(target);
+        }
+    }
+    for segment in image.segments().iter().filter(|s| !s.executable) {
+        let Some(bytes) = image.read(segment.range.start, segment.file_len as usize) else { continue };
+        for chunk in 2..bytes.len() / 8 {
+            let word = |i: usize| {
+                Svma::new(u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
+            };
+            if handlers.contains(&word(chunk)) {
+                out.push(word(chunk - 2));
+            }
+        }
+    }
+    out
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack.windows(needle.len()).position(|w| w == needle)
+}

@@ -1,0 +1,361 @@
+//! Jump tables: which indirect jumps go through one, where it is, and how far it goes.
+//!
+//! Problem: a version dispatches through its own copy of a table, so the table has to be found, its base has to be
+//! known, and a copy must not be shorter than what the program may index.
+//!
+//! Idea: evaluate the straight-line code before the jump on symbols (constants and "entry of table T"). If the jump's
+//! target is an entry, the load that fetched it is the one instruction that a copy has to change. The table is then read
+//! forward for as long as its entries point to instruction boundaries of known functions. That never ends too early, since every real
+//! entry does; it may run on into the next table, which costs bytes but no correctness (entries behind the
+//! believed end make no edges, [`JumpTable::tail`]).
+//!
+//! The believed end is the bound of the nearest preceding unsigned compare, else the next table, else the first entry
+//! that leaves the function's family. It only serves the edges of the flow graph.
+//!
+//! Limits: base registers that are set in another block are followed only when every definition of the register in the
+//! function gives the same constant (restoring pops apart). Tables of 1- or 2-byte entries are not recognised.
+
+use crate::model::{JumpTable, TableEncoding};
+use crate::sweep::{Kind, Mini, Span, Sweep};
+use restitch_address::Svma;
+use restitch_image::{Image, RelocationKind};
+use restitch_x86::{Decoded, Mem, Op, Reg, decode_one};
+
+/// How many instructions before an indirect jump are looked at.
+const WINDOW: usize = 24;
+/// How many instructions before a table load may hold its bounds check.
+const BOUND_WINDOW: usize = 40;
+/// No table is believed to have more entries than this.
+const MOST_ENTRIES: usize = 16_384;
+/// A copy holds at most this many entries behind the believed end.
+const MOST_TAIL: usize = 1_024;
+
+/// What is known of a register.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Value {
+    Unknown,
+    Constant(u64),
+    /// A sign-extended 4-byte entry of the table at this address.
+    Entry4 {
+        load: Svma,
+        table: u64,
+    },
+    /// `Entry4` plus a constant: a target.
+    Target4 {
+        load: Svma,
+        table: u64,
+        base: u64,
+    },
+    /// An 8-byte entry.
+    Entry8 {
+        load: Svma,
+        table: u64,
+    },
+}
+
+/// A table that was found, before its extent is known.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Found {
+    jump_at: Svma,
+    load_at: Svma,
+    table: Svma,
+    base: Svma,
+    encoding: TableEncoding,
+}
+
+/// All recognised tables, sorted by jump. `copyable` is decided later, when all leaders are known.
+pub(crate) fn find_tables(image: &Image, sweep: &Sweep) -> Vec<JumpTable> {
+    let mut found = Vec::new();
+    for span in &sweep.spans {
+        let minis = sweep.minis_of(span);
+        for (i, mini) in minis.iter().enumerate() {
+            if mini.kind == Kind::IndirectJump
+                && let Some(f) = recognise(image, sweep, span, i)
+            {
+                found.push(f);
+            }
+        }
+    }
+    let mut tables: Vec<Svma> = found.iter().map(|f| f.table).collect();
+    tables.sort_unstable();
+    tables.dedup();
+    found.iter().filter_map(|f| measure(image, sweep, f, &tables)).collect()
+}
+
+fn decode(image: &Image, sweep: &Sweep, mini: &Mini) -> Option<Decoded> {
+    let at = sweep.address(mini);
+    decode_one(image.read(at, mini.len.into())?, at)
+}
+
+/// Evaluates the straight-line code before `minis[jump]`.
+fn recognise(image: &Image, sweep: &Sweep, span: &Span, jump: usize) -> Option<Found> {
+    let minis = sweep.minis_of(span);
+    let mut first = jump;
+    while first > 0 && jump - first < WINDOW && !minis[first - 1].kind.ends_block() {
+        first -= 1;
+    }
+    let mut registers = [Value::Unknown; 16];
+    for mini in &minis[first..jump] {
+        let insn = decode(image, sweep, mini)?;
+        step(image, sweep, span, &insn, &mut registers);
+    }
+    let insn = decode(image, sweep, &minis[jump])?;
+    let jump_at = insn.insn.at;
+    match insn.op {
+        Op::JumpRegister(Reg(r)) => match registers[r as usize] {
+            Value::Target4 { load, table, base } => Some(Found {
+                jump_at,
+                load_at: load,
+                table: Svma::new(table),
+                base: Svma::new(base),
+                encoding: TableEncoding::Relative4,
+            }),
+            Value::Entry8 { load, table } => Some(Found {
+                jump_at,
+                load_at: load,
+                table: Svma::new(table),
+                base: Svma::new(0),
+                encoding: TableEncoding::Absolute8,
+            }),
+            _ => None,
+        },
+        Op::JumpMemory(mem) => {
+            let table = table_of(image, sweep, span, &insn, &mem, 8, &registers)?;
+            Some(Found {
+                jump_at,
+                load_at: jump_at,
+                table: Svma::new(table),
+                base: Svma::new(0),
+                encoding: TableEncoding::Absolute8,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// The table that an indexed operand reads, if its base is known.
+fn table_of(
+    image: &Image,
+    sweep: &Sweep,
+    span: &Span,
+    insn: &Decoded,
+    mem: &Mem,
+    scale: u8,
+    registers: &[Value; 16],
+) -> Option<u64> {
+    if mem.rip || mem.index.is_none() || mem.scale != scale {
+        return None;
+    }
+    let base = match mem.base {
+        None => 0,
+        Some(reg) => match registers[reg.0 as usize] {
+            Value::Constant(c) => c,
+            Value::Unknown => hoisted_constant(image, sweep, span, insn.insn.at, reg)?,
+            _ => return None,
+        },
+    };
+    Some(base.wrapping_add(mem.disp as u64))
+}
+
+fn step(image: &Image, sweep: &Sweep, span: &Span, insn: &Decoded, registers: &mut [Value; 16]) {
+    let value = |r: Reg, registers: &[Value; 16]| registers[r.0 as usize];
+    let result = match insn.op {
+        Op::Constant(dst, c) => Some((dst, Value::Constant(c))),
+        Op::Copy(dst, src, 64) => Some((dst, value(src, registers))),
+        Op::AddConstant(dst, src, c) => match value(src, registers) {
+            Value::Constant(base) => Some((dst, Value::Constant(base.wrapping_add(c as u64)))),
+            _ => None,
+        },
+        Op::Load { dst, ref mem, size: 4, signed: true } => {
+            table_of(image, sweep, span, insn, mem, 4, registers)
+                .map(|table| (dst, Value::Entry4 { load: insn.insn.at, table }))
+        }
+        Op::Load { dst, ref mem, size: 8, .. } => table_of(image, sweep, span, insn, mem, 8, registers)
+            .map(|table| (dst, Value::Entry8 { load: insn.insn.at, table })),
+        Op::Add(dst, src) => sum(image, sweep, span, insn, dst, src, registers).map(|v| (dst, v)),
+        Op::Sum(dst, a, b) => sum(image, sweep, span, insn, a, b, registers).map(|v| (dst, v)),
+        _ => None,
+    };
+    let is_call = matches!(insn.insn.flow, restitch_x86::Flow::Call(_) | restitch_x86::Flow::IndirectCall);
+    for (r, value) in registers.iter_mut().enumerate() {
+        if insn.writes >> r & 1 == 1 || is_call {
+            *value = Value::Unknown;
+        }
+    }
+    if let Some((dst, v)) = result {
+        registers[dst.0 as usize] = v;
+    }
+}
+
+/// An entry plus a constant, in either order; the constant may sit in a hoisted register.
+fn sum(
+    image: &Image,
+    sweep: &Sweep,
+    span: &Span,
+    insn: &Decoded,
+    a: Reg,
+    b: Reg,
+    registers: &[Value; 16],
+) -> Option<Value> {
+    let known = |r: Reg| match registers[r.0 as usize] {
+        Value::Unknown => hoisted_constant(image, sweep, span, insn.insn.at, r).map(Value::Constant),
+        v => Some(v),
+    };
+    let entry = |r: Reg| matches!(registers[r.0 as usize], Value::Entry4 { .. });
+    if !entry(a) && !entry(b) {
+        return None;
+    }
+    match (known(a)?, known(b)?) {
+        (Value::Entry4 { load, table }, Value::Constant(base))
+        | (Value::Constant(base), Value::Entry4 { load, table }) => {
+            Some(Value::Target4 { load, table, base })
+        }
+        _ => None,
+    }
+}
+
+/// The constant that `reg` holds throughout the function: every instruction that may write it loads this constant, or
+/// is a `pop` (restoring the caller's value before a return). Only for registers that calls preserve (System V ABI
+/// 3.2.1: rbx, rbp, r12 to r15); at least one definition has to stand before `at`.
+fn hoisted_constant(image: &Image, sweep: &Sweep, span: &Span, at: Svma, reg: Reg) -> Option<u64> {
+    const PRESERVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
+    if PRESERVED >> reg.0 & 1 == 0 {
+        return None;
+    }
+    let mut constant = None;
+    for mini in sweep.minis_of(span) {
+        let insn = decode(image, sweep, mini)?;
+        if insn.writes >> reg.0 & 1 == 0 {
+            continue;
+        }
+        match insn.op {
+            Op::Constant(_, c) if constant.is_none_or(|known| known == c) => {
+                if constant.is_none() && insn.insn.at > at {
+                    return None;
+                }
+                constant = Some(c);
+            }
+            _ if is_pop(image, mini, sweep) => {}
+            _ => return None,
+        }
+    }
+    constant
+}
+
+fn is_pop(image: &Image, mini: &Mini, sweep: &Sweep) -> bool {
+    let at = sweep.address(mini);
+    match image.read(at, mini.len.into()) {
+        Some([op]) => (0x58..=0x5f).contains(op),
+        Some([0x41, op]) => (0x58..=0x5f).contains(op),
+        _ => false,
+    }
+}
+
+/// Reads the table and splits it at its believed end.
+fn measure(image: &Image, sweep: &Sweep, found: &Found, tables: &[Svma]) -> Option<JumpTable> {
+    if image.is_writable(found.table) && !inside_relro(image, found.table) {
+        return None;
+    }
+    let span = sweep.span_at(found.jump_at)?;
+    let bound = bound_before(image, sweep, span, found.load_at);
+    let following = tables.partition_point(|t| *t <= found.table);
+    let index_of =
+        |table: &Svma| (table.offset_from(found.table) as u64 / entry_width(found.encoding)) as usize;
+    let next_table = tables.get(following).map_or(MOST_ENTRIES, index_of);
+    // Two tables do not overlap, but a reference may point before its table's start, so look one table further.
+    let limit =
+        tables.get(following + 1).map_or(MOST_ENTRIES, index_of).max(bound.unwrap_or(0)).min(MOST_ENTRIES);
+    let mut entries = read_entries(image, sweep, found, limit);
+    let in_family = entries.iter().position(|t| !same_family(sweep, span, *t)).unwrap_or(entries.len());
+    let end = match bound {
+        Some(bound) if bound <= entries.len() => bound,
+        // The check allows more than the table seems to hold: not the check of this table, or not a table.
+        _ => in_family.min(next_table),
+    };
+    if end == 0 {
+        return None;
+    }
+    let mut tail = entries.split_off(end);
+    tail.truncate(MOST_TAIL);
+    Some(JumpTable {
+        jump_at: found.jump_at,
+        load_at: found.load_at,
+        table: found.table,
+        base: found.base,
+        encoding: found.encoding,
+        targets: entries,
+        tail,
+        copyable: true,
+    })
+}
+
+fn inside_relro(image: &Image, at: Svma) -> bool {
+    image.relro().is_some_and(|r| r.contains(at))
+}
+
+fn entry_width(encoding: TableEncoding) -> u64 {
+    match encoding {
+        TableEncoding::Absolute8 => 8,
+        TableEncoding::Relative4 => 4,
+    }
+}
+
+fn read_entries(image: &Image, sweep: &Sweep, found: &Found, limit: usize) -> Vec<Svma> {
+    let mut out = Vec::new();
+    for i in 0..limit as u64 {
+        let at = found.table + i * entry_width(found.encoding);
+        let target = match found.encoding {
+            TableEncoding::Relative4 => image.read_i32(at).map(|v| found.base.offset(v.into())),
+            TableEncoding::Absolute8 => match image.relocation_at(at).map(|r| &r.kind) {
+                Some(RelocationKind::Relative { target }) => Some(*target),
+                Some(_) => None,
+                None => image.read_u64(at).map(Svma::new),
+            },
+        };
+        match target {
+            Some(target) if sweep.starts.contains(target) => out.push(target),
+            _ => break,
+        }
+    }
+    out
+}
+
+/// Whether `target` lies in the jump's own function or in a function that branches into its middle (`f.cold`).
+fn same_family(sweep: &Sweep, span: usize, target: Svma) -> bool {
+    match sweep.span_at(target) {
+        Some(other) if other == span => true,
+        // A split-off part begins anywhere; a table entry never is another function's entry.
+        Some(other) => sweep.spans[other].range.start != target || is_split_part(sweep, span, other),
+        None => false,
+    }
+}
+
+/// Whether some branch of `other` goes into the middle of `span`: a cold part going back.
+fn is_split_part(sweep: &Sweep, span: usize, other: usize) -> bool {
+    let (home, part) = (&sweep.spans[span], &sweep.spans[other]);
+    let from = sweep.targets.partition_point(|t| t.0 < part.range.start);
+    sweep.targets[from..]
+        .iter()
+        .take_while(|t| part.range.contains(t.0))
+        .any(|t| home.range.contains(t.1) && t.1 != home.range.start)
+}
+
+/// The number of entries that the nearest preceding unsigned compare with a constant allows.
+fn bound_before(image: &Image, sweep: &Sweep, span: usize, load_at: Svma) -> Option<usize> {
+    let minis = sweep.minis_of(&sweep.spans[span]);
+    let load = minis.partition_point(|m| sweep.address(m) < load_at);
+    let from = load.saturating_sub(BOUND_WINDOW);
+    (from..load).rev().find_map(|i| {
+        // 2: jb, 3: jae, 6: jbe, 7: ja.
+        let inclusive = match minis[i].kind {
+            Kind::Conditional(6 | 7) => 1,
+            Kind::Conditional(2 | 3) => 0,
+            _ => return None,
+        };
+        let compare = (from..i).rev().take(3).find_map(|j| match decode(image, sweep, &minis[j])?.op {
+            Op::CompareConstant(_, c, _) | Op::CompareMemory(_, c, _) => Some(c),
+            _ => None,
+        })?;
+        usize::try_from(compare + inclusive).ok().filter(|n| (1..=MOST_ENTRIES).contains(n))
+    })
+}

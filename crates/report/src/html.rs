@@ -1,0 +1,228 @@
+//! The result as one HTML file: no scripts, nothing loaded from elsewhere.
+
+use crate::units::{bytes, count, digits, micros, percent};
+use crate::{Better, Helped, Module, RunResult, Verdict};
+use std::fmt::{self, Display, Write as _};
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--line:#8884;--bar:#3b82f6;--old:#9ca3af}\
+body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}\
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem;overflow-wrap:anywhere}\
+table{border-collapse:collapse;width:100%}td,th{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}\
+.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}\
+.bar{height:1.4rem;border-radius:3px;background:var(--bar);min-width:1px}.bar.old{background:var(--old)}\
+.row{display:grid;grid-template-columns:5rem 1fr 11rem;gap:.6rem;align-items:center;margin:.3rem 0}\
+.yes{color:#15803d}.no{color:#b91c1c}code{overflow-wrap:anywhere}";
+
+/// Text that is safe in elements and in quoted attributes.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                c if c.is_control() && c != '\n' && c != '\t' => f.write_char('\u{fffd}')?,
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A page in the making. What is pushed as text is escaped; only literals of this file are not.
+struct Page(String);
+
+impl Page {
+    fn raw(&mut self, html: &'static str) {
+        self.0.push_str(html);
+    }
+    fn text(&mut self, text: impl Display) {
+        let _ = write!(self.0, "{}", Escaped(&text.to_string()));
+    }
+    fn wrapped(&mut self, open: &'static str, text: impl Display, close: &'static str) {
+        self.raw(open);
+        self.text(text);
+        self.raw(close);
+    }
+    fn pair(&mut self, name: &'static str, value: impl Display) {
+        self.wrapped("<tr><th>", name, "</th>");
+        self.wrapped("<td>", value, "</td></tr>\n");
+    }
+}
+
+impl RunResult {
+    /// The result as a complete HTML page.
+    pub fn to_html(&self) -> String {
+        let mut page = Page(String::new());
+        page.raw("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+        page.raw("<meta name=\"viewport\" content=\"width=device-width\">\n");
+        page.wrapped("<title>restitch: ", &self.target.program, "</title>\n");
+        page.raw("<style>");
+        page.raw(STYLE);
+        page.raw("</style>\n</head>\n<body>\n");
+        page.wrapped("<h1>restitch ", format!("{}: {}", self.command, self.outcome.words()), "</h1>\n");
+        if let Some(verdict) = &self.verdict {
+            verdict.write_html(&mut page);
+        }
+        for warning in &self.warnings {
+            page.wrapped("<p><strong>Warning:</strong> ", warning, "</p>\n");
+        }
+        self.summary(&mut page);
+        for module in &self.modules {
+            module.write_html(&mut page);
+        }
+        self.times(&mut page);
+        page.raw("</body>\n</html>\n");
+        page.0
+    }
+
+    fn summary(&self, page: &mut Page) {
+        page.raw("<h2>Run</h2>\n<table>\n");
+        page.pair("Program", &self.target.program);
+        if let Some(pid) = self.target.pid {
+            page.pair("Process", pid);
+            page.pair("Processes", self.target.processes);
+            page.pair("Threads", self.target.threads);
+        }
+        if let Some(p) = &self.profile {
+            let words = format!("{}, {}, {} samples", p.source, micros(p.seconds * 1e6), count(p.samples));
+            page.pair("Profile", words);
+            page.pair("Exact edges", percent(p.exact_edge_share));
+        }
+        if let Some(a) = &self.apply {
+            let words =
+                format!("{}: {} patches, {} threads moved", a.how, count(a.patches), count(a.moved_threads));
+            page.pair("Applied", words);
+            let parts: Vec<_> =
+                a.pause_parts.iter().map(|p| format!("{} {}", p.name, micros(p.us))).collect();
+            page.pair("Pause", format!("{} ({})", micros(a.pause_us), parts.join(", ")));
+        }
+        page.pair("Memory", bytes(self.peak_memory_bytes));
+        page.pair("Exit code", self.exit_code);
+        page.pair("Made by", format!("restitch {}, schema {}", self.restitch_version, self.schema_version));
+        page.raw("</table>\n");
+    }
+
+    fn times(&self, page: &mut Page) {
+        page.raw("<h2>Phases</h2>\n<table>\n");
+        for phase in &self.phases {
+            page.wrapped("<tr><td>", &phase.name, "</td>");
+            page.wrapped("<td class=\"n\">", micros(phase.ms * 1e3), "</td></tr>\n");
+        }
+        page.raw("</table>\n");
+    }
+}
+
+impl Verdict {
+    fn write_html(&self, page: &mut Page) {
+        let better = match self.better {
+            Better::Lower => "lower is better",
+            Better::Higher => "higher is better",
+        };
+        page.wrapped("<p>", format!("{} ({better})", self.metric), "</p>\n");
+        let longest = self.before.max(self.after);
+        for (open, name, value) in [
+            ("<div class=\"bar old\" style=\"width:", "before", self.before),
+            ("<div class=\"bar\" style=\"width:", "after", self.after),
+        ] {
+            let share =
+                if longest > 0.0 && value.is_finite() { (value / longest).clamp(0.0, 1.0) } else { 0.0 };
+            page.wrapped("<div class=\"row\"><span>", name, "</span><div>");
+            page.wrapped(open, format!("{:.1}", share * 100.0), "%\"></div></div>");
+            page.wrapped("<span class=\"n\">", format!("{} {}", digits(value), self.unit), "</span></div>\n");
+        }
+        page.raw(match self.helped {
+            Helped::Yes => "<p class=\"yes\">",
+            Helped::No => "<p class=\"no\">",
+            Helped::Unclear => "<p>",
+        });
+        page.text(format!(
+            "{}: after / before = {} ({} to {}, confidence {}, {} and {} measurements)",
+            self.helped.words(),
+            digits(self.ratio),
+            digits(self.ratio_low),
+            digits(self.ratio_high),
+            percent(self.confidence),
+            count(self.samples_before),
+            count(self.samples_after),
+        ));
+        page.raw("</p>\n");
+    }
+}
+
+impl Module {
+    fn write_html(&self, page: &mut Page) {
+        page.wrapped("<h2>", &self.path, "</h2>\n<table>\n");
+        page.pair("Build id", self.build_id.as_deref().unwrap_or("none"));
+        let words = format!(
+            "{}, {} functions, {} blocks",
+            bytes(self.code_bytes),
+            count(self.functions),
+            count(self.blocks)
+        );
+        page.pair("Code", words);
+        page.pair("Can be moved", percent(self.movable_share));
+        for r in &self.not_movable {
+            page.pair(
+                "Stays",
+                format!("{}: {} functions ({})", r.reason, count(r.functions), bytes(r.bytes)),
+            );
+        }
+        if let Some(l) = &self.layout {
+            let words = format!(
+                "{}: {} hot and {} cold blocks",
+                l.algorithm,
+                count(l.hot_blocks),
+                count(l.cold_blocks)
+            );
+            page.pair("Layout", words);
+            page.pair("Score", format!("{} before, {} after", digits(l.score_before), digits(l.score_after)));
+        }
+        if let Some(v) = &self.version {
+            let words = format!(
+                "number {}: {} blocks, {} of code, {} mapped, {} redirects",
+                v.number,
+                count(v.blocks),
+                bytes(v.text_bytes),
+                bytes(v.bytes),
+                count(v.redirects)
+            );
+            page.pair("Version", words);
+            let c = &v.checked;
+            let words = format!(
+                "{} blocks, {} instructions, {} branches, {} tables, {} unwind rows, {} call sites, {} redirects",
+                count(c.blocks),
+                count(c.instructions),
+                count(c.branches),
+                count(c.tables),
+                count(c.rows),
+                count(c.call_sites),
+                count(c.redirects)
+            );
+            page.pair("Checked equal", words);
+        }
+        page.raw("</table>\n");
+        self.functions_table(page);
+    }
+
+    fn functions_table(&self, page: &mut Page) {
+        if self.hottest.is_empty() {
+            return;
+        }
+        page.raw("<table>\n<tr><th>Hottest functions</th><th>Address</th><th class=\"n\">Share</th>");
+        page.raw("<th class=\"n\">Blocks</th><th class=\"n\">Moved</th></tr>\n");
+        for f in &self.hottest {
+            page.wrapped("<tr><td><code>", &f.name, "</code></td>");
+            page.wrapped("<td><code>", &f.address, "</code></td>");
+            page.wrapped("<td class=\"n\">", percent(f.share), "</td>");
+            page.wrapped("<td class=\"n\">", count(f.blocks), "</td>");
+            page.wrapped("<td class=\"n\">", count(f.moved_blocks), "</td></tr>\n");
+        }
+        page.raw("</table>\n");
+    }
+}

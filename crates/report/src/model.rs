@@ -1,0 +1,327 @@
+//! The result of a run, as plain data. `docs/json.md` describes every field; a test keeps the two equal.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the JSON form. Rises when a field changes its meaning or goes away, not when one is added.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// What a run did. A part that the run did not come to is absent (`null` in JSON).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Version of restitch.
+    pub restitch_version: String,
+    /// The subcommand: `attach`, `run`, `optimize`, ...
+    pub command: String,
+    /// What it worked on.
+    pub target: Target,
+    /// The program and its shared libraries, the most executed first.
+    pub modules: Vec<Module>,
+    /// Where the counts come from.
+    pub profile: Option<ProfileSummary>,
+    /// What was changed in the target.
+    pub apply: Option<ApplySummary>,
+    /// Whether it helped.
+    pub verdict: Option<Verdict>,
+    /// How long each phase took, in order.
+    pub phases: Vec<Phase>,
+    /// The most memory that restitch itself had resident, in bytes.
+    pub peak_memory_bytes: u64,
+    /// What the user should know, in words.
+    pub warnings: Vec<String>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The process's exit code.
+    pub exit_code: i32,
+}
+
+/// What a run worked on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Path of the program.
+    pub program: String,
+    /// Its process id, if it is a process.
+    pub pid: Option<u32>,
+    /// Number of processes that were changed (more than one with `--tree`).
+    pub processes: u32,
+    /// Number of threads in them.
+    pub threads: u32,
+}
+
+/// One ELF file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Module {
+    /// Its path.
+    pub path: String,
+    /// Its GNU build id in hexadecimal.
+    pub build_id: Option<String>,
+    /// Functions.
+    pub functions: u64,
+    /// Basic blocks.
+    pub blocks: u64,
+    /// Bytes of code.
+    pub code_bytes: u64,
+    /// Share of the code bytes that may be moved, 0 to 1.
+    pub movable_share: f64,
+    /// Why the rest may not.
+    pub not_movable: Vec<Reason>,
+    /// The layout's estimated cost.
+    pub layout: Option<LayoutSummary>,
+    /// The new code.
+    pub version: Option<VersionSummary>,
+    /// The most executed functions, in falling order.
+    pub hottest: Vec<HotFunction>,
+}
+
+/// A reason and how often it applied.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reason {
+    /// The reason in words.
+    pub reason: String,
+    /// Functions that it applied to.
+    pub functions: u64,
+    /// Their bytes of code.
+    pub bytes: u64,
+}
+
+/// The cost model's opinion.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayoutSummary {
+    /// Name of the algorithm.
+    pub algorithm: String,
+    /// Score of the original order; higher is better.
+    pub score_before: f64,
+    /// Score of the new order.
+    pub score_after: f64,
+    /// Executed blocks that were placed.
+    pub hot_blocks: u64,
+    /// Hardly executed blocks that were placed at the far end.
+    pub cold_blocks: u64,
+}
+
+/// The new code of a module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VersionSummary {
+    /// Number of the version.
+    pub number: u32,
+    /// Bytes that are mapped.
+    pub bytes: u64,
+    /// Of those, instructions.
+    pub text_bytes: u64,
+    /// Blocks copied.
+    pub blocks: u64,
+    /// Entries redirected.
+    pub redirects: u64,
+    /// What the independent checker compared.
+    pub checked: CheckCounts,
+}
+
+/// What the independent checker compared.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct CheckCounts {
+    /// Block copies.
+    pub blocks: u64,
+    /// Instructions.
+    pub instructions: u64,
+    /// Branches.
+    pub branches: u64,
+    /// Jump tables.
+    pub tables: u64,
+    /// Unwind rows.
+    pub rows: u64,
+    /// Calls whose exception handling was compared.
+    pub call_sites: u64,
+    /// Redirects.
+    pub redirects: u64,
+}
+
+/// A function and what it ran.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HotFunction {
+    /// Its name, or an invented one.
+    pub name: String,
+    /// Its address in the file, in hexadecimal with 0x.
+    pub address: String,
+    /// Share of all block executions of the module, 0 to 1.
+    pub share: f64,
+    /// Its blocks.
+    pub blocks: u64,
+    /// Of those, the ones that were moved.
+    pub moved_blocks: u64,
+}
+
+/// Where the counts come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfileSummary {
+    /// The source: `counting version`, `branch records`, `samples`, a file.
+    pub source: String,
+    /// How long it was watched, in seconds.
+    pub seconds: f64,
+    /// Samples or records.
+    pub samples: u64,
+    /// Share of the edges whose count is exact, 0 to 1.
+    pub exact_edge_share: f64,
+}
+
+/// What was changed in the target.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ApplySummary {
+    /// How: `process`, `file`.
+    pub how: String,
+    /// How long the target stood still in all, in microseconds; 0 for a file.
+    pub pause_us: f64,
+    /// What the pause was spent on.
+    pub pause_parts: Vec<PausePart>,
+    /// Places patched.
+    pub patches: u64,
+    /// Threads moved out of patched bytes or into the new code.
+    pub moved_threads: u64,
+}
+
+/// A part of the pause.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PausePart {
+    /// What was done.
+    pub name: String,
+    /// How long, in microseconds.
+    pub us: f64,
+}
+
+/// Which way is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Better {
+    /// Less is better: cycles per request.
+    Lower,
+    /// More is better: requests a second.
+    Higher,
+}
+
+/// Whether it helped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Helped {
+    /// The whole interval is on the better side.
+    Yes,
+    /// The whole interval is on the worse side.
+    No,
+    /// The interval holds 1: no difference was shown.
+    Unclear,
+}
+
+/// Before and after, measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What was measured.
+    pub metric: String,
+    /// Its unit.
+    pub unit: String,
+    /// Which way is better.
+    pub better: Better,
+    /// Median before.
+    pub before: f64,
+    /// Median after.
+    pub after: f64,
+    /// After divided by before.
+    pub ratio: f64,
+    /// Lower end of the ratio's interval.
+    pub ratio_low: f64,
+    /// Upper end of it.
+    pub ratio_high: f64,
+    /// Probability with which the interval holds the true ratio, 0 to 1.
+    pub confidence: f64,
+    /// Measurements before.
+    pub samples_before: u64,
+    /// Measurements after.
+    pub samples_after: u64,
+    /// Whether it helped.
+    pub helped: Helped,
+}
+
+/// A phase of the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// How long it took, in milliseconds.
+    pub ms: f64,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The new layout is in force.
+    InForce,
+    /// Nothing was to be changed (`--dry-run`, `analyze`).
+    Planned,
+    /// The new layout was taken back, because it did not help or because that was asked for.
+    Reverted,
+    /// There was nothing worth moving; the target is as it was.
+    NothingToDo,
+    /// Something failed; the target is as it was.
+    Failed,
+}
+
+impl RunResult {
+    /// A result of `command` on `target` that has done nothing yet and counts as failed until it says otherwise.
+    pub fn new(command: impl Into<String>, target: Target) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            restitch_version: env!("CARGO_PKG_VERSION").to_owned(),
+            command: command.into(),
+            target,
+            modules: Vec::new(),
+            profile: None,
+            apply: None,
+            verdict: None,
+            phases: Vec::new(),
+            peak_memory_bytes: 0,
+            warnings: Vec::new(),
+            outcome: Outcome::Failed,
+            exit_code: 1,
+        }
+    }
+
+    /// The JSON form: one indented object and a line end. Numbers that are not finite become `null`, which
+    /// [`RunResult::from_json`] does not read back.
+    ///
+    /// # Errors
+    /// None that is known; the type is that of the serializer.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self).map(|json| json + "\n")
+    }
+
+    /// Reads the JSON form.
+    ///
+    /// # Errors
+    /// If the text is not JSON, or a field is missing or of another type. Unknown fields are ignored, so that newer results can be read.
+    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+}
+
+impl Outcome {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::InForce => "the new layout is in force",
+            Self::Planned => "planned; nothing was changed",
+            Self::Reverted => "taken back; the target is as it was",
+            Self::NothingToDo => "nothing worth moving; the target is as it was",
+            Self::Failed => "failed; the target is as it was",
+        }
+    }
+}
+
+impl Helped {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Yes => "it helped",
+            Self::No => "it made things slower",
+            Self::Unclear => "no difference could be shown",
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The result for people, in a terminal of 80 columns.
+
+use crate::units::{bytes, count, counted, digits, micros, percent};
+use crate::{ApplySummary, Better, Module, ProfileSummary, RunResult, Verdict};
+use std::fmt::Write as _;
+
+/// Columns that are used.
+const WIDTH: usize = 80;
+/// Columns of the labels at the left.
+const LABEL: usize = 12;
+/// At most this many hot functions are listed for a module.
+const HOTTEST: usize = 5;
+/// Columns of the longer bar.
+const BAR: f64 = 40.0;
+
+/// Lines with a label, wrapped.
+struct Page(String);
+
+impl Page {
+    /// A labelled paragraph: `label       words, wrapped below each other`.
+    fn entry(&mut self, label: &str, words: &str) {
+        let mut line = format!("{label:<LABEL$}");
+        let mut empty = true;
+        if label.chars().count() >= LABEL {
+            self.0.push_str(line.trim_end());
+            self.0.push('\n');
+            line = " ".repeat(LABEL);
+        }
+        for word in words.split_whitespace() {
+            if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+                self.0.push_str(&line);
+                self.0.push('\n');
+                line = " ".repeat(LABEL);
+                empty = true;
+            }
+            if !empty {
+                line.push(' ');
+            }
+            line.extend(word.chars().filter(|c| !c.is_control()));
+            empty = false;
+        }
+        self.0.push_str(line.trim_end());
+        self.0.push('\n');
+    }
+    /// A line as it is, without control characters, cut to the width.
+    fn line(&mut self, text: &str) {
+        let cut: String = text.chars().filter(|c| !c.is_control()).take(WIDTH).collect();
+        self.0.push_str(cut.trim_end());
+        self.0.push('\n');
+    }
+    fn gap(&mut self) {
+        self.0.push('\n');
+    }
+}
+
+impl RunResult {
+    /// The result in words: at most 80 columns (a longer single word, such as a path, stays whole), no colours.
+    pub fn to_text(&self) -> String {
+        let mut page = Page(String::new());
+        self.head(&mut page);
+        for module in &self.modules {
+            page.gap();
+            module.write_text(&mut page);
+        }
+        page.gap();
+        if let Some(profile) = &self.profile {
+            profile.write_text(&mut page);
+        }
+        if let Some(apply) = &self.apply {
+            apply.write_text(&mut page);
+        }
+        self.costs(&mut page);
+        for warning in &self.warnings {
+            page.entry("warning", warning);
+        }
+        if let Some(verdict) = &self.verdict {
+            page.gap();
+            verdict.write_text(&mut page);
+        }
+        page.gap();
+        page.entry("result", &format!("{} (exit code {})", self.outcome.words(), self.exit_code));
+        page.0
+    }
+
+    fn head(&self, page: &mut Page) {
+        page.line(&format!("restitch {} {}", self.restitch_version, self.command));
+        let t = &self.target;
+        let mut words = t.program.clone();
+        if let Some(pid) = t.pid {
+            let processes = match t.processes {
+                0 | 1 => String::new(),
+                n => format!("{}, ", counted(n.into(), "process").replace("processs", "processes")),
+            };
+            let _ = write!(words, " (process {pid}, {processes}{})", counted(t.threads.into(), "thread"));
+        }
+        page.entry("target", &words);
+    }
+
+    fn costs(&self, page: &mut Page) {
+        if !self.phases.is_empty() {
+            let total: f64 = self.phases.iter().map(|p| p.ms).sum();
+            let parts: Vec<String> =
+                self.phases.iter().map(|p| format!("{} {}", p.name, micros(p.ms * 1e3))).collect();
+            page.entry("time", &format!("{}: {}", micros(total * 1e3), parts.join(", ")));
+        }
+        if self.peak_memory_bytes > 0 {
+            page.entry("memory", &format!("{} at most", bytes(self.peak_memory_bytes)));
+        }
+    }
+}
+
+impl Module {
+    fn write_text(&self, page: &mut Page) {
+        page.entry("module", &self.path);
+        if let Some(id) = &self.build_id {
+            page.entry("  build id", id);
+        }
+        let code = format!(
+            "{} of code, {}, {}; {} of it can be moved",
+            bytes(self.code_bytes),
+            counted(self.functions, "function"),
+            counted(self.blocks, "block"),
+            percent(self.movable_share)
+        );
+        page.entry("  code", &code);
+        for r in &self.not_movable {
+            let words = format!("{}: {} ({})", r.reason, counted(r.functions, "function"), bytes(r.bytes));
+            page.entry("    stays", &words);
+        }
+        if let Some(l) = &self.layout {
+            let words = format!(
+                "{}: {} and {}, score {} before, {} after",
+                l.algorithm,
+                counted(l.hot_blocks, "hot block"),
+                counted(l.cold_blocks, "cold block"),
+                digits(l.score_before),
+                digits(l.score_after)
+            );
+            page.entry("  layout", &words);
+        }
+        if let Some(v) = &self.version {
+            let words = format!(
+                "number {}: {} in {} of code ({} with tables), {}",
+                v.number,
+                counted(v.blocks, "block"),
+                bytes(v.text_bytes),
+                bytes(v.bytes),
+                counted(v.redirects, "redirect")
+            );
+            page.entry("  version", &words);
+            let c = &v.checked;
+            let words = format!(
+                "equal to the original: {}, {}, {} and {}",
+                counted(c.instructions, "instruction"),
+                counted(c.branches, "branch").replace("branchs", "branches"),
+                counted(c.rows, "unwind row"),
+                counted(c.tables, "jump table")
+            );
+            page.entry("  checked", &words);
+        }
+        for (i, f) in self.hottest.iter().take(HOTTEST).enumerate() {
+            let label = if i == 0 { "  hottest" } else { "" };
+            let name: String = f.name.chars().take(44).collect();
+            let moved = format!("{}/{}", count(f.moved_blocks), count(f.blocks));
+            page.line(&format!("{label:<LABEL$}{:>7}  {name:<44} {moved:>9} blk", percent(f.share)));
+        }
+    }
+}
+
+impl ProfileSummary {
+    fn write_text(&self, page: &mut Page) {
+        let words = format!(
+            "{}, {}, {}; {} of the edges exact",
+            self.source,
+            micros(self.seconds * 1e6),
+            counted(self.samples, "sample"),
+            percent(self.exact_edge_share)
+        );
+        page.entry("profile", &words);
+    }
+}
+
+impl ApplySummary {
+    fn write_text(&self, page: &mut Page) {
+        let words = format!("{}, {}", self.how, counted(self.patches, "patch").replace("patchs", "patches"));
+        page.entry("applied", &words);
+        if self.pause_us > 0.0 {
+            let parts: Vec<String> =
+                self.pause_parts.iter().map(|p| format!("{} {}", p.name, micros(p.us))).collect();
+            let of = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
+            page.entry("pause", &format!("{}{of}", micros(self.pause_us)));
+        }
+        if self.moved_threads > 0 {
+            page.entry("moved", &counted(self.moved_threads, "thread"));
+        }
+    }
+}
+
+impl Verdict {
+    fn write_text(&self, page: &mut Page) {
+        let better = match self.better {
+            Better::Lower => "lower is better",
+            Better::Higher => "higher is better",
+        };
+        page.entry("measured", &format!("{} ({better})", self.metric));
+        let longest = self.before.max(self.after);
+        for (label, value, samples) in
+            [("  before", self.before, self.samples_before), ("  after", self.after, self.samples_after)]
+        {
+            let share =
+                if longest > 0.0 && value.is_finite() { (value / longest).clamp(0.0, 1.0) } else { 0.0 };
+            let bar = "#".repeat((share * BAR).round() as usize);
+            let number = format!("{} {}", digits(value), self.unit);
+            let unit: String = number.trim_end().chars().take(20).collect();
+            page.line(&format!("{label:<LABEL$}{unit:<20} {bar:<40} n={samples}"));
+        }
+        let words = format!(
+            "{}: {} ({} to {}, confidence {})",
+            self.helped.words(),
+            digits(self.ratio),
+            digits(self.ratio_low),
+            digits(self.ratio_high),
+            percent(self.confidence)
+        );
+        page.entry("  ratio", &words);
+    }
+}

@@ -1,0 +1,238 @@
+//! The three forms of a full result, and their document.
+
+use proptest::prelude::*;
+use restitch_report::*;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+fn sample() -> RunResult {
+    let target = Target {
+        program: "/usr/lib/postgresql/15/bin/postgres".into(),
+        pid: Some(4711),
+        processes: 3,
+        threads: 17,
+    };
+    let mut result = RunResult::new("attach", target);
+    result.modules.push(Module {
+        path: "/usr/lib/postgresql/15/bin/postgres".into(),
+        build_id: Some("0123456789abcdef0123456789abcdef01234567".into()),
+        functions: 15_321,
+        blocks: 412_907,
+        code_bytes: 5_242_880,
+        movable_share: 0.987,
+        not_movable: vec![Reason { reason: "no unwind information".into(), functions: 12, bytes: 800 }],
+        layout: Some(LayoutSummary {
+            algorithm: "ext-tsp".into(),
+            score_before: 0.41,
+            score_after: 0.93,
+            hot_blocks: 31_000,
+            cold_blocks: 9_000,
+        }),
+        version: Some(VersionSummary {
+            number: 2,
+            bytes: 1_310_720,
+            text_bytes: 1_048_576,
+            blocks: 40_000,
+            redirects: 2_801,
+            checked: CheckCounts {
+                blocks: 40_000,
+                instructions: 210_000,
+                branches: 38_000,
+                tables: 91,
+                rows: 250_000,
+                call_sites: 30_000,
+                redirects: 2_801,
+            },
+        }),
+        hottest: vec![
+            HotFunction {
+                name: "ExecInterpExpr".into(),
+                address: "0x401000".into(),
+                share: 0.123,
+                blocks: 500,
+                moved_blocks: 480,
+            },
+            HotFunction {
+                name: "std::map<int, std::string>::operator[]".into(),
+                address: "0x402000".into(),
+                share: 0.05,
+                blocks: 20,
+                moved_blocks: 20,
+            },
+        ],
+    });
+    result.profile = Some(ProfileSummary {
+        source: "counting version".into(),
+        seconds: 5.0,
+        samples: 120_000,
+        exact_edge_share: 0.996,
+    });
+    result.apply = Some(ApplySummary {
+        how: "process".into(),
+        pause_us: 412.0,
+        pause_parts: vec![
+            PausePart { name: "stop".into(), us: 50.0 },
+            PausePart { name: "remap".into(), us: 230.0 },
+        ],
+        patches: 2_801,
+        moved_threads: 1,
+    });
+    let before = [101.0, 99.0, 100.0, 102.0, 98.0, 100.5, 99.5, 100.2];
+    let after = before.map(|b| b * 0.9);
+    result.verdict = stats::verdict("cycles per transaction", "kilocycles", Better::Lower, &before, &after);
+    result.phases =
+        vec![Phase { name: "sample".into(), ms: 2000.0 }, Phase { name: "lay out".into(), ms: 61.5 }];
+    result.peak_memory_bytes = 300 << 20;
+    result.warnings = vec!["no hardware branch records on this machine; counts come from a counting version, which slows the program down while it runs".into()];
+    result.outcome = Outcome::InForce;
+    result.exit_code = 0;
+    result
+}
+
+/// All paths of a JSON value: `modules[].version.bytes`.
+fn paths(value: &Value, at: &str, out: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                out.insert(path.clone());
+                paths(value, &path, out);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| paths(item, &format!("{at}[]"), out)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_names_exactly_the_fields_that_there_are() {
+    let document = include_str!("../../../docs/json.md");
+    let documented: BTreeSet<String> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .map(str::to_owned)
+        .collect();
+    let mut there = BTreeSet::new();
+    paths(&serde_json::from_str(&sample().to_json().unwrap()).unwrap(), "", &mut there);
+    let missing: Vec<_> = there.difference(&documented).collect();
+    let gone: Vec<_> = documented.difference(&there).collect();
+    assert!(missing.is_empty() && gone.is_empty(), "not in docs/json.md: {missing:?}; only there: {gone:?}");
+    assert!(document.contains(&format!("`schema_version` {SCHEMA_VERSION}")));
+    for value in [
+        "lower",
+        "higher",
+        "yes",
+        "no",
+        "unclear",
+        "in_force",
+        "planned",
+        "reverted",
+        "nothing_to_do",
+        "failed",
+    ] {
+        assert!(document.contains(&format!("`\"{value}\"`")), "{value} is not described");
+    }
+}
+
+#[test]
+fn json_goes_both_ways_and_newer_fields_are_ignored() {
+    let json = sample().to_json().unwrap();
+    assert_eq!(RunResult::from_json(&json).unwrap(), sample());
+    let newer = json.replacen('{', "{\"of_the_future\": [1, {}],", 1);
+    assert_eq!(RunResult::from_json(&newer).unwrap(), sample());
+    let bare = RunResult::new("attach", sample().target);
+    assert_eq!(RunResult::from_json(&bare.to_json().unwrap()).unwrap(), bare);
+    assert!(RunResult::from_json("{\"schema_version\": 1}").is_err());
+}
+
+#[test]
+fn the_text_says_it_all_in_eighty_columns() {
+    let text = sample().to_text();
+    assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    for part in [
+        "process 4711, 3 processes, 17 threads",
+        "15,321 functions",
+        "5.00 MiB",
+        "98.7 %",
+        "no unwind information",
+        "0.410 before",
+        "0.930",
+        "2,801 redirects",
+        "210,000 instructions",
+        "ExecInterpExpr",
+        "12.3 %",
+        "counting version, 5.00 s",
+        "412 us",
+        "stop 50.0 us",
+        "2,801 patches",
+        "it helped: 0.900",
+        "2.06 s: sample 2.00 s, lay out 61.5 ms",
+        "300 MiB",
+        "warning",
+        "the new layout is in force (exit code 0)",
+    ] {
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(part), "{part} is missing:\n{text}");
+    }
+}
+
+#[test]
+fn the_page_holds_the_numbers_and_loads_nothing() {
+    let page = sample().to_html();
+    for part in [
+        "width:100.0%",
+        "width:90.0%",
+        "ExecInterpExpr",
+        "12.3 %",
+        "it helped",
+        "2,801",
+        "std::map&lt;int, std::string&gt;",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    for part in ["<script", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(part), "{part}");
+    }
+    assert_eq!(page.matches("<table>").count(), page.matches("</table>").count());
+    assert_eq!(page.matches("<div").count(), page.matches("</div>").count());
+}
+
+fn nasty() -> impl Strategy<Value = String> {
+    prop_oneof![
+        ".{0,30}",
+        Just("<script>alert('x')</script>".to_owned()),
+        Just("\"&quot;\u{1b}[2J\r\n</title>".to_owned())
+    ]
+}
+
+proptest! {
+    #[test]
+    fn names_from_elsewhere_cannot_break_out(name in nasty(), path in nasty(), warning in nasty(), value in any::<f64>()) {
+        let mut result = sample();
+        result.modules[0].hottest[0].name = name.clone();
+        result.modules[0].path = path;
+        result.target.program = name;
+        result.warnings = vec![warning];
+        if let Some(v) = &mut result.verdict {
+            v.after = value;
+        }
+        let page = result.to_html();
+        // The page's own markup, and nothing else, uses these.
+        let bare = sample().to_html();
+        for mark in ["<", ">", "\""] {
+            prop_assert_eq!(page.matches(mark).count(), bare.matches(mark).count(), "{}", mark);
+        }
+        let text = result.to_text();
+        prop_assert!(text.chars().all(|c| c == '\n' || !c.is_control()));
+        prop_assert!(result.to_json().is_ok());
+    }
+
+    #[test]
+    fn the_json_reader_survives_anything(mut json in Just(sample().to_json().unwrap().into_bytes()), at in any::<prop::sample::Index>(), byte: u8) {
+        let i = at.index(json.len());
+        json[i] = byte;
+        if let Ok(text) = std::str::from_utf8(&json) {
+            let _ = RunResult::from_json(text);
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! `attach`: from a running process to a faster one.
+
+use crate::make::{Place, algorithm, estimate, make, optimized_layout};
+use crate::modules::{Chosen, choose};
+use crate::process_set::ProcessSet;
+use crate::profiling::{Breadth, count, make_counting};
+use crate::sampling::sample;
+use crate::verdict::{Metric, Windows};
+use crate::{ExitCode, SessionError, Watcher};
+use restitch_apply_process::{SwitchReport, VersionKind};
+use restitch_check::CheckedVersion;
+use restitch_layout::{Layout, Score};
+use restitch_profile::{Derived, Profile};
+use restitch_program::Program;
+use restitch_report::{self as report, Helped, Outcome, RunResult};
+use std::time::{Duration, Instant};
+
+/// Too few samples to tell anything.
+const LEAST_SAMPLES: u64 = 50;
+/// Hottest functions in a report.
+const HOTTEST: usize = 12;
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub struct AttachOptions {
+    /// The process.
+    pub pid: i32,
+    /// Also all processes that run its program.
+    pub tree: bool,
+    /// How long to profile, sampling and counting together.
+    pub duration: Duration,
+    /// Plan only; nothing is touched. The profile is then of samples alone.
+    pub dry_run: bool,
+    /// Take it back if it was shown to be slower.
+    pub revert_if_slower: bool,
+    /// What to judge by.
+    pub metric: Option<Metric>,
+    /// How long to measure after; before is measured while sampling.
+    pub measure: Duration,
+}
+
+impl AttachOptions {
+    /// The defaults for a process: ten seconds in all.
+    pub fn new(pid: i32) -> Self {
+        Self {
+            pid,
+            tree: false,
+            duration: Duration::from_secs(6),
+            dry_run: false,
+            revert_if_slower: false,
+            metric: None,
+            measure: Duration::from_secs(3),
+        }
+    }
+}
+
+/// Times the phases.
+struct Phases {
+    list: Vec<report::Phase>,
+    since: Instant,
+}
+
+impl Phases {
+    fn new() -> Self {
+        Self { list: Vec::new(), since: Instant::now() }
+    }
+    fn end(&mut self, name: &str) {
+        self.list.push(report::Phase { name: name.into(), ms: self.since.elapsed().as_secs_f64() * 1e3 });
+        self.since = Instant::now();
+    }
+}
+
+/// Profiles the process, lays its hot code out again, moves it over, measures.
+///
+/// # Errors
+/// [`SessionError`]; the process is as it was, or (after an error during a switch) correct and known to the journal.
+pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+    let mut set = ProcessSet::open(options.pid, options.tree)?;
+    let mut result = RunResult::new("attach", target_of(&set));
+    let mut phases = Phases::new();
+    if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run {
+        watcher.note("the process is under restitch already: it gets its original code back first");
+        set.switch(&[], VersionKind::Optimized, watcher)?;
+        phases.end("take back what was there");
+    }
+
+    let (sampling, counting_time) = split(options.duration);
+    watcher.phase("sampling", Some(sampling.as_secs_f64()));
+    let mut windows = Windows::new(options.metric.clone(), &set.pids(), Duration::from_millis(250));
+    windows.start();
+    let samples = sample(&set, sampling, &mut windows)?;
+    let before = windows.take();
+    phases.end("sampling");
+    if samples.total < LEAST_SAMPLES {
+        return Err(SessionError::NothingToDo(format!(
+            "process {} used too little CPU time to be profiled ({} samples in {:.0} s); try again under load, or with a \
+             longer --duration",
+            options.pid,
+            samples.total,
+            sampling.as_secs_f64()
+        )));
+    }
+
+    watcher.phase("analysing", None);
+    let (chosen, left) = choose(&set, &samples)?;
+    result.warnings.extend(left.into_iter().map(|(path, why)| format!("{}: {why}", path.display())));
+    phases.end("analysis");
+    if chosen.is_empty() {
+        return Err(SessionError::NothingToDo("no module with enough samples can be moved".into()));
+    }
+    let (counting, versions) = make_counting(&set, &chosen, Breadth::Sampled)?;
+    phases.end("counting version");
+    for (c, m) in counting.iter().zip(&chosen) {
+        let name = m.path.file_name().unwrap_or_default().to_string_lossy();
+        watcher.note(&format!(
+            "{name}: {} samples, counting {} functions with {} counters",
+            m.samples,
+            c.functions,
+            c.counted.len()
+        ));
+    }
+    if options.dry_run {
+        return Ok(planned(result, &chosen, phases, samples.total));
+    }
+    let (derived, first) = count(&mut set, &chosen, &counting, &versions, counting_time, watcher)?;
+    drop(versions);
+    phases.end("counting");
+
+    watcher.phase("laying out", None);
+    let made = make_optimized(&set, &chosen, &derived);
+    let (layouts, versions) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            set.switch(&[], VersionKind::Optimized, watcher)?;
+            return Err(error);
+        }
+    };
+    phases.end("layout, emission, check");
+    watcher.phase("moving over", None);
+    let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
+    phases.end("moving over");
+
+    describe(&mut result, &chosen, &derived, &layouts, &versions);
+    result.profile = Some(profile_summary(&derived, counting_time, samples.total));
+    result.apply = Some(apply_summary(&first, &second));
+    for (number, why) in &second.kept {
+        result.warnings.push(format!("version {number} stays mapped: {why}"));
+    }
+    result.outcome = Outcome::InForce;
+    result.exit_code = ExitCode::Done.number();
+    judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
+    phases.end("measuring");
+    result.target = target_of(&set);
+    finish(&mut result, phases);
+    Ok(result)
+}
+
+/// Sampling takes a third, counting the rest.
+fn split(duration: Duration) -> (Duration, Duration) {
+    let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
+    (sampling, duration.saturating_sub(sampling).max(Duration::from_millis(500)))
+}
+
+fn target_of(set: &ProcessSet) -> report::Target {
+    let target = set.leader.target();
+    report::Target {
+        program: target.modules[target.program].path.display().to_string(),
+        pid: Some(target.pid() as u32),
+        processes: set.pids().len() as u32,
+        threads: set.threads() as u32,
+    }
+}
+
+fn finish(result: &mut RunResult, phases: Phases) {
+    result.phases = phases.list;
+    result.peak_memory_bytes = peak_memory();
+}
+
+/// This program's own peak, from `/proc/self/status`.
+pub(crate) fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u64) -> RunResult {
+    result.modules = chosen.iter().map(|c| c.analyzed.report(&c.path.display().to_string())).collect();
+    result.profile = Some(report::ProfileSummary {
+        source: "samples".into(),
+        seconds: 0.0,
+        samples,
+        exact_edge_share: 0.0,
+    });
+    result.outcome = Outcome::Planned;
+    result.exit_code = ExitCode::Done.number();
+    finish(&mut result, phases);
+    result
+}
+
+type Made = (Vec<Layout>, Vec<(usize, CheckedVersion)>);
+
+fn make_optimized(set: &ProcessSet, chosen: &[Chosen], derived: &[Derived]) -> Result<Made, SessionError> {
+    let (mut layouts, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
+    for (module, derived) in chosen.iter().zip(derived) {
+        let program = &module.analyzed.program;
+        let layout = optimized_layout(program, &derived.profile);
+        let len = estimate(program, &layout, 0);
+        let held = set.reserve(module.index, len, &taken)?;
+        taken.push((module.index, held));
+        let bias = set.leader.target().modules[module.index].bias;
+        let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
+        versions.push((module.index, make(&module.path, &module.analyzed, &layout, place, None)?));
+        layouts.push(layout);
+    }
+    Ok((layouts, versions))
+}
+
+fn profile_summary(derived: &[Derived], duration: Duration, samples: u64) -> report::ProfileSummary {
+    let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
+    let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();
+    report::ProfileSummary {
+        source: "counting version".into(),
+        seconds: duration.as_secs_f64(),
+        samples,
+        exact_edge_share: if edges == 0 { 0.0 } else { exact as f64 / edges as f64 },
+    }
+}
+
+fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySummary {
+    let part = |name: &str, us: u64| report::PausePart { name: name.into(), us: us as f64 };
+    report::ApplySummary {
+        how: "process".into(),
+        pause_us: (first.pause_us + second.pause_us) as f64,
+        pause_parts: vec![
+            part("to the counting version", first.pause_us),
+            part("to the new layout", second.pause_us),
+            part("of that: stopping threads", second.stop_us),
+            part("of that: mapping", second.map_us),
+            part("of that: threads and stacks", second.threads_us),
+            part("of that: patching", second.patch_us),
+            part("of that: reading back", second.verify_us),
+            part("of that: retiring the counting version", second.retire_us),
+        ],
+        patches: second.patched as u64,
+        moved_threads: (first.moved_threads + second.moved_threads) as u64,
+    }
+}
+
+fn describe(
+    result: &mut RunResult,
+    chosen: &[Chosen],
+    derived: &[Derived],
+    layouts: &[Layout],
+    versions: &[(usize, CheckedVersion)],
+) {
+    for (((module, derived), layout), (_, version)) in chosen.iter().zip(derived).zip(layouts).zip(versions) {
+        let program = &module.analyzed.program;
+        let mut entry = module.analyzed.report(&module.path.display().to_string());
+        entry.layout = Some(layout_summary(program, &derived.profile, layout));
+        entry.version = Some(version_summary(version));
+        entry.hottest = hottest(program, &derived.profile, version);
+        result.modules.push(entry);
+    }
+}
+
+pub(crate) fn layout_summary(program: &Program, profile: &Profile, layout: &Layout) -> report::LayoutSummary {
+    let count =
+        |fragments: &[restitch_layout::Fragment]| fragments.iter().map(|f| f.blocks.len() as u64).sum();
+    report::LayoutSummary {
+        algorithm: algorithm().into(),
+        score_before: Score::of_original(program, profile).ext_tsp,
+        score_after: Score::of(program, profile, layout).ext_tsp,
+        hot_blocks: count(&layout.hot),
+        cold_blocks: count(&layout.cold),
+    }
+}
+
+pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummary {
+    let checked = version.report();
+    report::VersionSummary {
+        number: version.number,
+        bytes: version.loaded_len,
+        text_bytes: version.text.len(),
+        blocks: version.blocks.len() as u64,
+        redirects: version.redirects.len() as u64,
+        checked: report::CheckCounts {
+            blocks: checked.blocks as u64,
+            instructions: checked.instructions as u64,
+            branches: checked.branches as u64,
+            tables: checked.tables as u64,
+            rows: checked.rows as u64,
+            call_sites: checked.call_sites as u64,
+            redirects: checked.redirects as u64,
+        },
+    }
+}
+
+pub(crate) fn hottest(
+    program: &Program,
+    profile: &Profile,
+    version: &CheckedVersion,
+) -> Vec<report::HotFunction> {
+    let mut moved = vec![0u64; program.functions.len()];
+    for placed in &version.blocks {
+        moved[program.block(placed.block).function.index()] += 1;
+    }
+    let total: u64 = profile.blocks.iter().sum();
+    let mut counts: Vec<(u64, restitch_program::FuncId)> = program
+        .function_ids()
+        .map(|f| (program.blocks_of(f).map(|b| profile.block(b)).sum(), f))
+        .filter(|(n, _)| *n > 0)
+        .collect();
+    counts.sort_unstable_by_key(|(n, f)| (std::cmp::Reverse(*n), *f));
+    counts
+        .into_iter()
+        .take(HOTTEST)
+        .map(|(n, f)| {
+            let function = program.function(f);
+            let address = function.range.start;
+            report::HotFunction {
+                name: function
+                    .name
+                    .as_deref()
+                    .map_or_else(|| format!("sub_{:x}", address.get()), str::to_owned),
+                address: address.to_string(),
+                share: n as f64 / total.max(1) as f64,
+                blocks: u64::from(function.block_count),
+                moved_blocks: moved[f.index()],
+            }
+        })
+        .collect()
+}
+
+/// Measures the new layout and acts on it.
+fn judge(
+    options: &AttachOptions,
+    set: &mut ProcessSet,
+    windows: &mut Windows,
+    before: &[f64],
+    result: &mut RunResult,
+    watcher: &mut dyn Watcher,
+) -> Result<(), SessionError> {
+    if windows.can_measure() && !options.measure.is_zero() {
+        watcher.phase("measuring", Some(options.measure.as_secs_f64()));
+        windows.measure(options.measure);
+    }
+    let after = windows.take();
+    match windows.verdict(before, &after) {
+        Ok(verdict) => {
+            let slower = verdict.helped == Helped::No;
+            result.verdict = Some(verdict);
+            if slower && options.revert_if_slower {
+                set.switch(&[], VersionKind::Optimized, watcher)?;
+                result.outcome = Outcome::Reverted;
+                result.exit_code = ExitCode::TakenBack.number();
+            }
+        }
+        Err(why) => result.warnings.push(why),
+    }
+    Ok(())
+}

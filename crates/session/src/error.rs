@@ -1,0 +1,193 @@
+//! Errors of sessions, and the documented exit codes.
+
+use restitch_apply_process::ProcessError;
+use std::path::PathBuf;
+
+/// Exit codes of the command, as the README lists them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExitCode {
+    /// What was asked for is in force.
+    Done,
+    /// An error without a code of its own.
+    Failure,
+    /// The command line is wrong.
+    Usage,
+    /// The input file is not usable: truncated, foreign, corrupt.
+    BadInput,
+    /// The process does not exist, or it ended meanwhile.
+    Vanished,
+    /// This user may not do that.
+    NotPermitted,
+    /// The target is of a kind that is refused (another tracer, seccomp, no room, no way to keep exceptions working).
+    Refused,
+    /// The target had too little to do: no profile, so nothing was changed.
+    NothingToDo,
+    /// It did not help and was taken back, as asked.
+    TakenBack,
+    /// The independent checker found a fault in a new version; nothing was changed. A bug of restitch.
+    CheckFailed,
+}
+
+impl ExitCode {
+    /// All codes, in order.
+    pub const ALL: [Self; 10] = [
+        Self::Done,
+        Self::Failure,
+        Self::Usage,
+        Self::BadInput,
+        Self::Vanished,
+        Self::NotPermitted,
+        Self::Refused,
+        Self::NothingToDo,
+        Self::TakenBack,
+        Self::CheckFailed,
+    ];
+
+    /// The number that the shell sees.
+    pub const fn number(self) -> i32 {
+        match self {
+            Self::Done => 0,
+            Self::Failure => 1,
+            Self::Usage => 2,
+            Self::BadInput => 3,
+            Self::Vanished => 4,
+            Self::NotPermitted => 5,
+            Self::Refused => 6,
+            Self::NothingToDo => 7,
+            Self::TakenBack => 8,
+            Self::CheckFailed => 9,
+        }
+    }
+
+    /// What it means, for help and README.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Done => "what was asked for is in force",
+            Self::Failure => "it failed for another reason; the message says why",
+            Self::Usage => "the command line is wrong",
+            Self::BadInput => "the file is truncated, corrupt, of a foreign architecture, or does not fit",
+            Self::Vanished => "the process does not exist or has ended",
+            Self::NotPermitted => "this user may not do that",
+            Self::Refused => "the target cannot be changed safely; it is as it was",
+            Self::NothingToDo => "the target had too little to do for a profile; it is as it was",
+            Self::TakenBack => "it did not help and was taken back",
+            Self::CheckFailed => "the checker refused a new version; nothing was changed; please report it",
+        }
+    }
+}
+
+/// Why a session failed.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// A process could not be changed.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// Sampling failed.
+    #[error(transparent)]
+    Perf(#[from] restitch_perf::PerfError),
+    /// A process could not be read.
+    #[error(transparent)]
+    Proc(#[from] restitch_procfs::ProcError),
+    /// Tracing failed.
+    #[error(transparent)]
+    Trace(#[from] restitch_tracee::TraceError),
+    /// A file could not be read or written.
+    #[error("{operation} {path}: {source}")]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file is not what is needed.
+    #[error("{path}: {why}")]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// Why, with the next step.
+        why: String,
+    },
+    /// Nothing to optimize.
+    #[error("{0}")]
+    NothingToDo(String),
+    /// A version could not be made.
+    #[error("making a version of {module}: {why}; nothing was changed")]
+    Emit {
+        /// The module.
+        module: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// The checker found a fault.
+    #[error(
+        "the checker refused the new version of {module}: {why}; nothing was changed. Please report this with the file"
+    )]
+    Check {
+        /// The module.
+        module: PathBuf,
+        /// The findings.
+        why: String,
+    },
+    /// A command could not be run.
+    #[error("running {command}: {why}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Why not.
+        why: String,
+    },
+}
+
+impl SessionError {
+    /// The exit code for it.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Process(error) => of_process(error),
+            Self::Proc(error) => of_proc(error),
+            Self::Trace(error) => of_trace(error),
+            Self::Perf(restitch_perf::PerfError::Denied { .. }) => ExitCode::NotPermitted,
+            Self::Perf(restitch_perf::PerfError::NoProcess { .. }) => ExitCode::Vanished,
+            Self::Perf(_) | Self::File { .. } | Self::Command { .. } | Self::Emit { .. } => ExitCode::Failure,
+            Self::BadFile { .. } => ExitCode::BadInput,
+            Self::NothingToDo(_) => ExitCode::NothingToDo,
+            Self::Check { .. } => ExitCode::CheckFailed,
+        }
+    }
+}
+
+fn of_process(error: &ProcessError) -> ExitCode {
+    match error {
+        ProcessError::Proc(error) => of_proc(error),
+        ProcessError::Trace(error) => of_trace(error),
+        ProcessError::NoProgram { .. } | ProcessError::Module { .. } | ProcessError::Journal { .. } => {
+            ExitCode::BadInput
+        }
+        ProcessError::NoRoom { .. } | ProcessError::NoUnwindHook { .. } | ProcessError::Foreign { .. } => {
+            ExitCode::Refused
+        }
+        ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
+        ProcessError::NotAttached { .. } => ExitCode::NothingToDo,
+    }
+}
+
+fn of_proc(error: &restitch_procfs::ProcError) -> ExitCode {
+    use restitch_procfs::ProcError as P;
+    match error {
+        P::Gone { .. } | P::Reused { .. } => ExitCode::Vanished,
+        P::Permission { .. } => ExitCode::NotPermitted,
+        P::Replaced { .. } => ExitCode::BadInput,
+        P::Io { .. } | P::Malformed { .. } => ExitCode::Failure,
+    }
+}
+
+fn of_trace(error: &restitch_tracee::TraceError) -> ExitCode {
+    use restitch_tracee::TraceError as T;
+    match error {
+        e if e.is_gone() => ExitCode::Vanished,
+        T::Permission { .. } => ExitCode::NotPermitted,
+        T::Proc(e) => of_proc(e),
+        _ => ExitCode::Refused,
+    }
+}

@@ -1,0 +1,180 @@
+//! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
+
+use crate::analysis::{Analyzed, analyze_image};
+use crate::attach::{hottest, layout_summary, peak_memory, version_summary};
+use crate::make::{Place, estimate, make, optimized_layout};
+use crate::{ExitCode, SessionError, Watcher};
+use restitch_image::Image;
+use restitch_profile::{ModuleProfile, ProfileFile};
+use restitch_report::{self as report, Outcome, RunResult};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What to optimize.
+#[derive(Debug, Clone)]
+pub struct OptimizeOptions {
+    /// The program or shared object.
+    pub program: PathBuf,
+    /// The profile file.
+    pub profile: PathBuf,
+    /// The new file.
+    pub output: PathBuf,
+}
+
+/// The facts about a file.
+#[derive(Debug)]
+pub struct AnalyzeFile {
+    /// In reportable form.
+    pub module: report::Module,
+    /// Recognised jump tables, and how many of them a version can copy.
+    pub tables: (usize, usize),
+    /// Indirect jumps that are not understood (their targets stay original code).
+    pub indirect_jumps: usize,
+    /// Whether the file is one of restitch's own outputs.
+    pub is_output: bool,
+}
+
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SessionError> {
+    std::fs::read(path).map_err(|source| SessionError::File {
+        operation: "reading",
+        path: path.into(),
+        source,
+    })
+}
+
+fn load(path: &Path) -> Result<Analyzed, SessionError> {
+    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+    let mut bytes = read_file(path)?;
+    let image = Image::parse(bytes.clone()).map_err(|e| bad(e.to_string()))?;
+    // Our own output is optimized from the coordinates of the original, which it contains.
+    if restitch_apply_elf::is_restitch_output(&image).is_some() {
+        bytes = restitch_apply_elf::original_bytes(&image).map_err(|e| bad(e.to_string()))?;
+    }
+    let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
+    analyze_image(Arc::new(image)).map_err(bad)
+}
+
+/// Analyses a file.
+///
+/// # Errors
+/// If it is no usable ELF file.
+pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
+    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+    let is_output = {
+        let image = Image::parse(read_file(path)?).map_err(|e| bad(e.to_string()))?;
+        restitch_apply_elf::is_restitch_output(&image).is_some()
+    };
+    let analyzed = load(path)?;
+    let program = &analyzed.program;
+    let indirect =
+        program.blocks.iter().filter(|b| b.terminator == restitch_program::Terminator::IndirectJump).count();
+    Ok(AnalyzeFile {
+        module: analyzed.report(&path.display().to_string()),
+        tables: (program.tables.len(), program.tables.iter().filter(|t| t.copyable).count()),
+        indirect_jumps: indirect,
+        is_output,
+    })
+}
+
+/// Writes an optimized file.
+///
+/// # Errors
+/// [`SessionError`]; an existing output file is as it was.
+pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+    let started = Instant::now();
+    watcher.phase("analysing", None);
+    let module = load(&options.program)?;
+    let stored = read_profile(&options.profile)?;
+    let found = profile_of(&stored, &module, options)?;
+    let (profile, unmatched) = found.resolve(&module.program);
+    let mut result = RunResult::new(
+        "optimize",
+        report::Target {
+            program: options.program.display().to_string(),
+            pid: None,
+            processes: 0,
+            threads: 0,
+        },
+    );
+    if unmatched.count > 0 {
+        let share = 100.0 * unmatched.count as f64 / unmatched.total.max(1) as f64;
+        result.warnings.push(format!("{share:.1} % of the profile's counts have no place in this file"));
+    }
+    watcher.phase("laying out", None);
+    let layout = optimized_layout(&module.program, &profile);
+    let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
+    let start =
+        restitch_apply_elf::place(&module.image, estimate(&module.program, &layout, 0), &Default::default())
+            .map_err(|e| bad(e.to_string()))?;
+    let place = Place { number: 1, start, counters: start, bias: None };
+    let version = make(&options.program, &module, &layout, place, None)?;
+    watcher.phase("writing", None);
+    let plan = restitch_apply_elf::plan_output(&module.image, &version, &Default::default())
+        .map_err(|e| bad(e.to_string()))?;
+    let bytes = plan.write();
+    let reread =
+        Image::parse(bytes.clone()).map_err(|e| bad(format!("the output does not read back: {e}")))?;
+    restitch_apply_elf::verify(&plan, &reread).map_err(|e| bad(e.to_string()))?;
+    let mode = std::fs::metadata(&options.program).map_or(0o755, |m| m.permissions().mode() & 0o7777);
+    write_whole(&options.output, &bytes, mode)?;
+    let mut entry = module.report(&options.program.display().to_string());
+    entry.layout = Some(layout_summary(&module.program, &profile, &layout));
+    entry.version = Some(version_summary(&version));
+    entry.hottest = hottest(&module.program, &profile, &version);
+    result.modules.push(entry);
+    result.phases.push(report::Phase { name: "all".into(), ms: started.elapsed().as_secs_f64() * 1e3 });
+    result.peak_memory_bytes = peak_memory();
+    result.outcome = Outcome::InForce;
+    result.exit_code = ExitCode::Done.number();
+    Ok(result)
+}
+
+fn read_profile(path: &Path) -> Result<ProfileFile, SessionError> {
+    let bytes = read_file(path)?;
+    ProfileFile::read(&bytes).map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
+}
+
+/// The profile's part for this module: by build id, else (where neither has one) by file name.
+fn profile_of<'a>(
+    stored: &'a ProfileFile,
+    module: &Analyzed,
+    options: &OptimizeOptions,
+) -> Result<&'a ModuleProfile, SessionError> {
+    let id = module.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
+    let name = options.program.file_name();
+    let found = if id.is_empty() {
+        stored.modules.iter().find(|m| m.build_id.is_empty() && Path::new(&m.path).file_name() == name)
+    } else {
+        stored.module(&id)
+    };
+    found.ok_or_else(|| {
+        let have: Vec<&str> = stored.modules.iter().map(|m| m.path.as_str()).collect();
+        SessionError::BadFile {
+            path: options.profile.clone(),
+            why: format!(
+                "it has no profile for this build of {} (it has: {}); record one with `restitch record`",
+                options.program.display(),
+                have.join(", ")
+            ),
+        }
+    })
+}
+
+/// Writes a file whole or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<(), SessionError> {
+    let fail = |source| SessionError::File { operation: "writing", path: path.into(), source };
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".tmp{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        std::fs::write(&temporary, bytes)?;
+        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
+        std::fs::rename(&temporary, path)
+    })();
+    written.map_err(|e| {
+        let _ = std::fs::remove_file(&temporary);
+        fail(e)
+    })
+}

@@ -1,0 +1,50 @@
+//! From a process or a file to a faster one: the stages put together.
+//!
+//! One file a command: [`attach`], [`record`], [`optimize`], [`doctor`], [`status`]; beneath them the steps that they share: analysis of
+//! modules, sampling, selection of functions, making of checked versions, the verdict.
+//!
+//! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data ([`restitch_report::RunResult`]) or
+//! a [`SessionError`], whose [`exit code`](SessionError::exit_code) is documented in the README.
+
+mod analysis;
+mod attach;
+mod doctor;
+mod error;
+mod files;
+mod launch;
+mod make;
+mod modules;
+mod process_set;
+mod profiling;
+mod record;
+mod sampling;
+mod selection;
+mod status;
+mod verdict;
+
+pub use analysis::{Analyzed, analyze_image};
+pub use attach::{AttachOptions, attach};
+pub use doctor::{Check, Doctor, doctor};
+pub use error::{ExitCode, SessionError};
+pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, optimize};
+pub use launch::Launched;
+pub use record::{RecordOptions, RecordSubject, record};
+pub use status::{ProcessStatus, revert, status};
+pub use verdict::{Metric, Windows};
+
+/// Hears what a session is doing, for progress bars.
+pub trait Watcher {
+    /// A phase begins; `seconds` is how long it will take, where that is known.
+    fn phase(&mut self, name: &str, seconds: Option<f64>);
+    /// Something worth a line.
+    fn note(&mut self, text: &str);
+}
+
+/// A watcher that hears nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Quiet;
+
+impl Watcher for Quiet {
+    fn phase(&mut self, _name: &str, _seconds: Option<f64>) {}
+    fn note(&mut self, _text: &str) {}
+}

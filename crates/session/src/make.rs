@@ -1,0 +1,109 @@
+//! Making checked versions: counting ones and optimized ones.
+
+use crate::SessionError;
+use crate::analysis::Analyzed;
+use restitch_address::{LoadBias, Svma};
+use restitch_check::{CheckedVersion, check};
+use restitch_emit::{CounterRequest, Request, Version, emit};
+use restitch_layout::{Fragment, HotChains, Layout, LayoutAlgorithm};
+use restitch_profile::{Counted, CounterPlan, Profile};
+use restitch_program::{BlockId, Program};
+use std::path::Path;
+
+/// Where a version goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub number: u32,
+    pub start: Svma,
+    /// Behind the version, for counters.
+    pub counters: Svma,
+    pub bias: Option<LoadBias>,
+}
+
+/// Blocks of the planned functions in original order.
+pub(crate) fn counting_layout(program: &Program, plan: &CounterPlan) -> Layout {
+    let mut layout = Layout::default();
+    let mut fragment: Vec<BlockId> = Vec::new();
+    for block in program.block_ids().filter(|b| plan.scope[b.index()]) {
+        let same =
+            fragment.last().is_some_and(|l| program.block(*l).function == program.block(block).function);
+        if !same && !fragment.is_empty() {
+            layout.hot.push(Fragment { blocks: std::mem::take(&mut fragment), align: 16 });
+        }
+        fragment.push(block);
+    }
+    if !fragment.is_empty() {
+        layout.hot.push(Fragment { blocks: fragment, align: 16 });
+    }
+    layout
+}
+
+/// The optimized layout.
+pub(crate) fn optimized_layout(program: &Program, profile: &Profile) -> Layout {
+    HotChains::default().layout(program, profile)
+}
+
+/// The name of the algorithm that [`optimized_layout`] uses.
+pub(crate) fn algorithm() -> &'static str {
+    HotChains::default().name()
+}
+
+/// Address space that a version of `layout` may need, in bytes: generous, since it is only reserved.
+pub(crate) fn estimate(program: &Program, layout: &Layout, counters: usize) -> u64 {
+    let (mut bytes, mut blocks) = (0, 0);
+    for b in layout.blocks() {
+        bytes += u64::from(program.block(b).len);
+        blocks += 1;
+    }
+    let tables: u64 = program.tables.iter().map(|t| 8 * (t.targets.len() + t.tail.len()) as u64).sum();
+    let estimate = bytes * 2 + blocks * 64 + tables + counters as u64 * 40 + (256 << 10);
+    estimate.next_multiple_of(4096)
+}
+
+/// Emits and checks a version.
+pub(crate) fn make(
+    path: &Path,
+    module: &Analyzed,
+    layout: &Layout,
+    place: Place,
+    counted: Option<&[Counted]>,
+) -> Result<CheckedVersion, SessionError> {
+    let version = emit_version(path, module, layout, place, counted)?;
+    check(&module.image, &module.program, layout, version, place.bias)
+        .map_err(|e| SessionError::Check { module: path.into(), why: e.to_string() })
+}
+
+fn emit_version(
+    path: &Path,
+    module: &Analyzed,
+    layout: &Layout,
+    place: Place,
+    counted: Option<&[Counted]>,
+) -> Result<Version, SessionError> {
+    let request = Request {
+        image: &module.image,
+        program: &module.program,
+        unwind: &module.unwind,
+        layout,
+        start: place.start,
+        bias: place.bias,
+        number: place.number,
+        counters: counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
+    };
+    emit(&request).map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
+}
+
+/// The plan's counter values in the plan's order, from the order in which the version has them (not every counter that
+/// was asked for has to be in the version).
+pub(crate) fn values_in_plan_order(
+    plan: &CounterPlan,
+    counted: &[Counted],
+    values: &[u64],
+) -> Vec<Option<u64>> {
+    let mut by_counted: Vec<(Counted, u64)> = counted.iter().copied().zip(values.iter().copied()).collect();
+    by_counted.sort_unstable();
+    plan.counted
+        .iter()
+        .map(|c| by_counted.binary_search_by_key(c, |x| x.0).ok().map(|i| by_counted[i].1))
+        .collect()
+}

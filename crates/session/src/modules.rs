@@ -1,0 +1,54 @@
+//! Which modules of a process are worth work, and their analyses.
+
+use crate::SessionError;
+use crate::analysis::{Analyzed, analyze_image};
+use crate::process_set::ProcessSet;
+use crate::sampling::IpSamples;
+use crate::selection::{Weights, weigh};
+use std::path::PathBuf;
+
+/// A module with less than this share of the samples is left alone.
+const LEAST_SHARE: f64 = 0.01;
+
+/// A module that will get versions.
+pub(crate) struct Chosen {
+    /// Its index in the leader's modules.
+    pub index: usize,
+    pub path: PathBuf,
+    pub analyzed: Analyzed,
+    pub weights: Weights,
+    pub samples: u64,
+}
+
+/// Analyses the modules that have a share of the samples; those that cannot be analysed come back with the reason.
+pub(crate) fn choose(
+    set: &ProcessSet,
+    samples: &IpSamples,
+) -> Result<(Vec<Chosen>, Vec<(PathBuf, String)>), SessionError> {
+    let (mut chosen, mut left) = (Vec::new(), Vec::new());
+    let target = set.leader.target();
+    for (&index, addresses) in &samples.by_module {
+        let module = &target.modules[index];
+        let n = samples.in_module(index);
+        if (n as f64) < LEAST_SHARE * samples.total as f64 {
+            continue;
+        }
+        if is_runtime_loader(&module.path.to_string_lossy()) {
+            left.push((module.path.clone(), "the dynamic loader is never changed".into()));
+            continue;
+        }
+        match analyze_image(module.image.clone()) {
+            Ok(analyzed) => {
+                let weights = weigh(&analyzed.program, addresses);
+                chosen.push(Chosen { index, path: module.path.clone(), analyzed, weights, samples: n });
+            }
+            Err(why) => left.push((module.path.clone(), why)),
+        }
+    }
+    Ok((chosen, left))
+}
+
+/// The loader runs before and beneath everything else, `_dl_find_object` included.
+fn is_runtime_loader(path: &str) -> bool {
+    path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld-musl"))
+}

@@ -1,0 +1,196 @@
+//! The processes of a session: one, or with `--tree` all that run its program.
+
+use crate::{SessionError, Watcher};
+use restitch_address::{Avma, Svma};
+use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, VersionKind};
+use restitch_check::CheckedVersion;
+use restitch_procfs as procfs;
+use std::collections::BTreeSet;
+
+/// One or more live processes whose modules are loaded at the same addresses (they were forked from one another).
+#[derive(Debug)]
+pub(crate) struct ProcessSet {
+    /// The one that was named first. Its module indices serve for all.
+    pub leader: Live,
+    /// The others.
+    pub others: Vec<Live>,
+    dir: StateDir,
+    tree: bool,
+    /// The named process.
+    named: i32,
+}
+
+impl ProcessSet {
+    /// Opens process `pid`, and with `tree` all processes that run the same program at the same addresses.
+    pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
+        let dir = StateDir::open()?;
+        let leader = Live::open(pid, dir.clone())?;
+        let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid };
+        set.refresh()?;
+        Ok(set)
+    }
+
+    /// Finds processes that have come meanwhile: with `tree` all of the same program, else children that were forked
+    /// while something of restitch was in place.
+    pub fn refresh(&mut self) -> Result<(), SessionError> {
+        self.others.retain(|l| l.target().process.is_alive());
+        let known: BTreeSet<i32> = self.pids().into_iter().collect();
+        for candidate in self.candidates() {
+            if known.contains(&candidate.pid) {
+                continue;
+            }
+            let Ok(live) = Live::open(candidate.pid, self.dir.clone()) else { continue };
+            let inherited = !live.journal().versions.is_empty();
+            if (self.tree || inherited) && self.same_addresses(&live) {
+                self.others.push(live);
+            }
+        }
+        Ok(())
+    }
+
+    fn candidates(&self) -> Vec<procfs::ProcessId> {
+        if !self.tree {
+            return procfs::descendants(self.named).unwrap_or_default();
+        }
+        let same_file = procfs::open_executable(self.named)
+            .ok()
+            .and_then(|f| procfs::FileIdentity::of(&f.file).ok())
+            .and_then(|identity| procfs::processes_mapping(identity).ok());
+        same_file.unwrap_or_default()
+    }
+
+    /// Whether the modules of `live` that the leader also has are at the same addresses, the program first of all.
+    fn same_addresses(&self, live: &Live) -> bool {
+        let (ours, theirs) = (self.leader.target(), live.target());
+        let program = &ours.modules[ours.program];
+        let other = &theirs.modules[theirs.program];
+        program.bias == other.bias && program.image.build_id() == other.image.build_id()
+    }
+
+    /// All process numbers, the leader's first.
+    pub fn pids(&self) -> Vec<i32> {
+        self.all().map(|l| l.target().pid()).collect()
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Live> {
+        std::iter::once(&self.leader).chain(&self.others)
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Live> {
+        std::iter::once(&mut self.leader).chain(&mut self.others)
+    }
+
+    pub fn leader_is_alive(&self) -> bool {
+        self.leader.target().process.is_alive()
+    }
+
+    /// The leader's module index and stated address for an address in process `pid`.
+    pub fn locate(&self, pid: i32, at: Avma) -> Option<(usize, Svma)> {
+        let leader = self.leader.target();
+        let live = self.all().find(|l| l.target().pid() == pid).unwrap_or(&self.leader);
+        let target = live.target();
+        let module = &target.modules[target.module_at(at)?];
+        let stated = module.bias.to_stated(at);
+        if target.pid() == leader.pid() {
+            return leader.module_at(at).map(|i| (i, stated));
+        }
+        leader.modules.iter().position(|m| m.path == module.path).map(|i| (i, stated))
+    }
+
+    /// A free place near a module of the leader that is free in all processes of the set.
+    pub fn reserve(
+        &self,
+        module: usize,
+        len: u64,
+        taken: &[(usize, Reservation)],
+    ) -> Result<Reservation, SessionError> {
+        let others: Vec<i32> = self.others.iter().map(|l| l.target().pid()).collect();
+        let number = self.all().map(|l| l.journal().next_number).max().unwrap_or(1);
+        let mut place = self.leader.reserve(module, len, taken, &others)?;
+        place.number = number + taken.len() as u32;
+        Ok(place)
+    }
+
+    /// Switches all processes to `versions`. Those that end meanwhile do not count; if one cannot be changed, it stays
+    /// as it is and the watcher hears why, unless it is the leader.
+    pub fn switch(
+        &mut self,
+        versions: &[(usize, CheckedVersion)],
+        kind: VersionKind,
+        watcher: &mut dyn Watcher,
+    ) -> Result<SwitchReport, SessionError> {
+        let leader = self.leader.target().clone();
+        let mut sum: Option<SwitchReport> = None;
+        for live in self.all_mut() {
+            let is_leader = live.target().pid() == leader.pid();
+            let incoming: Vec<Incoming<'_>> = versions
+                .iter()
+                .filter_map(|(module, version)| {
+                    let wanted = &leader.modules[*module];
+                    let module = live
+                        .target()
+                        .modules
+                        .iter()
+                        .position(|m| m.path == wanted.path && m.bias == wanted.bias)?;
+                    Some(Incoming { module, version, kind })
+                })
+                .collect();
+            match live.switch(&incoming) {
+                Ok(report) => sum = Some(add(sum, report)),
+                Err(error) if is_leader => return Err(error.into()),
+                Err(error) if !live.target().process.is_alive() => drop(error),
+                Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
+            }
+        }
+        Ok(sum.unwrap_or_default())
+    }
+
+    /// The counters of version `number`, summed over all processes that have counters of their own.
+    pub fn counters(&self, number: u32) -> Result<Vec<u64>, SessionError> {
+        let mut sum: Vec<u64> = Vec::new();
+        for live in self.all() {
+            let values = live.read_counters(number)?;
+            sum.resize(sum.len().max(values.len()), 0);
+            for (total, value) in sum.iter_mut().zip(values) {
+                *total = total.wrapping_add(value);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Threads of all processes.
+    pub fn threads(&self) -> usize {
+        self.pids().into_iter().filter_map(|p| procfs::threads(p).ok()).map(|t| t.len()).sum()
+    }
+}
+
+/// The longest pause, and the sums of what was done.
+fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
+    let Some(mut sum) = sum else { return one };
+    if one.pause_us > sum.pause_us {
+        (sum.pause_us, sum.stop_us, sum.map_us) = (one.pause_us, one.stop_us, one.map_us);
+        (sum.threads_us, sum.patch_us) = (one.threads_us, one.patch_us);
+        (sum.verify_us, sum.retire_us) = (one.verify_us, one.retire_us);
+    }
+    sum.threads += one.threads;
+    sum.patched += one.patched;
+    sum.restored += one.restored;
+    sum.left_out += one.left_out;
+    sum.moved_threads += one.moved_threads;
+    sum.moved_returns += one.moved_returns;
+    sum.unmapped.extend(one.unmapped);
+    sum.kept.extend(one.kept);
+    sum
+}
+
+impl ProcessSet {
+    /// A set of one process.
+    pub fn alone(leader: Live, named: i32) -> Result<Self, SessionError> {
+        Ok(Self { leader, others: Vec::new(), dir: StateDir::open()?, tree: false, named })
+    }
+
+    /// The first process.
+    pub fn into_leader(self) -> Live {
+        self.leader
+    }
+}

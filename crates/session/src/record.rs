@@ -1,0 +1,139 @@
+//! `record`: an exact profile of a process or of one run of a program, into a file.
+
+use crate::modules::{Chosen, choose};
+use crate::process_set::ProcessSet;
+use crate::profiling::{Breadth, count, derive_all, make_counting};
+use crate::sampling::sample;
+use crate::selection::Weights;
+use crate::verdict::Windows;
+use crate::{Launched, SessionError, Watcher, analyze_image};
+use restitch_apply_process::{Incoming, Live, StateDir, VersionKind};
+use restitch_profile::{Derived, ModuleProfile, ProfileFile};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// What to record.
+#[derive(Debug)]
+pub enum RecordSubject {
+    /// A running process, for some time.
+    Process {
+        /// Its number.
+        pid: i32,
+        /// Also all that run its program.
+        tree: bool,
+        /// Sampling and counting together.
+        duration: Duration,
+    },
+    /// A program from its start to its end: all its functions are counted.
+    Command(Command),
+}
+
+/// Where the profile goes.
+#[derive(Debug)]
+pub struct RecordOptions {
+    /// What to record.
+    pub subject: RecordSubject,
+    /// The profile file.
+    pub output: PathBuf,
+}
+
+/// Records, and writes the profile file whole or not at all. For a command the exit status of the command comes back.
+///
+/// # Errors
+/// [`SessionError`]. The process has its original code again.
+pub fn record(options: RecordOptions, watcher: &mut dyn Watcher) -> Result<Option<i32>, SessionError> {
+    let (file, status) = match options.subject {
+        RecordSubject::Process { pid, tree, duration } => {
+            (record_process(pid, tree, duration, watcher)?, None)
+        }
+        RecordSubject::Command(command) => {
+            let (file, status) = record_command(command, watcher)?;
+            (file, Some(status))
+        }
+    };
+    let bytes = file.write();
+    crate::files::write_whole(&options.output, &bytes, 0o644)?;
+    Ok(status)
+}
+
+fn record_process(
+    pid: i32,
+    tree: bool,
+    duration: Duration,
+    watcher: &mut dyn Watcher,
+) -> Result<ProfileFile, SessionError> {
+    let mut set = ProcessSet::open(pid, tree)?;
+    if set.all().any(|l| !l.journal().is_empty()) {
+        set.switch(&[], VersionKind::Counting, watcher)?;
+    }
+    let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
+    watcher.phase("sampling", Some(sampling.as_secs_f64()));
+    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
+    let samples = sample(&set, sampling, &mut windows)?;
+    watcher.phase("analysing", None);
+    let (chosen, _) = choose(&set, &samples)?;
+    if chosen.is_empty() {
+        let why = format!("process {pid} used too little CPU time to be profiled; try again under load");
+        return Err(SessionError::NothingToDo(why));
+    }
+    let (counting, versions) = make_counting(&set, &chosen, Breadth::Sampled)?;
+    let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
+    let derived = count(&mut set, &chosen, &counting, &versions, rest, watcher).map(|d| d.0);
+    set.switch(&[], VersionKind::Counting, watcher)?;
+    Ok(profile_file(&chosen, &derived?))
+}
+
+/// Counts the whole program and its mapped libraries from the entry point to the end.
+fn record_command(command: Command, watcher: &mut dyn Watcher) -> Result<(ProfileFile, i32), SessionError> {
+    watcher.phase("starting", None);
+    let mut launched = Launched::start(command)?;
+    let process = launched.process();
+    let mut live = Live::open(process.pid, StateDir::open()?)?;
+    let target = live.target().clone();
+    let mut chosen = Vec::new();
+    for (index, module) in target.modules.iter().enumerate() {
+        let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.starts_with("ld-linux") {
+            continue;
+        }
+        if let Ok(analyzed) = analyze_image(module.image.clone()) {
+            chosen.push(Chosen {
+                index,
+                path: module.path.clone(),
+                analyzed,
+                weights: Weights::default(),
+                samples: 0,
+            });
+        }
+    }
+    let set = ProcessSet::alone(live, process.pid)?;
+    let (counting, versions) = make_counting(&set, &chosen, Breadth::All)?;
+    live = set.into_leader();
+    let incoming: Vec<Incoming<'_>> = versions
+        .iter()
+        .map(|(module, version)| Incoming { module: *module, version, kind: VersionKind::Counting })
+        .collect();
+    if let Some(held) = launched.take_held() {
+        live.switch_held(held, &incoming)?;
+    }
+    watcher.phase("running", None);
+    let status = crate::launch::wait_for_end(process)?;
+    let set = ProcessSet::alone(live, process.pid)?;
+    let derived = derive_all(&set, &chosen, &counting)?;
+    set.into_leader().forget()?;
+    Ok((profile_file(&chosen, &derived), status))
+}
+
+fn profile_file(chosen: &[Chosen], derived: &[Derived]) -> ProfileFile {
+    let modules = chosen
+        .iter()
+        .zip(derived)
+        .map(|(c, d)| {
+            let build_id = c.analyzed.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
+            ModuleProfile::of(&c.analyzed.program, &d.profile, &build_id, &c.path.to_string_lossy())
+        })
+        .filter(|m| !m.blocks.is_empty())
+        .collect();
+    ProfileFile { modules }
+}

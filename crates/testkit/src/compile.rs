@@ -1,0 +1,220 @@
+//! Test programs: sources in `tests/programs`, compiled on demand and cached by content.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The ways in which every test program is compiled at least.
+pub const VARIANTS: &[&[&str]] = &[&["-O0"], &["-O2"], &["-O2", "-static"], &["-O3", "-no-pie"]];
+
+/// Why a test program could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The compiler or tool is not installed: a reason to skip.
+    #[error("cannot start {tool}; install it")]
+    Missing {
+        /// The program that could not be started.
+        tool: String,
+    },
+    /// The compiler or tool refused: a bug in the test, or a flag that this version does not know.
+    #[error("{tool} failed on {}:\n{messages}", file.display())]
+    Refused {
+        /// The program that was started.
+        tool: String,
+        /// What it was to work on.
+        file: PathBuf,
+        /// What it wrote to standard error.
+        messages: String,
+    },
+    /// A file could not be read or written.
+    #[error("cannot access {}: {source}", file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+fn io(file: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
+    move |source| Error::Io { file: file.into(), source }
+}
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs")
+}
+
+/// The test program with this file name, for example `switch.c`.
+pub fn program(file_name: &str) -> PathBuf {
+    directory().join(file_name)
+}
+
+/// All test programs, sorted by name.
+pub fn programs() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory()).expect("tests/programs is part of the repository");
+    let is_source = |p: &PathBuf| p.extension().is_some_and(|e| e == "c" || e == "cc");
+    let mut found: Vec<_> = entries.flatten().map(|e| e.path()).filter(is_source).collect();
+    found.sort();
+    found
+}
+
+/// Compiles `source` with gcc (`.c`) or g++ (any other extension). See [`compile_with`].
+///
+/// # Errors
+/// As [`compile_with`].
+pub fn compile(source: &Path, flags: &[&str]) -> Result<PathBuf> {
+    let compiler = if source.extension() == Some(OsStr::new("c")) { "gcc" } else { "g++" };
+    compile_with(compiler, source, flags)
+}
+
+/// The program that `compiler` makes of `source` with `flags` and the flags that a `flags:` line in the source's
+/// first comment asks for. Cached by everything that goes into it; safe to call from tests that run at one time.
+///
+/// # Errors
+/// [`Error::Missing`] without the compiler, [`Error::Refused`] with its messages.
+pub fn compile_with(compiler: &str, source: &Path, flags: &[&str]) -> Result<PathBuf> {
+    let text = std::fs::read_to_string(source).map_err(io(source))?;
+    let wanted = own_flags(&text);
+    let mut key = Key::default();
+    for part in
+        [compiler, &version(compiler)?, &text, &headers(source)?].into_iter().chain(flags.iter().copied())
+    {
+        key.add(part.as_bytes());
+    }
+    let stem = source.file_stem().unwrap_or_default().to_string_lossy();
+    made(&format!("{stem}-{:016x}", key.0), |output| {
+        let mut command = Command::new(compiler);
+        command.arg("-o").arg(output).arg(source).args(flags).args(wanted);
+        start(&mut command, compiler, source).map(|_| ())
+    })
+}
+
+/// A copy of `file` without symbols and debug information (`strip -s`).
+///
+/// # Errors
+/// [`Error::Missing`] without strip.
+pub fn strip(file: &Path) -> Result<PathBuf> {
+    variant(file, "stripped", |output| {
+        let mut command = Command::new("strip");
+        command.arg("-s").arg("-o").arg(output).arg(file);
+        start(&mut command, "strip", file).map(|_| ())
+    })
+}
+
+/// A copy of the ELF64 `file` that says it has no section headers, as `strip --strip-section-headers` makes it.
+///
+/// # Errors
+/// [`Error::Io`] if the file cannot be read or the copy not written.
+pub fn without_section_headers(file: &Path) -> Result<PathBuf> {
+    variant(file, "bare", |output| {
+        std::fs::copy(file, output).map_err(io(file))?;
+        let mut data = std::fs::read(output).map_err(io(output))?;
+        if data.len() >= 64 {
+            data[40..48].fill(0); // e_shoff
+            data[58..64].fill(0); // e_shentsize, e_shnum, e_shstrndx
+        }
+        std::fs::write(output, data).map_err(io(output))
+    })
+}
+
+/// The flags of the `flags:` line in the first comment.
+fn own_flags(text: &str) -> Vec<&str> {
+    let comment = text.split("*/").next().unwrap_or_default();
+    let line = comment.lines().find_map(|l| l.split_once("flags:").map(|(_, flags)| flags));
+    line.unwrap_or_default().split_whitespace().collect()
+}
+
+/// The text of all headers beside the source, in the order of their names.
+fn headers(source: &Path) -> Result<String> {
+    let folder = source.parent().unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(folder).map_err(io(folder))?;
+    let mut headers: Vec<_> = entries.flatten().map(|e| e.path()).collect();
+    headers.retain(|p| p.extension() == Some(OsStr::new("h")));
+    headers.sort();
+    headers.iter().map(|h| std::fs::read_to_string(h).map_err(io(h))).collect()
+}
+
+fn version(compiler: &str) -> Result<String> {
+    let output = start(Command::new(compiler).arg("--version"), compiler, Path::new("--version"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn start(command: &mut Command, tool: &str, file: &Path) -> Result<Output> {
+    let output = command.output().map_err(|_| Error::Missing { tool: tool.into() })?;
+    if !output.status.success() {
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(Error::Refused { tool: tool.into(), file: file.into(), messages });
+    }
+    Ok(output)
+}
+
+/// A derived file, cached by the content of `file`.
+fn variant(file: &Path, suffix: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let mut key = Key::default();
+    key.add(&std::fs::read(file).map_err(io(file))?);
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    made(&format!("{stem}-{:016x}.{suffix}", key.0), make)
+}
+
+/// The cached file `name`, made first if it is not there. Made under another name and renamed, so that tests that run
+/// at one time see a whole file or none.
+fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let cache = cache_directory();
+    std::fs::create_dir_all(&cache).map_err(io(&cache))?;
+    let done = cache.join(name);
+    if !done.exists() {
+        let work = tempfile::tempdir_in(&cache).map_err(io(&cache))?;
+        let output = work.path().join(name);
+        make(&output)?;
+        std::fs::rename(&output, &done).map_err(io(&done))?;
+    }
+    Ok(done)
+}
+
+/// `target/tmp/programs`, found from the running test (`target/debug/deps/test`).
+fn cache_directory() -> PathBuf {
+    let test = std::env::current_exe().unwrap_or_default();
+    let target = test.ancestors().find(|a| a.join("CACHEDIR.TAG").exists());
+    target.map_or_else(std::env::temp_dir, Path::to_path_buf).join("tmp/programs")
+}
+
+/// FNV-1a, 64 bits, with lengths, so that moving a byte from one part to the next changes it.
+struct Key(u64);
+
+impl Default for Key {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Key {
+    fn add(&mut self, part: &[u8]) {
+        for byte in part.iter().copied().chain(part.len().to_le_bytes()) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_come_from_the_first_comment_only() {
+        assert_eq!(own_flags("/* What.\n * flags: -pthread -lm */\nint x;"), ["-pthread", "-lm"]);
+        assert!(own_flags("/* What. */\n// flags: -pthread\n").is_empty());
+    }
+
+    #[test]
+    fn keys_tell_parts_apart() {
+        let key = |parts: &[&str]| {
+            let mut key = Key::default();
+            parts.iter().for_each(|p| key.add(p.as_bytes()));
+            key.0
+        };
+        assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+        assert_eq!(key(&["a", "b"]), key(&["a", "b"]));
+    }
+}

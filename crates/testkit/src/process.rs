@@ -1,0 +1,110 @@
+//! Child processes with an end.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long [`wait_until`] sleeps between two looks.
+const POLL: Duration = Duration::from_millis(2);
+
+/// What `look` finds, or none if it found nothing until `limit` was over. It looks at least once.
+pub fn wait_until<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if Instant::now() >= end {
+            return None;
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// A child process that is killed and reaped when this is dropped. Its own children are not.
+#[derive(Debug)]
+pub struct Guarded(Child);
+
+impl Guarded {
+    /// Starts `command`.
+    pub fn spawn(command: &mut Command) -> std::io::Result<Self> {
+        command.spawn().map(Self)
+    }
+    /// Starts `program` with `arguments`, without input and output.
+    pub fn start(program: &Path, arguments: &[&str]) -> std::io::Result<Self> {
+        Self::spawn(Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+    /// The child, for its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(None))
+    }
+    /// Its exit status, if it ends within `limit`. It goes on running if not.
+    pub fn wait_within(&mut self, limit: Duration) -> Option<ExitStatus> {
+        wait_until(limit, || self.0.try_wait().ok().flatten())
+    }
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) -> std::io::Result<ExitStatus> {
+        self.0.kill()?;
+        self.0.wait()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // Fails only if it has been reaped already.
+        let _ = self.kill();
+    }
+}
+
+/// What a finished process left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Standard output; bytes that are not UTF-8 are replaced.
+    pub stdout: String,
+    /// Standard error, likewise.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Panics, with all that the process wrote, if it did not exit with `code`.
+    #[track_caller]
+    pub fn expect(&self, code: i32) {
+        assert_eq!(self.status.code(), Some(code), "{}\n{}\n{}", self.status, self.stdout, self.stderr);
+    }
+}
+
+/// Runs `command` to its end without input. Panics if it cannot be started or takes longer than `limit`.
+#[track_caller]
+pub fn run(command: &mut Command, limit: Duration) -> Finished {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match Guarded::spawn(command) {
+        Ok(child) => child,
+        Err(error) => panic!("cannot start {command:?}: {error}"),
+    };
+    let stdout = collect(child.child().stdout.take());
+    let stderr = collect(child.child().stderr.take());
+    let Some(status) = child.wait_within(limit) else { panic!("{command:?} did not end within {limit:?}") };
+    let text = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
+    Finished { status, stdout: text(stdout), stderr: text(stderr) }
+}
+
+/// Reads a pipe in a thread of its own, so that a full one cannot block the child.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is worth showing.
+        let _ = pipe.map(|mut p| p.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

@@ -1,0 +1,199 @@
+//! Errors of tracing.
+
+use restitch_address::Avma;
+use restitch_procfs::ProcError;
+
+/// Why something could not be done to another process.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The process or thread ended.
+    #[error("task {tid} ended while {operation}; nothing is left to be done for it")]
+    Vanished {
+        /// The thread or process.
+        tid: i32,
+        /// What was being done.
+        operation: &'static str,
+    },
+    /// The process has ended, but its parent has not collected it.
+    #[error("process {pid} has ended already (it is a zombie until its parent collects it)")]
+    Zombie {
+        /// The process.
+        pid: i32,
+    },
+    /// Another debugger, tracer or profiler holds the process.
+    #[error(
+        "process {pid} is traced by process {tracer} ({name}) already, and Linux allows one tracer only; end that one or let it detach, then try again"
+    )]
+    AlreadyTraced {
+        /// The process.
+        pid: i32,
+        /// The present tracer.
+        tracer: i32,
+        /// The tracer's command name, as far as known.
+        name: String,
+    },
+    /// The kernel refuses to let this process trace that one.
+    #[error("no permission to trace process {pid}: {advice}")]
+    Permission {
+        /// The process.
+        pid: i32,
+        /// What the user can do.
+        advice: String,
+    },
+    /// A kernel thread has no user code.
+    #[error("process {pid} is a kernel thread; it has no user code that could be changed")]
+    KernelThread {
+        /// The process.
+        pid: i32,
+    },
+    /// A 32-bit program.
+    #[error("process {pid} runs 32-bit code; only 64-bit x86 programs are supported")]
+    ThirtyTwoBit {
+        /// The process.
+        pid: i32,
+    },
+    /// A process cannot stop itself.
+    #[error("process {pid} is this program itself; name another process")]
+    OwnProcess {
+        /// The process.
+        pid: i32,
+    },
+    /// A thread waits for its vfork child.
+    #[error(
+        "thread {tid} of process {pid} waits for a vfork child and cannot be stopped before that child runs its program; try again later"
+    )]
+    VforkParent {
+        /// The process.
+        pid: i32,
+        /// The waiting thread.
+        tid: i32,
+    },
+    /// A thread did not stop in time.
+    #[error(
+        "thread {tid} of process {pid} did not stop within {waited_ms} ms (state {state}): it waits in the kernel, for a disk or a network file system perhaps; try again later"
+    )]
+    NotStopping {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// How long it was waited for.
+        waited_ms: u64,
+        /// What `/proc` says about the thread.
+        state: String,
+    },
+    /// New threads appeared faster than they could be stopped.
+    #[error(
+        "process {pid} starts threads faster than they can be stopped ({passes} passes over its threads); try again later"
+    )]
+    ThreadStorm {
+        /// The process.
+        pid: i32,
+        /// Number of passes made.
+        passes: u32,
+    },
+    /// The process has started another program meanwhile.
+    #[error("process {pid} started another program while it was being stopped; attach to it again")]
+    Executed {
+        /// The process.
+        pid: i32,
+    },
+    /// A system call filter could end the target.
+    #[error(
+        "process {pid} runs under seccomp (mode {mode}); a system call on its behalf could kill it, so none was made; allow it explicitly if the filter is known to permit mmap, mprotect and openat"
+    )]
+    Seccomp {
+        /// The process.
+        pid: i32,
+        /// 1 strict, 2 filter.
+        mode: u8,
+    },
+    /// No thread is in a state in which it can be borrowed.
+    #[error("no thread of process {pid} can be borrowed for a system call: {why}; try again")]
+    NothingToBorrow {
+        /// The process.
+        pid: i32,
+        /// What was wrong with the last candidate.
+        why: String,
+    },
+    /// The place for the stub is not dead executable padding.
+    #[error(
+        "{at} in process {pid} is no place for a system call stub: {why}; give 16 executable bytes between functions"
+    )]
+    NoStubPlace {
+        /// The process.
+        pid: i32,
+        /// The place.
+        at: Avma,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The target's memory could not be read or written.
+    #[error(
+        "cannot {operation} {len} bytes at {at} in process {pid}: {source}; check that the range is mapped"
+    )]
+    Memory {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The process.
+        pid: i32,
+        /// First address.
+        at: Avma,
+        /// Number of bytes.
+        len: usize,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A remote system call failed in the target.
+    #[error("{call} in process {pid} failed: {source}")]
+    RemoteCall {
+        /// The process.
+        pid: i32,
+        /// Name of the system call.
+        call: &'static str,
+        /// The target's error.
+        source: std::io::Error,
+    },
+    /// The thread is not one of those that are held.
+    #[error("thread {tid} is not among the stopped threads; take the number from the list of threads")]
+    UnknownThread {
+        /// The thread.
+        tid: i32,
+    },
+    /// Stepping is not possible.
+    #[error("thread {tid} cannot be stepped: {why}")]
+    CannotStep {
+        /// The thread.
+        tid: i32,
+        /// Why.
+        why: &'static str,
+    },
+    /// The program could not be started.
+    #[error("cannot start {program}: {source}")]
+    Launch {
+        /// The program.
+        program: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A ptrace request failed in an unexpected way.
+    #[error("ptrace {request} on thread {tid} failed: {source}")]
+    Ptrace {
+        /// The request's name.
+        request: &'static str,
+        /// The thread.
+        tid: i32,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// `/proc` could not be read.
+    #[error(transparent)]
+    Proc(#[from] ProcError),
+}
+
+impl TraceError {
+    /// Whether the target has ended: nothing remains to be undone.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Vanished { .. } | Self::Zombie { .. } | Self::Proc(ProcError::Gone { .. }))
+    }
+}

@@ -1,0 +1,419 @@
+//! Starting a program as a tracee and following it from its exec to its exit.
+
+use crate::seize::{OPTIONS, hold_thread};
+use crate::stopped::{Release, StopTimes, Stopped};
+use crate::sys::{self, Resume, Waited};
+use crate::wait::{ExitStatus, Patience, StopKind, WaitOutcome, decode, wait_for};
+use crate::{Memory, TraceError};
+use restitch_procfs::{self as procfs, ProcessId};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What to follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaunchOptions {
+    /// Follow processes that the program starts, too.
+    pub follow_children: bool,
+}
+
+/// Something that happened. The process stands still until the value that comes with it is dropped or resumed.
+#[derive(Debug)]
+pub enum TraceEvent {
+    /// A process has loaded a new program and is about to execute its first instruction (that of the dynamic loader,
+    /// if it has one). Resuming or dropping lets it run on as a tracee.
+    Exec(Stopped),
+    /// A followed process created another one, which is followed too.
+    NewProcess {
+        /// The creator.
+        parent: i32,
+        /// The new process.
+        child: i32,
+    },
+    /// A process is about to end and its memory can be read for the last time.
+    Exiting(ExitStop),
+    /// A process has ended.
+    Exited {
+        /// The process.
+        pid: i32,
+        /// How it ended.
+        status: ExitStatus,
+    },
+}
+
+/// A process that is held at its end. Dropping it lets the process end.
+#[derive(Debug)]
+pub struct ExitStop {
+    pid: i32,
+    tid: i32,
+    status: ExitStatus,
+    memory: Memory,
+    not_send: PhantomData<*const ()>,
+}
+
+impl ExitStop {
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// How it is ending.
+    pub fn status(&self) -> ExitStatus {
+        self.status
+    }
+
+    /// Its memory, still complete. Other threads of the process may be running still.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl Drop for ExitStop {
+    fn drop(&mut self) {
+        // A thread that was killed meanwhile needs nothing.
+        let _ = sys::resume(self.tid, Resume::Continue, 0);
+    }
+}
+
+/// The events of a program that was started here, and of the processes that it starts.
+///
+/// If this program dies, the tracees go on without it. All calls must come from the thread that called
+/// [`TraceEvents::spawn`]; the type is not `Send`.
+#[derive(Debug)]
+pub struct TraceEvents {
+    root: ProcessId,
+    options: LaunchOptions,
+    /// The process of each followed thread.
+    pub(crate) tasks: BTreeMap<i32, i32>,
+    /// Reports that came while another one was waited for.
+    pub(crate) early: VecDeque<(i32, StopKind)>,
+    /// Events that came while a process was being stopped.
+    pub(crate) queued: VecDeque<TraceEvent>,
+    not_send: PhantomData<*const ()>,
+}
+
+fn pipe() -> io::Result<(File, File)> {
+    let mut fds = [0; 2];
+    // SAFETY: the kernel writes two descriptors into `fds`.
+    if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: both descriptors are new, open and owned by nobody else.
+    let [read, write] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok((File::from(read), File::from(write)))
+}
+
+/// The child between fork and exec: tells its pid and waits until it is traced.
+fn wait_for_tracer(ready: i32, go: i32) -> io::Result<()> {
+    // SAFETY: `getpid`, `write` and `read` are async-signal-safe; the buffers are live locals of the stated sizes and
+    // the descriptors were inherited from the parent, which keeps them open until the spawn has returned.
+    unsafe {
+        let pid = libc::getpid().to_ne_bytes();
+        let written = libc::write(ready, pid.as_ptr().cast(), pid.len());
+        let mut byte = 0u8;
+        let read = libc::read(go, (&raw mut byte).cast(), 1);
+        match (written, read) {
+            (4, 1) => Ok(()),
+            _ => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+        }
+    }
+}
+
+impl TraceEvents {
+    /// Starts `command` as a tracee. The first event is its [`TraceEvent::Exec`].
+    pub fn spawn(mut command: Command, options: LaunchOptions) -> Result<Self, TraceError> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let launch = |source| TraceError::Launch { program: program.clone(), source };
+        let (mut ready, ready_write) = pipe().map_err(launch)?;
+        let (go_read, go) = pipe().map_err(launch)?;
+        let (ready_fd, go_fd, own_go_fd) = (ready_write.as_raw_fd(), go_read.as_raw_fd(), go.as_raw_fd());
+        // SAFETY: the closure calls async-signal-safe functions only and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                // Or the read below would not see the parent's death.
+                libc::close(own_go_fd);
+                wait_for_tracer(ready_fd, go_fd)
+            });
+        }
+        // `Command::spawn` returns after the exec only, which has to wait for this thread: it needs one of its own.
+        let helper = std::thread::spawn(move || {
+            let result = command.spawn();
+            drop((ready_write, go_read));
+            result
+        });
+        let mut pid = [0; 4];
+        if ready.read_exact(&mut pid).is_err() {
+            return Err(launch(spawn_error(helper)));
+        }
+        let pid = i32::from_ne_bytes(pid);
+        Self::trace_start(pid, options, go)?;
+        let root = ProcessId::of(pid)?;
+        let mut events = Self {
+            root,
+            options,
+            tasks: BTreeMap::from([(pid, pid)]),
+            early: VecDeque::new(),
+            queued: VecDeque::new(),
+            not_send: PhantomData,
+        };
+        match events.wait_for_exec(&helper)? {
+            true => Ok(events),
+            false => {
+                events.tasks.clear();
+                Err(launch(spawn_error(helper)))
+            }
+        }
+    }
+
+    fn trace_start(pid: i32, options: LaunchOptions, mut go: File) -> Result<(), TraceError> {
+        sys::seize(pid, ptrace_options(options))?;
+        go.write_all(&[1]).map_err(|source| TraceError::Ptrace { request: "start", tid: pid, source })
+    }
+
+    /// Lets the child run up to its exec; false if there is none.
+    ///
+    /// After a failed exec `Command::spawn` waits for the child's end in the helper thread, and may get the child's
+    /// stop at its exit instead of us (a wait looks at the tracees of all threads of its process). Whoever gets it:
+    /// the child is let go, and the end is left to `Command::spawn` or collected after it.
+    fn wait_for_exec(&mut self, helper: &Helper) -> Result<bool, TraceError> {
+        let pid = self.root.pid;
+        let mut rounds = 0;
+        loop {
+            match wait_for(pid, START_POLL) {
+                WaitOutcome::Stop(stop @ StopKind::Event(libc::PTRACE_EVENT_EXEC)) => {
+                    self.early.push_back((pid, stop));
+                    return Ok(true);
+                }
+                WaitOutcome::Stop(StopKind::Event(libc::PTRACE_EVENT_EXIT)) => {
+                    let _ = sys::detach(pid, 0);
+                    return Ok(false);
+                }
+                WaitOutcome::Stop(StopKind::Ended(_)) | WaitOutcome::Gone => return Ok(false),
+                WaitOutcome::Stop(StopKind::Signal(signal)) => {
+                    sys::resume(pid, Resume::Continue, signal)?;
+                }
+                WaitOutcome::Stop(_) => sys::resume(pid, Resume::Continue, 0)?,
+                WaitOutcome::TimedOut if helper.is_finished() => {
+                    let _ = sys::detach(pid, 0);
+                    let _ = wait_for(pid, Duration::from_secs(1));
+                    return Ok(false);
+                }
+                WaitOutcome::TimedOut if rounds == START_ROUNDS => {
+                    let waited_ms = u64::from(START_ROUNDS) * START_POLL.as_millis() as u64;
+                    let state = "starting".to_owned();
+                    return Err(TraceError::NotStopping { pid, tid: pid, waited_ms, state });
+                }
+                WaitOutcome::TimedOut => rounds += 1,
+            }
+        }
+    }
+
+    /// The process that was started.
+    pub fn root(&self) -> ProcessId {
+        self.root
+    }
+
+    /// Whether any followed process is left.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// The next event, or `None` when `limit` has passed without one or nothing is followed any more. Values of
+    /// earlier events must have been dropped or resumed, else their processes report nothing.
+    pub fn next_event(&mut self, limit: Duration) -> Result<Option<TraceEvent>, TraceError> {
+        if let Some(event) = self.queued.pop_front() {
+            return Ok(Some(event));
+        }
+        let mut patience = Patience::new(limit);
+        while !self.is_empty() {
+            let Some((tid, stop)) = self.poll() else {
+                if patience.is_over() {
+                    return Ok(None);
+                }
+                patience.pause();
+                continue;
+            };
+            match self.handle(tid, stop) {
+                Ok(Some(event)) => return Ok(Some(event)),
+                // Killed while it was handled: its end is reported next.
+                Ok(None) | Err(TraceError::Vanished { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A report of any followed thread. They are asked one by one, so that children that are none of ours here are not
+    /// taken from whoever waits for them.
+    fn poll(&mut self) -> Option<(i32, StopKind)> {
+        if let Some(early) = self.early.pop_front() {
+            return Some(early);
+        }
+        let mut gone = Vec::new();
+        let mut found = None;
+        for &tid in self.tasks.keys() {
+            match sys::wait(tid, false) {
+                Waited::Status(tid, status) => {
+                    found = Some((tid, decode(status)));
+                    break;
+                }
+                Waited::NoChild => gone.push(tid),
+                Waited::Nothing => {}
+            }
+        }
+        self.tasks.retain(|tid, _| !gone.contains(tid));
+        found
+    }
+
+    pub(crate) fn handle(&mut self, tid: i32, stop: StopKind) -> Result<Option<TraceEvent>, TraceError> {
+        let pid = self.tasks.get(&tid).copied().unwrap_or(tid);
+        match stop {
+            StopKind::Ended(status) => {
+                self.tasks.remove(&tid);
+                return Ok((tid == pid).then_some(TraceEvent::Exited { pid, status }));
+            }
+            StopKind::Event(libc::PTRACE_EVENT_EXEC) => return self.exec_stop(pid).map(Some),
+            StopKind::Event(libc::PTRACE_EVENT_EXIT) => {
+                if let Some(stop) = self.exit_stop(pid, tid)? {
+                    return Ok(Some(TraceEvent::Exiting(stop)));
+                }
+                sys::resume(tid, Resume::Continue, 0)?;
+            }
+            StopKind::Event(
+                libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK,
+            ) => {
+                let event = self.new_task(pid, tid)?;
+                sys::resume(tid, Resume::Continue, 0)?;
+                return Ok(event);
+            }
+            StopKind::Group(_) => sys::listen(tid)?,
+            StopKind::Signal(signal) => sys::resume(tid, Resume::Continue, signal)?,
+            _ => sys::resume(tid, Resume::Continue, 0)?,
+        }
+        Ok(None)
+    }
+
+    /// Registers the thread or process that `tid` has created; it is attached already and starts stopped.
+    fn new_task(&mut self, pid: i32, tid: i32) -> Result<Option<TraceEvent>, TraceError> {
+        let child = sys::event_message(tid)? as i32;
+        let group = procfs::status(child).ok().and_then(|status| status.tgid).unwrap_or(child);
+        if group == pid {
+            self.tasks.insert(child, pid);
+            return Ok(None);
+        }
+        if self.options.follow_children {
+            self.tasks.insert(child, group);
+            return Ok(Some(TraceEvent::NewProcess { parent: pid, child }));
+        }
+        // `clone` without CLONE_THREAD: a process, which was not asked for.
+        if let WaitOutcome::Stop(StopKind::Interrupt | StopKind::Group(_)) =
+            wait_for(child, Duration::from_secs(1))
+        {
+            let _ = sys::detach(child, 0);
+        }
+        Ok(None)
+    }
+
+    /// After an exec one thread is left, with the process's number. It is brought from the event, which is in the
+    /// middle of the system call, to a stop from which it can be borrowed.
+    fn exec_stop(&mut self, pid: i32) -> Result<TraceEvent, TraceError> {
+        self.tasks.retain(|&task, &mut group| group != pid || task == pid);
+        self.tasks.insert(pid, pid);
+        sys::interrupt(pid)?;
+        sys::resume(pid, Resume::Continue, 0)?;
+        let begun = Instant::now();
+        let signal = match wait_for(pid, Duration::from_secs(10)) {
+            WaitOutcome::Stop(StopKind::Signal(signal)) => signal,
+            WaitOutcome::Stop(StopKind::Interrupt | StopKind::Group(_)) => 0,
+            WaitOutcome::Stop(stop) => {
+                self.early.push_back((pid, stop));
+                return Err(TraceError::Vanished { tid: pid, operation: "starting a program" });
+            }
+            _ => return Err(TraceError::Vanished { tid: pid, operation: "starting a program" }),
+        };
+        let held = hold_thread(pid, signal)?;
+        if !held.original.is_64_bit() {
+            sys::resume(pid, Resume::Continue, signal)?;
+            return Err(TraceError::ThirtyTwoBit { pid });
+        }
+        Ok(TraceEvent::Exec(Stopped {
+            process: ProcessId::of(pid)?,
+            threads: vec![held],
+            memory: Memory::open(pid)?,
+            release: Release::Continue,
+            times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
+            since: Instant::now(),
+            not_send: PhantomData,
+        }))
+    }
+
+    /// Whether this thread's end is that of the process: it is the last one, it called `exit_group`, or a signal ends it.
+    fn exit_stop(&self, pid: i32, tid: i32) -> Result<Option<ExitStop>, TraceError> {
+        let status = ExitStatus::from_raw(sys::event_message(tid)? as i32);
+        let others = self.tasks.iter().any(|(&task, &group)| group == pid && task != tid);
+        let call = sys::get_registers(tid)?.system_call();
+        let alone = others && call == Some(libc::SYS_exit) && matches!(status, ExitStatus::Code(_));
+        if alone {
+            return Ok(None);
+        }
+        let memory = Memory::open(tid)?;
+        Ok(Some(ExitStop { pid, tid, status, memory, not_send: PhantomData }))
+    }
+
+    /// Stops following: all processes run on untraced.
+    pub fn detach(mut self) {
+        self.let_all_go();
+    }
+
+    fn let_all_go(&mut self) {
+        self.queued.clear();
+        for (tid, stop) in std::mem::take(&mut self.early) {
+            let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
+            let _ = sys::detach(tid, signal);
+        }
+        for tid in std::mem::take(&mut self.tasks).into_keys() {
+            let _ = sys::interrupt(tid);
+            if let WaitOutcome::Stop(stop) = wait_for(tid, Duration::from_millis(500)) {
+                let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
+                let _ = sys::detach(tid, signal);
+            }
+        }
+    }
+}
+
+impl Drop for TraceEvents {
+    fn drop(&mut self) {
+        self.let_all_go();
+    }
+}
+
+fn ptrace_options(options: LaunchOptions) -> i32 {
+    let children = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+    OPTIONS
+        | libc::PTRACE_O_TRACEEXEC
+        | libc::PTRACE_O_TRACEEXIT
+        | libc::PTRACE_O_TRACECLONE
+        | if options.follow_children { children } else { 0 }
+}
+
+/// How often the start of a program looks whether it has failed.
+const START_POLL: Duration = Duration::from_millis(20);
+/// After how many looks it gives up: one minute.
+const START_ROUNDS: u32 = 3000;
+
+/// The thread that runs `Command::spawn`.
+type Helper = JoinHandle<io::Result<Child>>;
+
+/// Why the helper could not start the program.
+fn spawn_error(helper: Helper) -> io::Error {
+    match helper.join() {
+        Ok(Err(error)) => error,
+        _ => io::Error::from_raw_os_error(libc::ECHILD),
+    }
+}

@@ -1,0 +1,142 @@
+//! Stopping a process that is followed already.
+
+use crate::launch::{TraceEvent, TraceEvents};
+use crate::seize::hold_thread;
+use crate::stopped::{Held, Release, StopTimes, Stopped};
+use crate::sys::{self, Resume, Waited};
+use crate::wait::{Patience, StopKind, decode};
+use crate::{Memory, TraceError};
+use restitch_procfs::ProcessId;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+impl TraceEvents {
+    /// Stops all threads of a followed process in the middle of its run, like [`Stopped::seize_all`] for processes that
+    /// nobody traces. Resuming or dropping the result lets the process run on as a tracee. Events that come meanwhile
+    /// are reported later; if one of them is the process's exec or end, it is not stopped ([`TraceError::Executed`],
+    /// [`TraceError::Vanished`]).
+    pub fn stop(&mut self, pid: i32, limit: Duration) -> Result<Stopped, TraceError> {
+        let begun = Instant::now();
+        let process = ProcessId::of(pid)?;
+        let mut held = BTreeMap::new();
+        let stopped = self.stop_threads(pid, limit, &mut held).and_then(|()| {
+            let living = held.keys().next().copied();
+            let living =
+                living.ok_or(TraceError::Vanished { tid: pid, operation: "stopping its threads" })?;
+            Memory::open(living)
+        });
+        let memory = match stopped {
+            Ok(memory) => memory,
+            Err(error) => {
+                for held in held.values() {
+                    let _ = sys::resume(held.tid, Resume::Continue, held.signal);
+                }
+                return Err(error);
+            }
+        };
+        Ok(Stopped {
+            process,
+            threads: held.into_values().collect(),
+            memory,
+            release: Release::Continue,
+            times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
+            since: Instant::now(),
+            not_send: PhantomData,
+        })
+    }
+
+    fn stop_threads(
+        &mut self,
+        pid: i32,
+        limit: Duration,
+        held: &mut BTreeMap<i32, Held>,
+    ) -> Result<(), TraceError> {
+        for tid in self.threads_of(pid) {
+            let _ = sys::interrupt(tid);
+        }
+        let mut patience = Patience::new(limit);
+        loop {
+            let waiting: Vec<i32> =
+                self.threads_of(pid).into_iter().filter(|tid| !held.contains_key(tid)).collect();
+            let Some(&first) = waiting.first() else { return Ok(()) };
+            let mut progress = false;
+            for tid in waiting {
+                progress |= self.collect_stop(pid, tid, held)?;
+            }
+            if !progress {
+                if patience.is_over() {
+                    let waited_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+                    let state = "followed".to_owned();
+                    return Err(TraceError::NotStopping { pid, tid: first, waited_ms, state });
+                }
+                patience.pause();
+            }
+        }
+    }
+
+    /// Looks at one thread; whether it had something to report.
+    fn collect_stop(
+        &mut self,
+        pid: i32,
+        tid: i32,
+        held: &mut BTreeMap<i32, Held>,
+    ) -> Result<bool, TraceError> {
+        if self.early.iter().any(|&(early, _)| early == tid) {
+            return Err(TraceError::Executed { pid });
+        }
+        let stop = match sys::wait(tid, false) {
+            Waited::Nothing => return Ok(false),
+            Waited::NoChild => {
+                self.tasks.remove(&tid);
+                return Ok(true);
+            }
+            Waited::Status(_, status) => decode(status),
+        };
+        match stop {
+            StopKind::Interrupt | StopKind::Group(_) | StopKind::Signal(_) => {
+                let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
+                match hold_thread(tid, signal) {
+                    Ok(thread) => drop(held.insert(tid, thread)),
+                    // Killed in the stop: its end is still to be reported.
+                    Err(TraceError::Vanished { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            StopKind::Event(libc::PTRACE_EVENT_EXEC) => {
+                self.early.push_back((tid, stop));
+                return Err(TraceError::Executed { pid });
+            }
+            StopKind::Ended(_) if tid == pid => {
+                self.early.push_back((tid, stop));
+                return Err(TraceError::Vanished { tid, operation: "stopping its threads" });
+            }
+            other => self.pass_by(tid, other)?,
+        }
+        Ok(true)
+    }
+
+    /// Handles an event on the way to the stop as usual, keeps what is to be reported, and interrupts again.
+    fn pass_by(&mut self, tid: i32, stop: StopKind) -> Result<(), TraceError> {
+        match self.handle(tid, stop) {
+            Ok(Some(TraceEvent::Exiting(exit))) => {
+                let tid = exit.pid();
+                self.queued.push_back(TraceEvent::Exiting(exit));
+                return Err(TraceError::Vanished { tid, operation: "stopping its threads" });
+            }
+            Ok(Some(event)) => self.queued.push_back(event),
+            Ok(None) | Err(TraceError::Vanished { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        for tid in self.tasks.keys().copied().filter(|&other| self.tasks.get(&other) == self.tasks.get(&tid))
+        {
+            // Threads that stand still already take this as another interruption, which their release drops.
+            let _ = sys::interrupt(tid);
+        }
+        Ok(())
+    }
+
+    fn threads_of(&self, pid: i32) -> Vec<i32> {
+        self.tasks.iter().filter(|&(_, &group)| group == pid).map(|(&tid, _)| tid).collect()
+    }
+}

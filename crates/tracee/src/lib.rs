@@ -1,0 +1,48 @@
+//! Somebody else's process, safely: stop it, look at it, make system calls in it, let it go.
+//!
+//! **What it does**: [`Stopped::seize_all`] holds all threads of a process; a [`Stopped`] gives access to registers and
+//! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`Stopped::step_thread`] executes single
+//! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit.
+//!
+//! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts requests from
+//! the tracing thread only), keep stops short, and order changes so that the process is correct after each of them,
+//! because this program may be killed between any two.
+//!
+//! **What it promises**: if this program dies at any point, the kernel lets all threads go and each continues correctly:
+//! changed registers are in a state that was set on purpose, and a borrowed thread returns by itself. Signals that arrive
+//! in a stop are delivered afterwards, each once. System calls that a stop interrupts are restarted, also those that
+//! the kernel would end with a false `EINTR`; what cannot be kept is the timeout of those few, which begins anew. One gap
+//! is left: a death between the interruption of a thread and the look at its registers (some 10 us) leaves that `EINTR`
+//! to calls that may return it after any stop signal (signal(7), "Interruption of system calls by stop signals").
+//!
+//! **What it will not do**: touch processes that run 32-bit code, have another tracer, or (without being told) run under
+//! seccomp; undo writes to memory; protect a target from being killed by others.
+
+mod borrow;
+mod child;
+mod error;
+mod frame;
+mod launch;
+mod launch_stop;
+mod memory;
+mod registers;
+mod remote;
+mod seize;
+mod step;
+mod stopped;
+mod stub;
+mod sys;
+mod wait;
+
+pub use borrow::{Borrow, SeccompPolicy};
+pub use child::wait_for_child;
+pub use error::TraceError;
+pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
+pub use memory::Memory;
+pub use registers::{PendingRestart, Registers};
+pub use remote::{Backing, Placement, Protection, RemoteFd};
+pub use seize::{StopOptions, settle_stragglers};
+pub use step::StepEnd;
+pub use stopped::{StopTimes, Stopped};
+pub use stub::{STUB_SPACE, StubPlace, find_padding, is_padding};
+pub use wait::ExitStatus;

@@ -1,0 +1,164 @@
+//! The system calls that are made in the target, with typed arguments and errors.
+
+use crate::TraceError;
+use crate::borrow::Borrow;
+use restitch_address::{Avma, AvmaRange, FileOffset};
+use std::ffi::CStr;
+use std::io;
+
+/// A file descriptor of the target. It stays open until [`Borrow::close`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteFd(i32);
+
+impl RemoteFd {
+    /// Its number in the target.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
+/// Memory protection for [`Borrow::mmap`] and [`Borrow::mprotect`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// No access.
+    None,
+    /// Read only.
+    Read,
+    /// Read and write.
+    ReadWrite,
+    /// Read and execute.
+    ReadExecute,
+}
+
+impl Protection {
+    fn bits(self) -> i32 {
+        match self {
+            Self::None => libc::PROT_NONE,
+            Self::Read => libc::PROT_READ,
+            Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+            Self::ReadExecute => libc::PROT_READ | libc::PROT_EXEC,
+        }
+    }
+}
+
+/// Where a mapping goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placement {
+    /// Exactly here, an error if anything is mapped there (`MAP_FIXED_NOREPLACE`, Linux 4.17).
+    At(Avma),
+    /// Exactly here, replacing what is mapped there (`MAP_FIXED`).
+    Over(Avma),
+    /// Where the kernel likes.
+    Anywhere,
+}
+
+/// What is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// Zeroed memory of the process's own.
+    Anonymous,
+    /// A file, privately.
+    Private(RemoteFd, FileOffset),
+    /// A file, shared with all that map it.
+    Shared(RemoteFd, FileOffset),
+}
+
+impl Borrow<'_> {
+    /// A system call whose negative results are errors.
+    fn call(&mut self, call: &'static str, number: i64, args: [u64; 6]) -> Result<u64, TraceError> {
+        let result = self.raw_system_call(number, args)?;
+        match u64::try_from(result) {
+            Ok(value) => Ok(value),
+            // Addresses of user space are not negative, so all negative results are error numbers.
+            Err(_) => {
+                let number = i32::try_from(-result).unwrap_or(libc::EIO);
+                let source = io::Error::from_raw_os_error(number);
+                Err(TraceError::RemoteCall { pid: self.pid(), call, source })
+            }
+        }
+    }
+
+    /// `openat(AT_FDCWD, path, flags | O_CLOEXEC, mode)`: the path is looked up by the target, in its own mount
+    /// namespace and working directory.
+    pub fn open(&mut self, path: &CStr, flags: i32, mode: u32) -> Result<RemoteFd, TraceError> {
+        let at = self.put_scratch(path.to_bytes_with_nul())?;
+        let flags = (flags | libc::O_CLOEXEC) as u64;
+        let args = [libc::AT_FDCWD as u64, at.get(), flags, u64::from(mode), 0, 0];
+        self.call("openat", libc::SYS_openat, args).map(|fd| RemoteFd(fd as i32))
+    }
+
+    /// `close`.
+    pub fn close(&mut self, fd: RemoteFd) -> Result<(), TraceError> {
+        self.call("close", libc::SYS_close, [fd.0 as u64, 0, 0, 0, 0, 0]).map(drop)
+    }
+
+    /// `memfd_create(name, MFD_CLOEXEC)`. The file can be written from here through `/proc/PID/fd`.
+    pub fn memfd_create(&mut self, name: &CStr) -> Result<RemoteFd, TraceError> {
+        let at = self.put_scratch(name.to_bytes_with_nul())?;
+        let args = [at.get(), u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
+        self.call("memfd_create", libc::SYS_memfd_create, args).map(|fd| RemoteFd(fd as i32))
+    }
+
+    /// `mmap` of `len` bytes; the new range (of whole pages). A kernel that ignores `MAP_FIXED_NOREPLACE` and maps
+    /// elsewhere is an error too, and the mapping is taken back.
+    pub fn mmap(
+        &mut self,
+        placement: Placement,
+        len: u64,
+        protection: Protection,
+        backing: Backing,
+    ) -> Result<AvmaRange, TraceError> {
+        let (at, place) = match placement {
+            Placement::At(at) => (at, libc::MAP_FIXED_NOREPLACE),
+            Placement::Over(at) => (at, libc::MAP_FIXED),
+            Placement::Anywhere => (Avma::new(0), 0),
+        };
+        let (kind, fd, offset) = match backing {
+            Backing::Anonymous => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, FileOffset::new(0)),
+            Backing::Private(fd, offset) => (libc::MAP_PRIVATE, fd.0, offset),
+            Backing::Shared(fd, offset) => (libc::MAP_SHARED, fd.0, offset),
+        };
+        let flags = (place | kind) as u64;
+        let args = [at.get(), len, protection.bits() as u64, flags, fd as u64, offset.get()];
+        let start = Avma::new(self.call("mmap", libc::SYS_mmap, args)?);
+        let range = AvmaRange::new(start, len.next_multiple_of(4096));
+        if placement != Placement::Anywhere && start != at {
+            self.munmap(range)?;
+            let source = io::Error::from_raw_os_error(libc::EEXIST);
+            return Err(TraceError::RemoteCall { pid: self.pid(), call: "mmap", source });
+        }
+        Ok(range)
+    }
+
+    /// `munmap`.
+    pub fn munmap(&mut self, range: AvmaRange) -> Result<(), TraceError> {
+        let args = [range.start.get(), range.len(), 0, 0, 0, 0];
+        self.call("munmap", libc::SYS_munmap, args).map(drop)
+    }
+
+    /// `mprotect`.
+    pub fn mprotect(&mut self, range: AvmaRange, protection: Protection) -> Result<(), TraceError> {
+        let args = [range.start.get(), range.len(), protection.bits() as u64, 0, 0, 0];
+        self.call("mprotect", libc::SYS_mprotect, args).map(drop)
+    }
+
+    /// `mremap(from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to)`: moves the pages of `from`, replacing what was at
+    /// `to` in one step.
+    pub fn mremap(&mut self, from: AvmaRange, to: Avma) -> Result<(), TraceError> {
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+        let args = [from.start.get(), from.len(), from.len(), flags, to.get(), 0];
+        self.call("mremap", libc::SYS_mremap, args).map(drop)
+    }
+
+    /// `madvise` with an `MADV_` constant.
+    pub fn madvise(&mut self, range: AvmaRange, advice: i32) -> Result<(), TraceError> {
+        let args = [range.start.get(), range.len(), advice as u64, 0, 0, 0];
+        self.call("madvise", libc::SYS_madvise, args).map(drop)
+    }
+
+    /// `membarrier` with a command of `<linux/membarrier.h>`.
+    pub fn membarrier(&mut self, command: i32, flags: u32) -> Result<u64, TraceError> {
+        let args = [command as u64, u64::from(flags), 0, 0, 0, 0];
+        self.call("membarrier", libc::SYS_membarrier, args)
+    }
+}

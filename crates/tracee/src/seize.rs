@@ -1,0 +1,394 @@
+//! Stopping all threads of a process.
+//!
+//! Every thread found in `/proc/PID/task` is seized and interrupted, until two passes over that directory in a row
+//! find no thread that is not held: threads that stand still start no others, so the set is then complete.
+
+use crate::stopped::{Held, Release, StopTimes, Stopped};
+use crate::sys::{self, Resume};
+use crate::wait::{Patience, StopKind, WaitOutcome, decode, wait_for};
+use crate::{Memory, TraceError};
+use restitch_procfs::{self as procfs, ProcError, ProcessId};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+/// Settings for a stop.
+#[derive(Clone, Copy, Debug)]
+pub struct StopOptions {
+    /// How long to wait for threads that do not stop: in the kernel, or for a vfork child.
+    pub limit: Duration,
+}
+
+impl Default for StopOptions {
+    fn default() -> Self {
+        Self { limit: Duration::from_secs(2) }
+    }
+}
+
+/// Marks system call stops with 0x80, so that they differ from a SIGTRAP.
+pub(crate) const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
+
+thread_local! {
+    /// Threads that were seized but could not be stopped in time. They stop some day, with nobody waiting.
+    static STRAGGLERS: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets threads go that did not stop in time at an earlier, failed attempt and have stopped meanwhile; returns how
+/// many there still are. After [`TraceError::NotStopping`] or [`TraceError::VforkParent`], call it from time to time
+/// **on the same thread** (each new stop does too), or end that thread: the kernel then lets its tracees go.
+pub fn settle_stragglers() -> usize {
+    STRAGGLERS.with_borrow_mut(|tids| {
+        tids.retain(|&tid| match sys::wait(tid, false) {
+            sys::Waited::Nothing => true,
+            sys::Waited::NoChild => false,
+            sys::Waited::Status(_, status) => {
+                let signal = match decode(status) {
+                    StopKind::Signal(signal) => signal,
+                    _ => 0,
+                };
+                let _ = sys::detach(tid, signal);
+                false
+            }
+        });
+        tids.len()
+    })
+}
+
+impl Stopped {
+    /// Stops all threads of process `pid` with the default [`StopOptions`].
+    pub fn seize_all(pid: i32) -> Result<Self, TraceError> {
+        Self::seize_all_with(pid, StopOptions::default())
+    }
+
+    /// Stops all threads of process `pid`. On an error every thread runs on as before.
+    pub fn seize_all_with(pid: i32, options: StopOptions) -> Result<Self, TraceError> {
+        settle_stragglers();
+        let process = preflight(pid)?;
+        let pid = process.pid;
+        wait_for_vfork_children(pid, options.limit)?;
+        let marker = exec_marker(pid);
+        let mut seizing = Seizing::new(pid, options.limit);
+        seizing.seize_until_complete()?;
+        let stopped = seizing.finish(process)?;
+        if exec_marker(stopped.memory.pid()).zip(marker).is_some_and(|(now, then)| now != then) {
+            return Err(TraceError::Executed { pid });
+        }
+        Ok(stopped)
+    }
+}
+
+/// Something that differs after an `exec`: where the 16 random bytes are.
+fn exec_marker(pid: i32) -> Option<restitch_address::Avma> {
+    procfs::auxv(pid).ok()?.random_bytes()
+}
+
+/// Refuses, before anything is touched, what cannot be traced.
+pub(crate) fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
+    let status = procfs::status(pid)?;
+    let pid = status.tgid.unwrap_or(pid);
+    if u32::try_from(pid) == Ok(std::process::id()) {
+        return Err(TraceError::OwnProcess { pid });
+    }
+    let ended = status.state.is_some_and(|state| state.is_ended());
+    if ended && procfs::threads(pid).map_or(0, |threads| threads.len()) <= 1 {
+        return Err(TraceError::Zombie { pid });
+    }
+    if status.kernel_thread {
+        return Err(TraceError::KernelThread { pid });
+    }
+    if let Some(tracer) = status.tracer.filter(|&tracer| tracer != 0) {
+        return Err(already_traced(pid, tracer));
+    }
+    if is_32_bit_file(pid) {
+        return Err(TraceError::ThirtyTwoBit { pid });
+    }
+    Ok(ProcessId::of(pid)?)
+}
+
+fn already_traced(pid: i32, tracer: i32) -> TraceError {
+    let name = procfs::status(tracer).map_or_else(|_| "unknown".to_owned(), |status| status.name);
+    TraceError::AlreadyTraced { pid, tracer, name }
+}
+
+fn is_32_bit_file(pid: i32) -> bool {
+    let mut ident = [0; 5];
+    let opened = procfs::open_executable(pid).ok();
+    let read = opened.and_then(|mut opened| opened.file.read_exact(&mut ident).ok());
+    read.is_some() && ident == *b"\x7fELF\x01"
+}
+
+/// Why the kernel said EPERM, and what can be done about it.
+fn permission_error(pid: i32) -> TraceError {
+    // SAFETY: `geteuid` has no arguments and no memory effects.
+    let own_uid = unsafe { libc::geteuid() };
+    let owner = procfs::status(pid).ok().and_then(|status| status.uid);
+    let advice = permission_advice(procfs::system::ptrace_scope(), owner, own_uid);
+    TraceError::Permission { pid, advice }
+}
+
+fn permission_advice(scope: Option<i32>, owner: Option<u32>, own_uid: u32) -> String {
+    match (scope, owner) {
+        (Some(3), _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot; \
+            set it to 1 in /etc/sysctl.d and boot again"
+            .to_owned(),
+        (_, _) if own_uid == 0 => "even root may not here; give the container or service the capability \
+            CAP_SYS_PTRACE"
+            .to_owned(),
+        (Some(2), _) => "kernel.yama.ptrace_scope is 2, so only root may trace; use sudo".to_owned(),
+        (_, Some(owner)) if owner != own_uid => {
+            format!("it belongs to user {owner}; run as that user or use sudo")
+        }
+        (Some(1), _) => {
+            "kernel.yama.ptrace_scope is 1, so only its own children may be traced; use sudo, start the \
+            program from here, or run: sudo sysctl kernel.yama.ptrace_scope=0"
+                .to_owned()
+        }
+        _ => "it is protected (a set-user-id program, or one that forbids core dumps); use sudo".to_owned(),
+    }
+}
+
+/// A thread that waits for its vfork child stops only after the child's exec; seizing it before would leave the whole
+/// process half stopped for that long.
+fn wait_for_vfork_children(pid: i32, limit: Duration) -> Result<(), TraceError> {
+    let mut patience = Patience::new(limit);
+    loop {
+        let threads = procfs::threads(pid)?;
+        let Some(waiting) = threads.iter().find(|thread| waits_for_vfork(pid, thread.tid)) else {
+            return Ok(());
+        };
+        if patience.is_over() {
+            return Err(TraceError::VforkParent { pid, tid: waiting.tid });
+        }
+        patience.pause();
+    }
+}
+
+/// Whether a thread sleeps uninterruptibly in a system call that creates processes.
+fn waits_for_vfork(pid: i32, tid: i32) -> bool {
+    let sleeping =
+        procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.state == procfs::ProcessState::Uninterruptible);
+    sleeping && in_creating_call(pid, tid)
+}
+
+fn in_creating_call(pid: i32, tid: i32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"));
+    let number = text.ok().and_then(|text| text.split(' ').next()?.parse().ok());
+    matches!(number, Some(libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3))
+}
+
+/// Threads on their way into a stop. Dropping it lets all of them go.
+struct Seizing {
+    pid: i32,
+    limit: Duration,
+    begun: Instant,
+    passes: u32,
+    /// Seized, stop not seen yet.
+    waiting: BTreeSet<i32>,
+    stopped: BTreeMap<i32, Held>,
+}
+
+impl Seizing {
+    fn new(pid: i32, limit: Duration) -> Self {
+        let begun = Instant::now();
+        Self { pid, limit, begun, passes: 0, waiting: BTreeSet::new(), stopped: BTreeMap::new() }
+    }
+
+    fn seize_until_complete(&mut self) -> Result<(), TraceError> {
+        let mut clean = 0;
+        while clean < 2 {
+            let found = self.seize_new_threads()?;
+            self.collect_stops()?;
+            clean = if found { 0 } else { clean + 1 };
+            self.passes += 1;
+            if clean == 0 && self.begun.elapsed() > self.limit {
+                return Err(TraceError::ThreadStorm { pid: self.pid, passes: self.passes });
+            }
+        }
+        match self.stopped.is_empty() {
+            true => Err(TraceError::Vanished { tid: self.pid, operation: "stopping its threads" }),
+            false => Ok(()),
+        }
+    }
+
+    /// One pass over the thread list; whether it found a thread that was not held.
+    fn seize_new_threads(&mut self) -> Result<bool, TraceError> {
+        let threads = match procfs::threads(self.pid) {
+            Err(ProcError::Gone { .. }) => {
+                return Err(TraceError::Vanished { tid: self.pid, operation: "listing its threads" });
+            }
+            threads => threads?,
+        };
+        let mut found = false;
+        for tid in threads.into_iter().map(|thread| thread.tid) {
+            if !self.is_held(tid) {
+                found |= self.seize(tid)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_held(&self, tid: i32) -> bool {
+        self.waiting.contains(&tid) || self.stopped.contains_key(&tid)
+    }
+
+    /// Seizes and interrupts one thread; false if there is nothing to seize any more.
+    fn seize(&mut self, tid: i32) -> Result<bool, TraceError> {
+        match sys::seize(tid, OPTIONS) {
+            Ok(()) => {}
+            // It ended between the listing and now: the list has changed, so this pass was not clean.
+            Err(TraceError::Vanished { .. }) => return Ok(true),
+            Err(error) => return self.judge_refusal(tid, error),
+        }
+        self.waiting.insert(tid);
+        match sys::interrupt(tid) {
+            Ok(()) | Err(TraceError::Vanished { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn judge_refusal(&self, tid: i32, error: TraceError) -> Result<bool, TraceError> {
+        let TraceError::Ptrace { source, .. } = &error else { return Err(error) };
+        if source.raw_os_error() != Some(libc::EPERM) {
+            return Err(error);
+        }
+        let status = match procfs::thread_status(self.pid, tid) {
+            Err(ProcError::Gone { .. }) => return Ok(true),
+            status => status?,
+        };
+        if status.state.is_some_and(|state| state.is_ended()) {
+            // A dead thread stays in the list until it is collected; a dead leader for as long as the process lives.
+            return Ok(false);
+        }
+        match status.tracer.filter(|&tracer| tracer != 0) {
+            Some(tracer) => Err(already_traced(self.pid, tracer)),
+            None => Err(permission_error(self.pid)),
+        }
+    }
+
+    fn collect_stops(&mut self) -> Result<(), TraceError> {
+        while let Some(&tid) = self.waiting.first() {
+            self.collect(tid)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the stop of one thread.
+    fn collect(&mut self, tid: i32) -> Result<(), TraceError> {
+        // A dying leader reports nothing while other threads live: look at its state early.
+        let first_look = Duration::from_millis(20).min(self.limit);
+        let mut outcome = wait_for(tid, first_look);
+        if matches!(outcome, WaitOutcome::TimedOut) && !self.has_ended(tid) {
+            outcome = wait_for(tid, self.limit.saturating_sub(first_look));
+        }
+        match outcome {
+            WaitOutcome::Stop(StopKind::Ended(_)) if tid == self.pid => {
+                self.waiting.remove(&tid);
+                return Err(TraceError::Vanished { tid, operation: "stopping its threads" });
+            }
+            WaitOutcome::Stop(StopKind::Ended(_)) | WaitOutcome::Gone => {
+                self.waiting.remove(&tid);
+            }
+            WaitOutcome::Stop(StopKind::Interrupt | StopKind::Group(_)) => self.hold(tid, 0)?,
+            WaitOutcome::Stop(StopKind::Signal(signal)) => self.hold(tid, signal)?,
+            // Not among the stops that our options ask for; the interruption is still to come.
+            WaitOutcome::Stop(_) => sys::resume(tid, Resume::Continue, 0)?,
+            WaitOutcome::TimedOut if self.has_ended(tid) => {
+                self.waiting.remove(&tid);
+                STRAGGLERS.with_borrow_mut(|tids| tids.push(tid));
+            }
+            WaitOutcome::TimedOut => return Err(self.not_stopping(tid)),
+        }
+        Ok(())
+    }
+
+    fn has_ended(&self, tid: i32) -> bool {
+        match procfs::thread_stat(self.pid, tid) {
+            Ok(stat) => stat.state.is_ended(),
+            Err(error) => matches!(error, ProcError::Gone { .. }),
+        }
+    }
+
+    fn not_stopping(&self, tid: i32) -> TraceError {
+        let pid = self.pid;
+        if waits_for_vfork(pid, tid) {
+            return TraceError::VforkParent { pid, tid };
+        }
+        let stat = procfs::thread_stat(pid, tid);
+        let state = stat.map_or_else(|error| error.to_string(), |stat| format!("{:?}", stat.state));
+        let waited_ms = u64::try_from(self.limit.as_millis()).unwrap_or(u64::MAX);
+        TraceError::NotStopping { pid, tid, waited_ms, state }
+    }
+
+    /// Takes a thread that has stopped, with its registers, and repairs a false `EINTR`.
+    fn hold(&mut self, tid: i32, signal: i32) -> Result<(), TraceError> {
+        self.waiting.remove(&tid);
+        let held = match hold_thread(tid, signal) {
+            // Killed in the stop.
+            Err(TraceError::Vanished { .. }) => {
+                STRAGGLERS.with_borrow_mut(|tids| tids.push(tid));
+                return Ok(());
+            }
+            held => held?,
+        };
+        let is_64_bit = held.original.is_64_bit();
+        self.stopped.insert(tid, held);
+        if is_64_bit { Ok(()) } else { Err(TraceError::ThirtyTwoBit { pid: self.pid }) }
+    }
+
+    fn finish(mut self, process: ProcessId) -> Result<Stopped, TraceError> {
+        // The leader may have ended while the process lives; any living thread leads to the memory.
+        let living = self.stopped.keys().next().copied().unwrap_or(self.pid);
+        let memory = Memory::open(living)?;
+        let times = StopTimes { stopping: self.begun.elapsed(), passes: self.passes, ..Default::default() };
+        Ok(Stopped {
+            process,
+            threads: std::mem::take(&mut self.stopped).into_values().collect(),
+            memory,
+            release: Release::Detach,
+            times,
+            since: Instant::now(),
+            not_send: PhantomData,
+        })
+    }
+}
+
+impl Drop for Seizing {
+    fn drop(&mut self) {
+        for held in self.stopped.values() {
+            let _ = sys::detach(held.tid, held.signal);
+        }
+        STRAGGLERS.with_borrow_mut(|tids| tids.extend(&self.waiting));
+        settle_stragglers();
+    }
+}
+
+/// Reads the registers of a thread that is in a stop and repairs a false `EINTR`.
+pub(crate) fn hold_thread(tid: i32, signal: i32) -> Result<Held, TraceError> {
+    let mut registers = sys::get_registers(tid)?;
+    if let Some(repaired) = registers.repaired() {
+        sys::set_registers(tid, &repaired)?;
+        registers = repaired;
+    }
+    Ok(Held { tid, original: registers, current: registers, signal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permission_advice_names_the_next_step() {
+        let says = |scope, owner, uid, words: &str| {
+            let advice = permission_advice(scope, owner, uid);
+            assert!(advice.contains(words), "{advice}");
+        };
+        says(Some(1), Some(1000), 1000, "sudo sysctl kernel.yama.ptrace_scope=0");
+        says(Some(2), Some(1000), 1000, "use sudo");
+        says(Some(3), Some(1000), 0, "next boot");
+        says(Some(1), Some(0), 1000, "belongs to user 0");
+        says(None, Some(1000), 1000, "protected");
+        says(None, Some(1000), 0, "CAP_SYS_PTRACE");
+    }
+}

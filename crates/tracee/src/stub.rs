@@ -1,0 +1,160 @@
+//! Where a borrowed thread runs: 11 bytes in dead padding.
+
+use crate::TraceError;
+use restitch_address::Avma;
+use restitch_procfs::Mapping;
+
+/// The code: `syscall; mov $15,%eax; syscall; ud2`. The second call is `rt_sigreturn`.
+pub(crate) const STUB: [u8; 11] = [0x0f, 0x05, 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x0f, 0x0b];
+
+/// Bytes of padding that a place for the stub must have.
+pub const STUB_SPACE: usize = 16;
+
+/// The filler instructions of assemblers and linkers: `nop` in the lengths of the Intel and AMD manuals ("multi-byte
+/// NOP"), with the operand-size prefixes that GNU as puts before the long ones.
+const NOPS: &[&[u8]] = &[
+    &[0x90],
+    &[0x66, 0x90],
+    &[0x0f, 0x1f, 0x00],
+    &[0x0f, 0x1f, 0x40, 0x00],
+    &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+    &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
+    &[0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00],
+    &[0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+    &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+    &[0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+    &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+];
+
+/// Length of the filler at the start of `bytes`, 0 if there is none.
+fn filler_len(bytes: &[u8]) -> usize {
+    match bytes {
+        [0xcc, ..] => 1,
+        [0x00, 0x00, ..] => 2,
+        // More operand-size prefixes in front of a nop that has one.
+        [0x66, tail @ ..] if tail.first() == Some(&0x66) => match filler_len(tail) {
+            0 => 0,
+            len => len + 1,
+        },
+        _ => NOPS.iter().map(|nop| if bytes.starts_with(nop) { nop.len() } else { 0 }).fold(0, usize::max),
+    }
+}
+
+/// Whether `bytes` consist of filler (int3, zero pairs, nops) from the first to the last.
+pub fn is_padding(bytes: &[u8]) -> bool {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match filler_len(rest) {
+            0 => return false,
+            len => rest = &rest[len.min(rest.len())..],
+        }
+    }
+    true
+}
+
+/// Finds [`STUB_SPACE`] bytes that are nothing but filler within `bytes`, which are at `start` in the process.
+///
+/// The caller must pass **dead** bytes only: those between the end of one function and the start of the next, or
+/// behind the last byte of an executable segment in its last page. Inside a function, filler before a loop is executed.
+pub fn find_padding(bytes: &[u8], start: Avma) -> Option<Avma> {
+    let (mut at, mut run) = (0, 0);
+    while at < bytes.len() {
+        match filler_len(&bytes[at..]) {
+            0 => (at, run) = (at + 1, at + 1),
+            len => at += len,
+        }
+        if at.min(bytes.len()) - run.min(at) >= STUB_SPACE {
+            return Some(start + run as u64);
+        }
+    }
+    None
+}
+
+/// A place in one process that was found fit for the stub.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StubPlace {
+    at: Avma,
+}
+
+impl StubPlace {
+    /// Checks that `at` begins [`STUB_SPACE`] bytes in an executable, private mapping of the process `pid` whose `maps`
+    /// these are. The bytes themselves are checked when the stub is written. To be called before the stop, since
+    /// reading maps takes time; the mapping must stay (take it from the program, not from a library that may be closed).
+    pub fn new(pid: i32, at: Avma, maps: &[Mapping]) -> Result<Self, TraceError> {
+        let end = at + STUB_SPACE as u64;
+        let mapping = maps.iter().find(|m| m.range.contains(at) && m.range.contains(end - 1));
+        let refuse = |why: &str| TraceError::NoStubPlace { pid, at, why: why.to_owned() };
+        let permissions = mapping.ok_or_else(|| refuse("nothing is mapped there"))?.permissions;
+        match (permissions.execute, permissions.shared) {
+            (false, _) => Err(refuse("the mapping is not executable")),
+            (_, true) => Err(refuse("the mapping is shared, writing would reach the file")),
+            (true, false) => Ok(Self { at }),
+        }
+    }
+
+    /// The address.
+    pub fn address(self) -> Avma {
+        self.at
+    }
+
+    /// An error unless the bytes there are filler or a stub that an earlier, killed run left behind.
+    pub(crate) fn check_bytes(self, pid: i32, bytes: &[u8]) -> Result<(), TraceError> {
+        let tail = bytes.get(STUB.len()..).unwrap_or_default();
+        let left_behind = bytes.starts_with(&STUB) && tail.iter().all(|byte| FILLER_BYTES.contains(byte));
+        if left_behind || is_padding(bytes) {
+            return Ok(());
+        }
+        let why = format!("the bytes {bytes:02x?} are no padding");
+        Err(TraceError::NoStubPlace { pid, at: self.at, why })
+    }
+}
+
+/// Bytes of which filler consists.
+const FILLER_BYTES: &[u8] = &[0x00, 0xcc, 0x90, 0x66, 0x2e, 0x0f, 0x1f, 0x40, 0x44, 0x80, 0x84];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn padding_of_gnu_as_and_lld_is_recognised() {
+        let gnu: Vec<u8> = [NOPS[10], &[0x66, 0x66, 0x66, 0x66], NOPS[10], NOPS[4]].concat();
+        assert!(is_padding(&gnu));
+        assert!(is_padding(&[0xcc; 40]) && is_padding(&[0; 16]) && is_padding(&[0x90; 3]));
+        assert!(!is_padding(&[0xc3, 0x90]) && !is_padding(&[0x66, 0x66, 0x66]));
+    }
+
+    #[test]
+    fn the_first_long_enough_run_is_found() {
+        let mut bytes = vec![0xc3; 7];
+        bytes.extend([0xcc; 15]);
+        bytes.push(0xc3);
+        bytes.extend(NOPS[8]);
+        bytes.extend(NOPS[8]);
+        assert_eq!(find_padding(&bytes, Avma::new(0x1000)), Some(Avma::new(0x1000 + 23)));
+        assert_eq!(find_padding(&bytes[..38], Avma::new(0x1000)), None);
+        assert_eq!(find_padding(&[], Avma::new(0)), None);
+    }
+
+    #[test]
+    fn a_stub_left_behind_is_accepted_and_code_is_not() {
+        let place = StubPlace { at: Avma::new(0) };
+        let mut bytes = STUB.to_vec();
+        bytes.extend([0xcc; 5]);
+        assert!(place.check_bytes(1, &bytes).is_ok());
+        assert!(place.check_bytes(1, &[0x55; 16]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_is_padding(bytes in proptest::collection::vec(prop_oneof![Just(0xccu8), Just(0x90), Just(0x66), Just(0), any::<u8>()], 0..200)) {
+            if let Some(at) = find_padding(&bytes, Avma::new(0)) {
+                let at = at.get() as usize;
+                prop_assert!(at + STUB_SPACE <= bytes.len());
+                // The run may end inside a longer filler instruction; its start is sure.
+                prop_assert!(filler_len(&bytes[at..]) > 0);
+            }
+        }
+    }
+}

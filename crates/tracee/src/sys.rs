@@ -1,0 +1,181 @@
+//! The raw requests of ptrace(2) and waitpid(2), each as a safe function with a typed error.
+
+use crate::TraceError;
+use crate::registers::Registers;
+use std::io;
+
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, missing in some libc versions.
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+/// `PTRACE_GETSIGMASK`.
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+/// `PTRACE_SETSIGMASK`.
+const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
+/// `NT_X86_XSTATE`.
+const NT_X86_XSTATE: usize = 0x202;
+
+fn failed(request: &'static str, tid: i32) -> TraceError {
+    let source = io::Error::last_os_error();
+    match source.raw_os_error() {
+        Some(libc::ESRCH) => TraceError::Vanished { tid, operation: request },
+        _ => TraceError::Ptrace { request, tid, source },
+    }
+}
+
+/// A request whose address and data are plain numbers, not pointers into this process.
+fn plain(
+    name: &'static str,
+    request: libc::c_uint,
+    tid: i32,
+    addr: usize,
+    data: usize,
+) -> Result<i64, TraceError> {
+    // SAFETY: the callers in this file pass requests only that take numbers as address and data, so the kernel
+    // neither reads nor writes memory of this process.
+    let result = unsafe { libc::ptrace(request, tid, addr, data) };
+    if result == -1 { Err(failed(name, tid)) } else { Ok(result) }
+}
+
+/// `PTRACE_SEIZE` with option bits.
+pub(crate) fn seize(tid: i32, options: i32) -> Result<(), TraceError> {
+    plain("SEIZE", libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
+}
+
+/// `PTRACE_INTERRUPT`.
+pub(crate) fn interrupt(tid: i32) -> Result<(), TraceError> {
+    plain("INTERRUPT", libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
+}
+
+/// `PTRACE_DETACH`, delivering `signal` (0 for none).
+pub(crate) fn detach(tid: i32, signal: i32) -> Result<(), TraceError> {
+    plain("DETACH", libc::PTRACE_DETACH, tid, 0, signal as usize).map(drop)
+}
+
+/// `PTRACE_LISTEN`: leaves a thread in its group stop, but reports when that ends.
+pub(crate) fn listen(tid: i32) -> Result<(), TraceError> {
+    plain("LISTEN", libc::PTRACE_LISTEN, tid, 0, 0).map(drop)
+}
+
+/// How far a thread is to run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Resume {
+    /// Until something happens.
+    Continue,
+    /// Until the next entry to or exit from a system call.
+    ToSystemCall,
+    /// One instruction.
+    Step,
+}
+
+/// Resumes a stopped thread, delivering `signal` (0 for none).
+pub(crate) fn resume(tid: i32, how: Resume, signal: i32) -> Result<(), TraceError> {
+    let request = match how {
+        Resume::Continue => libc::PTRACE_CONT,
+        Resume::ToSystemCall => libc::PTRACE_SYSCALL,
+        Resume::Step => libc::PTRACE_SINGLESTEP,
+    };
+    plain("CONT", request, tid, 0, signal as usize).map(drop)
+}
+
+/// `PTRACE_GETREGS`.
+pub(crate) fn get_registers(tid: i32) -> Result<Registers, TraceError> {
+    let mut registers = std::mem::MaybeUninit::<Registers>::zeroed();
+    // SAFETY: `Registers` is `repr(C)` with the layout of `user_regs_struct` (asserted by size in its file), so the
+    // kernel writes within it; any bit pattern is valid for its integer fields, also the zeros before the call.
+    unsafe {
+        if libc::ptrace(libc::PTRACE_GETREGS, tid, 0usize, registers.as_mut_ptr()) == -1 {
+            return Err(failed("GETREGS", tid));
+        }
+        Ok(registers.assume_init())
+    }
+}
+
+/// `PTRACE_SETREGS`.
+pub(crate) fn set_registers(tid: i32, registers: &Registers) -> Result<(), TraceError> {
+    // SAFETY: the kernel only reads `size_of::<user_regs_struct>()` bytes, the size of `Registers`.
+    let result = unsafe { libc::ptrace(libc::PTRACE_SETREGS, tid, 0usize, registers) };
+    if result == -1 { Err(failed("SETREGS", tid)) } else { Ok(()) }
+}
+
+/// `PTRACE_GETSIGMASK`: bit `n - 1` for signal `n`.
+pub(crate) fn get_signal_mask(tid: i32) -> Result<u64, TraceError> {
+    let mut mask = 0u64;
+    // SAFETY: address is the size (8) of the kernel's signal set, which the kernel writes into `mask`.
+    let result = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid, 8usize, &raw mut mask) };
+    if result == -1 { Err(failed("GETSIGMASK", tid)) } else { Ok(mask) }
+}
+
+/// `PTRACE_SETSIGMASK`.
+pub(crate) fn set_signal_mask(tid: i32, mask: u64) -> Result<(), TraceError> {
+    // SAFETY: address is the size (8) of the kernel's signal set, which the kernel reads from `mask`.
+    let result = unsafe { libc::ptrace(PTRACE_SETSIGMASK, tid, 8usize, &raw const mask) };
+    if result == -1 { Err(failed("SETSIGMASK", tid)) } else { Ok(()) }
+}
+
+/// `PTRACE_GETREGSET` of the extended state, in the processor's standard (not compacted) form.
+pub(crate) fn get_xsave(tid: i32) -> Result<Vec<u8>, TraceError> {
+    // The largest state known (with AMX tiles) is about 11 KiB; the kernel says how much it wrote.
+    let mut bytes = vec![0u8; 16 << 10];
+    let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: `slice` names `bytes`, which is live and of that length; the kernel writes no more and updates iov_len.
+    let result = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut slice) };
+    if result == -1 {
+        return Err(failed("GETREGSET", tid));
+    }
+    bytes.truncate(slice.iov_len);
+    Ok(bytes)
+}
+
+/// `PTRACE_SETREGSET` of the extended state.
+pub(crate) fn set_xsave(tid: i32, bytes: &[u8]) -> Result<(), TraceError> {
+    let slice = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the kernel only reads the `iov_len` bytes of the live slice.
+    let result = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw const slice) };
+    if result == -1 { Err(failed("SETREGSET", tid)) } else { Ok(()) }
+}
+
+/// Where the thread has registered its `struct rseq`, 0 for nowhere; `None` where the kernel cannot tell.
+pub(crate) fn rseq_area(tid: i32) -> Option<u64> {
+    // struct ptrace_rseq_configuration: u64 pointer, u32 size, signature, flags, pad.
+    let mut configuration = [0u64; 3];
+    let size = std::mem::size_of_val(&configuration);
+    // SAFETY: the address argument is the size of the buffer, beyond which the kernel does not write.
+    let result =
+        unsafe { libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size, configuration.as_mut_ptr()) };
+    (result != -1).then_some(configuration[0])
+}
+
+/// `PTRACE_GETEVENTMSG`.
+pub(crate) fn event_message(tid: i32) -> Result<u64, TraceError> {
+    let mut message: libc::c_ulong = 0;
+    // SAFETY: the kernel writes one unsigned long into `message`.
+    let result = unsafe { libc::ptrace(libc::PTRACE_GETEVENTMSG, tid, 0usize, &raw mut message) };
+    if result == -1 { Err(failed("GETEVENTMSG", tid)) } else { Ok(message) }
+}
+
+/// What a wait found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Waited {
+    /// Nothing to report yet.
+    Nothing,
+    /// The task changed its state: its number and the raw status word.
+    Status(i32, i32),
+    /// There is no such child or tracee.
+    NoChild,
+}
+
+/// `waitpid` for one task (or any tracee or child with -1) of this very thread.
+pub(crate) fn wait(tid: i32, block: bool) -> Waited {
+    // Other threads of this program may trace processes of their own.
+    let flags = libc::__WALL | libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
+    loop {
+        let mut status = 0;
+        // SAFETY: the kernel writes one int into `status`.
+        let result = unsafe { libc::waitpid(tid, &raw mut status, flags) };
+        match result {
+            0 => return Waited::Nothing,
+            -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
+            -1 => return Waited::NoChild,
+            tid => return Waited::Status(tid, status),
+        }
+    }
+}

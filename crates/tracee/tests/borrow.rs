@@ -1,0 +1,170 @@
+//! System calls in another process leave no trace in its threads, also when this program is killed in between.
+
+mod common;
+
+use common::Target;
+use restitch_address::{Avma, AvmaRange, FileOffset};
+use restitch_tracee::{Backing, Placement, Protection, SeccompPolicy, Stopped, StubPlace, TraceError};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn place(pid: i32, at: Avma) -> StubPlace {
+    StubPlace::new(pid, at, &restitch_procfs::maps(pid).unwrap()).unwrap()
+}
+
+/// One visit: map, protect, unmap.
+fn visit(pid: i32, place: StubPlace) -> Result<(), TraceError> {
+    let mut stopped = Stopped::seize_all(pid)?;
+    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse)?;
+    let range = borrow.mmap(Placement::Anywhere, 8192, Protection::ReadWrite, Backing::Anonymous)?;
+    borrow.mprotect(range, Protection::Read)?;
+    borrow.munmap(range)?;
+    borrow.finish()?;
+    stopped.resume();
+    Ok(())
+}
+
+#[test]
+fn visits_do_not_disturb_waiting_computing_and_reading_programs() {
+    for arguments in [&["vector"][..], &["sleep"], &["read"], &["sleep", "threads"], &["vector", "threads"]] {
+        let Some(target) = Target::start("selfcheck", arguments) else { return };
+        let place = place(target.pid(), target.padding);
+        for round in 0..150u64 {
+            visit(target.pid(), place).unwrap();
+            std::thread::sleep(Duration::from_micros(round * 13 % 900));
+        }
+        target.assert_ok();
+    }
+}
+
+#[test]
+fn a_program_blocked_in_every_way_is_not_disturbed() {
+    let Some(target) = Target::start("sleepers", &[]) else { return };
+    let place = place(target.pid(), target.padding);
+    for round in 0..200u64 {
+        visit(target.pid(), place).unwrap();
+        std::thread::sleep(Duration::from_micros(round * 71 % 3000));
+    }
+    target.assert_ok();
+}
+
+#[test]
+fn signals_during_visits_arrive() {
+    let Some(mut target) = Target::start("signals", &["20000"]) else { return };
+    let place = place(target.pid(), target.padding);
+    while !target.has_ended() {
+        match visit(target.pid(), place) {
+            Ok(()) => {}
+            Err(error) if error.is_gone() => break,
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    target.assert_ok();
+}
+
+#[test]
+fn every_call_does_what_it_says() {
+    let Some(target) = Target::start("selfcheck", &["sleep"]) else { return };
+    let pid = target.pid();
+    let before = restitch_procfs::maps(pid).unwrap();
+    let mut stopped = Stopped::seize_all(pid).unwrap();
+    let mut borrow = stopped.borrow_thread(place(pid, target.padding), SeccompPolicy::Refuse).unwrap();
+    let fd = borrow.open(c"/proc/self/exe", libc::O_RDONLY, 0).unwrap();
+    let file = borrow
+        .mmap(Placement::Anywhere, 4096, Protection::ReadExecute, Backing::Private(fd, FileOffset::new(0)))
+        .unwrap();
+    assert_eq!(borrow.memory().read_vec(file.start, 4).unwrap(), b"\x7fELF");
+    borrow.close(fd).unwrap();
+    assert!(matches!(borrow.close(fd), Err(TraceError::RemoteCall { call: "close", .. })));
+    let taken = borrow.mmap(Placement::At(file.start), 4096, Protection::Read, Backing::Anonymous);
+    assert!(matches!(taken, Err(TraceError::RemoteCall { call: "mmap", .. })), "{taken:?}");
+    let anonymous =
+        borrow.mmap(Placement::Anywhere, 4096, Protection::ReadWrite, Backing::Anonymous).unwrap();
+    borrow.memory().write(anonymous.start, b"moved").unwrap();
+    borrow.mremap(anonymous, file.start).unwrap();
+    assert_eq!(borrow.memory().read_vec(file.start, 5).unwrap(), b"moved");
+    borrow.madvise(file, libc::MADV_DONTNEED).unwrap();
+    assert_eq!(borrow.memory().read_vec(file.start, 5).unwrap(), [0; 5]);
+    assert!(borrow.membarrier(0, 0).unwrap() > 0);
+    let memfd = borrow.memfd_create(c"test").unwrap();
+    let path = format!("/proc/{pid}/fd/{}", memfd.number());
+    std::fs::write(path, vec![7u8; 4096]).unwrap();
+    borrow
+        .mmap(Placement::Over(file.start), 4096, Protection::Read, Backing::Shared(memfd, FileOffset::new(0)))
+        .unwrap();
+    assert_eq!(borrow.memory().read_vec(file.start, 2).unwrap(), [7, 7]);
+    borrow.close(memfd).unwrap();
+    borrow.munmap(AvmaRange::new(file.start, 4096)).unwrap();
+    borrow.finish().unwrap();
+    let padding = stopped.memory().read_vec(target.padding, 16).unwrap();
+    assert_eq!(padding, [0xcc; 16]);
+    stopped.resume();
+    let strip = |maps: Vec<restitch_procfs::Mapping>| {
+        maps.into_iter().map(|m| (m.range, m.permissions)).collect::<Vec<_>>()
+    };
+    let split = |ranges: &[(AvmaRange, restitch_procfs::Permissions)]| ranges.len();
+    assert_eq!(split(&strip(restitch_procfs::maps(pid).unwrap())), split(&strip(before)));
+    target.assert_ok();
+}
+
+#[test]
+fn code_is_not_taken_for_padding() {
+    let Some(target) = Target::start("selfcheck", &["sleep"]) else { return };
+    let pid = target.pid();
+    let maps = restitch_procfs::maps(pid).unwrap();
+    let code = StubPlace::new(pid, target.padding + 64, &maps).unwrap();
+    let mut stopped = Stopped::seize_all(pid).unwrap();
+    let refused = stopped.borrow_thread(code, SeccompPolicy::Refuse).map(drop);
+    assert!(matches!(refused, Err(TraceError::NoStubPlace { .. })), "{refused:?}");
+    drop(stopped);
+    let data = maps.iter().find(|mapping| !mapping.permissions.execute).unwrap();
+    assert!(StubPlace::new(pid, data.range.start, &maps).is_err());
+    assert!(StubPlace::new(pid, Avma::new(1 << 46), &maps).is_err());
+    target.assert_ok();
+}
+
+const KILLED: &str = "RESTITCH_TEST_VISIT";
+
+/// Not a test by itself: the program that the next test starts and kills.
+#[test]
+fn helper_that_visits_until_it_is_killed() {
+    let Ok(value) = std::env::var(KILLED) else { return };
+    let (pid, padding) = value.split_once(' ').unwrap();
+    let (pid, padding) = (pid.parse().unwrap(), Avma::new(padding.parse().unwrap()));
+    let place = place(pid, padding);
+    loop {
+        if let Err(error) = visit(pid, place) {
+            eprintln!("visit: {error}");
+            std::process::exit(7);
+        }
+    }
+}
+
+/// Whenever the visitor is killed, the kernel detaches it from all threads at once, wherever they are: in front of the
+/// stub, in the middle of it, in a system call of ours. The program must notice nothing but what it has to expect of any
+/// stop signal: an EINTR of epoll_wait, when the visitor dies between the interruption and the repair.
+#[test]
+fn a_visitor_killed_at_any_point_leaves_a_correct_program() {
+    let mut kills = 0;
+    for arguments in [&["vector"][..], &["doze"], &["read", "threads"]] {
+        let Some(mut target) = Target::start("selfcheck", arguments) else { return };
+        for round in 0..150u64 {
+            let mut visitor = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "helper_that_visits_until_it_is_killed", "--nocapture"])
+                .env(KILLED, format!("{} {}", target.pid(), target.padding.get()))
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_micros(4000 + round * 7919 % 5000));
+            let ended_early = visitor.try_wait().unwrap();
+            assert!(ended_early.is_none(), "{ended_early:?} in round {round} of {arguments:?}");
+            visitor.kill().unwrap();
+            visitor.wait().unwrap();
+            kills += 1;
+            assert!(!target.has_ended(), "{arguments:?} died in round {round}");
+        }
+        target.assert_ok();
+    }
+    assert_eq!(kills, 450);
+}

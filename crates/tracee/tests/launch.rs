@@ -1,0 +1,150 @@
+//! Programs that are started as tracees.
+
+mod common;
+
+use restitch_tracee::{ExitStatus, LaunchOptions, TraceEvent, TraceEvents};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn run(command: Command, options: LaunchOptions) -> Vec<String> {
+    let mut events = TraceEvents::spawn(command, options).unwrap();
+    let root = events.root().pid;
+    let who = |pid| if pid == root { "root" } else { "child" };
+    let mut log = Vec::new();
+    while let Some(event) = events.next_event(LIMIT).unwrap() {
+        log.push(match event {
+            TraceEvent::Exec(stopped) => {
+                let auxv = restitch_procfs::auxv(stopped.pid()).unwrap();
+                let rip = stopped.registers(stopped.pid()).unwrap().rip;
+                // Static programs begin at their entry, others in the dynamic loader.
+                let base = auxv.interpreter_base();
+                assert!(base.map_or(auxv.entry() == Some(rip), |base| rip >= base));
+                let text = format!("exec {}", who(stopped.pid()));
+                stopped.resume();
+                text
+            }
+            TraceEvent::NewProcess { parent, .. } => format!("new from {}", who(parent)),
+            TraceEvent::Exiting(stop) => {
+                let auxv = restitch_procfs::auxv(stop.pid()).unwrap();
+                let headers = auxv.program_headers().unwrap();
+                assert!(stop.memory().read_u64(headers).is_ok(), "memory is gone");
+                format!("exiting {} {:?}", who(stop.pid()), stop.status())
+            }
+            TraceEvent::Exited { pid, status } => format!("exited {} {status:?}", who(pid)),
+        });
+    }
+    assert!(events.is_empty());
+    log
+}
+
+fn shell(script: &str) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script]).stdout(Stdio::null());
+    command
+}
+
+#[test]
+fn exec_and_exit_are_reported() {
+    let log = run(shell("exit 3"), LaunchOptions::default());
+    let code = ExitStatus::Code(3);
+    assert_eq!(
+        log,
+        ["exec root".to_owned(), format!("exiting root {code:?}"), format!("exited root {code:?}")]
+    );
+    let log = run(shell("kill -TERM $$"), LaunchOptions::default());
+    assert_eq!(log.last().unwrap(), &format!("exited root {:?}", ExitStatus::Signal(15)));
+}
+
+#[test]
+fn a_second_exec_is_a_second_event() {
+    let log = run(shell("exec /bin/true"), LaunchOptions::default());
+    assert_eq!(log.iter().filter(|line| *line == "exec root").count(), 2);
+}
+
+#[test]
+fn children_are_followed_when_asked_for() {
+    let script = "/bin/true; /bin/false; exit 0";
+    let log = run(shell(script), LaunchOptions::default());
+    assert_eq!(log.len(), 3, "{log:?}");
+    let log = run(shell(script), LaunchOptions { follow_children: true });
+    let count = |text: &str| log.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("new from root"), count("exec child"), count("exited child")), (2, 2, 2), "{log:?}");
+    assert_eq!(count("exiting child Code(1)"), 1, "{log:?}");
+}
+
+#[test]
+fn threads_and_signals_pass_through() {
+    let Some(program) = common::compile("signals") else { return };
+    let mut command = Command::new(&program);
+    command.arg("3000").stdout(Stdio::null());
+    let log = run(command, LaunchOptions::default());
+    std::fs::remove_file(program).unwrap();
+    let code = ExitStatus::Code(0);
+    assert_eq!(
+        log,
+        ["exec root".to_owned(), format!("exiting root {code:?}"), format!("exited root {code:?}")]
+    );
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_an_error_in_words() {
+    let error = TraceEvents::spawn(Command::new("/no/such/program"), LaunchOptions::default());
+    let text = error.expect_err("refused").to_string();
+    assert!(text.contains("cannot start /no/such/program") && text.contains("No such file"), "{text}");
+}
+
+#[test]
+fn calls_can_be_made_at_the_exec() {
+    use restitch_tracee::{Backing, Placement, Protection, SeccompPolicy, StubPlace};
+    let Some(program) = common::compile("selfcheck") else { return };
+    let mut command = Command::new(&program);
+    command.args(["vector"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut events = TraceEvents::spawn(command, LaunchOptions::default()).unwrap();
+    let Some(TraceEvent::Exec(mut stopped)) = events.next_event(LIMIT).unwrap() else { panic!("no exec") };
+    let maps = stopped.maps().unwrap();
+    let code = maps.iter().find(|m| m.permissions.execute && m.path() == Some(&program)).unwrap();
+    let bytes = stopped.memory().read_vec(code.range.start, code.range.len() as usize).unwrap();
+    // The program's 64 bytes of int3.
+    let at = bytes.windows(64).position(|window| window == [0xcc; 64]).unwrap();
+    let place = StubPlace::new(stopped.pid(), code.range.start + at as u64, &maps).unwrap();
+    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse).unwrap();
+    borrow.mmap(Placement::Anywhere, 4096, Protection::Read, Backing::Anonymous).unwrap();
+    borrow.finish().unwrap();
+    stopped.resume();
+    let Some(TraceEvent::Exiting(stop)) = events.next_event(LIMIT).unwrap() else { panic!("no end") };
+    assert_eq!(stop.status(), ExitStatus::Code(0));
+    drop(stop);
+    assert!(matches!(events.next_event(LIMIT).unwrap(), Some(TraceEvent::Exited { .. })));
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
+fn a_followed_process_is_stopped_again_and_again() {
+    let Some(program) = common::compile("storm") else { return };
+    let mut command = Command::new(&program);
+    command.arg("600").stdout(Stdio::null());
+    let mut events = TraceEvents::spawn(command, LaunchOptions::default()).unwrap();
+    let pid = events.root().pid;
+    let (mut stops, mut end) = (0, None);
+    while end.is_none() {
+        match events.next_event(Duration::from_millis(3)).unwrap() {
+            Some(TraceEvent::Exited { status, .. }) => end = Some(status),
+            Some(_) => {}
+            None => match events.stop(pid, LIMIT) {
+                Ok(stopped) => {
+                    let states = stopped.threads().map(|tid| restitch_procfs::thread_status(pid, tid));
+                    let traced = Some(restitch_procfs::ProcessState::Traced);
+                    assert!(states.into_iter().all(|status| status.unwrap().state == traced));
+                    stopped.resume();
+                    stops += 1;
+                }
+                Err(error) => assert!(error.is_gone(), "{error}"),
+            },
+        }
+    }
+    std::fs::remove_file(program).unwrap();
+    assert_eq!(end, Some(ExitStatus::Code(0)));
+    assert!(stops > 3, "{stops} stops");
+}

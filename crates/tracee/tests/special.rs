@@ -1,0 +1,97 @@
+//! Processes in special states, and the memory of others.
+
+mod common;
+
+use common::Target;
+use restitch_address::Avma;
+use restitch_tracee::{
+    Backing, Memory, Placement, Protection, SeccompPolicy, StopOptions, Stopped, StubPlace, TraceError,
+    settle_stragglers,
+};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_process_under_seccomp_is_refused_before_anything_is_done() {
+    let Some(target) = Target::start("special", &["seccomp"]) else { return };
+    let pid = target.pid();
+    let place = StubPlace::new(pid, target.padding, &restitch_procfs::maps(pid).unwrap()).unwrap();
+    let mut stopped = Stopped::seize_all(pid).unwrap();
+    let refused = stopped.borrow_thread(place, SeccompPolicy::Refuse).map(drop).unwrap_err();
+    assert!(matches!(refused, TraceError::Seccomp { mode: 2, .. }), "{refused}");
+    assert!(refused.to_string().contains("none was made"));
+    assert_eq!(stopped.memory().read_vec(target.padding, 16).unwrap(), [0xcc; 16]);
+    // Told that the filter permits it, it works.
+    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Allow).unwrap();
+    borrow.mmap(Placement::Anywhere, 4096, Protection::Read, Backing::Anonymous).unwrap();
+    borrow.finish().unwrap();
+    stopped.resume();
+    target.assert_ok();
+}
+
+#[test]
+fn a_process_whose_first_thread_has_ended_is_stopped_and_borrowed_from() {
+    let Some(target) = Target::start("special", &["leaderless"]) else { return };
+    let pid = target.pid();
+    let mut stopped = Stopped::seize_all(pid).unwrap();
+    let threads: Vec<i32> = stopped.threads().collect();
+    assert!(threads.len() == 1 && threads[0] != pid);
+    let place = StubPlace::new(pid, target.padding, &stopped.maps().unwrap()).unwrap();
+    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse).unwrap();
+    borrow.mmap(Placement::Anywhere, 4096, Protection::Read, Backing::Anonymous).unwrap();
+    drop(borrow);
+    drop(stopped);
+    target.assert_ok();
+}
+
+#[test]
+fn a_vfork_parent_is_waited_for_and_then_refused_untouched() {
+    let Some(target) = Target::start("special", &["vfork", "2000"]) else { return };
+    let pid = target.pid();
+    std::thread::sleep(Duration::from_millis(100));
+    let short = StopOptions { limit: Duration::from_millis(100) };
+    let refused = Stopped::seize_all_with(pid, short).map(drop).unwrap_err();
+    assert!(matches!(refused, TraceError::VforkParent { .. }), "{refused}");
+    assert_eq!(restitch_procfs::status(pid).unwrap().tracer, Some(0), "still traced");
+    assert_eq!(settle_stragglers(), 0);
+    // With patience it stops as soon as the child has gone.
+    let begun = Instant::now();
+    let patient = StopOptions { limit: Duration::from_secs(20) };
+    Stopped::seize_all_with(pid, patient).unwrap().resume();
+    assert!(begun.elapsed() > Duration::from_millis(300));
+    target.assert_ok();
+}
+
+#[test]
+fn memory_is_read_one_by_one_and_in_batches() {
+    let Some(target) = Target::start("special", &["seccomp"]) else { return };
+    let pid = target.pid();
+    let memory = Memory::open_read_only(pid).unwrap();
+    let maps = restitch_procfs::maps(pid).unwrap();
+    let places: Vec<(Avma, usize)> = maps
+        .iter()
+        .filter(|mapping| mapping.permissions.read && mapping.path().is_some())
+        .map(|mapping| (mapping.range.start, 16))
+        .cycle()
+        .take(1500)
+        .collect();
+    let single: Vec<_> = places.iter().map(|&(at, len)| memory.read_vec(at, len).ok()).collect();
+    assert_eq!(memory.read_many(&places), single);
+    let mut with_hole = places[..4].to_vec();
+    with_hole.insert(2, (Avma::new(8), 16));
+    let read = memory.read_many(&with_hole);
+    assert!(read[2].is_none() && read.iter().flatten().count() == 4);
+    assert!(memory.write(places[0].0, &[0]).unwrap_err().to_string().contains("cannot write 1 bytes"));
+    let error = memory.read_u64(Avma::new(8)).unwrap_err().to_string();
+    assert!(error.contains("cannot read 8 bytes at 0x8"), "{error}");
+    target.assert_ok();
+}
+
+#[test]
+fn code_can_be_written_while_stopped() {
+    let Some(target) = Target::start("special", &["seccomp"]) else { return };
+    let stopped = Stopped::seize_all(target.pid()).unwrap();
+    stopped.memory().write(target.padding, &[0x90; 8]).unwrap();
+    assert_eq!(stopped.memory().read_vec(target.padding, 9).unwrap()[7..], [0x90, 0xcc]);
+    stopped.resume();
+    target.assert_ok();
+}

@@ -1,0 +1,170 @@
+//! Stopping and resuming leaves programs as they were.
+
+mod common;
+
+use common::Target;
+use restitch_tracee::{StopTimes, Stopped, TraceError};
+use std::process::Command;
+use std::time::Duration;
+
+#[test]
+fn a_storm_of_threads_is_stopped_as_a_whole() {
+    let Some(mut target) = Target::start("storm", &["60000"]) else { return };
+    let mut stops = 0;
+    while stops < 200 {
+        let stopped = match Stopped::seize_all(target.pid()) {
+            Ok(stopped) => stopped,
+            Err(error) => panic!("stop {stops}: {error}"),
+        };
+        let mut listed: Vec<i32> =
+            restitch_procfs::threads(target.pid()).unwrap().iter().map(|t| t.tid).collect();
+        listed.retain(|&tid| {
+            let status = restitch_procfs::thread_status(target.pid(), tid);
+            status.is_ok_and(|status| !status.state.is_some_and(|state| state.is_ended()))
+        });
+        assert_eq!(listed, stopped.threads().collect::<Vec<_>>(), "a thread was missed");
+        stopped.resume();
+        stops += 1;
+        std::thread::sleep(Duration::from_micros(stops * 5));
+    }
+    assert!(!target.has_ended(), "the storm was over before the stops");
+    target.assert_ok();
+}
+
+#[test]
+fn waiting_threads_see_no_eintr() {
+    let Some(target) = Target::start("sleepers", &[]) else { return };
+    for round in 0..400u64 {
+        let stopped = Stopped::seize_all(target.pid()).unwrap();
+        assert_eq!(stopped.threads().count(), 10);
+        if round % 2 == 0 {
+            drop(stopped);
+        } else {
+            let times = stopped.resume();
+            assert!(times.threads == 10 && StopTimes::micros(times.stopping) < 5_000_000);
+        }
+        std::thread::sleep(Duration::from_micros(round * 37 % 6000));
+    }
+    target.assert_ok();
+}
+
+#[test]
+fn signals_are_neither_lost_nor_doubled() {
+    let Some(mut target) = Target::start("signals", &["40000"]) else { return };
+    let mut on_their_way = 0;
+    for _ in 0..100_000 {
+        if target.has_ended() {
+            break;
+        }
+        match Stopped::seize_all(target.pid()) {
+            Ok(stopped) => {
+                let held = |tid: &i32| stopped.held_signal(*tid).unwrap().is_some();
+                on_their_way += stopped.threads().filter(held).count();
+                stopped.resume();
+            }
+            Err(error) if error.is_gone() => break,
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    assert!(on_their_way > 0, "no stop met a signal on its way, the test tested nothing");
+    target.assert_ok();
+}
+
+#[test]
+fn a_process_stopped_by_job_control_stays_stopped() {
+    let Some(target) = Target::start("selfcheck", &["vector"]) else { return };
+    let pid = target.pid();
+    let state = || restitch_procfs::status(pid).unwrap().state.unwrap();
+    let signal = |signal| {
+        // SAFETY: plain system call on a child of this test.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    signal(libc::SIGSTOP);
+    assert_eq!(state(), restitch_procfs::ProcessState::Stopped);
+    Stopped::seize_all(pid).unwrap().resume();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(state(), restitch_procfs::ProcessState::Stopped);
+    signal(libc::SIGCONT);
+    assert_ne!(state(), restitch_procfs::ProcessState::Stopped);
+    target.assert_ok();
+}
+
+#[test]
+fn dropping_takes_register_changes_back_and_resuming_keeps_them() {
+    let Some(target) = Target::start("selfcheck", &["vector"]) else { return };
+    let pid = target.pid();
+    for _ in 0..50 {
+        let mut stopped = Stopped::seize_all(pid).unwrap();
+        let mut registers = stopped.registers(pid).unwrap();
+        registers.r12 ^= 0xffff;
+        registers.rbx ^= 0xffff;
+        registers.rip = registers.rip + 1;
+        stopped.set_registers(pid, registers).unwrap();
+        assert_eq!(stopped.registers(pid).unwrap(), registers);
+        drop(stopped);
+    }
+    // Kept: a harmless change of a register that the kernel shows again at the next stop.
+    let mut stopped = Stopped::seize_all(pid).unwrap();
+    let mut registers = stopped.registers(pid).unwrap();
+    registers.gs_base = restitch_address::Avma::new(0x1000);
+    stopped.set_registers(pid, registers).unwrap();
+    stopped.resume();
+    let stopped = Stopped::seize_all(pid).unwrap();
+    assert_eq!(stopped.registers(pid).unwrap().gs_base.get(), 0x1000);
+    drop(stopped);
+    target.assert_ok();
+}
+
+#[test]
+fn what_cannot_be_traced_is_refused_in_words() {
+    let refusal = |pid| Stopped::seize_all(pid).expect_err("refused").to_string();
+    assert!(refusal(std::process::id() as i32).contains("is this program itself"));
+    assert!(refusal(i32::MAX).contains("does not exist"));
+    if restitch_procfs::status(2).is_ok_and(|status| status.kernel_thread) {
+        assert!(refusal(2).contains("kernel thread"));
+    }
+    let mut zombie = Command::new("true").spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(refusal(zombie.id() as i32).contains("zombie"));
+    zombie.wait().unwrap();
+}
+
+#[test]
+fn another_tracer_is_named() {
+    let Some(target) = Target::start("selfcheck", &["sleep"]) else { return };
+    let pid = target.pid();
+    let first = Stopped::seize_all(pid).unwrap();
+    let second = std::thread::spawn(move || Stopped::seize_all(pid).map(drop)).join().unwrap();
+    match second {
+        Err(TraceError::AlreadyTraced { tracer, .. }) => assert!(tracer > 0),
+        other => panic!("{other:?}"),
+    }
+    drop(first);
+    target.assert_ok();
+}
+
+#[test]
+fn stepping_goes_where_it_is_told_and_stops_before_system_calls() {
+    use restitch_tracee::StepEnd;
+    let Some(target) = Target::start("selfcheck", &["vector"]) else { return };
+    for _ in 0..20 {
+        let mut stopped = Stopped::seize_all(target.pid()).unwrap();
+        let end = stopped.step_thread(target.pid(), 50, |_| false).unwrap();
+        assert!(matches!(end, StepEnd::Limit(_) | StepEnd::SystemCall(_)), "{end:?}");
+        let start = stopped.registers(target.pid()).unwrap().rip;
+        let end = stopped.step_thread(target.pid(), 50, |rip| rip == start).unwrap();
+        assert_eq!(end, StepEnd::Reached(start));
+        drop(stopped);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    target.assert_ok();
+    let Some(target) = Target::start("signals", &["4000"]) else { return };
+    while let Ok(mut stopped) = Stopped::seize_all(target.pid()) {
+        let _ = stopped.step_thread(target.pid(), 5, |_| false);
+        stopped.resume();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    target.assert_ok();
+}

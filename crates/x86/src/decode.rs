@@ -1,0 +1,234 @@
+//! Linear decoding into compact records.
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits,
+};
+use restitch_address::Svma;
+
+/// Where control goes after an instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Flow {
+    /// To the next instruction.
+    Next,
+    /// `jmp target`.
+    Jump(Svma),
+    /// `jcc target`, with the 4-bit condition code.
+    Conditional(u8, Svma),
+    /// `loop`, `loope`, `loopne`, `jcxz` family: one encoding only, 8-bit displacement.
+    ShortConditional(Svma),
+    /// `jmp` through a register or memory, far jumps included.
+    IndirectJump,
+    /// `call target`.
+    Call(Svma),
+    /// `call` through a register or memory.
+    IndirectCall,
+    /// `ret`, `iret`.
+    Return,
+    /// `ud2`, `hlt`, `int3`: control does not go on.
+    Stop,
+    /// Something that ordinary copying cannot express (`xbegin`, 16-bit operand-size branches, far calls).
+    Unsupported,
+}
+
+/// One decoded instruction, compact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Insn {
+    /// Its address.
+    pub at: Svma,
+    /// Length in bytes, 1 to 15.
+    pub len: u8,
+    /// Control flow.
+    pub flow: Flow,
+    /// Status flags that it reads (see [`crate::ALL_FLAGS`]).
+    pub flags_read: u8,
+    /// Status flags that it writes for certain, or leaves undefined.
+    pub flags_written: u8,
+    /// The address named by a RIP-relative operand or by a 32-bit immediate or absolute displacement: what might be an
+    /// address taken. `None` for most instructions.
+    pub names: Option<Svma>,
+    /// `nop`, `endbr64` excluded; `int3` included: may stand between functions as filler.
+    pub padding: bool,
+}
+
+impl Insn {
+    /// First address behind the instruction.
+    pub fn end(&self) -> Svma {
+        self.at + u64::from(self.len)
+    }
+}
+
+fn flags(bits: u32) -> u8 {
+    let mut out = 0;
+    for (i, flag) in
+        [RflagsBits::CF, RflagsBits::PF, RflagsBits::AF, RflagsBits::ZF, RflagsBits::SF, RflagsBits::OF]
+            .into_iter()
+            .enumerate()
+    {
+        if bits & flag != 0 {
+            out |= 1 << i;
+        }
+    }
+    out
+}
+
+/// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`.
+///
+/// # Errors
+/// The address of the first byte sequence that is not an instruction, or that the end of `bytes` cuts off.
+pub fn scan(bytes: &[u8], at: Svma, mut sink: impl FnMut(Insn)) -> Result<(), Svma> {
+    let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        if instruction.is_invalid() {
+            return Err(Svma::new(instruction.ip()));
+        }
+        sink(classify(&instruction));
+    }
+    Ok(())
+}
+
+pub(crate) fn classify(instruction: &Instruction) -> Insn {
+    let (mut read, mut written) = (0, 0);
+    if instruction.rflags_read() | instruction.rflags_modified() != 0 {
+        // `syscall` keeps the flags in r11 for the kernel's way back; nobody looks at them there.
+        read = if instruction.mnemonic() == Mnemonic::Syscall { 0 } else { flags(instruction.rflags_read()) };
+        // A shift by CL writes no flags when the count is 0: iced reports its flags as written, so treat it as
+        // writing nothing for certain.
+        written = match instruction.mnemonic() {
+            Mnemonic::Shl
+            | Mnemonic::Shr
+            | Mnemonic::Sar
+            | Mnemonic::Rol
+            | Mnemonic::Ror
+            | Mnemonic::Rcl
+            | Mnemonic::Rcr
+            | Mnemonic::Shld
+            | Mnemonic::Shrd => 0,
+            Mnemonic::Syscall => 0,
+            _ if instruction.has_rep_prefix() || instruction.has_repne_prefix() => 0,
+            _ => flags(instruction.rflags_modified()),
+        };
+    }
+    Insn {
+        at: Svma::new(instruction.ip()),
+        len: instruction.len() as u8,
+        flow: flow_of(instruction),
+        flags_read: read,
+        flags_written: written,
+        names: named_address(instruction),
+        padding: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
+    }
+}
+
+fn flow_of(i: &Instruction) -> Flow {
+    let target = || Svma::new(i.near_branch_target());
+    let wide = i.op0_kind() == OpKind::NearBranch64;
+    match i.flow_control() {
+        FlowControl::Next => Flow::Next,
+        FlowControl::UnconditionalBranch if wide => Flow::Jump(target()),
+        FlowControl::IndirectBranch => Flow::IndirectJump,
+        FlowControl::ConditionalBranch if wide && (i.is_jcc_short() || i.is_jcc_near()) => {
+            Flow::Conditional(condition(i), target())
+        }
+        FlowControl::ConditionalBranch if wide => Flow::ShortConditional(target()),
+        FlowControl::Return => Flow::Return,
+        FlowControl::Call => match i.code() {
+            Code::Call_rel32_64 => Flow::Call(target()),
+            // Supervisor-like "calls" (syscall, sysenter): control comes back to the next instruction.
+            Code::Syscall
+            | Code::Sysenter
+            | Code::Vmcall
+            | Code::Vmmcall
+            | Code::Vmlaunch
+            | Code::Vmresume => Flow::Next,
+            _ => Flow::Unsupported,
+        },
+        FlowControl::IndirectCall => Flow::IndirectCall,
+        FlowControl::Interrupt => match i.mnemonic() {
+            Mnemonic::Int3 => Flow::Stop,
+            _ => Flow::Next,
+        },
+        FlowControl::Exception => Flow::Stop,
+        _ => Flow::Unsupported,
+    }
+}
+
+/// The 4-bit condition code of a `jcc`, as in its opcode.
+fn condition(i: &Instruction) -> u8 {
+    use iced_x86::ConditionCode as C;
+    match i.condition_code() {
+        C::o => 0,
+        C::no => 1,
+        C::b => 2,
+        C::ae => 3,
+        C::e => 4,
+        C::ne => 5,
+        C::be => 6,
+        C::a => 7,
+        C::s => 8,
+        C::ns => 9,
+        C::p => 10,
+        C::np => 11,
+        C::l => 12,
+        C::ge => 13,
+        C::le => 14,
+        C::g | C::None => 15,
+    }
+}
+
+fn named_address(i: &Instruction) -> Option<Svma> {
+    if i.is_ip_rel_memory_operand() {
+        return Some(Svma::new(i.ip_rel_memory_address()));
+    }
+    // Non-PIE code names addresses by 32-bit immediates and displacements. Small values cannot be code addresses.
+    const LOWEST_CODE: u64 = 0x1_0000;
+    for op in 0..i.op_count() {
+        match i.op_kind(op) {
+            OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 => {
+                let value = i.immediate(op);
+                if value >= LOWEST_CODE {
+                    return Some(Svma::new(value));
+                }
+            }
+            OpKind::Memory if i.memory_base() == Register::None => {
+                let value = i.memory_displacement64();
+                if value >= LOWEST_CODE {
+                    return Some(Svma::new(value));
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A RIP-relative operand of an instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RipField {
+    /// Offset in the instruction of the 4-byte displacement.
+    pub offset: u8,
+    /// The address that the operand means. The displacement is `target - end of instruction`.
+    pub target: Svma,
+}
+
+/// Decodes the instruction at the start of `bytes` (which stands at `at`) and says how long it is, what its control
+/// flow is, and where its RIP-relative displacement is, if it has one. A 4-byte branch displacement is not reported.
+///
+/// Returns `None` if there is no instruction.
+pub fn relocate_field(bytes: &[u8], at: Svma) -> Option<(Insn, Option<RipField>)> {
+    let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.is_invalid() {
+        return None;
+    }
+    let field = instruction.is_ip_rel_memory_operand().then(|| RipField {
+        offset: decoder.get_constant_offsets(&instruction).displacement_offset() as u8,
+        target: Svma::new(instruction.ip_rel_memory_address()),
+    });
+    // EIP-relative (0x67-prefixed) operands wrap at 32 bits and cannot be moved.
+    if instruction.is_ip_rel_memory_operand() && instruction.memory_base() == Register::EIP {
+        return None;
+    }
+    Some((classify(&instruction), field))
+}

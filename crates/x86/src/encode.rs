@@ -1,0 +1,129 @@
+//! The few instructions that restitch writes itself. Each function appends to a buffer and returns nothing; reach is
+//! the caller's business through [`fits_short`] and [`fits_near`].
+
+/// Length in bytes of `jmp rel8`.
+pub const JMP_SHORT: u32 = 2;
+/// Length in bytes of `jmp rel32`: also the size of an entry redirect.
+pub const JMP_NEAR: u32 = 5;
+/// Length in bytes of `jcc rel8`.
+pub const JCC_SHORT: u32 = 2;
+/// Length in bytes of `jcc rel32`.
+pub const JCC_NEAR: u32 = 6;
+/// Length in bytes of a counter where the flags are dead: `incq disp32(%rip)`.
+pub const COUNT: u32 = 7;
+
+/// Whether a displacement fits 8 bits.
+pub fn fits_short(displacement: i64) -> bool {
+    i8::try_from(displacement).is_ok()
+}
+/// Whether a displacement fits 32 bits.
+pub fn fits_near(displacement: i64) -> bool {
+    i32::try_from(displacement).is_ok()
+}
+/// The opposite of a 4-bit condition code.
+pub fn invert(condition: u8) -> u8 {
+    condition ^ 1
+}
+
+/// `jmp rel8`; the displacement counts from the end of the instruction, as for all functions here.
+pub fn jmp_short(out: &mut Vec<u8>, displacement: i8) {
+    out.extend_from_slice(&[0xeb, displacement as u8]);
+}
+/// `jmp rel32`.
+pub fn jmp_near(out: &mut Vec<u8>, displacement: i32) {
+    out.push(0xe9);
+    out.extend_from_slice(&displacement.to_le_bytes());
+}
+/// `jcc rel8`.
+pub fn jcc_short(out: &mut Vec<u8>, condition: u8, displacement: i8) {
+    out.extend_from_slice(&[0x70 | condition & 15, displacement as u8]);
+}
+/// `jcc rel32`.
+pub fn jcc_near(out: &mut Vec<u8>, condition: u8, displacement: i32) {
+    out.extend_from_slice(&[0x0f, 0x80 | condition & 15]);
+    out.extend_from_slice(&displacement.to_le_bytes());
+}
+/// `incq disp32(%rip)`: a counter. Writes all status flags but CF, so it stands only where they are dead.
+pub fn count(out: &mut Vec<u8>, displacement: i32) {
+    out.extend_from_slice(&[0x48, 0xff, 0x05]);
+    out.extend_from_slice(&displacement.to_le_bytes());
+}
+
+/// A counter that keeps flags and registers, for places where the flags are live:
+/// `lea -128(%rsp),%rsp; push %rax; lahf; seto %al; incq counter(%rip); add $127,%al; sahf; pop %rax; lea 128(%rsp),%rsp`.
+///
+/// The first `lea` steps over the red zone (System V ABI 3.2.2); `add $127` sets OF again from the saved bit, `sahf`
+/// restores the other five flags (Intel SDM vol. 2, LAHF/SAHF; needs CPUID.80000001H:ECX bit 0).
+pub struct KeepingCount {
+    /// The bytes, displacement zero.
+    pub bytes: [u8; KEEPING_COUNT as usize],
+    /// Offset of the 4-byte displacement.
+    pub field: u32,
+    /// Offset behind the `incq`, from which its displacement counts.
+    pub field_end: u32,
+    /// `(offset of an instruction boundary, bytes by which rsp is lower there)` for each boundary but the first.
+    pub stack: &'static [(u32, u32)],
+}
+
+/// Length in bytes of [`keeping_count`].
+pub const KEEPING_COUNT: u32 = 29;
+
+/// The flag-keeping counter.
+pub fn keeping_count() -> KeepingCount {
+    KeepingCount {
+        bytes: [
+            0x48, 0x8d, 0x64, 0x24, 0x80, // lea -128(%rsp),%rsp
+            0x50, // push %rax
+            0x9f, // lahf
+            0x0f, 0x90, 0xc0, // seto %al
+            0x48, 0xff, 0x05, 0, 0, 0, 0, // incq 0(%rip)
+            0x04, 0x7f, // add $127,%al
+            0x9e, // sahf
+            0x58, // pop %rax
+            0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0, // lea 128(%rsp),%rsp
+        ],
+        field: 13,
+        field_end: 17,
+        stack: &[(5, 128), (6, 136), (7, 136), (10, 136), (17, 136), (19, 136), (20, 136), (21, 128)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Flow, scan};
+    use restitch_address::Svma;
+
+    fn decoded(bytes: &[u8]) -> Vec<crate::Insn> {
+        let mut out = Vec::new();
+        scan(bytes, Svma::new(0x1000), |i| out.push(i)).unwrap();
+        out
+    }
+
+    #[test]
+    fn branches_decode_to_what_was_asked_for() {
+        let mut b = Vec::new();
+        jmp_short(&mut b, -2);
+        jmp_near(&mut b, 0x100);
+        jcc_short(&mut b, 4, 0x10);
+        jcc_near(&mut b, 12, -0x100);
+        count(&mut b, 0x2000);
+        let i = decoded(&b);
+        assert_eq!(i[0].flow, Flow::Jump(Svma::new(0x1000)));
+        assert_eq!(i[1].flow, Flow::Jump(Svma::new(0x1107)));
+        assert_eq!(i[2].flow, Flow::Conditional(4, Svma::new(0x1019)));
+        assert_eq!(i[3].flow, Flow::Conditional(12, Svma::new(0xf0f)));
+        assert_eq!(i[4].names, Some(Svma::new(0x1016 + 0x2000)));
+        assert_eq!((i[0].len, i[1].len, i[2].len, i[3].len, i[4].len), (2, 5, 2, 6, 7));
+    }
+
+    #[test]
+    fn the_keeping_counter_has_the_boundaries_that_it_states() {
+        let k = keeping_count();
+        let i = decoded(&k.bytes);
+        let starts: Vec<u32> = i.iter().skip(1).map(|i| i.at.offset_from(Svma::new(0x1000)) as u32).collect();
+        assert_eq!(starts, k.stack.iter().map(|s| s.0).collect::<Vec<_>>());
+        let counter = i.iter().find(|i| i.names.is_some()).unwrap();
+        assert_eq!(counter.end().offset_from(Svma::new(0x1000)), i64::from(k.field_end));
+    }
+}

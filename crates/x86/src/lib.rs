@@ -1,0 +1,19 @@
+//! The one crate that knows the x86-64 instruction set: decoding, classification and the few encodings that we write.
+//!
+//! * [`scan`] decodes a stretch of code once and yields one compact [`Insn`] per instruction: length, control flow,
+//!   status-flag use. It is the fast path of program analysis (tens of nanoseconds per instruction).
+//! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
+//! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
+//! * [`encode`] writes direct jumps, conditional branches and counters.
+//!
+//! It does not know about functions, profiles or processes, and it never allocates per instruction.
+
+mod decode;
+pub mod encode;
+mod ops;
+
+pub use decode::{Flow, Insn, RipField, relocate_field, scan};
+pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
+
+/// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).
+pub const ALL_FLAGS: u8 = 0x3f;
