@@ -5,7 +5,7 @@
 
 use restitch_address::Svma;
 use restitch_apply_elf::{
-    Existing, OutputOptions, original_bytes, place, plan_output, verify, write_atomically,
+    Existing, OutputOptions, is_restitch_output, original_bytes, place, plan_output, verify, write_atomically,
 };
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Request, emit};
@@ -32,11 +32,14 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         );
     };
     let mode = std::fs::metadata(input)?.permissions().mode();
-    let image = Image::parse(std::fs::read(input)?)?;
+    let mut image = Image::parse(std::fs::read(input)?)?;
     let has = |flag: &str| rest.iter().any(|a| a == flag);
     let bytes = if has("--restore") {
         original_bytes(&image)?
     } else {
+        if is_restitch_output(&image).is_some() {
+            image = Image::parse(original_bytes(&image)?)?;
+        }
         let order = rest.iter().find(|a| !a.starts_with("--")).map_or("original", String::as_str);
         relayout(&image, order, &OutputOptions { move_program_headers: has("--move-headers") })?
     };

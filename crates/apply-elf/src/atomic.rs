@@ -73,3 +73,50 @@ impl Drop for Temporary {
         let _ = fs::remove_file(&self.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn files_get_content_and_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        write_atomically(&path, b"one", 0o100_755, Existing::Refuse).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o755);
+        write_atomically(&path, b"two", 0o600, Existing::Replace).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(names(folder.path()), ["program"]);
+    }
+
+    #[test]
+    fn what_is_there_is_not_overwritten_unasked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        fs::write(&path, b"input").unwrap();
+        let error = write_atomically(&path, b"output", 0o755, Existing::Refuse).unwrap_err();
+        assert!(error.to_string().contains("the file exists; choose another output path"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"input");
+        assert_eq!(names(folder.path()), ["program"]);
+    }
+
+    #[test]
+    fn failures_leave_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing/program");
+        assert!(matches!(
+            write_atomically(&missing, b"", 0o755, Existing::Replace),
+            Err(ElfError::Io { .. })
+        ));
+        // A directory cannot be replaced by a file.
+        let path = folder.path().join("directory");
+        fs::create_dir(&path).unwrap();
+        assert!(matches!(write_atomically(&path, b"x", 0o755, Existing::Replace), Err(ElfError::Io { .. })));
+        assert_eq!(names(folder.path()), ["directory"]);
+    }
+}

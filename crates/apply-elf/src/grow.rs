@@ -1,9 +1,9 @@
 //! Room for one more program header where the table is.
 //!
-//! Behind the table come, in what linkers write, `.interp` and notes, then the symbol hash table. The hash table is found
-//! through the dynamic section only, so it can move into the new segment; `.interp` and notes, found through program
-//! headers only, are then shifted into the place that it leaves. They stay in the file's first page, where kernels look for
-//! the build id, and the program header table stays where `strip` expects it.
+//! Behind the table come, in what linkers write, `.interp` and notes, then the dynamic symbol tables: hash, symbols, names.
+//! Those are found through the dynamic section only, so as many as necessary move into the new segment; `.interp` and
+//! notes, found through program headers only, are then shifted into the place that they leave. They stay in the file's
+//! first page, where kernels look for the build id, and the program header table stays where `strip` expects it.
 
 use crate::raw::{self, FileHeader, PHDR_LEN};
 use object::elf;
@@ -16,10 +16,17 @@ use std::ops::Range;
 pub(crate) struct Growth {
     /// File offsets of what is shifted behind the longer table: from the table's old end on.
     pub shifted: Range<u64>,
-    /// Index of the hash section.
-    pub hash: usize,
-    /// Where the dynamic section holds the hash table's address.
-    pub hash_pointer: FileOffset,
+    /// The tables that move away, in file order.
+    pub tables: Vec<DynamicTable>,
+}
+
+/// A table that only the dynamic section leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DynamicTable {
+    /// Index of its section.
+    pub section: usize,
+    /// Where the dynamic section holds its address.
+    pub pointer: FileOffset,
 }
 
 impl Growth {
@@ -33,22 +40,26 @@ impl Growth {
         let stored = |s: &Section| s.is_loaded() && s.kind != elf::SHT_NOBITS && !s.range.is_empty();
         let mut behind: Vec<_> = image.sections().iter().enumerate().filter(|(_, s)| stored(s)).collect();
         behind.sort_by_key(|(_, s)| s.file_offset);
-        let mut shifted_end = end;
-        for (index, section) in behind {
-            let (from, to) = (section.file_offset.get(), section.file_offset.get() + section.range.len());
+        let mut growth = Self { shifted: end..end, tables: Vec::new() };
+        let mut reached = end;
+        for (section, s) in behind {
+            let (from, to) = (s.file_offset.get(), s.file_offset.get().checked_add(s.range.len())?);
             if to <= header.ph_offset {
                 continue;
             }
-            if from < shifted_end {
+            if from < reached {
                 return None;
             }
-            if section.kind == elf::SHT_NOTE || section.name == ".interp" {
-                shifted_end = to;
+            reached = to;
+            if growth.tables.is_empty() && (s.kind == elf::SHT_NOTE || s.name == ".interp") {
+                growth.shifted.end = to;
                 continue;
             }
-            let tag = hash_tag(section.kind)?;
-            let growth = Self { shifted: end..shifted_end, hash: index, hash_pointer: pointer(image, tag, section)? };
-            return (shifted_end + Self::BY <= to && growth.fits(image, to)).then_some(growth);
+            let pointer = pointer(image, dynamic_tag(s)?, s)?;
+            growth.tables.push(DynamicTable { section, pointer });
+            if growth.shifted.end + Self::BY <= to {
+                return growth.fits(image, to).then_some(growth);
+            }
         }
         None
     }
@@ -61,7 +72,9 @@ impl Growth {
             let range = h.offset.get()..h.offset.get().saturating_add(h.file_len);
             let apart = range.end <= table_and_rest.start || table_and_rest.end <= range.start;
             match h.kind {
-                elf::PT_LOAD => apart || (range.start <= table_and_rest.start && table_and_rest.end <= range.end),
+                elf::PT_LOAD => {
+                    apart || (range.start <= table_and_rest.start && table_and_rest.end <= range.end)
+                }
                 elf::PT_INTERP | elf::PT_NOTE | elf::PT_GNU_PROPERTY => apart || inside(&range),
                 _ => apart || range.is_empty(),
             }
@@ -77,19 +90,23 @@ impl Growth {
         let bytes = raw::slice(image.data(), self.shifted.start, self.shifted.end - self.shifted.start)?;
         Some((FileOffset::new(self.shifted.start + Self::BY), bytes))
     }
-    /// The hash table.
-    pub fn hash_bytes<'a>(&self, image: &'a Image) -> Option<&'a [u8]> {
-        let section = image.sections().get(self.hash)?;
+    /// The bytes of one of the tables.
+    pub fn table_bytes<'a>(image: &'a Image, table: &DynamicTable) -> Option<&'a [u8]> {
+        let section = image.sections().get(table.section)?;
         raw::slice(image.data(), section.file_offset.get(), section.range.len())
     }
 }
 
-fn hash_tag(kind: u32) -> Option<u64> {
-    match kind {
-        elf::SHT_GNU_HASH => Some(elf::DT_GNU_HASH.into()),
-        elf::SHT_HASH => Some(elf::DT_HASH.into()),
-        _ => None,
-    }
+/// The entry of the dynamic section that leads to `section`.
+fn dynamic_tag(section: &Section) -> Option<u64> {
+    let tag = match section.kind {
+        elf::SHT_GNU_HASH => elf::DT_GNU_HASH,
+        elf::SHT_HASH => elf::DT_HASH,
+        elf::SHT_DYNSYM => elf::DT_SYMTAB,
+        elf::SHT_STRTAB if section.name == ".dynstr" => elf::DT_STRTAB,
+        _ => return None,
+    };
+    Some(tag.into())
 }
 
 /// Where the value of the dynamic entry `tag` is in the file, if it is the address of `section`.

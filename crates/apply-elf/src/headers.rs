@@ -7,16 +7,18 @@
 //! 2. a PT_GNU_PROPERTY whose bytes a PT_NOTE also covers: glibc reads the note when there is no PT_GNU_PROPERTY
 //!    (`_dl_process_pt_note`), and the x86 kernel reads neither;
 //! 3. a PT_NOTE that holds nothing but an ABI tag: glibc up to 2.35 compares it with the kernel's version;
-//! 4. a PT_GNU_PROPERTY on its own: costs the IBT and shadow-stack marks, so that the process runs without;
-//! 5. PT_PHDR of a program at fixed addresses: loaders take the load bias from it, which is 0 without.
+//! 4. none: the table grows in place, where what is behind it can be moved (`grow.rs`);
+//! 5. a PT_GNU_PROPERTY on its own: costs the IBT and shadow-stack marks, so that the process runs without;
+//! 6. PT_PHDR of a program at fixed addresses: loaders take the load bias from it, which is 0 without.
 //!
 //! Never taken: PT_GNU_STACK (glibc would make stacks executable), PT_GNU_RELRO, PT_TLS, PT_DYNAMIC, PT_INTERP, the
 //! PT_NOTE of the build id.
 //!
-//! If none is there, the table moves into the new segment. Kernels before 5.18 compute AT_PHDR as the first segment's
+//! If nothing helps, the table moves into the new segment. Kernels before 5.18 compute AT_PHDR as the first segment's
 //! address plus `e_phoff`, newer ones look for the segment that holds `e_phoff`, and glibc takes the load bias from AT_PHDR
 //! minus PT_PHDR's address: all agree if the table's file offset is its address minus that of the file's first byte.
 
+use crate::grow::Growth;
 use crate::place::OutputOptions;
 use crate::raw;
 use crate::segment::NewSegment;
@@ -25,10 +27,12 @@ use restitch_address::{FileOffset, Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, ProgramHeader};
 
 /// Where the new segment's header goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// In place of the header with this index.
     Reuse(usize),
+    /// Into a longer table in the same place.
+    Grow(Growth),
     /// Into a longer table in the new segment.
     Move,
 }
@@ -55,9 +59,20 @@ impl Slot {
         find(&unused)
             .or_else(|| find(&redundant))
             .or_else(|| find(&abi_tag))
+            .or_else(|| Growth::find(image).map(Self::Grow))
             .or_else(|| find(&is_property))
             .or_else(|| find(&phdr))
             .unwrap_or(Self::Move)
+    }
+
+    /// Whether the header with this index gives way.
+    fn replaces(&self, index: usize) -> bool {
+        *self == Self::Reuse(index)
+    }
+
+    /// What moves within the file so that the table can grow.
+    pub fn growth(&self) -> Option<&Growth> {
+        if let Self::Grow(growth) = self { Some(growth) } else { None }
     }
 }
 
@@ -80,13 +95,13 @@ fn note_bytes<'a>(image: &'a Image, header: &ProgramHeader) -> Option<&'a [u8]> 
 
 /// The PT_NOTE, other than `slot`, that can move into the new segment to share it with restitch's note: one that holds
 /// nothing that the kernel wants in the file's first page (the build id), for example the GNU property.
-pub(crate) fn note_host(image: &Image, slot: Slot) -> Option<(usize, &[u8])> {
+pub(crate) fn note_host<'a>(image: &'a Image, slot: &Slot) -> Option<(usize, &'a [u8])> {
     image.program_headers().iter().enumerate().find_map(|(i, h)| {
         let movable =
             holds_only(image, h, elf::NT_GNU_PROPERTY_TYPE_0) || holds_only(image, h, elf::NT_GNU_ABI_TAG);
         let bytes = note_bytes(image, h)?;
         let whole = bytes.len().is_multiple_of(if h.align == 8 { 8 } else { 4 });
-        (movable && whole && Slot::Reuse(i) != slot).then_some((i, bytes))
+        (movable && whole && !slot.replaces(i)).then_some((i, bytes))
     })
 }
 
@@ -110,7 +125,7 @@ pub(crate) struct Targets {
 /// The headers of the output, in order.
 pub(crate) fn build(
     image: &Image,
-    slot: Slot,
+    slot: &Slot,
     segment: &NewSegment,
     targets: &Targets,
 ) -> Vec<ProgramHeader> {
@@ -119,16 +134,35 @@ pub(crate) fn build(
         .program_headers()
         .iter()
         .enumerate()
-        .rposition(|(i, h)| h.kind == elf::PT_LOAD && Slot::Reuse(i) != slot);
+        .rposition(|(i, h)| h.kind == elf::PT_LOAD && !slot.replaces(i));
     for (i, header) in image.program_headers().iter().enumerate() {
-        if Slot::Reuse(i) != slot {
-            out.push(redirected(i, header, segment, targets));
+        if !slot.replaces(i) {
+            let header = slot.growth().map_or(*header, |growth| grown(header, growth));
+            out.push(redirected(i, &header, segment, targets));
         }
         if Some(i) == last_load {
             out.push(load(segment));
         }
     }
     out
+}
+
+/// `header` after the table has grown in place.
+fn grown(header: &ProgramHeader, growth: &Growth) -> ProgramHeader {
+    match header.kind {
+        elf::PT_PHDR => ProgramHeader {
+            file_len: header.file_len + Growth::BY,
+            memory_len: header.memory_len + Growth::BY,
+            ..*header
+        },
+        elf::PT_LOAD => *header,
+        _ if growth.shifts(header.offset) && header.file_len != 0 => ProgramHeader {
+            offset: header.offset + Growth::BY,
+            address: header.address + Growth::BY,
+            ..*header
+        },
+        _ => *header,
+    }
 }
 
 fn load(segment: &NewSegment) -> ProgramHeader {

@@ -220,3 +220,57 @@ pub(crate) fn describe(image: &Image, number: u32, code: SvmaRange, undo: SvmaRa
         build_id: image.build_id().cloned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn notes_say_what_was_written(number: u32, len: u64, sum: u64, code: (u64, u32), undo: (u64, u32),
+                                      id in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let range = |(start, len): (u64, u32)| SvmaRange::new(Svma::new(start), len.into());
+            let note = RestitchNote {
+                format: FORMAT, number, original_len: len, checksum: sum, code: range(code), undo: range(undo),
+                build_id: (!id.is_empty()).then(|| BuildId::new(&id)),
+            };
+            let bytes = note.encode();
+            prop_assert!(bytes.len() % 8 == 0);
+            prop_assert_eq!(find(&bytes, 8), Some(note.clone()));
+            prop_assert_eq!(find(&bytes, 4), Some(note));
+        }
+
+        #[test]
+        fn undo_restores_every_changed_byte(original in proptest::collection::vec(any::<u8>(), 64..512),
+                                            cuts in proptest::collection::btree_set(0usize..64, 0..12)) {
+            let cuts: Vec<_> = cuts.into_iter().collect();
+            let places: Vec<_> = cuts.chunks_exact(2)
+                .map(|pair| Changed { offset: FileOffset::new(pair[0] as u64), len: (pair[1] - pair[0]) as u64 })
+                .collect();
+            let record = encode_undo(&original, places.iter().rev().copied().collect()).unwrap();
+            let mut changed = original.clone();
+            for place in &places {
+                let from = place.offset.get() as usize;
+                changed[from..from + place.len as usize].iter_mut().for_each(|b| *b = !*b);
+            }
+            prop_assert_eq!(undo(&mut changed, &record), Some(()));
+            prop_assert_eq!(changed, original);
+        }
+
+        #[test]
+        fn damaged_records_do_not_panic(mut data in proptest::collection::vec(any::<u8>(), 0..64),
+                                        record in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = undo(&mut data, &record);
+            let _ = find(&record, 4);
+            let _ = RestitchNote::decode(&record);
+        }
+    }
+
+    #[test]
+    fn overlapping_places_are_refused() {
+        let place = |at, len| Changed { offset: FileOffset::new(at), len };
+        assert!(encode_undo(&[0; 64], vec![place(8, 5), place(12, 5)]).is_err());
+        assert!(encode_undo(&[0; 64], vec![place(60, 5)]).is_err());
+    }
+}

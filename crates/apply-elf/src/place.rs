@@ -11,13 +11,13 @@ use restitch_image::Image;
 /// Segments are aligned to this, whatever the linker chose for the others: the ABI does not ask them to agree.
 pub(crate) const PAGE: u64 = 4096;
 /// Highest distance of a 32-bit displacement, less room for the unwind tables that follow the version.
-const REACH: u64 = (1 << 31) - (64 << 20);
+pub(crate) const REACH: u64 = (1 << 31) - (64 << 20);
 
 /// How the output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OutputOptions {
     /// Moves the program header table into the new segment even if it has a header to spare. It is moved anyway where
-    /// it has none. Tools that rewrite files (`strip`) may not understand a moved table.
+    /// it has none and cannot grow. Tools that rewrite files (`strip`) may not understand a moved table.
     pub move_program_headers: bool,
 }
 

@@ -1,9 +1,10 @@
 //! `plan_output`: everything about the output file, computed before a byte of it is written.
 
 use crate::ElfError;
+use crate::grow::Growth;
 use crate::headers::{self, Slot, Targets, congruent_offset};
 use crate::note::{self, Changed, NOTE_SECTION, RestitchNote, is_restitch_output};
-use crate::place::{OutputOptions, PAGE};
+use crate::place::{self, OutputOptions, PAGE};
 use crate::raw::{self, FileHeader, PHDR_LEN};
 use crate::sections::{self, TEXT_SECTION, Tail};
 use crate::segment::{NewSegment, Part};
@@ -107,23 +108,26 @@ pub fn plan_output(
 pub(crate) fn build(image: &Image, version: &Version, options: &OutputOptions) -> Result<ElfPlan, ElfError> {
     refuse(image, version)?;
     let slot = Slot::choose(image, options);
-    let file_offset = segment_offset(image, version, slot)?;
+    let file_offset = segment_offset(image, version, &slot)?;
     let mut segment = start_segment(version, file_offset)?;
     let code = segment.range();
     let tables = unwind::append(image, version, &mut segment)?;
     let redirects = redirects(image, version)?;
-    let patches = patches(image, &redirects, &tables.registrations)?;
-    let (note, note_target) = append_records(image, version, slot, code, &patches, &mut segment)?;
+    let mut patches = patches(image, &redirects, &tables.registrations)?;
+    let moved =
+        slot.growth().map(|growth| make_room(image, growth, &mut segment, &mut patches)).transpose()?;
+    patches.sort();
+    let (note, note_target) = append_records(image, version, &slot, code, &patches, &mut segment)?;
     let table = (slot == Slot::Move).then(|| {
         let at = segment.aligned_end(8);
         segment.append(&vec![0; (image.program_headers().len() + 1) * PHDR_LEN]);
         SvmaRange::between(at, segment.range().end)
     });
     let targets = Targets { note: note_target, eh_frame_hdr: tables.eh_frame_hdr, table };
-    let headers = headers::build(image, slot, &segment, &targets);
+    let headers = headers::build(image, &slot, &segment, &targets);
     let in_place = FileHeader::read(image.data()).map_or(0, |h| h.ph_offset);
     let table_offset = table.map_or(FileOffset::new(in_place), |t| segment.offset_of(t.start));
-    let tail = sections::build(image, &segment, &version.symbols)?;
+    let tail = sections::build(image, &segment, &version.symbols, slot.growth().zip(moved.as_deref()))?;
     let registrations = tables.registrations;
     let original = image.clone();
     Ok(ElfPlan {
@@ -159,19 +163,19 @@ fn refuse(image: &Image, version: &Version) -> Result<(), ElfError> {
     if at < image.span().end.align_up(PAGE) {
         return misplaced("that is not behind the last segment");
     }
-    if at.get().checked_add(version.range.len()).is_none() {
-        return misplaced("that is at the end of the address space");
+    if at.get() - image.span().start.get() > place::REACH {
+        return misplaced("that is more than 2 GiB behind the first one");
     }
     Ok(())
 }
 
 /// Where the new segment is in the file.
-fn segment_offset(image: &Image, version: &Version, slot: Slot) -> Result<FileOffset, ElfError> {
+fn segment_offset(image: &Image, version: &Version, slot: &Slot) -> Result<FileOffset, ElfError> {
     let len = image.data().len() as u64;
     if u32::try_from(len).is_err() {
         return Err(ElfError::TooLarge(len));
     }
-    if slot != Slot::Move {
+    if *slot != Slot::Move {
         return Ok(FileOffset::new(len.next_multiple_of(PAGE)));
     }
     if image.program_headers().len() + 1 > PAGE as usize / PHDR_LEN {
@@ -275,8 +279,29 @@ fn patches(
     for r in registrations {
         patches.push((offset(r.operand)?, r.after.to_le_bytes().to_vec()));
     }
-    patches.sort();
     Ok(patches)
+}
+
+/// Moves what is behind the program header table; the new places of the dynamic tables.
+fn make_room(
+    image: &Image,
+    growth: &Growth,
+    segment: &mut NewSegment,
+    patches: &mut Vec<(FileOffset, Vec<u8>)>,
+) -> Result<Vec<SvmaRange>, ElfError> {
+    let outside = || ElfError::Malformed { what: "a section lies outside the file" };
+    let (offset, shifted) = growth.shifted_bytes(image).ok_or_else(outside)?;
+    if !shifted.is_empty() {
+        patches.push((offset, shifted.to_vec()));
+    }
+    let mut places = Vec::new();
+    for table in &growth.tables {
+        segment.aligned_end(8);
+        let place = segment.append(Growth::table_bytes(image, table).ok_or_else(outside)?);
+        patches.push((table.pointer, place.start.get().to_le_bytes().to_vec()));
+        places.push(place);
+    }
+    Ok(places)
 }
 
 /// Appends the undo record and the note; for a PT_NOTE that shares its place with the note, its index and new place.
@@ -284,7 +309,7 @@ fn patches(
 fn append_records(
     image: &Image,
     version: &Version,
-    slot: Slot,
+    slot: &Slot,
     code: SvmaRange,
     patches: &[(FileOffset, Vec<u8>)],
     segment: &mut NewSegment,
@@ -292,10 +317,11 @@ fn append_records(
     let mut changed: Vec<_> =
         patches.iter().map(|(offset, b)| Changed { offset: *offset, len: b.len() as u64 }).collect();
     changed.push(Changed { offset: FileOffset::new(0), len: raw::EHDR_LEN as u64 });
-    if slot != Slot::Move {
+    if *slot != Slot::Move {
         let header = FileHeader::read(image.data());
         let offset = FileOffset::new(header.map_or(0, |h| h.ph_offset));
-        changed.push(Changed { offset, len: (image.program_headers().len() * PHDR_LEN) as u64 });
+        let count = image.program_headers().len() + usize::from(slot.growth().is_some());
+        changed.push(Changed { offset, len: (count * PHDR_LEN) as u64 });
     }
     let undo = note::encode_undo(image.data(), changed)?;
     segment.aligned_end(8);
@@ -304,13 +330,14 @@ fn append_records(
 
     let note = note::describe(image, version.number, code, undo);
     let host = headers::note_host(image, slot);
-    let start = segment.aligned_end(8);
-    if let Some((_, bytes)) = host {
-        segment.append(bytes);
-    }
-    let end = segment.append(&note.encode()).end;
-    let range = SvmaRange::between(start, end);
+    let mut notes = host.map_or(Vec::new(), |(_, bytes)| bytes.to_vec());
+    notes.extend(note.encode());
     let align = host.map_or(8, |(i, _)| image.program_headers()[i].align.max(4));
+    let range = segment.put_first(&notes).unwrap_or_else(|| {
+        segment.aligned_end(8);
+        segment.append(&notes)
+    });
     segment.name_part(NOTE_SECTION, range, elf::SHT_NOTE, align);
+    segment.parts.sort_by_key(|p| p.range.start);
     Ok((note, host.map(|(i, _)| (i, range))))
 }

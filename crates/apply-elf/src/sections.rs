@@ -5,9 +5,11 @@
 //! headers gets none: tools would take a few sections for the whole file.
 
 use crate::ElfError;
+use crate::grow::Growth;
 use crate::raw::{self, FileHeader, SYM_LEN, SectionHeader};
 use crate::segment::{NewSegment, Part};
 use object::elf;
+use restitch_address::{FileOffset, SvmaRange};
 use restitch_emit::VersionSymbol;
 use restitch_image::Image;
 use std::collections::BTreeMap;
@@ -31,12 +33,16 @@ pub(crate) fn build(
     image: &Image,
     segment: &NewSegment,
     symbols: &[VersionSymbol],
+    moved: Option<(&Growth, &[SvmaRange])>,
 ) -> Result<Tail, ElfError> {
     if image.sections().is_empty() {
         return Ok(Tail::default());
     }
     let mut table = Table::read(image)?;
     table.rename_replaced(image, &segment.parts);
+    if let Some((growth, places)) = moved {
+        table.follow(growth, places, segment);
+    }
     let text = table.add_parts(segment);
     let text = u16::try_from(text).map_err(|_| ElfError::TooManySections(text))?;
     table.add_symbols(image, symbols, text)?;
@@ -104,6 +110,21 @@ impl<'a> Table<'a> {
             {
                 self.headers[index].name = self.add_string(self.names_index, old_name);
             }
+        }
+    }
+
+    /// Follows what has moved so that the program header table could grow.
+    fn follow(&mut self, growth: &Growth, places: &[SvmaRange], segment: &NewSegment) {
+        for header in self.headers.iter_mut().filter(|h| h.kind != elf::SHT_NOBITS) {
+            if growth.shifts(FileOffset::new(header.offset)) {
+                header.address += Growth::BY;
+                header.offset += Growth::BY;
+            }
+        }
+        for (table, place) in growth.tables.iter().zip(places) {
+            let header = &mut self.headers[table.section];
+            header.address = place.start.get();
+            header.offset = segment.offset_of(place.start).get();
         }
     }
 

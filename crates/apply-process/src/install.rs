@@ -478,7 +478,7 @@ impl Prepared<'_> {
     }
 }
 
-/// Moves threads out of leaving versions and out of bytes that are about to change.
+/// Moves threads out of leaving versions and out of bytes that are about to change, into the arriving versions.
 fn move_threads(
     live: &Live,
     stopped: &mut Stopped,
@@ -496,8 +496,9 @@ fn move_threads(
                 Some(original) => original,
                 None => continue,
             },
-            None if prepared.patches.inside(at).is_some() => at,
-            None => continue,
+            // Original code: whoever stands in a block that has a copy goes on in the copy. A loop that never ends would
+            // stay in the old layout for ever otherwise.
+            None => at,
         };
         let to = prepared.destination_or_original(original) + back;
         if to != registers.rip {
@@ -618,7 +619,7 @@ fn verify(
 
 // --- Retiring ----------------------------------------------------------------------------------------------------
 
-/// Translates return addresses into the leaving versions, then unmaps those that nothing leads to.
+/// Translates return addresses (out of leaving versions, into arriving ones), then unmaps what nothing leads to.
 fn retire(
     live: &mut Live,
     stopped: &mut Stopped,
@@ -627,14 +628,14 @@ fn retire(
     walker: &Walker<'_>,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
-    if prepared.old.is_empty() {
-        return Ok(());
-    }
     let mut translated = BTreeSet::new();
     for thread in threads {
         translate_returns(stopped, prepared, thread, walker, &mut translated)?;
     }
     report.moved_returns = translated.len();
+    if prepared.old.is_empty() {
+        return Ok(());
+    }
     let mut gone = Vec::new();
     for old in &prepared.old {
         match still_needed(live, stopped, old, threads, &translated)? {
@@ -667,11 +668,14 @@ fn translate_returns(
     // The frames are those of the registers at the stop: moving a thread changes its program counter only.
     let (slots, _) = walker.walk(&thread.registers, &mut |at| memory.read_u64(at).ok());
     for s in slots {
-        let Some(old) = prepared.old.iter().find(|o| o.range.contains(s.value - 1)) else { continue };
-        let to = match s.interrupted {
-            true => old.to_original(s.value).map(|o| prepared.destination_or_original(o)),
-            false => old.return_to_original(s.value).map(|o| prepared.return_destination(o)),
+        let old = prepared.old.iter().find(|o| o.range.contains(s.value - 1));
+        let to = match (old, s.interrupted) {
+            (Some(old), true) => old.to_original(s.value).map(|o| prepared.destination_or_original(o)),
+            (Some(old), false) => old.return_to_original(s.value).map(|o| prepared.return_destination(o)),
+            (None, true) => prepared.destination(s.value),
+            (None, false) => Some(prepared.return_destination(s.value)),
         };
+        let to = to.filter(|to| *to != s.value);
         if let Some(to) = to {
             memory.write(s.slot, &to.get().to_le_bytes())?;
             translated.insert(s.slot);

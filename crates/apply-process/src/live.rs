@@ -20,6 +20,9 @@ pub struct Live {
     pub(crate) counters: Vec<(u32, File, u64)>,
 }
 
+/// Distance in bytes that versions of libraries keep from the library downwards.
+const DISTANCE: u64 = 1 << 30;
+
 /// A place for a version, held until the next call of [`Live::reserve`] or [`Live::switch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reservation {
@@ -87,6 +90,13 @@ impl Live {
             line.range = AvmaRange::new(start, held.len);
             let at = maps.partition_point(|m| m.range.start < line.range.start);
             maps.insert(at, line);
+        }
+        // Mappings grow downwards from where libraries are: keep away from them, so that the place is still free later.
+        let far = m.range.start - DISTANCE;
+        if module != self.target.program {
+            let mut line = maps[0].clone();
+            line.range = AvmaRange::between(far, m.range.start);
+            maps = merged(maps, vec![line]);
         }
         let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
         let request = GapRequest { heap_start, ..GapRequest::near(m.range, len) };

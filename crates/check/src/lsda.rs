@@ -252,3 +252,47 @@ impl Meaning<'_> {
         Ok(found.map(|at| (self.type_encoding & 0x80 != 0, at)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Two call sites: one with a pad and a handler, one without; then a gap.
+    const TABLE: [u8; 23] = [
+        0xff, 0x03, 20, 0x01, 8, 0x10, 4, 0x40, 1, 0x14, 4, 0, 0, 1, 0, // sites, action 1: type 1, last
+        0, 0, 0, 0, 0x78, 0x56, 0x34, 0x12,
+    ];
+
+    #[test]
+    fn a_table_says_what_is_in_it() {
+        let function = Svma::new(0x1000);
+        let mut chains = Chains::default();
+        let lsda = read(Svma::new(0x5000), function, |_| Some(&TABLE[..]), &mut chains).unwrap();
+        let handler = chains.id(vec![(1, vec![Some((false, 0x1234_5678))])]);
+        let nothing = chains.id(Vec::new());
+        for (offset, want) in [
+            (0xf, Handling::NotCovered),
+            (0x10, Handling::Covered(Some(Svma::new(0x1040)), handler)),
+            (0x13, Handling::Covered(Some(Svma::new(0x1040)), handler)),
+            (0x14, Handling::Covered(None, nothing)),
+            (0x18, Handling::NotCovered),
+        ] {
+            assert_eq!(lsda.handling(function + offset), want, "{offset:#x}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..64), keep in 0usize..20) {
+            let keep = keep.min(bytes.len());
+            bytes[..keep].copy_from_slice(&TABLE[..keep]);
+            let memory = |_| Some(&bytes[..]);
+            if let Ok(lsda) = read(Svma::new(u64::MAX - 20), Svma::new(u64::MAX - 9), memory, &mut Chains::default()) {
+                for offset in 0..32 {
+                    lsda.handling(Svma::new(u64::MAX - 16) + offset);
+                }
+            }
+        }
+    }
+}

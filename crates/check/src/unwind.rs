@@ -463,3 +463,50 @@ impl Lsdas {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// `zR` with pcrel sdata4; one function of 16 bytes at 0x2000: push at offset 1, pop at 8.
+    fn table() -> Vec<u8> {
+        let mut t =
+            vec![20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1, 0, 0];
+        t.extend([24, 0, 0, 0, 28, 0, 0, 0]);
+        t.extend((0x2000i32 - 0x1020).to_le_bytes());
+        t.extend([16, 0, 0, 0, 0, 0x41, 0x0e, 16, 0x86, 2, 0x47, 0x0e, 8, 0xc6, 0, 0]);
+        t.extend([0; 4]);
+        t
+    }
+
+    #[test]
+    fn rows_are_numbered_by_what_they_say() {
+        let mut ids = Interner::default();
+        let read = Table::linear(&table(), Svma::new(0x1000), &mut ids).unwrap();
+        let row = |at| read.row(Svma::new(at));
+        assert_eq!(row(0x1fff), None);
+        assert_eq!(row(0x2010), None);
+        assert!(row(0x2000).is_some() && row(0x2000) == row(0x2008) && row(0x2008) == row(0x200f));
+        assert!(row(0x2001) == row(0x2007) && row(0x2001) != row(0x2000));
+        // Pushed without saving rbp is another row than the function's own after its push.
+        let lowered = ids.lowered(row(0x2000).unwrap(), 8);
+        assert!(Some(lowered) != row(0x2001) && Some(lowered) != row(0x2000));
+        assert_eq!(ids.lowered(row(0x2000).unwrap(), 8), lowered);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(at in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 1..12)) {
+            let mut t = table();
+            let at = at.index(t.len());
+            for (old, new) in t[at..].iter_mut().zip(bytes) {
+                *old = new;
+            }
+            let mut ids = Interner::default();
+            let _ = Table::linear(&t, Svma::new(0x1000), &mut ids);
+            let _ = ranges_in(&t, Svma::new(0x1000));
+            let _ = Table::indexed(&t, Svma::new(0x1000), &t, Svma::new(0x1000), &mut ids);
+        }
+    }
+}

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Module, shuffled, whole};
+use common::{Module, half, shuffled, whole};
 use restitch_check::check;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -18,7 +18,9 @@ fn files() -> Vec<PathBuf> {
 fn versions_of_all_code_in_any_order_counted_or_not_are_equal() {
     for path in files() {
         let module = Module::parse(std::fs::read(&path).unwrap());
-        for layout in [whole(&module.program), shuffled(&module.program, 0x1234_5678_9abc_def1)] {
+        let program = &module.program;
+        let layouts = [whole(program), shuffled(program, 0x1234_5678_9abc_def1), half(program, 0x55)];
+        for layout in layouts {
             for counted in [Vec::new(), module.everything(&layout)] {
                 let version = module.version(&layout, &counted);
                 let clock = Instant::now();

@@ -52,7 +52,7 @@ fn generate(rng: &mut Rng) -> Vec<(String, String)> {
     let mut files: Vec<(String, String)> = Vec::new();
     for (part, chunk) in functions.chunks(functions.len().div_ceil(FILES)).enumerate() {
         let text =
-            format!("use super::super::State;\n#[allow(clippy::all)]\nuse super::*;\n{}", chunk.concat());
+            format!("use super::super::State;\nuse super::*;\n{}", chunk.concat());
         files.push((format!("part_{part}.rs"), text));
     }
     files.push(("code.rs".into(), root(files.len())));

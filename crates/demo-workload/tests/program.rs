@@ -56,3 +56,12 @@ fn refusals_say_why() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("usage:"));
     assert!(text(&["--help"]).starts_with("usage:"));
 }
+
+#[test]
+fn a_second_lap_repeats_the_first() {
+    let twice = LAP_CHECKSUM.wrapping_mul(2);
+    assert_eq!(
+        text(&["--requests", &(2 * LAP).to_string()]),
+        format!("{} requests, checksum {twice:016x}\n", 2 * LAP)
+    );
+}

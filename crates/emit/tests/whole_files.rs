@@ -93,6 +93,14 @@ fn shuffled(program: &Program, mut seed: u64) -> Layout {
     layout
 }
 
+/// The project's own checker agrees.
+fn prove(request: &Request<'_>, version: Version) {
+    let proof = restitch_check::check(request.image, request.program, request.layout, version, request.bias);
+    if let Err(error) = proof {
+        panic!("{error}");
+    }
+}
+
 fn summary(version: &Version) -> String {
     let mut why = std::collections::BTreeMap::new();
     for skipped in &version.skipped {
@@ -121,6 +129,7 @@ fn all_functions_in_original_order_and_in_random_order() {
             assert!(seen.instructions > 1000);
             assert!(version.skipped.len() < module.program.blocks.len() / 2);
             assert!(!version.redirects.is_empty());
+            prove(&request, version);
         }
     }
 }
@@ -146,6 +155,7 @@ fn counters_everywhere() {
             println!("    {seen:?}, {missing} missing of {}", counted.len());
             assert_eq!(seen.counters + missing, counted.len());
             assert!(missing < counted.len() / 3);
+            prove(&request, version);
         }
     }
 }

@@ -92,18 +92,3 @@ fn emit_version(
     };
     emit(&request).map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
 }
-
-/// The plan's counter values in the plan's order, from the order in which the version has them (not every counter that
-/// was asked for has to be in the version).
-pub(crate) fn values_in_plan_order(
-    plan: &CounterPlan,
-    counted: &[Counted],
-    values: &[u64],
-) -> Vec<Option<u64>> {
-    let mut by_counted: Vec<(Counted, u64)> = counted.iter().copied().zip(values.iter().copied()).collect();
-    by_counted.sort_unstable();
-    plan.counted
-        .iter()
-        .map(|c| by_counted.binary_search_by_key(c, |x| x.0).ok().map(|i| by_counted[i].1))
-        .collect()
-}

@@ -1,6 +1,6 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
-use crate::make::{Place, counting_layout, estimate, make, values_in_plan_order};
+use crate::make::{Place, counting_layout, estimate, make};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::selection::select;
@@ -16,6 +16,8 @@ pub(crate) struct Counting {
     pub plan: CounterPlan,
     pub number: u32,
     pub counted: Vec<Counted>,
+    /// Indices of counters that nothing increments.
+    pub missing: Vec<u32>,
     pub functions: usize,
 }
 
@@ -56,8 +58,9 @@ pub(crate) fn make_counting(
         let place =
             Place { number: place.number, start: place.start, counters: place.start + len, bias: Some(bias) };
         let version = make(&module.path, &module.analyzed, &layout, place, Some(&plan.counted))?;
-        let counted = version.counters.as_ref().map(|c| c.counted.clone()).unwrap_or_default();
-        counting.push(Counting { plan, number: place.number, counted, functions: functions.len() });
+        let (counted, missing) =
+            version.counters.as_ref().map(|c| (c.counted.clone(), c.missing.clone())).unwrap_or_default();
+        counting.push(Counting { plan, number: place.number, counted, missing, functions: functions.len() });
         versions.push((module.index, version));
     }
     Ok((counting, versions))
@@ -101,16 +104,12 @@ pub(crate) fn derive_all(
 
 fn derive_one(module: &Chosen, counting: &Counting, values: &[u64]) -> Derived {
     let program = &module.analyzed.program;
-    let in_order = values_in_plan_order(&counting.plan, &counting.counted, values);
-    let zeroes: Vec<u64> = in_order.iter().map(|v| v.unwrap_or(0)).collect();
-    let mut known = counting.plan.known(program, &zeroes);
+    let mut known = counting.plan.known(program, values);
     // A counter that the version could not hold is unknown, not zero.
-    for (counted, value) in counting.plan.counted.iter().zip(&in_order) {
-        if value.is_none() {
-            match *counted {
-                Counted::Block(b) => known.blocks[b.index()] = None,
-                Counted::Edge(e) => known.edges[e.index()] = None,
-            }
+    for &index in &counting.missing {
+        match counting.counted[index as usize] {
+            Counted::Block(b) => known.blocks[b.index()] = None,
+            Counted::Edge(e) => known.edges[e.index()] = None,
         }
     }
     derive(program, &known)

@@ -1,0 +1,104 @@
+//! The chain from a file to its output, with layouts of all movable blocks.
+#![allow(dead_code, reason = "each test binary uses its part of this module")]
+
+use restitch_address::Svma;
+use restitch_apply::CheckedVersion;
+use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, verify};
+use restitch_cfi::UnwindInfo;
+use restitch_emit::{Request, emit};
+use restitch_image::Image;
+use restitch_layout::{Fragment, Layout};
+use restitch_program::{BlockId, analyze};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// The order of the blocks in a test layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Original,
+    Reversed,
+    Random(u64),
+}
+
+pub const ORDERS: [Order; 3] = [Order::Original, Order::Reversed, Order::Random(7)];
+
+pub const IN_PLACE: OutputOptions = OutputOptions { move_program_headers: false };
+pub const MOVED: OutputOptions = OutputOptions { move_program_headers: true };
+
+pub fn image(path: &Path) -> Image {
+    Image::parse(std::fs::read(path).expect("readable")).expect("an ELF image")
+}
+
+/// A checked version of all movable blocks, for the place that `options` ask for.
+pub fn version(image: &Image, order: Order, options: &OutputOptions) -> CheckedVersion {
+    version_at(image, order, place(image, 1 << 20, options).expect("a place"))
+}
+
+pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
+    let at = image.eh_frame().expect("unwind tables");
+    let unwind = UnwindInfo::parse_at(&|a: Svma| image.read_tail(a), at.start).expect("unwind tables");
+    let program = analyze(image, &unwind).expect("analysable");
+    let mut blocks: Vec<BlockId> = program.block_ids().filter(|b| program.is_movable(*b)).collect();
+    match order {
+        Order::Original => {}
+        Order::Reversed => blocks.reverse(),
+        Order::Random(seed) => shuffle(&mut blocks, seed),
+    }
+    let hot = blocks.into_iter().map(|b| Fragment { blocks: vec![b], align: 1 }).collect();
+    let layout = Layout { hot, cold: Vec::new() };
+    let request = Request {
+        image,
+        program: &program,
+        unwind: &unwind,
+        layout: &layout,
+        start,
+        bias: None,
+        number: 3,
+        counters: None,
+    };
+    let version = emit(&request).expect("emitted");
+    restitch_check::check(image, &program, &layout, version, None)
+        .unwrap_or_else(|e| panic!("{} findings, the first: {:?}", e.total, e.findings.first()))
+}
+
+fn shuffle(blocks: &mut [BlockId], seed: u64) {
+    let mut state = seed;
+    for i in (1..blocks.len()).rev() {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        blocks.swap(i, (state >> 33) as usize % (i + 1));
+    }
+}
+
+pub fn plan(image: &Image, order: Order, options: &OutputOptions) -> Result<ElfPlan, ElfError> {
+    plan_output(image, &version(image, order, options), options)
+}
+
+/// The verified bytes of the output.
+pub fn output(image: &Image, order: Order, options: &OutputOptions) -> Vec<u8> {
+    let plan = plan(image, order, options).expect("planned");
+    let bytes = plan.write();
+    assert_eq!(bytes.len(), plan.len());
+    verify(&plan, &Image::parse(bytes.clone()).expect("the output is an image")).expect("verified");
+    bytes
+}
+
+/// Writes an executable file.
+pub fn install(directory: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = directory.join(name);
+    std::fs::write(&path, bytes).expect("writable");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    path
+}
+
+/// Whether this program of the test set checks itself without arguments.
+pub fn runs_alone(source: &Path) -> bool {
+    source.file_stem().is_some_and(|s| s != "server")
+}
+
+/// `None` if the tool is not installed: a reason to skip. Every other failure is a bug of the test.
+pub fn available<T>(made: Result<T, restitch_testkit::Error>) -> Option<T> {
+    match made {
+        Err(restitch_testkit::Error::Missing { .. }) => None,
+        made => Some(made.expect("compiles")),
+    }
+}

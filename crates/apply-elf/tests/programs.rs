@@ -1,0 +1,162 @@
+//! The test programs, laid out again and run: the exit status says that their own checks held.
+
+mod common;
+
+use common::{IN_PLACE, MOVED, ORDERS, Order, available, image, install, output, runs_alone};
+use restitch_apply_elf::original_bytes;
+use restitch_image::Image;
+use restitch_testkit::{
+    SUCCESS, compile, compile_with, programs, require, run, scratch, strip, without_section_headers,
+};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const PT_GNU_PROPERTY: u32 = 0x6474_e553;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Compiles each test program with `flags` and runs its output under `layouts`.
+fn each_program(flags: &[&str], layouts: &[Order], variant: impl Fn(&Path) -> std::path::PathBuf) {
+    let folder = scratch();
+    for source in programs().into_iter().filter(|p| runs_alone(p)) {
+        let compiled = require!(available(compile(&source, flags)), "no compiler");
+        let image = image(&variant(&compiled));
+        for order in layouts {
+            let bytes = output(&image, *order, &IN_PLACE);
+            let file = install(folder.path(), "out", &bytes);
+            println!("{} {flags:?} {order:?}", source.display());
+            run(&mut Command::new(&file), LIMIT).expect(SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn position_independent_programs_run_in_every_order() {
+    each_program(&["-O2", "-pie", "-fPIE"], &ORDERS, Path::to_path_buf);
+}
+
+#[test]
+fn programs_at_fixed_addresses_run() {
+    each_program(&["-O2", "-no-pie"], &[Order::Reversed], |p| strip(p).expect("strip"));
+}
+
+/// Unwind tables of these are registered by a call in crtbeginT.o.
+#[test]
+fn static_programs_run() {
+    each_program(&["-O2", "-static"], &[Order::Reversed], Path::to_path_buf);
+}
+
+#[test]
+fn static_position_independent_programs_run() {
+    each_program(&["-O2", "-static-pie"], &[Order::Random(3)], |p| strip(p).expect("strip"));
+}
+
+#[test]
+fn programs_without_section_headers_run() {
+    let folder = scratch();
+    for name in ["switch.c", "goto.c", "tail.c", "loops.c"] {
+        let whole = require!(
+            available(compile(&restitch_testkit::program(name), &["-O2", "-pie", "-fPIE"])),
+            "no compiler"
+        );
+        let bare = image(&without_section_headers(&whole).expect("a copy"));
+        assert!(bare.sections().is_empty());
+        let file = install(folder.path(), "out", &output(&bare, Order::Reversed, &IN_PLACE));
+        run(&mut Command::new(&file), LIMIT).expect(SUCCESS);
+    }
+}
+
+/// The kernel reports the table's place (AT_PHDR), the loaders compute the load bias from it.
+#[test]
+fn a_moved_program_header_table_is_found() {
+    let folder = scratch();
+    for flags in
+        [&["-O2", "-pie", "-fPIE"][..], &["-O2", "-no-pie"], &["-O2", "-static"], &["-O2", "-static-pie"]]
+    {
+        let compiled =
+            require!(available(compile(&restitch_testkit::program("throw.cc"), flags)), "no compiler");
+        let bytes = output(&image(&compiled), Order::Reversed, &MOVED);
+        let file = install(folder.path(), "out", &bytes);
+        run(&mut Command::new(&file), LIMIT).expect(SUCCESS);
+    }
+}
+
+const LIBRARY: &str = r#"
+#include <stdexcept>
+#include <string>
+struct Guard { int &n; ~Guard() { n++; } };
+int cleanups;
+int thrower(int depth) {
+    Guard g{cleanups};
+    if (depth == 0) throw std::runtime_error("deep");
+    return thrower(depth - 1) + 1;
+}
+int through(int (*f)(int), int n) {
+    Guard g{cleanups};
+    try { return f(n); } catch (const std::logic_error &) { return -1; }
+}
+"#;
+const USER: &str = r#"
+#include <stdexcept>
+int thrower(int); int through(int (*)(int), int); extern int cleanups;
+static int again(int n) { return through(thrower, n); }
+int main() {
+    int caught = 0;
+    for (int i = 0; i < 100; i++)
+        try { through(again, i % 7); } catch (const std::runtime_error &e) { caught += e.what()[0] == 'd'; }
+    return caught == 100 && cleanups > 300 ? 42 : 1;
+}
+"#;
+
+/// Frames of moved code in two modules, exceptions thrown across both. The library has a short table of program
+/// headers, or none to spare, depending on `flags`.
+fn exceptions_cross_modules(flags: &[&str]) {
+    let folder = scratch();
+    let (library, user) = (folder.path().join("lib.cc"), folder.path().join("user.cc"));
+    std::fs::write(&library, LIBRARY).unwrap();
+    std::fs::write(&user, USER).unwrap();
+    let shared: Vec<_> =
+        ["-O2", "-shared", "-fPIC", "-Wl,-soname,libthrow.so"].iter().chain(flags).copied().collect();
+    let library = require!(available(compile_with("g++", &library, &shared)), "no compiler");
+    let (outputs, originals) = (folder.path().join("new"), folder.path().join("old"));
+    let stripped_outputs = folder.path().join("stripped");
+    std::fs::create_dir(&outputs).unwrap();
+    std::fs::create_dir(&stripped_outputs).unwrap();
+    std::fs::create_dir(&originals).unwrap();
+    let original = std::fs::read(&library).unwrap();
+    let linked = install(&originals, "libthrow.so", &original);
+    let user =
+        require!(available(compile_with("g++", &user, &["-O2", linked.to_str().unwrap()])), "no compiler");
+    for order in ORDERS {
+        let input = image(&library);
+        let bytes = output(&input, order, &IN_PLACE);
+        let new = Image::parse(bytes.clone()).unwrap();
+        // The table is where `strip` expects it, whether a header was taken or there was room for one more.
+        assert!(bytes[32..40] == input.data()[32..40]);
+        let spare = input.program_headers().iter().any(|h| h.kind == PT_GNU_PROPERTY);
+        assert_eq!(new.program_headers().len(), input.program_headers().len() + usize::from(!spare));
+        assert!(original_bytes(&Image::parse(bytes.clone()).unwrap()).unwrap() == original);
+        let file = install(&outputs, "libthrow.so", &bytes);
+        // `strip` lays the library out again.
+        let stripped = std::fs::read(require!(available(strip(&file)), "no strip")).unwrap();
+        assert!(stripped.len() < bytes.len());
+        install(&stripped_outputs, "libthrow.so", &stripped);
+        let file = install(folder.path(), "user", &output(&image(&user), order, &IN_PLACE));
+        for (program, libraries) in [(&file, &outputs), (&user, &outputs), (&file, &stripped_outputs)] {
+            run(Command::new(program).env("LD_LIBRARY_PATH", libraries), LIMIT).expect(SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn exceptions_cross_moved_code_of_two_modules() {
+    exceptions_cross_modules(&[]);
+}
+
+/// Their hash table moves away, so that the table of program headers can grow where it is.
+#[test]
+fn a_library_without_a_header_to_spare_gets_room() {
+    for hash in ["-Wl,--hash-style=gnu", "-Wl,--hash-style=sysv", "-Wl,--hash-style=both"] {
+        exceptions_cross_modules(&["-Wl,-z,noexecstack", hash]);
+    }
+}

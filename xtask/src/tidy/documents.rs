@@ -1,0 +1,135 @@
+//! Rules about documents and about words in any file.
+
+use crate::{Finding, Tree};
+
+/// Endings by which a word in a document is taken for a file of the repository.
+const FILES: [&str; 9] = [".c", ".cc", ".html", ".json", ".md", ".py", ".rs", ".sh", ".toml"];
+
+/// Every path that `README.md` and `docs/*.md` name exists.
+///
+/// A word counts as a path if it stands in backticks, in a code block or as the target of a link, and either begins
+/// with a folder that the repository has at its top, or has a slash and ends like a source file, or is a link.
+pub fn named_paths(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files.iter().filter(|f| is_document(&f.path)) {
+        let mut fenced = false;
+        for (number, line) in file.text.lines().enumerate() {
+            if line.trim_start().starts_with("```") {
+                fenced = !fenced;
+                continue;
+            }
+            let mut missing: Vec<String> =
+                code_words(line, fenced).into_iter().filter(|w| names_missing(tree, w)).collect();
+            if !fenced {
+                missing.extend(
+                    links(line).filter(|target| !link_exists(tree, &file.path, target)).map(String::from),
+                );
+            }
+            findings.extend(missing.into_iter().map(|word| Finding {
+                path: file.path.clone(),
+                line: number + 1,
+                what: format!("names {word}, which does not exist"),
+            }));
+        }
+    }
+    findings
+}
+
+fn is_document(path: &str) -> bool {
+    path == "README.md" || (path.starts_with("docs/") && path.ends_with(".md"))
+}
+
+/// The words in code: all of a line in a fenced block, else what stands in backticks.
+fn code_words(line: &str, fenced: bool) -> Vec<String> {
+    let spans: Vec<&str> = if fenced { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
+    let words = spans.iter().flat_map(|span| span.split_whitespace());
+    words
+        .map(|word| word.trim_matches(|c: char| "\"'(),;:".contains(c)).trim_end_matches('/').to_string())
+        .collect()
+}
+
+/// Whether `word` is a path of this repository that does not exist.
+fn names_missing(tree: &Tree, word: &str) -> bool {
+    let plain = |c: char| c.is_alphanumeric() || "._-/".contains(c);
+    if word.is_empty() || !word.chars().all(plain) || word.starts_with(['/', '-']) {
+        return false;
+    }
+    let Some((top, _)) = word.split_once('/') else {
+        return word.ends_with(".md")
+            && !tree.paths.contains(word)
+            && !tree.paths.contains(&format!("docs/{word}"));
+    };
+    let built = ["target", "out"].contains(&top);
+    let ours = tree.paths.contains(top) || FILES.iter().any(|ending| word.ends_with(ending));
+    !built && ours && !tree.paths.contains(word)
+}
+
+/// The targets of links that stay in the repository.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split([')', '#', ' ']).next())
+        .filter(|target| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:"))
+}
+
+fn link_exists(tree: &Tree, document: &str, target: &str) -> bool {
+    let mut parts: Vec<&str> = document.split('/').collect();
+    parts.pop();
+    for part in target.trim_end_matches('/').split('/') {
+        match part {
+            "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    tree.paths.contains(&parts.join("/"))
+}
+
+/// No file names a folder of somebody's machine.
+pub fn machine_paths(tree: &Tree) -> Vec<Finding> {
+    // Written in two parts, so that this file keeps its own rule.
+    let folders = ["work", "root", "home"].map(|name| format!("/{name}"));
+    let mut findings = Vec::new();
+    for file in &tree.files {
+        for (number, line) in file.text.lines().enumerate() {
+            if folders.iter().any(|folder| begins_path(line, folder)) {
+                let what =
+                    "names a folder of one machine; use a temporary folder or a path from the repository";
+                findings.push(Finding { path: file.path.clone(), line: number + 1, what: what.into() });
+            }
+        }
+    }
+    findings
+}
+
+/// Whether `line` holds a path whose first component is `folder`.
+fn begins_path(line: &str, folder: &str) -> bool {
+    line.match_indices(folder).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + folder.len()..].chars().next();
+        !before.is_some_and(|c| c.is_alphanumeric() || "_-./}>)*~$".contains(c))
+            && !after.is_some_and(|c| c.is_alphanumeric() || "_-.".contains(c))
+    })
+}
+
+/// Every crate says at its top what it is for.
+pub fn crate_docs(tree: &Tree) -> Vec<Finding> {
+    let roots = tree.rust().filter(|file| {
+        let parts: Vec<&str> = file.path.split('/').collect();
+        matches!(
+            parts[..],
+            ["crates", _, "src", "lib.rs" | "main.rs"] | ["xtask", "src", "lib.rs" | "main.rs"]
+        )
+    });
+    let undocumented = roots.filter(|file| !file.text.starts_with("//! "));
+    let findings = undocumented.map(|file| Finding {
+        path: file.path.clone(),
+        line: 1,
+        what:
+            "begins without a crate doc: say what the user must do, what the crate does, what it will not do"
+                .into(),
+    });
+    findings.collect()
+}

@@ -1,0 +1,37 @@
+//! The repository's own rules. Each is a function from the files to what breaks it.
+
+mod documents;
+mod layers;
+mod sources;
+
+pub use documents::{crate_docs, machine_paths, named_paths};
+pub use layers::{LAYERS, layers};
+pub use sources::{decoder, length, no_io, unsafe_code};
+
+use crate::{Finding, Tree};
+
+/// A rule.
+pub type Rule = fn(&Tree) -> Vec<Finding>;
+
+/// All rules with their names.
+pub const RULES: [(&str, Rule); 8] = [
+    ("unsafe_code", unsafe_code),
+    ("decoder", decoder),
+    ("no_io", no_io),
+    ("length", length),
+    ("layers", layers),
+    ("named_paths", named_paths),
+    ("machine_paths", machine_paths),
+    ("crate_docs", crate_docs),
+];
+
+/// Crates at the operating-system edge: the only ones with unsafe code.
+pub const EDGE: [&str; 3] = ["perf", "procfs", "tracee"];
+
+/// Crates that only compute: bytes in, values out.
+pub const PURE: [&str; 9] =
+    ["address", "cfi", "check", "emit", "image", "layout", "profile", "program", "x86"];
+
+/// Crates that may know the instruction set's decoder: the one that decodes for all, and the checker, which must not
+/// share code with what it checks.
+pub const DECODING: [&str; 2] = ["check", "x86"];

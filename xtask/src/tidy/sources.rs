@@ -1,0 +1,100 @@
+//! Rules about Rust source.
+
+use super::{DECODING, EDGE, PURE};
+use crate::{File, Finding, Tree, code_only};
+
+/// Lines that a source file may have before its unit tests.
+const MOST_LINES: usize = 799;
+
+/// Parts of the standard library that reach out of the process.
+const OUTSIDE: [&str; 4] = ["fs", "net", "os", "process"];
+
+/// `unsafe` is written in the crates of the operating-system edge only, tests included.
+pub fn unsafe_code(tree: &Tree) -> Vec<Finding> {
+    let elsewhere = tree.rust().filter(|file| !file.krate().is_some_and(|krate| EDGE.contains(&krate)));
+    words(elsewhere, "unsafe", "unsafe code belongs into procfs, tracee or perf")
+}
+
+/// The decoder's crate is named in two crates only, so that another instruction set is one more crate.
+pub fn decoder(tree: &Tree) -> Vec<Finding> {
+    let elsewhere =
+        tree.rust().filter(|file| file.is_product() && !file.krate().is_some_and(|k| DECODING.contains(&k)));
+    words(elsewhere, "iced_x86", "instructions are decoded in crate x86 (and, independently, in check)")
+}
+
+fn words<'a>(files: impl Iterator<Item = &'a File>, word: &str, what: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in files {
+        for (number, line) in code_only(&file.text).lines().enumerate() {
+            if line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word) {
+                findings.push(Finding { path: file.path.clone(), line: number + 1, what: what.into() });
+            }
+        }
+    }
+    findings
+}
+
+/// Crates that compute use neither files, processes, networks nor the operating system's types.
+pub fn no_io(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.rust().filter(|f| f.is_product() && f.krate().is_some_and(|k| PURE.contains(&k))) {
+        let code = code_only(file.before_tests());
+        for (at, name) in standard_modules(&code) {
+            if OUTSIDE.contains(&name) {
+                let what =
+                    format!("std::{name} in a crate that only computes: take bytes or a closure instead");
+                findings.push(Finding { path: file.path.clone(), line: line_of(&code, at), what });
+            }
+        }
+    }
+    findings
+}
+
+/// The modules directly below `std` that `code` names, with where: `std::fs`, or `std::{fs, io::Read}`.
+fn standard_modules(code: &str) -> Vec<(usize, &str)> {
+    let mut modules = Vec::new();
+    for (at, found) in code.match_indices("std::") {
+        let start = at + found.len();
+        let Some(group) = code[start..].strip_prefix('{') else {
+            modules.push((start, word(&code[start..])));
+            continue;
+        };
+        let (mut depth, mut fresh) = (0_usize, true);
+        for (offset, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => fresh = true,
+                c if fresh && c.is_alphabetic() => {
+                    modules.push((start + 1 + offset, word(&group[offset..])));
+                    fresh = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    modules
+}
+
+fn word(text: &str) -> &str {
+    &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text[..at].matches('\n').count() + 1
+}
+
+/// A source file has fewer than 800 lines before its tests.
+pub fn length(tree: &Tree) -> Vec<Finding> {
+    let sources = tree.rust().filter(|file| file.path.contains("/src/") || file.path.contains("/build/"));
+    sources
+        .map(|file| (file, file.before_tests().lines().count()))
+        .filter(|&(_, lines)| lines > MOST_LINES)
+        .map(|(file, lines)| Finding {
+            path: file.path.clone(),
+            line: lines,
+            what: format!("{lines} lines before its tests; split it (at most {MOST_LINES})"),
+        })
+        .collect()
+}

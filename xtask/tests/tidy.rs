@@ -1,0 +1,191 @@
+//! The repository keeps its own rules, and every rule notices what breaks it.
+
+use std::sync::LazyLock;
+use xtask::{Tree, tidy};
+
+static REPOSITORY: LazyLock<Tree> =
+    LazyLock::new(|| Tree::of_this_repository().expect("the repository is readable"));
+
+/// Fails with all findings of `rule` in the repository.
+fn holds(rule: tidy::Rule) {
+    let findings: Vec<String> = rule(&REPOSITORY).iter().map(|finding| format!("  {finding}\n")).collect();
+    assert!(findings.is_empty(), "\n{}", findings.concat());
+}
+
+/// The places that `rule` reports in `files`, as `path:line`.
+fn places(rule: tidy::Rule, files: &[(&str, &str)]) -> Vec<String> {
+    rule(&Tree::of_files(files)).iter().map(|f| format!("{}:{}", f.path, f.line)).collect()
+}
+
+/// What `rule` says about `files`.
+fn texts(rule: tidy::Rule, files: &[(&str, &str)]) -> String {
+    rule(&Tree::of_files(files)).iter().map(|f| format!("{}\n", f.what)).collect()
+}
+
+#[test]
+fn the_repository_is_read() {
+    assert!(REPOSITORY.paths.contains("crates/address/src/lib.rs"));
+    assert!(REPOSITORY.files.iter().any(|file| file.path == "xtask/tests/tidy.rs"));
+    assert!(!REPOSITORY.paths.iter().any(|path| path.starts_with("target")));
+}
+
+#[test]
+fn unsafe_code_stays_at_the_edge() {
+    holds(tidy::unsafe_code);
+    let bad = "fn f() {\n    unsafe { g() }\n}\n";
+    let files = [
+        ("crates/emit/src/a.rs", bad),
+        ("crates/tracee/src/a.rs", bad),
+        ("crates/emit/src/b.rs", "// unsafe\n#![deny(unsafe_code)]\nconst A: &str = \"unsafe\";\n"),
+    ];
+    assert_eq!(places(tidy::unsafe_code, &files), ["crates/emit/src/a.rs:2"]);
+}
+
+#[test]
+fn only_two_crates_know_the_decoder() {
+    holds(tidy::decoder);
+    let bad = "use iced_x86::Decoder;\n";
+    let files = [
+        ("crates/emit/src/a.rs", bad),
+        ("crates/x86/src/a.rs", bad),
+        ("crates/check/src/a.rs", bad),
+        ("crates/emit/tests/a.rs", bad),
+    ];
+    assert_eq!(places(tidy::decoder, &files), ["crates/emit/src/a.rs:1"]);
+}
+
+#[test]
+fn crates_that_compute_do_no_io() {
+    holds(tidy::no_io);
+    for bad in [
+        "use std::fs::File;\n",
+        "use std::{fmt, fs};\n",
+        "use std::{\n collections::{BTreeMap, HashMap},\n os::fd::AsFd,\n};\n",
+        "fn f() { std::process::exit(1) }\n",
+        "use std::net;\n",
+    ] {
+        assert_eq!(places(tidy::no_io, &[("crates/cfi/src/a.rs", bad)]).len(), 1, "{bad}");
+        assert!(places(tidy::no_io, &[("crates/session/src/a.rs", bad)]).is_empty(), "{bad}");
+        assert!(places(tidy::no_io, &[("crates/cfi/tests/a.rs", bad)]).is_empty(), "{bad}");
+        let in_tests = format!("fn f() {{}}\n\n#[cfg(test)]\nmod tests {{\n    {bad}}}\n");
+        assert!(places(tidy::no_io, &[("crates/cfi/src/a.rs", &in_tests)]).is_empty(), "{bad}");
+    }
+    for good in ["use std::{fmt, ops::{Range, fs}};\n", "// std::fs\n", "use std::fmt;\n", "use foo::fs;\n"] {
+        assert!(places(tidy::no_io, &[("crates/cfi/src/a.rs", good)]).is_empty(), "{good}");
+    }
+}
+
+#[test]
+fn files_are_short() {
+    holds(tidy::length);
+    let long = "\n".repeat(800);
+    let tests = format!("fn f() {{}}\n\n#[cfg(test)]\nmod tests {{{long}}}\n");
+    let declared = format!("\n#[cfg(test)]\nmod tests;\n{long}");
+    let files = [
+        ("crates/emit/src/a.rs", long.as_str()),
+        ("crates/emit/src/b.rs", &long[1..]),
+        ("crates/emit/src/c.rs", &tests),
+        ("crates/emit/src/d.rs", &declared),
+        ("crates/emit/src/d/tests.rs", &long),
+        ("crates/emit/tests/a.rs", &long),
+    ];
+    assert_eq!(places(tidy::length, &files), ["crates/emit/src/a.rs:800", "crates/emit/src/d.rs:803"]);
+}
+
+#[test]
+fn dependencies_point_downwards() {
+    holds(tidy::layers);
+    let manifest = |dependency: &str| format!("[dependencies]\n{dependency}.workspace = true\n");
+    for (krate, dependency, expected) in [
+        ("emit", "restitch-layout", ""),
+        ("cli", "restitch-session", ""),
+        ("emit", "restitch-check", "emit may not depend on check: dependencies point downwards only\n"),
+        (
+            "apply-elf",
+            "restitch-apply-process",
+            "apply-elf may not depend on apply-process: dependencies point downwards only\n",
+        ),
+        (
+            "report",
+            "restitch-address",
+            "report may not depend on address: dependencies point downwards only\n",
+        ),
+        ("program", "restitch-procfs", "program only computes and may not depend on procfs\n"),
+        ("program", "libc", "program only computes and may not depend on libc\n"),
+        ("check", "restitch-x86", "check may not share the decoding code of what it checks\n"),
+        ("emit", "iced-x86", "emit may not depend on iced-x86: instructions are decoded in x86 and check\n"),
+        ("emit", "restitch-new", "depends on restitch-new, which is in no layer\n"),
+        ("new", "libc", "in no layer; add the crate to LAYERS in xtask/src/tidy/layers.rs\n"),
+    ] {
+        let path = format!("crates/{krate}/Cargo.toml");
+        assert_eq!(texts(tidy::layers, &[(&path, &manifest(dependency))]), expected, "{krate} {dependency}");
+        let dev = manifest(dependency).replace("dependencies", "dev-dependencies");
+        assert!(krate == "new" || texts(tidy::layers, &[(&path, &dev)]).is_empty());
+    }
+    let target = "[target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n";
+    assert!(!texts(tidy::layers, &[("crates/emit/Cargo.toml", target)]).is_empty());
+    assert!(texts(tidy::layers, &[("crates/emit/Cargo.toml", "[")]).starts_with("not readable"));
+}
+
+#[test]
+fn every_crate_has_its_layer() {
+    let listed: Vec<&str> = tidy::LAYERS.concat();
+    for krate in listed {
+        assert!(
+            REPOSITORY.paths.contains(&format!("crates/{krate}/Cargo.toml")),
+            "{krate} is listed but gone"
+        );
+    }
+}
+
+#[test]
+fn documents_name_what_exists() {
+    holds(tidy::named_paths);
+    let exists = [("docs/a.md", ""), ("crates/emit/src/map.rs", ""), ("scripts/test", "")];
+    for (line, findings) in [
+        ("`crates/emit/src/map.rs`, `docs/a.md`, `a.md`, `scripts/test -q`", 0),
+        ("`crates/emit/src/gone.rs` and `scripts/gone`", 2),
+        ("`elsewhere/gone.rs`, `GONE.md`", 2),
+        ("[a](docs/a.md) [b](docs/a.md#x) [c](https://example.org/x.md)", 0),
+        ("[a](docs/b.md)", 1),
+        ("`target/release/restitch`, `/proc/PID/mem`, `crates/*/src`, `and/or`, plain scripts/gone", 0),
+        ("```\nscripts/gone --all\nscripts/test\n```", 1),
+    ] {
+        let files = [&exists[..], &[("README.md", line)]].concat();
+        assert_eq!(places(tidy::named_paths, &files).len(), findings, "{line}");
+    }
+    let link = [("docs/a.md", "[up](../README.md) [b](b.md)"), ("README.md", "")];
+    assert_eq!(places(tidy::named_paths, &link), ["docs/a.md:1"]);
+}
+
+#[test]
+fn no_file_names_a_folder_of_one_machine() {
+    holds(tidy::machine_paths);
+    for (word, bad) in [
+        ("work/x", true),
+        ("root", true),
+        ("home/user", true),
+        ("workspace", false),
+        ("root_dir", false),
+        ("homes/x", false),
+    ] {
+        for (prefix, begins) in
+            [("", true), ("\"", true), ("= ", true), ("a", false), ("{pid}", false), (".", false)]
+        {
+            let line = format!("{prefix}/{word}");
+            let found = !places(tidy::machine_paths, &[("x.sh", &line)]).is_empty();
+            assert_eq!(found, bad && begins, "{line}");
+        }
+    }
+}
+
+#[test]
+fn every_crate_says_what_it_is_for() {
+    holds(tidy::crate_docs);
+    let files = [
+        ("crates/emit/src/lib.rs", "use a;\n//! late\n"),
+        ("crates/x86/src/lib.rs", "//! A doc.\n"),
+        ("crates/x86/src/inner.rs", "use a;\n"),
+    ];
+    assert_eq!(places(tidy::crate_docs, &files), ["crates/emit/src/lib.rs:1"]);
+}
