@@ -20,14 +20,15 @@ class Failed(Exception):
 
 
 def find(*names):
-    """The first of the programs that is installed (a name, or a path with a pattern)."""
+    """The first of the programs that is installed (a name, or a path with a pattern). Links are not resolved: Debian's
+    redis-server is a link to a program that looks at its own name."""
     import glob
 
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     for name in names:
         for candidate in sorted(glob.glob(name), reverse=True) if "/" in name else [shutil.which(name, path=path)]:
             if candidate and os.access(candidate, os.X_OK):
-                return os.path.realpath(candidate)
+                return candidate
     raise Missing(f"{names[0]} is not installed")
 
 
@@ -45,6 +46,7 @@ class Machine:
         self.stack.callback(shutil.rmtree, folder, ignore_errors=True)
         os.chmod(folder, 0o755)
         self.folder = folder
+        os.mkdir(self.path("state"), 0o755)
         return self
 
     def __exit__(self, *_):

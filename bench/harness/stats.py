@@ -44,6 +44,8 @@ def ratios(rounds):
 
 def verdict(summary):
     """In words: the whole interval on one side of 1, or not."""
+    if summary["confidence"] < CONFIDENCE:
+        return "too few rounds"
     if summary["high"] < 1:
         return "faster"
     return "slower" if summary["low"] > 1 else "unclear"

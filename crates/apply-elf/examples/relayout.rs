@@ -3,7 +3,6 @@
 //! `cargo run -p restitch-apply-elf --example relayout -- FILE OUT [original|reversed|random[:SEED]] [--move-headers]`;
 //! with `--restore` instead of an order, turns FILE back into the file that it was made from.
 
-use restitch_address::Svma;
 use restitch_apply_elf::{
     Existing, OutputOptions, is_restitch_output, original_bytes, place, plan_output, verify, write_atomically,
 };
@@ -49,7 +48,7 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u8>, Box<dyn Error>> {
     let begin = Instant::now();
     let at = image.eh_frame().ok_or("no unwind tables")?;
-    let unwind = UnwindInfo::parse_at(&|a: Svma| image.read_tail(a), at.start)?;
+    let unwind = UnwindInfo::parse(image.read(at.start, at.len() as usize).unwrap_or_default(), at.start)?;
     let program = analyze(image, &unwind)?;
     let layout = all_blocks(&program, order)?;
     let size = 2 * image.executable_ranges().iter().map(|r| r.len()).sum::<u64>();

@@ -236,7 +236,7 @@ mod tests {
                 build_id: (!id.is_empty()).then(|| BuildId::new(&id)),
             };
             let bytes = note.encode();
-            prop_assert!(bytes.len() % 8 == 0);
+            prop_assert!(bytes.len().is_multiple_of(8));
             prop_assert_eq!(find(&bytes, 8), Some(note.clone()));
             prop_assert_eq!(find(&bytes, 4), Some(note));
         }

@@ -305,7 +305,6 @@ fn make_room(
 }
 
 /// Appends the undo record and the note; for a PT_NOTE that shares its place with the note, its index and new place.
-#[expect(clippy::type_complexity, reason = "two results of one step")]
 fn append_records(
     image: &Image,
     version: &Version,

@@ -104,12 +104,15 @@ fn headers(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
 fn unwinding(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     let Some(new) = plan.segment.parts.iter().find(|p| p.name == ".eh_frame") else { return Ok(()) };
     let failed = |at, why| Mismatch::Unwind { at, why };
-    let read = |image: &Image, at| UnwindInfo::parse_at(&|at: Svma| image.read_tail(at), at);
-    let new_info =
-        read(output, new.range.start).map_err(|_| failed(new.range.start, "the tables are damaged"))?;
+    // A section may end without a terminator, so its end counts, where it is known.
+    let read = |image: &Image| {
+        let range = image.eh_frame().unwrap_or_default();
+        let bytes = usize::try_from(range.len()).ok().and_then(|len| image.read(range.start, len));
+        UnwindInfo::parse(bytes.unwrap_or_default(), range.start)
+    };
+    let new_info = read(output).map_err(|_| failed(new.range.start, "the tables are damaged"))?;
     let old_at = plan.original.eh_frame().map_or(new.range.start, |r| r.start);
-    let old_info =
-        read(&plan.original, old_at).map_err(|_| failed(old_at, "the original tables are damaged"))?;
+    let old_info = read(&plan.original).map_err(|_| failed(old_at, "the original tables are damaged"))?;
     for old in old_info.entries() {
         let same = new_info.find(old.range.start).is_some_and(|e| {
             (e.range, e.personality, e.lsda, e.signal_frame)

@@ -62,8 +62,12 @@ fn a_compiler_writes_the_same_assembly() {
     };
     let (expected, there) = (compile(&compiler), compile(&new));
     assert!(expected.len() > 1000 && expected == there);
-    let version =
-        Command::new(&new).arg("-version").stdin(std::process::Stdio::null()).output().expect("starts");
+    let version = Command::new(&new)
+        .arg("-version")
+        .current_dir(folder.path())
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("starts");
     assert!(String::from_utf8_lossy(&version.stderr).contains("GNU C++"));
 }
 

@@ -6,7 +6,6 @@ use crate::live::OldVersion;
 use crate::target::Target;
 use restitch_address::{Avma, Svma};
 use restitch_cfi::{Register, Registers, UnwindInfo, step};
-use restitch_emit::PieceKind;
 use std::collections::BTreeMap;
 
 /// Deepest stack that is walked. Deeper frames are found by the scan of the stack's words.
@@ -35,9 +34,9 @@ impl<'a> Walker<'a> {
     pub fn new(target: &'a Target, old: &'a [OldVersion]) -> Self {
         let mut unwind = BTreeMap::new();
         for (i, m) in target.modules.iter().enumerate() {
-            let memory = |at: Svma| m.image.read_tail(at);
             if let Some(at) = m.image.eh_frame()
-                && let Ok(info) = UnwindInfo::parse_at(&memory, at.start)
+                && let Some(bytes) = m.image.read(at.start, at.len() as usize)
+                && let Ok(info) = UnwindInfo::parse(bytes, at.start)
             {
                 unwind.insert(i, info);
             }
@@ -47,17 +46,8 @@ impl<'a> Walker<'a> {
 
     /// The module and original address that `at` (any byte of an instruction) stands for.
     fn original(&self, at: Avma) -> Option<(usize, Svma)> {
-        for old in self.old.iter().filter(|o| o.range.contains(at)) {
-            let pieces = &old.stored.map.pieces;
-            let version = old.bias.to_stated(at);
-            let i = pieces.partition_point(|p| p.version.offset_from(version) <= 0).checked_sub(1)?;
-            let delta = version.offset_from(pieces[i].version) as u64;
-            return match pieces[i].kind {
-                _ if delta >= u64::from(pieces[i].len) => None,
-                PieceKind::Linear => Some((old.module?, pieces[i].original + delta)),
-                PieceKind::Opaque => None,
-                _ => Some((old.module?, pieces[i].original)),
-            };
+        if let Some(old) = self.old.iter().find(|o| o.range.contains(at)) {
+            return old.original_byte(at);
         }
         let module = self.target.module_at(at)?;
         Some((module, self.target.modules[module].bias.to_stated(at)))

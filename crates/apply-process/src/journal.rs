@@ -57,6 +57,8 @@ pub struct JournalVersion {
     pub file: PathBuf,
     /// The file with the address map, for moving threads out.
     pub map_file: PathBuf,
+    /// Address of its `.eh_frame_hdr`, for the unwinder.
+    pub eh_frame_hdr: u64,
     /// The counter area, if it counts: start and length.
     pub counters: Option<(u64, u64)>,
     /// Whether new code no longer goes there.

@@ -7,7 +7,7 @@
 //! **What it does**: everything that can be computed is computed before the stop. In the stop: new versions are
 //! mapped (read-execute, from a file), the unwinder's table learns of them, redirects are written and old ones restored,
 //! threads that stand in patched bytes or in a leaving version are moved, return addresses into it are translated,
-//! all writes are read back. Versions that nobody stands in or returns to are unmapped.
+//! all writes are read back. [`Live::sweep`] unmaps retired versions once nothing leads to them.
 //!
 //! **What it will not do**: leave a process half-changed in a harmful way. Any subset of the redirects is a correct
 //! program (state equivalence), a redirect never crosses a page boundary, and the journal on disk is written before the first byte changes;
@@ -20,13 +20,20 @@ mod install;
 mod journal;
 mod live;
 mod map_file;
+mod mapping;
 mod patches;
+mod retire;
+mod reverse;
 mod store;
+mod sweep;
 mod target;
+mod threads;
+mod writing;
 
 pub use error::ProcessError;
 pub use install::{Incoming, SwitchReport};
 pub use journal::{Journal, JournalVersion, VersionKind};
 pub use live::{Live, Reservation};
 pub use store::StateDir;
+pub use sweep::SweepReport;
 pub use target::{Module, Target};

@@ -3,6 +3,7 @@
 use crate::install::{self, Incoming, SwitchReport};
 use crate::journal::{Journal, JournalVersion, VersionKind};
 use crate::map_file::StoredMap;
+use crate::sweep::{self, SweepReport};
 use crate::{ProcessError, StateDir, Target};
 use restitch_address::{AvmaRange, LoadBias, Svma};
 use restitch_procfs::{self as procfs, GapRequest, ProcessId, find_gap};
@@ -137,6 +138,19 @@ impl Live {
     /// As for [`Live::switch`].
     pub fn revert(&mut self) -> Result<SwitchReport, ProcessError> {
         install::switch(self, &[], None)
+    }
+
+    /// Unmaps retired versions that nothing leads to any more; the hook too, when no version is left. What is kept may go the next time.
+    ///
+    /// # Errors
+    /// If the process cannot be stopped or read; it is correct in any case.
+    pub fn sweep(&mut self) -> Result<SweepReport, ProcessError> {
+        sweep::sweep(self)
+    }
+
+    /// Whether version `number` is retired.
+    pub(crate) fn is_retired(&self, number: u32) -> bool {
+        self.journal.versions.iter().any(|v| v.number == number && v.retired)
     }
 
     /// The counters of counting version `number`, as they are now.

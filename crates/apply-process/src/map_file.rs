@@ -82,7 +82,7 @@ mod tests {
         #[test]
         fn what_is_written_is_read(pieces in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u32>(), 0usize..5), 0..20)) {
             let map = AddressMap { pieces: pieces.iter().map(|&(v, o, len, k)| MapPiece {
-                version: Svma::new(v), original: Svma::new(o), len, kind: KINDS[k] }).collect() };
+                version: Svma::new(v), original: Svma::new(o), len, kind: KINDS[k] }).collect(), ..AddressMap::default() };
             let redirects = vec![Redirect { at: Svma::new(1), to: Svma::new(2), kind: RedirectKind::Landing }];
             let stored = StoredMap { map, redirects };
             prop_assert_eq!(StoredMap::read(&stored.write()), Some(stored));
@@ -90,7 +90,7 @@ mod tests {
 
         #[test]
         fn damage_is_noticed(at in 0usize..90, flip in 1u8..) {
-            let map = AddressMap { pieces: vec![MapPiece { version: Svma::new(1), original: Svma::new(2), len: 3, kind: PieceKind::Linear }; 2] };
+            let map = AddressMap { pieces: vec![MapPiece { version: Svma::new(1), original: Svma::new(2), len: 3, kind: PieceKind::Linear }; 2], ..AddressMap::default() };
             let mut bytes = StoredMap { map, redirects: vec![] }.write();
             let at = at % bytes.len();
             bytes[at] ^= flip;

@@ -116,8 +116,9 @@ pub enum Command {
     },
 }
 
-/// Options of `attach` and `run`.
+/// Options of `attach` and `run`. (The group has a name of its own: the default would be that of the variant.)
 #[derive(Debug, ClapArgs)]
+#[group(id = "attach_options")]
 pub struct Attach {
     /// Optimize once and leave. This is the default, and all that there is so far.
     #[arg(long)]
@@ -153,5 +154,16 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if (0.0..=86_400.0).contains(&s) => Ok(s),
         _ => Err("a number of seconds from 0 to 86400 is wanted".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
     }
 }

@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use restitch_report::RunResult;
 use restitch_session::{
     AttachOptions, ExitCode, Metric, OptimizeOptions, ProcessStatus, RecordOptions, RecordSubject,
-    SessionError, analyze_file, attach, doctor, optimize, record, revert, status,
+    SessionError, analyze_file, attach, check_writable, doctor, optimize, record, revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -30,6 +30,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             record_command(RecordOptions { subject, output })
         }
         Command::Optimize { program, profile, output, json } => {
+            check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
             let result = optimize(&OptimizeOptions { program, profile, output }, &mut progress)?;
             progress.finish();
@@ -55,10 +56,16 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
 }
 
 fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
+    check_outputs(&[options.json.as_deref(), options.html.as_deref()])?;
     let mut progress = Progress::new();
     let result = attach(&options_of(pid, options), &mut progress)?;
     progress.finish();
     publish(&result, options.json.as_deref(), options.html.as_deref())
+}
+
+/// Results that could not be written afterwards would be lost: that is found out first.
+fn check_outputs(paths: &[Option<&Path>]) -> Result<(), SessionError> {
+    paths.iter().flatten().filter(|p| p.as_os_str() != "-").try_for_each(|p| check_writable(p))
 }
 
 fn child(command: &[OsString]) -> Child {
@@ -104,14 +111,17 @@ fn record_command(options: RecordOptions) -> Result<i32, SessionError> {
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
     let mut progress = Progress::new();
-    let report = revert(pid, tree, &mut progress)?;
+    let reverted = revert(pid, tree, &mut progress)?;
     progress.finish();
+    let report = &reverted.switched;
     println!(
         "process {pid} has its original code again: {} places restored, {} threads moved, pause {} us",
         report.restored, report.moved_threads, report.pause_us
     );
-    for (number, why) in &report.kept {
-        println!("version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later");
+    for (pid, number, why) in &reverted.kept {
+        println!(
+            "process {pid}: version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later"
+        );
     }
     Ok(ExitCode::Done.number())
 }

@@ -51,8 +51,7 @@ fn generate(rng: &mut Rng) -> Vec<(String, String)> {
     rng.shuffle(&mut functions);
     let mut files: Vec<(String, String)> = Vec::new();
     for (part, chunk) in functions.chunks(functions.len().div_ceil(FILES)).enumerate() {
-        let text =
-            format!("use super::super::State;\nuse super::*;\n{}", chunk.concat());
+        let text = format!("use super::super::State;\nuse super::*;\n{}", chunk.concat());
         files.push((format!("part_{part}.rs"), text));
     }
     files.push(("code.rs".into(), root(files.len())));

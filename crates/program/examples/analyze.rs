@@ -9,8 +9,8 @@ fn main() {
     let image = restitch_image::Image::parse(std::fs::read(&path).expect("readable")).expect("an ELF file");
     let t_image = t.elapsed();
     let at = image.eh_frame().expect("unwind tables");
-    let memory = |a: restitch_address::Svma| image.read_tail(a);
-    let unwind = restitch_cfi::UnwindInfo::parse_at(&memory, at.start).expect("readable unwind tables");
+    let bytes = image.read(at.start, at.len() as usize).expect("unwind tables in the file");
+    let unwind = restitch_cfi::UnwindInfo::parse(bytes, at.start).expect("readable unwind tables");
     let t_cfi = t.elapsed();
     let program = analyze(&image, &unwind).expect("analysable");
     println!("image {t_image:?}, unwind {:?}, program {:?}", t_cfi - t_image, t.elapsed() - t_cfi);

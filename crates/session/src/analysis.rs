@@ -1,6 +1,5 @@
 //! From bytes to a [`Program`], with the unwind tables that later stages need too.
 
-use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_program::{Movability, Program, analyze};
@@ -26,8 +25,8 @@ pub struct Analyzed {
 pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, String> {
     let at =
         image.eh_frame().ok_or("it has no unwind tables (.eh_frame), so its functions cannot be found")?;
-    let memory = |a: Svma| image.read_tail(a);
-    let unwind = UnwindInfo::parse_at(&memory, at.start).map_err(|e| e.to_string())?;
+    let bytes = image.read(at.start, at.len() as usize).ok_or("its unwind tables are not in the file")?;
+    let unwind = UnwindInfo::parse(bytes, at.start).map_err(|e| e.to_string())?;
     let program = analyze(&image, &unwind).map_err(|e| e.to_string())?;
     Ok(Analyzed { image, unwind, program })
 }

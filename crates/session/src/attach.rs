@@ -143,9 +143,10 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
     describe(&mut result, &chosen, &derived, &layouts, &versions);
     result.profile = Some(profile_summary(&derived, counting_time, samples.total));
     result.apply = Some(apply_summary(&first, &second));
-    for (number, why) in &second.kept {
-        result.warnings.push(format!("version {number} stays mapped: {why}"));
+    for (pid, number, why) in set.sweep() {
+        result.warnings.push(format!("process {pid}: version {number} stays mapped, unused: {why}"));
     }
+    phases.end("unmapping the counting version");
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
     judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
@@ -239,7 +240,7 @@ fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySu
             part("of that: threads and stacks", second.threads_us),
             part("of that: patching", second.patch_us),
             part("of that: reading back", second.verify_us),
-            part("of that: retiring the counting version", second.retire_us),
+            part("of that: return addresses", second.retire_us),
         ],
         patches: second.patched as u64,
         moved_threads: (first.moved_threads + second.moved_threads) as u64,
@@ -284,13 +285,13 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
         blocks: version.blocks.len() as u64,
         redirects: version.redirects.len() as u64,
         checked: report::CheckCounts {
-            blocks: checked.blocks as u64,
-            instructions: checked.instructions as u64,
-            branches: checked.branches as u64,
-            tables: checked.tables as u64,
-            rows: checked.rows as u64,
-            call_sites: checked.call_sites as u64,
-            redirects: checked.redirects as u64,
+            blocks: checked.blocks,
+            instructions: checked.instructions,
+            branches: checked.branches,
+            tables: checked.tables,
+            rows: checked.rows,
+            call_sites: checked.call_sites,
+            redirects: checked.redirects,
         },
     }
 }
@@ -351,6 +352,7 @@ fn judge(
             result.verdict = Some(verdict);
             if slower && options.revert_if_slower {
                 set.switch(&[], VersionKind::Optimized, watcher)?;
+                set.sweep();
                 result.outcome = Outcome::Reverted;
                 result.exit_code = ExitCode::TakenBack.number();
             }

@@ -92,7 +92,7 @@ pub enum SessionError {
     #[error(transparent)]
     Trace(#[from] restitch_tracee::TraceError),
     /// A file could not be read or written.
-    #[error("{operation} {path}: {source}")]
+    #[error("{operation} {path}: {source}; {}", advice(source))]
     File {
         /// What was tried.
         operation: &'static str,
@@ -138,6 +138,19 @@ pub enum SessionError {
         /// Why not.
         why: String,
     },
+}
+
+/// The next step after a failed access to a file.
+fn advice(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind as K;
+    match source.kind() {
+        K::NotFound => "check the path",
+        K::PermissionDenied => "check the permissions, or run as a user who may do that",
+        K::IsADirectory | K::NotADirectory => "name a file",
+        K::StorageFull | K::QuotaExceeded => "make room, or name another place",
+        K::ReadOnlyFilesystem => "name another place",
+        _ => "try again, or name another place",
+    }
 }
 
 impl SessionError {

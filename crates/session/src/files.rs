@@ -84,6 +84,7 @@ pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
 /// [`SessionError`]; an existing output file is as it was.
 pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
     let started = Instant::now();
+    check_writable(&options.output)?;
     watcher.phase("analysing", None);
     let module = load(&options.program)?;
     let stored = read_profile(&options.profile)?;
@@ -160,6 +161,22 @@ fn profile_of<'a>(
             ),
         }
     })
+}
+
+/// Finds out whether a file can be written at `path` before work is spent on its content. What is there stays as it is.
+///
+/// # Errors
+/// If it cannot.
+pub fn check_writable(path: &Path) -> Result<(), SessionError> {
+    let fail = |source| SessionError::File { operation: "writing", path: path.into(), source };
+    let existing = std::fs::OpenOptions::new().append(true).open(path);
+    match existing {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::File::create_new(path).and_then(|_| std::fs::remove_file(path)).map_err(fail)
+        }
+        Err(e) => Err(fail(e)),
+    }
 }
 
 /// Writes a file whole or not at all.

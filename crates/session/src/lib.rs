@@ -26,10 +26,10 @@ pub use analysis::{Analyzed, analyze_image};
 pub use attach::{AttachOptions, attach};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
-pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, optimize};
+pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
 pub use launch::Launched;
 pub use record::{RecordOptions, RecordSubject, record};
-pub use status::{ProcessStatus, revert, status};
+pub use status::{ProcessStatus, Reverted, revert, status};
 pub use verdict::{Metric, Windows};
 
 /// Hears what a session is doing, for progress bars.

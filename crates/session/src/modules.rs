@@ -20,11 +20,11 @@ pub(crate) struct Chosen {
     pub samples: u64,
 }
 
+/// What was chosen, and what was left alone, with the reason.
+pub(crate) type Choice = (Vec<Chosen>, Vec<(PathBuf, String)>);
+
 /// Analyses the modules that have a share of the samples; those that cannot be analysed come back with the reason.
-pub(crate) fn choose(
-    set: &ProcessSet,
-    samples: &IpSamples,
-) -> Result<(Vec<Chosen>, Vec<(PathBuf, String)>), SessionError> {
+pub(crate) fn choose(set: &ProcessSet, samples: &IpSamples) -> Result<Choice, SessionError> {
     let (mut chosen, mut left) = (Vec::new(), Vec::new());
     let target = set.leader.target();
     for (&index, addresses) in &samples.by_module {

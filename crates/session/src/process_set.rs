@@ -6,6 +6,11 @@ use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport
 use restitch_check::CheckedVersion;
 use restitch_procfs as procfs;
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Pauses before the tries to unmap retired versions.
+const SWEEP_WAITS: [Duration; 4] =
+    [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(300)];
 
 /// One or more live processes whose modules are loaded at the same addresses (they were forked from one another).
 #[derive(Debug)]
@@ -145,6 +150,26 @@ impl ProcessSet {
         Ok(sum.unwrap_or_default())
     }
 
+    /// Unmaps retired versions, in a few tries. What has to stay comes back with the reason.
+    pub fn sweep(&mut self) -> Vec<(i32, u32, String)> {
+        let mut kept = Vec::new();
+        for wait in SWEEP_WAITS {
+            std::thread::sleep(wait);
+            kept.clear();
+            for live in self.all_mut() {
+                let pid = live.target().pid();
+                // An error means that the process is gone or cannot be stopped now: its retired versions stay, harmless.
+                if let Ok(report) = live.sweep() {
+                    kept.extend(report.kept.into_iter().map(|(number, why)| (pid, number, why)));
+                }
+            }
+            if kept.is_empty() {
+                break;
+            }
+        }
+        kept
+    }
+
     /// The counters of version `number`, summed over all processes that have counters of their own.
     pub fn counters(&self, number: u32) -> Result<Vec<u64>, SessionError> {
         let mut sum: Vec<u64> = Vec::new();
@@ -178,8 +203,6 @@ fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     sum.left_out += one.left_out;
     sum.moved_threads += one.moved_threads;
     sum.moved_returns += one.moved_returns;
-    sum.unmapped.extend(one.unmapped);
-    sum.kept.extend(one.kept);
     sum
 }
 

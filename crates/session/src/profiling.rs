@@ -30,12 +30,15 @@ pub(crate) enum Breadth {
     All,
 }
 
+/// What was planned for each module, and its checked version with the module's index.
+pub(crate) type CountingVersions = (Vec<Counting>, Vec<(usize, CheckedVersion)>);
+
 /// Makes counting versions of all chosen modules.
 pub(crate) fn make_counting(
     set: &ProcessSet,
     chosen: &[Chosen],
     breadth: Breadth,
-) -> Result<(Vec<Counting>, Vec<(usize, CheckedVersion)>), SessionError> {
+) -> Result<CountingVersions, SessionError> {
     let (mut counting, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
     for module in chosen {
         let program = &module.analyzed.program;

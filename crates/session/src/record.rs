@@ -43,6 +43,7 @@ pub struct RecordOptions {
 /// # Errors
 /// [`SessionError`]. The process has its original code again.
 pub fn record(options: RecordOptions, watcher: &mut dyn Watcher) -> Result<Option<i32>, SessionError> {
+    crate::check_writable(&options.output)?;
     let (file, status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
             (record_process(pid, tree, duration, watcher)?, None)
@@ -81,6 +82,7 @@ fn record_process(
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let derived = count(&mut set, &chosen, &counting, &versions, rest, watcher).map(|d| d.0);
     set.switch(&[], VersionKind::Counting, watcher)?;
+    set.sweep();
     Ok(profile_file(&chosen, &derived?))
 }
 

@@ -75,11 +75,21 @@ fn of(live: &Live) -> ProcessStatus {
 ///
 /// # Errors
 /// If there is nothing of restitch in it, or it cannot be stopped.
-pub fn revert(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<SwitchReport, SessionError> {
+pub fn revert(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     if set.all().all(|l| l.journal().is_empty()) {
         let dir = StateDir::open()?.path().to_path_buf();
         return Err(ProcessError::NotAttached { pid, dir }.into());
     }
-    set.switch(&[], VersionKind::Optimized, watcher)
+    let switched = set.switch(&[], VersionKind::Optimized, watcher)?;
+    Ok(Reverted { switched, kept: set.sweep() })
+}
+
+/// What a revert did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reverted {
+    /// The switch to the original code.
+    pub switched: SwitchReport,
+    /// Versions that stay mapped, unused: process, number, reason.
+    pub kept: Vec<(i32, u32, String)>,
 }

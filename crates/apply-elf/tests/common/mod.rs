@@ -36,7 +36,8 @@ pub fn version(image: &Image, order: Order, options: &OutputOptions) -> CheckedV
 
 pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
     let at = image.eh_frame().expect("unwind tables");
-    let unwind = UnwindInfo::parse_at(&|a: Svma| image.read_tail(a), at.start).expect("unwind tables");
+    let unwind = UnwindInfo::parse(image.read(at.start, at.len() as usize).unwrap_or_default(), at.start)
+        .expect("unwind tables");
     let program = analyze(image, &unwind).expect("analysable");
     let mut blocks: Vec<BlockId> = program.block_ids().filter(|b| program.is_movable(*b)).collect();
     match order {
@@ -82,11 +83,18 @@ pub fn output(image: &Image, order: Order, options: &OutputOptions) -> Vec<u8> {
     bytes
 }
 
-/// Writes an executable file.
+/// Writes an executable file. Another process does it: were it open for writing here, a process that another test forks
+/// at that moment would hold it open, and starting it would fail with ETXTBSY.
 pub fn install(directory: &Path, name: &str, bytes: &[u8]) -> PathBuf {
-    let path = directory.join(name);
-    std::fs::write(&path, bytes).expect("writable");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let (bytes_at, path) = (directory.join(format!("{name}.bytes")), directory.join(name));
+    std::fs::write(&bytes_at, bytes).expect("writable");
+    std::fs::set_permissions(&bytes_at, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let copied = std::process::Command::new("cp")
+        .args(["--remove-destination", "-p"])
+        .arg(&bytes_at)
+        .arg(&path)
+        .status();
+    assert!(copied.expect("cp starts").success());
     path
 }
 

@@ -1,0 +1,96 @@
+"""Results as JSON, and all of them as one Markdown table."""
+
+import json
+import os
+import platform
+import time
+
+from .counters import NAMES, processor
+from .stats import verdict
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+# The columns after the deciding counter.
+FURTHER = ["instructions", "empty_slots", "l1i_misses", "taken_branches"]
+
+
+def record(name, rows, deciding, how, arguments):
+    """What out/bench/NAME.json holds."""
+    return {
+        "schema_version": 1,
+        "load": name,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "processor": processor().get("model name", platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "measured": how,
+        "deciding": deciding,
+        "quick": arguments.quick,
+        "same": arguments.same,
+        "rows": rows,
+    }
+
+
+def ratio(summary):
+    return f"{summary['ratio']:.3f} [{summary['low']:.3f}, {summary['high']:.3f}]"
+
+
+def table(folder, names):
+    """The table of all results in `folder`, in the order of `names`."""
+    records = []
+    for name in names:
+        path = os.path.join(folder, f"{name}.json")
+        if os.path.exists(path):
+            with open(path) as f:
+                records.append(json.load(f))
+    if not records:
+        return "No results yet.\n"
+    lines = []
+    for deciding in dict.fromkeys(r["deciding"] for r in records):
+        group = [r for r in records if r["deciding"] == deciding]
+        lines += section(group, deciding)
+    return "\n".join(lines) + "\n"
+
+
+def section(records, deciding):
+    """One table for the results that were measured in the same way."""
+    rows = [(r, row) for r in records for row in r["rows"] if deciding in row["summary"]]
+    further = [c for c in FURTHER if any(c in row["summary"] for _, row in rows)]
+    head = ["program and load", "rounds", f"{NAMES[deciding]} [interval]", *(NAMES[c] for c in further), "verdict", "pause", "in force after"]
+    lines = [f"Measured: {records[0]['measured']}.", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for _, row in rows:
+        summary = row["summary"]
+        apply = row.get("attach") or {}
+        cells = [row["title"], str(summary[deciding]["rounds"]), ratio(summary[deciding])]
+        cells += [f"{summary[c]['ratio']:.3f}" if c in summary else "-" for c in further]
+        cells += [verdict(summary[deciding]), pause(apply), in_force(apply)]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    for where in dict.fromkeys(place(r, row) for r, row in rows):
+        lines.append(f"- {where}")
+    return lines + [""]
+
+
+def place(r, row):
+    return f"{r['processor']}, {r['cores']} cores, Linux {r['kernel']}, {r['date']}, {row['restitch']}"
+
+
+def pause(apply):
+    value = (apply.get("apply") or {}).get("pause_us")
+    return f"{value / 1000:.1f} ms" if value else "-"
+
+
+def in_force(apply):
+    phases = apply.get("phases") or []
+    return f"{sum(p['ms'] for p in phases) / 1000:.1f} s" if phases else "-"
+
+
+def insert(page, text):
+    """Replaces what stands between the markers of `page`."""
+    with open(page) as f:
+        old = f.read()
+    head, begin, rest = old.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise OSError(f"{page} lacks the lines {BEGIN} and {END}, between which the table belongs")
+    with open(page, "w") as f:
+        f.write(f"{head}{BEGIN}\n{text}{END}{tail}")

@@ -1,0 +1,32 @@
+"""Redis under a mix of commands, pipelined, live."""
+
+from harness.machine import find, wait_for
+from harness.rounds import interleave, serve_and_count
+
+TESTS = "set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset".split(",")
+
+
+def run(context):
+    machine = context.machine
+    program, client, admin = find("redis-server"), find("redis-benchmark"), find("redis-cli")
+    servers = {}
+    for side in ("original", "optimized"):
+        socket = machine.path(f"{side}.sock")
+        child = machine.start([program, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", machine.folder])
+        wait_for("redis", lambda: "PONG" in machine.run([admin, "-s", socket, "ping"]))
+        servers[side] = (child.pid, socket)
+
+    def requests(side, count):
+        socket = servers[side][1]
+        # Both sides begin every round with the same data: none.
+        machine.run([admin, "-s", socket, "flushall"])
+        machine.client([client, "-s", socket, "-n", str(count), "-P", "8", "-c", "16", "-r", "10000", "-t", ",".join(TESTS), "-q"])
+        return count * len(TESTS)
+
+    for side in servers:
+        requests(side, context.amount(20_000))
+    attach = context.restitch.attach(machine, servers["optimized"][0], lambda side: requests(side, 20_000))
+    count = context.amount(100_000)
+    measure = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: requests(side, count))
+    rounds = interleave(context.rounds, measure, context.log)
+    return [{"title": f"redis, {len(TESTS)} commands, -P8, live", "unit": "command", "rounds": rounds, "attach": attach}]

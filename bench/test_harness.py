@@ -1,0 +1,107 @@
+"""Tests of the harness itself: python3 -B -m unittest discover -s bench"""
+
+import json
+import os
+import tempfile
+import unittest
+from types import SimpleNamespace
+
+from harness import counters, report, stats
+from harness.machine import Failed, Machine, Missing, find, wait_for
+from harness.main import LOADS, parse
+from harness.rounds import interleave
+
+
+class Stats(unittest.TestCase):
+    def test_interval_is_made_of_order_statistics(self):
+        self.assertEqual(stats.interval(list(range(11))), (1, 9, 1 - 2 * 12 / 2**11))
+        low, high, reached = stats.interval([3, 1, 2])
+        self.assertEqual((low, high), (1, 3))
+        self.assertAlmostEqual(reached, 0.75)
+        self.assertEqual(stats.interval([5])[:2], (5, 5))
+        self.assertEqual(stats.interval([5])[2], 0.0)
+
+    def test_ratios_are_taken_within_rounds(self):
+        rounds = [{"original": {"c": a}, "optimized": {"c": a * 0.9}} for a in (1.0, 100.0, 10.0, 50.0, 3.0, 7.0)]
+        summary = stats.ratios(rounds)["c"]
+        self.assertAlmostEqual(summary["ratio"], 0.9)
+        self.assertEqual(summary["rounds"], 6)
+        self.assertEqual(stats.verdict(summary), "faster")
+
+    def test_verdict_needs_the_whole_interval(self):
+        self.assertEqual(stats.verdict({"low": 0.9, "high": 1.01, "confidence": 0.97}), "unclear")
+        self.assertEqual(stats.verdict({"low": 1.01, "high": 1.1, "confidence": 0.97}), "slower")
+        self.assertEqual(stats.verdict({"low": 0.8, "high": 0.9, "confidence": 0.75}), "too few rounds")
+
+    def test_a_counter_that_read_nothing_is_left_out(self):
+        rounds = [{"original": {"c": 1.0, "d": 0.0}, "optimized": {"c": 1.0, "d": 3.0}}]
+        self.assertEqual(list(stats.ratios(rounds)), ["c"])
+
+
+class Counters(unittest.TestCase):
+    def test_perf_output_is_read(self):
+        text = "# started\n\n0.72,msec,task-clock,716371,100.00,0.007,CPUs utilized\n<not supported>,,cycles:u,0,100.00,,\n12,,rc4:u,1,100.00,,\n"
+        events = {"cpu_time_ns": "task-clock", "cycles": "cycles:u", "taken_branches": "rc4:u"}
+        self.assertEqual(counters.parse(text, events), {"cpu_time_ns": 720000.0, "taken_branches": 12.0})
+
+    def test_no_more_events_than_a_guest_counts(self):
+        for events in (counters.AMD, counters.INTEL, counters.OTHER, counters.CLOCK):
+            self.assertLessEqual(len(events), 5)
+            self.assertLessEqual(set(events), set(counters.NAMES))
+
+
+class Rounds(unittest.TestCase):
+    def test_sides_alternate(self):
+        order = []
+        rounds = interleave(3, lambda side: order.append(side) or {"c": len(order)}, lambda _: None)
+        self.assertEqual(order, ["original", "optimized", "optimized", "original", "original", "optimized"])
+        self.assertEqual(rounds[1], {"original": {"c": 4}, "optimized": {"c": 3}})
+
+
+class Report(unittest.TestCase):
+    def test_results_become_a_table_between_the_markers(self):
+        arguments = SimpleNamespace(quick=False, same=False)
+        rounds = [{"original": {"cycles": 10.0, "l1i_misses": 4.0}, "optimized": {"cycles": 9.0, "l1i_misses": 1.0}}] * 6
+        row = {"title": "x, live", "unit": "request", "rounds": rounds, "summary": stats.ratios(rounds), "restitch": "restitch 1"}
+        row["attach"] = {"apply": {"pause_us": 1500}, "phases": [{"name": "a", "ms": 2000}, {"name": "b", "ms": 500}]}
+        with tempfile.TemporaryDirectory() as folder:
+            with open(f"{folder}/redis.json", "w") as f:
+                json.dump(report.record("redis", [row], "cycles", "how", arguments), f)
+            table = report.table(folder, LOADS)
+            self.assertIn("| x, live | 6 | 0.900 [0.900, 0.900] | 0.250 | faster | 1.5 ms | 2.5 s |", table)
+            page = f"{folder}/page.md"
+            with open(page, "w") as f:
+                f.write(f"a\n{report.BEGIN}\nold\n{report.END}\nb\n")
+            report.insert(page, table)
+            report.insert(page, table)
+            with open(page) as f:
+                self.assertEqual(f.read(), f"a\n{report.BEGIN}\n{table}{report.END}\nb\n")
+            with open(page, "w") as f:
+                f.write("no markers")
+            self.assertRaises(OSError, report.insert, page, table)
+
+    def test_no_results_are_no_error(self):
+        self.assertEqual(report.table("nowhere", LOADS), "No results yet.\n")
+
+
+class OnThisMachine(unittest.TestCase):
+    def test_nothing_outlives_its_machine(self):
+        with Machine(print) as machine:
+            folder = machine.folder
+            child = machine.start(["sh", "-c", "trap '' TERM; sleep 100 & touch ready; wait; wait"], stop=9)
+            wait_for("sh", lambda: os.path.exists(machine.path("ready")))
+            self.assertRaises(Failed, machine.run, ["sh", "-c", "exit 3"])
+        self.assertFalse(os.path.exists(folder))
+        self.assertRaises(ProcessLookupError, os.kill, child.pid, 0)
+
+    def test_what_is_missing_has_a_name(self):
+        self.assertRaisesRegex(Missing, "no-such-program is not installed", find, "no-such-program")
+
+    def test_every_load_has_its_file(self):
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "loads")
+        self.assertEqual(sorted(LOADS), sorted(n[:-3] for n in os.listdir(folder) if n.endswith(".py") and n != "__init__.py"))
+        self.assertEqual(parse(["redis", "--quick"]).loads, ["redis"])
+
+
+if __name__ == "__main__":
+    unittest.main()

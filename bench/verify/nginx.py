@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Proves that nginx answers every request while its master and worker processes are moved between layouts (--tree), and
+through a reload (new workers are forked from a master that has a version in force): each answer has the right status and
+length. Prints the throughput of ab before and after attaching, interleaved."""
+
+import re
+import signal
+import urllib.request
+
+from common import *  # noqa: F403
+from harness.machine import free_port
+
+CONFIG = """
+worker_processes 2;
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{ worker_connections 256; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
+  gzip on; gzip_min_length 100; gzip_types text/plain; default_type text/plain;
+  server {{
+    listen 127.0.0.1:{port};
+    root {folder}/www;
+    rewrite ^/r/([a-z]+)/(\\d+)$ /$1$2.txt;
+    location /p/ {{ proxy_pass http://127.0.0.1:{port}/; }}
+  }}
+}}
+"""
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+SECONDS = int(os.environ.get("SECONDS_EACH", "40"))
+
+
+def main(machine):
+    folder, port = machine.own_folder(machine.user("www-data"), "server"), free_port()
+    os.makedirs(f"{folder}/www")
+    for n in range(20):
+        with open(f"{folder}/www/file{n}.txt", "w") as f:
+            f.write(f"line of file {n}\n" * (n * 50 + 3))
+    with open(f"{folder}/conf", "w") as f:
+        f.write(CONFIG.format(folder=folder, port=port))
+    server = machine.start([find("nginx"), "-p", folder, "-c", f"{folder}/conf", "-e", f"{folder}/error.log", "-g", "daemon off;"], core=os.sched_getaffinity(0))
+    base = f"http://127.0.0.1:{port}"
+    wait_for("nginx", lambda: fetch(f"{base}/file1.txt"))
+    counts, problems, stop = [0, 0], [], threading.Event()
+    clients = [threading.Thread(target=client, args=(base, n, counts, problems, stop)) for n in (0, 1)]
+    for c in clients:
+        c.start()
+    try:
+        with Toggling(machine, server.pid, tree=True, seconds=1.5):
+            for second in range(SECONDS):
+                time.sleep(1)
+                if second % 10 == 7:
+                    os.kill(server.pid, signal.SIGHUP)
+                if problems:
+                    break
+    finally:
+        stop.set()
+        for c in clients:
+            c.join()
+    with open(f"{folder}/error.log") as f:
+        crashed = [l for l in f if "exited on signal" in l]
+    if crashed or problems:
+        raise Failed("\n".join(crashed + problems))
+    log(f"  {sum(counts)} requests while attaching, reverting and reloading, each with its right answer")
+
+    def rate():
+        text = machine.client([find("ab"), "-q", "-k", "-n", "30000", "-c", "8", "-H", "Accept-Encoding: gzip", f"{base}/r/file/5"])
+        if re.search(r"Failed requests:\s+(\d+)", text)[1] != "0" or "Non-2xx" in text:
+            raise Failed(f"ab had failed requests:\n{text}")
+        return float(re.search(r"Requests per second:\s+([0-9.]+)", text)[1])
+
+    alternate(machine, server.pid, ROUNDS, rate, tree=True)
+    alive(server.pid, "nginx")
+
+
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read()
+
+
+def client(base, number, counts, problems, stop):
+    n = number
+    try:
+        while not stop.is_set():
+            n += 1
+            file = n % 20
+            expected = f"line of file {file}\n".encode() * (file * 50 + 3)
+            for url in (f"/file{file}.txt", f"/r/file/{file}", f"/p/file{file}.txt"):
+                if fetch(base + url) != expected:
+                    raise ValueError(f"{url}: other content")
+                counts[number] += 1
+    except Exception as problem:  # a thread: it is reported by the one that waits
+        problems.append(f"client {number}: {problem!r}")
+
+
+program(main)

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Proves that redis answers every request while it is moved between layouts: two writers count up and read back their own
+keys through a loop of attach, attach again and revert, every answer is the expected one, the data survive a save and a
+restart's check. Prints the throughput of redis-benchmark before and after attaching, interleaved."""
+
+import csv
+import io
+import socket
+
+from common import *  # noqa: F403
+
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+SECONDS = int(os.environ.get("SECONDS_EACH", "40"))
+
+
+def main(machine):
+    folder = machine.own_folder(None, "server")
+    path = os.path.join(folder, "s")
+    server = machine.start(
+        [find("redis-server"), "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder, "--daemonize", "no"], core=os.sched_getaffinity(0)
+    )
+    wait_for("redis", lambda: os.path.exists(path))
+    counts, problems, stop = [0, 0], [], threading.Event()
+    clients = [threading.Thread(target=client, args=(path, n, counts, problems, stop)) for n in (0, 1)]
+    for c in clients:
+        c.start()
+    try:
+        with Toggling(machine, server.pid, seconds=1.5):
+            for _ in range(SECONDS):
+                time.sleep(1)
+                if problems:
+                    break
+            # BGSAVE forks: a child with a version in force has to end well, too.
+            if request(path, "BGSAVE").startswith("-"):
+                raise Failed("BGSAVE refused")
+            time.sleep(2)
+            if "rdb_last_bgsave_status:ok" not in request(path, "INFO", "persistence"):
+                raise Failed("BGSAVE failed")
+    finally:
+        stop.set()
+        for c in clients:
+            c.join()
+    if problems:
+        raise Failed(problems[0])
+    log(f"  {sum(counts)} requests while attaching and reverting, each with its right answer")
+    bench = find("redis-benchmark")
+
+    def rate():
+        text = machine.client([bench, "-s", path, "-t", "set,get,lpush,lrange_100,hset,zadd", "-n", "60000", "-c", "20", "-P", "8", "--csv", "-r", "10000"])
+        rates = [float(row["rps"]) for row in csv.DictReader(io.StringIO(text))]
+        return statistics.harmonic_mean(rates)
+
+    alternate(machine, server.pid, ROUNDS, rate)
+    alive(server.pid, "redis-server")
+
+
+def client(path, number, counts, problems, stop):
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(path)
+            f = s.makefile("rwb")
+            n = 0
+            while not stop.is_set():
+                n += 1
+                expected = [
+                    (("INCR", f"n{number}"), f":{n}\r\n"),
+                    (("SET", f"k{number}:{n % 1000}", f"v{n}"), "+OK\r\n"),
+                    (("GET", f"k{number}:{n % 1000}"), f"v{n}"),
+                    (("HSET", f"h{number}", "f", str(n)), f":{1 if n == 1 else 0}\r\n"),
+                    (("EVAL", "return redis.call('incrby', KEYS[1], ARGV[1])", "1", f"l{number}", "2"), f":{2 * n}\r\n"),
+                ]
+                for command, answer in expected:
+                    got = ask(f, command)
+                    if got != answer:
+                        raise ValueError(f"{command}: {got!r} instead of {answer!r}")
+                    counts[number] += 1
+    except Exception as problem:  # a thread: it is reported by the one that waits
+        problems.append(f"client {number}: {problem!r}")
+
+
+def ask(f, command):
+    f.write(b"*%d\r\n" % len(command) + b"".join(b"$%d\r\n%s\r\n" % (len(c), c.encode()) for c in command))
+    f.flush()
+    line = f.readline().decode()
+    if line.startswith("$") and line != "$-1\r\n":
+        return f.read(int(line[1:]) + 2)[:-2].decode()
+    if not line:
+        raise ValueError("the connection was closed")
+    return line
+
+
+def request(path, *command):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        return ask(s.makefile("rwb"), command)
+
+
+program(main)

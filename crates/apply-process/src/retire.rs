@@ -1,0 +1,135 @@
+//! Leaving versions behind: return addresses are translated, so that hardly anybody comes back to them.
+
+use crate::ProcessError;
+use crate::frames::Walker;
+use crate::install::{Prepared, SwitchReport};
+use crate::live::OldVersion;
+use crate::patches::{LEN, jump};
+use crate::threads::{ThreadView, words};
+use crate::writing::write_jumps;
+use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_emit::RedirectKind;
+use restitch_tracee::Stopped;
+use std::collections::BTreeSet;
+
+/// Translates return addresses: out of leaving versions, into arriving ones.
+pub(crate) fn retire(
+    stopped: &Stopped,
+    prepared: &Prepared<'_>,
+    threads: &[ThreadView],
+    walker: &Walker<'_>,
+    report: &mut SwitchReport,
+) -> Result<(), ProcessError> {
+    let mut translated = BTreeSet::new();
+    for thread in threads {
+        translate_returns(stopped, prepared, thread, walker, &mut translated)?;
+    }
+    report.moved_returns = translated.len();
+    if prepared.old.is_empty() {
+        return Ok(());
+    }
+    for old in &prepared.old {
+        // Nobody new comes in, so nothing has to be done where nobody is.
+        if leads_into(stopped, old.range, threads, Some(&translated))?.is_some() {
+            redirect_old_entries(stopped, prepared, old, threads)?;
+        }
+    }
+    Ok(())
+}
+
+fn translate_returns(
+    stopped: &Stopped,
+    prepared: &Prepared<'_>,
+    thread: &ThreadView,
+    walker: &Walker<'_>,
+    translated: &mut BTreeSet<Avma>,
+) -> Result<(), ProcessError> {
+    let memory = stopped.memory();
+    // The frames are those of the registers at the stop: moving a thread changes its program counter only.
+    let (slots, _) = walker.walk(&thread.registers, &mut |at| memory.read_u64(at).ok());
+    for s in slots {
+        let old = prepared.old.iter().find(|o| o.range.contains(s.value - 1));
+        let to = match (old, s.interrupted) {
+            (Some(old), true) => old.to_original(s.value).map(|o| prepared.destination_or_original(o)),
+            (Some(old), false) => old.return_to_original(s.value).map(|o| prepared.return_destination(o)),
+            (None, true) => prepared.destination(s.value),
+            (None, false) => Some(prepared.return_destination(s.value)),
+        };
+        let to = to.filter(|to| *to != s.value);
+        if let Some(to) = to {
+            memory.write(s.slot, &to.get().to_le_bytes())?;
+            translated.insert(s.slot);
+        }
+    }
+    Ok(())
+}
+
+impl Prepared<'_> {
+    /// The return address in an arriving version that equals original return address `at`, else `at` itself.
+    fn return_destination(&self, at: Avma) -> Avma {
+        self.arriving
+            .iter()
+            .find_map(|a| {
+                let bias = LoadBias::between(Svma::new(0), Avma::new(a.record.bias));
+                a.reverse.byte(bias.to_stated(at - 1)).map(|v| bias.to_actual(v + 1))
+            })
+            .unwrap_or(at)
+    }
+}
+
+/// What of a thread leads into `range`: a register, or a word of its stack that was not translated.
+pub(crate) fn leads_into(
+    stopped: &Stopped,
+    range: AvmaRange,
+    threads: &[ThreadView],
+    translated: Option<&BTreeSet<Avma>>,
+) -> Result<Option<String>, ProcessError> {
+    let done = |at: &Avma| translated.is_some_and(|t| t.contains(at));
+    for thread in threads {
+        let r = stopped.registers(thread.tid)?;
+        let low = [r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp];
+        let high = [r.rip.get(), r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15];
+        if low.iter().chain(&high).any(|v| range.contains(Avma::new(*v))) {
+            return Ok(Some(format!("a register of thread {} holds an address in it", thread.tid)));
+        }
+        for (at, word) in thread.stacks.iter().flat_map(words) {
+            if range.contains(word) && !done(&at) && at >= r.rsp - 128 {
+                return Ok(Some(format!("thread {} may return into it (stack word at {at})", thread.tid)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Makes the function entries of a version that stays lead to the newest code, so that old frames call new functions.
+fn redirect_old_entries(
+    stopped: &Stopped,
+    prepared: &Prepared<'_>,
+    old: &OldVersion,
+    threads: &[ThreadView],
+) -> Result<(), ProcessError> {
+    let pointed: BTreeSet<Avma> = threads
+        .iter()
+        .flat_map(|t| t.stacks.iter().flat_map(words).map(|w| w.1).chain([t.registers.rip]))
+        .filter(|a| old.range.contains(*a))
+        .collect();
+    let pieces = &old.stored.map.pieces;
+    let mut jumps = Vec::new();
+    for r in old.stored.redirects.iter().filter(|r| r.kind == RedirectKind::Entry) {
+        let at = old.bias.to_actual(r.to);
+        let i = pieces.partition_point(|p| p.version <= r.to).saturating_sub(1);
+        // Room for a jump inside one piece, of which only the start is a branch target.
+        let room = pieces.get(i).is_some_and(|p| {
+            p.version.offset_from(r.to) <= 0 && r.to.offset_from(p.version) + LEN as i64 <= i64::from(p.len)
+        });
+        let busy = pointed.range(at + 1..at + LEN as u64).next().is_some();
+        let to = prepared.destination_or_original(old.bias.to_actual(r.at));
+        if room
+            && !busy
+            && let Some(bytes) = jump(at, to)
+        {
+            jumps.push((at, bytes));
+        }
+    }
+    write_jumps(stopped, &jumps)
+}

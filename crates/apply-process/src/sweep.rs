@@ -1,0 +1,257 @@
+//! Unmapping retired versions once nothing leads to them.
+//!
+//! Problem: a return address into a retired version may be on a stack that no thread is on (a coroutine's), where no walk
+//! finds it. Idea: nobody can enter a retired version but through such an address, and no new ones arise, so they only ever
+//! become fewer. All writable private memory of the process is therefore looked through for words that point into
+//! the version, *without* stopping it, and only registers and thread stacks in two short stops around that. A false hit (a dead
+//! stack slot, a number that looks like an address) only delays the unmapping: sweep again later.
+//!
+//! Limits: static programs without symbols may hold mangled addresses in `jmp_buf`s of a `setjmp` that was not
+//! recognised; there a version stays. So it does where there is too much memory to look through.
+
+use crate::frames::Walker;
+use crate::live::{Live, OldVersion};
+use crate::mapping::{borrow, write_hook};
+use crate::retire::leads_into;
+use crate::threads::{ThreadView, survey, words};
+use crate::{ProcessError, StateDir, Target};
+use restitch_address::{Avma, AvmaRange};
+use restitch_procfs::{self as procfs, Mapping, MappingName};
+use restitch_tracee::{Memory, StopTimes, Stopped};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Most bytes that are looked through.
+const MOST_MEMORY: u64 = 4 << 30;
+const PAGE: u64 = 4096;
+const CHUNK: u64 = 1 << 20;
+
+/// What a sweep did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Versions taken out.
+    pub unmapped: Vec<u32>,
+    /// Retired versions that stay, with the reason.
+    pub kept: Vec<(u32, String)>,
+    /// The longer of the two stops, in microseconds.
+    pub pause_us: u64,
+}
+
+pub(crate) fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
+    let mut report = SweepReport::default();
+    let all = live.old_versions();
+    let retired: Vec<&OldVersion> = all.iter().filter(|o| live.is_retired(o.number)).collect();
+    let nothing_else = retired.len() == all.len();
+    if retired.is_empty() && !(nothing_else && live.journal.hook.is_some()) {
+        return Ok(report);
+    }
+    let target = live.target.clone();
+    let walker = Walker::new(&target, &all);
+    let mut candidates: Vec<&OldVersion> = Vec::new();
+    let stopped = Stopped::seize_all(live.target.pid())?;
+    let threads = survey(&stopped, &walker)?;
+    for old in retired {
+        match reason_to_keep(live, &stopped, old, &threads)? {
+            Some(why) => report.kept.push((old.number, why)),
+            None => candidates.push(old),
+        }
+    }
+    report.pause_us = StopTimes::micros(stopped.resume().stopped);
+    let ranges: Vec<AvmaRange> = candidates.iter().map(|o| o.range).collect();
+    let hits = scan(live.target.pid(), &ranges, &threads)?;
+    candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
+        None => true,
+        Some((_, why)) => {
+            report.kept.push((old.number, why.clone()));
+            false
+        }
+    });
+    take_out(live, &walker, candidates, &mut report)?;
+    live.journal.save(&live.dir)?;
+    forget_files(live, &report.unmapped);
+    Ok(report)
+}
+
+/// The second stop: a last look at the threads, then the unmapping.
+fn take_out(
+    live: &mut Live,
+    walker: &Walker<'_>,
+    candidates: Vec<&OldVersion>,
+    report: &mut SweepReport,
+) -> Result<(), ProcessError> {
+    let stub = crate::install::stub_address(&live.target)?;
+    let mut stopped = Stopped::seize_all(live.target.pid())?;
+    let threads = survey(&stopped, walker)?;
+    let mut gone = Vec::new();
+    for old in candidates {
+        match leads_into(&stopped, old.range, &threads, None)? {
+            Some(why) => report.kept.push((old.number, why)),
+            None => gone.push(old),
+        }
+    }
+    let result = unmap(live, &mut stopped, stub, &gone);
+    let times = stopped.resume();
+    report.pause_us = report.pause_us.max(StopTimes::micros(times.stopped));
+    report.unmapped = gone.iter().map(|o| o.number).collect();
+    result
+}
+
+fn unmap(
+    live: &mut Live,
+    stopped: &mut Stopped,
+    stub: Avma,
+    gone: &[&OldVersion],
+) -> Result<(), ProcessError> {
+    let is_gone = |number: u32| gone.iter().any(|o| o.number == number);
+    let mut ranges: Vec<AvmaRange> = gone.iter().map(|o| o.range).collect();
+    for v in live.journal.versions.iter().filter(|v| is_gone(v.number)) {
+        ranges.extend(v.counters.map(|(start, len)| AvmaRange::new(Avma::new(start), len)));
+    }
+    live.journal.versions.retain(|v| !is_gone(v.number));
+    live.counters.retain(|c| !is_gone(c.0));
+    // The table first: once a range is unmapped, its tables must not be found any more.
+    write_hook(stopped, &live.journal)?;
+    if live.journal.versions.is_empty()
+        && let Some(h) = live.journal.hook.take()
+    {
+        stopped.memory().write(Avma::new(h.slot), &h.original.to_le_bytes())?;
+        let page = AvmaRange::new(Avma::new(h.page), h.len);
+        let mut in_hook = false;
+        for tid in stopped.threads() {
+            in_hook |= page.contains(stopped.registers(tid)?.rip);
+        }
+        // A thread inside the routine goes on to the original from there; the page stays for it.
+        if !in_hook {
+            ranges.push(page);
+        }
+    }
+    if !ranges.is_empty() {
+        let mut borrow = borrow(stopped, stub)?;
+        for range in ranges {
+            borrow.munmap(range)?;
+        }
+        borrow.finish()?;
+    }
+    Ok(())
+}
+
+fn reason_to_keep(
+    live: &Live,
+    stopped: &Stopped,
+    old: &OldVersion,
+    threads: &[ThreadView],
+) -> Result<Option<String>, ProcessError> {
+    if let Some(why) = hidden_addresses(&live.target) {
+        return Ok(Some(why));
+    }
+    leads_into(stopped, old.range, threads, None)
+}
+
+/// Whether the process may hold addresses in a form that no search finds.
+fn hidden_addresses(target: &Target) -> Option<String> {
+    let program = &target.modules[target.program];
+    let named = |name: &str| program.image.symbols_named(name).next().is_some();
+    let blind = program.image.is_static() && !named("_setjmp") && !named("setjmp") && !named("__sigsetjmp");
+    blind.then(|| "a static program without symbols may hold mangled addresses in it (setjmp)".into())
+}
+
+/// Looks through writable private memory, thread stacks apart. For each range that a word points into: where.
+fn scan(
+    pid: i32,
+    ranges: &[AvmaRange],
+    threads: &[ThreadView],
+) -> Result<Vec<(AvmaRange, String)>, ProcessError> {
+    let mut hits = Vec::new();
+    if ranges.is_empty() {
+        return Ok(hits);
+    }
+    let maps: Vec<Mapping> = procfs::maps(pid)?.into_iter().filter(|m| is_searched(m, threads)).collect();
+    let total: u64 = maps.iter().map(|m| m.range.len()).sum();
+    let memory = Memory::open_read_only(pid)?;
+    let pages = File::open(format!("/proc/{pid}/pagemap")).ok();
+    let mut looked_at = 0;
+    for m in &maps {
+        let mut at = m.range.start;
+        while at < m.range.end {
+            let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
+            for (start, len) in present(pages.as_ref(), at, len) {
+                looked_at += len;
+                // Memory that was unmapped meanwhile holds nothing.
+                let bytes = memory.read_vec(start, len as usize).unwrap_or_default();
+                look_at(&(start, bytes), ranges, &mut hits);
+            }
+            at = at + len;
+            if looked_at > MOST_MEMORY {
+                let why = format!("the process has too much memory to look through ({} MiB)", total >> 20);
+                return Ok(ranges.iter().map(|r| (*r, why.clone())).collect());
+            }
+        }
+    }
+    Ok(hits)
+}
+
+fn look_at(chunk: &(Avma, Vec<u8>), ranges: &[AvmaRange], hits: &mut Vec<(AvmaRange, String)>) {
+    let low = ranges.iter().map(|r| r.start).min().unwrap_or_default();
+    let high = ranges.iter().map(|r| r.end).max().unwrap_or_default();
+    for (at, word) in words(chunk) {
+        if word < low || word >= high {
+            continue;
+        }
+        for range in ranges.iter().filter(|r| r.contains(word)) {
+            if hits.iter().all(|h| h.0 != *range) {
+                hits.push((*range, format!("a word in memory at {at} points into it")));
+            }
+        }
+    }
+}
+
+/// Writable, private, and no stack of a thread (those were looked at while it stood still).
+fn is_searched(m: &Mapping, threads: &[ThreadView]) -> bool {
+    let p = &m.permissions;
+    let stack = threads.iter().flat_map(|t| &t.stacks).any(|(at, _)| m.range.contains(*at));
+    let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
+    p.write && !p.shared && !stack && !special
+}
+
+/// The runs of pages in `at..at+len` that are in memory or swapped out; all of it if the kernel does not say.
+fn present(pages: Option<&File>, at: Avma, len: u64) -> Vec<(Avma, u64)> {
+    let count = (len / PAGE) as usize;
+    let mut entries = vec![0u8; count * 8];
+    let read = pages.map(|f| f.read_exact_at(&mut entries, at.get() / PAGE * 8));
+    if !matches!(read, Some(Ok(()))) {
+        return vec![(at, len)];
+    }
+    let mut out: Vec<(Avma, u64)> = Vec::new();
+    for (i, entry) in entries.chunks_exact(8).enumerate() {
+        // Bit 63: present; bit 62: swapped (Documentation/admin-guide/mm/pagemap.rst).
+        if entry[7] & 0xc0 == 0 {
+            continue;
+        }
+        let page = at + i as u64 * PAGE;
+        match out.last_mut() {
+            Some((start, len)) if *start + *len == page => *len += PAGE,
+            _ => out.push((page, PAGE)),
+        }
+    }
+    out
+}
+
+/// Removes the files of versions that are no longer mapped.
+fn forget_files(live: &Live, unmapped: &[u32]) {
+    let dir: &StateDir = &live.dir;
+    for path in std::fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|e| e.path()) {
+        let prefix = format!("{}-{}.", live.target.process.pid, live.target.process.start_time);
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let of_gone = unmapped.iter().any(|n| name.contains(&format!(".v{n}.")));
+        if name.starts_with(&prefix) && of_gone && !still_mapped_elsewhere(&path) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether a forked relative still maps the file.
+fn still_mapped_elsewhere(path: &std::path::Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    let Ok(identity) = procfs::FileIdentity::of(&file) else { return false };
+    procfs::processes_mapping(identity).is_ok_and(|p| !p.is_empty())
+}

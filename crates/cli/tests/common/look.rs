@@ -1,0 +1,168 @@
+//! Looks at a process: which bytes of its code differ from the files, and what of restitch is mapped in it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// A line of `/proc/PID/maps`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub start: u64,
+    pub end: u64,
+    pub permissions: String,
+    pub offset: u64,
+    pub name: String,
+}
+
+/// The memory map of process `pid`. Empty when it has ended.
+pub fn maps(pid: u32) -> Vec<Line> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    text.lines().map(line).collect()
+}
+
+fn line(text: &str) -> Line {
+    let mut words = text.split_whitespace();
+    let range = words.next().expect("a range");
+    let (start, end) = range.split_once('-').expect("a range");
+    let hex = |t: &str| u64::from_str_radix(t, 16).expect("a hexadecimal number");
+    let permissions = words.next().expect("permissions").to_owned();
+    let offset = hex(words.next().expect("an offset"));
+    let name = words.skip(2).collect::<Vec<_>>().join(" ");
+    Line { start: hex(start), end: hex(end), permissions, offset, name }
+}
+
+impl Line {
+    fn is_code(&self) -> bool {
+        self.permissions.starts_with("r-x") && self.name.starts_with('/') && !self.is_ours()
+    }
+    /// Whether restitch has mapped it, as far as a name tells.
+    pub fn is_ours(&self) -> bool {
+        self.name.contains("restitch-version") || self.name.contains("restitch-counters")
+    }
+    /// Executable memory without a file: the hook's page.
+    fn is_anonymous_code(&self) -> bool {
+        self.permissions.contains('x') && self.name.is_empty()
+    }
+    /// The number of the version, from the file's name.
+    pub fn version(&self) -> Option<u32> {
+        let (_, rest) = self.name.rsplit_once(".v")?;
+        rest.split('.').next()?.parse().ok()
+    }
+}
+
+/// A place where memory is not the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    pub at: u64,
+    pub file: PathBuf,
+    /// Five bytes from `at` on, as they are in memory.
+    pub bytes: [u8; 5],
+}
+
+impl Difference {
+    /// Where the jump there goes, if it is one.
+    pub fn target(&self) -> Option<u64> {
+        let [0xe9, a, b, c, d] = self.bytes else { return None };
+        let displacement = i32::from_le_bytes([a, b, c, d]);
+        Some(self.at.wrapping_add(5).wrapping_add_signed(i64::from(displacement)))
+    }
+}
+
+fn memory(pid: u32) -> File {
+    File::open(format!("/proc/{pid}/mem")).expect("the memory of our own child can be read")
+}
+
+fn read(mem: &File, line: &Line) -> Vec<u8> {
+    let mut bytes = vec![0; (line.end - line.start) as usize];
+    match mem.read_exact_at(&mut bytes, line.start) {
+        Ok(()) => bytes,
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Places where the code of process `pid` differs from its files. Bytes behind the end of a file count as zero.
+pub fn differences(pid: u32) -> Vec<Difference> {
+    let mem = memory(pid);
+    let mut out = Vec::new();
+    for line in maps(pid).iter().filter(|l| l.is_code()) {
+        let path = PathBuf::from(&line.name);
+        let Ok(file) = std::fs::read(&path) else { continue };
+        let found = read(&mem, line);
+        let mut skip_to = 0;
+        for (i, byte) in found.iter().enumerate() {
+            let expected = file.get(line.offset as usize + i).copied().unwrap_or(0);
+            if *byte != expected && i >= skip_to {
+                let mut bytes = [0; 5];
+                // The first byte may be equal by chance; a redirect is found from its first differing byte.
+                let from = redirect_start(&found, i);
+                let n = (found.len() - from).min(5);
+                bytes[..n].copy_from_slice(&found[from..from + n]);
+                out.push(Difference { at: line.start + from as u64, file: path.clone(), bytes });
+                skip_to = from + 5;
+            }
+        }
+    }
+    out
+}
+
+/// Where the jump begins whose first differing byte is at `i`: an `e9` that was there before does not differ.
+fn redirect_start(found: &[u8], i: usize) -> usize {
+    if found[i] == 0xe9 {
+        return i;
+    }
+    (i.saturating_sub(4)..i).rev().find(|&j| found[j] == 0xe9).unwrap_or(i)
+}
+
+/// What of restitch is mapped: versions, counters.
+pub fn ours(pid: u32) -> Vec<Line> {
+    maps(pid).into_iter().filter(Line::is_ours).collect()
+}
+
+/// The state of a process that restitch has to give back: its read-only memory and its mappings without a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// By first address: name, bytes.
+    read_only: BTreeMap<u64, (String, Vec<u8>)>,
+    anonymous_code: usize,
+}
+
+impl Snapshot {
+    pub fn of(pid: u32) -> Self {
+        let mem = memory(pid);
+        let lines = maps(pid);
+        let read_only = lines
+            .iter()
+            .filter(|l| l.permissions.starts_with('r') && !l.permissions.contains('w'))
+            .filter(|l| l.name.starts_with('/') && !l.is_ours())
+            .map(|l| (l.start, (l.name.clone(), read(&mem, l))))
+            .collect();
+        Self { read_only, anonymous_code: lines.iter().filter(|l| l.is_anonymous_code()).count() }
+    }
+
+    /// Where `now` is not what this was; files mapped since do not count. Empty: all is back.
+    pub fn changes(&self, now: &Self) -> Vec<String> {
+        let mut out = Vec::new();
+        for (start, (name, bytes)) in &self.read_only {
+            match now.read_only.get(start) {
+                Some((_, other)) if other == bytes => {}
+                Some((_, other)) => {
+                    let places: Vec<String> = (0..bytes.len().min(other.len()))
+                        .filter(|&i| bytes[i] != other[i])
+                        .take(4)
+                        .map(|i| format!("{:#x}", start + i as u64))
+                        .collect();
+                    out.push(format!("{name} at {start:#x} differs, first at {}", places.join(", ")));
+                }
+                None => out.push(format!("{name} at {start:#x} is gone")),
+            }
+        }
+        if now.anonymous_code > self.anonymous_code {
+            out.push(format!(
+                "{} nameless executable mappings stay",
+                now.anonymous_code - self.anonymous_code
+            ));
+        }
+        out
+    }
+}

@@ -1,0 +1,135 @@
+//! What the tests of the command share: the command with a state directory of its own, test programs that run until they
+//! are told to end, and looks at a process from outside that owe nothing to restitch's own code.
+#![allow(dead_code, reason = "each test binary uses its part of this module")]
+
+pub mod look;
+pub mod target;
+pub mod truth;
+
+pub use target::{Target, stoppable};
+
+use restitch_testkit::{Finished, TempDir};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a command may take on a machine that is busy with other things.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The documented exit codes.
+pub mod code {
+    pub const DONE: i32 = 0;
+    pub const FAILURE: i32 = 1;
+    pub const USAGE: i32 = 2;
+    pub const BAD_INPUT: i32 = 3;
+    pub const VANISHED: i32 = 4;
+    pub const NOT_PERMITTED: i32 = 5;
+    pub const REFUSED: i32 = 6;
+    pub const NOTHING_TO_DO: i32 = 7;
+}
+
+/// The command, with a state directory that nobody else uses.
+pub struct Restitch {
+    state: TempDir,
+}
+
+impl Restitch {
+    pub fn new() -> Self {
+        Self { state: restitch_testkit::scratch() }
+    }
+
+    /// The state directory.
+    pub fn state(&self) -> &Path {
+        self.state.path()
+    }
+
+    /// The command with `arguments`, not started yet.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_restitch"));
+        command.args(arguments).env("RESTITCH_STATE_DIR", self.state.path());
+        command
+    }
+
+    /// Runs it to its end. Whatever it was given, it must not panic.
+    #[track_caller]
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Finished {
+        finish(&mut self.command(arguments))
+    }
+
+    /// `attach` in its shortest form, with `more` options. A target that got too little time of a busy machine is
+    /// watched again, longer.
+    #[track_caller]
+    pub fn attach(&self, pid: u32, more: &[&str]) -> Finished {
+        let pid = pid.to_string();
+        let mut last = None;
+        for duration in ["1", "3", "10"] {
+            let mut arguments = vec!["attach", &pid, "--duration", duration, "--measure", "0"];
+            arguments.extend(more);
+            let finished = self.run(&arguments);
+            if finished.status.code() != Some(code::NOTHING_TO_DO) {
+                return finished;
+            }
+            last = Some(finished);
+        }
+        last.expect("it ran")
+    }
+
+    /// `revert`, again and again until no version stays mapped or `tries` are used up. The last output.
+    #[track_caller]
+    pub fn revert(&self, pid: u32) -> Finished {
+        self.run(&["revert", &pid.to_string()])
+    }
+
+    #[track_caller]
+    pub fn status(&self, pid: u32) -> Finished {
+        self.run(&["status", &pid.to_string()])
+    }
+
+    /// Journals in the state directory.
+    pub fn journals(&self) -> Vec<PathBuf> {
+        self.files().into_iter().filter(|p| p.extension() == Some(OsStr::new("json"))).collect()
+    }
+
+    /// Everything in the state directory.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let mut out: Vec<PathBuf> =
+            std::fs::read_dir(self.state()).into_iter().flatten().flatten().map(|e| e.path()).collect();
+        out.sort();
+        out
+    }
+}
+
+/// Runs a command of restitch to its end; it must end in an orderly way.
+#[track_caller]
+pub fn finish(command: &mut Command) -> Finished {
+    let finished = restitch_testkit::run(command, PATIENCE);
+    let told = format!("{command:?}: {}\n{}\n{}", finished.status, finished.stdout, finished.stderr);
+    assert!(finished.status.code().is_some_and(|c| c != 101), "it was killed or panicked: {told}");
+    assert!(!finished.stderr.contains("panicked at"), "{told}");
+    finished
+}
+
+/// Asserts the exit code and that the message names each of `words`.
+#[track_caller]
+pub fn expect_message(finished: &Finished, code: i32, words: &[&str]) {
+    finished.expect(code);
+    for word in words {
+        assert!(finished.stderr.contains(word), "{word:?} is missing in the message: {}", finished.stderr);
+    }
+}
+
+/// A repeatable source of random numbers (xorshift64).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit.max(1)
+    }
+}

@@ -1,0 +1,114 @@
+//! Test programs that run until the test ends them.
+
+use super::look::Snapshot;
+use super::{PATIENCE, look};
+use restitch_testkit::{Error, Guarded, SUCCESS, TempDir, compile, program, scratch, wait_until};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Rises when `stoppable.h` changes, since compiled programs are cached by their flags.
+const HEADER: &str = "-DSTOPPABLE=1";
+
+/// `source` of tests/programs, compiled so that [`Target::stop`] ends it. `None`, with a message, if that is impossible here
+/// (no static libraries, say).
+pub fn stoppable(source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
+    let mut all = vec!["-D_GNU_SOURCE", HEADER, "-include", header];
+    all.extend(flags);
+    match compile(&program(source), &all) {
+        Ok(path) => Some(path),
+        Err(Error::Missing { tool }) => {
+            restitch_testkit::skipped(&format!("{tool} is missing"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A running test program.
+pub struct Target {
+    process: Guarded,
+    folder: TempDir,
+    /// What it is, for messages.
+    pub name: String,
+    before: Option<Snapshot>,
+}
+
+impl Target {
+    /// Starts `program` and waits until it computes. It ends by itself after ten minutes.
+    pub fn start(program: &Path) -> Self {
+        Self::start_with(program, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn start_with(program: &Path, arguments: &[&str]) -> Self {
+        let folder = scratch();
+        let mut command = Command::new(program);
+        command.args(["--seconds", "600"]).args(arguments);
+        command.env("RESTITCH_TEST_STOP", folder.path().join("stop")).stdin(Stdio::null());
+        let process = Guarded::spawn(&mut command).expect("a compiled program starts");
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut out = Self { process, folder, name, before: None };
+        let pid = out.pid();
+        let began = wait_until(PATIENCE, || (cpu_ticks(pid) >= 5).then_some(()));
+        assert!(began.is_some() || !out.is_running(), "{} does not compute", out.name);
+        out.before = Some(Snapshot::of(pid));
+        out
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.process.is_running()
+    }
+
+    #[track_caller]
+    pub fn assert_running(&mut self, when: &str) {
+        let ended = self.process.child().try_wait().ok().flatten();
+        assert!(ended.is_none(), "{} ended ({}) {when}", self.name, ended.unwrap_or_default());
+    }
+
+    /// Asserts that the process is as it was before restitch came: all read-only bytes, all mappings.
+    #[track_caller]
+    pub fn assert_untouched(&self, when: &str) {
+        assert_eq!(look::differences(self.pid()), [], "{} {when}: its code is not the file's", self.name);
+        assert_eq!(look::ours(self.pid()), [], "{} {when}: versions stay mapped", self.name);
+        let before = self.before.as_ref().expect("taken at the start");
+        let changes = before.changes(&Snapshot::of(self.pid()));
+        assert!(changes.is_empty(), "{} {when}: {changes:?}", self.name);
+    }
+
+    /// Tells it to end; all its checks have to have held.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        std::fs::write(self.folder.path().join("stop"), "").expect("the folder is writable");
+        let status = self.process.wait_within(PATIENCE);
+        let status = status.unwrap_or_else(|| panic!("{} does not end", self.name));
+        assert_eq!(status.code(), Some(SUCCESS), "{}: {status}", self.name);
+    }
+
+    /// Asserts that it goes on computing.
+    #[track_caller]
+    pub fn assert_computing(&mut self, when: &str) {
+        let (pid, before) = (self.pid(), cpu_ticks(self.pid()));
+        let goes_on = wait_until(PATIENCE, || (cpu_ticks(pid) > before).then_some(()));
+        self.assert_running(when);
+        assert!(goes_on.is_some(), "{} stands still {when}", self.name);
+    }
+}
+
+/// CPU time of a process in clock ticks, its waited-for children included; 0 when it has ended.
+pub fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // utime, stime, cutime, cstime: fields 14 to 17 of proc(5), the third is the first behind the name.
+    (11..15).filter_map(|i| fields.get(i)?.parse::<u64>().ok()).sum()
+}
+
+/// Waits a little: for races that have to be given a chance, never for a result.
+pub fn linger(milliseconds: u64) {
+    std::thread::sleep(Duration::from_millis(milliseconds));
+}

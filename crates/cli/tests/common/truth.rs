@@ -1,0 +1,55 @@
+//! Whether `restitch status` tells what is in a process.
+
+use super::{Restitch, code, look};
+use std::collections::BTreeSet;
+
+/// What `status` says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    pub original: bool,
+    pub places: usize,
+    /// Number, kind, whether retired.
+    pub versions: Vec<(u32, String, bool)>,
+    pub left_counting: bool,
+}
+
+/// Reads the output for one process.
+pub fn parse(text: &str) -> Said {
+    let mut said = Said::default();
+    for line in text.lines() {
+        said.original |= line.ends_with(": original code");
+        said.left_counting |= line.contains("left in a counting version");
+        if let Some(rest) = line.strip_prefix("  version ") {
+            let number = rest.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+            let kind = if line.contains(": counting,") { "counting" } else { "optimized" };
+            said.versions.push((number, kind.to_owned(), line.ends_with(", retired")));
+        } else if let Some(rest) = line.strip_suffix(" places patched") {
+            said.places = rest.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+        }
+    }
+    said
+}
+
+/// Asserts that `status` says of process `pid` what its memory says. It has to be at rest: no restitch works on it.
+#[track_caller]
+pub fn assert_truthful(restitch: &Restitch, pid: u32, when: &str) {
+    let status = restitch.status(pid);
+    status.expect(code::DONE);
+    let said = parse(&status.stdout);
+    let places = look::differences(pid);
+    let mapped = look::ours(pid);
+    let told = format!("{when}: {}\n{} places differ, mapped: {mapped:?}", status.stdout, places.len());
+    assert_eq!(said.original, places.is_empty() && mapped.is_empty(), "{told}");
+    assert_eq!(said.places > 0, !places.is_empty(), "{told}");
+    let in_force: BTreeSet<u32> = places
+        .iter()
+        .filter_map(|p| p.target())
+        .filter_map(|to| mapped.iter().find(|l| l.start <= to && to < l.end)?.version())
+        .collect();
+    for version in in_force.iter() {
+        let line = said.versions.iter().find(|v| v.0 == *version);
+        assert!(line.is_some_and(|v| !v.2), "version {version} is in force; {told}");
+    }
+    let counting = said.versions.iter().any(|v| in_force.contains(&v.0) && v.1 == "counting");
+    assert_eq!(said.left_counting, counting, "{told}");
+}

@@ -1,0 +1,218 @@
+//! restitch killed at any moment: the target goes on, `status` tells what was left, `revert` and the next `attach` put it right.
+//!
+//! The moments are random ones of the whole run, and random ones just after each change of the journal, around which the
+//! switches are. `RESTITCH_KILLS` sets the number of kills (default 64), `RESTITCH_SEED` the random numbers.
+
+mod common;
+
+use common::truth::assert_truthful;
+use common::{Random, Restitch, Target, code, look, stoppable};
+use restitch_testkit::{Guarded, Server, compile, program, require, wait_until};
+use std::os::unix::fs::MetadataExt;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
+}
+
+/// A moment at which to kill.
+#[derive(Debug, Clone, Copy)]
+enum Moment {
+    /// So long after the start.
+    Time(Duration),
+    /// So long after the journal has changed so many times.
+    Journal(u64, Duration),
+}
+
+impl Moment {
+    fn any(random: &mut Random, longest: u64) -> Self {
+        let micros = |n| Duration::from_micros(n);
+        match random.below(4) {
+            0 => Self::Time(micros(random.below(longest))),
+            _ => Self::Journal(1 + random.below(5), micros(random.below(1 << random.below(14)))),
+        }
+    }
+}
+
+/// Which file the journal is now: it is replaced at each change.
+fn journal_state(restitch: &Restitch) -> Option<(u64, i64)> {
+    let meta = std::fs::metadata(restitch.journals().first()?).ok()?;
+    Some((meta.ino(), meta.mtime_nsec()))
+}
+
+/// Starts restitch with `arguments` and kills it at `moment`, or lets it end if it does so before.
+fn killed(restitch: &Restitch, arguments: &[&str], moment: Moment) {
+    let mut command = restitch.command(arguments);
+    let mut last = journal_state(restitch);
+    let mut run =
+        Guarded::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())).unwrap();
+    let wait = match moment {
+        Moment::Time(wait) => wait,
+        Moment::Journal(changes, wait) => {
+            let mut seen = 0;
+            // Busy, since the moments are short; over when restitch is.
+            while seen < changes && run.is_running() {
+                let now = journal_state(restitch);
+                if now != last {
+                    (seen, last) = (seen + 1, now);
+                }
+            }
+            wait
+        }
+    };
+    std::thread::sleep(wait);
+    let _ = run.kill();
+}
+
+/// A process under test, and how to find out that it is well.
+trait Subject {
+    fn pid(&self) -> u32;
+    fn assert_well(&mut self, when: &str);
+    fn assert_untouched(&self, when: &str);
+}
+
+impl Subject for Target {
+    fn pid(&self) -> u32 {
+        Target::pid(self)
+    }
+    fn assert_well(&mut self, when: &str) {
+        self.assert_computing(when);
+    }
+    fn assert_untouched(&self, when: &str) {
+        Target::assert_untouched(self, when);
+    }
+}
+
+const ATTACH: [&str; 6] = ["--duration", "1", "--measure", "0", "--once", "attach"];
+
+fn attach_arguments(pid: &str) -> Vec<&str> {
+    let (options, command) = ATTACH.split_at(5);
+    command.iter().copied().chain([pid]).chain(options.iter().copied()).collect()
+}
+
+/// One kill and what follows.
+fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random, round: u64) {
+    let pid = subject.pid().to_string();
+    let reverting = random.below(3) == 0;
+    let (arguments, longest) = match reverting {
+        true => {
+            restitch.attach(subject.pid(), &[]).expect(code::DONE);
+            (vec!["revert", &pid], 60_000)
+        }
+        false => (attach_arguments(&pid), 1_800_000),
+    };
+    let moment = Moment::any(random, longest);
+    killed(restitch, &arguments, moment);
+    let when = format!("kill {round}: {} at {moment:?}", arguments[0]);
+    subject.assert_well(&when);
+    assert_truthful(restitch, subject.pid(), &when);
+    if random.below(4) == 0 {
+        // The next attach works on whatever was left.
+        restitch.attach(subject.pid(), &[]).expect(code::DONE);
+        assert!(!look::differences(subject.pid()).is_empty(), "{when}, then attach: nothing is in force");
+        subject.assert_well(&format!("{when}, then attach"));
+        assert_truthful(restitch, subject.pid(), &format!("{when}, then attach"));
+    }
+    back_to_original(restitch, subject, &when);
+}
+
+#[track_caller]
+fn back_to_original(restitch: &Restitch, subject: &mut dyn Subject, when: &str) {
+    let reverted = wait_until(common::PATIENCE, || {
+        let finished = restitch.revert(subject.pid());
+        let code = finished.status.code();
+        assert!(matches!(code, Some(code::DONE | code::NOTHING_TO_DO)), "{when}: {}", finished.stderr);
+        assert_eq!(look::differences(subject.pid()), [], "{when}: {}", finished.stdout);
+        (!finished.stdout.contains("stays mapped")).then_some(())
+    });
+    assert!(reverted.is_some(), "{when}: a version stays mapped for ever");
+    subject.assert_well(when);
+    subject.assert_untouched(when);
+    assert_eq!(restitch.journals(), Vec::<std::path::PathBuf>::new(), "{when}: the journal stays");
+}
+
+fn kills(subject: &mut dyn Subject, seed: u64) {
+    let restitch = Restitch::new();
+    let seed = number("RESTITCH_SEED", seed);
+    let mut random = Random::new(seed);
+    for round in 0..number("RESTITCH_KILLS", 64) / 2 {
+        one_kill(&restitch, subject, &mut random, round);
+    }
+}
+
+#[test]
+fn a_program_that_throws_survives_every_kill() {
+    let throw = require!(stoppable("throw.cc", &["-O2"]), "g++");
+    let mut target = Target::start(&throw);
+    kills(&mut target, 1);
+    target.stop();
+}
+
+/// The server, and clients that check its answers all the time.
+struct Busy<'a> {
+    pid: u32,
+    before: common::look::Snapshot,
+    answers: &'a AtomicU64,
+    wrong: &'a AtomicU64,
+}
+
+impl Subject for Busy<'_> {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+    fn assert_well(&mut self, when: &str) {
+        let before = self.answers.load(Ordering::SeqCst);
+        let answered = wait_until(common::PATIENCE, || {
+            (self.answers.load(Ordering::SeqCst) > before + 20 || self.wrong.load(Ordering::SeqCst) > 0)
+                .then_some(())
+        });
+        assert!(answered.is_some(), "the server does not answer {when}");
+        assert_eq!(self.wrong.load(Ordering::SeqCst), 0, "wrong or missing answers {when}");
+    }
+    fn assert_untouched(&self, when: &str) {
+        assert_eq!(look::ours(self.pid), [], "versions stay mapped {when}");
+        let changes = self.before.changes(&common::look::Snapshot::of(self.pid));
+        assert!(changes.is_empty(), "{when}: {changes:?}");
+    }
+}
+
+#[test]
+fn a_busy_server_survives_every_kill() {
+    let server = require!(compile(&program("server.c"), &["-O2"]).ok(), "gcc");
+    let mut server = Server::start(&server).expect("the server starts");
+    let (answers, wrong, end) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let stop = Stop(&end);
+        for client in 0..3 {
+            let mut connection = server.connect().expect("the server listens");
+            let (answers, wrong, end) = (&answers, &wrong, &end);
+            scope.spawn(move || {
+                let mut seed = client;
+                while !end.load(Ordering::SeqCst) {
+                    seed += 3;
+                    match connection.check(seed, 2000) {
+                        Ok(true) => answers.fetch_add(1, Ordering::SeqCst),
+                        _ => wrong.fetch_add(1, Ordering::SeqCst),
+                    };
+                }
+            });
+        }
+        let pid = server.pid();
+        wait_until(common::PATIENCE, || (answers.load(Ordering::SeqCst) > 20).then_some(()));
+        let before = common::look::Snapshot::of(pid);
+        kills(&mut Busy { pid, before, answers: &answers, wrong: &wrong }, 2);
+        drop(stop);
+    });
+    assert!(server.process().is_running());
+}
+
+/// Ends the clients, also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
