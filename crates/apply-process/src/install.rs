@@ -105,6 +105,7 @@ pub(crate) fn switch(
     report.stop_us = restitch_tracee::StopTimes::micros(times.stopping);
     report.pause_us = restitch_tracee::StopTimes::micros(times.stopped);
     live.journal.save(&live.dir)?;
+    live.journal.save_records(&live.dir)?;
     result.map(|()| report)
 }
 
@@ -138,11 +139,13 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
     let module = &live.target.modules[new.module];
     let v = new.version;
     let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let file = live.dir.version_file(live.target.process, &name, v.number);
-    let map_file = file.with_extension("restitch-map");
-    live.dir.write(&file, &v.bytes, 0o644)?;
-    let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() };
-    live.dir.write(&map_file, &stored.write(), 0o600)?;
+    let files = live.dir.version_files(&name, &v.bytes);
+    let same = std::fs::metadata(&files.version).is_ok_and(|m| m.len() == v.bytes.len() as u64);
+    if !same || !files.map.exists() {
+        let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() };
+        live.dir.write(&files.map, &stored.write(), 0o600)?;
+        live.dir.write(&files.version, &v.bytes, 0o644)?;
+    }
     let start = module.bias.to_actual(v.range.start);
     let counters = v
         .counters
@@ -155,8 +158,8 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
         bias: module.bias.get(),
         start: start.get(),
         len: v.loaded_len,
-        file,
-        map_file,
+        file: files.version,
+        map_file: files.map,
         eh_frame_hdr: module.bias.to_actual(v.eh_frame_hdr.start).get(),
         counters,
         retired: false,

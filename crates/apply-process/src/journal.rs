@@ -3,9 +3,10 @@
 //! It is written before the first byte changes and after each step, whole or not at all. What it lists may not have
 //! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
 
+use crate::store::{VersionFiles, is_version_file};
 use crate::{ProcessError, StateDir};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::ProcessId;
+use restitch_procfs::{Mapping, ProcessId};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -72,6 +73,13 @@ impl JournalVersion {
     }
 }
 
+/// What lies beside a version file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    version: JournalVersion,
+    hook: Option<JournalHook>,
+}
+
 /// One code patch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalPatch {
@@ -117,9 +125,48 @@ impl Journal {
         ProcessId { pid: self.pid, start_time: self.start_time }
     }
 
-    /// A copy for a child that was forked off with all of this in place.
-    pub fn inherited_by(&self, child: ProcessId) -> Self {
-        Self { pid: child.pid, start_time: child.start_time, ..self.clone() }
+    /// Writes each version's record beside its file: a child that is forked off inherits the mapping, and finds the record
+    /// by it.
+    ///
+    /// # Errors
+    /// If the disk does not take it.
+    pub(crate) fn save_records(&self, dir: &StateDir) -> Result<(), ProcessError> {
+        for version in &self.versions {
+            let record = Record { version: version.clone(), hook: self.hook.clone() };
+            let bytes = serde_json::to_vec(&record).expect("plain data serializes");
+            dir.write(&VersionFiles::of(&version.file).record, &bytes, 0o600)?;
+        }
+        Ok(())
+    }
+
+    /// The journal of a process that has version files mapped but no journal of its own: a child of one that had. Its
+    /// patches are not known here. `None` if nothing is mapped.
+    pub(crate) fn inherited(process: ProcessId, maps: &[Mapping]) -> Option<Self> {
+        let mut journal = Self::new(process);
+        for path in maps.iter().filter(|m| m.permissions.execute).filter_map(|m| m.path()) {
+            if !is_version_file(path) || journal.versions.iter().any(|v| v.file == path) {
+                continue;
+            }
+            let read = std::fs::read(VersionFiles::of(path).record).ok();
+            let Some(record) = read.and_then(|b| serde_json::from_slice::<Record>(&b).ok()) else { continue };
+            journal.next_number = journal.next_number.max(record.version.number + 1);
+            journal.hook = journal.hook.or(record.hook);
+            journal.versions.push(record.version);
+        }
+        (!journal.versions.is_empty()).then_some(journal)
+    }
+
+    /// Forgets what is not mapped: the process has executed another program since, or an attach was killed before it
+    /// mapped what it had planned.
+    pub(crate) fn retain_mapped(&mut self, maps: &[Mapping]) {
+        let mapped = |at: u64| maps.iter().any(|m| m.range.start.get() == at && m.permissions.execute);
+        self.versions.retain(|v| mapped(v.start));
+        if self.hook.as_ref().is_some_and(|h| !mapped(h.page)) {
+            self.hook = None;
+        }
+        if self.versions.is_empty() && self.hook.is_none() {
+            self.patches.clear();
+        }
     }
 
     /// Whether nothing of restitch is left in the process.

@@ -1,12 +1,13 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
 use crate::install::{self, Incoming, SwitchReport};
-use crate::journal::{Journal, JournalVersion, VersionKind};
+use crate::journal::{Journal, JournalPatch, JournalVersion, VersionKind};
 use crate::map_file::StoredMap;
+use crate::patches::LEN;
 use crate::sweep::{self, SweepReport};
 use crate::{ProcessError, StateDir, Target};
-use restitch_address::{AvmaRange, LoadBias, Svma};
-use restitch_procfs::{self as procfs, GapRequest, ProcessId, find_gap};
+use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_procfs::{self as procfs, GapRequest, find_gap};
 use restitch_tracee::Stopped;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -54,7 +55,7 @@ impl Live {
     /// If the process cannot be read or the journal is damaged.
     pub fn open(pid: i32, dir: StateDir) -> Result<Self, ProcessError> {
         let target = Target::open(pid)?;
-        let journal = find_journal(&dir, target.process)?.unwrap_or_else(|| Journal::new(target.process));
+        let journal = find_journal(&dir, &target)?;
         Ok(Self { target, dir, journal, counters: Vec::new() })
     }
 
@@ -170,13 +171,9 @@ impl Live {
         Ok(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
     }
 
-    /// Forgets a process that has ended: removes its files.
-    ///
-    /// # Errors
-    /// None; the form is that of its neighbours.
-    pub fn forget(self) -> Result<(), ProcessError> {
-        self.dir.forget(self.target.process);
-        Ok(())
+    /// Forgets a process that has ended.
+    pub fn forget(self) {
+        self.dir.collect_garbage();
     }
 
     /// Whether a counting version is in the process that nobody reads any more.
@@ -190,7 +187,7 @@ impl Live {
     }
 
     fn old_version(&self, v: &JournalVersion) -> OldVersion {
-        let bias = LoadBias::between(Svma::new(0), restitch_address::Avma::new(v.bias));
+        let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
         // Without its map nobody can be moved out of a version; it is kept then.
         let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
         let module = self.target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
@@ -198,24 +195,33 @@ impl Live {
     }
 }
 
-/// The journal of `process`, or that of the relative whose versions it has inherited through `fork`.
-fn find_journal(dir: &StateDir, process: ProcessId) -> Result<Option<Journal>, ProcessError> {
+/// The journal of the process, or what it has inherited through `fork`; brought in line with what is really mapped.
+fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError> {
+    let process = target.process;
+    let maps = procfs::maps(process.pid)?;
     let own = dir.journal(process);
     if own.exists() {
-        return Journal::read(&own).map(Some);
+        let mut journal = Journal::read(&own)?;
+        journal.retain_mapped(&maps);
+        return Ok(journal);
     }
-    let maps = procfs::maps(process.pid)?;
-    for path in dir.journals() {
-        let Ok(journal) = Journal::read(&path) else { continue };
-        let inherited = journal.versions.iter().any(|v| {
-            maps.iter()
-                .any(|m| m.range.start == v.range().start && m.path().is_some_and(|p| p == v.file.as_path()))
-        });
-        if inherited {
-            return Ok(Some(journal.inherited_by(process)));
+    let Some(mut journal) = Journal::inherited(process, &maps) else { return Ok(Journal::new(process)) };
+    for v in &journal.versions {
+        let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
+        let Some(module) = target.modules.iter().find(|m| m.bias == bias && m.path == v.module) else {
+            continue;
+        };
+        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
+        for r in stored.redirects {
+            if let Some(original) = module.image.read(r.at, LEN).and_then(|b| b.try_into().ok()) {
+                let at = bias.to_actual(r.at).get();
+                journal.patches.push(JournalPatch { at, original, now: original });
+            }
         }
     }
-    Ok(None)
+    journal.patches.sort_by_key(|p| p.at);
+    journal.patches.dedup_by_key(|p| p.at);
+    Ok(journal)
 }
 
 /// The union of two memory maps: what is free in it is free in both.

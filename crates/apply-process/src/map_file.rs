@@ -19,8 +19,8 @@ pub(crate) struct StoredMap {
 const KINDS: [PieceKind; 5] =
     [PieceKind::Linear, PieceKind::Branch, PieceKind::Added, PieceKind::Inserted, PieceKind::Opaque];
 
-fn sum(bytes: &[u8]) -> u64 {
-    // FNV-1a, 64 bits.
+/// FNV-1a, 64 bits.
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
 }
 

@@ -3,18 +3,45 @@
 //! The directory has to be on a file system without `noexec` (a target maps version files executable) and reachable
 //! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
 
-use crate::ProcessError;
-use restitch_procfs::ProcessId;
+use crate::{Journal, ProcessError};
+use restitch_procfs::{self as procfs, ProcessId};
+use std::collections::BTreeSet;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Part of every version file's name, by which memory maps are recognised.
-const MARK: &str = ".restitch-version";
+/// Part of every version file's name (also of memory files), by which memory maps are recognised.
+const MARK: &str = "restitch-version";
+/// Ending of the file with a version's address map.
+const MAP: &str = "restitch-map";
+/// Ending of the file with a version's journal record.
+const RECORD: &str = "restitch-record";
 
 /// The state directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateDir {
     path: PathBuf,
+}
+
+/// The files of one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VersionFiles {
+    /// The ELF image that targets map.
+    pub version: PathBuf,
+    /// Its address map.
+    pub map: PathBuf,
+    /// Its journal record, for children that inherit the mapping.
+    pub record: PathBuf,
+}
+
+impl VersionFiles {
+    /// From the path of the version file.
+    pub fn of(version: &Path) -> Self {
+        Self {
+            version: version.into(),
+            map: version.with_extension(MAP),
+            record: version.with_extension(RECORD),
+        }
+    }
 }
 
 /// Whether a mapped file is one of our versions.
@@ -76,13 +103,12 @@ impl StateDir {
         self.path.join(format!("{}-{}.json", process.pid, process.start_time))
     }
 
-    /// The file of a version: readable for all, because the target maps it under its own user.
-    pub fn version_file(&self, process: ProcessId, module: &str, number: u32) -> PathBuf {
-        let module: String = module
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' })
-            .collect();
-        self.path.join(format!("{}-{}.{module}.v{number}{MARK}", process.pid, process.start_time))
+    /// The files of a version, named by its content: processes that share a version share the file, and its pages.
+    pub(crate) fn version_files(&self, module: &str, bytes: &[u8]) -> VersionFiles {
+        let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' };
+        let module: String = module.chars().map(safe).collect();
+        let stem = self.path.join(format!("{module}.{:016x}.{MARK}", crate::map_file::sum(bytes)));
+        VersionFiles::of(&stem)
     }
 
     /// Writes `bytes` to `path` so that it is there whole or not at all, also after a crash.
@@ -114,24 +140,44 @@ impl StateDir {
         }
     }
 
-    /// Removes everything that belongs to an ended process.
-    pub fn forget(&self, process: ProcessId) {
-        let own = format!("{}-{}.", process.pid, process.start_time);
-        for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&own) {
-                let _ = std::fs::remove_file(entry.path());
+    /// Removes the journals of ended processes, and the version files that no journal lists and no process has mapped.
+    pub fn collect_garbage(&self) {
+        let mut listed = BTreeSet::new();
+        for path in self.journals() {
+            match Journal::read(&path) {
+                Ok(journal) if journal.process().is_alive() => {
+                    listed.extend(journal.versions.into_iter().map(|v| v.file));
+                }
+                Ok(_) => drop(std::fs::remove_file(path)),
+                Err(_) => {}
+            }
+        }
+        let files: Vec<PathBuf> =
+            self.entries().filter(|p| p.extension().is_some_and(|e| e == MARK)).collect();
+        if files.iter().all(|f| listed.contains(f)) {
+            return;
+        }
+        for pid in procfs::processes().unwrap_or_default() {
+            for mapping in procfs::maps(pid).unwrap_or_default() {
+                listed.extend(mapping.path().filter(|p| is_version_file(p)).map(Path::to_path_buf));
+            }
+        }
+        for file in files.iter().filter(|f| !listed.contains(*f)) {
+            let files = VersionFiles::of(file);
+            for path in [files.version, files.map, files.record] {
+                let _ = std::fs::remove_file(path);
             }
         }
     }
 
+    fn entries(&self) -> impl Iterator<Item = PathBuf> {
+        std::fs::read_dir(&self.path).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()))
+    }
+
     /// All journals in the directory.
     pub fn journals(&self) -> Vec<PathBuf> {
-        let mut out: Vec<PathBuf> = std::fs::read_dir(&self.path)
-            .into_iter()
-            .flatten()
-            .filter_map(|e| Some(e.ok()?.path()))
-            .filter(|p| p.extension().is_some_and(|e| e == "json"))
-            .collect();
+        let mut out: Vec<PathBuf> =
+            self.entries().filter(|p| p.extension().is_some_and(|e| e == "json")).collect();
         out.sort();
         out
     }

@@ -14,7 +14,7 @@ use crate::live::{Live, OldVersion};
 use crate::mapping::{borrow, write_hook};
 use crate::retire::leads_into;
 use crate::threads::{ThreadView, survey, words};
-use crate::{ProcessError, StateDir, Target};
+use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::{Memory, StopTimes, Stopped};
@@ -68,7 +68,9 @@ pub(crate) fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     });
     take_out(live, &walker, candidates, &mut report)?;
     live.journal.save(&live.dir)?;
-    forget_files(live, &report.unmapped);
+    if !report.unmapped.is_empty() {
+        live.dir.collect_garbage();
+    }
     Ok(report)
 }
 
@@ -234,24 +236,4 @@ fn present(pages: Option<&File>, at: Avma, len: u64) -> Vec<(Avma, u64)> {
         }
     }
     out
-}
-
-/// Removes the files of versions that are no longer mapped.
-fn forget_files(live: &Live, unmapped: &[u32]) {
-    let dir: &StateDir = &live.dir;
-    for path in std::fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|e| e.path()) {
-        let prefix = format!("{}-{}.", live.target.process.pid, live.target.process.start_time);
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let of_gone = unmapped.iter().any(|n| name.contains(&format!(".v{n}.")));
-        if name.starts_with(&prefix) && of_gone && !still_mapped_elsewhere(&path) {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Whether a forked relative still maps the file.
-fn still_mapped_elsewhere(path: &std::path::Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
-    let Ok(identity) = procfs::FileIdentity::of(&file) else { return false };
-    procfs::processes_mapping(identity).is_ok_and(|p| !p.is_empty())
 }

@@ -31,7 +31,11 @@ impl Moment {
         let micros = |n| Duration::from_micros(n);
         match random.below(4) {
             0 => Self::Time(micros(random.below(longest))),
-            _ => Self::Journal(1 + random.below(5), micros(random.below(1 << random.below(14)))),
+            _ => {
+                // Mostly at once, sometimes up to 8 ms later.
+                let most = 1 << random.below(14);
+                Self::Journal(1 + random.below(5), micros(random.below(most)))
+            }
         }
     }
 }
@@ -85,13 +89,6 @@ impl Subject for Target {
     }
 }
 
-const ATTACH: [&str; 6] = ["--duration", "1", "--measure", "0", "--once", "attach"];
-
-fn attach_arguments(pid: &str) -> Vec<&str> {
-    let (options, command) = ATTACH.split_at(5);
-    command.iter().copied().chain([pid]).chain(options.iter().copied()).collect()
-}
-
 /// One kill and what follows.
 fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random, round: u64) {
     let pid = subject.pid().to_string();
@@ -101,7 +98,7 @@ fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random,
             restitch.attach(subject.pid(), &[]).expect(code::DONE);
             (vec!["revert", &pid], 60_000)
         }
-        false => (attach_arguments(&pid), 1_800_000),
+        false => (vec!["attach", &pid, "--duration", "1", "--measure", "0"], 1_800_000),
     };
     let moment = Moment::any(random, longest);
     killed(restitch, &arguments, moment);

@@ -130,6 +130,14 @@ pub enum SessionError {
         /// The findings.
         why: String,
     },
+    /// The process is of a kind that is not touched.
+    #[error("process {pid}: {why}; restitch leaves it alone, nothing was changed")]
+    Refused {
+        /// The process.
+        pid: i32,
+        /// Why.
+        why: String,
+    },
     /// A command could not be run.
     #[error("running {command}: {why}")]
     Command {
@@ -164,6 +172,7 @@ impl SessionError {
             Self::Perf(restitch_perf::PerfError::NoProcess { .. }) => ExitCode::Vanished,
             Self::Perf(_) | Self::File { .. } | Self::Command { .. } | Self::Emit { .. } => ExitCode::Failure,
             Self::BadFile { .. } => ExitCode::BadInput,
+            Self::Refused { .. } => ExitCode::Refused,
             Self::NothingToDo(_) => ExitCode::NothingToDo,
             Self::Check { .. } => ExitCode::CheckFailed,
         }

@@ -17,6 +17,7 @@ mod modules;
 mod process_set;
 mod profiling;
 mod record;
+mod refusal;
 mod sampling;
 mod selection;
 mod status;

@@ -2,7 +2,7 @@
 
 use crate::{SessionError, Watcher};
 use restitch_address::{Avma, Svma};
-use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, VersionKind};
+use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_procfs as procfs;
 use std::collections::BTreeSet;
@@ -30,6 +30,7 @@ impl ProcessSet {
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let dir = StateDir::open()?;
         let leader = Live::open(pid, dir.clone())?;
+        crate::refusal::refuse(leader.target())?;
         let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid };
         set.refresh()?;
         Ok(set)
@@ -126,28 +127,24 @@ impl ProcessSet {
     ) -> Result<SwitchReport, SessionError> {
         let leader = self.leader.target().clone();
         let mut sum: Option<SwitchReport> = None;
-        for live in self.all_mut() {
-            let is_leader = live.target().pid() == leader.pid();
-            let incoming: Vec<Incoming<'_>> = versions
-                .iter()
-                .filter_map(|(module, version)| {
-                    let wanted = &leader.modules[*module];
-                    let module = live
-                        .target()
-                        .modules
-                        .iter()
-                        .position(|m| m.path == wanted.path && m.bias == wanted.bias)?;
-                    Some(Incoming { module, version, kind })
-                })
-                .collect();
-            match live.switch(&incoming) {
-                Ok(report) => sum = Some(add(sum, report)),
-                Err(error) if is_leader => return Err(error.into()),
-                Err(error) if !live.target().process.is_alive() => drop(error),
-                Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
+        let mut done: BTreeSet<i32> = BTreeSet::new();
+        // Children that are forked while the others are switched have the old state: they are found and follow.
+        loop {
+            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
+                let is_leader = live.target().pid() == leader.pid();
+                match live.switch(&incoming(live, &leader, versions, kind)) {
+                    Ok(report) => sum = Some(add(sum, report)),
+                    Err(error) if is_leader => return Err(error.into()),
+                    Err(_) if !live.target().process.is_alive() => {}
+                    Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
+                }
+            }
+            done.extend(self.pids());
+            self.refresh()?;
+            if self.pids().iter().all(|pid| done.contains(pid)) {
+                return Ok(sum.unwrap_or_default());
             }
         }
-        Ok(sum.unwrap_or_default())
     }
 
     /// Unmaps retired versions, in a few tries. What has to stay comes back with the reason.
@@ -187,6 +184,23 @@ impl ProcessSet {
     pub fn threads(&self) -> usize {
         self.pids().into_iter().filter_map(|p| procfs::threads(p).ok()).map(|t| t.len()).sum()
     }
+}
+
+/// The versions for one process: those of the modules that it has at the leader's addresses.
+fn incoming<'a>(
+    live: &Live,
+    leader: &Target,
+    versions: &'a [(usize, CheckedVersion)],
+    kind: VersionKind,
+) -> Vec<Incoming<'a>> {
+    let place = |module: usize| {
+        let wanted = &leader.modules[module];
+        live.target().modules.iter().position(|m| m.path == wanted.path && m.bias == wanted.bias)
+    };
+    let one = |(module, version): &'a (usize, CheckedVersion)| {
+        place(*module).map(|module| Incoming { module, version, kind })
+    };
+    versions.iter().filter_map(one).collect()
 }
 
 /// The longest pause, and the sums of what was done.

@@ -123,7 +123,7 @@ fn record_command(command: Command, watcher: &mut dyn Watcher) -> Result<(Profil
     let status = crate::launch::wait_for_end(process)?;
     let set = ProcessSet::alone(live, process.pid)?;
     let derived = derive_all(&set, &chosen, &counting)?;
-    set.into_leader().forget()?;
+    set.into_leader().forget();
     Ok((profile_file(&chosen, &derived), status))
 }
 

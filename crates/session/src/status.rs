@@ -2,7 +2,16 @@
 
 use crate::process_set::ProcessSet;
 use crate::{SessionError, Watcher};
-use restitch_apply_process::{Journal, Live, ProcessError, StateDir, SwitchReport, VersionKind};
+use restitch_address::Avma;
+use restitch_apply_process::{
+    Journal, JournalVersion, Live, ProcessError, StateDir, SwitchReport, VersionKind,
+};
+use restitch_procfs as procfs;
+use restitch_tracee::Memory;
+use std::collections::BTreeSet;
+
+/// Length of a redirect: `jmp` with a displacement of 32 bits.
+const JUMP: usize = 5;
 
 /// What restitch has in one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +42,7 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
     for one in pids {
         match Live::open(one, dir.clone()) {
             Ok(live) if live.journal().is_empty() && pid.is_none() => {}
-            Ok(live) => out.push(of(&live)),
+            Ok(live) => out.push(of(&live)?),
             Err(error) if pid.is_some() => return Err(error.into()),
             Err(_) => {}
         }
@@ -43,32 +52,48 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
 
 /// Processes with a journal; what ended processes have left behind is removed.
 fn living(dir: &StateDir) -> Vec<i32> {
-    let mut out = Vec::new();
-    for path in dir.journals() {
-        let Ok(journal) = Journal::read(&path) else { continue };
-        if journal.process().is_alive() {
-            out.push(journal.process().pid);
-        } else {
-            dir.forget(journal.process());
-        }
-    }
-    out
+    dir.collect_garbage();
+    dir.journals().iter().filter_map(|path| Journal::read(path).ok()).map(|j| j.process().pid).collect()
 }
 
-fn of(live: &Live) -> ProcessStatus {
+fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
     let target = live.target();
     let journal = live.journal();
-    ProcessStatus {
+    let mapped: BTreeSet<Avma> = procfs::maps(target.pid())?.iter().map(|m| m.range.start).collect();
+    let present: Vec<&JournalVersion> =
+        journal.versions.iter().filter(|v| mapped.contains(&v.range().start)).collect();
+    let jumps = jumps(target.pid(), journal)?;
+    let leads_to = |v: &JournalVersion| jumps.iter().any(|to| v.range().contains(*to));
+    let in_any = |to: &&Avma| present.iter().any(|v| v.range().contains(**to));
+    Ok(ProcessStatus {
         pid: target.pid(),
         program: target.modules[target.program].path.display().to_string(),
-        versions: journal
-            .versions
+        versions: present
             .iter()
-            .map(|v| (v.number, v.kind, v.module.display().to_string(), v.len, v.retired))
+            .map(|v| (v.number, v.kind, v.module.display().to_string(), v.len, !leads_to(v)))
             .collect(),
-        patches: journal.patches.len(),
-        left_counting: live.left_counting(),
+        patches: jumps.iter().filter(in_any).count(),
+        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)),
+    })
+}
+
+/// Where the jumps go that stand at the journal's places.
+fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
+    if journal.patches.is_empty() {
+        return Ok(Vec::new());
     }
+    let places: Vec<(Avma, usize)> = journal.patches.iter().map(|p| (Avma::new(p.at), JUMP)).collect();
+    let found = Memory::open_read_only(pid)?.read_many(&places);
+    Ok(places
+        .iter()
+        .zip(found)
+        .filter_map(|((at, _), bytes)| match bytes?[..] {
+            [0xe9, a, b, c, d] => {
+                Some((*at + JUMP as u64).offset(i64::from(i32::from_le_bytes([a, b, c, d]))))
+            }
+            _ => None,
+        })
+        .collect())
 }
 
 /// Gives process `pid` (and with `tree` all of its program) its original code back.
