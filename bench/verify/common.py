@@ -16,7 +16,7 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 
-from harness.machine import Failed, Machine, Missing, find, wait_for  # noqa: E402,F401
+from harness.machine import Failed, Machine, Missing, children, find, wait_for  # noqa: E402,F401
 
 RESTITCH = os.path.abspath(os.environ.get("RESTITCH", os.path.join(ROOT, "target/release/restitch")))
 VERBOSE = bool(os.environ.get("VERBOSE"))
@@ -105,19 +105,40 @@ class Toggling:
             log(f"  and: {self.problem}")
 
 
-def alternate(machine, pid, rounds, rate, tree=False, seconds=4):
-    """Rates (work a second) of original and attached code, interleaved: `rate()` measures one. The load runs while attaching."""
-    original, attached = [], []
+def alternate(machine, pid, rounds, work, busy=None, tree=False, seconds=4):
+    """Work done for each second of processor time that `pid` and its children use, original and attached, interleaved.
+    `work()` makes the process do some and returns how much; `busy()` (default: the same) keeps it busy while attaching.
+    Processor time, because other programs share this machine's cores and caches."""
+
+    def rate():
+        before = cpu_seconds(pid)
+        amount = work()
+        return amount / (cpu_seconds(pid) - before)
+
+    ratios = []
     for number in range(rounds):
-        original.append(rate())
-        with Busy(rate):
+        original = rate()
+        with Busy(busy or work):
             attach(machine, pid, tree, seconds)
-        attached.append(rate())
+        attached = rate()
         revert(machine, pid, tree)
-        log(f"  round {number + 1}: {original[-1]:.0f} /s original, {attached[-1]:.0f} /s attached: {attached[-1] / original[-1]:.3f}")
-    ratios = sorted(a / o for a, o in zip(attached, original))
+        ratios.append(attached / original)
+        log(f"  round {number + 1}: {original:.0f} original, {attached:.0f} attached, a CPU second: {ratios[-1]:.3f}")
+    ratios.sort()
     log(f"  ratio: median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f} in {rounds} rounds")
-    return ratios
+
+
+def cpu_seconds(pid):
+    """Processor time of a process, its ended children and its living descendants."""
+    ticks = 0
+    for process in children(pid):
+        try:
+            with open(f"/proc/{process}/stat") as f:
+                fields = f.read().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Busy:
@@ -136,6 +157,7 @@ class Busy:
 
         self.thread = threading.Thread(target=loop)
         self.thread.start()
+        time.sleep(1)
 
     def __exit__(self, kind, *_):
         self.stop.set()

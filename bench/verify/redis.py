@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Proves that redis answers every request while it is moved between layouts: two writers count up and read back their own
-keys through a loop of attach, attach again and revert, every answer is the expected one, the data survive a save and a
-restart's check. Prints the throughput of redis-benchmark before and after attaching, interleaved."""
+keys through a loop of attach, attach again and revert, every answer is the expected one, a background save (fork) ends well. Prints redis-benchmark's requests a CPU second before and after attaching, interleaved."""
 
 import csv
 import io
@@ -45,12 +44,15 @@ def main(machine):
     log(f"  {sum(counts)} requests while attaching and reverting, each with its right answer")
     bench = find("redis-benchmark")
 
-    def rate():
-        text = machine.client([bench, "-s", path, "-t", "set,get,lpush,lrange_100,hset,zadd", "-n", "60000", "-c", "20", "-P", "8", "--csv", "-r", "10000"])
-        rates = [float(row["rps"]) for row in csv.DictReader(io.StringIO(text))]
-        return statistics.harmonic_mean(rates)
+    def requests():
+        tests = ("set", "get", "lpush", "lrange_100", "hset", "zadd")
+        text = machine.client([bench, "-s", path, "-t", ",".join(tests), "-n", "60000", "-c", "20", "-P", "8", "--csv", "-r", "10000"])
+        rows = list(csv.DictReader(io.StringIO(text)))
+        if len(rows) < len(tests):
+            raise Failed(f"redis-benchmark did not finish:\n{text}")
+        return 60000 * len(rows)
 
-    alternate(machine, server.pid, ROUNDS, rate)
+    alternate(machine, server.pid, ROUNDS, requests)
     alive(server.pid, "redis-server")
 
 

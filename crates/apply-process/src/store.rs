@@ -149,6 +149,7 @@ impl StateDir {
                     listed.extend(journal.versions.into_iter().map(|v| v.file));
                 }
                 Ok(_) => drop(std::fs::remove_file(path)),
+                Err(_) if owner_of(&path).is_some_and(|p| !p.is_alive()) => drop(std::fs::remove_file(path)),
                 Err(_) => {}
             }
         }
@@ -181,6 +182,12 @@ impl StateDir {
         out.sort();
         out
     }
+}
+
+/// The process that a journal's name stands for.
+fn owner_of(journal: &Path) -> Option<ProcessId> {
+    let (pid, start_time) = journal.file_stem()?.to_str()?.split_once('-')?;
+    Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }
 
 /// The effective user, from the ownership of our own `/proc` entry.

@@ -38,7 +38,12 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
     File::create(progress_file).and_then(|f| f.set_len(8)).map_err(file)?;
     let exe = std::env::current_exe().map_err(|e| fail(e.to_string()))?;
     let mut command = Command::new(exe);
-    command.arg("demo-workload").arg("--").arg("--progress").arg(progress_file).args(["--seconds", "3600"]);
+    command
+        .arg("demo-workload")
+        .arg("--")
+        .arg("--progress")
+        .arg(progress_file)
+        .args(["--seconds", &(4.0 * seconds + 120.0).to_string()]);
     let child = Running(command.spawn().map_err(|e| fail(e.to_string()))?);
     let counter = File::open(progress_file).map_err(file)?;
 
