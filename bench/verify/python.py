@@ -35,6 +35,7 @@ while True:
 """
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 
+
 def main(machine):
     python = find("/usr/bin/python3")
     tests = available(machine, python)
@@ -45,6 +46,7 @@ def main(machine):
     compare(plain, suite(machine, [python], tests, lambda pid: Toggling(machine, pid, seconds=2)), "while attaching and reverting")
     speed(machine, python)
 
+
 def available(machine, python):
     """The tests that are installed."""
     found = machine.run([python, "-c", "import test, os; print('\\n'.join(os.listdir(os.path.dirname(test.__file__))))"]).split()
@@ -52,6 +54,7 @@ def available(machine, python):
     if "test_list" not in names:
         raise Missing("the test suite of Python is not installed (libpython3-testsuite)")
     return [t for t in TESTS if t in names]
+
 
 def suite(machine, prefix, tests, moving):
     """{test: how it ended}"""
@@ -80,15 +83,18 @@ def suite(machine, prefix, tests, moving):
         raise Failed(f"the test suite ended with {code} after {len(cases)} cases (log in /tmp/restitch-verify-python.log):\n{text[-3000:]}")
     return cases
 
+
 def summary(cases):
     bad = sorted(c for c, how in cases.items() if how in ("FAIL", "ERROR"))
     return f"{len(cases)} test cases, {len(bad)} fail" + (f" ({', '.join(bad[:5])})" if bad else "")
+
 
 def compare(plain, moved, what):
     log(f"  {what}: {summary(moved)}")
     other = sorted(c for c in plain if moved.get(c) in ("FAIL", "ERROR", None) and plain[c] != moved.get(c))
     if other:
         raise Failed(f"other results {what}: " + ", ".join(f"{c}: {plain[c]} -> {moved.get(c)}" for c in other[:20]))
+
 
 def speed(machine, python):
     script = machine.path("work.py")
@@ -117,5 +123,6 @@ def speed(machine, python):
     finally:
         child.kill()
         reader.join()
+
 
 program(main)

@@ -8,8 +8,9 @@ use crate::select::{Reach, Selection};
 use crate::{Request, elf};
 use restitch_address::Svma;
 use restitch_image::ImageKind;
-use restitch_program::{Block, JumpTable, TableEncoding};
+use restitch_program::{Block, JumpTable, TableEncoding, TableId};
 use restitch_x86::{displaced_load, encode, relocate_field};
+use std::collections::BTreeMap;
 
 /// Bytes of an entry.
 pub(crate) fn entry_size(table: &JumpTable) -> u64 {
@@ -33,8 +34,10 @@ pub(crate) struct Areas {
     pub text_end: u32,
     /// Start of the tables.
     pub tables: u32,
-    /// Start of each copy.
+    /// Start of the copy for each of [`Plan::copies`]; jumps through one table share one copy.
     pub copies: Vec<u32>,
+    /// The copies themselves: start, and the longest of the tables that begin there.
+    pub shared: Vec<(u32, TableId)>,
     /// End of the tables.
     pub tables_end: u32,
 }
@@ -45,14 +48,31 @@ pub(crate) fn areas(request: &Request<'_>, plan: &Plan) -> Areas {
     let hot_end = end_of(plan.hot.checked_sub(1)).unwrap_or(elf::HEADERS);
     let text_end = end_of(plan.order().last()).unwrap_or(elf::HEADERS);
     let tables = text_end.next_multiple_of(8);
-    let mut at = tables;
-    let mut copies = Vec::with_capacity(plan.copies.len());
-    for copy in &plan.copies {
-        at = at.next_multiple_of(8);
-        copies.push(at);
-        at += size(request.program.table(*copy)) as u32;
+    // An interpreter has hundreds of jumps through one table: it is one table in the version, too.
+    let mut longest: BTreeMap<(Svma, Svma), TableId> = BTreeMap::new();
+    for &copy in &plan.copies {
+        let table = request.program.table(copy);
+        let known = longest.entry((table.table, table.base)).or_insert(copy);
+        if size(table) > size(request.program.table(*known)) {
+            *known = copy;
+        }
     }
-    Areas { hot_end, text_end, tables, copies, tables_end: at }
+    let mut at = tables;
+    let mut starts: BTreeMap<TableId, u32> = BTreeMap::new();
+    let mut shared = Vec::with_capacity(longest.len());
+    let mut copies = Vec::with_capacity(plan.copies.len());
+    for &copy in &plan.copies {
+        let table = request.program.table(copy);
+        let longest = longest[&(table.table, table.base)];
+        let start = *starts.entry(longest).or_insert_with(|| {
+            let start = at.next_multiple_of(8);
+            shared.push((start, longest));
+            at = start + size(request.program.table(longest)) as u32;
+            start
+        });
+        copies.push(start);
+    }
+    Areas { hot_end, text_end, tables, copies, shared, tables_end: at }
 }
 
 /// Whether the table that ends `block` can have a copy that is right wherever in `reach` things come to stand.
@@ -92,9 +112,9 @@ pub(crate) fn write(
     bytes: &mut Vec<u8>,
 ) {
     bytes.resize(areas.tables as usize, 0);
-    for (copy, &at) in plan.copies.iter().zip(&areas.copies) {
+    for &(at, copy) in &areas.shared {
         bytes.resize(at as usize, 0);
-        let table = request.program.table(*copy);
+        let table = request.program.table(copy);
         for target in table.targets.iter().chain(&table.tail) {
             let to = match selection.slot_at(*target) {
                 Some(slot) => plan.address(slot),

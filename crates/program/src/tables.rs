@@ -35,6 +35,11 @@ const MOST_TAIL: usize = 1_024;
 enum Value {
     Unknown,
     Constant(u64),
+    /// A 4-byte entry that is not sign-extended yet.
+    Raw4 {
+        load: Svma,
+        table: u64,
+    },
     /// A sign-extended 4-byte entry of the table at this address.
     Entry4 {
         load: Svma,
@@ -143,8 +148,11 @@ fn table_of(
     scale: u8,
     registers: &[Value; 16],
 ) -> Option<u64> {
-    if mem.rip || mem.index.is_none() || mem.scale != scale {
+    if mem.rip || mem.index.is_none() {
         return None;
+    }
+    if mem.scale != scale {
+        return scaled_before(mem, registers);
     }
     let base = match mem.base {
         None => 0,
@@ -153,6 +161,19 @@ fn table_of(
             Value::Unknown => hoisted_constant(image, sweep, span, insn.insn.at, reg)?,
             _ => return None,
         },
+    };
+    Some(base.wrapping_add(mem.disp as u64))
+}
+
+/// The table where the index was multiplied by an instruction of its own, as unoptimized code does.
+fn scaled_before(mem: &Mem, registers: &[Value; 16]) -> Option<u64> {
+    let constant = |r: Option<Reg>| match registers[r?.0 as usize] {
+        Value::Constant(c) => Some(c),
+        _ => None,
+    };
+    let base = match (constant(mem.base), constant(mem.index)) {
+        (Some(c), None) | (None, Some(c)) if mem.scale == 1 => c,
+        _ => return None,
     };
     Some(base.wrapping_add(mem.disp as u64))
 }
@@ -170,6 +191,14 @@ fn step(image: &Image, sweep: &Sweep, span: &Span, insn: &Decoded, registers: &m
             table_of(image, sweep, span, insn, mem, 4, registers)
                 .map(|table| (dst, Value::Entry4 { load: insn.insn.at, table }))
         }
+        Op::Load { dst, ref mem, size: 4, signed: false } => {
+            table_of(image, sweep, span, insn, mem, 4, registers)
+                .map(|table| (dst, Value::Raw4 { load: insn.insn.at, table }))
+        }
+        Op::SignExtend(dst, src) => match value(src, registers) {
+            Value::Raw4 { load, table } => Some((dst, Value::Entry4 { load, table })),
+            _ => None,
+        },
         Op::Load { dst, ref mem, size: 8, .. } => table_of(image, sweep, span, insn, mem, 8, registers)
             .map(|table| (dst, Value::Entry8 { load: insn.insn.at, table })),
         Op::Add(dst, src) => sum(image, sweep, span, insn, dst, src, registers).map(|v| (dst, v)),

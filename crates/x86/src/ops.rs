@@ -176,6 +176,7 @@ fn op_of(i: &Instruction) -> Option<Op> {
             Op::Copy(dst()?, src()?, bits(i.op1_register()))
         }
         (Mnemonic::Movsxd, (OpKind::Register, OpKind::Register)) => Op::SignExtend(dst()?, src()?),
+        (Mnemonic::Cdqe, _) => Op::SignExtend(Reg(0), Reg(0)),
         (
             Mnemonic::Mov | Mnemonic::Movzx | Mnemonic::Movsx | Mnemonic::Movsxd,
             (OpKind::Register, OpKind::Memory),

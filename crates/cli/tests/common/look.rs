@@ -44,11 +44,6 @@ impl Line {
     fn is_anonymous_code(&self) -> bool {
         self.permissions.contains('x') && self.name.is_empty()
     }
-    /// The number of the version, from the file's name.
-    pub fn version(&self) -> Option<u32> {
-        let (_, rest) = self.name.rsplit_once(".v")?;
-        rest.split('.').next()?.parse().ok()
-    }
 }
 
 /// A place where memory is not the file.

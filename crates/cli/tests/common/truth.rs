@@ -1,7 +1,7 @@
 //! Whether `restitch status` tells what is in a process.
 
 use super::{Restitch, code, look};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What `status` says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -43,10 +43,11 @@ pub fn assert_truthful(restitch: &Restitch, pid: u32, when: &str) {
     let told = format!("{when}: {}\n{} places differ, mapped: {mapped:?}", status.stdout, places.len());
     assert_eq!(said.original, places.is_empty() && mapped.is_empty(), "{told}");
     assert_eq!(said.places > 0, !places.is_empty(), "{told}");
+    let numbers = numbers(restitch);
     let in_force: BTreeSet<u32> = places
         .iter()
         .filter_map(|p| p.target())
-        .filter_map(|to| mapped.iter().find(|l| l.start <= to && to < l.end)?.version())
+        .filter_map(|to| numbers.get(&mapped.iter().find(|l| l.start <= to && to < l.end)?.start).copied())
         .collect();
     for version in in_force.iter() {
         let line = said.versions.iter().find(|v| v.0 == *version);
@@ -54,4 +55,19 @@ pub fn assert_truthful(restitch: &Restitch, pid: u32, when: &str) {
     }
     let counting = said.versions.iter().any(|v| in_force.contains(&v.0) && v.1 == "counting");
     assert_eq!(said.left_counting, counting, "{told}");
+}
+
+/// The numbers of versions by their first addresses, from the journals.
+fn numbers(restitch: &Restitch) -> BTreeMap<u64, u32> {
+    let mut out = BTreeMap::new();
+    for path in restitch.journals() {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let journal: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        for v in journal["versions"].as_array().into_iter().flatten() {
+            if let (Some(start), Some(number)) = (v["start"].as_u64(), v["number"].as_u64()) {
+                out.insert(start, number as u32);
+            }
+        }
+    }
+    out
 }

@@ -1,0 +1,409 @@
+//! Input that is missing, foreign or broken, and processes that cannot be changed: a message that names the thing, the documented
+//! exit code, and nothing touched.
+
+mod common;
+
+use common::{Random, Restitch, Target, code, expect_message, finish, stoppable};
+use restitch_testkit::{Finished, Guarded, TempDir, compile, program, require, scratch, skip, wait_until};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A folder with a good program and a good profile of it, to be broken.
+struct Files {
+    folder: TempDir,
+    restitch: Restitch,
+}
+
+impl Files {
+    fn new() -> Option<Self> {
+        let source = compile(&program("switch.c"), &["-O2"]).ok()?;
+        let files = Self { folder: scratch(), restitch: Restitch::new() };
+        std::fs::copy(source, files.at("program")).expect("copied");
+        let mut command = files.restitch.command(&["record", "-o"]);
+        finish(command.arg(files.at("profile")).arg("--").arg(files.at("program"))).expect(42);
+        std::fs::write(files.at("existing"), "precious").expect("writable");
+        Some(files)
+    }
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        std::fs::write(self.at(name), bytes).expect("writable");
+        self.at(name)
+    }
+    fn optimize(&self, program: &Path, profile: &Path) -> Finished {
+        let mut command = self.restitch.command(&["optimize"]);
+        finish(command.arg(program).arg("--profile").arg(profile).arg("-o").arg(self.at("existing")))
+    }
+    fn analyze(&self, file: &Path) -> Finished {
+        self.restitch.run(&[OsStr::new("analyze"), file.as_os_str()])
+    }
+    /// The output that was there before is still there.
+    #[track_caller]
+    fn assert_output_is_as_before(&self) {
+        assert_eq!(std::fs::read(self.at("existing")).expect("readable"), b"precious");
+        let temporary = std::fs::read_dir(self.folder.path()).expect("readable").flatten();
+        let temporary: Vec<_> = temporary.filter(|e| e.file_name().to_string_lossy().contains(".tmp")).collect();
+        assert!(temporary.is_empty(), "{temporary:?}");
+    }
+}
+
+/// Broken variants of an ELF file: name, bytes.
+fn broken(good: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+    let with = |at: usize, new: &[u8]| {
+        let mut bytes = good.to_vec();
+        bytes[at..at + new.len()].copy_from_slice(new);
+        bytes
+    };
+    vec![
+        ("empty", Vec::new()),
+        ("text", b"#!/bin/sh\nexit 0\n".to_vec()),
+        ("short", good[..40].to_vec()),
+        ("headers-only", good[..200].to_vec()),
+        ("half", good[..good.len() / 2].to_vec()),
+        ("arm64", with(18, &[183, 0])),
+        ("class32", with(4, &[1])),
+        ("big-endian", with(5, &[2])),
+        ("wild-program-headers", with(32, &[0xff; 8])),
+        ("many-program-headers", with(56, &[0xff, 0xff])),
+    ]
+}
+
+#[test]
+fn files_that_are_no_usable_programs() {
+    let files = require!(Files::new(), "gcc");
+    let good = std::fs::read(files.at("program")).expect("readable");
+    for (name, bytes) in broken(&good) {
+        let path = files.write(name, &bytes);
+        expect_message(&files.analyze(&path), code::BAD_INPUT, &[name]);
+        expect_message(&files.optimize(&path, &files.at("profile")), code::BAD_INPUT, &[name]);
+    }
+    let missing = files.at("missing");
+    expect_message(&files.analyze(&missing), code::FAILURE, &["missing", "check the path"]);
+    expect_message(&files.optimize(&missing, &files.at("profile")), code::FAILURE, &["missing"]);
+    expect_message(&files.analyze(files.folder.path()), code::FAILURE, &["name a file"]);
+    files.assert_output_is_as_before();
+}
+
+/// Random damage: any documented exit code, never a panic, and never a half-written output.
+#[test]
+fn damaged_programs_never_cause_a_panic() {
+    let files = require!(Files::new(), "gcc");
+    let good = std::fs::read(files.at("program")).expect("readable");
+    let mut random = Random::new(5);
+    for round in 0..40 {
+        let mut bytes = good.clone();
+        // The tables at both ends and in the middle are all hit in the long run.
+        for _ in 0..=random.below(16) {
+            let region = if random.below(2) == 0 { 1024 } else { bytes.len() as u64 };
+            let at = random.below(region.min(bytes.len() as u64)) as usize;
+            bytes[at] = random.below(256) as u8;
+        }
+        let path = files.write("damaged", &bytes);
+        let analyzed = files.analyze(&path);
+        assert!(matches!(analyzed.status.code(), Some(0 | 3)), "round {round}: {}", analyzed.stderr);
+        let mut command = files.restitch.command(&["optimize"]);
+        command.arg(&path).arg("--profile").arg(files.at("profile")).arg("-o").arg(files.at("new"));
+        let optimized = finish(&mut command);
+        assert!(
+            matches!(optimized.status.code(), Some(0 | 1 | 3 | 9)),
+            "round {round}: {}",
+            optimized.stderr
+        );
+        assert_eq!(files.at("new").exists(), optimized.status.success(), "round {round}");
+        let _ = std::fs::remove_file(files.at("new"));
+    }
+}
+
+#[test]
+fn profiles_that_do_not_fit() {
+    let files = require!(Files::new(), "gcc");
+    let (good, program) = (std::fs::read(files.at("profile")).expect("readable"), files.at("program"));
+    let mut flipped = good.clone();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 0x10;
+    for (name, bytes) in [
+        ("empty-profile", Vec::new()),
+        ("text-profile", b"a b c\n".to_vec()),
+        ("short-profile", good[..good.len() - 3].to_vec()),
+        ("flipped-profile", flipped),
+        ("long-profile", [&good[..], b"x"].concat()),
+    ] {
+        let path = files.write(name, &bytes);
+        expect_message(&files.optimize(&program, &path), code::BAD_INPUT, &[name, "record"]);
+    }
+    let other = require!(compile(&program_of("goto.c"), &["-O2"]).ok(), "gcc");
+    let refused = files.optimize(&other, &files.at("profile"));
+    expect_message(&refused, code::BAD_INPUT, &["no profile for this build", "restitch record"]);
+    expect_message(&files.optimize(&program, &files.at("missing")), code::FAILURE, &["missing"]);
+    files.assert_output_is_as_before();
+}
+
+fn program_of(source: &str) -> PathBuf {
+    program(source)
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_found_out_first() {
+    let files = require!(Files::new(), "gcc");
+    let mut target = Target::start(&require!(stoppable("switch.c", &["-O2"]), "gcc"));
+    let pid = target.pid().to_string();
+    let nowhere = "/nonexistent/folder/file";
+    for arguments in [
+        vec!["attach", &pid, "--json", nowhere],
+        vec!["attach", &pid, "--html", nowhere],
+        vec!["record", "-p", &pid, "-o", nowhere],
+        vec!["record", "-o", nowhere, "--", "true"],
+    ] {
+        expect_message(&files.restitch.run(&arguments), code::FAILURE, &[nowhere, "check the path"]);
+        target.assert_untouched("after an impossible output");
+    }
+    let mut command = files.restitch.command(&["optimize"]);
+    command.arg(files.at("program")).arg("--profile").arg(files.at("profile")).args(["-o", nowhere]);
+    expect_message(&finish(&mut command), code::FAILURE, &[nowhere]);
+    target.stop();
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_used() {
+    let mut target = Target::start(&require!(stoppable("switch.c", &["-O2"]), "gcc"));
+    let pid = target.pid().to_string();
+    let restitch = Restitch::new();
+    let file = restitch.state().join("file");
+    std::fs::write(&file, "").expect("writable");
+    for command in ["attach", "revert", "status"] {
+        let mut command = restitch.command(&[command, &pid]);
+        let finished = finish(command.env("RESTITCH_STATE_DIR", &file));
+        expect_message(&finished, code::FAILURE, &["RESTITCH_STATE_DIR"]);
+    }
+    target.assert_untouched("without a state directory");
+    target.stop();
+}
+
+/// The commands that take a process.
+fn on_process(restitch: &Restitch, pid: &str) -> Vec<Finished> {
+    let profile = restitch.state().join("profile.out");
+    let profile = profile.to_str().expect("UTF-8");
+    let all = vec![
+        restitch.run(&["attach", pid, "--duration", "1"]),
+        restitch.run(&["revert", pid]),
+        restitch.run(&["status", pid]),
+        restitch.run(&["record", "-p", pid, "--duration", "1", "-o", profile]),
+    ];
+    assert!(!Path::new(profile).exists(), "a profile was written");
+    all
+}
+
+#[test]
+fn processes_that_are_not_there() {
+    let restitch = Restitch::new();
+    let mut ended = Guarded::start(Path::new("/bin/true"), &[]).expect("started");
+    let pid = ended.pid().to_string();
+    ended.wait_within(common::PATIENCE).expect("it ends");
+    for finished in on_process(&restitch, &pid) {
+        expect_message(&finished, code::VANISHED, &[&pid]);
+    }
+    for wrong in ["-5", "x", "99999999999"] {
+        restitch.run(&["attach", wrong]).expect(code::USAGE);
+    }
+    for finished in on_process(&restitch, "0") {
+        assert!(!finished.status.success(), "process 0: {}", finished.stdout);
+    }
+}
+
+#[test]
+fn the_first_process_and_kernel_threads_are_left_alone() {
+    let restitch = Restitch::new();
+    let kernel_thread = std::fs::read_dir("/proc").expect("mounted").flatten().find_map(|e| {
+        let stat = std::fs::read_to_string(e.path().join("stat")).ok()?;
+        // Flag PF_KTHREAD of the ninth field.
+        let flags: u64 = stat.rsplit(')').next()?.split_whitespace().nth(6)?.parse().ok()?;
+        (flags & 0x0020_0000 != 0).then(|| e.file_name().to_string_lossy().into_owned())
+    });
+    if let Some(pid) = kernel_thread {
+        for finished in on_process(&restitch, &pid) {
+            let code = finished.status.code();
+            assert!(matches!(code, Some(3 | 5 | 6)), "kernel thread {pid}: {code:?} {}", finished.stderr);
+            assert!(finished.stderr.contains(&pid), "{}", finished.stderr);
+        }
+    }
+    // Whatever this user may do to it, it is not profiled by a test; what has to hold is the orderly end.
+    let status = restitch.run(&["revert", "1"]);
+    assert!(matches!(status.status.code(), Some(3 | 5 | 6 | 7)), "{}", status.stderr);
+}
+
+#[test]
+fn restitch_does_not_attach_to_itself() {
+    let restitch = Restitch::new();
+    // The shell becomes restitch, so that it knows its own number.
+    let script = "exec \"$0\" attach $$ --duration 1";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_restitch")]);
+    let finished = finish(command.env("RESTITCH_STATE_DIR", restitch.state()));
+    assert!(matches!(finished.status.code(), Some(6 | 7)), "{}", finished.stderr);
+    let script = "exec \"$0\" revert $$";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_restitch")]);
+    finish(command.env("RESTITCH_STATE_DIR", restitch.state())).expect(code::NOTHING_TO_DO);
+}
+
+#[test]
+fn a_process_that_does_nothing() {
+    let restitch = Restitch::new();
+    let idle = Guarded::start(Path::new("/bin/sleep"), &["600"]).expect("started");
+    let pid = idle.pid().to_string();
+    let attached = restitch.run(&["attach", &pid, "--duration", "1"]);
+    expect_message(&attached, code::NOTHING_TO_DO, &[&pid, "CPU time", "under load"]);
+    let path = restitch.state().join("p.out");
+    let recorded =
+        restitch.run(&["record", "-p", &pid, "--duration", "1", "-o", path.to_str().expect("UTF-8")]);
+    expect_message(&recorded, code::NOTHING_TO_DO, &[&pid]);
+    assert_eq!(common::look::differences(idle.pid()), []);
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_process_that_is_traced_already() {
+    let restitch = Restitch::new();
+    let mut target = Target::start(&require!(stoppable("switch.c", &["-O2"]), "gcc"));
+    let pid = target.pid();
+    let Ok(_tracer) = gdb_on(pid) else { skip!("gdb is not available") };
+    let traced = wait_until(common::PATIENCE, || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        (!status.contains("TracerPid:\t0\n")).then_some(())
+    });
+    assert!(traced.is_some(), "gdb does not attach");
+    let attached = restitch.attach(pid, &[]);
+    expect_message(&attached, code::REFUSED, &[&pid.to_string(), "traced", "gdb"]);
+    target.assert_untouched("with another tracer");
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a refusal leaves files");
+    drop(_tracer);
+    target.stop();
+}
+
+/// gdb that lets the process run.
+fn gdb_on(pid: u32) -> std::io::Result<Guarded> {
+    let pid = pid.to_string();
+    let arguments = ["-nx", "-batch", "-p", &pid, "-ex", "continue"];
+    Guarded::spawn(
+        Command::new("gdb").args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()),
+    )
+}
+
+/// Starts the program that its first argument names with `mmap` of executable memory forbidden on pain of death.
+const SECCOMP: &str = r#"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <stdio.h>
+static volatile uint32_t sink;
+__attribute__((noinline)) static uint32_t step(uint32_t x) {
+    switch (x & 3) { case 0: return x * 5 + 1; case 1: return x ^ (x >> 7); case 2: return x + 99; default: return ~x; }
+}
+int main(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {5, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 3;
+    write(1, "ready", 5);
+    for (uint32_t x = 1;;) sink = x = step(x);
+}
+"#;
+
+#[test]
+fn a_process_under_seccomp_is_refused_and_lives() {
+    use std::io::Read;
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (source, path) = (folder.path().join("strict.c"), folder.path().join("strict"));
+    std::fs::write(&source, SECCOMP).expect("writable");
+    let built = Command::new("gcc").arg("-O1").arg("-o").arg(&path).arg(&source).status();
+    require!(built.ok().filter(std::process::ExitStatus::success), "gcc");
+    let mut strict = Guarded::spawn(Command::new(&path).stdout(Stdio::piped())).expect("started");
+    let mut ready = [0; 5];
+    let read = strict.child().stdout.as_mut().expect("a pipe").read_exact(&mut ready);
+    if read.is_err() {
+        skip!("seccomp filters are not available");
+    }
+    let attached = restitch.attach(strict.pid(), &[]);
+    expect_message(&attached, code::REFUSED, &[&strict.pid().to_string(), "seccomp"]);
+    assert!(strict.is_running(), "its filter has killed it");
+    assert_eq!(common::look::differences(strict.pid()), []);
+    assert_eq!(common::look::ours(strict.pid()), []);
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a refusal leaves files");
+}
+
+#[test]
+fn a_process_of_32_bits_is_refused() {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (source, path) = (folder.path().join("small.c"), folder.path().join("small"));
+    std::fs::write(&source, "void _start(void) { for (;;) __asm__ volatile(\"\"); }\n").expect("writable");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-m32", "-nostdlib", "-static", "-O1", "-fno-pie", "-no-pie"]).arg("-o").arg(&path).arg(&source);
+    if !gcc.output().is_ok_and(|o| o.status.success()) {
+        skip!("gcc -m32 is not available");
+    }
+    let Ok(mut small) = Guarded::start(&path, &[]) else {
+        restitch_testkit::skip_unsupported!("this kernel runs no 32-bit programs");
+    };
+    let pid = small.pid().to_string();
+    for finished in on_process(&restitch, &pid) {
+        let code = finished.status.code();
+        assert!(matches!(code, Some(code::BAD_INPUT | code::REFUSED)), "{code:?}: {}", finished.stderr);
+        assert!(finished.stderr.contains(&pid), "{}", finished.stderr);
+    }
+    assert!(small.is_running());
+}
+
+#[test]
+fn a_process_that_ends_meanwhile() {
+    let restitch = Restitch::new();
+    let path = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    for milliseconds in [300, 700, 1100, 1500] {
+        let mut target = Target::start(&path);
+        let pid = target.pid().to_string();
+        std::thread::scope(|scope| {
+            let attach = scope.spawn(|| restitch.run(&["attach", &pid, "--duration", "1", "--measure", "1"]));
+            common::target::linger(milliseconds);
+            target.stop();
+            let finished = attach.join().expect("no panic");
+            let code = finished.status.code();
+            assert!(matches!(code, Some(0 | 4 | 7)), "{milliseconds}: {code:?}: {}", finished.stderr);
+        });
+        restitch.run(&["status"]).expect(code::DONE);
+        assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "ended after {milliseconds} ms: files stay");
+    }
+}
+
+#[test]
+fn command_lines_that_make_no_sense() {
+    let restitch = Restitch::new();
+    for arguments in [
+        &["attach"][..],
+        &["attach", "1", "--duration", "-1"],
+        &["attach", "1", "--duration", "nan"],
+        &["attach", "1", "--unknown"],
+        &["record", "-o", "x"],
+        &["record", "-o", "x", "-p", "1", "--", "true"],
+        &["optimize", "x"],
+        &["frobnicate"],
+        &[],
+    ] {
+        restitch.run(arguments).expect(code::USAGE);
+    }
+    for arguments in [&["--help"][..], &["--version"], &["attach", "--help"], &["doctor"]] {
+        let finished = restitch.run(arguments);
+        assert!(matches!(finished.status.code(), Some(code::DONE | code::NOT_PERMITTED)), "{arguments:?}");
+        assert!(!finished.stdout.is_empty());
+    }
+}

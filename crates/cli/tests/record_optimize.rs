@@ -1,0 +1,239 @@
+//! The off-line way: a profile of a run or of a process, and the file that is made with it.
+
+mod common;
+
+use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable};
+use restitch_report::{Outcome, RunResult, SCHEMA_VERSION};
+use restitch_testkit::{SUCCESS, compile, program, require, run, scratch, strip};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn compiled(source: &str, flags: &[&str]) -> Option<PathBuf> {
+    match compile(&program(source), flags) {
+        Ok(path) => Some(path),
+        Err(restitch_testkit::Error::Missing { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Records a run of `program`, which must end with its own status.
+#[track_caller]
+fn record(restitch: &Restitch, program: &Path, profile: &Path) {
+    let recorded =
+        finish(restitch.command(&["record", "-o"]).arg(profile).arg("--").arg(program).env("LC_ALL", "C"));
+    recorded.expect(SUCCESS);
+    assert!(profile.exists(), "{}", recorded.stderr);
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "files stay in the state directory");
+}
+
+#[track_caller]
+fn optimize(restitch: &Restitch, program: &Path, profile: &Path, output: &Path) -> RunResult {
+    let mut command = restitch.command(&["optimize"]);
+    command.arg(program).arg("--profile").arg(profile).arg("-o").arg(output).args(["--json", "-"]);
+    let finished = finish(&mut command);
+    finished.expect(code::DONE);
+    let result = RunResult::from_json(&finished.stdout).expect("the JSON form of a result");
+    assert_eq!((result.schema_version, result.outcome), (SCHEMA_VERSION, Outcome::InForce));
+    assert_eq!(result.exit_code, code::DONE);
+    result
+}
+
+fn recorded_and_optimized(source: &str, flags: &[&str]) {
+    let original = require!(compiled(source, flags), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (profile, output) = (folder.path().join("profile"), folder.path().join("output"));
+    record(&restitch, &original, &profile);
+    let result = optimize(&restitch, &original, &profile, &output);
+    let version = result.modules[0].version.as_ref().expect("a version");
+    assert!(version.redirects > 0 && version.checked.instructions > 0, "{source}: {version:?}");
+    run(Command::new(&output).args(["--seconds", "1"]), PATIENCE).expect(SUCCESS);
+    // Stripping the output keeps it working.
+    if let Ok(stripped) = strip(&output) {
+        run(&mut Command::new(stripped), PATIENCE).expect(SUCCESS);
+    }
+}
+
+#[test]
+fn programs_are_recorded_and_optimized() {
+    for source in ["switch.c", "goto.c", "virt.cc", "signals.c", "setjmp.c", "tail.c"] {
+        recorded_and_optimized(source, &["-O2"]);
+    }
+}
+
+#[test]
+fn a_program_that_throws_is_recorded_and_optimized() {
+    recorded_and_optimized("throw.cc", &["-O2"]);
+    recorded_and_optimized("throw.cc", &["-O3", "-no-pie"]);
+}
+
+#[test]
+fn programs_with_threads_and_children_are_recorded_and_optimized() {
+    for source in ["threads.c", "fork.c", "server.c", "cancel.cc"] {
+        recorded_and_optimized(source, &["-O2"]);
+    }
+}
+
+#[test]
+fn a_stripped_program_is_recorded_and_optimized() {
+    let original = require!(compiled("throw.cc", &["-O2"]).and_then(|p| strip(&p).ok()), "g++ and strip");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (profile, output) = (folder.path().join("profile"), folder.path().join("output"));
+    record(&restitch, &original, &profile);
+    optimize(&restitch, &original, &profile, &output);
+    run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
+}
+
+#[test]
+fn a_running_process_is_recorded_and_left_as_it_was() {
+    let original = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (profile, output) = (folder.path().join("profile"), folder.path().join("output"));
+    let mut target = Target::start(&original);
+    let pid = target.pid().to_string();
+    let path = profile.to_str().expect("a UTF-8 path");
+    restitch.run(&["record", "-p", &pid, "--duration", "2", "-o", path]).expect(code::DONE);
+    target.assert_untouched("after record");
+    optimize(&restitch, &original, &profile, &output);
+    target.stop();
+    run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
+}
+
+const LIBRARY: &str = "\
+#include <stdint.h>
+uint32_t step(uint32_t x, unsigned n) {
+    switch (n & 7) {
+    case 0: return x * 3 + 1;
+    case 1: return x ^ (x >> 5);
+    case 2: return x + 0x9e3779b9u;
+    case 3: return x << 9 | x >> 23;
+    case 4: return ~x;
+    case 5: return x * 5 - 3;
+    case 6: return x ^ n;
+    default: return x - n;
+    }
+}
+";
+const USER: &str = "\
+#include <stdint.h>
+uint32_t step(uint32_t x, unsigned n);
+static uint32_t plain(uint32_t x, unsigned n) {
+    uint32_t r[8] = {x * 3 + 1, x ^ (x >> 5), x + 0x9e3779b9u, x << 9 | x >> 23, ~x, x * 5 - 3, x ^ n, x - n};
+    return r[n & 7];
+}
+int main(void) {
+    uint32_t x = 1, y = 1;
+    for (unsigned i = 0; i < 2000000; i++) x = step(x, x ^ i), y = plain(y, y ^ i);
+    return x == y ? 42 : 1;
+}
+";
+
+#[test]
+fn a_shared_library_is_recorded_and_optimized() {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("lib.c"), LIBRARY).expect("writable");
+    std::fs::write(at("user.c"), USER).expect("writable");
+    let gcc = |arguments: &[&str]| {
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O2", "-Wl,--build-id"]).args(arguments).current_dir(folder.path());
+        gcc.status().is_ok_and(|s| s.success()).then_some(())
+    };
+    require!(gcc(&["-shared", "-fPIC", "-o", "libstep.so", "lib.c"]), "gcc");
+    require!(gcc(&["-o", "user", "user.c", "./libstep.so", "-Wl,-rpath,$ORIGIN"]), "gcc");
+    let mut command = restitch.command(&["record", "-o"]);
+    command.arg(at("profile")).arg("--").arg("./user").current_dir(folder.path());
+    finish(&mut command).expect(SUCCESS);
+    optimize(&restitch, &at("libstep.so"), &at("profile"), &at("new.so"));
+    optimize(&restitch, &at("user"), &at("profile"), &at("new-user"));
+    std::fs::rename(at("new.so"), at("libstep.so")).expect("writable");
+    run(Command::new("./user").current_dir(folder.path()), PATIENCE).expect(SUCCESS);
+    run(Command::new("./new-user").current_dir(folder.path()), PATIENCE).expect(SUCCESS);
+}
+
+#[test]
+fn an_own_output_is_optimized_from_its_original() {
+    let original = require!(compiled("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    record(&restitch, &original, &at("profile"));
+    optimize(&restitch, &original, &at("profile"), &at("first"));
+    optimize(&restitch, &at("first"), &at("profile"), &at("second"));
+    run(&mut Command::new(at("second")), PATIENCE).expect(SUCCESS);
+    let (first, second) = (std::fs::read(at("first")).unwrap(), std::fs::read(at("second")).unwrap());
+    assert_eq!(first.len(), second.len(), "the second output holds more than the original and one version");
+    // A profile of the output: recorded and used, or refused with a reason; never a broken program.
+    let recorded = finish(restitch.command(&["record", "-o"]).arg(at("profile2")).arg("--").arg(at("first")));
+    assert_eq!(recorded.status.code(), Some(SUCCESS), "{}", recorded.stderr);
+    let mut command = restitch.command(&["optimize"]);
+    command.arg(at("first")).arg("--profile").arg(at("profile2")).arg("-o").arg(at("third"));
+    let optimized = finish(&mut command);
+    match optimized.status.code() {
+        Some(code::DONE) => run(&mut Command::new(at("third")), PATIENCE).expect(SUCCESS),
+        _ => expect_message(&optimized, code::BAD_INPUT, &["profile2"]),
+    }
+    let analyzed = restitch.run(&[std::ffi::OsStr::new("analyze"), at("first").as_os_str()]);
+    analyzed.expect(code::DONE);
+    assert!(analyzed.stdout.contains("output of restitch"), "{}", analyzed.stdout);
+}
+
+#[test]
+fn an_output_of_restitch_can_be_attached_to_or_is_refused() {
+    let original = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    record(&restitch, &original, &at("profile"));
+    optimize(&restitch, &original, &at("profile"), &at("output"));
+    let mut target = Target::start(&at("output"));
+    let attached = restitch.attach(target.pid(), &[]);
+    match attached.status.code() {
+        Some(code::DONE) => {
+            target.assert_computing("after attach");
+            restitch.revert(target.pid()).expect(code::DONE);
+        }
+        _ => assert!(!attached.stderr.is_empty()),
+    }
+    target.assert_untouched("after revert or refusal");
+    target.stop();
+}
+
+#[test]
+fn the_json_of_attach_and_of_a_dry_run_can_be_read() {
+    let original = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let mut target = Target::start(&original);
+    let planned = restitch.attach(target.pid(), &["--dry-run", "--json", "-"]);
+    planned.expect(code::DONE);
+    let result = RunResult::from_json(&planned.stdout).expect("the JSON form of a result");
+    assert_eq!((result.outcome, result.exit_code), (Outcome::Planned, 0));
+    target.assert_untouched("after a dry run");
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new());
+    let (json, html) = (folder.path().join("result.json"), folder.path().join("result.html"));
+    let attached = restitch.attach(
+        target.pid(),
+        &["--json", json.to_str().expect("UTF-8"), "--html", html.to_str().expect("UTF-8")],
+    );
+    attached.expect(code::DONE);
+    let text = std::fs::read_to_string(&json).expect("written");
+    let result = RunResult::from_json(&text).expect("the JSON form of a result");
+    assert_eq!((result.outcome, result.exit_code), (Outcome::InForce, 0));
+    assert_eq!(result.target.pid, Some(target.pid()));
+    let apply = result.apply.expect("what was changed");
+    assert!(apply.patches > 0 && apply.pause_us > 0.0);
+    assert!(std::fs::read_to_string(&html).expect("written").contains("<html"));
+    target.stop();
+}
+
+#[test]
+fn run_ends_with_the_status_of_its_program() {
+    let original = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let restitch = Restitch::new();
+    let mut command = restitch.command(&["run", "--warm-up", "0.2", "--duration", "1", "--measure", "0", "--"]);
+    command.arg(&original).args(["--seconds", "8"]);
+    let finished = finish(&mut command);
+    finished.expect(SUCCESS);
+    assert!(finished.stdout.contains("in force"), "{}\n{}", finished.stdout, finished.stderr);
+    // A program that is over before it could be profiled, and one that does not exist.
+    finish(restitch.command(&["run", "--warm-up", "0.3", "--"]).arg("false")).expect(1);
+    let missing = restitch.run(&["run", "--", "/nonexistent/program"]);
+    expect_message(&missing, code::FAILURE, &["/nonexistent/program"]);
+}

@@ -1,0 +1,245 @@
+//! A process and those that were forked off it: children from before, from the time of counting and from afterwards.
+
+mod common;
+
+use common::{PATIENCE, Restitch, Target, code, finish, look};
+use restitch_testkit::{Guarded, TempDir, require, scratch, wait_until};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// A server in the manner of PostgreSQL: the parent waits, and forks a child for each line that it reads; the children
+/// compute until their parent is gone, check their results, and write a line for every hundred rounds.
+const FORKER: &str = r#"
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static volatile uint32_t spin;
+__attribute__((noinline)) static uint32_t step(uint32_t x, unsigned n) {
+    switch (n & 7) {
+    case 0: return x * 3 + 1;
+    case 1: return x ^ (x >> 5);
+    case 2: return x + 0x9e3779b9u;
+    case 3: return x << 9 | x >> 23;
+    case 4: return ~x;
+    case 5: return x * 5 - 3;
+    case 6: return x ^ n;
+    default: return x - n;
+    }
+}
+__attribute__((noinline)) static uint32_t plain(uint32_t x, unsigned n) {
+    uint32_t r[8] = {x * 3 + 1, x ^ (x >> 5), x + 0x9e3779b9u, x << 9 | x >> 23, ~x, x * 5 - 3, x ^ n, x - n};
+    return r[n & 7];
+}
+static int child(void) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (uint32_t round = 1;; round++) {
+        uint32_t x = round, y = round;
+        for (unsigned i = 0; i < 2000; i++) x = step(x, x ^ i), y = plain(y, y ^ i);
+        if (x != y) return 1;
+        usleep(100);
+    }
+}
+int main(void) {
+    char line[16];
+    pid_t child_pid;
+    /* The parent computes a little too, so that it can be profiled by itself. */
+    for (uint32_t i = 0; i < 1000; i++) spin = step(spin, i);
+    while (fgets(line, sizeof line, stdin)) {
+        if (line[0] == 'f') {
+            if ((child_pid = fork()) == 0) _exit(child());
+            printf("%d\n", (int)child_pid);
+        } else {
+            int status, bad = 0;
+            while (waitpid(-1, &status, WNOHANG) > 0) bad++;
+            printf("%d\n", bad);
+        }
+        fflush(stdout);
+    }
+    return 42;
+}
+"#;
+
+struct Forker {
+    process: Guarded,
+    output: std::io::BufReader<std::process::ChildStdout>,
+    _folder: TempDir,
+    children: Vec<u32>,
+}
+
+impl Forker {
+    fn start() -> Option<Self> {
+        let folder = scratch();
+        let (source, program) = (folder.path().join("forker.c"), folder.path().join("forker"));
+        std::fs::write(&source, FORKER).expect("writable");
+        let built = Command::new("gcc").args(["-O2", "-o"]).arg(&program).arg(&source).status().ok()?;
+        assert!(built.success());
+        let mut command = Command::new(&program);
+        let mut process = Guarded::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())).ok()?;
+        let output = std::io::BufReader::new(process.child().stdout.take()?);
+        Some(Self { process, output, _folder: folder, children: Vec::new() })
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    fn ask(&mut self, line: &str) -> u32 {
+        use std::io::{BufRead, Write};
+        let input = self.process.child().stdin.as_mut().expect("a pipe");
+        input.write_all(line.as_bytes()).expect("the parent reads");
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).expect("the parent answers");
+        answer.trim().parse().expect("a number")
+    }
+
+    fn fork(&mut self) -> u32 {
+        let pid = self.ask("f\n");
+        self.children.push(pid);
+        let began = wait_until(PATIENCE, || (common::target::cpu_ticks(pid) >= 2).then_some(()));
+        assert!(began.is_some(), "child {pid} does not compute");
+        pid
+    }
+
+    #[track_caller]
+    fn assert_well(&mut self, when: &str) {
+        for pid in self.children.clone() {
+            let before = common::target::cpu_ticks(pid);
+            let goes_on =
+                wait_until(PATIENCE, || (common::target::cpu_ticks(pid) != before).then_some(()));
+            assert!(goes_on.is_some(), "child {pid} stands still {when}");
+        }
+        assert_eq!(self.ask("?\n"), 0, "children have ended {when}");
+    }
+
+    fn all(&self) -> Vec<u32> {
+        std::iter::once(self.pid()).chain(self.children.iter().copied()).collect()
+    }
+}
+
+#[test]
+fn a_tree_is_moved_and_given_back() {
+    let mut forker = require!(Forker::start(), "gcc");
+    let restitch = Restitch::new();
+    let (first, second) = (forker.fork(), forker.fork());
+    let before: Vec<_> = forker.all().into_iter().map(|p| (p, look::Snapshot::of(p))).collect();
+    let pid = forker.pid().to_string();
+    let arguments = ["attach", &pid, "--tree", "--duration", "3", "--measure", "0"];
+    // Children that are forked while the command works: some of them while the counting version is in force.
+    let mut running = Guarded::spawn(
+        restitch.command(&arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit()),
+    )
+    .expect("started");
+    let mut meanwhile = Vec::new();
+    while running.is_running() {
+        if meanwhile.len() < 6 {
+            meanwhile.push(forker.fork());
+        }
+        common::target::linger(300);
+    }
+    let status = running.wait_within(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(code::DONE));
+    forker.assert_well("after attach --tree");
+    for pid in [forker.pid(), first, second] {
+        assert!(!look::differences(pid).is_empty(), "process {pid} is not in the new layout");
+    }
+    for pid in forker.all() {
+        assert_no_counting(&restitch, pid);
+    }
+    // Those that are forked now start in the new layout.
+    let late = forker.fork();
+    assert!(!look::differences(late).is_empty(), "a late child is not in the new layout");
+    let shown = restitch.status(late);
+    shown.expect(code::DONE);
+    assert!(shown.stdout.contains("optimized"), "{}", shown.stdout);
+    revert_tree(&restitch, &mut forker);
+    for (pid, snapshot) in before {
+        let changes = snapshot.changes(&look::Snapshot::of(pid));
+        assert!(changes.is_empty(), "process {pid} after revert --tree: {changes:?}");
+    }
+    assert_eq!(restitch.journals(), Vec::<PathBuf>::new());
+}
+
+#[track_caller]
+fn assert_no_counting(restitch: &Restitch, pid: u32) {
+    let status = restitch.status(pid);
+    assert!(!status.stdout.contains("left in a counting version"), "{}", status.stdout);
+}
+
+#[track_caller]
+fn revert_tree(restitch: &Restitch, forker: &mut Forker) {
+    let pid = forker.pid().to_string();
+    let mut last = String::new();
+    let reverted = wait_until(PATIENCE, || {
+        let finished = restitch.run(&["revert", &pid, "--tree"]);
+        assert!(
+            matches!(finished.status.code(), Some(code::DONE | code::NOTHING_TO_DO)),
+            "{}",
+            finished.stderr
+        );
+        last = finished.stdout;
+        (!last.contains("stays mapped")).then_some(())
+    });
+    assert!(reverted.is_some(), "{last}");
+    forker.assert_well("after revert --tree");
+    for pid in forker.all() {
+        assert_eq!(look::differences(pid), [], "process {pid}: {last}");
+        assert_eq!(look::ours(pid), [], "process {pid}: {last}");
+    }
+}
+
+#[test]
+fn a_child_can_be_reverted_by_itself() {
+    let mut forker = require!(Forker::start(), "gcc");
+    let restitch = Restitch::new();
+    let child = forker.fork();
+    let pid = forker.pid().to_string();
+    let attached = finish(&mut restitch.command(&[
+        "attach", &pid, "--tree", "--duration", "2", "--measure", "0",
+    ]));
+    attached.expect(code::DONE);
+    let late = forker.fork();
+    for one in [late, child] {
+        restitch.revert(one).expect(code::DONE);
+        assert_eq!(look::differences(one), []);
+    }
+    forker.assert_well("after reverting the children");
+    assert!(!look::differences(forker.pid()).is_empty(), "the parent keeps its layout");
+    revert_tree(&restitch, &mut forker);
+}
+
+#[test]
+fn without_tree_only_the_process_is_moved() {
+    let mut forker = require!(Forker::start(), "gcc");
+    let restitch = Restitch::new();
+    let (child, other) = (forker.fork(), forker.fork());
+    restitch.attach(child, &[]).expect(code::DONE);
+    assert!(!look::differences(child).is_empty());
+    assert_eq!(look::differences(other), []);
+    assert_eq!(look::differences(forker.pid()), []);
+    restitch.revert(child).expect(code::DONE);
+    assert_eq!(look::differences(child), []);
+    forker.assert_well("after all");
+}
+
+/// fork.c checks every child's result; children live for milliseconds and begin in whatever version is in force.
+#[test]
+fn children_of_all_moments_compute_right() {
+    let path = require!(common::stoppable("fork.c", &["-O2"]), "gcc");
+    let restitch = Restitch::new();
+    let mut target = Target::start(&path);
+    for tree in [true, false] {
+        let more: &[&str] = if tree { &["--tree"] } else { &[] };
+        restitch.attach(target.pid(), more).expect(code::DONE);
+        target.assert_computing("after attach");
+        let pid = target.pid().to_string();
+        let mut arguments = vec!["revert", &pid];
+        arguments.extend(more);
+        restitch.run(&arguments).expect(code::DONE);
+        assert_eq!(look::differences(target.pid()), []);
+    }
+    target.stop();
+}

@@ -1,0 +1,185 @@
+//! What the analysis finds in real code: programs that exercise its hard parts, distribution binaries, damaged files.
+
+use restitch_cfi::UnwindInfo;
+use restitch_image::Image;
+use restitch_program::{BlockAttrs, Movability, Program, Terminator, analyze};
+use restitch_testkit::{VARIANTS, compile, find_program, program, programs, skipped};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn analyze_bytes(bytes: Vec<u8>) -> Option<(Image, Program)> {
+    let image = Image::parse(bytes).ok()?;
+    let at = image.eh_frame()?;
+    let unwind = UnwindInfo::parse(image.read(at.start, at.len() as usize)?, at.start).ok()?;
+    let program = analyze(&image, &unwind).ok()?;
+    Some((image, program))
+}
+
+fn analyzed(path: &Path) -> (Image, Program) {
+    let (image, program) =
+        analyze_bytes(std::fs::read(path).unwrap()).unwrap_or_else(|| panic!("{path:?} is analysable"));
+    if let Err(problems) = program.validate() {
+        panic!("{path:?}: {} problems, first {:?}", problems.len(), problems.first());
+    }
+    (image, program)
+}
+
+fn compiled(name: &str, flags: &[&str]) -> Option<(Image, Program)> {
+    match compile(&program(name), flags) {
+        Ok(path) => Some(analyzed(&path)),
+        Err(error) => {
+            skipped(&format!("{name}: {error}"));
+            None
+        }
+    }
+}
+
+/// Share of the code bytes, linkage stubs apart (they are a large part of small programs).
+fn movable_share(program: &Program) -> f64 {
+    let bytes = |all: bool| -> u64 {
+        let code = program.functions.iter().filter(|f| f.movability != Movability::Linkage);
+        let chosen = code.filter(|f| all || f.movability == Movability::Movable);
+        chosen.map(|f| f.range.len()).sum()
+    };
+    bytes(false) as f64 / bytes(true) as f64
+}
+
+#[test]
+fn every_variant_of_every_program_keeps_the_invariants() {
+    for source in programs() {
+        for flags in VARIANTS {
+            let path = match compile(&source, flags) {
+                Ok(path) => path,
+                Err(error) => {
+                    skipped(&format!("{error}"));
+                    continue;
+                }
+            };
+            let (_, program) = analyzed(&path);
+            assert!(movable_share(&program) > 0.85, "{source:?} {flags:?}: {}", movable_share(&program));
+        }
+    }
+}
+
+#[test]
+fn switches_become_tables_whose_every_target_is_known() {
+    for flags in [&["-O2"][..], &["-O2", "-no-pie"], &["-O0"]] {
+        let Some((_, program)) = compiled("switch.c", flags) else { return };
+        assert!(program.tables.len() >= 8, "{flags:?}: {} tables", program.tables.len());
+        assert!(program.tables.iter().all(|t| t.copyable), "{flags:?}");
+        // The switch over all values of a byte has no bounds check: its table is found whole all the same.
+        let all_targets = |t: &restitch_program::JumpTable| t.targets.len() + t.tail.len();
+        assert!(program.tables.iter().any(|t| all_targets(t) >= 256), "{flags:?}: no table of 256 entries");
+        // Nothing is left over but jumps of the C run time's own and of the procedure linkage.
+        let left = program.blocks.iter().filter(|b| {
+            let f = program.function(b.function);
+            b.terminator == Terminator::IndirectJump && f.movability == Movability::Movable
+        });
+        assert!(left.count() <= 2, "{flags:?}");
+    }
+}
+
+#[test]
+fn calls_of_setjmp_stay_and_lead_back() {
+    let Some((image, program)) = compiled("setjmp.c", &["-O2"]) else { return };
+    let pinned: Vec<_> = program.blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::PINNED)).collect();
+    assert!(!pinned.is_empty());
+    for block in pinned {
+        let id = program.block_starting_at(block.start).unwrap();
+        assert!(!program.is_movable(id));
+        let [call] = program.calls_of(id) else { panic!("a pinned block is one call") };
+        if let restitch_program::CallTarget::Direct(to) = call.target {
+            let name =
+                image.plt_slot_at(to).and_then(|s| s.name.clone()).expect("a call through the linkage table");
+            assert!(
+                ["setjmp", "_setjmp", "__sigsetjmp", "getcontext", "swapcontext", "makecontext"]
+                    .contains(&&*name),
+                "{name}"
+            );
+        }
+        if let Some(behind) = program.block_starting_at(block.end()) {
+            assert!(
+                program.block(behind).attrs.contains(BlockAttrs::INDIRECT),
+                "the return point can take a landing redirect"
+            );
+        }
+    }
+}
+
+#[test]
+fn odd_code_is_named_and_left_alone() {
+    let Some((image, program)) = compiled("loops.c", &["-O2"]) else { return };
+    let function = |name: &str| {
+        let symbol = image.symbols_named(name).next().unwrap_or_else(|| panic!("{name} is there"));
+        program.function_at(symbol.range.start).map(|f| program.function(f).clone())
+    };
+    let locked = function("maybe_locked").expect("it has unwind information");
+    assert_eq!(locked.movability, Movability::Undecodable, "a branch goes into the middle of an instruction");
+    let tiny = program.functions.iter().filter(|f| f.movability == Movability::Movable && f.range.len() < 5);
+    for f in tiny {
+        assert!(!f.redirectable, "{} is too short for a redirect", f.range);
+    }
+    let short = program.blocks.iter().any(|b| matches!(b.terminator, Terminator::ShortConditional(_)));
+    assert!(short, "jrcxz ends a block");
+}
+
+#[test]
+fn distribution_binaries_are_movable_nearly_as_a_whole() {
+    for name in ["cc1plus", "postgres", "mariadbd", "python3", "redis-server", "nginx", "memcached", "perl"] {
+        let Some(path) = find_program(name) else {
+            skipped(&format!("{name} is not installed"));
+            continue;
+        };
+        let (_, program) = analyzed(&path);
+        assert!(movable_share(&program) > 0.95, "{name}: {}", movable_share(&program));
+        let copyable = program.tables.iter().filter(|t| t.copyable).count();
+        assert!(
+            copyable * 100 >= program.tables.len() * 95,
+            "{name}: {copyable} of {}",
+            program.tables.len()
+        );
+        let redirectable = program.functions.iter().filter(|f| f.redirectable).count();
+        assert!(redirectable * 100 >= program.functions.len() * 90, "{name}: {redirectable} redirectable");
+    }
+}
+
+#[test]
+fn the_same_file_gives_the_same_program() {
+    let Some((_, first)) = compiled("virt.cc", &["-O2"]) else { return };
+    let Some((_, second)) = compiled("virt.cc", &["-O2"]) else { return };
+    assert_eq!(first, second);
+}
+
+/// Damaged code, tables and unwind information: an error or a program that keeps its invariants, never a panic.
+#[test]
+fn damaged_files_do_no_harm() {
+    let path = match compile(&program("switch.c"), &["-O2"]) {
+        Ok(path) => path,
+        Err(error) => {
+            skipped(&format!("{error}"));
+            return;
+        }
+    };
+    let clean = std::fs::read(path).unwrap();
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let end = Instant::now() + Duration::from_millis(1500);
+    let mut analysed = 0;
+    while Instant::now() < end {
+        let mut bytes = clean.clone();
+        for _ in 0..1 + random() % 64 {
+            let at = (random() % bytes.len() as u64) as usize;
+            bytes[at] = random() as u8;
+        }
+        if let Some((_, program)) = analyze_bytes(bytes) {
+            analysed += 1;
+            assert_eq!(program.validate(), Ok(()));
+        }
+    }
+    assert!(analysed > 0);
+}
