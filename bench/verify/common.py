@@ -59,7 +59,37 @@ def attach(machine, pid, tree=False, seconds=3, allowed=(0,)):
 
 
 def revert(machine, pid, tree=False, allowed=(0,)):
-    return restitch(machine, "revert", pid, *(["--tree"] if tree else []), allowed=allowed)
+    """Reverts, and compares all code in memory with the files that it was mapped from."""
+    restitch(machine, "revert", pid, *(["--tree"] if tree else []), allowed=allowed)
+    for process in children(pid) if tree else [pid]:
+        changed = changed_code(process)
+        if changed:
+            raise Failed(f"process {process} has other code than its files after a revert:\n" + "\n".join(changed))
+
+
+def changed_code(pid):
+    """Where the executable mappings of a process differ from their files; nothing for a process that is gone."""
+    changed = []
+    try:
+        with open(f"/proc/{pid}/mem", "rb", 0) as memory, open(f"/proc/{pid}/maps") as maps:
+            for line in maps:
+                fields = line.split(None, 5)
+                path = fields[5].strip() if len(fields) == 6 else ""
+                # Retired versions may stay mapped for a while; nothing leads there.
+                if "x" not in fields[1] or not path.startswith("/") or "restitch" in os.path.basename(path):
+                    continue
+                start, end = (int(n, 16) for n in fields[0].split("-"))
+                with open(path, "rb") as f:
+                    f.seek(int(fields[2], 16))
+                    stated = f.read(end - start)
+                memory.seek(start)
+                actual = memory.read(end - start)[: len(stated)]
+                if actual != stated:
+                    first = next(n for n, pair in enumerate(zip(actual, stated)) if pair[0] != pair[1])
+                    changed.append(f"{path} at {start + first:#x}: {actual[first:first + 5].hex()} instead of {stated[first:first + 5].hex()}")
+    except (OSError, ValueError, StopIteration):
+        pass
+    return changed
 
 
 class Toggling:

@@ -44,7 +44,8 @@ impl Files {
     fn assert_output_is_as_before(&self) {
         assert_eq!(std::fs::read(self.at("existing")).expect("readable"), b"precious");
         let temporary = std::fs::read_dir(self.folder.path()).expect("readable").flatten();
-        let temporary: Vec<_> = temporary.filter(|e| e.file_name().to_string_lossy().contains(".tmp")).collect();
+        let temporary: Vec<_> =
+            temporary.filter(|e| e.file_name().to_string_lossy().contains(".tmp")).collect();
         assert!(temporary.is_empty(), "{temporary:?}");
     }
 }
@@ -266,9 +267,9 @@ fn a_process_that_does_nothing() {
 #[test]
 fn a_process_that_is_traced_already() {
     let restitch = Restitch::new();
-    let mut target = Target::start(&require!(stoppable("switch.c", &["-O2"]), "gcc"));
+    let target = Target::start(&require!(stoppable("switch.c", &["-O2"]), "gcc"));
     let pid = target.pid();
-    let Ok(_tracer) = gdb_on(pid) else { skip!("gdb is not available") };
+    let Ok(tracer) = gdb_on(pid) else { skip!("gdb is not available") };
     let traced = wait_until(common::PATIENCE, || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         (!status.contains("TracerPid:\t0\n")).then_some(())
@@ -276,10 +277,14 @@ fn a_process_that_is_traced_already() {
     assert!(traced.is_some(), "gdb does not attach");
     let attached = restitch.attach(pid, &[]);
     expect_message(&attached, code::REFUSED, &[&pid.to_string(), "traced", "gdb"]);
-    target.assert_untouched("with another tracer");
+    // gdb has a breakpoint of its own in the loader.
+    let mut patched = common::look::differences(pid);
+    patched.retain(|d| !d.file.to_string_lossy().contains("ld-linux"));
+    assert_eq!(patched, []);
+    assert_eq!(common::look::ours(pid), []);
     assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a refusal leaves files");
-    drop(_tracer);
-    target.stop();
+    // Killed, gdb leaves its breakpoint in place, so the process is not asked for its checks.
+    drop(tracer);
 }
 
 /// gdb that lets the process run.
@@ -349,7 +354,10 @@ fn a_process_of_32_bits_is_refused() {
     let (source, path) = (folder.path().join("small.c"), folder.path().join("small"));
     std::fs::write(&source, "void _start(void) { for (;;) __asm__ volatile(\"\"); }\n").expect("writable");
     let mut gcc = Command::new("gcc");
-    gcc.args(["-m32", "-nostdlib", "-static", "-O1", "-fno-pie", "-no-pie"]).arg("-o").arg(&path).arg(&source);
+    gcc.args(["-m32", "-nostdlib", "-static", "-O1", "-fno-pie", "-no-pie"])
+        .arg("-o")
+        .arg(&path)
+        .arg(&source);
     if !gcc.output().is_ok_and(|o| o.status.success()) {
         skip!("gcc -m32 is not available");
     }

@@ -227,7 +227,8 @@ fn the_json_of_attach_and_of_a_dry_run_can_be_read() {
 fn run_ends_with_the_status_of_its_program() {
     let original = require!(stoppable("switch.c", &["-O2"]), "gcc");
     let restitch = Restitch::new();
-    let mut command = restitch.command(&["run", "--warm-up", "0.2", "--duration", "1", "--measure", "0", "--"]);
+    let mut command =
+        restitch.command(&["run", "--warm-up", "0.2", "--duration", "1", "--measure", "0", "--"]);
     command.arg(&original).args(["--seconds", "8"]);
     let finished = finish(&mut command);
     finished.expect(SUCCESS);

@@ -108,8 +108,7 @@ impl Forker {
     fn assert_well(&mut self, when: &str) {
         for pid in self.children.clone() {
             let before = common::target::cpu_ticks(pid);
-            let goes_on =
-                wait_until(PATIENCE, || (common::target::cpu_ticks(pid) != before).then_some(()));
+            let goes_on = wait_until(PATIENCE, || (common::target::cpu_ticks(pid) != before).then_some(()));
             assert!(goes_on.is_some(), "child {pid} stands still {when}");
         }
         assert_eq!(self.ask("?\n"), 0, "children have ended {when}");
@@ -197,9 +196,8 @@ fn a_child_can_be_reverted_by_itself() {
     let restitch = Restitch::new();
     let child = forker.fork();
     let pid = forker.pid().to_string();
-    let attached = finish(&mut restitch.command(&[
-        "attach", &pid, "--tree", "--duration", "2", "--measure", "0",
-    ]));
+    let attached =
+        finish(&mut restitch.command(&["attach", &pid, "--tree", "--duration", "2", "--measure", "0"]));
     attached.expect(code::DONE);
     let late = forker.fork();
     for one in [late, child] {

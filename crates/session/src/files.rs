@@ -5,7 +5,6 @@ use crate::attach::{hottest, layout_summary, peak_memory, version_summary};
 use crate::make::{Place, estimate, make, optimized_layout};
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_image::Image;
-use restitch_profile::{ModuleProfile, ProfileFile};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -87,9 +86,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     check_writable(&options.output)?;
     watcher.phase("analysing", None);
     let module = load(&options.program)?;
-    let stored = read_profile(&options.profile)?;
-    let found = profile_of(&stored, &module, options)?;
-    let (profile, unmatched) = found.resolve(&module.program);
+    let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     let mut result = RunResult::new(
         "optimize",
         report::Target {
@@ -99,10 +96,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
             threads: 0,
         },
     );
-    if unmatched.count > 0 {
-        let share = 100.0 * unmatched.count as f64 / unmatched.total.max(1) as f64;
-        result.warnings.push(format!("{share:.1} % of the profile's counts have no place in this file"));
-    }
+    result.warnings = warnings;
     watcher.phase("laying out", None);
     let layout = optimized_layout(&module.program, &profile);
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
@@ -130,37 +124,6 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
     Ok(result)
-}
-
-fn read_profile(path: &Path) -> Result<ProfileFile, SessionError> {
-    let bytes = read_file(path)?;
-    ProfileFile::read(&bytes).map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
-}
-
-/// The profile's part for this module: by build id, else (where neither has one) by file name.
-fn profile_of<'a>(
-    stored: &'a ProfileFile,
-    module: &Analyzed,
-    options: &OptimizeOptions,
-) -> Result<&'a ModuleProfile, SessionError> {
-    let id = module.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
-    let name = options.program.file_name();
-    let found = if id.is_empty() {
-        stored.modules.iter().find(|m| m.build_id.is_empty() && Path::new(&m.path).file_name() == name)
-    } else {
-        stored.module(&id)
-    };
-    found.ok_or_else(|| {
-        let have: Vec<&str> = stored.modules.iter().map(|m| m.path.as_str()).collect();
-        SessionError::BadFile {
-            path: options.profile.clone(),
-            why: format!(
-                "it has no profile for this build of {} (it has: {}); record one with `restitch record`",
-                options.program.display(),
-                have.join(", ")
-            ),
-        }
-    })
 }
 
 /// Finds out whether a file can be written at `path` before work is spent on its content. What is there stays as it is.

@@ -11,6 +11,7 @@ mod attach;
 mod doctor;
 mod error;
 mod files;
+mod imports;
 mod launch;
 mod make;
 mod modules;

@@ -4,7 +4,8 @@ use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::process_set::ProcessSet;
 use crate::sampling::IpSamples;
-use crate::selection::{Weights, weigh};
+use crate::selection::{Weights, select, weigh};
+use restitch_program::Program;
 use std::path::PathBuf;
 
 /// A module with less than this share of the samples is left alone.
@@ -40,12 +41,21 @@ pub(crate) fn choose(set: &ProcessSet, samples: &IpSamples) -> Result<Choice, Se
         match analyze_image(module.image.clone()) {
             Ok(analyzed) => {
                 let weights = weigh(&analyzed.program, addresses);
+                if !is_worth_counting(&analyzed.program, &weights) {
+                    left.push((module.path.clone(), "its samples lie in code that cannot be moved".into()));
+                    continue;
+                }
                 chosen.push(Chosen { index, path: module.path.clone(), analyzed, weights, samples: n });
             }
             Err(why) => left.push((module.path.clone(), why)),
         }
     }
     Ok((chosen, left))
+}
+
+/// Whether a counting version of the sampled functions and those around them would hold anything.
+fn is_worth_counting(program: &Program, weights: &Weights) -> bool {
+    select(program, weights).into_iter().any(|f| program.blocks_of(f).any(|b| program.is_movable(b)))
 }
 
 /// The loader runs before and beneath everything else, `_dl_find_object` included.

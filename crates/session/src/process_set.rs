@@ -5,6 +5,7 @@ use restitch_address::{Avma, Svma};
 use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_procfs as procfs;
+use restitch_tracee::TraceError;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ impl ProcessSet {
     /// Opens process `pid`, and with `tree` all processes that run the same program at the same addresses.
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let dir = StateDir::open()?;
+        refuse_kernel_thread(pid)?;
         let leader = Live::open(pid, dir.clone())?;
         crate::refusal::refuse(leader.target())?;
         let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid };
@@ -132,7 +134,11 @@ impl ProcessSet {
         loop {
             for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
                 let is_leader = live.target().pid() == leader.pid();
-                match live.switch(&incoming(live, &leader, versions, kind)) {
+                let incoming = incoming(live, &leader, versions, kind);
+                if !is_leader && has_all(live, &incoming) {
+                    continue;
+                }
+                match live.switch(&incoming) {
                     Ok(report) => sum = Some(add(sum, report)),
                     Err(error) if is_leader => return Err(error.into()),
                     Err(_) if !live.target().process.is_alive() => {}
@@ -201,6 +207,24 @@ fn incoming<'a>(
         place(*module).map(|module| Incoming { module, version, kind })
     };
     versions.iter().filter_map(one).collect()
+}
+
+/// Whether all of `incoming` is mapped in a process already: it was forked off after its parent's switch.
+fn has_all(live: &Live, incoming: &[Incoming<'_>]) -> bool {
+    let Ok(maps) = procfs::maps(live.target().pid()) else { return false };
+    let is_mapped = |i: &Incoming<'_>| {
+        let start = live.target().modules[i.module].bias.to_actual(i.version.range.start);
+        maps.iter().any(|m| m.range.start == start)
+    };
+    !incoming.is_empty() && incoming.iter().all(is_mapped)
+}
+
+/// A kernel thread has no memory map; that is to be told, not that a file is missing.
+pub(crate) fn refuse_kernel_thread(pid: i32) -> Result<(), SessionError> {
+    match procfs::status(pid) {
+        Ok(status) if status.kernel_thread => Err(TraceError::KernelThread { pid }.into()),
+        _ => Ok(()),
+    }
 }
 
 /// The longest pause, and the sums of what was done.

@@ -3,9 +3,10 @@
 use crate::SessionError;
 use crate::process_set::ProcessSet;
 use crate::verdict::Windows;
-use restitch_address::Avma;
-use restitch_perf::{IpSampler, Record, SampleOptions};
-use std::collections::BTreeMap;
+use restitch_address::{Avma, Svma};
+use restitch_perf::{IpSampler, Pmu, Record, Sample, SampleOptions};
+use restitch_profile::BranchSamples;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Samples of user code, by address in the first process of the set. (Processes of a set share their layout through
@@ -13,9 +14,13 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IpSamples {
     /// Samples by module index and stated address.
-    pub by_module: BTreeMap<usize, BTreeMap<restitch_address::Svma, u64>>,
+    pub by_module: BTreeMap<usize, BTreeMap<Svma, u64>>,
     /// Samples of user code in all.
     pub total: u64,
+    /// Hardware branch records by module index, where the machine has them.
+    pub branches: BTreeMap<usize, BranchSamples>,
+    /// Number of those records.
+    pub records: u64,
 }
 
 /// Samples all processes of the set for `duration`, taking a measurement `window` now and then.
@@ -26,7 +31,12 @@ pub(crate) fn sample(
 ) -> Result<IpSamples, SessionError> {
     let options =
         SampleOptions { frequency: 4000, inherit: true, exclude_kernel: true, ..SampleOptions::default() };
-    let mut sampler = IpSampler::open(&set.pids(), options)?;
+    let branch_stack = Pmu::probe().branch_stack.is_yes();
+    // Where the probe was too hopeful (a container, an odd hypervisor), plain samples do.
+    let mut sampler = match IpSampler::open(&set.pids(), SampleOptions { branch_stack, ..options }) {
+        Err(_) if branch_stack => IpSampler::open(&set.pids(), options)?,
+        other => other?,
+    };
     sampler.enable()?;
     let mut out = IpSamples::default();
     let end = Instant::now() + duration;
@@ -35,7 +45,7 @@ pub(crate) fn sample(
         windows.tick();
         for record in sampler.drain() {
             if let Record::Sample(s) = record {
-                out.add(set, s.pid, s.ip);
+                out.add(set, &s);
             }
         }
         if !set.leader_is_alive() {
@@ -45,17 +55,31 @@ pub(crate) fn sample(
     sampler.disable()?;
     for record in sampler.drain() {
         if let Record::Sample(s) = record {
-            out.add(set, s.pid, s.ip);
+            out.add(set, &s);
         }
     }
     Ok(out)
 }
 
 impl IpSamples {
-    fn add(&mut self, set: &ProcessSet, pid: i32, ip: Avma) {
+    fn add(&mut self, set: &ProcessSet, sample: &Sample) {
         self.total += 1;
-        if let Some((module, at)) = set.locate(pid, ip) {
+        if let Some((module, at)) = set.locate(sample.pid, sample.ip) {
             *self.by_module.entry(module).or_default().entry(at).or_default() += 1;
+        }
+        if sample.branches.is_empty() {
+            return;
+        }
+        // Each module sees the whole stack, with the places of other modules left blank.
+        self.records += sample.branches.len() as u64;
+        let place = |at: Avma| set.locate(sample.pid, at);
+        let stack: Vec<_> = sample.branches.iter().map(|b| (place(b.from), place(b.to))).collect();
+        let modules: BTreeSet<usize> =
+            stack.iter().flat_map(|(f, t)| [f, t]).flatten().map(|p| p.0).collect();
+        for module in modules {
+            let own = |p: &Option<(usize, Svma)>| p.filter(|p| p.0 == module).map(|p| p.1);
+            let seen: Vec<_> = stack.iter().map(|(from, to)| (own(from), own(to))).collect();
+            self.branches.entry(module).or_default().add_stack(&seen);
         }
     }
 

@@ -1,6 +1,6 @@
 //! `status` and `revert`: what is in a process, and taking it out.
 
-use crate::process_set::ProcessSet;
+use crate::process_set::{ProcessSet, refuse_kernel_thread};
 use crate::{SessionError, Watcher};
 use restitch_address::Avma;
 use restitch_apply_process::{
@@ -39,6 +39,9 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
         None => living(&dir),
     };
     let mut out = Vec::new();
+    if let Some(pid) = pid {
+        refuse_kernel_thread(pid)?;
+    }
     for one in pids {
         match Live::open(one, dir.clone()) {
             Ok(live) if live.journal().is_empty() && pid.is_none() => {}

@@ -1,0 +1,106 @@
+//! Profiles from files: our own store, and `perf.data` with and without branch stacks.
+
+use crate::SessionError;
+use crate::analysis::Analyzed;
+use crate::files::{OptimizeOptions, read_file};
+use crate::selection::weigh;
+use restitch_profile::{
+    ImportedModule, Known, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
+};
+use std::path::Path;
+
+/// The first bytes of a `perf.data` file.
+const PERF_MAGIC: &[u8] = b"PERFILE2";
+
+/// The profile for one module, and what the user should know about it.
+///
+/// # Errors
+/// If the file cannot be read, is damaged, or has nothing for this module.
+pub(crate) fn read_profile(
+    options: &OptimizeOptions,
+    module: &Analyzed,
+) -> Result<(Profile, Vec<String>), SessionError> {
+    let bytes = read_file(&options.profile)?;
+    if bytes.starts_with(PERF_MAGIC) {
+        return from_perf(&bytes, options, module);
+    }
+    let stored = ProfileFile::read(&bytes).map_err(|e| bad(options, e.to_string()))?;
+    let (profile, unmatched) = stored_part(&stored, module, options)?.resolve(&module.program);
+    let mut warnings = Vec::new();
+    if unmatched.count > 0 {
+        let share = 100.0 * unmatched.count as f64 / unmatched.total.max(1) as f64;
+        warnings.push(format!("{share:.1} % of the profile's counts have no place in this file"));
+    }
+    Ok((profile, warnings))
+}
+
+fn bad(options: &OptimizeOptions, why: String) -> SessionError {
+    SessionError::BadFile { path: options.profile.clone(), why }
+}
+
+fn no_part(options: &OptimizeOptions, have: &[&str]) -> SessionError {
+    let why = format!(
+        "it has no profile for this build of {} (it has: {}); record one with `restitch record`",
+        options.program.display(),
+        have.join(", ")
+    );
+    bad(options, why)
+}
+
+/// The stored profile's part for this module: by build id, else (where neither has one) by file name.
+fn stored_part<'a>(
+    stored: &'a ProfileFile,
+    module: &Analyzed,
+    options: &OptimizeOptions,
+) -> Result<&'a ModuleProfile, SessionError> {
+    let id = build_id(module);
+    let found = if id.is_empty() {
+        stored.modules.iter().find(|m| m.build_id.is_empty() && same_name(&m.path, &options.program))
+    } else {
+        stored.module(&id)
+    };
+    let have: Vec<&str> = stored.modules.iter().map(|m| m.path.as_str()).collect();
+    found.ok_or_else(|| no_part(options, &have))
+}
+
+fn build_id(module: &Analyzed) -> Vec<u8> {
+    module.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
+}
+
+fn same_name(path: &str, program: &Path) -> bool {
+    Path::new(path).file_name() == program.file_name()
+}
+
+fn from_perf(
+    bytes: &[u8],
+    options: &OptimizeOptions,
+    module: &Analyzed,
+) -> Result<(Profile, Vec<String>), SessionError> {
+    let imported = import_perf_data(bytes).map_err(|e| bad(options, e.to_string()))?;
+    let id = build_id(module);
+    let fits = |m: &&ImportedModule| match &m.build_id {
+        Some(theirs) if !id.is_empty() => *theirs == id,
+        _ => same_name(&m.path, &options.program),
+    };
+    let have: Vec<&str> = imported.modules.iter().map(|m| m.path.as_str()).collect();
+    let found = imported.modules.iter().find(fits).ok_or_else(|| no_part(options, &have))?;
+    let samples = found.to_svma(|offset| module.image.address_of(offset));
+    let mut warnings = Vec::new();
+    if imported.lost > 0 {
+        warnings.push(format!("perf lost {} records", imported.lost));
+    }
+    if !samples.branches.branches.is_empty() {
+        let (profile, report) = samples.branches.to_profile(&module.program);
+        let (used, other) = (report.used_branches, report.other_branches);
+        warnings.push(format!("the profile is made of branch records: {used} used, {other} of other kinds"));
+        return Ok((profile, warnings));
+    }
+    warnings.push(
+        "the perf.data file has no branch stacks: what was not sampled is not cold, so the layout may not pay; \
+         `restitch record` gives an exact profile"
+            .into(),
+    );
+    let weights = weigh(&module.program, &samples.ips);
+    let known = Known { blocks: weights.blocks.iter().map(|n| Some(*n)).collect(), ..Known::default() };
+    Ok((derive(&module.program, &known).profile, warnings))
+}
