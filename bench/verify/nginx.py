@@ -47,10 +47,10 @@ def main(machine):
     for c in clients:
         c.start()
     try:
-        with Toggling(machine, server.pid, tree=True, seconds=1.5):
+        with Toggling(machine, server.pid, tree=True, seconds=4):
             for second in range(SECONDS):
                 time.sleep(1)
-                if second % 10 == 7:
+                if second % 5 == 3:
                     os.kill(server.pid, signal.SIGHUP)
                 if problems:
                     break

@@ -12,6 +12,7 @@
 //! Reference: glibc manual, "Dynamic Linker Introspection" (`struct dl_find_object`).
 
 use crate::Target;
+use crate::journal::JournalHook;
 use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_x86::{Op, decode_one};
 
@@ -81,10 +82,35 @@ pub(crate) fn page(original: Avma, link_map: Avma, entries: &[HookEntry]) -> Vec
 pub(crate) struct HookSite {
     /// The pointer that `_dl_find_object` jumps through.
     pub slot: Avma,
-    /// Its present value.
+    /// Its original value.
     pub original: Avma,
     /// The program's link map.
     pub link_map: Avma,
+    /// Our page, if the pointer leads there already: a restitch that was killed had got this far.
+    pub page: Option<Avma>,
+}
+
+impl HookSite {
+    /// The journal's form, for the hook at `page`.
+    pub fn journal(&self, page: Avma) -> JournalHook {
+        JournalHook {
+            page: page.get(),
+            len: PAGE_LEN,
+            slot: self.slot.get(),
+            original: self.original.get(),
+            link_map: self.link_map.get(),
+        }
+    }
+}
+
+/// Whether the code at `page` is this hook; then the pointer's original value, which its page holds.
+fn hooked(page: Avma, read: &mut impl FnMut(Avma) -> Option<u64>) -> Option<Avma> {
+    for (i, word) in CODE.chunks_exact(8).enumerate() {
+        if read(page + 8 * i as u64)?.to_le_bytes() != word {
+            return None;
+        }
+    }
+    read(page + ORIGINAL_AT as u64).map(Avma::new)
 }
 
 /// Finds the pointer. `read` reads 8 bytes of the process. The error says what is missing.
@@ -113,10 +139,12 @@ pub(crate) fn find_site(
             (Op::JumpMemory(mem), Some((reg, got))) if mem.base == Some(reg) && mem.index.is_none() => {
                 let table = read(module.bias.to_actual(got)).ok_or("the loader's data cannot be read")?;
                 let slot = Avma::new(table).offset(mem.disp);
-                let original = Avma::new(read(slot).ok_or("the loader's data cannot be read")?);
+                let value = Avma::new(read(slot).ok_or("the loader's data cannot be read")?);
+                let ours = hooked(value, &mut read);
+                let (original, page) = (ours.unwrap_or(value), ours.map(|_| value));
                 let link_map =
                     link_map(target, &mut read).ok_or("the loader's list of objects cannot be read")?;
-                return Ok(HookSite { slot, original, link_map });
+                return Ok(HookSite { slot, original, link_map, page });
             }
             // `endbr64` in front.
             (Op::Other, None) => {}

@@ -1,5 +1,6 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
+use crate::hook;
 use crate::install::{self, Incoming, SwitchReport};
 use crate::journal::{Journal, JournalPatch, JournalVersion, VersionKind};
 use crate::map_file::StoredMap;
@@ -8,7 +9,7 @@ use crate::sweep::{self, SweepReport};
 use crate::{ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_procfs::{self as procfs, GapRequest, find_gap};
-use restitch_tracee::Stopped;
+use restitch_tracee::{Memory, Stopped};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -203,6 +204,11 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
     if own.exists() {
         let mut journal = Journal::read(&own)?;
         journal.retain_mapped(&maps);
+        find_hook(target, &mut journal);
+        if journal.is_empty() {
+            // Planned by a restitch that was killed before it did anything, or left behind by an `exec`.
+            journal.save(dir)?;
+        }
         return Ok(journal);
     }
     let Some(mut journal) = Journal::inherited(process, &maps) else { return Ok(Journal::new(process)) };
@@ -222,6 +228,19 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
     journal.patches.sort_by_key(|p| p.at);
     journal.patches.dedup_by_key(|p| p.at);
     Ok(journal)
+}
+
+/// A restitch that was killed in the stop may have set the hook, but not have written its place down.
+fn find_hook(target: &Target, journal: &mut Journal) {
+    if journal.hook.is_some() {
+        return;
+    }
+    let Ok(memory) = Memory::open_read_only(target.pid()) else { return };
+    if let Ok(site) = hook::find_site(target, |at| memory.read_u64(at).ok())
+        && let Some(page) = site.page
+    {
+        journal.hook = Some(site.journal(page));
+    }
 }
 
 /// The union of two memory maps: what is free in it is free in both.

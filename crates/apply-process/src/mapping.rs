@@ -3,7 +3,7 @@
 use crate::ProcessError;
 use crate::hook::{self, HookEntry};
 use crate::install::{Arriving, Incoming, Prepared};
-use crate::journal::{Journal, JournalHook, JournalVersion};
+use crate::journal::{Journal, JournalVersion};
 use crate::live::Live;
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Borrow, Placement, Protection, SeccompPolicy, Stopped, StubPlace};
@@ -39,15 +39,14 @@ pub(crate) fn map_versions(
         }
     }
     if let Some(Some(site)) = site {
-        let page =
-            borrow.mmap(Placement::Anywhere, hook::PAGE_LEN, Protection::ReadExecute, Backing::Anonymous)?;
-        journal.hook = Some(JournalHook {
-            page: page.start.get(),
-            len: page.len(),
-            slot: site.slot.get(),
-            original: site.original.get(),
-            link_map: site.link_map.get(),
-        });
+        let page = match site.page {
+            Some(page) => page,
+            None => {
+                let whole = (hook::PAGE_LEN, Protection::ReadExecute, Backing::Anonymous);
+                borrow.mmap(Placement::Anywhere, whole.0, whole.1, whole.2)?.start
+            }
+        };
+        journal.hook = Some(site.journal(page));
     }
     borrow.finish()?;
     Ok(())

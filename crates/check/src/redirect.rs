@@ -4,7 +4,7 @@ use crate::finding::Problem;
 use crate::walk::Walk;
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Redirect, RedirectKind};
-use restitch_program::{BlockAttrs, CallTarget, EdgeKind, Program};
+use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, Program};
 
 /// Length in bytes of the patch.
 const PATCH: u64 = 5;
@@ -56,15 +56,6 @@ impl Walk<'_, '_> {
         if at != block.start && !(endbr && at == block.start + 4) {
             return Err("it is not at the start of a block or behind its endbr64");
         }
-        match redirect.kind {
-            RedirectKind::Entry if !block.attrs.contains(BlockAttrs::ENTRY) => {
-                return Err("it is not at a function's entry");
-            }
-            RedirectKind::Landing if !block.attrs.contains(BlockAttrs::INDIRECT) => {
-                return Err("no indirect jump reaches it");
-            }
-            _ => {}
-        }
         let patch = SvmaRange::new(at, PATCH);
         if !program.function(block.function).range.covers(&patch) {
             return Err("the function is too short for it");
@@ -81,13 +72,32 @@ impl Walk<'_, '_> {
         if returns.is_some_and(|r| r != at && patch.contains(r)) {
             return Err("a call returns into the middle of it");
         }
-        self.redirect_target(redirect, id)
+        let (wanted, why) = match redirect.kind {
+            RedirectKind::Entry => (BlockAttrs::ENTRY, "it is not at a function's entry"),
+            RedirectKind::Landing => (BlockAttrs::INDIRECT, "no indirect jump reaches it"),
+        };
+        let entered = |id: &BlockId| program.block(*id).attrs.contains(wanted);
+        let mut result = Err(why);
+        for id in [Some(id), self.lone_marker(at)].into_iter().flatten().filter(entered) {
+            result = self.redirect_target(redirect, id);
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// The block before `at` that is nothing but an `endbr64`: who enters it comes to `at`.
+    fn lone_marker(&self, at: Svma) -> Option<BlockId> {
+        let id = self.s.program.block_starting_at(at.offset(-4))?;
+        let is_marker = self.s.image.read(at.offset(-4), 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
+        (is_marker && self.s.program.block(id).end() == at).then_some(id)
     }
 
     fn redirect_target(
         &self,
         redirect: &Redirect,
-        id: restitch_program::BlockId,
+        id: BlockId,
     ) -> Result<(), &'static str> {
         let place = self.s.place(id).ok_or("its block is not in the version")?;
         let points = self.entry_points(place);

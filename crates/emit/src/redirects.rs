@@ -116,7 +116,10 @@ impl Chooser<'_, '_> {
         if !function.covers(&bytes) || !self.is_free(bytes) || returns_into(self.request.program, bytes) {
             return None;
         }
-        Some(Redirect { at, to: self.map.to_version(at)?, kind })
+        // Where a branch goes to the instruction behind it, the marker is a block of its own. Its copy is entered then, so
+        // that it is counted; to run the marker again changes nothing.
+        let is_block = marked && self.selection.lookup.starting_at(at).is_some();
+        Some(Redirect { at, to: self.map.to_version(if is_block { start } else { at })?, kind })
     }
 
     /// Whether no block starts behind the first byte.

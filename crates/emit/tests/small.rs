@@ -185,6 +185,28 @@ fn redirects_lead_behind_endbr64_to_the_counter() {
 }
 
 #[test]
+fn an_endbr64_that_is_a_block_of_its_own_is_entered_and_counted() {
+    // endbr64 | dec eax; nop; nop; jne back | ret
+    let code = [0xf3, 0x0f, 0x1e, 0xfa, 0xff, 0xc8, 0x90, 0x90, 0x75, 0xfa, 0xc3];
+    let small = Small::new(
+        &code,
+        "function 0x401000..0x40100b f movable redirectable
+           0x401000 +4 entry fall/0
+           0x401004 +6 target cond(5)/2 -> 0x401004
+           0x40100a +1 - return/1",
+    );
+    let layout = order(&[0, 1, 2]);
+    let counted = [Counted::Block(BlockId(0)), Counted::Block(BlockId(1))];
+    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    for request in [small.request(&layout), Request { counters, ..small.request(&layout) }] {
+        let version = checked(&request);
+        let redirect = version.redirects[0];
+        assert_eq!((redirect.at.get(), redirect.to.get()), (BASE + 4, TEXT));
+        assert_eq!(redirect.kind, RedirectKind::Entry);
+    }
+}
+
+#[test]
 fn landings_are_redirected_where_there_is_room() {
     // A: jmp *%rax | B: 5 nops, ret | C: ret
     let code = [0xff, 0xe0, 0x90, 0x90, 0x90, 0x90, 0x90, 0xc3, 0xc3];

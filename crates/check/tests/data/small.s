@@ -69,6 +69,19 @@ g:      .cfi_startproc
         .cfi_endproc
         .size   g, .-g
 
+# A loop that begins right behind the function's endbr64, which is a block of its own therefore.
+        .p2align 4
+        .globl  k
+        .type   k, @function
+k:      .cfi_startproc
+        endbr64
+1:      imul    %rdi, %rax
+        add     $-1, %rdi
+        jne     1b
+        ret
+        .cfi_endproc
+        .size   k, .-k
+
 # A frame pointer, a call through a register, an indirect tail call.
         .p2align 4
 h:      .cfi_startproc
