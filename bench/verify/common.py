@@ -95,8 +95,8 @@ def changed_code(pid):
 class Toggling:
     """Attaches to a process and reverts it, again and again, between enter and exit."""
 
-    # 6: cannot be changed safely now; 7: had nothing to do. Both leave the process as it was.
-    ALLOWED = (0, 6, 7)
+    # 4: it has ended meanwhile; 6: cannot be changed safely now; 7: had too little to do. The last two leave it as it was.
+    ALLOWED = (0, 4, 6, 7)
 
     def __init__(self, machine, pid, tree=False, seconds=2, pause=1.0):
         self.machine, self.pid, self.tree, self.seconds, self.pause = machine, pid, tree, seconds, pause
@@ -111,13 +111,16 @@ class Toggling:
         try:
             while not self.stop.is_set():
                 code, text, took = attach(self.machine, self.pid, self.tree, self.seconds, self.ALLOWED)
+                if code == 4:
+                    alive(self.pid, "the process", wanted=False)
+                    return
                 self.codes[code] = self.codes.get(code, 0) + 1
                 if VERBOSE:
                     log(f"    attach: exit code {code} after {took:.1f} s\n{text}")
                 self.stop.wait(self.pause)
                 if self.codes.get(0, 0) % 3 != 2:  # every third time one version follows another
                     # 7: the attach was refused, so there is nothing to take back.
-                    revert(self.machine, self.pid, self.tree, allowed=(0, 7))
+                    revert(self.machine, self.pid, self.tree, allowed=(0, 4, 7))
                     self.stop.wait(self.pause / 2)
         except Failed as problem:
             self.problem = problem
@@ -149,7 +152,12 @@ def alternate(machine, pid, rounds, work, busy=None, tree=False, seconds=4):
     for number in range(rounds):
         original = rate()
         with Busy(busy or work):
-            attach(machine, pid, tree, seconds)
+            # The load may just be starting: 7 says that there was too little of it.
+            for wait in (1, 3, 0):
+                code, _, _ = attach(machine, pid, tree, seconds, allowed=(0, 7) if wait else (0,))
+                if code == 0:
+                    break
+                time.sleep(wait)
         attached = rate()
         revert(machine, pid, tree)
         ratios.append(attached / original)
@@ -196,15 +204,15 @@ class Busy:
             raise Failed(f"the load failed during the attach: {self.problem}")
 
 
-def alive(pid, what):
+def alive(pid, what, wanted=True):
+    """Fails if the process is gone (or, if it is not wanted, still there)."""
     try:
-        os.kill(pid, 0)
         with open(f"/proc/{pid}/stat") as f:
-            if f.read().rsplit(")", 1)[1].split()[0] != "Z":
-                return
+            there = f.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
-        pass
-    raise Failed(f"{what} is gone")
+        there = False
+    if there != wanted:
+        raise Failed(f"{what} is {'gone' if wanted else 'there, but restitch says that it has ended'}")
 
 
 __all__ = [name for name in globals() if not name.startswith("_")]

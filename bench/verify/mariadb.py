@@ -34,7 +34,7 @@ class Server:
         options = ["--no-defaults", f"--datadir={self.folder}/data"]
         machine.run([find("mariadb-install-db"), *options, "--auth-root-authentication-method=normal", "--skip-test-db"], user=user)
         self.child = machine.start(
-            [find("mariadbd"), *options, "--skip-networking", f"--socket={self.folder}/s", f"--pid-file={self.folder}/pid", f"--log-error={self.folder}/log",
+            [find("mariadbd"), *options, "--skip-networking", f"--socket={self.folder}/s", f"--pid-file={self.folder}/pid", f"--log-error={self.folder}/log.err",
              "--innodb-buffer-pool-size=256M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"],
             user=user, core=os.sched_getaffinity(0),
         )
@@ -59,7 +59,7 @@ class Server:
         return int(re.search(r"transactions:\s+(\d+)", text)[1])
 
     def crashes(self):
-        with open(f"{self.folder}/log", errors="replace") as f:
+        with open(f"{self.folder}/log.err", errors="replace") as f:
             text = f.read()
         if "got signal" in text or "Assertion" in text:
             with open("/tmp/restitch-verify-mariadb.log", "w") as f:

@@ -89,6 +89,14 @@ pub enum ProcessError {
         /// Why.
         why: String,
     },
+    /// Another restitch is at work on it.
+    #[error(
+        "process {pid}: another restitch is at work on it; wait for it to end, or stop it, and try again"
+    )]
+    Busy {
+        /// The process.
+        pid: i32,
+    },
     /// There is no journal for the process.
     #[error("process {pid} is not under restitch: there is no journal for it in {dir}")]
     NotAttached {

@@ -3,10 +3,10 @@
 //! A frame in a version has the state of its original instruction, so the original's unwind rows serve for it.
 
 use crate::live::OldVersion;
-use crate::target::Target;
+use crate::target::{Module, Target};
 use restitch_address::{Avma, Svma};
 use restitch_cfi::{Register, Registers, UnwindInfo, step};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Deepest stack that is walked. Deeper frames are found by the scan of the stack's words.
 const MOST_FRAMES: usize = 20_000;
@@ -16,6 +16,19 @@ pub(crate) struct Walker<'a> {
     target: &'a Target,
     old: &'a [OldVersion],
     unwind: BTreeMap<usize, UnwindInfo>,
+    /// Modules with an unwinder in them: while one runs, program counters are in its own records too.
+    unwinders: BTreeSet<usize>,
+}
+
+/// The frames of one thread.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Walk {
+    /// Return addresses, innermost first.
+    pub slots: Vec<ReturnSlot>,
+    /// Canonical frame addresses that were passed.
+    pub frames: Vec<Avma>,
+    /// Every return address of the thread is in `slots`: the walk reached the outermost frame, and no unwinder is at work.
+    pub complete: bool,
 }
 
 /// One return address on a stack.
@@ -41,7 +54,9 @@ impl<'a> Walker<'a> {
                 unwind.insert(i, info);
             }
         }
-        Self { target, old, unwind }
+        let unwinds = |m: &Module| m.image.symbols_named("_Unwind_RaiseException").next().is_some();
+        let unwinders = (0..target.modules.len()).filter(|i| unwinds(&target.modules[*i])).collect();
+        Self { target, old, unwind, unwinders }
     }
 
     /// The module and original address that `at` (any byte of an instruction) stands for.
@@ -53,35 +68,37 @@ impl<'a> Walker<'a> {
         Some((module, self.target.modules[module].bias.to_stated(at)))
     }
 
-    /// All return addresses of a thread, innermost first, as far as its frames can be followed, and the canonical
-    /// frame addresses that were passed.
+    /// The frames of a thread, as far as they can be followed.
     pub fn walk(
         &self,
         thread: &restitch_tracee::Registers,
         read: &mut dyn FnMut(Avma) -> Option<u64>,
-    ) -> (Vec<ReturnSlot>, Vec<Avma>) {
-        let (mut slots, mut frames) = (Vec::new(), Vec::new());
+    ) -> Walk {
+        let mut walk = Walk::default();
         let mut registers = dwarf_registers(thread);
-        let mut interrupted = true;
-        while let Some(rip) = registers.rip().filter(|rip| rip.get() != 0)
-            && slots.len() < MOST_FRAMES
-        {
+        let (mut interrupted, mut unwinding) = (true, false);
+        while walk.slots.len() < MOST_FRAMES {
+            let Some(rip) = registers.rip().filter(|rip| rip.get() != 0) else {
+                walk.complete = !unwinding;
+                break;
+            };
             let lookup = if interrupted { rip } else { rip - 1 };
             let Some((module, original)) = self.original(lookup) else { break };
+            unwinding |= self.unwinders.contains(&module);
             let Some(info) = self.unwind.get(&module) else { break };
             let Ok(Some(row)) = info.row_at(original) else { break };
             interrupted = info.find(original).is_some_and(|e| e.signal_frame);
             let Ok(next) = step(&row.state, &registers, read) else { break };
-            frames.push(next.cfa);
+            walk.frames.push(next.cfa);
             if let (Some(slot), Some(value)) = (next.return_address_slot, next.caller.rip()) {
-                slots.push(ReturnSlot { slot, value, interrupted });
+                walk.slots.push(ReturnSlot { slot, value, interrupted });
             }
             if next.caller.rsp() == registers.rsp() && next.caller.rip() == registers.rip() {
                 break;
             }
             registers = next.caller;
         }
-        (slots, frames)
+        walk
     }
 }
 

@@ -24,6 +24,11 @@ const ENTRY_LEN: usize = 32;
 /// One entry stays zero: the end mark.
 pub(crate) const MOST_ENTRIES: usize = (PAGE_LEN as usize - TABLE_AT) / ENTRY_LEN - 1;
 
+/// A row that matches nothing and is not the end. Rows never move: a thread that stands inside the routine goes on with
+/// the next row, and must not miss the one that it is looking for.
+pub(crate) const NO_ENTRY: HookEntry =
+    HookEntry { range: AvmaRange { start: Avma::new(1), end: Avma::new(1) }, eh_frame_hdr: Avma::new(0) };
+
 /// One row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HookEntry {
@@ -99,6 +104,7 @@ impl HookSite {
             slot: self.slot.get(),
             original: self.original.get(),
             link_map: self.link_map.get(),
+            rows: Vec::new(),
         }
     }
 }

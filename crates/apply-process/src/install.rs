@@ -18,7 +18,7 @@ use crate::writing::{verify, write_patches};
 use crate::{ProcessError, Target};
 use restitch_address::Avma;
 use restitch_check::CheckedVersion;
-use restitch_tracee::{Stopped, find_padding};
+use restitch_tracee::{STUB_SPACE, Stopped, find_padding};
 use std::time::Instant;
 
 /// A version that is to be in force.
@@ -70,7 +70,7 @@ pub(crate) struct Prepared<'a> {
     pub arriving: Vec<Arriving>,
     pub patches: PatchSet,
     pub old: Vec<OldVersion>,
-    pub stub: Avma,
+    pub stub: StubSite,
     pub needs_hook: bool,
 }
 
@@ -89,17 +89,33 @@ pub(crate) fn switch(
     held: Option<Stopped>,
 ) -> Result<SwitchReport, ProcessError> {
     live.target.process.verify()?;
+    live.lock()?;
+    let writing = live.dir.writing()?;
     let prepared = prepare(live, incoming)?;
     let walker_target = live.target.clone();
     let walker = Walker::new(&walker_target, &prepared.old);
     let planned = planned_journal(&live.journal, &prepared);
     planned.save(&live.dir)?;
+    drop(writing);
     let mut report = SwitchReport { left_out: prepared.patches.crossing, ..SwitchReport::default() };
     let mut stopped = match held {
         Some(stopped) => stopped,
-        None => Stopped::seize_all(live.target.pid())?,
+        None => match Stopped::seize_all(live.target.pid()) {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                // Nothing was done: the journal says so again.
+                live.journal.save(&live.dir)?;
+                return Err(error.into());
+            }
+        },
     };
-    let result = in_the_stop(live, &mut stopped, &prepared, &walker, planned, &mut report);
+    live.journal = planned;
+    let result = in_the_stop(live, &mut stopped, &prepared, &walker, &mut report);
+    if result.is_err()
+        && let Ok(maps) = stopped.maps()
+    {
+        live.journal.retain_mapped(&maps);
+    }
     report.threads = stopped.threads().count();
     let times = stopped.resume();
     report.stop_us = restitch_tracee::StopTimes::micros(times.stopping);
@@ -123,7 +139,7 @@ fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>
         });
     }
     let old = live.old_versions();
-    let stub = stub_address(&live.target)?;
+    let stub = stub_site(&live.target)?;
     Ok(Prepared {
         incoming,
         arriving,
@@ -166,19 +182,26 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
     })
 }
 
-/// Dead bytes that a borrowed thread's stub may use for a moment: what fills the last page of an executable segment. (Filler
-/// between functions would do too, but an alignment of 16 leaves too little of it, and filler inside functions may be run.)
-pub(crate) fn stub_address(target: &Target) -> Result<Avma, ProcessError> {
+/// Where a borrowed thread's stub goes for a moment, and the bytes that belong there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StubSite {
+    pub at: Avma,
+    pub bytes: Vec<u8>,
+}
+
+/// Dead bytes: what fills the last page of an executable segment. (Filler between functions would do too, but an alignment of
+/// 16 leaves too little of it, and filler inside functions may be run.)
+pub(crate) fn stub_site(target: &Target) -> Result<StubSite, ProcessError> {
     const PAGE: usize = 4096;
     let program = &target.modules[target.program];
     for module in std::iter::once(program).chain(&target.modules) {
         for segment in module.image.segments().iter().filter(|s| s.executable && !s.writable) {
             let end = (segment.file_offset.get() + segment.file_len) as usize;
             let tail = module.image.data().get(end..end.next_multiple_of(PAGE)).unwrap_or_default();
-            if let Some(at) =
-                find_padding(tail, module.bias.to_actual(segment.range.start + segment.file_len))
-            {
-                return Ok(at);
+            let start = module.bias.to_actual(segment.range.start + segment.file_len);
+            if let Some(at) = find_padding(tail, start) {
+                let from = at.offset_from(start) as usize;
+                return Ok(StubSite { at, bytes: tail[from..from + STUB_SPACE].to_vec() });
             }
         }
     }
@@ -202,14 +225,11 @@ fn in_the_stop(
     stopped: &mut Stopped,
     prepared: &Prepared<'_>,
     walker: &Walker<'_>,
-    planned: Journal,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
     let mut clock = Clock::new();
-    let mut journal = planned;
-    map_versions(live, stopped, prepared, &mut journal)?;
-    write_hook(stopped, &journal)?;
-    live.journal = journal;
+    map_versions(live, stopped, prepared)?;
+    write_hook(stopped, &mut live.journal)?;
     report.map_us = clock.lap();
     let threads = survey(stopped, walker)?;
     let forbidden = forbidden_sites(stopped, prepared, &threads)?;
@@ -219,7 +239,7 @@ fn in_the_stop(
     report.patch_us = clock.lap();
     verify(live, stopped, &written)?;
     report.verify_us = clock.lap();
-    retire(stopped, prepared, &threads, walker, report)?;
+    retire(stopped, &live.target, prepared, &threads, report)?;
     report.retire_us = clock.lap();
     Ok(())
 }

@@ -104,6 +104,30 @@ pub struct JournalHook {
     pub original: u64,
     /// Link map of the program, which the table's entries name.
     pub link_map: u64,
+    /// The version number in each row of the table; 0 for a row that is free.
+    pub rows: Vec<u32>,
+}
+
+impl JournalHook {
+    /// Gives each of `versions` a row and frees the rows of others. A freed row is used again only if nobody stands in the
+    /// routine (`busy`): it would read a row that is half the one and half the other.
+    pub(crate) fn assign(&mut self, versions: &[u32], busy: bool, most: usize) {
+        for row in &mut self.rows {
+            if !versions.contains(row) {
+                *row = 0;
+            }
+        }
+        for number in versions {
+            if self.rows.contains(number) {
+                continue;
+            }
+            match self.rows.iter().position(|r| *r == 0).filter(|_| !busy) {
+                Some(free) => self.rows[free] = *number,
+                None if self.rows.len() < most => self.rows.push(*number),
+                None => {}
+            }
+        }
+    }
 }
 
 impl Journal {
@@ -159,9 +183,9 @@ impl Journal {
     /// Forgets what is not mapped: the process has executed another program since, or an attach was killed before it
     /// mapped what it had planned.
     pub(crate) fn retain_mapped(&mut self, maps: &[Mapping]) {
-        let mapped = |at: u64| maps.iter().any(|m| m.range.start.get() == at && m.permissions.execute);
-        self.versions.retain(|v| mapped(v.start));
-        if self.hook.as_ref().is_some_and(|h| !mapped(h.page)) {
+        let at = |start: u64| maps.iter().find(|m| m.range.start.get() == start && m.permissions.execute);
+        self.versions.retain(|v| at(v.start).and_then(|m| m.path()).is_some_and(is_version_file));
+        if self.hook.as_ref().is_some_and(|h| at(h.page).is_none()) {
             self.hook = None;
         }
         if self.versions.is_empty() && self.hook.is_none() {
@@ -204,5 +228,25 @@ impl Journal {
         }
         let bytes = serde_json::to_vec(self).expect("plain data serializes");
         dir.write(&path, &bytes, 0o600)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hook(rows: &[u32]) -> JournalHook {
+        JournalHook { page: 0, len: 0, slot: 0, original: 0, link_map: 0, rows: rows.into() }
+    }
+
+    #[test]
+    fn rows_never_move_and_are_reused_only_when_nobody_looks() {
+        let mut h = hook(&[1, 2]);
+        h.assign(&[2, 3], true, 8);
+        assert_eq!(h.rows, [0, 2, 3]);
+        h.assign(&[2, 3, 4], false, 8);
+        assert_eq!(h.rows, [4, 2, 3]);
+        h.assign(&[], true, 8);
+        assert_eq!(h.rows, [0, 0, 0]);
     }
 }

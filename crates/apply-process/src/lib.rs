@@ -34,6 +34,6 @@ pub use error::ProcessError;
 pub use install::{Incoming, SwitchReport};
 pub use journal::{Journal, JournalVersion, VersionKind};
 pub use live::{Live, Reservation};
-pub use store::StateDir;
+pub use store::{StateDir, lock_process};
 pub use sweep::SweepReport;
 pub use target::{Module, Target};

@@ -5,6 +5,7 @@ use crate::install::{self, Incoming, SwitchReport};
 use crate::journal::{Journal, JournalPatch, JournalVersion, VersionKind};
 use crate::map_file::StoredMap;
 use crate::patches::LEN;
+use crate::store::lock_process;
 use crate::sweep::{self, SweepReport};
 use crate::{ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
@@ -21,6 +22,8 @@ pub struct Live {
     pub(crate) journal: Journal,
     /// Counter areas of installed counting versions: version number, file, length in bytes.
     pub(crate) counters: Vec<(u32, File, u64)>,
+    /// The process's lock, once it was taken.
+    lock: Option<File>,
 }
 
 /// Distance in bytes that versions of libraries keep from the library downwards.
@@ -57,7 +60,19 @@ impl Live {
     pub fn open(pid: i32, dir: StateDir) -> Result<Self, ProcessError> {
         let target = Target::open(pid)?;
         let journal = find_journal(&dir, &target)?;
-        Ok(Self { target, dir, journal, counters: Vec::new() })
+        Ok(Self { target, dir, journal, counters: Vec::new(), lock: None })
+    }
+
+    /// Takes the process's lock, which it holds until it is dropped, and reads the journal anew.
+    ///
+    /// # Errors
+    /// [`ProcessError::Busy`] if another restitch is at work on it.
+    pub fn lock(&mut self) -> Result<(), ProcessError> {
+        if self.lock.is_none() {
+            self.lock = Some(lock_process(self.target.process)?);
+            self.journal = find_journal(&self.dir, &self.target)?;
+        }
+        Ok(())
     }
 
     /// The process and its modules.

@@ -2,18 +2,23 @@
 
 use crate::ProcessError;
 use crate::hook::{self, HookEntry};
-use crate::install::{Arriving, Incoming, Prepared};
+use crate::install::{Arriving, Incoming, Prepared, StubSite};
 use crate::journal::{Journal, JournalVersion};
 use crate::live::Live;
-use restitch_address::{Avma, FileOffset};
+use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_tracee::{Backing, Borrow, Placement, Protection, SeccompPolicy, Stopped, StubPlace};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
-pub(crate) fn borrow<'a>(stopped: &'a mut Stopped, stub: Avma) -> Result<Borrow<'a>, ProcessError> {
+/// Borrows a thread. The stub's place gets the file's bytes first: a restitch that was killed may have left its stub there.
+pub(crate) fn borrow<'a>(stopped: &'a mut Stopped, stub: &StubSite) -> Result<Borrow<'a>, ProcessError> {
     let maps = stopped.maps()?;
+    if !stands_in(stopped, AvmaRange::new(stub.at, stub.bytes.len() as u64))? {
+        stopped.memory().write(stub.at, &stub.bytes)?;
+    }
+    let stub = stub.at;
     let place = StubPlace::new(stopped.pid(), stub, &maps)?;
     Ok(stopped.borrow_thread(place, SeccompPolicy::Refuse)?)
 }
@@ -22,7 +27,6 @@ pub(crate) fn map_versions(
     live: &mut Live,
     stopped: &mut Stopped,
     prepared: &Prepared<'_>,
-    journal: &mut Journal,
 ) -> Result<(), ProcessError> {
     if prepared.arriving.is_empty() {
         return Ok(());
@@ -31,7 +35,7 @@ pub(crate) fn map_versions(
         true => Some(hook_site(live, stopped, prepared)?),
         false => None,
     };
-    let mut borrow = borrow(stopped, prepared.stub)?;
+    let mut borrow = borrow(stopped, &prepared.stub)?;
     for (new, arriving) in prepared.incoming.iter().zip(&prepared.arriving) {
         map_one(&mut borrow, new, arriving)?;
         if let Some(counters) = map_counters(&mut borrow, &arriving.record)? {
@@ -46,7 +50,7 @@ pub(crate) fn map_versions(
                 borrow.mmap(Placement::Anywhere, whole.0, whole.1, whole.2)?.start
             }
         };
-        journal.hook = Some(site.journal(page));
+        live.journal.hook = Some(site.journal(page));
     }
     borrow.finish()?;
     Ok(())
@@ -117,12 +121,28 @@ fn hook_site(
 }
 
 /// Writes the hook's table for all versions that are mapped, then (it may be the first time) the pointer to the hook.
-pub(crate) fn write_hook(stopped: &Stopped, journal: &Journal) -> Result<(), ProcessError> {
-    let Some(h) = &journal.hook else { return Ok(()) };
-    let entry = |v: &JournalVersion| HookEntry { range: v.range(), eh_frame_hdr: Avma::new(v.eh_frame_hdr) };
-    let entries: Vec<HookEntry> = journal.versions.iter().map(entry).collect();
+pub(crate) fn write_hook(stopped: &Stopped, journal: &mut Journal) -> Result<(), ProcessError> {
+    let Some(h) = &mut journal.hook else { return Ok(()) };
+    let busy = stands_in(stopped, AvmaRange::new(Avma::new(h.page), h.len))?;
+    let numbers: Vec<u32> = journal.versions.iter().map(|v| v.number).collect();
+    h.assign(&numbers, busy, hook::MOST_ENTRIES);
+    let row = |number: &u32| match journal.versions.iter().find(|v| v.number == *number) {
+        Some(v) => HookEntry { range: v.range(), eh_frame_hdr: Avma::new(v.eh_frame_hdr) },
+        None => hook::NO_ENTRY,
+    };
+    let entries: Vec<HookEntry> = h.rows.iter().map(row).collect();
     let bytes = hook::page(Avma::new(h.original), Avma::new(h.link_map), &entries);
     stopped.memory().write(Avma::new(h.page), &bytes)?;
     stopped.memory().write(Avma::new(h.slot), &h.page.to_le_bytes())?;
     Ok(())
+}
+
+/// Whether a thread stands in `range`.
+pub(crate) fn stands_in(stopped: &Stopped, range: AvmaRange) -> Result<bool, ProcessError> {
+    for tid in stopped.threads() {
+        if range.contains(stopped.registers(tid)?.rip) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -1,7 +1,8 @@
 //! Leaving versions behind: return addresses are translated, so that hardly anybody comes back to them.
 
 use crate::ProcessError;
-use crate::frames::Walker;
+use crate::Target;
+use crate::frames::ReturnSlot;
 use crate::install::{Prepared, SwitchReport};
 use crate::live::OldVersion;
 use crate::patches::{LEN, jump};
@@ -10,19 +11,20 @@ use crate::writing::write_jumps;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_emit::RedirectKind;
 use restitch_tracee::Stopped;
+use restitch_x86::{Flow, relocate_field};
 use std::collections::BTreeSet;
 
 /// Translates return addresses: out of leaving versions, into arriving ones.
 pub(crate) fn retire(
     stopped: &Stopped,
+    target: &Target,
     prepared: &Prepared<'_>,
     threads: &[ThreadView],
-    walker: &Walker<'_>,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
     let mut translated = BTreeSet::new();
     for thread in threads {
-        translate_returns(stopped, prepared, thread, walker, &mut translated)?;
+        translate_returns(stopped, target, prepared, thread, &mut translated)?;
     }
     report.moved_returns = translated.len();
     if prepared.old.is_empty() {
@@ -39,25 +41,28 @@ pub(crate) fn retire(
 
 fn translate_returns(
     stopped: &Stopped,
+    target: &Target,
     prepared: &Prepared<'_>,
     thread: &ThreadView,
-    walker: &Walker<'_>,
     translated: &mut BTreeSet<Avma>,
 ) -> Result<(), ProcessError> {
-    let memory = stopped.memory();
     // The frames are those of the registers at the stop: moving a thread changes its program counter only.
-    let (slots, _) = walker.walk(&thread.registers, &mut |at| memory.read_u64(at).ok());
-    for s in slots {
+    for s in &thread.walk.slots {
         let old = prepared.old.iter().find(|o| o.range.contains(s.value - 1));
+        // A return address stands behind a call. What does not (an unwinder has just put a landing pad there) is left
+        // alone: the byte in front of it belongs to something else, so its copy says nothing.
+        let returns = |original: Avma| follows_call(target, original).then_some(original);
         let to = match (old, s.interrupted) {
             (Some(old), true) => old.to_original(s.value).map(|o| prepared.destination_or_original(o)),
-            (Some(old), false) => old.return_to_original(s.value).map(|o| prepared.return_destination(o)),
+            (Some(old), false) => {
+                old.return_to_original(s.value).and_then(returns).map(|o| prepared.return_destination(o))
+            }
             (None, true) => prepared.destination(s.value),
-            (None, false) => Some(prepared.return_destination(s.value)),
+            (None, false) => returns(s.value).map(|o| prepared.return_destination(o)),
         };
         let to = to.filter(|to| *to != s.value);
         if let Some(to) = to {
-            memory.write(s.slot, &to.get().to_le_bytes())?;
+            stopped.memory().write(s.slot, &to.get().to_le_bytes())?;
             translated.insert(s.slot);
         }
     }
@@ -77,6 +82,20 @@ impl Prepared<'_> {
     }
 }
 
+/// Whether the instruction in front of original address `at` is a call.
+fn follows_call(target: &Target, at: Avma) -> bool {
+    let Some(module) = target.module_at(at - 1).map(|m| &target.modules[m]) else { return false };
+    let stated = module.bias.to_stated(at);
+    // `call rel32` has 5 bytes, an indirect call 2 to 7 and a prefix or two.
+    (2..=9u64).any(|len| {
+        let start = stated - len;
+        let insn = module.image.read(start, len as usize).and_then(|bytes| relocate_field(bytes, start));
+        insn.is_some_and(|(i, _)| {
+            u64::from(i.len) == len && matches!(i.flow, Flow::Call(_) | Flow::IndirectCall)
+        })
+    })
+}
+
 /// What of a thread leads into `range`: a register, or a word of its stack that was not translated.
 pub(crate) fn leads_into(
     stopped: &Stopped,
@@ -91,6 +110,17 @@ pub(crate) fn leads_into(
         let high = [r.rip.get(), r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15];
         if low.iter().chain(&high).any(|v| range.contains(Avma::new(*v))) {
             return Ok(Some(format!("a register of thread {} holds an address in it", thread.tid)));
+        }
+        if thread.walk.complete {
+            // Everything else on this stack is data, and what looks like an address in it is a dead one.
+            let leads = |s: &&ReturnSlot| range.contains(s.value - 1) && !done(&s.slot);
+            if let Some(s) = thread.walk.slots.iter().find(leads) {
+                return Ok(Some(format!(
+                    "thread {} returns into it (from the frame at {})",
+                    thread.tid, s.slot
+                )));
+            }
+            continue;
         }
         for (at, word) in thread.stacks.iter().flat_map(words) {
             if range.contains(word) && !done(&at) && at >= r.rsp - 128 {

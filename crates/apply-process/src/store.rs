@@ -6,6 +6,7 @@
 use crate::{Journal, ProcessError};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -103,6 +104,12 @@ impl StateDir {
         self.path.join(format!("{}-{}.json", process.pid, process.start_time))
     }
 
+    /// Held while version files are there that no journal lists yet, so that nobody takes them for garbage.
+    pub(crate) fn writing(&self) -> Result<File, ProcessError> {
+        let locked = File::open(&self.path).and_then(|f| f.lock_shared().map(|()| f));
+        locked.map_err(|source| ProcessError::State { operation: "lock", path: self.path.clone(), source })
+    }
+
     /// The files of a version, named by its content: processes that share a version share the file, and its pages.
     pub(crate) fn version_files(&self, module: &str, bytes: &[u8]) -> VersionFiles {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' };
@@ -142,6 +149,10 @@ impl StateDir {
 
     /// Removes the journals of ended processes, and the version files that no journal lists and no process has mapped.
     pub fn collect_garbage(&self) {
+        let Ok(writers) = File::open(&self.path) else { return };
+        if writers.try_lock().is_err() {
+            return;
+        }
         let mut listed = BTreeSet::new();
         for path in self.journals() {
             match Journal::read(&path) {
@@ -188,6 +199,20 @@ impl StateDir {
 fn owner_of(journal: &Path) -> Option<ProcessId> {
     let (pid, start_time) = journal.file_stem()?.to_str()?.split_once('-')?;
     Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
+}
+
+/// Takes the lock of a process: one restitch at a time changes it. It is a lock on the process's own directory in `/proc`,
+/// which leaves nothing behind, and lasts until the file is dropped, also by a kill.
+///
+/// # Errors
+/// [`ProcessError::Busy`] if another restitch holds it.
+pub fn lock_process(process: ProcessId) -> Result<File, ProcessError> {
+    let path = PathBuf::from(format!("/proc/{}", process.pid));
+    let file = File::open(&path).map_err(|source| ProcessError::State { operation: "open", path, source })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(_) => Err(ProcessError::Busy { pid: process.pid }),
+    }
 }
 
 /// The effective user, from the ownership of our own `/proc` entry.

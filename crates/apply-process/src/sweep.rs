@@ -10,8 +10,9 @@
 //! recognised; there a version stays. So it does where there is too much memory to look through.
 
 use crate::frames::Walker;
+use crate::install::StubSite;
 use crate::live::{Live, OldVersion};
-use crate::mapping::{borrow, write_hook};
+use crate::mapping::{borrow, stands_in, write_hook};
 use crate::retire::leads_into;
 use crate::threads::{ThreadView, survey, words};
 use crate::{ProcessError, Target};
@@ -38,6 +39,7 @@ pub struct SweepReport {
 }
 
 pub(crate) fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
+    live.lock()?;
     let mut report = SweepReport::default();
     let all = live.old_versions();
     let retired: Vec<&OldVersion> = all.iter().filter(|o| live.is_retired(o.number)).collect();
@@ -81,7 +83,7 @@ fn take_out(
     candidates: Vec<&OldVersion>,
     report: &mut SweepReport,
 ) -> Result<(), ProcessError> {
-    let stub = crate::install::stub_address(&live.target)?;
+    let stub = crate::install::stub_site(&live.target)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let threads = survey(&stopped, walker)?;
     let mut gone = Vec::new();
@@ -91,7 +93,7 @@ fn take_out(
             None => gone.push(old),
         }
     }
-    let result = unmap(live, &mut stopped, stub, &gone);
+    let result = unmap(live, &mut stopped, &stub, &gone);
     let times = stopped.resume();
     report.pause_us = report.pause_us.max(StopTimes::micros(times.stopped));
     report.unmapped = gone.iter().map(|o| o.number).collect();
@@ -101,7 +103,7 @@ fn take_out(
 fn unmap(
     live: &mut Live,
     stopped: &mut Stopped,
-    stub: Avma,
+    stub: &StubSite,
     gone: &[&OldVersion],
 ) -> Result<(), ProcessError> {
     let is_gone = |number: u32| gone.iter().any(|o| o.number == number);
@@ -112,16 +114,13 @@ fn unmap(
     live.journal.versions.retain(|v| !is_gone(v.number));
     live.counters.retain(|c| !is_gone(c.0));
     // The table first: once a range is unmapped, its tables must not be found any more.
-    write_hook(stopped, &live.journal)?;
+    write_hook(stopped, &mut live.journal)?;
     if live.journal.versions.is_empty()
         && let Some(h) = live.journal.hook.take()
     {
         stopped.memory().write(Avma::new(h.slot), &h.original.to_le_bytes())?;
         let page = AvmaRange::new(Avma::new(h.page), h.len);
-        let mut in_hook = false;
-        for tid in stopped.threads() {
-            in_hook |= page.contains(stopped.registers(tid)?.rip);
-        }
+        let in_hook = stands_in(stopped, page)?;
         // A thread inside the routine goes on to the original from there; the page stays for it.
         if !in_hook {
             ranges.push(page);

@@ -1,7 +1,7 @@
 //! Where the threads stand, what their stacks hold, and moving them.
 
 use crate::ProcessError;
-use crate::frames::Walker;
+use crate::frames::{Walk, Walker};
 use crate::install::{Prepared, SwitchReport};
 use crate::live::{Live, OldVersion};
 use crate::patches::LEN;
@@ -16,6 +16,8 @@ pub(crate) struct ThreadView {
     pub registers: Registers,
     /// Words of the used parts of its stacks: address of the first, bytes.
     pub stacks: Vec<(Avma, Vec<u8>)>,
+    /// Its frames at the stop.
+    pub walk: Walk,
 }
 
 /// Most bytes of one stack that are looked through.
@@ -28,10 +30,12 @@ pub(crate) fn survey(stopped: &Stopped, walker: &Walker<'_>) -> Result<Vec<Threa
     for tid in stopped.threads() {
         let registers = stopped.registers(tid)?;
         let mut read = |at: Avma| memory.read_u64(at).ok();
-        let (_, frames) = walker.walk(&registers, &mut read);
+        let walk = walker.walk(&registers, &mut read);
         // The stack that the thread is on, and those that its frames lead to (below an alternate signal stack).
         let mut lowest: BTreeMap<Avma, (Avma, Avma)> = BTreeMap::new();
-        for at in std::iter::once(Avma::new(registers.rsp.get() & !7) - 128).chain(frames) {
+        for at in
+            std::iter::once(Avma::new(registers.rsp.get() & !7) - 128).chain(walk.frames.iter().copied())
+        {
             if let Some(m) = maps.iter().find(|m| m.range.contains(at)) {
                 let low = lowest.entry(m.range.start).or_insert((at, m.range.end));
                 low.0 = low.0.min(at);
@@ -44,7 +48,7 @@ pub(crate) fn survey(stopped: &Stopped, walker: &Walker<'_>) -> Result<Vec<Threa
                 stacks.push((from, bytes));
             }
         }
-        out.push(ThreadView { tid, registers, stacks });
+        out.push(ThreadView { tid, registers, stacks, walk });
     }
     Ok(out)
 }

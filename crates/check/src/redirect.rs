@@ -94,11 +94,7 @@ impl Walk<'_, '_> {
         (is_marker && self.s.program.block(id).end() == at).then_some(id)
     }
 
-    fn redirect_target(
-        &self,
-        redirect: &Redirect,
-        id: BlockId,
-    ) -> Result<(), &'static str> {
+    fn redirect_target(&self, redirect: &Redirect, id: BlockId) -> Result<(), &'static str> {
         let place = self.s.place(id).ok_or("its block is not in the version")?;
         let points = self.entry_points(place);
         let start = self.s.program.block(id).start;

@@ -1,7 +1,7 @@
 //! restitch killed at any moment: the target goes on, `status` tells what was left, `revert` and the next `attach` put it right.
 //!
 //! The moments are random ones of the whole run, and random ones just after each change of the journal, around which the
-//! switches are. `RESTITCH_KILLS` sets the number of kills (default 64), `RESTITCH_SEED` the random numbers.
+//! switches are. `RESTITCH_KILLS` sets the number of kills (default 60), `RESTITCH_SEED` the random numbers.
 
 mod common;
 
@@ -139,7 +139,7 @@ fn kills(subject: &mut dyn Subject, seed: u64) {
     let restitch = Restitch::new();
     let seed = number("RESTITCH_SEED", seed);
     let mut random = Random::new(seed);
-    for round in 0..number("RESTITCH_KILLS", 64) / 2 {
+    for round in 0..number("RESTITCH_KILLS", 60) / 2 {
         one_kill(&restitch, subject, &mut random, round);
     }
 }

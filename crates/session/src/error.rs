@@ -186,9 +186,10 @@ fn of_process(error: &ProcessError) -> ExitCode {
         ProcessError::NoProgram { .. } | ProcessError::Module { .. } | ProcessError::Journal { .. } => {
             ExitCode::BadInput
         }
-        ProcessError::NoRoom { .. } | ProcessError::NoUnwindHook { .. } | ProcessError::Foreign { .. } => {
-            ExitCode::Refused
-        }
+        ProcessError::Busy { .. }
+        | ProcessError::NoRoom { .. }
+        | ProcessError::NoUnwindHook { .. }
+        | ProcessError::Foreign { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,
     }

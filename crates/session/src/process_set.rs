@@ -31,8 +31,9 @@ impl ProcessSet {
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let dir = StateDir::open()?;
         refuse_kernel_thread(pid)?;
-        let leader = Live::open(pid, dir.clone())?;
+        let mut leader = Live::open(pid, dir.clone())?;
         crate::refusal::refuse(leader.target())?;
+        leader.lock()?;
         let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid };
         set.refresh()?;
         Ok(set)
@@ -140,7 +141,12 @@ impl ProcessSet {
                 }
                 match live.switch(&incoming) {
                     Ok(report) => sum = Some(add(sum, report)),
-                    Err(error) if is_leader => return Err(error.into()),
+                    Err(error) if is_leader => {
+                        // Versions that came to be mapped before it failed go again, as far as that can be.
+                        let _ = live.revert();
+                        let _ = live.sweep();
+                        return Err(error.into());
+                    }
                     Err(_) if !live.target().process.is_alive() => {}
                     Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
                 }

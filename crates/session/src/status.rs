@@ -4,7 +4,7 @@ use crate::process_set::{ProcessSet, refuse_kernel_thread};
 use crate::{SessionError, Watcher};
 use restitch_address::Avma;
 use restitch_apply_process::{
-    Journal, JournalVersion, Live, ProcessError, StateDir, SwitchReport, VersionKind,
+    Journal, JournalVersion, Live, ProcessError, StateDir, SwitchReport, VersionKind, lock_process,
 };
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
@@ -24,7 +24,7 @@ pub struct ProcessStatus {
     pub versions: Vec<(u32, VersionKind, String, u64, bool)>,
     /// Places that are patched.
     pub patches: usize,
-    /// A counting version is in force that nobody reads: its attach was killed.
+    /// A counting version is in force, and no restitch is at work on the process: its attach was killed.
     pub left_counting: bool,
 }
 
@@ -76,7 +76,8 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
             .map(|v| (v.number, v.kind, v.module.display().to_string(), v.len, !leads_to(v)))
             .collect(),
         patches: jumps.iter().filter(in_any).count(),
-        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)),
+        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v))
+            && lock_process(target.process).is_ok(),
     })
 }
 
