@@ -71,6 +71,7 @@ impl Live {
         if self.lock.is_none() {
             self.lock = Some(lock_process(self.target.process)?);
             self.journal = find_journal(&self.dir, &self.target)?;
+            clear_stub(&self.target);
         }
         Ok(())
     }
@@ -243,6 +244,18 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
     journal.patches.sort_by_key(|p| p.at);
     journal.patches.dedup_by_key(|p| p.at);
     Ok(journal)
+}
+
+/// A restitch that was killed while it borrowed a thread has left its stub in dead bytes. Nobody runs it any more: the
+/// process's lock is ours.
+fn clear_stub(target: &Target) {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let (Ok(site), Ok(memory)) = (install::stub_site(target), Memory::open(target.pid())) else { return };
+    let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
+    if found.starts_with(&SYSCALL) && found != site.bytes {
+        // What cannot be written now is cleared by the next borrow.
+        let _ = memory.write(site.at, &site.bytes);
+    }
 }
 
 /// A restitch that was killed in the stop may have set the hook, but not have written its place down.

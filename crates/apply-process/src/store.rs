@@ -118,7 +118,8 @@ impl StateDir {
         VersionFiles::of(&stem)
     }
 
-    /// Writes `bytes` to `path` so that it is there whole or not at all, also after a crash.
+    /// Writes `bytes` to `path` so that it is there whole or not at all, also if this program is killed. (It need not survive a
+    /// power cut, as the process that it speaks of does not either.)
     ///
     /// # Errors
     /// If the disk is full or the directory is gone.
@@ -128,7 +129,6 @@ impl StateDir {
         let written = (|| {
             std::fs::write(&temporary, bytes)?;
             std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
-            std::fs::File::open(&temporary)?.sync_data()?;
             std::fs::rename(&temporary, path)
         })();
         written.map_err(|e| {

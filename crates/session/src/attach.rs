@@ -99,16 +99,23 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
     let mut windows = Windows::new(options.metric.clone(), &set.pids(), Duration::from_millis(250));
     windows.start();
-    let samples = sample(&set, sampling, &mut windows)?;
+    let mut samples = sample(&set, sampling, &mut windows)?;
     let before = windows.take();
+    // Processes that have just started, or are idle now and then: wait for them a little.
+    let patience = Instant::now() + (sampling * 3).min(Duration::from_secs(30));
+    while samples.total < LEAST_SAMPLES && Instant::now() < patience && set.leader_is_alive() {
+        set.refresh()?;
+        samples.merge(sample(&set, sampling, &mut windows)?);
+    }
+    windows.take();
     phases.end("sampling");
     if samples.total < LEAST_SAMPLES {
         return Err(SessionError::NothingToDo(format!(
-            "process {} used too little CPU time to be profiled ({} samples in {:.0} s); try again under load, or with a \
+            "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
              longer --duration",
             options.pid,
             samples.total,
-            sampling.as_secs_f64()
+            phases.list.last().map_or(0.0, |p| p.ms / 1e3)
         )));
     }
 
@@ -141,6 +148,13 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
     phases.end("moving over");
 
+    if second.patched == 0 {
+        set.switch(&[], VersionKind::Optimized, watcher)?;
+        set.sweep();
+        return Err(SessionError::NothingToDo(
+            "none of the functions that ran can be redirected, so nothing was moved; the process is as it was".into(),
+        ));
+    }
     describe(&mut result, &chosen, &profiled.profiles, &layouts, &versions);
     result.profile = Some(profiled.summary(samples.total));
     result.apply = Some(apply_summary(&profiled.switch, &second));

@@ -83,6 +83,27 @@ impl IpSamples {
         }
     }
 
+    /// Adds what another round has given.
+    pub fn merge(&mut self, more: Self) {
+        self.total += more.total;
+        self.records += more.records;
+        for (module, addresses) in more.by_module {
+            let own = self.by_module.entry(module).or_default();
+            for (at, n) in addresses {
+                *own.entry(at).or_default() += n;
+            }
+        }
+        for (module, records) in more.branches {
+            let own = self.branches.entry(module).or_default();
+            for (branch, n) in records.branches {
+                *own.branches.entry(branch).or_default() += n;
+            }
+            for (range, n) in records.ranges {
+                *own.ranges.entry(range).or_default() += n;
+            }
+        }
+    }
+
     /// Samples in a module.
     pub fn in_module(&self, module: usize) -> u64 {
         self.by_module.get(&module).map_or(0, |m| m.values().sum())

@@ -109,25 +109,6 @@ fn redirect_start(found: &[u8], i: usize) -> usize {
     (i.saturating_sub(4)..i).rev().find(|&j| found[j] == 0xe9).unwrap_or(i)
 }
 
-/// `syscall; mov $15,%eax; syscall; ud2`: what a thread runs that is borrowed for a system call.
-const STUB: [u8; 11] = [0x0f, 0x05, 0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b];
-
-/// The same without what a run that was killed while it borrowed a thread leaves in dead padding.
-pub fn differences_but_stub(pid: u32) -> Vec<Difference> {
-    let mem = memory(pid);
-    let mut out = differences(pid);
-    let starts: Vec<u64> = out
-        .iter()
-        .map(|d| d.at)
-        .filter(|&at| {
-            let mut bytes = [0; STUB.len()];
-            mem.read_exact_at(&mut bytes, at).is_ok() && bytes == STUB
-        })
-        .collect();
-    out.retain(|d| !starts.iter().any(|s| (*s..s + STUB.len() as u64).contains(&d.at)));
-    out
-}
-
 /// What of restitch is mapped: versions, counters.
 pub fn ours(pid: u32) -> Vec<Line> {
     maps(pid).into_iter().filter(Line::is_ours).collect()
@@ -154,11 +135,8 @@ impl Snapshot {
         Self { read_only, anonymous_code: lines.iter().filter(|l| l.is_anonymous_code()).count() }
     }
 
-    /// Where `now` is not what this was; files mapped since do not count, nor does a borrowed thread's stub. Empty: all is
-    /// back.
+    /// Where `now` is not what this was; files mapped since do not count. Empty: all is back.
     pub fn changes(&self, now: &Self) -> Vec<String> {
-        let mut now = now.clone();
-        now.forget_stub(self);
         let mut out = Vec::new();
         for (start, (name, bytes)) in &self.read_only {
             match now.read_only.get(start) {
@@ -181,19 +159,5 @@ impl Snapshot {
             ));
         }
         out
-    }
-
-    /// Gives the bytes of a stub their value of `before`.
-    fn forget_stub(&mut self, before: &Self) {
-        for (start, (_, bytes)) in &mut self.read_only {
-            let Some((_, old)) = before.read_only.get(start).filter(|(_, o)| o.len() == bytes.len()) else {
-                continue;
-            };
-            let places: Vec<usize> =
-                bytes.windows(STUB.len()).enumerate().filter(|(_, w)| *w == STUB).map(|(i, _)| i).collect();
-            for at in places {
-                bytes[at..at + STUB.len()].copy_from_slice(&old[at..at + STUB.len()]);
-            }
-        }
     }
 }
