@@ -108,14 +108,13 @@ impl Prepared<'_> {
 
 /// Moves threads out of leaving versions and out of bytes that are about to change, into the arriving versions.
 pub(crate) fn move_threads(
-    live: &Live,
     stopped: &mut Stopped,
     prepared: &Prepared<'_>,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
     let tids: Vec<i32> = stopped.threads().collect();
     for tid in tids {
-        let registers = leave_opaque(live, stopped, prepared, tid)?;
+        let registers = stopped.registers(tid)?;
         // In a system call the kernel may come back to the call itself: that address is the one to translate.
         let back = if registers.system_call().is_some() { 2 } else { 0 };
         let at = registers.rip - back;
@@ -137,25 +136,28 @@ pub(crate) fn move_threads(
     Ok(())
 }
 
-/// Steps a thread on until it stands where a version has an original equivalent.
-fn leave_opaque(
+/// Steps each thread on until it stands where a version has an original equivalent. Before anything else is looked at: from
+/// in between, frames cannot be followed.
+pub(crate) fn leave_opaque(
     live: &Live,
     stopped: &mut Stopped,
     prepared: &Prepared<'_>,
-    tid: i32,
-) -> Result<Registers, ProcessError> {
+) -> Result<(), ProcessError> {
     const MOST_STEPS: usize = 64;
-    let registers = stopped.registers(tid)?;
     let opaque = |at: Avma| {
         prepared.old.iter().any(|o| o.range.contains(at) && o.to_original(at).is_none() && o.module.is_some())
     };
-    if registers.system_call().is_some() || !opaque(registers.rip) {
-        return Ok(registers);
+    let tids: Vec<i32> = stopped.threads().collect();
+    for tid in tids {
+        let registers = stopped.registers(tid)?;
+        if registers.system_call().is_some() || !opaque(registers.rip) {
+            continue;
+        }
+        if !matches!(stopped.step_thread(tid, MOST_STEPS, |at| !opaque(at))?, StepEnd::Reached(_)) {
+            return Err(ProcessError::NotVerified { pid: live.target.pid(), count: 1, at: registers.rip });
+        }
     }
-    match stopped.step_thread(tid, MOST_STEPS, |at| !opaque(at))? {
-        StepEnd::Reached(_) => Ok(stopped.registers(tid)?),
-        _ => Err(ProcessError::NotVerified { pid: live.target.pid(), count: 1, at: registers.rip }),
-    }
+    Ok(())
 }
 
 impl OldVersion {

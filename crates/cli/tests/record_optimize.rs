@@ -188,7 +188,9 @@ fn an_output_of_restitch_can_be_attached_to_or_is_refused() {
     match attached.status.code() {
         Some(code::DONE) => {
             target.assert_computing("after attach");
-            restitch.revert(target.pid()).expect(code::DONE);
+            let reverted = restitch.revert(target.pid());
+            reverted.expect(code::DONE);
+            println!("{}{}", attached.stdout, reverted.stdout);
         }
         _ => assert!(!attached.stderr.is_empty()),
     }
