@@ -13,13 +13,13 @@ use crate::mapping::{map_versions, write_hook};
 use crate::patches::PatchSet;
 use crate::retire::retire;
 use crate::reverse::ReverseMap;
-use crate::threads::{forbidden_sites, leave_opaque, move_threads, survey};
+use crate::threads::{forbidden_sites, in_between, move_threads, survey};
 use crate::writing::{verify, write_patches};
 use crate::{ProcessError, Target};
 use restitch_address::Avma;
 use restitch_check::CheckedVersion;
 use restitch_tracee::{STUB_SPACE, Stopped, find_padding};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A version that is to be in force.
 #[derive(Debug, Clone, Copy)]
@@ -100,12 +100,12 @@ pub(crate) fn switch(
     let mut report = SwitchReport { left_out: prepared.patches.crossing, ..SwitchReport::default() };
     let mut stopped = match held {
         Some(stopped) => stopped,
-        None => match Stopped::seize_all(live.target.pid()) {
+        None => match stop_at_boundaries(live.target.pid(), &prepared.old) {
             Ok(stopped) => stopped,
             Err(error) => {
                 // Nothing was done: the journal says so again.
                 live.journal.save(&live.dir)?;
-                return Err(error.into());
+                return Err(error);
             }
         },
     };
@@ -123,6 +123,24 @@ pub(crate) fn switch(
     live.journal.save(&live.dir)?;
     live.journal.save_records(&live.dir)?;
     result.map(|()| report)
+}
+
+/// Stops all threads where a version has original equivalents, by trying again: such windows are a few instructions long.
+/// (Stepping out of them is no way: a thread that is being stepped when this program is killed ends by SIGTRAP.) After
+/// many tries it is accepted; the version is kept then.
+fn stop_at_boundaries(pid: i32, old: &[OldVersion]) -> Result<Stopped, ProcessError> {
+    const MOST_TRIES: u32 = 40;
+    let mut stopped = Stopped::seize_all(pid)?;
+    for attempt in 1..MOST_TRIES {
+        if !in_between(&stopped, old)? {
+            break;
+        }
+        stopped.resume();
+        // Odd times, so as not to meet a loop at the same place again and again.
+        std::thread::sleep(Duration::from_micros(37 * u64::from(attempt)));
+        stopped = Stopped::seize_all(pid)?;
+    }
+    Ok(stopped)
 }
 
 fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>, ProcessError> {
@@ -231,7 +249,6 @@ fn in_the_stop(
     map_versions(live, stopped, prepared)?;
     write_hook(stopped, &mut live.journal)?;
     report.map_us = clock.lap();
-    leave_opaque(live, stopped, prepared)?;
     let threads = survey(stopped, walker)?;
     let forbidden = forbidden_sites(stopped, prepared, &threads)?;
     move_threads(stopped, prepared, report)?;

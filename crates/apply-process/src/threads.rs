@@ -3,11 +3,11 @@
 use crate::ProcessError;
 use crate::frames::{Walk, Walker};
 use crate::install::{Prepared, SwitchReport};
-use crate::live::{Live, OldVersion};
+use crate::live::OldVersion;
 use crate::patches::LEN;
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_emit::PieceKind;
-use restitch_tracee::{Registers, StepEnd, Stopped};
+use restitch_tracee::{Registers, Stopped};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One thread's registers and stack.
@@ -136,28 +136,19 @@ pub(crate) fn move_threads(
     Ok(())
 }
 
-/// Steps each thread on until it stands where a version has an original equivalent. Before anything else is looked at: from
-/// in between, frames cannot be followed.
-pub(crate) fn leave_opaque(
-    live: &Live,
-    stopped: &mut Stopped,
-    prepared: &Prepared<'_>,
-) -> Result<(), ProcessError> {
-    const MOST_STEPS: usize = 64;
+/// Whether a thread stands where a version has no original equivalent: between the load and the jump of a dispatch, or inside a
+/// flag-keeping counter. It cannot be moved from there, and its frames cannot be followed.
+pub(crate) fn in_between(stopped: &Stopped, old: &[OldVersion]) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
-        prepared.old.iter().any(|o| o.range.contains(at) && o.to_original(at).is_none() && o.module.is_some())
+        old.iter().any(|o| o.range.contains(at) && o.module.is_some() && o.to_original(at).is_none())
     };
-    let tids: Vec<i32> = stopped.threads().collect();
-    for tid in tids {
+    for tid in stopped.threads() {
         let registers = stopped.registers(tid)?;
-        if registers.system_call().is_some() || !opaque(registers.rip) {
-            continue;
-        }
-        if !matches!(stopped.step_thread(tid, MOST_STEPS, |at| !opaque(at))?, StepEnd::Reached(_)) {
-            return Err(ProcessError::NotVerified { pid: live.target.pid(), count: 1, at: registers.rip });
+        if registers.system_call().is_none() && opaque(registers.rip) {
+            return Ok(true);
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 impl OldVersion {
