@@ -15,8 +15,9 @@ use crate::retire::retire;
 use crate::reverse::ReverseMap;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
 use crate::writing::{verify, write_patches};
-use crate::{ProcessError, Target};
+use crate::{Module, ProcessError, Target};
 use restitch_address::Avma;
+use restitch_cfi::UnwindInfo;
 use restitch_check::CheckedVersion;
 use restitch_tracee::{STUB_SPACE, Stopped, find_padding};
 use std::time::{Duration, Instant};
@@ -72,6 +73,8 @@ pub(crate) struct Prepared<'a> {
     pub old: Vec<OldVersion>,
     pub stub: StubSite,
     pub needs_hook: bool,
+    /// Something in the process may unwind through frames: some function has a personality routine.
+    pub can_unwind: bool,
 }
 
 /// A version that will be mapped.
@@ -157,15 +160,18 @@ fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>
         });
     }
     let old = live.old_versions();
+    let needs_hook = !incoming.is_empty() && live.journal.hook.is_none();
+    let can_unwind = needs_hook && live.target.modules.iter().any(has_personality);
     let stub = stub_site(&live.target)?;
-    Ok(Prepared {
-        incoming,
-        arriving,
-        patches,
-        old,
-        stub,
-        needs_hook: !incoming.is_empty() && live.journal.hook.is_none(),
-    })
+    Ok(Prepared { incoming, arriving, patches, old, stub, needs_hook, can_unwind })
+}
+
+/// Whether a function of the module takes part in unwinding (static C programs do too: thread cancellation).
+fn has_personality(module: &Module) -> bool {
+    let tables =
+        module.image.eh_frame().and_then(|r| Some((r.start, module.image.read(r.start, r.len() as usize)?)));
+    let Some((at, bytes)) = tables else { return false };
+    UnwindInfo::parse(bytes, at).is_ok_and(|info| info.entries().iter().any(|e| e.personality.is_some()))
 }
 
 /// Writes the version's file and its map, and makes its journal record.

@@ -101,11 +101,14 @@ impl Live {
         let pid = self.target.pid();
         let m = &self.target.modules[module];
         let mut maps = procfs::maps(pid)?;
+        // The maps of a process that is ending are empty.
+        self.target.process.verify()?;
+        let Some(model) = maps.first().cloned() else { return Err(ProcessError::NoProgram { pid }) };
         let theirs: Vec<_> = relatives.iter().filter_map(|p| procfs::maps(*p).ok()).flatten().collect();
         maps = merged(maps, theirs);
         for (other, held) in taken {
             let start = self.target.modules[*other].bias.to_actual(held.start);
-            let mut line = maps[0].clone();
+            let mut line = model.clone();
             line.range = AvmaRange::new(start, held.len);
             let at = maps.partition_point(|m| m.range.start < line.range.start);
             maps.insert(at, line);
@@ -113,7 +116,7 @@ impl Live {
         // Mappings grow downwards from where libraries are: keep away from them, so that the place is still free later.
         let far = m.range.start - DISTANCE;
         if module != self.target.program {
-            let mut line = maps[0].clone();
+            let mut line = model.clone();
             line.range = AvmaRange::between(far, m.range.start);
             maps = merged(maps, vec![line]);
         }

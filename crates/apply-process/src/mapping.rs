@@ -113,9 +113,7 @@ fn hook_site(
     let memory = stopped.memory();
     match hook::find_site(&live.target, |at| memory.read_u64(at).ok()) {
         Ok(site) => Ok(Some(site)),
-        Err(why) if prepared.incoming.iter().any(|i| !i.version.lsda.is_empty()) => {
-            Err(ProcessError::NoUnwindHook { pid: live.target.pid(), why })
-        }
+        Err(why) if prepared.can_unwind => Err(ProcessError::NoUnwindHook { pid: live.target.pid(), why }),
         Err(_) => Ok(None),
     }
 }

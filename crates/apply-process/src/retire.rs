@@ -58,6 +58,8 @@ fn translate_returns(
                 old.return_to_original(s.value).and_then(returns).map(|o| prepared.return_destination(o))
             }
             (None, true) => prepared.destination(s.value),
+            // Frames of the C library stay: those below `main` never do any work, and programs compare them.
+            (None, false) if in_c_library(target, s.value) => None,
             (None, false) => returns(s.value).map(|o| prepared.return_destination(o)),
         };
         let to = to.filter(|to| *to != s.value);
@@ -80,6 +82,11 @@ impl Prepared<'_> {
             })
             .unwrap_or(at)
     }
+}
+
+fn in_c_library(target: &Target, at: Avma) -> bool {
+    let module = target.module_at(at - 1).map(|m| &target.modules[m]);
+    module.and_then(|m| m.path.file_name()).is_some_and(|n| n.to_string_lossy().starts_with("libc.so"))
 }
 
 /// Whether the instruction in front of original address `at` is a call.

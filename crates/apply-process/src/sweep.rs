@@ -97,15 +97,19 @@ fn take_out(
     let times = stopped.resume();
     report.pause_us = report.pause_us.max(StopTimes::micros(times.stopped));
     report.unmapped = gone.iter().map(|o| o.number).collect();
-    result
+    if result? {
+        report.kept.push((0, "a thread stands in the unwinder's routine".into()));
+    }
+    Ok(())
 }
 
+/// Whether the hook's page has to stay for now is the answer.
 fn unmap(
     live: &mut Live,
     stopped: &mut Stopped,
     stub: &StubSite,
     gone: &[&OldVersion],
-) -> Result<(), ProcessError> {
+) -> Result<bool, ProcessError> {
     let is_gone = |number: u32| gone.iter().any(|o| o.number == number);
     let mut ranges: Vec<AvmaRange> = gone.iter().map(|o| o.range).collect();
     for v in live.journal.versions.iter().filter(|v| is_gone(v.number)) {
@@ -115,15 +119,17 @@ fn unmap(
     live.counters.retain(|c| !is_gone(c.0));
     // The table first: once a range is unmapped, its tables must not be found any more.
     write_hook(stopped, &mut live.journal)?;
+    let mut hook_in_use = false;
     if live.journal.versions.is_empty()
-        && let Some(h) = live.journal.hook.take()
+        && let Some(h) = &live.journal.hook
     {
         stopped.memory().write(Avma::new(h.slot), &h.original.to_le_bytes())?;
         let page = AvmaRange::new(Avma::new(h.page), h.len);
-        let in_hook = stands_in(stopped, page)?;
-        // A thread inside the routine goes on to the original from there; the page stays for it.
-        if !in_hook {
+        // A thread inside the routine goes on to the original from there; the page goes the next time.
+        hook_in_use = stands_in(stopped, page)?;
+        if !hook_in_use {
             ranges.push(page);
+            live.journal.hook = None;
         }
     }
     if !ranges.is_empty() {
@@ -133,7 +139,7 @@ fn unmap(
         }
         borrow.finish()?;
     }
-    Ok(())
+    Ok(hook_in_use)
 }
 
 fn reason_to_keep(
