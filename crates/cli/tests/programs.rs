@@ -39,17 +39,8 @@ fn text(finished: &Finished) -> String {
     format!("{}\n{}\n{}", finished.status, finished.stdout, finished.stderr)
 }
 
-/// A known fault, open: `cancel.cc` now and then finds its own check wrong after an attach that is given up.
-const OPEN_FAULTS: &[&str] = &["cancel.cc"];
-
 /// A whole cycle with one program.
 fn cycle(source: &str, flags: &[&str]) {
-    if OPEN_FAULTS.contains(&source) {
-        restitch_testkit::unsupported(&format!(
-            "{source}: an open fault, see the list of limits in docs/DESIGN.md"
-        ));
-        return;
-    }
     let Some(program) = stoppable(source, flags) else { return };
     let restitch = Restitch::new();
     let mut target = Target::start(&program);

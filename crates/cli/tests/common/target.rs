@@ -3,6 +3,7 @@
 use super::look::Snapshot;
 use super::{PATIENCE, look};
 use restitch_testkit::{Error, Guarded, SUCCESS, TempDir, compile, program, scratch, wait_until};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -47,6 +48,7 @@ impl Target {
         let mut command = Command::new(program);
         command.args(["--seconds", "600"]).args(arguments);
         command.env("RESTITCH_TEST_STOP", folder.path().join("stop")).stdin(Stdio::null());
+        command.stderr(File::create(folder.path().join("stderr")).expect("the folder is writable"));
         let process = Guarded::spawn(&mut command).expect("a compiled program starts");
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut out = Self { process, folder, name, before: None };
@@ -68,7 +70,18 @@ impl Target {
     #[track_caller]
     pub fn assert_running(&mut self, when: &str) {
         let ended = self.process.child().try_wait().ok().flatten();
-        assert!(ended.is_none(), "{} ended ({}) {when}", self.name, ended.unwrap_or_default());
+        assert!(
+            ended.is_none(),
+            "{} ended ({}) {when}: {}",
+            self.name,
+            ended.unwrap_or_default(),
+            self.said()
+        );
+    }
+
+    /// What it has written to its standard error: the check that did not hold.
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default()
     }
 
     /// Asserts that the process is as it was before restitch came: all read-only bytes, all mappings.
@@ -88,7 +101,7 @@ impl Target {
         std::fs::write(self.folder.path().join("stop"), "").expect("the folder is writable");
         let status = self.process.wait_within(PATIENCE);
         let status = status.unwrap_or_else(|| panic!("{} does not end", self.name));
-        assert_eq!(status.code(), Some(SUCCESS), "{}: {status}", self.name);
+        assert_eq!(status.code(), Some(SUCCESS), "{}: {status}: {}", self.name, self.said());
     }
 
     /// Asserts that it goes on computing.
