@@ -127,11 +127,10 @@ impl Table {
     /// Reads all entries, in whatever order they stand. `of` is a name for errors.
     pub fn linear(eh_frame: &[u8], at: Svma, ids: &mut Interner) -> Result<Self, String> {
         let section = section(eh_frame);
-        let tables = SvmaRange::new(at, eh_frame.len() as u64);
         let bases = BaseAddresses::default().set_eh_frame(at.get());
         let mut iter = section.entries(&bases);
         let mut found = Vec::new();
-        let mut evaluator = Evaluator { section, tables, bases: &bases, ids, frames: HashMap::new() };
+        let mut evaluator = Evaluator { section, at, bases: &bases, ids, frames: HashMap::new() };
         while let Some(entry) = iter.next().map_err(text)? {
             if let CieOrFde::Fde(partial) = entry {
                 let fde = partial.parse(EhFrame::cie_from_offset).map_err(text)?;
@@ -161,9 +160,8 @@ impl Table {
             return Err(".eh_frame_hdr does not point to .eh_frame".to_owned());
         }
         let section = section(eh_frame);
-        let tables = SvmaRange::new(at, eh_frame.len() as u64);
         let bases = BaseAddresses::default().set_eh_frame(at.get());
-        let mut evaluator = Evaluator { section, tables, bases: &bases, ids, frames: HashMap::new() };
+        let mut evaluator = Evaluator { section, at, bases: &bases, ids, frames: HashMap::new() };
         let mut found = Vec::new();
         let mut before = i32::MIN;
         for i in 0..count as u32 as usize {
@@ -277,8 +275,8 @@ pub(crate) fn ranges_in(eh_frame: &[u8], at: Svma) -> Result<Vec<SvmaRange>, Str
 /// Runs call frame programs.
 struct Evaluator<'i, 'b, 'a> {
     section: EhFrame<Bytes<'a>>,
-    /// Where the section is.
-    tables: SvmaRange,
+    /// Where the section begins.
+    at: Svma,
     bases: &'b BaseAddresses,
     ids: &'i mut Interner,
     /// What each CIE's initial instructions leave, by its offset.
@@ -289,12 +287,19 @@ struct Evaluator<'i, 'b, 'a> {
 const MAX_REMEMBERED: usize = 64;
 
 impl<'a> Evaluator<'_, '_, 'a> {
+    /// Where the entry itself stands. (A file without section headers has the exception tables in the same range of bytes
+    /// as the entries, so the section's range would tell nothing.)
+    fn own_bytes(&self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> SvmaRange {
+        // The length does not count its own field, 4 bytes, or 12 for 64-bit entries; one too many does no harm.
+        SvmaRange::new(self.at + fde.offset() as u64, fde.entry_len() as u64 + 4)
+    }
+
     fn evaluate(&mut self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> Result<Evaluated, String> {
         let cie = fde.cie();
         let range = SvmaRange::new(Svma::new(fde.initial_address()), fde.len());
         // A raw 0 is null in a relative encoding too; gimli makes it the address of the field itself.
         let lsda = fde.lsda().map(|p| Svma::new(pointer(p).1));
-        let lsda = lsda.filter(|at| at.get() != 0 && !self.tables.contains(*at));
+        let lsda = lsda.filter(|at| at.get() != 0 && !self.own_bytes(fde).contains(*at));
         let initial = match self.frames.get(&cie.offset()) {
             Some(initial) => initial.clone(),
             None => {

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Module, half, shuffled, whole};
 use restitch_check::check;
+use restitch_testkit::{Error, compile, program, without_section_headers};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -16,7 +17,21 @@ fn files() -> Vec<PathBuf> {
 
 #[test]
 fn versions_of_all_code_in_any_order_counted_or_not_are_equal() {
-    for path in files() {
+    all_versions_are_equal(files());
+}
+
+#[test]
+fn exception_tables_are_found_without_section_headers() {
+    let throwing = match compile(&program("throw.cc"), &["-O2"]) {
+        Ok(path) => path,
+        Err(Error::Missing { tool }) => restitch_testkit::skip!("{tool} is missing"),
+        Err(error) => panic!("{error}"),
+    };
+    all_versions_are_equal(vec![without_section_headers(&throwing).unwrap()]);
+}
+
+fn all_versions_are_equal(files: Vec<PathBuf>) {
+    for path in files {
         let module = Module::parse(std::fs::read(&path).unwrap());
         let program = &module.program;
         let layouts = [whole(program), shuffled(program, 0x1234_5678_9abc_def1), half(program, 0x55)];
