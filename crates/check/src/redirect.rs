@@ -40,7 +40,7 @@ impl Walk<'_, '_> {
         for exit in std::mem::take(&mut self.exits) {
             let i = sorted.partition_point(|r| r.at < exit);
             let Some(before) = i.checked_sub(1).map(|i| &sorted[i]) else { continue };
-            if exit.offset_from(before.at) < PATCH as i64 {
+            if SvmaRange::new(before.at, PATCH).contains(exit) {
                 let why = "the version goes to the original code in the middle of it";
                 self.findings.at(before.to, exit, Problem::Redirect(why));
             }

@@ -107,6 +107,12 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
     for &at in &leaders.misaligned {
         set(at, Movability::Undecodable);
     }
+    let executable = image.executable_ranges();
+    for &(at, to) in sweep.targets.iter().filter(|(_, to)| !sweep.text.contains(*to)) {
+        if !executable.iter().any(|range| range.contains(to)) {
+            set(at, Movability::Undecodable);
+        }
+    }
     for at in special::restartable_sequences(image) {
         set(at, Movability::RestartableSequence);
     }

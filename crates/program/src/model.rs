@@ -62,7 +62,8 @@ pub struct Function {
 pub enum Movability {
     /// Its blocks may be copied.
     Movable,
-    /// Its bytes do not decode as instructions to its end, or a branch goes into the middle of an instruction.
+    /// Its bytes do not decode as instructions to its end, or a branch goes into the middle of an instruction or to where the
+    /// module has no code (where a version may come to lie).
     Undecodable,
     /// A restartable sequence (`rseq`) or its abort handler.
     RestartableSequence,

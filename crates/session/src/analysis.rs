@@ -71,7 +71,7 @@ fn words(why: Movability) -> &'static str {
     match why {
         Movability::Movable => "movable",
         Movability::Undecodable => {
-            "its bytes are not all instructions, or a branch goes into the middle of one"
+            "its bytes are not all instructions, or a branch goes into the middle of one or out of the module"
         }
         Movability::RestartableSequence => "a restartable sequence (rseq)",
         Movability::OddUnwindInfo => "a signal frame, or unwind information that depends on its position",

@@ -1,0 +1,34 @@
+//! Fuzz targets: whatever the bytes are, nothing panics, and what is accepted keeps the invariants.
+//!
+//! **What you do**: `cargo test -p restitch-fuzz` runs each target for about a second on inputs that [`havoc`] makes of the
+//! [`seeds`](seeds::seeds), the same ones every time. To search for longer, coverage-guided, with cargo-fuzz:
+//!
+//! ```text
+//! cargo run -p restitch-fuzz --bin seeds -- fuzz/corpus
+//! cargo +nightly fuzz run --features libfuzzer program_code fuzz/corpus/program_code
+//! ```
+//!
+//! **What it does**: [`TARGETS`] names them all. Readers are given damaged files; `program_code` goes from a program with damaged
+//! instructions through layout, emission and a new file, and demands that the checker agrees with the emitter about whatever the
+//! analysis has accepted. **What it will not do**: run what it makes.
+
+pub mod havoc;
+pub mod seeds;
+pub mod targets;
+
+/// A fuzz target: panics if something is wrong.
+pub type Target = fn(&[u8]);
+
+/// All targets, by the names that cargo-fuzz knows them by.
+pub const TARGETS: [(&str, Target); 10] = [
+    ("image", targets::image),
+    ("unwind_tables", targets::unwind_tables),
+    ("exception_tables", targets::exception_tables),
+    ("program_file", targets::program_file),
+    ("program_code", targets::program_code),
+    ("output_file", targets::output_file),
+    ("profile_store", targets::profile_store),
+    ("perf_data", targets::perf_data),
+    ("program_text", targets::program_text),
+    ("layout_and_profile_text", targets::layout_and_profile_text),
+];

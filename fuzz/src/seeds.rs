@@ -1,0 +1,85 @@
+//! Where the targets begin: small, valid inputs with much in them.
+
+use crate::targets::{HEADER, tables_of};
+use restitch_apply_elf::{place, plan_output};
+use restitch_check::check;
+use restitch_emit::{Request, emit};
+use restitch_image::Image;
+use restitch_layout::{HotChains, LayoutAlgorithm};
+use restitch_profile::{ModuleProfile, ProfileFile, testing};
+use restitch_program::analyze;
+
+/// A hand-written module with one of everything that a version has to get right; its source lies beside it.
+const SMALL: &[u8] = include_bytes!("../../crates/check/tests/data/small.elf");
+/// Two modules, a fork, an exec, branch stacks.
+const PERF_DATA: &[u8] = include_bytes!("../seeds/example.perf.data");
+
+/// The seeds of the target with this name. Empty for an unknown one.
+pub fn seeds(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "image" => files(),
+        "program_file" => files(),
+        "program_code" => vec![vec![0x55; 4], vec![0xff; 16]],
+        "unwind_tables" => tables().into_iter().map(|(frames, _)| frames).collect(),
+        "exception_tables" => tables().into_iter().flat_map(|(_, tables)| tables).collect(),
+        "output_file" => files().iter().filter_map(|file| output(file)).collect(),
+        "profile_store" => vec![stored()],
+        "perf_data" => vec![PERF_DATA.to_vec()],
+        "program_text" => vec![testing::RandomProgram::new(3).program.to_text().into_bytes()],
+        "layout_and_profile_text" => texts(),
+        _ => Vec::new(),
+    }
+}
+
+/// The hand-written module, and what compilers make of test programs (as far as there are compilers).
+pub(crate) fn files() -> Vec<Vec<u8>> {
+    let sources: [(&str, &[&str]); 3] =
+        [("switch.c", &["-O2"]), ("goto.c", &["-O2", "-no-pie"]), ("throw.cc", &["-O2"])];
+    let compiled = sources.iter().filter_map(|(source, flags)| {
+        let path = restitch_testkit::compile(&restitch_testkit::program(source), flags).ok()?;
+        std::fs::read(restitch_testkit::strip(&path).ok()?).ok()
+    });
+    std::iter::once(SMALL.to_vec()).chain(compiled).collect()
+}
+
+fn tables() -> Vec<(Vec<u8>, Vec<Vec<u8>>)> {
+    files().into_iter().filter_map(|file| tables_of(&Image::parse(file).ok()?)).collect()
+}
+
+/// The file that restitch makes of one.
+fn output(file: &[u8]) -> Option<Vec<u8>> {
+    let image = Image::parse(file.to_vec()).ok()?;
+    let at = image.eh_frame()?;
+    let unwind = restitch_cfi::UnwindInfo::parse(image.read(at.start, at.len() as usize)?, at.start).ok()?;
+    let program = analyze(&image, &unwind).ok()?;
+    let layout = HotChains::default().layout(&program, &testing::walk(&program, 5, 20, 0.0));
+    let start = place(&image, 64 * file.len() as u64, &Default::default()).ok()?;
+    let (bias, program, layout) = (Some(Default::default()), &program, &layout);
+    let version = emit(&Request {
+        image: &image,
+        program,
+        unwind: &unwind,
+        layout,
+        start,
+        bias,
+        number: 1,
+        counters: None,
+    })
+    .ok()?;
+    let version = check(&image, program, layout, version, bias).ok()?;
+    Some(plan_output(&image, &version, &Default::default()).ok()?.write())
+}
+
+fn stored() -> Vec<u8> {
+    let program = testing::RandomProgram::new(3).program;
+    let profile = testing::walk(&program, 5, 20, 0.0);
+    let module = ModuleProfile::of(&program, &profile, &[1, 2, 3, 4], "/usr/bin/example");
+    ProfileFile { modules: vec![module] }.write()[HEADER..].to_vec()
+}
+
+fn texts() -> Vec<Vec<u8>> {
+    let program = testing::RandomProgram::new(3).program;
+    let profile = testing::walk(&program, 5, 20, 0.0);
+    let layout = HotChains::default().layout(&program, &profile);
+    vec![layout.to_text(&program).into_bytes(), profile.to_text(&program).into_bytes()]
+}
