@@ -2,7 +2,7 @@
 //!
 //! A frame in a version has the state of its original instruction, so the original's unwind rows serve for it.
 
-use crate::live::OldVersion;
+use crate::old::OldVersion;
 use crate::target::{Module, Target};
 use restitch_address::{Avma, Svma};
 use restitch_cfi::{Register, Registers, UnwindInfo, step};

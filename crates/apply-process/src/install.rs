@@ -1,128 +1,103 @@
 //! The switch: from the versions that are in a process to those that are to be.
 //!
+//! Before the stop (`ahead`): the journal is saved, versions and spare copies of the code that is to be are mapped.
 //! The order inside the stop, each step harmless if it is the last one that happens:
-//! map the new versions; tell the unwinder; move threads that stand where bytes will change or in a leaving version;
-//! write redirects; translate return addresses; unmap what nobody needs. Moving comes before writing, because a thread
-//! that stands in a mapped version is right whatever the redirects say.
+//! tell the unwinder; move threads that stand where bytes will change or in a leaving version;
+//! put the spares in place of the code; translate return addresses. Moving comes before that, because a thread
+//! that stands in a mapped version is right whatever the redirects say. After it: spares that were not used are unmapped, and
+//! the new code is read back.
 
+use crate::ahead::{self, Ready, undo, unmap_spares};
 use crate::frames::Walker;
-use crate::journal::{Journal, JournalVersion, VersionKind};
-use crate::live::{Live, OldVersion};
-use crate::map_file::StoredMap;
-use crate::mapping::{map_versions, write_hook};
-use crate::patches::PatchSet;
+use crate::live::Live;
+use crate::mapping::write_hook;
+use crate::old::OldVersion;
+use crate::plan::{Incoming, Prepared, SwitchReport, prepare};
 use crate::retire::retire;
-use crate::reverse::ReverseMap;
+use crate::spare::Filled;
+use crate::stub::borrow;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
-use crate::writing::{verify, write_patches};
-use crate::{Module, ProcessError, Target};
-use restitch_address::Avma;
-use restitch_cfi::UnwindInfo;
-use restitch_check::CheckedVersion;
-use restitch_tracee::{STUB_SPACE, Stopped, find_padding};
+use crate::writing::{Page, Sites, verify, write_sites};
+use crate::{ProcessError, Target};
+use restitch_address::{Avma, AvmaRange};
+use restitch_procfs::{self as procfs, Mapping};
+use restitch_tracee::{Memory, StopTimes, Stopped, TraceError};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// A version that is to be in force.
-#[derive(Debug, Clone, Copy)]
-pub struct Incoming<'a> {
-    /// Index of its module in the target.
-    pub module: usize,
-    /// The version, at a place from [`Live::reserve`] and with its number.
-    pub version: &'a CheckedVersion,
-    /// Its purpose.
-    pub kind: VersionKind,
-}
+impl Live {
+    /// Makes exactly `incoming` the versions in force: maps them, redirects to them, takes out those of before.
+    ///
+    /// # Errors
+    /// On an error before the code changes the process is as it was; on a later one it is correct, and the journal
+    /// knows what is in it.
+    pub fn switch(&mut self, incoming: &[Incoming<'_>]) -> Result<SwitchReport, ProcessError> {
+        switch(self, incoming, None)
+    }
 
-/// What a switch did, times in microseconds.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SwitchReport {
-    /// From the first thread's stop to the last one's release.
-    pub pause_us: u64,
-    /// Part of the pause: until all threads stood.
-    pub stop_us: u64,
-    /// Part of the pause: mapping versions and counter areas.
-    pub map_us: u64,
-    /// Part of the pause: looking through threads and stacks, moving threads.
-    pub threads_us: u64,
-    /// Part of the pause: writing redirects.
-    pub patch_us: u64,
-    /// Part of the pause: reading back.
-    pub verify_us: u64,
-    /// Part of the pause: translating return addresses.
-    pub retire_us: u64,
-    /// Threads of the process.
-    pub threads: usize,
-    /// Redirects written.
-    pub patched: usize,
-    /// Places given their original bytes back.
-    pub restored: usize,
-    /// Redirects left out, because they cross a page or somebody returns into their bytes.
-    pub left_out: usize,
-    /// Threads whose program counter was moved.
-    pub moved_threads: usize,
-    /// Return addresses that were translated.
-    pub moved_returns: usize,
-}
+    /// The same for a process that is held still already (just started, before its first instruction).
+    ///
+    /// # Errors
+    /// As for [`Live::switch`]. The process runs on in any case.
+    pub fn switch_held(
+        &mut self,
+        held: Stopped,
+        incoming: &[Incoming<'_>],
+    ) -> Result<SwitchReport, ProcessError> {
+        switch(self, incoming, Some(held))
+    }
 
-/// Everything that is computed before the stop.
-pub(crate) struct Prepared<'a> {
-    pub incoming: &'a [Incoming<'a>],
-    /// In the order of `incoming`.
-    pub arriving: Vec<Arriving>,
-    pub patches: PatchSet,
-    pub old: Vec<OldVersion>,
-    pub stub: StubSite,
-    pub needs_hook: bool,
-    /// Something in the process may unwind through frames: some function has a personality routine.
-    pub can_unwind: bool,
-}
-
-/// A version that will be mapped.
-pub(crate) struct Arriving {
-    pub record: JournalVersion,
-    /// Path to open in the target; `None`: through a memory file.
-    pub visible: bool,
-    pub reverse: ReverseMap,
+    /// Gives the process its original code back.
+    ///
+    /// # Errors
+    /// As for [`Live::switch`].
+    pub fn revert(&mut self) -> Result<SwitchReport, ProcessError> {
+        switch(self, &[], None)
+    }
 }
 
 /// Stops the process (or takes it as it is `held`), switches, lets it run on.
-pub(crate) fn switch(
+fn switch(
     live: &mut Live,
     incoming: &[Incoming<'_>],
-    held: Option<Stopped>,
+    mut held: Option<Stopped>,
 ) -> Result<SwitchReport, ProcessError> {
     live.target.process.verify()?;
     live.lock()?;
     let writing = live.dir.writing()?;
     let prepared = prepare(live, incoming)?;
-    let walker_target = live.target.clone();
-    let walker = Walker::new(&walker_target, &prepared.old);
-    let planned = planned_journal(&live.journal, &prepared);
-    planned.save(&live.dir)?;
+    let target = live.target.clone();
+    let walker = Walker::new(&target, &prepared.old);
+    let ahead = ahead::plan(live, &prepared)?;
+    ahead.journal.save(&live.dir)?;
+    ahead.journal.save_records(&live.dir)?;
     drop(writing);
-    let mut report = SwitchReport { left_out: prepared.patches.crossing, ..SwitchReport::default() };
-    let mut stopped = match held {
-        Some(stopped) => stopped,
-        None => match stop_at_boundaries(live.target.pid(), &prepared.old) {
-            Ok(stopped) => stopped,
-            Err(error) => {
-                // Nothing was done: the journal says so again.
-                live.journal.save(&live.dir)?;
-                return Err(error);
-            }
-        },
+    let sites = ahead.sites.clone();
+    let before = std::mem::replace(&mut live.journal, ahead.journal.clone());
+    let ready = ahead.carry_out(live, &prepared, held.as_mut());
+    let stopped = ready.and_then(|ready| match held.take() {
+        Some(stopped) => Ok((ready, stopped)),
+        None => Ok((ready, stop_at_boundaries(target.pid(), &prepared.old)?)),
+    });
+    let (ready, stopped) = match stopped {
+        Ok(both) => both,
+        Err(error) => {
+            // What cannot be undone is in the journal; the first error tells more.
+            let _ = undo(live, before, &prepared, held.as_mut());
+            return Err(error);
+        }
     };
-    live.journal = planned;
-    let result = in_the_stop(live, &mut stopped, &prepared, &walker, &mut report);
+    // Beyond this point the code of the process changes.
+    let stop = Stop { prepared: &prepared, walker: &walker, target: &target, sites: &sites };
+    let (result, report) = stop.carry_out(live, stopped, ready);
+    let result = result.and_then(|pages| read_back(&target, &pages));
+    // What stays is in the journal.
+    let _ = unmap_spares(live, &prepared);
     if result.is_err()
-        && let Ok(maps) = stopped.maps()
+        && let Ok(maps) = procfs::maps(target.pid())
     {
         live.journal.retain_mapped(&maps);
     }
-    report.threads = stopped.threads().count();
-    let times = stopped.resume();
-    report.stop_us = restitch_tracee::StopTimes::micros(times.stopping);
-    report.pause_us = restitch_tracee::StopTimes::micros(times.stopped);
     live.journal.save(&live.dir)?;
     live.journal.save_records(&live.dir)?;
     result.map(|()| report)
@@ -146,126 +121,153 @@ fn stop_at_boundaries(pid: i32, old: &[OldVersion]) -> Result<Stopped, ProcessEr
     Ok(stopped)
 }
 
-fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>, ProcessError> {
-    let visible = live.dir.visible_to(live.target.pid());
-    let mut patches = PatchSet::default();
-    let mut arriving = Vec::new();
-    for new in incoming {
-        let module = &live.target.modules[new.module];
-        patches.add(module, &new.version.redirects);
-        arriving.push(Arriving {
-            record: write_files(live, new)?,
-            visible,
-            reverse: ReverseMap::new(&new.version.map.pieces),
-        });
+/// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count.
+fn read_back(target: &Target, pages: &[Page]) -> Result<(), ProcessError> {
+    let result = Memory::open_read_only(target.pid())
+        .map_err(ProcessError::from)
+        .and_then(|memory| verify(&memory, pages));
+    let is_there = |maps: Vec<Mapping>| {
+        pages.iter().all(|(at, _)| maps.iter().any(|m| m.range.contains(*at) && m.permissions.execute))
+    };
+    match result {
+        Err(_) if !target.process.is_alive() || !procfs::maps(target.pid()).is_ok_and(is_there) => Ok(()),
+        result => result,
     }
-    let old = live.old_versions();
-    let needs_hook = !incoming.is_empty() && live.journal.hook.is_none();
-    let can_unwind = needs_hook && live.target.modules.iter().any(has_personality);
-    let stub = stub_site(&live.target)?;
-    Ok(Prepared { incoming, arriving, patches, old, stub, needs_hook, can_unwind })
 }
 
-/// Whether a function of the module takes part in unwinding (static C programs do too: thread cancellation).
-fn has_personality(module: &Module) -> bool {
-    let tables =
-        module.image.eh_frame().and_then(|r| Some((r.start, module.image.read(r.start, r.len() as usize)?)));
-    let Some((at, bytes)) = tables else { return false };
-    UnwindInfo::parse(bytes, at).is_ok_and(|info| info.entries().iter().any(|e| e.personality.is_some()))
+/// What the stop works on.
+struct Stop<'a> {
+    prepared: &'a Prepared<'a>,
+    walker: &'a Walker<'a>,
+    target: &'a Target,
+    sites: &'a Sites,
 }
 
-/// Writes the version's file and its map, and makes its journal record.
-fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, ProcessError> {
-    let module = &live.target.modules[new.module];
-    let v = new.version;
-    let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let files = live.dir.version_files(&name, &v.bytes);
-    let same = std::fs::metadata(&files.version).is_ok_and(|m| m.len() == v.bytes.len() as u64);
-    if !same || !files.map.exists() {
-        let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() };
-        live.dir.write(&files.map, &stored.write(), 0o600)?;
-        live.dir.write(&files.version, &v.bytes, 0o644)?;
+impl Stop<'_> {
+    /// Changes the process and lets it go. The pages come back that have to read back.
+    fn carry_out(
+        &self,
+        live: &mut Live,
+        mut stopped: Stopped,
+        ready: Ready,
+    ) -> (Result<Vec<Page>, ProcessError>, SwitchReport) {
+        let mut report = SwitchReport {
+            left_out: self.prepared.patches.crossing,
+            borrow_us: StopTimes::micros(ready.held),
+            threads: stopped.threads().count(),
+            ..SwitchReport::default()
+        };
+        let result = self.in_the_stop(live, &mut stopped, ready, &mut report);
+        let times = stopped.resume();
+        report.stop_us = StopTimes::micros(times.stopping);
+        report.resume_us = StopTimes::micros(times.resuming);
+        report.pause_us = StopTimes::micros(times.stopping + times.stopped + times.resuming);
+        (result, report)
     }
-    let start = module.bias.to_actual(v.range.start);
-    let counters = v
-        .counters
-        .as_ref()
-        .map(|c| (module.bias.to_actual(c.area.start).get(), c.area.len().next_multiple_of(4096)));
-    Ok(JournalVersion {
-        number: v.number,
-        kind: new.kind,
-        module: module.path.clone(),
-        bias: module.bias.get(),
-        start: start.get(),
-        len: v.loaded_len,
-        file: files.version,
-        map_file: files.map,
-        eh_frame_hdr: module.bias.to_actual(v.eh_frame_hdr.start).get(),
-        counters,
-        retired: false,
-    })
-}
 
-/// Where a borrowed thread's stub goes for a moment, and the bytes that belong there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StubSite {
-    pub at: Avma,
-    pub bytes: Vec<u8>,
-}
+    fn in_the_stop(
+        &self,
+        live: &mut Live,
+        stopped: &mut Stopped,
+        ready: Ready,
+        report: &mut SwitchReport,
+    ) -> Result<Vec<Page>, ProcessError> {
+        let mut clock = Clock::new();
+        write_hook(stopped, &mut live.journal)?;
+        report.unwinder_us = clock.lap();
+        let maps = stopped.maps()?;
+        let threads = survey(stopped, self.walker, &maps)?;
+        let forbidden = forbidden_sites(stopped, self.prepared, &threads)?;
+        move_threads(stopped, self.prepared, report)?;
+        report.threads_us = clock.lap();
+        report.written_in_stop = ready.refused;
+        let mut spares = self.fitting(stopped.memory(), &maps, ready.spares, report);
+        self.leave_out(stopped.memory(), &mut spares, &forbidden)?;
+        report.check_us = clock.lap();
+        let spares = self.put_in_place(live, stopped, spares, report)?;
+        report.remap_us = clock.lap();
+        let replaced: Vec<AvmaRange> = spares.iter().map(Filled::replaces).collect();
+        let rest = self.sites.outside(&replaced, &forbidden);
+        let mut pages = write_sites(&live.journal, stopped.memory(), &rest)?;
+        report.write_us = clock.lap();
+        self.settle(live, &forbidden, report);
+        retire(stopped, self.target, self.prepared, &threads, report)?;
+        report.returns_us = clock.lap();
+        pages.extend(spares.into_iter().flat_map(Filled::into_pages));
+        Ok(pages)
+    }
 
-/// Dead bytes: what fills the last page of an executable segment. (Filler between functions would do too, but an alignment of
-/// 16 leaves too little of it, and filler inside functions may be run.)
-pub(crate) fn stub_site(target: &Target) -> Result<StubSite, ProcessError> {
-    const PAGE: usize = 4096;
-    let program = &target.modules[target.program];
-    for module in std::iter::once(program).chain(&target.modules) {
-        for segment in module.image.segments().iter().filter(|s| s.executable && !s.writable) {
-            let end = (segment.file_offset.get() + segment.file_len) as usize;
-            let tail = module.image.data().get(end..end.next_multiple_of(PAGE)).unwrap_or_default();
-            let start = module.bias.to_actual(segment.range.start + segment.file_len);
-            if let Some(at) = find_padding(tail, start) {
-                let from = at.offset_from(start) as usize;
-                return Ok(StubSite { at, bytes: tail[from..from + STUB_SPACE].to_vec() });
+    /// The spares whose mappings are still as planned on.
+    fn fitting(
+        &self,
+        memory: &Memory,
+        maps: &[Mapping],
+        spares: Vec<Filled>,
+        report: &mut SwitchReport,
+    ) -> Vec<Filled> {
+        let mut out = Vec::new();
+        for spare in spares {
+            match spare.still_fits(maps, memory) {
+                Ok(()) => out.push(spare),
+                Err(why) => report.written_in_stop.push((spare.replaces().start, why)),
             }
         }
+        out
     }
-    Err(ProcessError::NoProgram { pid: target.pid() })
-}
 
-/// The journal as it has to be on disk before the first write: everything that may be there during the switch.
-fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
-    let mut planned = now.clone();
-    planned.patches = prepared.patches.journal(&now.patches);
-    for v in &mut planned.versions {
-        v.retired = true;
+    fn leave_out(
+        &self,
+        memory: &Memory,
+        spares: &mut [Filled],
+        forbidden: &BTreeSet<Avma>,
+    ) -> Result<(), ProcessError> {
+        for at in forbidden {
+            let spare = spares.iter_mut().find(|s| s.replaces().contains(*at));
+            if let (Some(spare), Some(original)) = (spare, self.sites.original(*at)) {
+                spare.leave_out(memory, *at, original)?;
+            }
+        }
+        Ok(())
     }
-    planned.versions.extend(prepared.arriving.iter().map(|a| a.record.clone()));
-    planned.next_number += prepared.arriving.len() as u32;
-    planned
-}
 
-fn in_the_stop(
-    live: &mut Live,
-    stopped: &mut Stopped,
-    prepared: &Prepared<'_>,
-    walker: &Walker<'_>,
-    report: &mut SwitchReport,
-) -> Result<(), ProcessError> {
-    let mut clock = Clock::new();
-    map_versions(live, stopped, prepared)?;
-    write_hook(stopped, &mut live.journal)?;
-    report.map_us = clock.lap();
-    let threads = survey(stopped, walker)?;
-    let forbidden = forbidden_sites(stopped, prepared, &threads)?;
-    move_threads(stopped, prepared, report)?;
-    report.threads_us = clock.lap();
-    let written = write_patches(live, stopped, prepared, &forbidden, report)?;
-    report.patch_us = clock.lap();
-    verify(live, stopped, &written)?;
-    report.verify_us = clock.lap();
-    retire(stopped, &live.target, prepared, &threads, report)?;
-    report.retire_us = clock.lap();
-    Ok(())
+    /// Exchanges mappings. What was exchanged comes back: none if no thread can be borrowed for it.
+    fn put_in_place(
+        &self,
+        live: &mut Live,
+        stopped: &mut Stopped,
+        spares: Vec<Filled>,
+        report: &mut SwitchReport,
+    ) -> Result<Vec<Filled>, ProcessError> {
+        if spares.is_empty() {
+            return Ok(spares);
+        }
+        let mut borrow = match borrow(stopped, &self.prepared.stub) {
+            Ok(borrow) => borrow,
+            Err(ProcessError::Trace(error @ TraceError::NothingToBorrow { .. })) => {
+                let why = |spare: &Filled| (spare.replaces().start, error.to_string());
+                report.written_in_stop.extend(spares.iter().map(why));
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error),
+        };
+        for spare in &spares {
+            spare.put_in_place(&mut borrow)?;
+            live.journal.spares.retain(|s| s.range() != spare.range());
+        }
+        borrow.finish()?;
+        Ok(spares)
+    }
+
+    /// Brings journal and report up to date: nothing is left to be undone where the original bytes are.
+    fn settle(&self, live: &mut Live, forbidden: &BTreeSet<Avma>, report: &mut SwitchReport) {
+        let wanted = &self.prepared.patches.wanted;
+        let all = live.journal.patches.len();
+        live.journal.patches.retain(|p| wanted.contains_key(&Avma::new(p.at)));
+        report.restored = all - live.journal.patches.len();
+        live.journal.patches.retain(|p| !forbidden.contains(&Avma::new(p.at)));
+        report.patched = live.journal.patches.len();
+        report.left_out += forbidden.len();
+    }
 }
 
 struct Clock(Instant);

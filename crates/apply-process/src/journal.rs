@@ -37,6 +37,35 @@ pub struct Journal {
     pub patches: Vec<JournalPatch>,
     /// The unwinder's hook, once it is there.
     pub hook: Option<JournalHook>,
+    /// Spare copies of code mappings that are there or may be, during a switch and after one that was killed.
+    #[serde(default)]
+    pub spares: Vec<JournalSpare>,
+}
+
+/// A spare copy of a code mapping, which nothing leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalSpare {
+    /// First address.
+    pub start: u64,
+    /// Length.
+    pub len: u64,
+    /// Inode number of the file that is mapped.
+    pub inode: u64,
+    /// Which byte of the file is at its start.
+    pub offset: u64,
+}
+
+impl JournalSpare {
+    /// The mapped addresses.
+    pub fn range(&self) -> AvmaRange {
+        AvmaRange::new(Avma::new(self.start), self.len)
+    }
+
+    /// Whether it is among `maps`.
+    pub(crate) fn is_mapped(&self, maps: &[Mapping]) -> bool {
+        let is_it = |m: &Mapping| (m.range, m.inode, m.offset.get()) == (self.range(), self.inode, self.offset);
+        maps.iter().any(|m| is_it(m) && m.permissions.execute && !m.permissions.write)
+    }
 }
 
 /// One version in the process.
@@ -141,6 +170,7 @@ impl Journal {
             versions: Vec::new(),
             patches: Vec::new(),
             hook: None,
+            spares: Vec::new(),
         }
     }
 
@@ -177,6 +207,8 @@ impl Journal {
             journal.hook = journal.hook.or(record.hook);
             journal.versions.push(record.version);
         }
+        // A child that was forked off before its parent's switch was complete may lack the hook.
+        journal.retain_mapped(maps);
         (!journal.versions.is_empty()).then_some(journal)
     }
 
@@ -185,6 +217,7 @@ impl Journal {
     pub(crate) fn retain_mapped(&mut self, maps: &[Mapping]) {
         let at = |start: u64| maps.iter().find(|m| m.range.start.get() == start && m.permissions.execute);
         self.versions.retain(|v| at(v.start).and_then(|m| m.path()).is_some_and(is_version_file));
+        self.spares.retain(|s| s.is_mapped(maps));
         if self.hook.as_ref().is_some_and(|h| at(h.page).is_none()) {
             self.hook = None;
         }
@@ -195,7 +228,7 @@ impl Journal {
 
     /// Whether nothing of restitch is left in the process.
     pub fn is_empty(&self) -> bool {
-        self.versions.is_empty() && self.patches.is_empty() && self.hook.is_none()
+        self.versions.is_empty() && self.patches.is_empty() && self.hook.is_none() && self.spares.is_empty()
     }
 
     /// Reads a journal.

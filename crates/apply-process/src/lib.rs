@@ -4,15 +4,16 @@
 //! [`Live::reserve`], and call [`Live::switch`] with the set of versions that is to be in force. An empty set gives
 //! the process its original code back.
 //!
-//! **What it does**: everything that can be computed is computed before the stop. In the stop: new versions are
-//! mapped (read-execute, from a file), the unwinder's table learns of them, redirects are written and old ones restored,
-//! threads that stand in patched bytes or in a leaving version are moved, return addresses into it are translated,
-//! all writes are read back. [`Live::sweep`] unmaps retired versions once nothing leads to them.
+//! **What it does**: everything that can be done before the stop is done before: new versions are mapped (read-execute, from
+//! a file), and a spare copy of each code mapping gets the redirects. In the stop: the unwinder's table learns of the versions,
+//! threads that stand in patched bytes or in a leaving version are moved, the spares replace the code mappings,
+//! return addresses into leaving versions are translated. Afterwards all is read back. [`Live::sweep`] unmaps retired versions once nothing leads to them.
 //!
 //! **What it will not do**: leave a process half-changed in a harmful way. Any subset of the redirects is a correct
 //! program (state equivalence), a redirect never crosses a page boundary, and the journal on disk is written before the first byte changes;
 //! so this program can be killed at any moment, and [`Live::open`] of a later run finds out and can [`Live::revert`].
 
+mod ahead;
 mod error;
 mod frames;
 mod hook;
@@ -21,19 +22,23 @@ mod journal;
 mod live;
 mod map_file;
 mod mapping;
+mod old;
 mod patches;
+mod plan;
 mod retire;
 mod reverse;
+mod spare;
 mod store;
+mod stub;
 mod sweep;
 mod target;
 mod threads;
 mod writing;
 
 pub use error::ProcessError;
-pub use install::{Incoming, SwitchReport};
-pub use journal::{Journal, JournalVersion, VersionKind};
+pub use journal::{Journal, JournalSpare, JournalVersion, VersionKind};
 pub use live::{Live, Reservation};
+pub use plan::{Incoming, SwitchReport};
 pub use store::{StateDir, lock_process};
 pub use sweep::SweepReport;
 pub use target::{Module, Target};

@@ -1,16 +1,17 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
 use crate::hook;
-use crate::install::{self, Incoming, SwitchReport};
-use crate::journal::{Journal, JournalPatch, JournalVersion, VersionKind};
+use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::map_file::StoredMap;
-use crate::patches::LEN;
+use crate::patches::{LEN, jump};
 use crate::store::lock_process;
-use crate::sweep::{self, SweepReport};
+use crate::stub::stub_site;
 use crate::{ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_check::CheckedVersion;
+use restitch_emit::Redirect;
 use restitch_procfs::{self as procfs, GapRequest, find_gap};
-use restitch_tracee::{Memory, Stopped};
+use restitch_tracee::Memory;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -38,17 +39,6 @@ pub struct Reservation {
     pub start: Svma,
     /// How many bytes may be mapped there.
     pub len: u64,
-}
-
-/// A version that is in the process when a switch begins.
-#[derive(Debug, Clone)]
-pub(crate) struct OldVersion {
-    pub number: u32,
-    pub range: AvmaRange,
-    pub bias: LoadBias,
-    /// Index of its module in the target; `None` if the module is no longer mapped.
-    pub module: Option<usize>,
-    pub stored: StoredMap,
 }
 
 impl Live {
@@ -132,43 +122,6 @@ impl Live {
         Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(4096) })
     }
 
-    /// Makes exactly `incoming` the versions in force: maps them, redirects to them, takes out those of before.
-    ///
-    /// # Errors
-    /// On an error before the first write the process is as it was; on a later one it is correct, and the journal
-    /// knows what is in it.
-    pub fn switch(&mut self, incoming: &[Incoming<'_>]) -> Result<SwitchReport, ProcessError> {
-        install::switch(self, incoming, None)
-    }
-
-    /// The same for a process that is held still already (just started, before its first instruction).
-    ///
-    /// # Errors
-    /// As for [`Live::switch`]. The process runs on in any case.
-    pub fn switch_held(
-        &mut self,
-        held: Stopped,
-        incoming: &[Incoming<'_>],
-    ) -> Result<SwitchReport, ProcessError> {
-        install::switch(self, incoming, Some(held))
-    }
-
-    /// Gives the process its original code back.
-    ///
-    /// # Errors
-    /// As for [`Live::switch`].
-    pub fn revert(&mut self) -> Result<SwitchReport, ProcessError> {
-        install::switch(self, &[], None)
-    }
-
-    /// Unmaps retired versions that nothing leads to any more; the hook too, when no version is left. What is kept may go the next time.
-    ///
-    /// # Errors
-    /// If the process cannot be stopped or read; it is correct in any case.
-    pub fn sweep(&mut self) -> Result<SweepReport, ProcessError> {
-        sweep::sweep(self)
-    }
-
     /// Whether version `number` is retired.
     pub(crate) fn is_retired(&self, number: u32) -> bool {
         self.journal.versions.iter().any(|v| v.number == number && v.retired)
@@ -191,6 +144,19 @@ impl Live {
         Ok(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
     }
 
+    /// Whether `version` of module number `module` is in force: it is mapped, and some of its redirects lead there. (A child that was forked
+    /// off before its parent's switch was complete has the one and not the other.)
+    pub fn has(&self, module: usize, version: &CheckedVersion) -> bool {
+        let bias = self.target.modules[module].bias;
+        let Ok(memory) = Memory::open_read_only(self.target.pid()) else { return false };
+        let leads = |r: &Redirect| {
+            let (at, to) = (bias.to_actual(r.at), bias.to_actual(r.to));
+            let found = memory.read_vec(at, LEN).ok();
+            found.is_some_and(|found| jump(at, to).is_some_and(|jump| found == jump))
+        };
+        version.redirects.iter().any(leads)
+    }
+
     /// Forgets a process that has ended.
     pub fn forget(self) {
         self.dir.collect_garbage();
@@ -201,18 +167,6 @@ impl Live {
         self.journal.versions.iter().any(|v| v.kind == VersionKind::Counting && !v.retired)
     }
 
-    /// What is in the process now, with the maps that moving out needs.
-    pub(crate) fn old_versions(&self) -> Vec<OldVersion> {
-        self.journal.versions.iter().map(|v| self.old_version(v)).collect()
-    }
-
-    fn old_version(&self, v: &JournalVersion) -> OldVersion {
-        let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
-        // Without its map nobody can be moved out of a version; it is kept then.
-        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
-        let module = self.target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
-        OldVersion { number: v.number, range: v.range(), bias, module, stored }
-    }
 }
 
 /// The journal of the process, or what it has inherited through `fork`; brought in line with what is really mapped.
@@ -253,7 +207,7 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
 /// process's lock is ours.
 fn clear_stub(target: &Target) {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    let (Ok(site), Ok(memory)) = (install::stub_site(target), Memory::open(target.pid())) else { return };
+    let (Ok(site), Ok(memory)) = (stub_site(target), Memory::open(target.pid())) else { return };
     let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
     if found.starts_with(&SYSCALL) && found != site.bytes {
         // What cannot be written now is cleared by the next borrow.

@@ -1,62 +1,19 @@
-//! Mapping versions, counter areas and the hook's page into the stopped process.
+//! Mapping versions and counter areas into the process, and the unwinder's table.
 
 use crate::ProcessError;
 use crate::hook::{self, HookEntry};
-use crate::install::{Arriving, Incoming, Prepared, StubSite};
 use crate::journal::{Journal, JournalVersion};
-use crate::live::Live;
+use crate::plan::{Arriving, Incoming};
+use crate::stub::stands_in;
 use restitch_address::{Avma, AvmaRange, FileOffset};
-use restitch_tracee::{Backing, Borrow, Placement, Protection, SeccompPolicy, Stopped, StubPlace};
+use restitch_tracee::{Backing, Borrow, Placement, Protection, Stopped};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
-/// Borrows a thread. The stub's place gets the file's bytes first: a restitch that was killed may have left its stub there.
-pub(crate) fn borrow<'a>(stopped: &'a mut Stopped, stub: &StubSite) -> Result<Borrow<'a>, ProcessError> {
-    let maps = stopped.maps()?;
-    if !stands_in(stopped, AvmaRange::new(stub.at, stub.bytes.len() as u64))? {
-        stopped.memory().write(stub.at, &stub.bytes)?;
-    }
-    let stub = stub.at;
-    let place = StubPlace::new(stopped.pid(), stub, &maps)?;
-    Ok(stopped.borrow_thread(place, SeccompPolicy::Refuse)?)
-}
-
-pub(crate) fn map_versions(
-    live: &mut Live,
-    stopped: &mut Stopped,
-    prepared: &Prepared<'_>,
-) -> Result<(), ProcessError> {
-    if prepared.arriving.is_empty() {
-        return Ok(());
-    }
-    let site = match prepared.needs_hook {
-        true => Some(hook_site(live, stopped, prepared)?),
-        false => None,
-    };
-    let mut borrow = borrow(stopped, &prepared.stub)?;
-    for (new, arriving) in prepared.incoming.iter().zip(&prepared.arriving) {
-        map_one(&mut borrow, new, arriving)?;
-        if let Some(counters) = map_counters(&mut borrow, &arriving.record)? {
-            live.counters.push(counters);
-        }
-    }
-    if let Some(Some(site)) = site {
-        let page = match site.page {
-            Some(page) => page,
-            None => {
-                let whole = (hook::PAGE_LEN, Protection::ReadExecute, Backing::Anonymous);
-                borrow.mmap(Placement::Anywhere, whole.0, whole.1, whole.2)?.start
-            }
-        };
-        live.journal.hook = Some(site.journal(page));
-    }
-    borrow.finish()?;
-    Ok(())
-}
-
-fn map_one(borrow: &mut Borrow<'_>, new: &Incoming<'_>, arriving: &Arriving) -> Result<(), ProcessError> {
+/// Maps a version.
+pub(crate) fn map_version(borrow: &mut Borrow<'_>, new: &Incoming<'_>, arriving: &Arriving) -> Result<(), ProcessError> {
     let record = &arriving.record;
     let fd = if arriving.visible {
         let path = CString::new(record.file.as_os_str().as_bytes()).unwrap_or_default();
@@ -76,7 +33,7 @@ fn map_one(borrow: &mut Borrow<'_>, new: &Incoming<'_>, arriving: &Arriving) -> 
 }
 
 /// Counters live in a shared memory file: forked children count into it too, and it can be read from here.
-fn map_counters(
+pub(crate) fn map_counters(
     borrow: &mut Borrow<'_>,
     record: &JournalVersion,
 ) -> Result<Option<(u32, File, u64)>, ProcessError> {
@@ -104,20 +61,6 @@ fn remote_file(pid: i32, source: std::io::Error) -> ProcessError {
     }
 }
 
-/// Where the unwinder's hook goes. `None` if the process needs none: nothing in it can unwind through moved frames.
-fn hook_site(
-    live: &Live,
-    stopped: &Stopped,
-    prepared: &Prepared<'_>,
-) -> Result<Option<hook::HookSite>, ProcessError> {
-    let memory = stopped.memory();
-    match hook::find_site(&live.target, |at| memory.read_u64(at).ok()) {
-        Ok(site) => Ok(Some(site)),
-        Err(why) if prepared.can_unwind => Err(ProcessError::NoUnwindHook { pid: live.target.pid(), why }),
-        Err(_) => Ok(None),
-    }
-}
-
 /// Writes the hook's table for all versions that are mapped, then (it may be the first time) the pointer to the hook.
 pub(crate) fn write_hook(stopped: &Stopped, journal: &mut Journal) -> Result<(), ProcessError> {
     let Some(h) = &mut journal.hook else { return Ok(()) };
@@ -133,14 +76,4 @@ pub(crate) fn write_hook(stopped: &Stopped, journal: &mut Journal) -> Result<(),
     stopped.memory().write(Avma::new(h.page), &bytes)?;
     stopped.memory().write(Avma::new(h.slot), &h.page.to_le_bytes())?;
     Ok(())
-}
-
-/// Whether a thread stands in `range`.
-pub(crate) fn stands_in(stopped: &Stopped, range: AvmaRange) -> Result<bool, ProcessError> {
-    for tid in stopped.threads() {
-        if range.contains(stopped.registers(tid)?.rip) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }

@@ -3,9 +3,9 @@
 use crate::ProcessError;
 use crate::Target;
 use crate::frames::ReturnSlot;
-use crate::install::{Prepared, SwitchReport};
-use crate::live::OldVersion;
+use crate::old::OldVersion;
 use crate::patches::{LEN, jump};
+use crate::plan::{Prepared, SwitchReport};
 use crate::threads::{ThreadView, words};
 use crate::writing::write_jumps;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
@@ -168,5 +168,5 @@ fn redirect_old_entries(
             jumps.push((at, bytes));
         }
     }
-    write_jumps(stopped, &jumps)
+    write_jumps(stopped.memory(), &jumps)
 }

@@ -10,10 +10,11 @@
 //! recognised; there a version stays. So it does where there is too much memory to look through.
 
 use crate::frames::Walker;
-use crate::install::StubSite;
-use crate::live::{Live, OldVersion};
-use crate::mapping::{borrow, stands_in, write_hook};
+use crate::live::Live;
+use crate::mapping::write_hook;
+use crate::old::OldVersion;
 use crate::retire::leads_into;
+use crate::stub::{StubSite, borrow, stands_in, stub_site};
 use crate::threads::{ThreadView, survey, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
@@ -38,10 +39,20 @@ pub struct SweepReport {
     pub pause_us: u64,
 }
 
-pub(crate) fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
+impl Live {
+    /// Unmaps retired versions that nothing leads to any more; the hook too, when no version is left. What is kept may go the next time.
+    ///
+    /// # Errors
+    /// If the process cannot be stopped or read; it is correct in any case.
+    pub fn sweep(&mut self) -> Result<SweepReport, ProcessError> {
+        sweep(self)
+    }
+}
+
+fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     live.lock()?;
     let mut report = SweepReport::default();
-    let all = live.old_versions();
+    let all = OldVersion::all(&live.journal, &live.target);
     let retired: Vec<&OldVersion> = all.iter().filter(|o| live.is_retired(o.number)).collect();
     let nothing_else = retired.len() == all.len();
     if retired.is_empty() && !(nothing_else && live.journal.hook.is_some()) {
@@ -51,7 +62,7 @@ pub(crate) fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     let walker = Walker::new(&target, &all);
     let mut candidates: Vec<&OldVersion> = Vec::new();
     let stopped = Stopped::seize_all(live.target.pid())?;
-    let threads = survey(&stopped, &walker)?;
+    let threads = survey(&stopped, &walker, &stopped.maps()?)?;
     for old in retired {
         match reason_to_keep(live, &stopped, old, &threads)? {
             Some(why) => report.kept.push((old.number, why)),
@@ -83,9 +94,9 @@ fn take_out(
     candidates: Vec<&OldVersion>,
     report: &mut SweepReport,
 ) -> Result<(), ProcessError> {
-    let stub = crate::install::stub_site(&live.target)?;
+    let stub = stub_site(&live.target)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
-    let threads = survey(&stopped, walker)?;
+    let threads = survey(&stopped, walker, &stopped.maps()?)?;
     let mut gone = Vec::new();
     for old in candidates {
         match leads_into(&stopped, old.range, &threads, None)? {

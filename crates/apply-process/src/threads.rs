@@ -2,11 +2,11 @@
 
 use crate::ProcessError;
 use crate::frames::{Walk, Walker};
-use crate::install::{Prepared, SwitchReport};
-use crate::live::OldVersion;
+use crate::old::OldVersion;
+use crate::plan::{Prepared, SwitchReport};
 use crate::patches::LEN;
 use restitch_address::{Avma, LoadBias, Svma};
-use restitch_emit::PieceKind;
+use restitch_procfs::Mapping;
 use restitch_tracee::{Registers, Stopped};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +23,12 @@ pub(crate) struct ThreadView {
 /// Most bytes of one stack that are looked through.
 const MOST_STACK: u64 = 16 << 20;
 
-pub(crate) fn survey(stopped: &Stopped, walker: &Walker<'_>) -> Result<Vec<ThreadView>, ProcessError> {
-    let maps = stopped.maps()?;
+/// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop.
+pub(crate) fn survey(
+    stopped: &Stopped,
+    walker: &Walker<'_>,
+    maps: &[Mapping],
+) -> Result<Vec<ThreadView>, ProcessError> {
     let memory = stopped.memory();
     let mut out = Vec::new();
     for tid in stopped.threads() {
@@ -149,35 +153,4 @@ pub(crate) fn in_between(stopped: &Stopped, old: &[OldVersion]) -> Result<bool, 
         }
     }
     Ok(false)
-}
-
-impl OldVersion {
-    /// The original address that is equal to standing at `at`.
-    pub fn to_original(&self, at: Avma) -> Option<Avma> {
-        self.stored.map.to_original(self.bias.to_stated(at)).map(|o| self.bias.to_actual(o))
-    }
-
-    /// The module and original address that the byte at `at` is a copy of, or equal to standing at.
-    pub fn original_byte(&self, at: Avma) -> Option<(usize, Svma)> {
-        let version = self.bias.to_stated(at);
-        let pieces = &self.stored.map.pieces;
-        let i = pieces.partition_point(|p| p.version <= version).checked_sub(1)?;
-        let delta = version.offset_from(pieces[i].version) as u64;
-        match pieces[i].kind {
-            _ if delta >= u64::from(pieces[i].len) => None,
-            PieceKind::Linear => Some((self.module?, pieces[i].original + delta)),
-            PieceKind::Opaque => None,
-            _ => Some((self.module?, pieces[i].original)),
-        }
-    }
-
-    /// The original return address for a return address into this version.
-    pub fn return_to_original(&self, value: Avma) -> Option<Avma> {
-        let inside = self.bias.to_stated(value - 1);
-        let pieces = &self.stored.map.pieces;
-        let i = pieces.partition_point(|p| p.version <= inside).checked_sub(1)?;
-        let delta = inside.offset_from(pieces[i].version) as u64;
-        let linear = pieces[i].kind == PieceKind::Linear && delta < u64::from(pieces[i].len);
-        linear.then(|| self.bias.to_actual(pieces[i].original + delta + 1))
-    }
 }

@@ -1,4 +1,4 @@
-//! Writing redirects into the stopped process, page by page.
+//! Writing code page by page, and what a page of code is to hold.
 //!
 //! A counting version of a large program has tens of thousands of redirects. Written one by one they cost two system
 //! calls each; read, changed and written page by page they cost little more than the copies of the pages that the
@@ -6,109 +6,137 @@
 //! redirects only.
 
 use crate::ProcessError;
-use crate::install::{Prepared, SwitchReport};
-use crate::live::Live;
-use crate::patches::LEN;
-use restitch_address::Avma;
-use restitch_tracee::Stopped;
+use crate::journal::Journal;
+use crate::patches::{LEN, PatchSet};
+use restitch_address::{Avma, AvmaRange};
+use restitch_tracee::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// Most bytes that one write call takes.
 const MOST_RUN: usize = 1 << 20;
 
+/// The address and the bytes of a page.
+pub(crate) type Page = (Avma, Vec<u8>);
+
 /// What one place is to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Site {
-    original: [u8; LEN],
-    now: [u8; LEN],
+pub(crate) struct Site {
+    /// The file's bytes.
+    pub original: [u8; LEN],
+    /// What is to be there.
+    pub now: [u8; LEN],
 }
 
-/// Pages that were written, as they have to read back.
-pub(crate) struct Written {
-    pages: Vec<(Avma, Vec<u8>)>,
-}
+/// All places that may change, sorted. None crosses a page.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sites(Vec<(Avma, Site)>);
 
-/// Writes what has to change and brings the journal up to date.
-///
-/// Restores go first within a page: an old redirect may overlap a new one.
-pub(crate) fn write_patches(
-    live: &mut Live,
-    stopped: &Stopped,
-    prepared: &Prepared<'_>,
-    forbidden: &BTreeSet<Avma>,
-    report: &mut SwitchReport,
-) -> Result<Written, ProcessError> {
-    let sites = sites(live, prepared, forbidden);
-    let mut starts: Vec<Avma> = sites.iter().map(|(at, _)| at.align_down(PAGE)).collect();
-    starts.dedup();
-    let requests: Vec<(Avma, usize)> = starts.iter().map(|s| (*s, PAGE as usize)).collect();
-    let mut contents = stopped.memory().read_many(&requests);
-    let mut dirty = vec![false; starts.len()];
-    let mut page = 0;
-    let mut wishes: Vec<(Avma, [u8; LEN])> = Vec::new();
-    for (at, site) in &sites {
-        while starts[page] != at.align_down(PAGE) {
-            page += 1;
+impl Sites {
+    /// What the journal lists goes back, unless it is wanted.
+    pub fn new(journal: &Journal, patches: &PatchSet) -> Self {
+        let mut out: BTreeMap<Avma, Site> = BTreeMap::new();
+        for p in &journal.patches {
+            out.insert(Avma::new(p.at), Site { original: p.original, now: p.original });
         }
-        let Some(bytes) = &mut contents[page] else {
-            stopped.memory().read_vec(starts[page], PAGE as usize)?;
-            continue;
+        for (&at, &(original, now)) in &patches.wanted {
+            out.insert(at, Site { original, now });
+        }
+        Self(out.into_iter().collect())
+    }
+
+    fn within(&self, range: AvmaRange) -> &[(Avma, Site)] {
+        let from = self.0.partition_point(|s| s.0 < range.start);
+        let to = self.0.partition_point(|s| s.0 < range.end);
+        &self.0[from..to.max(from)]
+    }
+
+    /// Whether there are places in `range`.
+    pub fn any_in(&self, range: AvmaRange) -> bool {
+        !self.within(range).is_empty()
+    }
+
+    /// The places in the page at `page`.
+    pub fn of_page(&self, page: Avma) -> &[(Avma, Site)] {
+        self.within(AvmaRange::new(page, PAGE))
+    }
+
+    /// The first addresses of the pages of `range` that have places, ascending.
+    pub fn pages_in(&self, range: AvmaRange) -> impl Iterator<Item = Avma> + '_ {
+        let mut last = None;
+        let pages = self.within(range).iter().map(|(at, _)| at.align_down(PAGE));
+        pages.filter(move |page| last.replace(*page) != Some(*page))
+    }
+
+    /// The file's bytes at `at`, if it is one of the places.
+    pub fn original(&self, at: Avma) -> Option<[u8; LEN]> {
+        self.0.binary_search_by_key(&at, |s| s.0).ok().map(|i| self.0[i].1.original)
+    }
+
+    /// The places outside `ranges`, with the file's bytes wanted at those of `forbidden`.
+    pub fn outside(&self, ranges: &[AvmaRange], forbidden: &BTreeSet<Avma>) -> Self {
+        let outside = self.0.iter().filter(|(at, _)| !ranges.iter().any(|r| r.contains(*at)));
+        let site = |(at, site): &(Avma, Site)| match forbidden.contains(at) {
+            true => (*at, Site { now: site.original, ..*site }),
+            false => (*at, *site),
         };
-        let from = at.offset_from(starts[page]) as usize;
-        let place = &mut bytes[from..from + LEN];
-        if place != site.now {
-            let found: [u8; LEN] = place.try_into().expect("a slice of that length");
-            refuse_foreign(live, *at, found, site.original)?;
-            place.copy_from_slice(&site.original);
-            dirty[page] = true;
-        }
-        match site.now == site.original {
-            true => report.restored += 1,
-            false => wishes.push((*at, site.now)),
-        }
+        Self(outside.map(site).collect())
     }
-    page = 0;
-    for (at, now) in wishes {
-        while starts[page] != at.align_down(PAGE) {
-            page += 1;
-        }
-        if let Some(bytes) = &mut contents[page] {
-            let from = at.offset_from(starts[page]) as usize;
-            bytes[from..from + LEN].copy_from_slice(&now);
-            report.patched += 1;
-        }
-    }
-    report.left_out += forbidden.len();
-    let pages: Vec<(Avma, Vec<u8>)> = starts
-        .into_iter()
-        .zip(contents)
-        .zip(dirty)
-        .filter_map(|((start, bytes), dirty)| Some((start, bytes.filter(|_| dirty)?)))
-        .collect();
-    write_runs(stopped, &pages)?;
-    let wanted = &prepared.patches.wanted;
-    live.journal.patches.retain(|p| {
-        let at = Avma::new(p.at);
-        wanted.contains_key(&at) && !forbidden.contains(&at)
-    });
-    Ok(Written { pages })
 }
 
-/// All places that may change, sorted: what the journal lists goes back unless it is wanted.
-fn sites(live: &Live, prepared: &Prepared<'_>, forbidden: &BTreeSet<Avma>) -> Vec<(Avma, Site)> {
-    let mut out: BTreeMap<Avma, Site> = BTreeMap::new();
-    for p in &live.journal.patches {
-        out.insert(Avma::new(p.at), Site { original: p.original, now: p.original });
+/// Lays `sites` into the bytes of the page at `start`; whether that changes any.
+///
+/// Restores go first: an old redirect may overlap a new one.
+pub(crate) fn lay(
+    journal: &Journal,
+    start: Avma,
+    bytes: &mut [u8],
+    sites: &[(Avma, Site)],
+) -> Result<bool, ProcessError> {
+    let mut changed = false;
+    let place = |at: Avma| {
+        let from = at.offset_from(start) as usize;
+        from..from + LEN
+    };
+    for (at, site) in sites {
+        let there = &mut bytes[place(*at)];
+        if there != site.now {
+            let found: [u8; LEN] = (&*there).try_into().expect("a slice of that length");
+            refuse_foreign(journal, *at, found, site.original)?;
+            there.copy_from_slice(&site.original);
+            changed = true;
+        }
     }
-    for (&at, &(original, now)) in prepared.patches.wanted.iter().filter(|(at, _)| !forbidden.contains(at)) {
-        out.insert(at, Site { original, now });
+    for (at, site) in sites.iter().filter(|(_, site)| site.now != site.original) {
+        bytes[place(*at)].copy_from_slice(&site.now);
     }
-    out.into_iter().collect()
+    Ok(changed)
+}
+
+/// Writes what has to change at `sites`. The pages that were written come back, as they have to read back.
+pub(crate) fn write_sites(
+    journal: &Journal,
+    memory: &Memory,
+    sites: &Sites,
+) -> Result<Vec<Page>, ProcessError> {
+    let everywhere = AvmaRange::between(Avma::new(0), Avma::new(u64::MAX));
+    let requests: Vec<(Avma, usize)> = sites.pages_in(everywhere).map(|page| (page, PAGE as usize)).collect();
+    let mut pages = Vec::new();
+    for ((start, len), bytes) in requests.iter().zip(memory.read_many(&requests)) {
+        let mut bytes = match bytes {
+            Some(bytes) => bytes,
+            None => memory.read_vec(*start, *len)?,
+        };
+        if lay(journal, *start, &mut bytes, sites.of_page(*start))? {
+            pages.push((*start, bytes));
+        }
+    }
+    write_runs(memory, &pages)?;
+    Ok(pages)
 }
 
 /// Writes `jumps` into a version, page by page. A jump that crosses pages is left out.
-pub(crate) fn write_jumps(stopped: &Stopped, jumps: &[(Avma, [u8; LEN])]) -> Result<(), ProcessError> {
+pub(crate) fn write_jumps(memory: &Memory, jumps: &[(Avma, [u8; LEN])]) -> Result<(), ProcessError> {
     let mut by_page: BTreeMap<Avma, Vec<(usize, [u8; LEN])>> = BTreeMap::new();
     for (at, bytes) in jumps {
         let page = at.align_down(PAGE);
@@ -118,7 +146,7 @@ pub(crate) fn write_jumps(stopped: &Stopped, jumps: &[(Avma, [u8; LEN])]) -> Res
         }
     }
     let requests: Vec<(Avma, usize)> = by_page.keys().map(|page| (*page, PAGE as usize)).collect();
-    let contents = stopped.memory().read_many(&requests);
+    let contents = memory.read_many(&requests);
     let mut pages = Vec::with_capacity(contents.len());
     for ((page, jumps), content) in by_page.into_iter().zip(contents) {
         let Some(mut content) = content else { continue };
@@ -127,53 +155,101 @@ pub(crate) fn write_jumps(stopped: &Stopped, jumps: &[(Avma, [u8; LEN])]) -> Res
         }
         pages.push((page, content));
     }
-    write_runs(stopped, &pages)
+    write_runs(memory, &pages)
 }
 
 /// Writes neighbouring pages together.
-fn write_runs(stopped: &Stopped, pages: &[(Avma, Vec<u8>)]) -> Result<(), ProcessError> {
+pub(crate) fn write_runs(memory: &Memory, pages: &[Page]) -> Result<(), ProcessError> {
     let mut run: (Avma, Vec<u8>) = (Avma::new(0), Vec::new());
     for (start, bytes) in pages {
         let follows = run.0 + run.1.len() as u64 == *start;
         if !follows || run.1.len() >= MOST_RUN {
-            flush(stopped, &run)?;
+            flush(memory, &run)?;
             run = (*start, Vec::new());
         }
         run.1.extend_from_slice(bytes);
     }
-    flush(stopped, &run)
+    flush(memory, &run)
 }
 
-fn flush(stopped: &Stopped, run: &(Avma, Vec<u8>)) -> Result<(), ProcessError> {
+fn flush(memory: &Memory, run: &(Avma, Vec<u8>)) -> Result<(), ProcessError> {
     if !run.1.is_empty() {
-        stopped.memory().write(run.0, &run.1)?;
+        memory.write(run.0, &run.1)?;
     }
     Ok(())
 }
 
 /// What is there has to be the file's bytes or a jump of ours into a version.
-fn refuse_foreign(live: &Live, at: Avma, found: [u8; LEN], original: [u8; LEN]) -> Result<(), ProcessError> {
+fn refuse_foreign(journal: &Journal, at: Avma, found: [u8; LEN], original: [u8; LEN]) -> Result<(), ProcessError> {
     let displacement = i32::from_le_bytes([found[1], found[2], found[3], found[4]]);
     let to = (at + LEN as u64).offset(displacement.into());
-    let ours = found[0] == 0xe9 && live.journal.versions.iter().any(|v| v.range().contains(to));
+    let ours = found[0] == 0xe9 && journal.versions.iter().any(|v| v.range().contains(to));
     if found == original || ours {
         return Ok(());
     }
-    Err(ProcessError::Foreign { pid: live.target.pid(), at, found: found.into(), expected: original.into() })
+    Err(ProcessError::Foreign { pid: journal.process().pid, at, found: found.into(), expected: original.into() })
 }
 
 /// Reads back what was written.
-pub(crate) fn verify(live: &Live, stopped: &Stopped, written: &Written) -> Result<(), ProcessError> {
-    let requests: Vec<_> = written.pages.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
-    let found = stopped.memory().read_many(&requests);
+pub(crate) fn verify(memory: &Memory, pages: &[Page]) -> Result<(), ProcessError> {
+    let requests: Vec<_> = pages.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
+    let found = memory.read_many(&requests);
     let wrong: Vec<Avma> = found
         .into_iter()
-        .zip(&written.pages)
+        .zip(pages)
         .filter(|(found, (_, bytes))| found.as_deref() != Some(&bytes[..]))
         .map(|(_, (at, _))| *at)
         .collect();
     match wrong.first() {
         None => Ok(()),
-        Some(&at) => Err(ProcessError::NotVerified { pid: live.target.pid(), count: wrong.len(), at }),
+        Some(&at) => Err(ProcessError::NotVerified { pid: memory.pid(), count: wrong.len(), at }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::JournalPatch;
+    use restitch_procfs::ProcessId;
+
+    fn journal(patches: &[u64]) -> Journal {
+        let mut journal = Journal::new(ProcessId { pid: 1, start_time: 1 });
+        let patch = |at: &u64| JournalPatch { at: *at, original: [0x90; 5], now: [0x90; 5] };
+        journal.patches = patches.iter().map(patch).collect();
+        journal
+    }
+
+    fn wanted(at: &[u64]) -> PatchSet {
+        let mut patches = PatchSet::default();
+        patches.wanted.extend(at.iter().map(|at| (Avma::new(*at), ([0x90; 5], [0xe9, 1, 2, 3, 4]))));
+        patches
+    }
+
+    #[test]
+    fn sites_are_found_by_page_and_range() {
+        let sites = Sites::new(&journal(&[0x1ffb, 0x5000]), &wanted(&[0x2000, 0x2010, 0x5000]));
+        let range = |from, to| AvmaRange::between(Avma::new(from), Avma::new(to));
+        let pages: Vec<u64> = sites.pages_in(range(0x1000, 0x9000)).map(Avma::get).collect();
+        assert_eq!(pages, [0x1000, 0x2000, 0x5000]);
+        assert_eq!(sites.of_page(Avma::new(0x2000)).len(), 2);
+        assert!(!sites.any_in(range(0x3000, 0x5000)) && sites.any_in(range(0x5000, 0x5001)));
+        let forbidden = BTreeSet::from([Avma::new(0x5000)]);
+        let rest = sites.outside(&[range(0x2000, 0x3000)], &forbidden);
+        assert_eq!(rest.0.len(), 2);
+        assert!(rest.0.iter().all(|(_, site)| site.now == site.original));
+    }
+
+    #[test]
+    fn an_old_redirect_under_a_new_one_goes_and_foreign_bytes_are_refused() {
+        let mut bytes = vec![0x90; PAGE as usize];
+        let mut journal = journal(&[0x1000]);
+        let sites = Sites::new(&journal, &wanted(&[0x1003]));
+        let start = Avma::new(0x1000);
+        assert!(lay(&journal, start, &mut bytes, sites.of_page(start)).unwrap());
+        assert_eq!(bytes[..9], [0x90, 0x90, 0x90, 0xe9, 1, 2, 3, 4, 0x90]);
+        assert!(!lay(&journal, start, &mut bytes, Sites::new(&Journal::clone(&journal), &wanted(&[0x1003])).of_page(Avma::new(0x1003).align_down(PAGE)).get(1..).unwrap()).unwrap());
+        bytes[0] = 0xcc;
+        assert!(matches!(lay(&journal, start, &mut bytes, sites.of_page(start)), Err(ProcessError::Foreign { .. })));
+        journal.patches.clear();
     }
 }

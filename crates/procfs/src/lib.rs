@@ -2,7 +2,8 @@
 //!
 //! **What it does**: identifies processes safely against pid reuse ([`ProcessId`]), reads their threads, memory
 //! maps, auxiliary vector, status and CPU times, opens the files that they have mapped ([`open_mapped`]), finds
-//! processes that run the same program, and looks for free address ranges near a module ([`find_gap`]).
+//! processes that run the same program, looks for free address ranges near a module ([`find_gap`]), and says which pages
+//! of a mapping are the process's own ([`Pagemap`]).
 //! Also the system-wide switches that decide what a tracer or profiler may do ([`system`]).
 //!
 //! **What the user must do**: treat every answer as a snapshot. A running process can change its maps or die between
@@ -18,6 +19,7 @@ mod error;
 mod files;
 mod gap;
 mod maps;
+mod pages;
 mod process;
 mod status;
 pub mod system;
@@ -27,6 +29,7 @@ pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
 pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
+pub use pages::{MappingFlags, PageState, Pagemap, mapping_flags};
 pub use process::{
     ProcessId, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping, status,
     thread_cpu_time, thread_stat, thread_status, threads,

@@ -21,6 +21,11 @@ pub fn mmap_min_addr() -> u64 {
     read_number("/proc/sys/vm/mmap_min_addr").and_then(|n| u64::try_from(n).ok()).unwrap_or(65536)
 }
 
+/// `vm.max_map_count`: how many mappings a process may have; `None` where it cannot be read.
+pub fn max_map_count() -> Option<usize> {
+    read_number("/proc/sys/vm/max_map_count").and_then(|n| usize::try_from(n).ok())
+}
+
 /// When memory is backed by huge pages without being asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransparentHugePages {

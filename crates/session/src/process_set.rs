@@ -215,14 +215,9 @@ fn incoming<'a>(
     versions.iter().filter_map(one).collect()
 }
 
-/// Whether all of `incoming` is mapped in a process already: it was forked off after its parent's switch.
+/// Whether all of `incoming` is in force in a process already: it was forked off after its parent's switch.
 fn has_all(live: &Live, incoming: &[Incoming<'_>]) -> bool {
-    let Ok(maps) = procfs::maps(live.target().pid()) else { return false };
-    let is_mapped = |i: &Incoming<'_>| {
-        let start = live.target().modules[i.module].bias.to_actual(i.version.range.start);
-        maps.iter().any(|m| m.range.start == start)
-    };
-    !incoming.is_empty() && incoming.iter().all(is_mapped)
+    !incoming.is_empty() && incoming.iter().all(|i| live.has(i.module, i.version))
 }
 
 /// A kernel thread has no memory map; that is to be told, not that a file is missing.
@@ -235,19 +230,17 @@ pub(crate) fn refuse_kernel_thread(pid: i32) -> Result<(), SessionError> {
 
 /// The longest pause, and the sums of what was done.
 fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
-    let Some(mut sum) = sum else { return one };
-    if one.pause_us > sum.pause_us {
-        (sum.pause_us, sum.stop_us, sum.map_us) = (one.pause_us, one.stop_us, one.map_us);
-        (sum.threads_us, sum.patch_us) = (one.threads_us, one.patch_us);
-        (sum.verify_us, sum.retire_us) = (one.verify_us, one.retire_us);
-    }
-    sum.threads += one.threads;
-    sum.patched += one.patched;
-    sum.restored += one.restored;
-    sum.left_out += one.left_out;
-    sum.moved_threads += one.moved_threads;
-    sum.moved_returns += one.moved_returns;
-    sum
+    let Some(sum) = sum else { return one };
+    let (mut longer, shorter) = if one.pause_us > sum.pause_us { (one, sum) } else { (sum, one) };
+    longer.borrow_us = longer.borrow_us.max(shorter.borrow_us);
+    longer.threads += shorter.threads;
+    longer.patched += shorter.patched;
+    longer.restored += shorter.restored;
+    longer.left_out += shorter.left_out;
+    longer.moved_threads += shorter.moved_threads;
+    longer.moved_returns += shorter.moved_returns;
+    longer.written_in_stop.extend(shorter.written_in_stop);
+    longer
 }
 
 impl ProcessSet {

@@ -1,7 +1,8 @@
 //! Somebody else's process, safely: stop it, look at it, make system calls in it, let it go.
 //!
 //! **What it does**: [`Stopped::seize_all`] holds all threads of a process; a [`Stopped`] gives access to registers and
-//! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`Stopped::step_thread`] executes single
+//! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`visit`] does so while all but one of its
+//! threads run, [`Stopped::step_thread`] executes single
 //! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit.
 //!
 //! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts requests from
@@ -32,6 +33,7 @@ mod step;
 mod stopped;
 mod stub;
 mod sys;
+mod visit;
 mod wait;
 
 pub use borrow::{Borrow, SeccompPolicy};
@@ -45,4 +47,5 @@ pub use seize::{StopOptions, settle_stragglers};
 pub use step::StepEnd;
 pub use stopped::{StopTimes, Stopped};
 pub use stub::{STUB_SPACE, StubPlace, find_padding, is_padding};
+pub use visit::visit;
 pub use wait::ExitStatus;

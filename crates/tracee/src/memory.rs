@@ -119,6 +119,34 @@ impl Memory {
         results
     }
 
+    /// Whether each of `expected` is there as it is given, compared with few system calls and no allocation for each.
+    pub fn holds(&self, expected: &[(Avma, Vec<u8>)]) -> bool {
+        let mut buffer = Vec::new();
+        expected.chunks(COMPARED).all(|batch| {
+            buffer.resize(batch.iter().map(|(_, bytes)| bytes.len()).sum(), 0);
+            let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+            let remote: Vec<libc::iovec> = batch
+                .iter()
+                .map(|(at, bytes)| libc::iovec {
+                    iov_base: at.get() as *mut libc::c_void,
+                    iov_len: bytes.len(),
+                })
+                .collect();
+            let count = remote.len() as libc::c_ulong;
+            // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length, and there are at most
+            // IOV_MAX remote entries; their addresses are used in the other process only.
+            let read =
+                unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), count, 0) };
+            let mut rest = &buffer[..];
+            usize::try_from(read) == Ok(buffer.len())
+                && batch.iter().all(|(_, bytes)| {
+                    let (found, more) = rest.split_at(bytes.len());
+                    rest = more;
+                    found == bytes
+                })
+        })
+    }
+
     fn read_batch(&self, batch: &[(Avma, usize)]) -> Option<Vec<Vec<u8>>> {
         let mut buffers: Vec<Vec<u8>> = batch.iter().map(|&(_, len)| vec![0; len]).collect();
         let local: Vec<libc::iovec> = buffers
@@ -141,3 +169,5 @@ impl Memory {
 
 /// Ranges in one `process_vm_readv`, below the kernel's limit of 1024 (`IOV_MAX`).
 const BATCH: usize = 512;
+/// Ranges that are compared at a time: few enough for their copies to stay in the processor's cache.
+const COMPARED: usize = 32;

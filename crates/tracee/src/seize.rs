@@ -79,6 +79,24 @@ impl Stopped {
     }
 }
 
+/// Stops one thread of process `pid` and leaves the others alone. On an error it runs on as before.
+pub(crate) fn seize_one(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
+    settle_stragglers();
+    let process = preflight(pid)?;
+    let limit = StopOptions::default().limit;
+    if waits_for_vfork(process.pid, tid) {
+        wait_for_vfork_children(process.pid, limit)?;
+    }
+    let mut seizing = Seizing::new(process.pid, limit);
+    if seizing.seize(tid)? {
+        seizing.collect_stops()?;
+    }
+    match seizing.stopped.is_empty() {
+        true => Err(TraceError::Vanished { tid, operation: "stopping it" }),
+        false => seizing.finish(process),
+    }
+}
+
 /// Something that differs after an `exec`: where the 16 random bytes are.
 fn exec_marker(pid: i32) -> Option<restitch_address::Avma> {
     procfs::auxv(pid).ok()?.random_bytes()

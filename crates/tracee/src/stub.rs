@@ -97,6 +97,11 @@ impl StubPlace {
         self.at
     }
 
+    /// What stands there while a thread is borrowed. Whoever replaces the page meanwhile has to put it into the new one.
+    pub fn code() -> &'static [u8] {
+        &STUB
+    }
+
     /// An error unless the bytes there are filler or a stub that an earlier, killed run left behind.
     pub(crate) fn check_bytes(self, pid: i32, bytes: &[u8]) -> Result<(), TraceError> {
         let tail = bytes.get(STUB.len()..).unwrap_or_default();

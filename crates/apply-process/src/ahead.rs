@@ -1,0 +1,243 @@
+//! What is done to the process before the stop, while it runs: versions, counter areas, the unwinder's page and spare copies
+//! of code mappings come to be mapped, and the spares get the code that is to be.
+//!
+//! One thread is borrowed for that; nothing leads to what is mapped, so the others do not notice. All of it is in the journal
+//! before it exists.
+
+use crate::journal::{Journal, JournalHook, JournalSpare};
+use crate::live::Live;
+use crate::mapping::{map_counters, map_version};
+use crate::plan::{Prepared, has_personality};
+use crate::spare::{self, Filled, Planned};
+use crate::stub::with_borrowed;
+use crate::writing::Sites;
+use crate::{ProcessError, hook};
+use restitch_address::{Avma, AvmaRange};
+use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, find_gap};
+use restitch_tracee::{Backing, Borrow, Memory, Placement, Protection, Stopped, TraceError};
+use std::fs::File;
+use std::time::Duration;
+
+/// What is to be mapped before the stop.
+pub(crate) struct Ahead {
+    /// The journal as it has to be on disk before anything is mapped: everything that may be there during the switch.
+    pub journal: Journal,
+    pub sites: Sites,
+    /// The unwinder's page, if there is none yet.
+    hook_page: Option<AvmaRange>,
+    /// Spares that a killed restitch has left.
+    leftovers: Vec<JournalSpare>,
+    spares: Vec<Planned>,
+    refused: Vec<(Avma, String)>,
+}
+
+/// What is mapped when the stop begins.
+pub(crate) struct Ready {
+    pub spares: Vec<Filled>,
+    /// Mappings without a spare, with the reason.
+    pub refused: Vec<(Avma, String)>,
+    /// How long one thread was held.
+    pub held: Duration,
+}
+
+/// Plans it. Nothing is changed yet.
+pub(crate) fn plan(live: &Live, prepared: &Prepared<'_>) -> Result<Ahead, ProcessError> {
+    let pid = live.target.pid();
+    let maps = procfs::maps(pid)?;
+    let mut journal = planned_journal(&live.journal, prepared);
+    let sites = Sites::new(&journal, &prepared.patches);
+    let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
+    let mut taken: Vec<AvmaRange> = prepared.arriving.iter().flat_map(|a| a.ranges()).collect();
+    let new_hook = plan_hook(live, prepared, &maps, &taken, heap_start)?;
+    let hook_page = new_hook.as_ref().and_then(|(h, is_new)| {
+        is_new.then(|| AvmaRange::new(Avma::new(h.page), h.len))
+    });
+    taken.extend(hook_page);
+    journal.hook = new_hook.map(|(h, _)| h).or(journal.hook);
+    let leftovers = std::mem::take(&mut journal.spares);
+    let (mut spares, mut refused) = (Vec::new(), Vec::new());
+    for planned in spare::plan(&maps, &sites, &taken, heap_start) {
+        match planned {
+            Ok(spare) => spares.push(spare),
+            Err(why) => refused.push(why),
+        }
+    }
+    journal.spares = leftovers.iter().cloned().chain(spares.iter().map(Planned::journal)).collect();
+    Ok(Ahead { journal, sites, hook_page, leftovers, spares, refused })
+}
+
+/// The journal as it has to be on disk before the first change.
+fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
+    let mut planned = now.clone();
+    planned.patches = prepared.patches.journal(&now.patches);
+    planned.versions.retain(|v| prepared.arriving.iter().all(|a| a.record.start != v.start));
+    for v in &mut planned.versions {
+        v.retired = true;
+    }
+    planned.versions.extend(prepared.arriving.iter().map(|a| a.record.clone()));
+    planned.next_number += prepared.arriving.len() as u32;
+    planned
+}
+
+/// The unwinder's hook, if versions arrive and the journal knows of none yet, and whether its page has to be mapped. `None` also
+/// if the process needs none: nothing in it can unwind through moved frames.
+fn plan_hook(
+    live: &Live,
+    prepared: &Prepared<'_>,
+    maps: &[Mapping],
+    taken: &[AvmaRange],
+    heap_start: Option<Avma>,
+) -> Result<Option<(JournalHook, bool)>, ProcessError> {
+    if prepared.incoming.is_empty() || live.journal.hook.is_some() {
+        return Ok(None);
+    }
+    let (pid, target) = (live.target.pid(), &live.target);
+    let memory = Memory::open_read_only(pid)?;
+    let site = match hook::find_site(target, |at| memory.read_u64(at).ok()) {
+        Ok(site) => site,
+        Err(why) if target.modules.iter().any(has_personality) => {
+            return Err(ProcessError::NoUnwindHook { pid, why });
+        }
+        Err(_) => return Ok(None),
+    };
+    if let Some(page) = site.page {
+        return Ok(Some((site.journal(page), false)));
+    }
+    let mut busy = maps.to_vec();
+    if let Some(model) = maps.first() {
+        busy.extend(taken.iter().map(|range| Mapping { range: *range, ..model.clone() }));
+    }
+    busy.sort_by_key(|m| m.range.start);
+    let program = &target.modules[target.program];
+    let request = GapRequest { heap_start, ..GapRequest::near(program.range, hook::PAGE_LEN) };
+    let gap = find_gap(&busy, &request).map_err(|e| ProcessError::NoRoom {
+        pid,
+        len: hook::PAGE_LEN,
+        module: program.path.clone(),
+        why: e.to_string(),
+    })?;
+    Ok(Some((site.journal(gap.range.start), true)))
+}
+
+impl Ahead {
+    /// Does it. The journal is on disk already. After an error call [`undo`].
+    pub fn carry_out(
+        self,
+        live: &mut Live,
+        prepared: &Prepared<'_>,
+        held: Option<&mut Stopped>,
+    ) -> Result<Ready, ProcessError> {
+        let Self { sites, hook_page, leftovers, mut spares, mut refused, .. } = self;
+        let (mapped, time) = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
+            for spare in &leftovers {
+                borrow.munmap(spare.range())?;
+            }
+            let counters = map_versions(borrow, prepared)?;
+            if let Some(page) = hook_page {
+                let whole = (page.len(), Protection::ReadExecute, Backing::Anonymous);
+                borrow.mmap(Placement::At(page.start), whole.0, whole.1, whole.2)?;
+            }
+            Ok((counters, map_spares(borrow, std::mem::take(&mut spares), &mut refused)?))
+        })?;
+        let (counters, mapped) = mapped;
+        live.counters.extend(counters);
+        live.journal.spares.retain(|s| !leftovers.contains(s));
+        let mut ready = Ready { spares: Vec::new(), refused, held: time };
+        if mapped.is_empty() {
+            return Ok(ready);
+        }
+        let memory = Memory::open(live.target.pid())?;
+        for spare in mapped {
+            match spare.fill(&live.journal, &memory, &sites, prepared.stub.at)? {
+                Ok(filled) => ready.spares.push(filled),
+                Err(why) => ready.refused.push(why),
+            }
+        }
+        Ok(ready)
+    }
+}
+
+fn map_versions(
+    borrow: &mut Borrow<'_>,
+    prepared: &Prepared<'_>,
+) -> Result<Vec<(u32, File, u64)>, ProcessError> {
+    let mut counters = Vec::new();
+    let new = prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited);
+    for (incoming, arriving) in new {
+        map_version(borrow, incoming, arriving)?;
+        counters.extend(map_counters(borrow, &arriving.record)?);
+    }
+    Ok(counters)
+}
+
+/// A spare that cannot be mapped (limits of the process, a file that is gone) is done without.
+fn map_spares(
+    borrow: &mut Borrow<'_>,
+    spares: Vec<Planned>,
+    refused: &mut Vec<(Avma, String)>,
+) -> Result<Vec<Planned>, TraceError> {
+    let mut mapped = Vec::new();
+    for spare in spares {
+        match spare.map(borrow) {
+            Ok(()) => mapped.push(spare),
+            Err(error @ TraceError::RemoteCall { .. }) => refused.push((spare.replaces(), error.to_string())),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(mapped)
+}
+
+/// Unmaps what was mapped for a switch that does not come about, as far as that is possible. The journal knows what stays.
+pub(crate) fn undo(
+    live: &mut Live,
+    before: Journal,
+    prepared: &Prepared<'_>,
+    held: Option<&mut Stopped>,
+) -> Result<(), ProcessError> {
+    let maps = procfs::maps(live.target.pid())?;
+    live.journal.retain_mapped(&maps);
+    let mut ranges: Vec<AvmaRange> = live.journal.spares.iter().map(JournalSpare::range).collect();
+    for arriving in prepared.arriving.iter().filter(|a| !a.inherited) {
+        if live.journal.versions.contains(&arriving.record) {
+            ranges.extend(arriving.ranges().filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))));
+        }
+    }
+    let hook = live.journal.hook.iter().filter(|h| before.hook.as_ref() != Some(h));
+    let is_page = |r: &AvmaRange| maps.iter().any(|m| m.range == *r && m.name == MappingName::Anonymous);
+    ranges.extend(hook.map(|h| AvmaRange::new(Avma::new(h.page), h.len)).filter(is_page));
+    if !ranges.is_empty() {
+        let result = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
+            ranges.iter().try_for_each(|range| borrow.munmap(*range))?;
+            Ok(())
+        });
+        if let Err(error) = result {
+            live.journal.save(&live.dir)?;
+            return Err(error);
+        }
+    }
+    let is_new = |number: u32| prepared.arriving.iter().any(|a| a.record.number == number && !a.inherited);
+    live.counters.retain(|c| !is_new(c.0));
+    live.journal = before;
+    live.journal.spares.clear();
+    live.journal.save(&live.dir)
+}
+
+/// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could not.)
+fn is_ours(m: &Mapping) -> bool {
+    m.path().is_some_and(|p| p.to_string_lossy().contains("restitch-"))
+}
+
+/// Unmaps spares that are still there after the switch.
+pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<(), ProcessError> {
+    let maps = procfs::maps(live.target.pid())?;
+    live.journal.spares.retain(|s| s.is_mapped(&maps));
+    let left = live.journal.spares.clone();
+    if !left.is_empty() {
+        with_borrowed(&live.target, &prepared.stub, None, |borrow| {
+            left.iter().try_for_each(|spare| borrow.munmap(spare.range()))?;
+            Ok(())
+        })?;
+        live.journal.spares.clear();
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! What a switch is going to do: everything that can be computed before anything is changed.
+
+use crate::journal::{JournalVersion, VersionKind};
+use crate::live::Live;
+use crate::map_file::StoredMap;
+use crate::old::OldVersion;
+use crate::patches::PatchSet;
+use crate::reverse::ReverseMap;
+use crate::stub::{StubSite, stub_site};
+use crate::{Module, ProcessError};
+use restitch_address::{Avma, AvmaRange};
+use restitch_cfi::UnwindInfo;
+use restitch_check::CheckedVersion;
+
+/// A version that is to be in force.
+#[derive(Debug, Clone, Copy)]
+pub struct Incoming<'a> {
+    /// Index of its module in the target.
+    pub module: usize,
+    /// The version, at a place from [`Live::reserve`] and with its number.
+    pub version: &'a CheckedVersion,
+    /// Its purpose.
+    pub kind: VersionKind,
+}
+
+/// What a switch did, times in microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SwitchReport {
+    /// From the first thread's stop to the last one's release.
+    pub pause_us: u64,
+    /// Part of the pause: until all threads stood.
+    pub stop_us: u64,
+    /// Part of the pause: looking through threads and stacks, moving threads.
+    pub threads_us: u64,
+    /// Part of the pause: the unwinder's table.
+    pub unwinder_us: u64,
+    /// Part of the pause: comparing the code that is to be replaced with what was planned on.
+    pub check_us: u64,
+    /// Part of the pause: putting the prepared code in place.
+    pub remap_us: u64,
+    /// Part of the pause: writing redirects where no prepared code could be put in place.
+    pub write_us: u64,
+    /// Part of the pause: translating return addresses.
+    pub returns_us: u64,
+    /// Part of the pause: from the first thread's release to the last one's.
+    pub resume_us: u64,
+    /// Before the pause: how long one thread was held to map versions and prepared code, while the others ran.
+    pub borrow_us: u64,
+    /// Threads of the process.
+    pub threads: usize,
+    /// Redirects written.
+    pub patched: usize,
+    /// Places given their original bytes back.
+    pub restored: usize,
+    /// Redirects left out, because they cross a page or somebody returns into their bytes.
+    pub left_out: usize,
+    /// Threads whose program counter was moved.
+    pub moved_threads: usize,
+    /// Return addresses that were translated.
+    pub moved_returns: usize,
+    /// Why the redirects of a mapping were written page by page in the stop, which takes longer: its first address, the reason.
+    pub written_in_stop: Vec<(Avma, String)>,
+}
+
+/// Everything that is computed before the stop.
+pub(crate) struct Prepared<'a> {
+    pub incoming: &'a [Incoming<'a>],
+    /// In the order of `incoming`.
+    pub arriving: Vec<Arriving>,
+    pub patches: PatchSet,
+    pub old: Vec<OldVersion>,
+    pub stub: StubSite,
+}
+
+/// A version that will be mapped.
+pub(crate) struct Arriving {
+    pub record: JournalVersion,
+    /// Path to open in the target; `None`: through a memory file.
+    pub visible: bool,
+    pub reverse: ReverseMap,
+    /// It is mapped already: the process was forked off from one that was being switched.
+    pub inherited: bool,
+}
+
+impl Arriving {
+    /// The addresses that it takes.
+    pub fn ranges(&self) -> impl Iterator<Item = AvmaRange> + use<> {
+        let counters = self.record.counters.map(|(start, len)| AvmaRange::new(Avma::new(start), len));
+        std::iter::once(self.record.range()).chain(counters)
+    }
+}
+
+pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>, ProcessError> {
+    let visible = live.dir.visible_to(live.target.pid());
+    let mut patches = PatchSet::default();
+    let mut arriving = Vec::new();
+    for new in incoming {
+        let module = &live.target.modules[new.module];
+        patches.add(module, &new.version.redirects);
+        let record = write_files(live, new)?;
+        let inherited =
+            live.journal.versions.iter().any(|v| (v.start, v.len, &v.file) == (record.start, record.len, &record.file));
+        arriving.push(Arriving {
+            record,
+            visible,
+            reverse: ReverseMap::new(&new.version.map.pieces),
+            inherited,
+        });
+    }
+    let mut old = OldVersion::all(&live.journal, &live.target);
+    old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
+    let stub = stub_site(&live.target)?;
+    Ok(Prepared { incoming, arriving, patches, old, stub })
+}
+
+/// Whether a function of the module takes part in unwinding (static C programs do too: thread cancellation).
+pub(crate) fn has_personality(module: &Module) -> bool {
+    let tables =
+        module.image.eh_frame().and_then(|r| Some((r.start, module.image.read(r.start, r.len() as usize)?)));
+    let Some((at, bytes)) = tables else { return false };
+    UnwindInfo::parse(bytes, at).is_ok_and(|info| info.entries().iter().any(|e| e.personality.is_some()))
+}
+
+/// Writes the version's file and its map, and makes its journal record.
+fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, ProcessError> {
+    let module = &live.target.modules[new.module];
+    let v = new.version;
+    let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let files = live.dir.version_files(&name, &v.bytes);
+    let same = std::fs::metadata(&files.version).is_ok_and(|m| m.len() == v.bytes.len() as u64);
+    if !same || !files.map.exists() {
+        let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() };
+        live.dir.write(&files.map, &stored.write(), 0o600)?;
+        live.dir.write(&files.version, &v.bytes, 0o644)?;
+    }
+    let start = module.bias.to_actual(v.range.start);
+    let counters = v
+        .counters
+        .as_ref()
+        .map(|c| (module.bias.to_actual(c.area.start).get(), c.area.len().next_multiple_of(4096)));
+    Ok(JournalVersion {
+        number: v.number,
+        kind: new.kind,
+        module: module.path.clone(),
+        bias: module.bias.get(),
+        start: start.get(),
+        len: v.loaded_len,
+        file: files.version,
+        map_file: files.map,
+        eh_frame_hdr: module.bias.to_actual(v.eh_frame_hdr.start).get(),
+        counters,
+        retired: false,
+    })
+}
+

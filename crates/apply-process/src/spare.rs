@@ -1,0 +1,308 @@
+//! Spare copies of code mappings, made before the stop and put in place by one system call each.
+//!
+//! Problem: tens of thousands of redirects written through `/proc/PID/mem` hold a process still for 10 to 60 ms, most of it
+//! spent by the kernel on copying pages. Idea: map the same file at the same offset once more at a spare address, give that
+//! mapping the redirects while the process runs, and let `mremap(MREMAP_FIXED)` replace the code mapping by it in the stop. That
+//! moves page tables, not bytes, happens whole or not at all, and leaves `/proc/PID/maps` as it was. A spare without any
+//! change gives a process its pristine code back, private page copies included.
+//!
+//! What a spare has to be: the same file (device and inode), offset, length, protection and kernel flags as the mapping that it
+//! replaces; pages that are the process's own (earlier redirects, a debugger's breakpoints) are carried over and compared
+//! once more in the stop. Where any of that does not hold, the redirects are written page by page instead.
+//!
+//! Until the stop a spare is not inherited by children (`MADV_DONTFORK`). Nothing ever leads into it.
+//!
+//! Limits: `mremap` removes what it replaces before it moves, and fails in between if the process has as many mappings as
+//! it may have; so a spare needs room for a few more.
+
+use crate::ProcessError;
+use crate::journal::{Journal, JournalSpare};
+use crate::patches::LEN;
+use crate::writing::{PAGE, Page, Sites, lay, write_runs};
+use restitch_address::{Avma, AvmaRange};
+use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, Pagemap, find_gap};
+use restitch_tracee::{Backing, Borrow, Memory, Placement, Protection, StubPlace, TraceError};
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+
+/// Page tables move as wholes where both places have the same distance from a multiple of this.
+const TABLE: u64 = 2 << 20;
+/// How far from the code a spare may be: anywhere, as nothing refers to it.
+const REACH: u64 = 1 << 46;
+/// Mappings that a process must be able to have more of.
+const ROOM_FOR_MAPPINGS: usize = 64;
+/// A read of one page brings its neighbours into the page table too (`fault_around_bytes` of the kernel).
+const AROUND: usize = 16;
+
+/// A mapping that is to be replaced, and where its spare goes.
+#[derive(Debug, Clone)]
+pub(crate) struct Planned {
+    mapping: Mapping,
+    at: Avma,
+}
+
+/// A spare that is in the process and holds the code that is to be.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    planned: Planned,
+    /// Pages of the process's own in the mapping, as they were when the spare was filled.
+    own: Vec<Page>,
+    /// Pages that are to differ from the file.
+    pages: Vec<Page>,
+}
+
+/// Chooses a place for a spare of each mapping that has `sites` in it; else the reason why there can be none.
+pub(crate) fn plan(
+    maps: &[Mapping],
+    sites: &Sites,
+    taken: &[AvmaRange],
+    heap_start: Option<Avma>,
+) -> Vec<Result<Planned, (Avma, String)>> {
+    let mut busy: Vec<Mapping> = maps.to_vec();
+    if let Some(model) = maps.first() {
+        busy.extend(taken.iter().map(|range| Mapping { range: *range, ..model.clone() }));
+    }
+    let most = procfs::system::max_map_count().unwrap_or(usize::MAX);
+    let mut out = Vec::new();
+    for mapping in maps.iter().filter(|m| sites.any_in(m.range)) {
+        let refuse = |why: &str| Err((mapping.range.start, why.to_owned()));
+        let p = &mapping.permissions;
+        if !(p.read && p.execute) || p.write || p.shared || mapping.inode == 0 {
+            out.push(refuse("it is no private, read-only mapping of a file"));
+            continue;
+        }
+        if maps.len() + ROOM_FOR_MAPPINGS > most {
+            out.push(refuse("the process has nearly as many mappings as it may have (vm.max_map_count)"));
+            continue;
+        }
+        busy.sort_by_key(|m| m.range.start);
+        let request = GapRequest {
+            align: TABLE,
+            reach: REACH,
+            heap_start,
+            ..GapRequest::near(mapping.range, mapping.range.len() + TABLE)
+        };
+        let Ok(gap) = find_gap(&busy, &request) else {
+            out.push(refuse("its address space is full"));
+            continue;
+        };
+        let at = gap.range.start + mapping.range.start.get() % TABLE;
+        busy.push(Mapping { range: AvmaRange::new(at, mapping.range.len()), ..mapping.clone() });
+        out.push(Ok(Planned { mapping: mapping.clone(), at }));
+    }
+    out
+}
+
+impl Planned {
+    /// The addresses of the spare.
+    pub fn range(&self) -> AvmaRange {
+        AvmaRange::new(self.at, self.mapping.range.len())
+    }
+
+    /// The first address of the mapping that it is for.
+    pub fn replaces(&self) -> Avma {
+        self.mapping.range.start
+    }
+
+    /// The journal's form.
+    pub fn journal(&self) -> JournalSpare {
+        JournalSpare {
+            start: self.at.get(),
+            len: self.mapping.range.len(),
+            inode: self.mapping.inode,
+            offset: self.mapping.offset.get(),
+        }
+    }
+
+    /// Maps it, empty as yet.
+    pub fn map(&self, borrow: &mut Borrow<'_>) -> Result<(), TraceError> {
+        let path = match &self.mapping.name {
+            MappingName::File { path, deleted: false } => CString::new(path.as_os_str().as_bytes()),
+            // The program itself is still there for the process, also when its file was replaced.
+            _ => CString::new("/proc/self/exe"),
+        };
+        let fd = borrow.open(&path.unwrap_or_default(), 0, 0)?;
+        let backing = Backing::Private(fd, self.mapping.offset);
+        let mapped =
+            borrow.mmap(Placement::At(self.at), self.range().len(), Protection::ReadExecute, backing);
+        borrow.close(fd)?;
+        borrow.madvise(mapped?, libc::MADV_DONTFORK)
+    }
+
+    fn in_spare(&self, at: Avma) -> Avma {
+        self.at + at.offset_from(self.mapping.range.start) as u64
+    }
+
+    /// Whether the spare shows the same as the mapping, to the kernel's own mind.
+    fn is_exact(&self, pid: i32) -> Result<(), String> {
+        let maps = procfs::maps(pid).map_err(|e| e.to_string())?;
+        let spare = maps.iter().find(|m| m.range == self.range()).ok_or("the spare is not there")?;
+        let wanted = &self.mapping;
+        let same_file = (spare.device, spare.inode, spare.offset) == (wanted.device, wanted.inode, wanted.offset);
+        if !same_file || spare.permissions != wanted.permissions {
+            return Err("the file that it shows can no longer be opened by its name".into());
+        }
+        if !maps.contains(wanted) {
+            return Err("the mapping has changed".into());
+        }
+        let starts = [wanted.range.start, self.at];
+        let flags = procfs::mapping_flags(pid, &starts).map_err(|e| e.to_string())?;
+        let [Some(theirs), Some(mut ours)] = <[_; 2]>::try_from(flags).unwrap_or_default() else {
+            return Err("the kernel does not tell its flags".into());
+        };
+        ours.remove("dc");
+        match theirs == ours {
+            true => Ok(()),
+            false => Err(format!("its kernel flags are special ({theirs:?})")),
+        }
+    }
+
+    /// Gives the spare the code that is to be, and reads it back. `stub`: where a borrowed thread's stub will be while the mappings
+    /// are exchanged.
+    pub fn fill(
+        self,
+        journal: &Journal,
+        memory: &Memory,
+        sites: &Sites,
+        stub: Avma,
+    ) -> Result<Result<Filled, (Avma, String)>, ProcessError> {
+        let replaces = self.replaces();
+        if let Err(why) = self.is_exact(memory.pid()) {
+            return Ok(Err((replaces, why)));
+        }
+        let own = match self.own_pages(memory) {
+            Ok(own) => own,
+            Err(why) => return Ok(Err((replaces, why))),
+        };
+        let mut pages = self.lay_out(journal, memory, sites, &own)?;
+        let written = self.write(memory, &pages, stub);
+        pages.retain(|page| !page.1.is_empty());
+        Ok(match written {
+            Ok(()) => Ok(Filled { planned: self, own, pages }),
+            Err(why) => Err((replaces, why)),
+        })
+    }
+
+    /// The pages of the mapping that are the process's own.
+    fn own_pages(&self, memory: &Memory) -> Result<Vec<Page>, String> {
+        let own = own_addresses(memory.pid(), self.mapping.range)?;
+        let requests: Vec<_> = own.iter().map(|at| (*at, PAGE as usize)).collect();
+        let contents: Option<Vec<_>> = memory.read_many(&requests).into_iter().collect();
+        Ok(own.into_iter().zip(contents.ok_or("its pages cannot be read")?).collect())
+    }
+
+    /// The pages that are to differ from the file.
+    fn lay_out(
+        &self,
+        journal: &Journal,
+        memory: &Memory,
+        sites: &Sites,
+        own: &[Page],
+    ) -> Result<Vec<Page>, ProcessError> {
+        let mut starts: BTreeSet<Avma> = sites.pages_in(self.mapping.range).collect();
+        starts.extend(own.iter().map(|page| page.0));
+        let requests: Vec<_> = starts.iter().map(|at| (self.in_spare(*at), PAGE as usize)).collect();
+        let mut out = Vec::new();
+        for (at, pristine) in starts.into_iter().zip(memory.read_many(&requests)) {
+            let Some(pristine) = pristine else {
+                // Pages behind the end of a file that has become shorter: whoever touches them gets SIGBUS anyway.
+                continue;
+            };
+            let mut page = match own.binary_search_by_key(&at, |page| page.0) {
+                Ok(i) => own[i].1.clone(),
+                Err(_) => pristine.clone(),
+            };
+            lay(journal, at, &mut page, sites.of_page(at))?;
+            if page != pristine {
+                out.push((at, page));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Writes the pages, compares, and makes the kernel enter into the page table what is in use.
+    fn write(&self, memory: &Memory, pages: &[Page], stub: Avma) -> Result<(), String> {
+        let there: Vec<Page> = pages.iter().map(|(at, bytes)| (self.in_spare(*at), bytes.clone())).collect();
+        write_runs(memory, &there).map_err(|e| e.to_string())?;
+        let requests: Vec<_> = there.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
+        let found = memory.read_many(&requests);
+        if found.iter().zip(&there).any(|(found, (_, wanted))| found.as_ref() != Some(wanted)) {
+            return Err("what was written to the spare did not read back".into());
+        }
+        if self.mapping.range.contains(stub) {
+            memory.write(self.in_spare(stub), StubPlace::code()).map_err(|e| e.to_string())?;
+        }
+        self.touch_used(memory)
+    }
+
+    /// Pages that the process has in its page table are read once in the spare, so that the process need not fault for
+    /// them after the exchange.
+    fn touch_used(&self, memory: &Memory) -> Result<(), String> {
+        let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
+        let used = states(self.mapping.range).map_err(|e| e.to_string())?;
+        let there = states(self.range()).map_err(|e| e.to_string())?;
+        for block in (0..used.len()).step_by(AROUND) {
+            let end = (block + AROUND).min(used.len());
+            if let Some(page) = (block..end).find(|i| used[*i].present && !there[*i].present) {
+                // A page that cannot be read is not used.
+                let _ = memory.read(self.at + page as u64 * PAGE, &mut [0]);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn own_addresses(pid: i32, range: AvmaRange) -> Result<Vec<Avma>, String> {
+    let states = Pagemap::open(pid).and_then(|map| map.states(range)).map_err(|e| e.to_string())?;
+    let own = states.iter().enumerate().filter(|(_, state)| state.is_own());
+    Ok(own.map(|(i, _)| range.start + i as u64 * PAGE).collect())
+}
+
+impl Filled {
+    /// The addresses of the code that it replaces.
+    pub fn replaces(&self) -> AvmaRange {
+        self.planned.mapping.range
+    }
+
+    /// The addresses of the spare.
+    pub fn range(&self) -> AvmaRange {
+        self.planned.range()
+    }
+
+    /// In the stop: whether the mapping and the process's own pages in it are still as planned on.
+    pub fn still_fits(&self, maps: &[Mapping], memory: &Memory) -> Result<(), String> {
+        let has = |range: AvmaRange| maps.iter().any(|m| m.range == range);
+        if !maps.contains(&self.planned.mapping) || !has(self.range()) {
+            return Err("the mapping has changed meanwhile".into());
+        }
+        let own = own_addresses(memory.pid(), self.replaces())?;
+        if !own.iter().eq(self.own.iter().map(|page| &page.0)) {
+            return Err("its code was changed meanwhile".into());
+        }
+        let same = memory.holds(&self.own);
+        if same { Ok(()) } else { Err("its code was changed meanwhile".into()) }
+    }
+
+    /// In the stop: leaves the original bytes at a site.
+    pub fn leave_out(&mut self, memory: &Memory, at: Avma, original: [u8; LEN]) -> Result<(), ProcessError> {
+        memory.write(self.planned.in_spare(at), &original)?;
+        let page = at.align_down(PAGE);
+        if let Ok(i) = self.pages.binary_search_by_key(&page, |page| page.0) {
+            let from = at.offset_from(page) as usize;
+            self.pages[i].1[from..from + LEN].copy_from_slice(&original);
+        }
+        Ok(())
+    }
+
+    /// In the stop: puts it in place.
+    pub fn put_in_place(&self, borrow: &mut Borrow<'_>) -> Result<(), TraceError> {
+        borrow.madvise(self.range(), libc::MADV_DOFORK)?;
+        borrow.mremap(self.range(), self.replaces().start)
+    }
+
+    /// The pages that have to read back after the stop.
+    pub fn into_pages(self) -> Vec<Page> {
+        self.pages
+    }
+}

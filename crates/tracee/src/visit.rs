@@ -1,0 +1,77 @@
+//! System calls in a process that otherwise runs on.
+//!
+//! Mapping and unmapping need a thread of the process, but only one: the others need not stand still for it. What is done
+//! this way is seen by them at once, so it has to be harmless to whoever runs.
+
+use crate::borrow::Borrow;
+use crate::seize::seize_one;
+use crate::{SeccompPolicy, StopTimes, Stopped, StubPlace, TraceError};
+use restitch_procfs::{self as procfs, ProcessState};
+use std::time::Duration;
+
+/// Most threads that are tried.
+const MOST_TRIES: usize = 8;
+
+/// Borrows one thread of process `pid` for `work`, while the other threads run; also says how long that thread stood
+/// still. `place` is where its stub goes. `work` is done once at most.
+///
+/// # Errors
+/// Those of [`Stopped::seize_all`] and [`Stopped::borrow_thread`], and those of `work`. What was done in the process stays.
+pub fn visit<T, E: From<TraceError>>(
+    pid: i32,
+    place: StubPlace,
+    seccomp: SeccompPolicy,
+    mut work: impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
+) -> Result<(T, Duration), E> {
+    let mut last = TraceError::Vanished { tid: pid, operation: "choosing a thread to borrow" };
+    for tid in candidates(pid)? {
+        let mut held = match seize_one(pid, tid) {
+            Ok(held) => held,
+            // It has ended, or will not stop now: another one does as well.
+            Err(error @ (TraceError::Vanished { .. } | TraceError::NotStopping { .. })) => {
+                last = error;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let done = in_a_borrow(&mut held, place, seccomp, &mut work);
+        let StopTimes { stopped, resuming, .. } = held.resume();
+        match done {
+            Ok(done) => return done.map(|done| (done, stopped + resuming)),
+            Err(error @ TraceError::NothingToBorrow { .. }) => last = error,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(last.into())
+}
+
+/// Does `work`; an error of the outer kind is that it was not begun.
+fn in_a_borrow<T, E: From<TraceError>>(
+    held: &mut Stopped,
+    place: StubPlace,
+    seccomp: SeccompPolicy,
+    work: &mut impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
+) -> Result<Result<T, E>, TraceError> {
+    let mut borrow = held.borrow_thread(place, seccomp)?;
+    let done = work(&mut borrow);
+    let returned = borrow.finish();
+    Ok(done.and_then(|done| returned.map(|()| done).map_err(E::from)))
+}
+
+/// Threads that can be expected to stop soon, sleeping ones first: they miss the least.
+fn candidates(pid: i32) -> Result<Vec<i32>, TraceError> {
+    let mut found: Vec<(bool, i32)> = Vec::new();
+    for thread in procfs::threads(pid)? {
+        match procfs::thread_stat(pid, thread.tid).map(|stat| stat.state) {
+            Ok(ProcessState::Uninterruptible) | Err(_) => {}
+            Ok(state) if state.is_ended() => {}
+            Ok(state) => found.push((state != ProcessState::Sleeping, thread.tid)),
+        }
+    }
+    if found.is_empty() {
+        // All of them wait in the kernel, perhaps for a moment only.
+        found.extend(procfs::threads(pid)?.into_iter().map(|thread| (true, thread.tid)));
+    }
+    found.sort_by_key(|(runs, _)| *runs);
+    Ok(found.into_iter().take(MOST_TRIES).map(|(_, tid)| tid).collect())
+}
