@@ -107,6 +107,18 @@ impl JournalVersion {
 struct Record {
     version: JournalVersion,
     hook: Option<JournalHook>,
+    /// Spares that there were during switches of the last processes that had this version: children may have inherited them.
+    #[serde(default)]
+    spares: Vec<JournalSpare>,
+}
+
+/// Most spares that a record tells of.
+const MOST_SPARES: usize = 64;
+
+impl Record {
+    fn read(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    }
 }
 
 /// One code patch.
@@ -186,9 +198,14 @@ impl Journal {
     /// If the disk does not take it.
     pub(crate) fn save_records(&self, dir: &StateDir) -> Result<(), ProcessError> {
         for version in &self.versions {
-            let record = Record { version: version.clone(), hook: self.hook.clone() };
+            let path = VersionFiles::of(&version.file).record;
+            let mut spares = Record::read(&path).map(|r| r.spares).unwrap_or_default();
+            spares.retain(|s| !self.spares.contains(s));
+            spares.extend(self.spares.iter().cloned());
+            spares.drain(..spares.len().saturating_sub(MOST_SPARES));
+            let record = Record { version: version.clone(), hook: self.hook.clone(), spares };
             let bytes = serde_json::to_vec(&record).expect("plain data serializes");
-            dir.write(&VersionFiles::of(&version.file).record, &bytes, 0o600)?;
+            dir.write(&path, &bytes, 0o600)?;
         }
         Ok(())
     }
@@ -201,8 +218,9 @@ impl Journal {
             if !is_version_file(path) || journal.versions.iter().any(|v| v.file == path) {
                 continue;
             }
-            let read = std::fs::read(VersionFiles::of(path).record).ok();
-            let Some(record) = read.and_then(|b| serde_json::from_slice::<Record>(&b).ok()) else { continue };
+            let Some(record) = Record::read(&VersionFiles::of(path).record) else { continue };
+            let new: Vec<_> = record.spares.into_iter().filter(|s| !journal.spares.contains(s)).collect();
+            journal.spares.extend(new);
             journal.next_number = journal.next_number.max(record.version.number + 1);
             journal.hook = journal.hook.or(record.hook);
             journal.versions.push(record.version);

@@ -177,6 +177,7 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
     if own.exists() {
         let mut journal = Journal::read(&own)?;
         journal.retain_mapped(&maps);
+        spare_modules(target, &mut journal);
         find_hook(target, &mut journal);
         if journal.is_empty() {
             // Planned by a restitch that was killed before it did anything, or left behind by an `exec`.
@@ -185,6 +186,7 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
         return Ok(journal);
     }
     let Some(mut journal) = Journal::inherited(process, &maps) else { return Ok(Journal::new(process)) };
+    spare_modules(target, &mut journal);
     for v in &journal.versions {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
         let Some(module) = target.modules.iter().find(|m| m.bias == bias && m.path == v.module) else {
@@ -201,6 +203,11 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
     journal.patches.sort_by_key(|p| p.at);
     journal.patches.dedup_by_key(|p| p.at);
     Ok(journal)
+}
+
+/// What lies where a module's code is, is no spare copy of it, whatever a record says (of another process, perhaps).
+fn spare_modules(target: &Target, journal: &mut Journal) {
+    journal.spares.retain(|s| target.modules.iter().all(|m| !m.range.overlaps(&s.range())));
 }
 
 /// A restitch that was killed while it borrowed a thread has left its stub in dead bytes. Nobody runs it any more: the

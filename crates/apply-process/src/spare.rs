@@ -10,7 +10,8 @@
 //! replaces; pages that are the process's own (earlier redirects, a debugger's breakpoints) are carried over and compared
 //! once more in the stop. Where any of that does not hold, the redirects are written page by page instead.
 //!
-//! Until the stop a spare is not inherited by children (`MADV_DONTFORK`). Nothing ever leads into it.
+//! Nothing ever leads into a spare. A child that is forked off while there is one inherits it; the records beside the version files
+//! tell where it is.
 //!
 //! Limits: `mremap` removes what it replaces before it moves, and fails in between if the process has as many mappings as
 //! it may have; so a spare needs room for a few more.
@@ -127,7 +128,7 @@ impl Planned {
         let mapped =
             borrow.mmap(Placement::At(self.at), self.range().len(), Protection::ReadExecute, backing);
         borrow.close(fd)?;
-        borrow.madvise(mapped?, libc::MADV_DONTFORK)
+        mapped.map(drop)
     }
 
     fn in_spare(&self, at: Avma) -> Avma {
@@ -148,10 +149,9 @@ impl Planned {
         }
         let starts = [wanted.range.start, self.at];
         let flags = procfs::mapping_flags(pid, &starts).map_err(|e| e.to_string())?;
-        let [Some(theirs), Some(mut ours)] = <[_; 2]>::try_from(flags).unwrap_or_default() else {
+        let [Some(theirs), Some(ours)] = <[_; 2]>::try_from(flags).unwrap_or_default() else {
             return Err("the kernel does not tell its flags".into());
         };
-        ours.remove("dc");
         match theirs == ours {
             true => Ok(()),
             false => Err(format!("its kernel flags are special ({theirs:?})")),
@@ -297,7 +297,6 @@ impl Filled {
 
     /// In the stop: puts it in place.
     pub fn put_in_place(&self, borrow: &mut Borrow<'_>) -> Result<(), TraceError> {
-        borrow.madvise(self.range(), libc::MADV_DOFORK)?;
         borrow.mremap(self.range(), self.replaces().start)
     }
 

@@ -98,7 +98,8 @@ fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>
 
 /// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours included).
 fn load(pid: i32, mappings: &[&Mapping]) -> Result<Option<Module>, String> {
-    let Some(code) = mappings.iter().find(|m| m.permissions.execute) else { return Ok(None) };
+    let candidates: Vec<&Mapping> = mappings.iter().copied().filter(|m| m.permissions.execute).collect();
+    let Some(&code) = candidates.first() else { return Ok(None) };
     if crate::store::is_version_file(&path_of(code)) {
         return Ok(None);
     }
@@ -107,18 +108,13 @@ fn load(pid: i32, mappings: &[&Mapping]) -> Result<Option<Module>, String> {
     let mut file = opened.file;
     file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
     let image = Image::parse(bytes).map_err(|e| e.to_string())?;
-    let stated = image
-        .segments()
-        .iter()
-        .filter(|s| s.executable)
-        .find_map(|s| {
-            let skew = s.range.start.get() % 4096;
-            let first = s.file_offset.get() - skew;
-            let inside = code.offset.get().checked_sub(first).filter(|d| *d < s.file_len + skew)?;
-            Some(s.range.start - skew + inside)
-        })
+    // A killed restitch may have left a spare copy of the code: the module is where its other segments are too.
+    let (code, bias) = candidates
+        .into_iter()
+        .rev()
+        .filter_map(|code| Some((code, bias_of(&image, code)?)))
+        .max_by_key(|(_, bias)| segments_at(&image, *bias, mappings))
         .ok_or("its executable mapping fits no segment of the file")?;
-    let bias = LoadBias::between(stated, code.range.start);
     let (mut low, mut high) = (Avma::new(u64::MAX), Avma::new(0));
     for s in image.segments() {
         low = low.min(bias.to_actual(s.range.start).align_down(4096));
@@ -130,4 +126,21 @@ fn load(pid: i32, mappings: &[&Mapping]) -> Result<Option<Module>, String> {
         bias,
         range: AvmaRange::between(low, high),
     }))
+}
+
+/// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.
+fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
+    let stated = image.segments().iter().filter(|s| s.executable).find_map(|s| {
+        let skew = s.range.start.get() % 4096;
+        let first = s.file_offset.get() - skew;
+        let inside = code.offset.get().checked_sub(first).filter(|d| *d < s.file_len + skew)?;
+        Some(s.range.start - skew + inside)
+    });
+    stated.map(|stated| LoadBias::between(stated, code.range.start))
+}
+
+/// How many segments of the file are mapped where they are at this bias.
+fn segments_at(image: &Image, bias: LoadBias, mappings: &[&Mapping]) -> usize {
+    let is_mapped = |at: Avma| mappings.iter().any(|m| m.range.contains(at));
+    image.segments().iter().filter(|s| is_mapped(bias.to_actual(s.range.start))).count()
 }

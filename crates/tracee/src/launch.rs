@@ -3,6 +3,7 @@
 use crate::seize::{OPTIONS, hold_thread};
 use crate::stopped::{Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
+use crate::urgent::Urgent;
 use crate::wait::{ExitStatus, Patience, StopKind, WaitOutcome, decode, wait_for};
 use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcessId};
@@ -349,6 +350,7 @@ impl TraceEvents {
             release: Release::Continue,
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
             since: Instant::now(),
+            _urgent: Urgent::begin(),
             not_send: PhantomData,
         }))
     }

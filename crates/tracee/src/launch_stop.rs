@@ -4,6 +4,7 @@ use crate::launch::{TraceEvent, TraceEvents};
 use crate::seize::hold_thread;
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
+use crate::urgent::Urgent;
 use crate::wait::{Patience, StopKind, decode};
 use crate::{Memory, TraceError};
 use restitch_procfs::ProcessId;
@@ -42,6 +43,7 @@ impl TraceEvents {
             release: Release::Continue,
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
             since: Instant::now(),
+            _urgent: Urgent::begin(),
             not_send: PhantomData,
         })
     }

@@ -33,6 +33,7 @@ mod step;
 mod stopped;
 mod stub;
 mod sys;
+mod urgent;
 mod visit;
 mod wait;
 

@@ -5,6 +5,7 @@
 
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Resume};
+use crate::urgent::Urgent;
 use crate::wait::{Patience, StopKind, WaitOutcome, decode, wait_for};
 use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
@@ -202,6 +203,7 @@ struct Seizing {
     limit: Duration,
     begun: Instant,
     passes: u32,
+    urgent: Option<Urgent>,
     /// Seized, stop not seen yet.
     waiting: BTreeSet<i32>,
     stopped: BTreeMap<i32, Held>,
@@ -209,8 +211,8 @@ struct Seizing {
 
 impl Seizing {
     fn new(pid: i32, limit: Duration) -> Self {
-        let begun = Instant::now();
-        Self { pid, limit, begun, passes: 0, waiting: BTreeSet::new(), stopped: BTreeMap::new() }
+        let (urgent, begun) = (Some(Urgent::begin()), Instant::now());
+        Self { pid, limit, begun, passes: 0, urgent, waiting: BTreeSet::new(), stopped: BTreeMap::new() }
     }
 
     fn seize_until_complete(&mut self) -> Result<(), TraceError> {
@@ -367,6 +369,7 @@ impl Seizing {
             release: Release::Detach,
             times,
             since: Instant::now(),
+            _urgent: self.urgent.take().unwrap_or_else(Urgent::begin),
             not_send: PhantomData,
         })
     }

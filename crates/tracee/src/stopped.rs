@@ -2,6 +2,7 @@
 
 use crate::registers::Registers;
 use crate::sys::{self, Resume};
+use crate::urgent::Urgent;
 use crate::{Memory, TraceError};
 use restitch_address::Avma;
 use restitch_procfs::{Mapping, ProcessId};
@@ -65,6 +66,8 @@ pub struct Stopped {
     pub(crate) release: Release,
     pub(crate) times: StopTimes,
     pub(crate) since: Instant,
+    /// Dropped last: letting the threads go is urgent too.
+    pub(crate) _urgent: Urgent,
     pub(crate) not_send: PhantomData<*const ()>,
 }
 

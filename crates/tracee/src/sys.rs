@@ -179,3 +179,19 @@ pub(crate) fn wait(tid: i32, block: bool) -> Waited {
         }
     }
 }
+
+/// The calling thread's scheduling policy and real-time priority.
+pub(crate) fn scheduling() -> Option<(i32, i32)> {
+    let mut parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 names the calling thread; the kernel writes one `sched_param`.
+    let (policy, read) =
+        unsafe { (libc::sched_getscheduler(0), libc::sched_getparam(0, &raw mut parameters)) };
+    (policy >= 0 && read == 0).then_some((policy, parameters.sched_priority))
+}
+
+/// Sets the calling thread's scheduling policy and real-time priority; whether that was permitted.
+pub(crate) fn set_scheduling(policy: i32, priority: i32) -> bool {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: 0 names the calling thread; the kernel only reads the parameters.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}

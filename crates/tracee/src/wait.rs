@@ -62,7 +62,8 @@ pub(crate) fn decode(status: i32) -> StopKind {
     }
 }
 
-/// Sleeps a little longer each time it is called: first it yields only, then up to a millisecond.
+/// Sleeps a little longer each time it is called: at first not at all, then up to a millisecond. (Yielding would give whole time slices
+/// to others on a busy machine.)
 pub(crate) struct Patience {
     rounds: u32,
     since: Instant,
@@ -83,8 +84,8 @@ impl Patience {
     pub(crate) fn pause(&mut self) {
         self.rounds += 1;
         match self.rounds {
-            0..=50 => std::thread::yield_now(),
-            51..=100 => std::thread::sleep(Duration::from_micros(20)),
+            0..=20 => std::hint::spin_loop(),
+            21..=100 => std::thread::sleep(Duration::from_micros(5)),
             101..=300 => std::thread::sleep(Duration::from_micros(200)),
             _ => std::thread::sleep(Duration::from_millis(1)),
         }
