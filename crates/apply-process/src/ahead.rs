@@ -62,7 +62,7 @@ pub(crate) fn plan(live: &Live, prepared: &Prepared<'_>) -> Result<Ahead, Proces
             Err(why) => refused.push(why),
         }
     }
-    journal.spares = leftovers.iter().cloned().chain(spares.iter().map(Planned::journal)).collect();
+    journal.spares = leftovers.iter().cloned().chain(spares.iter().flat_map(Planned::journal)).collect();
     Ok(Ahead { journal, sites, hook_page, leftovers, spares, refused })
 }
 
@@ -227,17 +227,17 @@ fn is_ours(m: &Mapping) -> bool {
     m.path().is_some_and(|p| p.to_string_lossy().contains("restitch-"))
 }
 
-/// Unmaps spares that are still there after the switch.
-pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<(), ProcessError> {
+/// Unmaps spares and old code that are still there after the switch; how long one thread was held for it.
+pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<Duration, ProcessError> {
     let maps = procfs::maps(live.target.pid())?;
     live.journal.spares.retain(|s| s.is_mapped(&maps));
     let left = live.journal.spares.clone();
-    if !left.is_empty() {
-        with_borrowed(&live.target, &prepared.stub, None, |borrow| {
-            left.iter().try_for_each(|spare| borrow.munmap(spare.range()))?;
-            Ok(())
-        })?;
-        live.journal.spares.clear();
+    if left.is_empty() {
+        return Ok(Duration::ZERO);
     }
-    Ok(())
+    let ((), time) = with_borrowed(&live.target, &prepared.stub, None, |borrow| {
+        Ok(left.iter().try_for_each(|spare| borrow.munmap(spare.range()))?)
+    })?;
+    live.journal.spares.clear();
+    Ok(time)
 }

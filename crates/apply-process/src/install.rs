@@ -17,7 +17,7 @@ use crate::retire::retire;
 use crate::spare::Filled;
 use crate::stub::borrow;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
-use crate::writing::{Page, Sites, verify, write_sites};
+use crate::writing::{Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
@@ -89,10 +89,11 @@ fn switch(
     };
     // Beyond this point the code of the process changes.
     let stop = Stop { prepared: &prepared, walker: &walker, target: &target, sites: &sites };
-    let (result, report) = stop.carry_out(live, stopped, ready);
-    let result = result.and_then(|pages| read_back(&target, &pages));
+    let (result, mut report) = stop.carry_out(live, stopped, ready);
+    let result = result.and_then(|done| stop.look_back(live, done));
     // What stays is in the journal.
-    let _ = unmap_spares(live, &prepared);
+    let held = unmap_spares(live, &prepared).unwrap_or_default();
+    report.borrow_us = report.borrow_us.max(StopTimes::micros(held));
     if result.is_err()
         && let Ok(maps) = procfs::maps(target.pid())
     {
@@ -135,6 +136,16 @@ fn read_back(target: &Target, pages: &[Page]) -> Result<(), ProcessError> {
     }
 }
 
+/// What was done in the stop.
+struct Done {
+    /// Spares that are in place.
+    spares: Vec<Filled>,
+    /// Pages that were written.
+    written: Vec<Page>,
+    /// Places where the original bytes had to stay.
+    forbidden: BTreeSet<Avma>,
+}
+
 /// What the stop works on.
 struct Stop<'a> {
     prepared: &'a Prepared<'a>,
@@ -144,13 +155,13 @@ struct Stop<'a> {
 }
 
 impl Stop<'_> {
-    /// Changes the process and lets it go. The pages come back that have to read back.
+    /// Changes the process and lets it go.
     fn carry_out(
         &self,
         live: &mut Live,
         mut stopped: Stopped,
         ready: Ready,
-    ) -> (Result<Vec<Page>, ProcessError>, SwitchReport) {
+    ) -> (Result<Done, ProcessError>, SwitchReport) {
         let mut report = SwitchReport {
             left_out: self.prepared.patches.crossing,
             borrow_us: StopTimes::micros(ready.held),
@@ -171,7 +182,7 @@ impl Stop<'_> {
         stopped: &mut Stopped,
         ready: Ready,
         report: &mut SwitchReport,
-    ) -> Result<Vec<Page>, ProcessError> {
+    ) -> Result<Done, ProcessError> {
         let mut clock = Clock::new();
         write_hook(stopped, &mut live.journal)?;
         report.unwinder_us = clock.lap();
@@ -184,17 +195,35 @@ impl Stop<'_> {
         let mut spares = self.fitting(stopped.memory(), &maps, ready.spares, report);
         self.leave_out(stopped.memory(), &mut spares, &forbidden)?;
         report.check_us = clock.lap();
-        let spares = self.put_in_place(live, stopped, spares, report)?;
+        let spares = self.put_in_place(live, stopped, &maps, spares, report)?;
         report.remap_us = clock.lap();
         let replaced: Vec<AvmaRange> = spares.iter().map(Filled::replaces).collect();
         let rest = self.sites.outside(&replaced, &forbidden);
-        let mut pages = write_sites(&live.journal, stopped.memory(), &rest)?;
+        let written = write_sites(&live.journal, stopped.memory(), &rest)?;
         report.write_us = clock.lap();
         self.settle(live, &forbidden, report);
         retire(stopped, self.target, self.prepared, &threads, report)?;
         report.returns_us = clock.lap();
-        pages.extend(spares.into_iter().flat_map(Filled::into_pages));
-        Ok(pages)
+        Ok(Done { spares, written, forbidden })
+    }
+
+    /// After the stop: changes that somebody else has made to the old code while the spares were filled are made once more, and
+    /// everything is read back.
+    fn look_back(&self, live: &Live, done: Done) -> Result<(), ProcessError> {
+        let memory = Memory::open_read_only(self.target.pid())?;
+        let sites = self.sites.outside(&[], &done.forbidden);
+        let (mut changed, mut pages) = (Vec::new(), done.written);
+        for spare in done.spares {
+            changed.extend(spare.changed(&live.journal, &memory, &sites)?);
+            pages.extend(spare.into_pages());
+        }
+        if !changed.is_empty() {
+            let stopped = Stopped::seize_all(self.target.pid())?;
+            write_runs(stopped.memory(), &changed)?;
+            stopped.resume();
+            pages.retain(|(at, _)| changed.iter().all(|c| c.0 != *at));
+        }
+        read_back(self.target, &pages)
     }
 
     /// The spares whose mappings are still as planned on.
@@ -206,7 +235,7 @@ impl Stop<'_> {
         report: &mut SwitchReport,
     ) -> Vec<Filled> {
         let mut out = Vec::new();
-        for spare in spares {
+        for mut spare in spares {
             match spare.still_fits(maps, memory) {
                 Ok(()) => out.push(spare),
                 Err(why) => report.written_in_stop.push((spare.replaces().start, why)),
@@ -235,13 +264,14 @@ impl Stop<'_> {
         &self,
         live: &mut Live,
         stopped: &mut Stopped,
+        maps: &[Mapping],
         spares: Vec<Filled>,
         report: &mut SwitchReport,
     ) -> Result<Vec<Filled>, ProcessError> {
         if spares.is_empty() {
             return Ok(spares);
         }
-        let mut borrow = match borrow(stopped, &self.prepared.stub) {
+        let mut borrow = match borrow(stopped, &self.prepared.stub, maps) {
             Ok(borrow) => borrow,
             Err(ProcessError::Trace(error @ TraceError::NothingToBorrow { .. })) => {
                 let why = |spare: &Filled| (spare.replaces().start, error.to_string());
@@ -250,12 +280,18 @@ impl Stop<'_> {
             }
             Err(error) => return Err(error),
         };
-        for spare in &spares {
-            spare.put_in_place(&mut borrow)?;
-            live.journal.spares.retain(|s| s.range() != spare.range());
+        let mut in_place = Vec::new();
+        for mut spare in spares {
+            if spare.put_in_place(&mut borrow)? {
+                live.journal.spares.retain(|s| s.range() != spare.range());
+                in_place.push(spare);
+            } else {
+                let why = "its code was changed meanwhile".into();
+                report.written_in_stop.push((spare.replaces().start, why));
+            }
         }
         borrow.finish()?;
-        Ok(spares)
+        Ok(in_place)
     }
 
     /// Brings journal and report up to date: nothing is left to be undone where the original bytes are.

@@ -5,7 +5,7 @@ use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::map_file::StoredMap;
 use crate::patches::{LEN, jump};
 use crate::store::lock_process;
-use crate::stub::stub_site;
+use crate::stub::stub_sites;
 use crate::{ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
@@ -214,11 +214,13 @@ fn spare_modules(target: &Target, journal: &mut Journal) {
 /// process's lock is ours.
 fn clear_stub(target: &Target) {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    let (Ok(site), Ok(memory)) = (stub_site(target), Memory::open(target.pid())) else { return };
-    let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
-    if found.starts_with(&SYSCALL) && found != site.bytes {
-        // What cannot be written now is cleared by the next borrow.
-        let _ = memory.write(site.at, &site.bytes);
+    let Ok(memory) = Memory::open(target.pid()) else { return };
+    for site in stub_sites(target) {
+        let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
+        if found.starts_with(&SYSCALL) && found != site.bytes {
+            // What cannot be written now is cleared by the next borrow.
+            let _ = memory.write(site.at, &site.bytes);
+        }
     }
 }
 

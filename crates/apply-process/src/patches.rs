@@ -2,7 +2,7 @@
 
 use crate::journal::JournalPatch;
 use crate::target::Module;
-use restitch_address::Avma;
+use restitch_address::{Avma, AvmaRange};
 use restitch_emit::Redirect;
 use std::collections::BTreeMap;
 
@@ -43,6 +43,11 @@ impl PatchSet {
             all.insert(at.get(), JournalPatch { at: at.get(), original: *original, now: *now });
         }
         all.into_values().collect()
+    }
+
+    /// Whether there are wanted patches in `range`.
+    pub fn any_in(&self, range: AvmaRange) -> bool {
+        self.wanted.range(range.start..range.end).next().is_some()
     }
 
     /// Whether `at` lies behind the first byte of a wanted patch: nobody may stand or return there.

@@ -1,6 +1,6 @@
 //! What a switch is going to do: everything that can be computed before anything is changed.
 
-use crate::journal::{JournalVersion, VersionKind};
+use crate::journal::{JournalPatch, JournalVersion, VersionKind};
 use crate::live::Live;
 use crate::map_file::StoredMap;
 use crate::old::OldVersion;
@@ -109,7 +109,10 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
     }
     let mut old = OldVersion::all(&live.journal, &live.target);
     old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
-    let stub = stub_site(&live.target)?;
+    let stub = stub_site(&live.target, |module| {
+        let is_changed = |p: &JournalPatch| module.contains(Avma::new(p.at));
+        patches.any_in(module) || live.journal.patches.iter().any(is_changed)
+    })?;
     Ok(Prepared { incoming, arriving, patches, old, stub })
 }
 

@@ -113,7 +113,9 @@ pub(crate) fn leads_into(
     let done = |at: &Avma| translated.is_some_and(|t| t.contains(at));
     for thread in threads {
         let r = stopped.registers(thread.tid)?;
-        let low = [r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp];
+        // A system call leaves its own address in rcx, which nobody may use afterwards (System V ABI, A.2.1).
+        let rcx = if r.system_call().is_some() { 0 } else { r.rcx };
+        let low = [r.rax, r.rbx, rcx, r.rdx, r.rsi, r.rdi, r.rbp];
         let high = [r.rip.get(), r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15];
         if low.iter().chain(&high).any(|v| range.contains(Avma::new(*v))) {
             return Ok(Some(format!("a register of thread {} holds an address in it", thread.tid)));

@@ -1,8 +1,8 @@
 //! Borrowing a thread of the process: where its stub goes.
 
-use crate::{ProcessError, Target};
+use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs as procfs;
+use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Borrow, STUB_SPACE, SeccompPolicy, Stopped, StubPlace, find_padding, visit};
 use std::time::{Duration, Instant};
 
@@ -14,32 +14,53 @@ pub(crate) struct StubSite {
 }
 
 /// Dead bytes: what fills the last page of an executable segment. (Filler between functions would do too, but an alignment of
-/// 16 leaves too little of it, and filler inside functions may be run.)
-pub(crate) fn stub_site(target: &Target) -> Result<StubSite, ProcessError> {
-    const PAGE: usize = 4096;
-    let program = &target.modules[target.program];
-    for module in std::iter::once(program).chain(&target.modules) {
-        for segment in module.image.segments().iter().filter(|s| s.executable && !s.writable) {
-            let end = (segment.file_offset.get() + segment.file_len) as usize;
-            let tail = module.image.data().get(end..end.next_multiple_of(PAGE)).unwrap_or_default();
-            let start = module.bias.to_actual(segment.range.start + segment.file_len);
-            if let Some(at) = find_padding(tail, start) {
-                let from = at.offset_from(start) as usize;
-                return Ok(StubSite { at, bytes: tail[from..from + STUB_SPACE].to_vec() });
-            }
-        }
-    }
-    Err(ProcessError::NoProgram { pid: target.pid() })
+/// 16 leaves too little of it, and filler inside functions may be run.) Those of the dynamic loader come first, which is
+/// never unmapped and never changed, then those of the program.
+pub(crate) fn stub_sites(target: &Target) -> Vec<StubSite> {
+    let is_loader = |m: &Module| m.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ld"));
+    let mut modules: Vec<&Module> = target.modules.iter().collect();
+    let program = target.modules[target.program].range;
+    modules.sort_by_key(|m| (!is_loader(m), m.range != program));
+    modules.into_iter().flat_map(sites_of).collect()
 }
 
-/// Borrows a thread. The stub's place gets the file's bytes first: a restitch that was killed may have left its stub there.
-pub(crate) fn borrow<'a>(stopped: &'a mut Stopped, stub: &StubSite) -> Result<Borrow<'a>, ProcessError> {
-    let maps = stopped.maps()?;
-    if !stands_in(stopped, AvmaRange::new(stub.at, stub.bytes.len() as u64))? {
+fn sites_of(module: &Module) -> impl Iterator<Item = StubSite> + '_ {
+    const PAGE: usize = 4096;
+    module.image.segments().iter().filter(|s| s.executable && !s.writable).filter_map(|segment| {
+        let end = (segment.file_offset.get() + segment.file_len) as usize;
+        let tail = module.image.data().get(end..end.next_multiple_of(PAGE)).unwrap_or_default();
+        let start = module.bias.to_actual(segment.range.start + segment.file_len);
+        let at = find_padding(tail, start)?;
+        let from = at.offset_from(start) as usize;
+        Some(StubSite { at, bytes: tail[from..from + STUB_SPACE].to_vec() })
+    })
+}
+
+/// A place in a module where nothing `changes`, if there is one: its code is not exchanged while the stub is in it.
+pub(crate) fn stub_site(
+    target: &Target,
+    changes: impl Fn(AvmaRange) -> bool,
+) -> Result<StubSite, ProcessError> {
+    let sites = stub_sites(target);
+    let quiet = |site: &&StubSite| {
+        target.module_at(site.at).is_none_or(|module| !changes(target.modules[module].range))
+    };
+    let site = sites.iter().find(quiet).or(sites.first()).cloned();
+    site.ok_or(ProcessError::NoProgram { pid: target.pid() })
+}
+
+/// Borrows a thread. `maps` is the memory map, read in the stop. The stub's place gets the file's bytes first: a restitch that was
+/// killed may have left its stub there.
+pub(crate) fn borrow<'a>(
+    stopped: &'a mut Stopped,
+    stub: &StubSite,
+    maps: &[Mapping],
+) -> Result<Borrow<'a>, ProcessError> {
+    let found = stopped.memory().read_vec(stub.at, stub.bytes.len())?;
+    if found != stub.bytes && !stands_in(stopped, AvmaRange::new(stub.at, stub.bytes.len() as u64))? {
         stopped.memory().write(stub.at, &stub.bytes)?;
     }
-    let stub = stub.at;
-    let place = StubPlace::new(stopped.pid(), stub, &maps)?;
+    let place = StubPlace::new(stopped.pid(), stub.at, maps)?;
     Ok(stopped.borrow_thread(place, SeccompPolicy::Refuse)?)
 }
 
@@ -66,7 +87,8 @@ pub(crate) fn with_borrowed<T>(
         return visit(target.pid(), place, SeccompPolicy::Refuse, work);
     };
     let since = Instant::now();
-    let mut borrow = borrow(stopped, stub)?;
+    let maps = stopped.maps()?;
+    let mut borrow = borrow(stopped, stub, &maps)?;
     let done = work(&mut borrow)?;
     borrow.finish()?;
     Ok((done, since.elapsed()))

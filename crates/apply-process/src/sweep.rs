@@ -94,7 +94,7 @@ fn take_out(
     candidates: Vec<&OldVersion>,
     report: &mut SweepReport,
 ) -> Result<(), ProcessError> {
-    let stub = stub_site(&live.target)?;
+    let stub = stub_site(&live.target, |_| false)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let threads = survey(&stopped, walker, &stopped.maps()?)?;
     let mut gone = Vec::new();
@@ -144,7 +144,8 @@ fn unmap(
         }
     }
     if !ranges.is_empty() {
-        let mut borrow = borrow(stopped, stub)?;
+        let maps = stopped.maps()?;
+        let mut borrow = borrow(stopped, stub, &maps)?;
         for range in ranges {
             borrow.munmap(range)?;
         }

@@ -68,6 +68,15 @@ impl Sites {
         pages.filter(move |page| last.replace(*page) != Some(*page))
     }
 
+    /// The page at `page` with the file's bytes at all places.
+    pub fn restored(&self, page: Avma, mut bytes: Vec<u8>) -> Vec<u8> {
+        for (at, site) in self.of_page(page) {
+            let from = at.offset_from(page) as usize;
+            bytes[from..from + LEN].copy_from_slice(&site.original);
+        }
+        bytes
+    }
+
     /// The file's bytes at `at`, if it is one of the places.
     pub fn original(&self, at: Avma) -> Option<[u8; LEN]> {
         self.0.binary_search_by_key(&at, |s| s.0).ok().map(|i| self.0[i].1.original)

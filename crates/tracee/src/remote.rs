@@ -150,6 +150,14 @@ impl Borrow<'_> {
         self.call("mremap", libc::SYS_mremap, args).map(drop)
     }
 
+    /// `mremap` as above, but what was at `from` stays there as a mapping without pages (`MREMAP_DONTUNMAP`, for files since
+    /// Linux 5.13): a private mapping of a file shows the file again.
+    pub fn mremap_leaving(&mut self, from: AvmaRange, to: Avma) -> Result<(), TraceError> {
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) as u64;
+        let args = [from.start.get(), from.len(), from.len(), flags, to.get(), 0];
+        self.call("mremap", libc::SYS_mremap, args).map(drop)
+    }
+
     /// `madvise` with an `MADV_` constant.
     pub fn madvise(&mut self, range: AvmaRange, advice: i32) -> Result<(), TraceError> {
         let args = [range.start.get(), range.len(), advice as u64, 0, 0, 0];
