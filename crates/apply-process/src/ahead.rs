@@ -6,7 +6,7 @@
 
 use crate::journal::{Journal, JournalHook, JournalSpare};
 use crate::live::Live;
-use crate::mapping::{map_counters, map_version};
+use crate::mapping::Mapped;
 use crate::plan::{Prepared, has_personality};
 use crate::spare::{self, Filled, Planned};
 use crate::stub::with_borrowed;
@@ -14,7 +14,7 @@ use crate::writing::Sites;
 use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, find_gap};
-use restitch_tracee::{Backing, Borrow, Memory, Placement, Protection, Stopped, TraceError};
+use restitch_tracee::{Backing, Batch, Borrow, Memory, Placement, Protection, RemoteFd, Stopped};
 use std::fs::File;
 use std::time::Duration;
 
@@ -127,19 +127,11 @@ impl Ahead {
         prepared: &Prepared<'_>,
         held: Option<&mut Stopped>,
     ) -> Result<Ready, ProcessError> {
-        let Self { sites, hook_page, leftovers, mut spares, mut refused, .. } = self;
-        let (mapped, time) = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
-            for spare in &leftovers {
-                borrow.munmap(spare.range())?;
-            }
-            let counters = map_versions(borrow, prepared)?;
-            if let Some(page) = hook_page {
-                let whole = (page.len(), Protection::ReadExecute, Backing::Anonymous);
-                borrow.mmap(Placement::At(page.start), whole.0, whole.1, whole.2)?;
-            }
-            Ok((counters, map_spares(borrow, std::mem::take(&mut spares), &mut refused)?))
+        let Self { sites, hook_page, leftovers, spares, mut refused, .. } = self;
+        let ((counters, mapped), time) = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
+            let unmapped = unmap_all(borrow, &leftovers);
+            unmapped.and_then(|()| map_all(borrow, prepared, hook_page, &spares, &mut refused))
         })?;
-        let (counters, mapped) = mapped;
         live.counters.extend(counters);
         live.journal.spares.retain(|s| !leftovers.contains(s));
         let mut ready = Ready { spares: Vec::new(), refused, held: time };
@@ -148,7 +140,7 @@ impl Ahead {
         }
         let memory = Memory::open(live.target.pid())?;
         for spare in mapped {
-            match spare.fill(&live.journal, &memory, &sites, prepared.stub.at)? {
+            match spare.fill(&live.journal, &memory, &sites, &prepared.stub)? {
                 Ok(filled) => ready.spares.push(filled),
                 Err(why) => ready.refused.push(why),
             }
@@ -157,34 +149,76 @@ impl Ahead {
     }
 }
 
-fn map_versions(
+/// Counter areas: version number, file, length.
+type Counters = Vec<(u32, File, u64)>;
+
+/// Opens what has to be opened, then maps everything. A spare that cannot be mapped (limits of the process, a file that is gone) is
+/// done without.
+fn map_all(
     borrow: &mut Borrow<'_>,
     prepared: &Prepared<'_>,
-) -> Result<Vec<(u32, File, u64)>, ProcessError> {
-    let mut counters = Vec::new();
-    let new = prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited);
-    for (incoming, arriving) in new {
-        map_version(borrow, incoming, arriving)?;
-        counters.extend(map_counters(borrow, &arriving.record)?);
-    }
-    Ok(counters)
-}
-
-/// A spare that cannot be mapped (limits of the process, a file that is gone) is done without.
-fn map_spares(
-    borrow: &mut Borrow<'_>,
-    spares: Vec<Planned>,
+    hook_page: Option<AvmaRange>,
+    spares: &[Planned],
     refused: &mut Vec<(Avma, String)>,
-) -> Result<Vec<Planned>, TraceError> {
-    let mut mapped = Vec::new();
-    for spare in spares {
-        match spare.map(borrow) {
-            Ok(()) => mapped.push(spare),
-            Err(error @ TraceError::RemoteCall { .. }) => refused.push((spare.replaces(), error.to_string())),
-            Err(error) => return Err(error),
+) -> Result<(Counters, Vec<Planned>), ProcessError> {
+    let new = prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited);
+    let mut versions: Vec<Mapped<'_>> = new.map(|(incoming, arriving)| Mapped::new(incoming, arriving)).collect();
+    let mut opening = Batch::new();
+    versions.iter().for_each(|v| v.open(&mut opening));
+    spares.iter().for_each(|s| opening.open(&s.file()));
+    let mut results = borrow.run(&opening)?.into_iter();
+    let mut counters = Vec::new();
+    let mut mapping = Batch::new();
+    let mut opened = Ok(());
+    for version in &mut versions {
+        match version.opened(borrow.pid(), &mut results) {
+            Ok(found) => counters.extend(found),
+            Err(error) => opened = opened.and(Err(error)),
+        }
+        version.map(&mut mapping);
+    }
+    if let Some(page) = hook_page {
+        mapping.mmap(Placement::At(page.start), page.len(), Protection::ReadExecute, Backing::Anonymous);
+    }
+    let mut files: Vec<RemoteFd> = versions.iter().flat_map(Mapped::files).collect();
+    let mut open_spares = Vec::new();
+    for (spare, fd) in spares.iter().zip(results) {
+        match fd {
+            Ok(fd) => {
+                let fd = RemoteFd::from_result(fd);
+                spare.map(&mut mapping, fd);
+                files.push(fd);
+                open_spares.push(spare);
+            }
+            Err(error) => refused.push((spare.replaces(), error.to_string())),
         }
     }
-    Ok(mapped)
+    let wanted = mapping.len() - open_spares.len();
+    if opened.is_err() {
+        mapping = Batch::new();
+    }
+    let to_map = mapping.len();
+    files.into_iter().for_each(|fd| mapping.close(fd));
+    let mut results: Vec<_> = borrow.run(&mapping)?.into_iter().take(to_map).collect();
+    opened?;
+    let mut mapped = Vec::new();
+    for (spare, result) in open_spares.into_iter().zip(results.drain(wanted..)) {
+        match result {
+            Ok(_) => mapped.push(spare.clone()),
+            Err(error) => refused.push((spare.replaces(), error.to_string())),
+        }
+    }
+    results.into_iter().try_for_each(|result| result.map(drop))?;
+    Ok((counters, mapped))
+}
+
+fn unmap_all(borrow: &mut Borrow<'_>, spares: &[JournalSpare]) -> Result<(), ProcessError> {
+    let mut batch = Batch::new();
+    spares.iter().for_each(|spare| batch.munmap(spare.range()));
+    for result in borrow.run(&batch)? {
+        result?;
+    }
+    Ok(())
 }
 
 /// Unmaps what was mapped for a switch that does not come about, as far as that is possible. The journal knows what stays.
@@ -236,7 +270,7 @@ pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<D
         return Ok(Duration::ZERO);
     }
     let ((), time) = with_borrowed(&live.target, &prepared.stub, None, |borrow| {
-        Ok(left.iter().try_for_each(|spare| borrow.munmap(spare.range()))?)
+        unmap_all(borrow, &left)
     })?;
     live.journal.spares.clear();
     Ok(time)

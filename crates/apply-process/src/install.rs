@@ -21,7 +21,7 @@ use crate::writing::{Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
-use restitch_tracee::{Memory, StopTimes, Stopped, TraceError};
+use restitch_tracee::{Batch, Memory, StopTimes, Stopped, TraceError};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -265,7 +265,7 @@ impl Stop<'_> {
         live: &mut Live,
         stopped: &mut Stopped,
         maps: &[Mapping],
-        spares: Vec<Filled>,
+        mut spares: Vec<Filled>,
         report: &mut SwitchReport,
     ) -> Result<Vec<Filled>, ProcessError> {
         if spares.is_empty() {
@@ -280,18 +280,16 @@ impl Stop<'_> {
             }
             Err(error) => return Err(error),
         };
-        let mut in_place = Vec::new();
-        for mut spare in spares {
-            if spare.put_in_place(&mut borrow)? {
-                live.journal.spares.retain(|s| s.range() != spare.range());
-                in_place.push(spare);
-            } else {
-                let why = "its code was changed meanwhile".into();
-                report.written_in_stop.push((spare.replaces().start, why));
-            }
+        let mut batch = Batch::new();
+        for spare in &mut spares {
+            spare.put_in_place(&mut batch);
+        }
+        for result in borrow.run(&batch)? {
+            result?;
         }
         borrow.finish()?;
-        Ok(in_place)
+        live.journal.spares.retain(|s| spares.iter().all(|spare| s.range() != spare.range()));
+        Ok(spares)
     }
 
     /// Brings journal and report up to date: nothing is left to be undone where the original bytes are.

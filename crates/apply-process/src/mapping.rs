@@ -2,50 +2,79 @@
 
 use crate::ProcessError;
 use crate::hook::{self, HookEntry};
-use crate::journal::{Journal, JournalVersion};
+use crate::journal::Journal;
 use crate::plan::{Arriving, Incoming};
 use crate::stub::stands_in;
 use restitch_address::{Avma, AvmaRange, FileOffset};
-use restitch_tracee::{Backing, Borrow, Placement, Protection, Stopped};
+use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, Stopped, TraceError};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
-/// Maps a version.
-pub(crate) fn map_version(borrow: &mut Borrow<'_>, new: &Incoming<'_>, arriving: &Arriving) -> Result<(), ProcessError> {
-    let record = &arriving.record;
-    let fd = if arriving.visible {
-        let path = CString::new(record.file.as_os_str().as_bytes()).unwrap_or_default();
-        borrow.open(&path, 0, 0)?
-    } else {
-        let fd = borrow.memfd_create(c"restitch-version")?;
-        let file = open_remote(borrow.pid(), fd.number())?;
-        file.write_all_at(&new.version.bytes, 0).map_err(|e| remote_file(borrow.pid(), e))?;
-        fd
-    };
-    let start = Placement::At(Avma::new(record.start));
-    let backing = Backing::Private(fd, FileOffset::new(0));
-    let mapped = borrow.mmap(start, record.len, Protection::ReadExecute, backing);
-    borrow.close(fd)?;
-    mapped?;
-    Ok(())
+/// A version that is being mapped: first its files are opened in the process, then they are mapped.
+pub(crate) struct Mapped<'a> {
+    new: &'a Incoming<'a>,
+    arriving: &'a Arriving,
+    version: Option<RemoteFd>,
+    counters: Option<RemoteFd>,
 }
 
-/// Counters live in a shared memory file: forked children count into it too, and it can be read from here.
-pub(crate) fn map_counters(
-    borrow: &mut Borrow<'_>,
-    record: &JournalVersion,
-) -> Result<Option<(u32, File, u64)>, ProcessError> {
-    let Some((start, len)) = record.counters else { return Ok(None) };
-    let fd = borrow.memfd_create(c"restitch-counters")?;
-    let file = open_remote(borrow.pid(), fd.number())?;
-    file.set_len(len).map_err(|e| remote_file(borrow.pid(), e))?;
-    let backing = Backing::Shared(fd, FileOffset::new(0));
-    let mapped = borrow.mmap(Placement::At(Avma::new(start)), len, Protection::ReadWrite, backing);
-    borrow.close(fd)?;
-    mapped?;
-    Ok(Some((record.number, file, len)))
+impl<'a> Mapped<'a> {
+    pub fn new(new: &'a Incoming<'a>, arriving: &'a Arriving) -> Self {
+        Self { new, arriving, version: None, counters: None }
+    }
+
+    /// Opens the version's file; counters live in a shared memory file: forked children count into it too, and it can be read
+    /// from here.
+    pub fn open(&self, batch: &mut Batch) {
+        match self.arriving.visible {
+            true => batch.open(&CString::new(self.arriving.record.file.as_os_str().as_bytes()).unwrap_or_default()),
+            false => batch.memfd_create(c"restitch-version"),
+        }
+        if self.arriving.record.counters.is_some() {
+            batch.memfd_create(c"restitch-counters");
+        }
+    }
+
+    /// Takes the results of `open`, and fills the memory files.
+    pub fn opened(
+        &mut self,
+        pid: i32,
+        results: &mut impl Iterator<Item = Result<u64, TraceError>>,
+    ) -> Result<Option<(u32, File, u64)>, ProcessError> {
+        let mut next = || results.next().map(|r| r.map(RemoteFd::from_result)).transpose();
+        self.version = next()?;
+        let record = &self.arriving.record;
+        if record.counters.is_some() {
+            self.counters = next()?;
+        }
+        if let (false, Some(fd)) = (self.arriving.visible, self.version) {
+            let file = open_remote(pid, fd.number())?;
+            file.write_all_at(&self.new.version.bytes, 0).map_err(|e| remote_file(pid, e))?;
+        }
+        let (Some((_, len)), Some(fd)) = (record.counters, self.counters) else { return Ok(None) };
+        let file = open_remote(pid, fd.number())?;
+        file.set_len(len).map_err(|e| remote_file(pid, e))?;
+        Ok(Some((record.number, file, len)))
+    }
+
+    /// Maps what was opened.
+    pub fn map(&self, batch: &mut Batch) {
+        let (record, none) = (&self.arriving.record, FileOffset::new(0));
+        if let Some(fd) = self.version {
+            let at = Placement::At(Avma::new(record.start));
+            batch.mmap(at, record.len, Protection::ReadExecute, Backing::Private(fd, none));
+        }
+        if let (Some((start, len)), Some(fd)) = (record.counters, self.counters) {
+            batch.mmap(Placement::At(Avma::new(start)), len, Protection::ReadWrite, Backing::Shared(fd, none));
+        }
+    }
+
+    /// The files that are open in the process.
+    pub fn files(&self) -> impl Iterator<Item = RemoteFd> + use<> {
+        self.version.into_iter().chain(self.counters)
+    }
 }
 
 fn open_remote(pid: i32, fd: i32) -> Result<File, ProcessError> {

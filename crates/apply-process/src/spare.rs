@@ -20,10 +20,11 @@
 use crate::ProcessError;
 use crate::journal::{Journal, JournalSpare};
 use crate::patches::LEN;
+use crate::stub::StubSite;
 use crate::writing::{PAGE, Page, Sites, lay, write_runs};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, Pagemap, find_gap};
-use restitch_tracee::{Backing, Borrow, Memory, Placement, Protection, StubPlace, TraceError};
+use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, RemoteFd};
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -36,6 +37,8 @@ const REACH: u64 = 1 << 46;
 const ROOM_FOR_MAPPINGS: usize = 64;
 /// A read of one page brings its neighbours into the page table too (`fault_around_bytes` of the kernel).
 const AROUND: usize = 16;
+/// The first kernel whose MREMAP_DONTUNMAP takes mappings of files.
+const KEEPS_FILES: (u32, u32) = (5, 13);
 /// So many pages of the process's own are laid aside and compared after the stop, fewer are compared in it: reading one there takes
 /// about 0.5 us, laying aside about 20 us.
 const KEPT_FROM: usize = 48;
@@ -47,6 +50,7 @@ pub(crate) struct Planned {
     at: Avma,
     /// Where the old code may go.
     keep: Avma,
+    can_keep: bool,
 }
 
 /// A spare that is in the process and holds the code that is to be.
@@ -74,6 +78,7 @@ pub(crate) fn plan(
     if let Some(model) = maps.first() {
         busy.extend(taken.iter().map(|range| Mapping { range: *range, ..model.clone() }));
     }
+    let can_keep = procfs::system::kernel_version().is_some_and(|version| version >= KEEPS_FILES);
     let most = procfs::system::max_map_count().unwrap_or(usize::MAX);
     let mut out = Vec::new();
     for mapping in maps.iter().filter(|m| sites.any_in(m.range)) {
@@ -101,7 +106,7 @@ pub(crate) fn plan(
         let at = gap.range.start + mapping.range.start.get() % TABLE;
         busy.push(Mapping { range: gap.range, ..mapping.clone() });
         let keep = at + mapping.range.len().next_multiple_of(TABLE);
-        out.push(Ok(Planned { mapping: mapping.clone(), at, keep }));
+        out.push(Ok(Planned { mapping: mapping.clone(), at, keep, can_keep }));
     }
     out
 }
@@ -131,19 +136,19 @@ impl Planned {
         AvmaRange::new(self.keep, self.mapping.range.len())
     }
 
-    /// Maps it, empty as yet.
-    pub fn map(&self, borrow: &mut Borrow<'_>) -> Result<(), TraceError> {
+    /// A name by which the process can open the file. The program itself is still there for the process when its file was replaced.
+    pub fn file(&self) -> CString {
         let path = match &self.mapping.name {
             MappingName::File { path, deleted: false } => CString::new(path.as_os_str().as_bytes()),
-            // The program itself is still there for the process, also when its file was replaced.
             _ => CString::new("/proc/self/exe"),
         };
-        let fd = borrow.open(&path.unwrap_or_default(), 0, 0)?;
+        path.unwrap_or_default()
+    }
+
+    /// Maps it, empty as yet.
+    pub fn map(&self, batch: &mut Batch, fd: RemoteFd) {
         let backing = Backing::Private(fd, self.mapping.offset);
-        let mapped =
-            borrow.mmap(Placement::At(self.at), self.range().len(), Protection::ReadExecute, backing);
-        borrow.close(fd)?;
-        mapped.map(drop)
+        batch.mmap(Placement::At(self.at), self.range().len(), Protection::ReadExecute, backing);
     }
 
     fn in_spare(&self, at: Avma) -> Avma {
@@ -180,7 +185,7 @@ impl Planned {
         journal: &Journal,
         memory: &Memory,
         sites: &Sites,
-        stub: Avma,
+        stub: &StubSite,
     ) -> Result<Result<Filled, (Avma, String)>, ProcessError> {
         let replaces = self.replaces();
         if let Err(why) = self.is_exact(memory.pid()) {
@@ -191,7 +196,7 @@ impl Planned {
             Err(why) => return Ok(Err((replaces, why))),
         };
         let (pages, only_ours) = self.lay_out(journal, memory, sites, &own)?;
-        let can_keep = only_ours && own.len() >= KEPT_FROM && !self.mapping.range.contains(stub);
+        let can_keep = self.can_keep && only_ours && own.len() >= KEPT_FROM && !self.mapping.range.contains(stub.at);
         Ok(match self.write(memory, &pages, stub) {
             Ok(()) => Ok(Filled { planned: self, own, pages, can_keep, kept: false }),
             Err(why) => Err((replaces, why)),
@@ -237,7 +242,7 @@ impl Planned {
     }
 
     /// Writes the pages, compares, and makes the kernel enter into the page table what is in use.
-    fn write(&self, memory: &Memory, pages: &[Page], stub: Avma) -> Result<(), String> {
+    fn write(&self, memory: &Memory, pages: &[Page], stub: &StubSite) -> Result<(), String> {
         let there: Vec<Page> = pages.iter().map(|(at, bytes)| (self.in_spare(*at), bytes.clone())).collect();
         write_runs(memory, &there).map_err(|e| e.to_string())?;
         let requests: Vec<_> = there.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
@@ -245,8 +250,8 @@ impl Planned {
         if found.iter().zip(&there).any(|(found, (_, wanted))| found.as_ref() != Some(wanted)) {
             return Err("what was written to the spare did not read back".into());
         }
-        if self.mapping.range.contains(stub) {
-            memory.write(self.in_spare(stub), StubPlace::code()).map_err(|e| e.to_string())?;
+        if self.mapping.range.contains(stub.at) {
+            memory.write(self.in_spare(stub.at), &stub.code()).map_err(|e| e.to_string())?;
         }
         self.touch_used(memory)
     }
@@ -311,21 +316,15 @@ impl Filled {
         Ok(())
     }
 
-    /// In the stop: puts it in place; whether that was possible.
+    /// In the stop: puts it in place.
     ///
     /// Laying the old code aside leaves the pristine file in its place, which is right as well: only redirects differ.
-    pub fn put_in_place(&mut self, borrow: &mut Borrow<'_>) -> Result<bool, TraceError> {
-        if self.can_keep {
-            match borrow.mremap_leaving(self.replaces(), self.planned.keep) {
-                Ok(()) => self.kept = true,
-                // An older kernel.
-                Err(TraceError::RemoteCall { .. }) if borrow.memory().holds(&self.own) => {}
-                Err(TraceError::RemoteCall { .. }) => return Ok(false),
-                Err(error) => return Err(error),
-            }
+    pub fn put_in_place(&mut self, batch: &mut Batch) {
+        self.kept = self.can_keep;
+        if self.kept {
+            batch.mremap_leaving(self.replaces(), self.planned.keep);
         }
-        borrow.mremap(self.range(), self.replaces().start)?;
-        Ok(true)
+        batch.mremap(self.range(), self.replaces().start);
     }
 
     /// After the stop: pages of the old code that somebody else has changed since the spare was filled, as they are to be with

@@ -3,7 +3,9 @@
 use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
-use restitch_tracee::{Borrow, STUB_SPACE, SeccompPolicy, Stopped, StubPlace, find_padding, visit};
+use restitch_tracee::{
+    BATCH_SPACE, Borrow, STUB_SPACE, SeccompPolicy, Stopped, StubPlace, TraceError, find_padding, is_padding, visit,
+};
 use std::time::{Duration, Instant};
 
 /// Where a borrowed thread's stub goes for a moment, and the bytes that belong there.
@@ -11,6 +13,18 @@ use std::time::{Duration, Instant};
 pub(crate) struct StubSite {
     pub at: Avma,
     pub bytes: Vec<u8>,
+}
+
+impl StubSite {
+    fn place(&self, pid: i32, maps: &[Mapping]) -> Result<StubPlace, TraceError> {
+        let place = StubPlace::new(pid, self.at, maps)?;
+        Ok(if self.bytes.len() >= BATCH_SPACE { place.with_room() } else { place })
+    }
+
+    /// What stands there while a thread is borrowed.
+    pub fn code(&self) -> Vec<u8> {
+        StubPlace::code(self.bytes.len())
+    }
 }
 
 /// Dead bytes: what fills the last page of an executable segment. (Filler between functions would do too, but an alignment of
@@ -32,7 +46,8 @@ fn sites_of(module: &Module) -> impl Iterator<Item = StubSite> + '_ {
         let start = module.bias.to_actual(segment.range.start + segment.file_len);
         let at = find_padding(tail, start)?;
         let from = at.offset_from(start) as usize;
-        Some(StubSite { at, bytes: tail[from..from + STUB_SPACE].to_vec() })
+        let roomy = tail.get(from..from + BATCH_SPACE).filter(|bytes| is_padding(bytes));
+        Some(StubSite { at, bytes: roomy.unwrap_or(&tail[from..from + STUB_SPACE]).to_vec() })
     })
 }
 
@@ -60,7 +75,7 @@ pub(crate) fn borrow<'a>(
     if found != stub.bytes && !stands_in(stopped, AvmaRange::new(stub.at, stub.bytes.len() as u64))? {
         stopped.memory().write(stub.at, &stub.bytes)?;
     }
-    let place = StubPlace::new(stopped.pid(), stub.at, maps)?;
+    let place = stub.place(stopped.pid(), maps)?;
     Ok(stopped.borrow_thread(place, SeccompPolicy::Refuse)?)
 }
 
@@ -83,7 +98,7 @@ pub(crate) fn with_borrowed<T>(
     mut work: impl FnMut(&mut Borrow<'_>) -> Result<T, ProcessError>,
 ) -> Result<(T, Duration), ProcessError> {
     let Some(stopped) = held else {
-        let place = StubPlace::new(target.pid(), stub.at, &procfs::maps(target.pid())?)?;
+        let place = stub.place(target.pid(), &procfs::maps(target.pid())?)?;
         return visit(target.pid(), place, SeccompPolicy::Refuse, work);
     };
     let since = Instant::now();

@@ -26,6 +26,13 @@ pub fn max_map_count() -> Option<usize> {
     read_number("/proc/sys/vm/max_map_count").and_then(|n| usize::try_from(n).ok())
 }
 
+/// The kernel's version: major and minor number.
+pub fn kernel_version() -> Option<(u32, u32)> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// When memory is backed by huge pages without being asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransparentHugePages {

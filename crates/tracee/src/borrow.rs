@@ -18,7 +18,7 @@ use crate::TraceError;
 use crate::frame;
 use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
 use crate::stopped::Stopped;
-use crate::stub::{STUB, STUB_SPACE, StubPlace};
+use crate::stub::{BATCH_SPACE, StubPlace};
 use crate::sys::{self, Resume};
 use crate::wait::{StopKind, WaitOutcome, wait_for};
 use restitch_address::Avma;
@@ -51,6 +51,8 @@ pub struct Borrow<'a> {
     stopped: &'a mut Stopped,
     index: usize,
     stub: Avma,
+    /// The loop for several calls is there too.
+    loop_room: bool,
     stub_before: Vec<u8>,
     /// Lowest byte of the area below the stack: scratch space, then the frame.
     area: Avma,
@@ -84,7 +86,7 @@ impl Stopped {
             let why = "it uses a shadow stack, past which rt_sigreturn cannot lead".to_owned();
             return Err(TraceError::NothingToBorrow { pid, why });
         }
-        let stub_before = self.memory.read_vec(place.address(), STUB_SPACE)?;
+        let stub_before = self.memory.read_vec(place.address(), place.len())?;
         place.check_bytes(pid, &stub_before)?;
         let mut why = "there is none".to_owned();
         for index in self.candidates() {
@@ -153,6 +155,7 @@ impl<'a> Borrow<'a> {
             stopped,
             index,
             stub: place.address(),
+            loop_room: place.len() >= BATCH_SPACE,
             stub_before,
             area: plan.area,
             area_before: plan.before,
@@ -161,7 +164,7 @@ impl<'a> Borrow<'a> {
             moved: false,
             returned: false,
         };
-        borrow.stopped.memory.write(borrow.stub, &STUB)?;
+        borrow.stopped.memory.write(borrow.stub, &StubPlace::code(place.len()))?;
         borrow.stopped.memory.write_accessible(Avma::new(frame.at), &frame.bytes)?;
         sys::set_registers(tid, &borrow.call_registers(libc::SYS_getpid, [0; 6]))?;
         sys::set_signal_mask(tid, ALL_SIGNALS)?;
@@ -188,7 +191,7 @@ impl<'a> Borrow<'a> {
         self.tid()
     }
 
-    fn call_registers(&self, number: libc::c_long, args: [u64; 6]) -> Registers {
+    pub(crate) fn call_registers(&self, number: libc::c_long, args: [u64; 6]) -> Registers {
         let original = self.stopped.threads[self.index].current;
         Registers {
             rax: number as u64,
@@ -235,7 +238,7 @@ impl<'a> Borrow<'a> {
         }
     }
 
-    fn next_stop(&self) -> Result<StopKind, TraceError> {
+    pub(crate) fn next_stop(&self) -> Result<StopKind, TraceError> {
         let (tid, operation) = (self.tid(), "making a system call for us");
         match wait_for(tid, CALL_LIMIT) {
             WaitOutcome::Stop(StopKind::Ended(_)) | WaitOutcome::Gone => {
@@ -297,6 +300,42 @@ impl<'a> Borrow<'a> {
         }
         self.stopped.memory.write_accessible(self.area, bytes)?;
         Ok(self.area)
+    }
+
+    /// Whether the loop for several calls is behind the stub.
+    pub(crate) fn loop_room(&self) -> bool {
+        self.loop_room
+    }
+
+    pub(crate) fn stub(&self) -> Avma {
+        self.stub
+    }
+
+    /// Where scratch space begins.
+    pub(crate) fn area(&self) -> Avma {
+        self.area
+    }
+
+    pub(crate) fn scratch_len(&self) -> usize {
+        SCRATCH
+    }
+
+    pub(crate) fn set_moved(&mut self, moved: bool) {
+        self.moved = moved;
+    }
+
+    /// Delivers a signal when the thread is released, if no other one waits for that.
+    pub(crate) fn deliver_later(&mut self, signal: i32) {
+        let held = &mut self.stopped.threads[self.index].signal;
+        if *held == 0 {
+            *held = signal;
+        }
+    }
+
+    /// The thread's number in its own pid namespace.
+    pub(crate) fn own_number(&self) -> Result<i32, TraceError> {
+        let status = restitch_procfs::thread_status(self.stopped.memory.pid(), self.tid())?;
+        Ok(status.namespace_pids.last().copied().unwrap_or(self.tid()))
     }
 
     /// Gives the thread back, and reports whether that worked (dropping does the same silently).

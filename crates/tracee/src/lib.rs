@@ -19,6 +19,7 @@
 //! **What it will not do**: touch processes that run 32-bit code, have another tracer, or (without being told) run under
 //! seccomp; undo writes to memory; protect a target from being killed by others.
 
+mod batch;
 mod borrow;
 mod child;
 mod error;
@@ -37,6 +38,7 @@ mod urgent;
 mod visit;
 mod wait;
 
+pub use batch::Batch;
 pub use borrow::{Borrow, SeccompPolicy};
 pub use child::wait_for_child;
 pub use error::TraceError;
@@ -47,6 +49,6 @@ pub use remote::{Backing, Placement, Protection, RemoteFd};
 pub use seize::{StopOptions, settle_stragglers};
 pub use step::StepEnd;
 pub use stopped::{StopTimes, Stopped};
-pub use stub::{STUB_SPACE, StubPlace, find_padding, is_padding};
+pub use stub::{BATCH_SPACE, STUB_SPACE, StubPlace, find_padding, is_padding};
 pub use visit::visit;
 pub use wait::ExitStatus;

@@ -11,6 +11,11 @@ use std::io;
 pub struct RemoteFd(i32);
 
 impl RemoteFd {
+    /// From the result of a call in a [`crate::Batch`].
+    pub fn from_result(number: u64) -> Self {
+        Self(number as i32)
+    }
+
     /// Its number in the target.
     pub fn number(self) -> i32 {
         self.0
@@ -63,6 +68,22 @@ pub enum Backing {
     Shared(RemoteFd, FileOffset),
 }
 
+/// The arguments of `mmap`.
+pub(crate) fn mmap_arguments(placement: Placement, len: u64, protection: Protection, backing: Backing) -> [u64; 6] {
+    let (at, place) = match placement {
+        Placement::At(at) => (at, libc::MAP_FIXED_NOREPLACE),
+        Placement::Over(at) => (at, libc::MAP_FIXED),
+        Placement::Anywhere => (Avma::new(0), 0),
+    };
+    let (kind, fd, offset) = match backing {
+        Backing::Anonymous => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, FileOffset::new(0)),
+        Backing::Private(fd, offset) => (libc::MAP_PRIVATE, fd.0, offset),
+        Backing::Shared(fd, offset) => (libc::MAP_SHARED, fd.0, offset),
+    };
+    let flags = (place | kind) as u64;
+    [at.get(), len, protection.bits() as u64, flags, fd as u64, offset.get()]
+}
+
 impl Borrow<'_> {
     /// A system call whose negative results are errors.
     fn call(&mut self, call: &'static str, number: i64, args: [u64; 6]) -> Result<u64, TraceError> {
@@ -108,18 +129,8 @@ impl Borrow<'_> {
         protection: Protection,
         backing: Backing,
     ) -> Result<AvmaRange, TraceError> {
-        let (at, place) = match placement {
-            Placement::At(at) => (at, libc::MAP_FIXED_NOREPLACE),
-            Placement::Over(at) => (at, libc::MAP_FIXED),
-            Placement::Anywhere => (Avma::new(0), 0),
-        };
-        let (kind, fd, offset) = match backing {
-            Backing::Anonymous => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, FileOffset::new(0)),
-            Backing::Private(fd, offset) => (libc::MAP_PRIVATE, fd.0, offset),
-            Backing::Shared(fd, offset) => (libc::MAP_SHARED, fd.0, offset),
-        };
-        let flags = (place | kind) as u64;
-        let args = [at.get(), len, protection.bits() as u64, flags, fd as u64, offset.get()];
+        let args = mmap_arguments(placement, len, protection, backing);
+        let at = Avma::new(args[0]);
         let start = Avma::new(self.call("mmap", libc::SYS_mmap, args)?);
         let range = AvmaRange::new(start, len.next_multiple_of(4096));
         if placement != Placement::Anywhere && start != at {

@@ -10,6 +10,9 @@ pub(crate) const STUB: [u8; 11] = [0x0f, 0x05, 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0
 /// Bytes of padding that a place for the stub must have.
 pub const STUB_SPACE: usize = 16;
 
+/// Bytes of padding with which several system calls can be made in one go ([`crate::Batch`]).
+pub const BATCH_SPACE: usize = STUB_SPACE + 64;
+
 /// The filler instructions of assemblers and linkers: `nop` in the lengths of the Intel and AMD manuals ("multi-byte
 /// NOP"), with the operand-size prefixes that GNU as puts before the long ones.
 const NOPS: &[&[u8]] = &[
@@ -74,6 +77,7 @@ pub fn find_padding(bytes: &[u8], start: Avma) -> Option<Avma> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StubPlace {
     at: Avma,
+    len: usize,
 }
 
 impl StubPlace {
@@ -88,8 +92,18 @@ impl StubPlace {
         match (permissions.execute, permissions.shared) {
             (false, _) => Err(refuse("the mapping is not executable")),
             (_, true) => Err(refuse("the mapping is shared, writing would reach the file")),
-            (true, false) => Ok(Self { at }),
+            (true, false) => Ok(Self { at, len: STUB_SPACE }),
         }
+    }
+
+    /// Says that [`BATCH_SPACE`] bytes of padding are there, in the same page.
+    pub fn with_room(self) -> Self {
+        Self { len: BATCH_SPACE, ..self }
+    }
+
+    /// How many bytes are used.
+    pub(crate) fn len(self) -> usize {
+        self.len
     }
 
     /// The address.
@@ -97,16 +111,21 @@ impl StubPlace {
         self.at
     }
 
-    /// What stands there while a thread is borrowed. Whoever replaces the page meanwhile has to put it into the new one.
-    pub fn code() -> &'static [u8] {
-        &STUB
+    /// What stands in a place with `len` bytes of padding while a thread is borrowed. Whoever replaces the page meanwhile has to put it into the new one.
+    pub fn code(len: usize) -> Vec<u8> {
+        let mut code = STUB.to_vec();
+        if len >= BATCH_SPACE {
+            code.resize(STUB_SPACE, 0xcc);
+            code.extend_from_slice(&crate::batch::LOOP);
+        }
+        code
     }
 
     /// An error unless the bytes there are filler or a stub that an earlier, killed run left behind.
     pub(crate) fn check_bytes(self, pid: i32, bytes: &[u8]) -> Result<(), TraceError> {
         let tail = bytes.get(STUB.len()..).unwrap_or_default();
         let left_behind = bytes.starts_with(&STUB) && tail.iter().all(|byte| FILLER_BYTES.contains(byte));
-        if left_behind || is_padding(bytes) {
+        if left_behind || is_padding(bytes) || bytes.starts_with(&Self::code(self.len)) {
             return Ok(());
         }
         let why = format!("the bytes {bytes:02x?} are no padding");
@@ -144,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_stub_left_behind_is_accepted_and_code_is_not() {
-        let place = StubPlace { at: Avma::new(0) };
+        let place = StubPlace { at: Avma::new(0), len: STUB_SPACE };
         let mut bytes = STUB.to_vec();
         bytes.extend([0xcc; 5]);
         assert!(place.check_bytes(1, &bytes).is_ok());

@@ -144,6 +144,18 @@ pub(crate) fn rseq_area(tid: i32) -> Option<u64> {
     (result != -1).then_some(configuration[0])
 }
 
+/// `PTRACE_GETSIGINFO`: whether the signal of a signal stop was sent with `tkill` or `tgkill`.
+pub(crate) fn sent_to_thread(tid: i32) -> Result<bool, TraceError> {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: the kernel writes one `siginfo_t`, of which zeros are a valid value.
+    unsafe {
+        if libc::ptrace(libc::PTRACE_GETSIGINFO, tid, 0usize, info.as_mut_ptr()) == -1 {
+            return Err(failed("GETSIGINFO", tid));
+        }
+        Ok(info.assume_init().si_code == libc::SI_TKILL)
+    }
+}
+
 /// `PTRACE_GETEVENTMSG`.
 pub(crate) fn event_message(tid: i32) -> Result<u64, TraceError> {
     let mut message: libc::c_ulong = 0;
