@@ -138,6 +138,17 @@ fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
 }
 
 fn print_status(p: &ProcessStatus) {
+    print_versions(p);
+    if p.left_spare > 0 {
+        println!(
+            "  {} KiB of spare copies were left by a restitch that was killed, unused: `restitch revert {}`",
+            p.left_spare / 1024,
+            p.pid
+        );
+    }
+}
+
+fn print_versions(p: &ProcessStatus) {
     if p.versions.is_empty() && p.patches == 0 {
         println!("{} {}: original code", p.pid, p.program);
         return;

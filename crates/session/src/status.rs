@@ -26,6 +26,8 @@ pub struct ProcessStatus {
     pub patches: usize,
     /// A counting version is in force, and no restitch is at work on the process: its attach was killed.
     pub left_counting: bool,
+    /// Bytes of spare copies of code that a killed restitch has left mapped; nothing leads there.
+    pub left_spare: u64,
 }
 
 /// The state of process `pid`, or of all processes that have a journal. Journals of ended processes are removed.
@@ -68,6 +70,7 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
     let jumps = jumps(target.pid(), journal)?;
     let leads_to = |v: &JournalVersion| jumps.iter().any(|to| v.range().contains(*to));
     let in_any = |to: &&Avma| present.iter().any(|v| v.range().contains(**to));
+    let idle = lock_process(target.process).is_ok();
     Ok(ProcessStatus {
         pid: target.pid(),
         program: target.modules[target.program].path.display().to_string(),
@@ -77,7 +80,8 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
             .collect(),
         patches: jumps.iter().filter(in_any).count(),
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v))
-            && lock_process(target.process).is_ok(),
+            && idle,
+        left_spare: if idle { journal.spares.iter().map(|s| s.len).sum() } else { 0 },
     })
 }
 

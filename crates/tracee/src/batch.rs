@@ -58,6 +58,12 @@ struct Call {
     args: [u64; 6],
 }
 
+impl Call {
+    fn is_fixed_map(&self) -> bool {
+        self.number == libc::SYS_mmap && self.args[3] & libc::MAP_FIXED_NOREPLACE as u64 != 0
+    }
+}
+
 impl Batch {
     /// No calls.
     pub fn new() -> Self {
@@ -151,10 +157,16 @@ impl Borrow<'_> {
         };
         let pid = self.pid();
         let judge = |(call, result): (&Call, i64)| {
-            u64::try_from(result).map_err(|_| {
-                let source = std::io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO));
+            let failed = |number| {
+                let source = std::io::Error::from_raw_os_error(number);
                 TraceError::RemoteCall { pid, call: call.name, source }
-            })
+            };
+            match u64::try_from(result) {
+                // A kernel that ignores MAP_FIXED_NOREPLACE has mapped it elsewhere.
+                Ok(value) if call.is_fixed_map() && value != call.args[0] => Err(failed(libc::EEXIST)),
+                Ok(value) => Ok(value),
+                Err(_) => Err(failed(i32::try_from(-result).unwrap_or(libc::EIO))),
+            }
         };
         Ok(batch.calls.iter().zip(raw).map(judge).collect())
     }

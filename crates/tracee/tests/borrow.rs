@@ -4,16 +4,40 @@ mod common;
 
 use common::Target;
 use restitch_address::{Avma, AvmaRange, FileOffset};
-use restitch_tracee::{Backing, Placement, Protection, SeccompPolicy, Stopped, StubPlace, TraceError};
+use restitch_tracee::{
+    Backing, Batch, Placement, Protection, RemoteFd, SeccompPolicy, Stopped, StubPlace, TraceError, visit as visit_one,
+};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 fn place(pid: i32, at: Avma) -> StubPlace {
-    StubPlace::new(pid, at, &restitch_procfs::maps(pid).unwrap()).unwrap()
+    StubPlace::new(pid, at, &restitch_procfs::maps(pid).unwrap()).unwrap().with_room()
 }
 
-/// One visit: map, protect, unmap.
+/// Addresses that no program here uses.
+const FREE: [AvmaRange; 2] = [at(0x10_0000_0000), at(0x10_0010_0000)];
+
+const fn at(start: u64) -> AvmaRange {
+    AvmaRange::new(Avma::new(start), 8192)
+}
+
+/// Two visits: map, protect, unmap, call by call while all threads are held; and in one go while one thread is.
 fn visit(pid: i32, place: StubPlace) -> Result<(), TraceError> {
+    visit_all(pid, place)?;
+    let results = visit_one(pid, place, SeccompPolicy::Refuse, |borrow| borrow.run(&in_one_go()))?.0;
+    results.into_iter().try_for_each(|result| result.map(drop))
+}
+
+fn in_one_go() -> Batch {
+    let mut batch = Batch::new();
+    batch.mmap(Placement::At(FREE[0].start), 8192, Protection::ReadWrite, Backing::Anonymous);
+    batch.mremap_leaving(FREE[0], FREE[1].start);
+    batch.munmap(FREE[1]);
+    batch.munmap(FREE[0]);
+    batch
+}
+
+fn visit_all(pid: i32, place: StubPlace) -> Result<(), TraceError> {
     let mut stopped = Stopped::seize_all(pid)?;
     let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse)?;
     let range = borrow.mmap(Placement::Anywhere, 8192, Protection::ReadWrite, Backing::Anonymous)?;
@@ -50,9 +74,9 @@ fn a_program_blocked_in_every_way_is_not_disturbed() {
 
 #[test]
 fn signals_during_visits_arrive() {
-    let Some(mut target) = Target::start("signals", &["20000"]) else { return };
+    let Some(target) = Target::start("signals", &["20000"]) else { return };
     let place = place(target.pid(), target.padding);
-    while !target.has_ended() {
+    while !target.is_done() {
         match visit(target.pid(), place) {
             Ok(()) => {}
             Err(error) if error.is_gone() => break,
@@ -109,11 +133,63 @@ fn every_call_does_what_it_says() {
 }
 
 #[test]
+fn calls_in_one_go_do_what_they_say_singly_and_together() {
+    let Some(target) = Target::start("selfcheck", &["sleep", "threads"]) else { return };
+    let pid = target.pid();
+    for place in [
+        place(pid, target.padding),
+        StubPlace::new(pid, target.padding, &restitch_procfs::maps(pid).unwrap()).unwrap(),
+    ] {
+        let ((), held) = visit_one(pid, place, SeccompPolicy::Refuse, |borrow| {
+            let mut batch = Batch::new();
+            batch.memfd_create(c"test");
+            batch.open(c"/proc/self/exe");
+            batch.open(c"/there/is/no/such/file");
+            let mut results = borrow.run(&batch)?;
+            assert!(matches!(results.pop(), Some(Err(TraceError::RemoteCall { call: "openat", .. }))));
+            let fds: Vec<RemoteFd> =
+                results.into_iter().map(|result| RemoteFd::from_result(result.unwrap())).collect();
+            std::fs::write(format!("/proc/{pid}/fd/{}", fds[0].number()), vec![7u8; 8192]).unwrap();
+            let mut batch = Batch::new();
+            for (fd, range) in fds.iter().zip(FREE) {
+                let backing = Backing::Private(*fd, FileOffset::new(0));
+                batch.mmap(Placement::At(range.start), 8192, Protection::Read, backing);
+                // Taken.
+                batch.mmap(Placement::At(range.start), 8192, Protection::Read, Backing::Anonymous);
+                batch.close(*fd);
+            }
+            let results = borrow.run(&batch)?;
+            let done: Vec<bool> = results.iter().map(Result::is_ok).collect();
+            assert_eq!(done, [true, false, true, true, false, true], "{results:?}");
+            assert_eq!(borrow.memory().read_vec(FREE[0].start, 2)?, [7, 7]);
+            assert_eq!(borrow.memory().read_vec(FREE[1].start, 4)?, b"\x7fELF");
+            // What was written goes along, and the file shows again in the place that is left.
+            borrow.memory().write(FREE[0].start, b"own")?;
+            let mut batch = Batch::new();
+            batch.mremap_leaving(FREE[0], FREE[1].start);
+            batch.mremap(FREE[1], FREE[1].start + 0x10_0000);
+            assert!(borrow.run(&batch)?.iter().all(Result::is_ok));
+            assert_eq!(borrow.memory().read_vec(FREE[1].start + 0x10_0000, 4)?, b"own\x07");
+            assert_eq!(borrow.memory().read_vec(FREE[0].start, 4)?, [7; 4]);
+            let mut batch = Batch::new();
+            batch.munmap(FREE[0]);
+            batch.munmap(AvmaRange::new(FREE[1].start + 0x10_0000, 8192));
+            assert!(borrow.run(&batch)?.iter().all(Result::is_ok));
+            assert!(borrow.run(&Batch::new())?.is_empty());
+            Ok::<(), TraceError>(())
+        })
+        .unwrap();
+        assert!(!held.is_zero());
+    }
+    target.assert_ok();
+}
+
+#[test]
 fn code_is_not_taken_for_padding() {
     let Some(target) = Target::start("selfcheck", &["sleep"]) else { return };
     let pid = target.pid();
     let maps = restitch_procfs::maps(pid).unwrap();
-    let code = StubPlace::new(pid, target.padding + 64, &maps).unwrap();
+    let code = StubPlace::new(pid, target.padding + 128, &maps).unwrap();
     let mut stopped = Stopped::seize_all(pid).unwrap();
     let refused = stopped.borrow_thread(code, SeccompPolicy::Refuse).map(drop);
     assert!(matches!(refused, Err(TraceError::NoStubPlace { .. })), "{refused:?}");

@@ -50,10 +50,10 @@ fn waiting_threads_see_no_eintr() {
 
 #[test]
 fn signals_are_neither_lost_nor_doubled() {
-    let Some(mut target) = Target::start("signals", &["40000"]) else { return };
+    let Some(target) = Target::start("signals", &["40000"]) else { return };
     let mut on_their_way = 0;
     for _ in 0..100_000 {
-        if target.has_ended() {
+        if target.is_done() {
             break;
         }
         match Stopped::seize_all(target.pid()) {
@@ -161,7 +161,8 @@ fn stepping_goes_where_it_is_told_and_stops_before_system_calls() {
     }
     target.assert_ok();
     let Some(target) = Target::start("signals", &["4000"]) else { return };
-    while let Ok(mut stopped) = Stopped::seize_all(target.pid()) {
+    while !target.is_done() {
+        let mut stopped = Stopped::seize_all(target.pid()).unwrap();
         let _ = stopped.step_thread(target.pid(), 5, |_| false);
         stopped.resume();
         std::thread::sleep(Duration::from_millis(1));

@@ -63,6 +63,11 @@ impl Target {
         self.child.try_wait().expect("waitable").is_some()
     }
 
+    /// Whether its other threads have ended, and with them its work.
+    pub fn is_done(&self) -> bool {
+        restitch_procfs::threads(self.pid()).is_ok_and(|threads| threads.len() == 1)
+    }
+
     /// Closes its input, waits for its end and asserts that it found everything in order.
     pub fn assert_ok(mut self) {
         drop(self.input.take());

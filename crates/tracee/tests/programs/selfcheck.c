@@ -101,7 +101,7 @@ static void *ends_it(void *unused) {
     stop = 1;
     return unused;
 }
-__asm__(".text; .balign 16; .globl padding; padding: .skip 64, 0xcc");
+__asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
 extern char padding[];
 
 int main(int argc, char **argv) {

@@ -31,7 +31,7 @@ static void *computes(void *unused) {
     while (count < (unsigned long)unused) n++;
     return 0;
 }
-__asm__(".text; .balign 16; .globl padding; padding: .skip 64, 0xcc");
+__asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
 extern char padding[];
 
 int main(int argc, char **argv) {
@@ -49,6 +49,8 @@ int main(int argc, char **argv) {
     pthread_create(&sender, 0, sends, (void *)total);
     pthread_join(sender, 0);
     pthread_join(worker, 0);
+    // Ends when it is told to: an end that a tracer sees is one that its parent, the same process, does not.
+    while (getchar() != EOF) {}
     unsigned long expected = total * (total + 1) / 2;
     int ok = count == total && sum == expected && alarms > 10;
     if (ok) printf("ok\n");

@@ -102,7 +102,7 @@ static void *busy(void *unused) {
     return unused;
 }
 
-__asm__(".text; .balign 16; .globl padding; padding: .skip 64, 0xcc");
+__asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
 extern char padding[];
 
 int main(void) {

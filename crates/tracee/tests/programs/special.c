@@ -9,7 +9,7 @@
 #include <linux/seccomp.h>
 #include <unistd.h>
 
-__asm__(".text; .balign 16; .globl padding; padding: .skip 64, 0xcc");
+__asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
 extern char padding[];
 
 static void ready(void) {
