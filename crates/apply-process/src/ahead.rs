@@ -49,9 +49,8 @@ pub(crate) fn plan(live: &Live, prepared: &Prepared<'_>) -> Result<Ahead, Proces
     let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
     let mut taken: Vec<AvmaRange> = prepared.arriving.iter().flat_map(|a| a.ranges()).collect();
     let new_hook = plan_hook(live, prepared, &maps, &taken, heap_start)?;
-    let hook_page = new_hook.as_ref().and_then(|(h, is_new)| {
-        is_new.then(|| AvmaRange::new(Avma::new(h.page), h.len))
-    });
+    let hook_page =
+        new_hook.as_ref().and_then(|(h, is_new)| is_new.then(|| AvmaRange::new(Avma::new(h.page), h.len)));
     taken.extend(hook_page);
     journal.hook = new_hook.map(|(h, _)| h).or(journal.hook);
     let leftovers = std::mem::take(&mut journal.spares);
@@ -162,7 +161,8 @@ fn map_all(
     refused: &mut Vec<(Avma, String)>,
 ) -> Result<(Counters, Vec<Planned>), ProcessError> {
     let new = prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited);
-    let mut versions: Vec<Mapped<'_>> = new.map(|(incoming, arriving)| Mapped::new(incoming, arriving)).collect();
+    let mut versions: Vec<Mapped<'_>> =
+        new.map(|(incoming, arriving)| Mapped::new(incoming, arriving)).collect();
     let mut opening = Batch::new();
     versions.iter().for_each(|v| v.open(&mut opening));
     spares.iter().for_each(|s| opening.open(&s.file()));
@@ -233,7 +233,9 @@ pub(crate) fn undo(
     let mut ranges: Vec<AvmaRange> = live.journal.spares.iter().map(JournalSpare::range).collect();
     for arriving in prepared.arriving.iter().filter(|a| !a.inherited) {
         if live.journal.versions.contains(&arriving.record) {
-            ranges.extend(arriving.ranges().filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))));
+            ranges.extend(
+                arriving.ranges().filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))),
+            );
         }
     }
     let hook = live.journal.hook.iter().filter(|h| before.hook.as_ref() != Some(h));
@@ -269,9 +271,7 @@ pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<D
     if left.is_empty() {
         return Ok(Duration::ZERO);
     }
-    let ((), time) = with_borrowed(&live.target, &prepared.stub, None, |borrow| {
-        unmap_all(borrow, &left)
-    })?;
+    let ((), time) = with_borrowed(&live.target, &prepared.stub, None, |borrow| unmap_all(borrow, &left))?;
     live.journal.spares.clear();
     Ok(time)
 }

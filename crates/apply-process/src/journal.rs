@@ -63,7 +63,8 @@ impl JournalSpare {
 
     /// Whether it is among `maps`.
     pub(crate) fn is_mapped(&self, maps: &[Mapping]) -> bool {
-        let is_it = |m: &Mapping| (m.range, m.inode, m.offset.get()) == (self.range(), self.inode, self.offset);
+        let is_it =
+            |m: &Mapping| (m.range, m.inode, m.offset.get()) == (self.range(), self.inode, self.offset);
         maps.iter().any(|m| is_it(m) && m.permissions.execute && !m.permissions.write)
     }
 }

@@ -15,6 +15,7 @@
 
 mod ahead;
 mod error;
+mod foreign;
 mod frames;
 mod hook;
 mod install;

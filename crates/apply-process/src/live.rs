@@ -166,7 +166,6 @@ impl Live {
     pub fn left_counting(&self) -> bool {
         self.journal.versions.iter().any(|v| v.kind == VersionKind::Counting && !v.retired)
     }
-
 }
 
 /// The journal of the process, or what it has inherited through `fork`; brought in line with what is really mapped.

@@ -29,7 +29,8 @@ impl<'a> Mapped<'a> {
     /// from here.
     pub fn open(&self, batch: &mut Batch) {
         match self.arriving.visible {
-            true => batch.open(&CString::new(self.arriving.record.file.as_os_str().as_bytes()).unwrap_or_default()),
+            true => batch
+                .open(&CString::new(self.arriving.record.file.as_os_str().as_bytes()).unwrap_or_default()),
             false => batch.memfd_create(c"restitch-version"),
         }
         if self.arriving.record.counters.is_some() {
@@ -67,7 +68,12 @@ impl<'a> Mapped<'a> {
             batch.mmap(at, record.len, Protection::ReadExecute, Backing::Private(fd, none));
         }
         if let (Some((start, len)), Some(fd)) = (record.counters, self.counters) {
-            batch.mmap(Placement::At(Avma::new(start)), len, Protection::ReadWrite, Backing::Shared(fd, none));
+            batch.mmap(
+                Placement::At(Avma::new(start)),
+                len,
+                Protection::ReadWrite,
+                Backing::Shared(fd, none),
+            );
         }
     }
 

@@ -98,8 +98,11 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
         let module = &live.target.modules[new.module];
         patches.add(module, &new.version.redirects);
         let record = write_files(live, new)?;
-        let inherited =
-            live.journal.versions.iter().any(|v| (v.start, v.len, &v.file) == (record.start, record.len, &record.file));
+        let inherited = live
+            .journal
+            .versions
+            .iter()
+            .any(|v| (v.start, v.len, &v.file) == (record.start, record.len, &record.file));
         arriving.push(Arriving {
             record,
             visible,
@@ -155,4 +158,3 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
         retired: false,
     })
 }
-

@@ -160,7 +160,8 @@ impl Planned {
         let maps = procfs::maps(pid).map_err(|e| e.to_string())?;
         let spare = maps.iter().find(|m| m.range == self.range()).ok_or("the spare is not there")?;
         let wanted = &self.mapping;
-        let same_file = (spare.device, spare.inode, spare.offset) == (wanted.device, wanted.inode, wanted.offset);
+        let same_file =
+            (spare.device, spare.inode, spare.offset) == (wanted.device, wanted.inode, wanted.offset);
         if !same_file || spare.permissions != wanted.permissions {
             return Err("the file that it shows can no longer be opened by its name".into());
         }
@@ -196,7 +197,8 @@ impl Planned {
             Err(why) => return Ok(Err((replaces, why))),
         };
         let (pages, only_ours) = self.lay_out(journal, memory, sites, &own)?;
-        let can_keep = self.can_keep && only_ours && own.len() >= KEPT_FROM && !self.mapping.range.contains(stub.at);
+        let can_keep =
+            self.can_keep && only_ours && own.len() >= KEPT_FROM && !self.mapping.range.contains(stub.at);
         Ok(match self.write(memory, &pages, stub) {
             Ok(()) => Ok(Filled { planned: self, own, pages, can_keep, kept: false }),
             Err(why) => Err((replaces, why)),
@@ -329,7 +331,12 @@ impl Filled {
 
     /// After the stop: pages of the old code that somebody else has changed since the spare was filled, as they are to be with
     /// that change.
-    pub fn changed(&self, journal: &Journal, memory: &Memory, sites: &Sites) -> Result<Vec<Page>, ProcessError> {
+    pub fn changed(
+        &self,
+        journal: &Journal,
+        memory: &Memory,
+        sites: &Sites,
+    ) -> Result<Vec<Page>, ProcessError> {
         let mut out = Vec::new();
         if !self.kept {
             return Ok(out);

@@ -4,7 +4,8 @@ use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{
-    BATCH_SPACE, Borrow, STUB_SPACE, SeccompPolicy, Stopped, StubPlace, TraceError, find_padding, is_padding, visit,
+    BATCH_SPACE, Borrow, STUB_SPACE, SeccompPolicy, Stopped, StubPlace, TraceError, find_padding, is_padding,
+    visit,
 };
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 use crate::ProcessError;
 use crate::frames::{Walk, Walker};
 use crate::old::OldVersion;
-use crate::plan::{Prepared, SwitchReport};
 use crate::patches::LEN;
+use crate::plan::{Prepared, SwitchReport};
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_procfs::Mapping;
 use restitch_tracee::{Registers, Stopped};

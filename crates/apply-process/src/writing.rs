@@ -189,14 +189,24 @@ fn flush(memory: &Memory, run: &(Avma, Vec<u8>)) -> Result<(), ProcessError> {
 }
 
 /// What is there has to be the file's bytes or a jump of ours into a version.
-fn refuse_foreign(journal: &Journal, at: Avma, found: [u8; LEN], original: [u8; LEN]) -> Result<(), ProcessError> {
+fn refuse_foreign(
+    journal: &Journal,
+    at: Avma,
+    found: [u8; LEN],
+    original: [u8; LEN],
+) -> Result<(), ProcessError> {
     let displacement = i32::from_le_bytes([found[1], found[2], found[3], found[4]]);
     let to = (at + LEN as u64).offset(displacement.into());
     let ours = found[0] == 0xe9 && journal.versions.iter().any(|v| v.range().contains(to));
     if found == original || ours {
         return Ok(());
     }
-    Err(ProcessError::Foreign { pid: journal.process().pid, at, found: found.into(), expected: original.into() })
+    Err(ProcessError::Foreign {
+        pid: journal.process().pid,
+        at,
+        found: found.into(),
+        expected: original.into(),
+    })
 }
 
 /// Reads back what was written.
@@ -256,9 +266,23 @@ mod tests {
         let start = Avma::new(0x1000);
         assert!(lay(&journal, start, &mut bytes, sites.of_page(start)).unwrap());
         assert_eq!(bytes[..9], [0x90, 0x90, 0x90, 0xe9, 1, 2, 3, 4, 0x90]);
-        assert!(!lay(&journal, start, &mut bytes, Sites::new(&Journal::clone(&journal), &wanted(&[0x1003])).of_page(Avma::new(0x1003).align_down(PAGE)).get(1..).unwrap()).unwrap());
+        assert!(
+            !lay(
+                &journal,
+                start,
+                &mut bytes,
+                Sites::new(&Journal::clone(&journal), &wanted(&[0x1003]))
+                    .of_page(Avma::new(0x1003).align_down(PAGE))
+                    .get(1..)
+                    .unwrap()
+            )
+            .unwrap()
+        );
         bytes[0] = 0xcc;
-        assert!(matches!(lay(&journal, start, &mut bytes, sites.of_page(start)), Err(ProcessError::Foreign { .. })));
+        assert!(matches!(
+            lay(&journal, start, &mut bytes, sites.of_page(start)),
+            Err(ProcessError::Foreign { .. })
+        ));
         journal.patches.clear();
     }
 }

@@ -73,6 +73,8 @@ pub enum Movability {
     ComparedByRuntime,
     /// A procedure linkage table: stubs that are reached through their slots.
     Linkage,
+    /// Its bytes in the process differ from the file (breakpoints, hooks, text relocations): a copy would lose that.
+    ChangedInMemory,
     /// Not code of the module's own making: overlaps another function's unwind range.
     Overlapping,
 }

@@ -38,13 +38,14 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 7] = [
+const MOVABILITY: [(Movability, &str); 8] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
     (Movability::OddUnwindInfo, "odd-unwind-info"),
     (Movability::ComparedByRuntime, "compared-by-runtime"),
     (Movability::Linkage, "linkage"),
+    (Movability::ChangedInMemory, "changed-in-memory"),
     (Movability::Overlapping, "overlapping"),
 ];
 

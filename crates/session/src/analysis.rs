@@ -1,5 +1,6 @@
 //! From bytes to a [`Program`], with the unwind tables that later stages need too.
 
+use restitch_address::SvmaRange;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_program::{Movability, Program, analyze};
@@ -32,6 +33,17 @@ pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, String> {
 }
 
 impl Analyzed {
+    /// Leaves functions that hold a byte of `changed` where they are.
+    pub fn leave(&mut self, changed: &[SvmaRange]) {
+        let functions = &mut self.program.functions;
+        for range in changed {
+            let first = functions.partition_point(|f| f.range.end <= range.start);
+            for f in functions[first..].iter_mut().take_while(|f| f.range.start < range.end) {
+                f.movability = Movability::ChangedInMemory;
+            }
+        }
+    }
+
     /// The reportable facts.
     pub fn report(&self, path: &str) -> report::Module {
         let bytes = |f: &restitch_program::Function| f.range.len();
@@ -77,6 +89,29 @@ fn words(why: Movability) -> &'static str {
         Movability::OddUnwindInfo => "a signal frame, or unwind information that depends on its position",
         Movability::ComparedByRuntime => "the C library compares program counters with its addresses",
         Movability::Linkage => "procedure linkage stubs",
+        Movability::ChangedInMemory => {
+            "its code in memory is not the file's (a breakpoint or a hook of another tool)"
+        }
         Movability::Overlapping => "overlaps another function",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_with_changed_bytes_stay() {
+        let small = include_bytes!("../../check/tests/data/small.elf");
+        let mut analyzed = analyze_image(Arc::new(Image::parse(small.to_vec()).unwrap())).unwrap();
+        let ranges: Vec<SvmaRange> = analyzed.program.functions.iter().map(|f| f.range).collect();
+        let before: Vec<Movability> = analyzed.program.functions.iter().map(|f| f.movability).collect();
+        assert!(ranges.len() >= 3);
+        // The last byte of the first function to the first of the third, and a place between functions.
+        analyzed.leave(&[SvmaRange::between(ranges[0].end - 1, ranges[2].start + 1)]);
+        analyzed.leave(&[SvmaRange::new(ranges[ranges.len() - 1].end + 64, 1)]);
+        let after: Vec<Movability> = analyzed.program.functions.iter().map(|f| f.movability).collect();
+        assert_eq!(after[..3], [Movability::ChangedInMemory; 3]);
+        assert_eq!(after[3..], before[3..]);
     }
 }

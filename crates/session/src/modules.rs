@@ -39,7 +39,8 @@ pub(crate) fn choose(set: &ProcessSet, samples: &IpSamples) -> Result<Choice, Se
             continue;
         }
         match analyze_image(module.image.clone()) {
-            Ok(analyzed) => {
+            Ok(mut analyzed) => {
+                analyzed.leave(&set.foreign_code(index)?);
                 let weights = weigh(&analyzed.program, addresses);
                 if !is_worth_counting(&analyzed.program, &weights) {
                     left.push((module.path.clone(), "its samples lie in code that cannot be moved".into()));

@@ -1,7 +1,7 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
 use crate::{SessionError, Watcher};
-use restitch_address::{Avma, Svma};
+use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_procfs as procfs;
@@ -104,6 +104,18 @@ impl ProcessSet {
             return leader.module_at(at).map(|i| (i, stated));
         }
         leader.modules.iter().position(|m| m.path == module.path).map(|i| (i, stated))
+    }
+
+    /// Code of the leader's module number `module` that differs from the file in one of the processes, and not by redirects.
+    pub fn foreign_code(&self, module: usize) -> Result<Vec<SvmaRange>, SessionError> {
+        let mut found = self.leader.foreign_code(module)?;
+        let path = &self.leader.target().modules[module].path;
+        for live in &self.others {
+            // One that has ended does not count.
+            let theirs = live.target().modules.iter().position(|m| m.path == *path);
+            found.extend(theirs.and_then(|i| live.foreign_code(i).ok()).unwrap_or_default());
+        }
+        Ok(found)
     }
 
     /// A free place near a module of the leader that is free in all processes of the set.

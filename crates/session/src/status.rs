@@ -79,8 +79,7 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
             .map(|v| (v.number, v.kind, v.module.display().to_string(), v.len, !leads_to(v)))
             .collect(),
         patches: jumps.iter().filter(in_any).count(),
-        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v))
-            && idle,
+        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,
         left_spare: if idle { journal.spares.iter().map(|s| s.len).sum() } else { 0 },
     })
 }

@@ -197,18 +197,15 @@ impl Borrow<'_> {
         let at = self.put_scratch(&table)?;
         let count = batch.calls.len();
         let call = self.call_registers(libc::SYS_getpid, [0; 6]);
-        let registers = Registers {
-            rip: self.stub() + STUB_SPACE as u64,
-            rbx: at.get(),
-            rbp: count as u64 + 1,
-            ..call
-        };
+        let registers =
+            Registers { rip: self.stub() + STUB_SPACE as u64, rbx: at.get(), rbp: count as u64 + 1, ..call };
         let tid = self.thread();
         sys::set_registers(tid, &registers)?;
         sys::set_signal_mask(tid, !(1 << (libc::SIGURG - 1)))?;
         sys::resume(tid, Resume::Continue, 0)?;
         self.set_moved(true);
-        let end = Registers { rip: registers.rip + AFTER_CALL, rbx: at.get() + (count * ENTRY) as u64, ..call };
+        let end =
+            Registers { rip: registers.rip + AFTER_CALL, rbx: at.get() + (count * ENTRY) as u64, ..call };
         self.wait_for_own_signal(&end)?;
         sys::set_signal_mask(tid, u64::MAX)?;
         // In this stop signals are looked at, so a call that was interrupted by the first stop can be restarted from it.

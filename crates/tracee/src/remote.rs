@@ -69,7 +69,12 @@ pub enum Backing {
 }
 
 /// The arguments of `mmap`.
-pub(crate) fn mmap_arguments(placement: Placement, len: u64, protection: Protection, backing: Backing) -> [u64; 6] {
+pub(crate) fn mmap_arguments(
+    placement: Placement,
+    len: u64,
+    protection: Protection,
+    backing: Backing,
+) -> [u64; 6] {
     let (at, place) = match placement {
         Placement::At(at) => (at, libc::MAP_FIXED_NOREPLACE),
         Placement::Over(at) => (at, libc::MAP_FIXED),

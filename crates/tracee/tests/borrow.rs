@@ -5,7 +5,8 @@ mod common;
 use common::Target;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_tracee::{
-    Backing, Batch, Placement, Protection, RemoteFd, SeccompPolicy, Stopped, StubPlace, TraceError, visit as visit_one,
+    Backing, Batch, Placement, Protection, RemoteFd, SeccompPolicy, Stopped, StubPlace, TraceError,
+    visit as visit_one,
 };
 use std::process::{Command, Stdio};
 use std::time::Duration;

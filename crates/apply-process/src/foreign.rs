@@ -1,0 +1,123 @@
+//! Code in memory that differs from the file, and not by redirects of ours: a debugger's breakpoints, the kernel's uprobes,
+//! hooks of other tools, text relocations.
+//!
+//! A version is a copy of the *file's* instructions, so the functions that hold such bytes have to stay: their changes would be lost in a
+//! copy. Only pages that the process has of its own can differ; the kernel's page table tells which they are.
+
+use crate::live::Live;
+use crate::patches::LEN;
+use crate::writing::PAGE;
+use crate::{Module, ProcessError};
+use restitch_address::{Avma, AvmaRange, Svma, SvmaRange};
+use restitch_image::Segment;
+use restitch_procfs::Pagemap;
+use restitch_tracee::Memory;
+
+impl Live {
+    /// The pieces of module number `module`'s code whose bytes are neither the file's nor a redirect into a version, by stated
+    /// address, sorted.
+    ///
+    /// # Errors
+    /// If the process cannot be read.
+    pub fn foreign_code(&self, module: usize) -> Result<Vec<SvmaRange>, ProcessError> {
+        let versions: Vec<AvmaRange> = self.journal().versions.iter().map(|v| v.range()).collect();
+        foreign(self.target().pid(), &self.target().modules[module], &versions)
+    }
+}
+
+fn foreign(pid: i32, module: &Module, versions: &[AvmaRange]) -> Result<Vec<SvmaRange>, ProcessError> {
+    let memory = Memory::open_read_only(pid)?;
+    let mut found = Vec::new();
+    for segment in module.image.segments().iter().filter(|s| s.executable) {
+        let pages = own_pages(&memory, module, segment);
+        let requests: Vec<(Avma, usize)> = pages.iter().map(|at| (*at, PAGE as usize)).collect();
+        for (at, bytes) in pages.into_iter().zip(memory.read_many(&requests)) {
+            if let Some(bytes) = bytes {
+                compare(module, segment, at, &bytes, versions, &mut found);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Pages of the segment that are the process's own; all of them if the kernel does not tell.
+fn own_pages(memory: &Memory, module: &Module, segment: &Segment) -> Vec<Avma> {
+    let ends = [segment.file_backed().start, segment.file_backed().end].map(|at| module.bias.to_actual(at));
+    let range = AvmaRange::between(ends[0].align_down(PAGE), ends[1].align_up(PAGE));
+    let states = Pagemap::open(memory.pid()).and_then(|map| map.states(range));
+    let own = |i: usize| states.as_ref().map_or(true, |states| states[i].is_own());
+    (0..(range.len() / PAGE) as usize).filter(|i| own(*i)).map(|i| range.start + i as u64 * PAGE).collect()
+}
+
+/// Adds what differs in the page at `at`.
+fn compare(
+    module: &Module,
+    segment: &Segment,
+    at: Avma,
+    bytes: &[u8],
+    versions: &[AvmaRange],
+    found: &mut Vec<SvmaRange>,
+) {
+    let first = module.bias.to_stated(at);
+    for (i, byte) in bytes.iter().enumerate() {
+        let place = first + i as u64;
+        let original = module.image.read(place, 1).filter(|_| segment.file_backed().contains(place));
+        if original.is_some_and(|original| original[0] != *byte) && !in_redirect(at, bytes, i, versions) {
+            add(found, place);
+        }
+    }
+}
+
+/// Whether byte number `i` of the page belongs to a jump into a version. (No redirect crosses a page.)
+fn in_redirect(page: Avma, bytes: &[u8], i: usize, versions: &[AvmaRange]) -> bool {
+    (0..LEN).filter_map(|back| i.checked_sub(back)).any(|start| {
+        let Some([0xe9, displacement @ ..]) = bytes.get(start..start + LEN) else { return false };
+        let displacement = i32::from_le_bytes(displacement.try_into().expect("four bytes"));
+        let to = (page + (start + LEN) as u64).offset(displacement.into());
+        versions.iter().any(|version| version.contains(to))
+    })
+}
+
+fn add(found: &mut Vec<SvmaRange>, at: Svma) {
+    match found.last_mut() {
+        Some(last) if last.end == at => last.end = at + 1,
+        _ => found.push(SvmaRange::new(at, 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Target;
+    use restitch_testkit::{Guarded, compile, program, wait_until};
+    use std::time::Duration;
+
+    #[test]
+    fn foreign_bytes_are_found_and_redirects_are_not() {
+        let Ok(path) = compile(&program("loops.c"), &["-O1"]) else {
+            restitch_testkit::skip!("there is no C compiler");
+        };
+        let process = Guarded::start(&path, &["--seconds", "60"]).expect("it starts");
+        let pid = process.pid() as i32;
+        // Once the loader has mapped its libraries.
+        let open = || Target::open(pid).ok().filter(|target| target.modules.len() > 1);
+        let target = wait_until(Duration::from_secs(20), open).expect("it runs");
+        let module = &target.modules[target.program];
+        let memory = Memory::open(pid).expect("ours to change");
+        let code = module.image.segments().iter().find(|s| s.executable).expect("it has code").file_backed();
+        // The end of `_fini`, which does not run before the end.
+        let at = code.end.offset(-8);
+        let original = module.image.read(at, 5).expect("in the file");
+        let change = |bytes: &[u8]| memory.write(module.bias.to_actual(at), bytes).expect("written");
+        let version = AvmaRange::new(module.bias.to_actual(at) + 5 + 0x12_3000, 0x1000);
+        let found = |versions: &[AvmaRange]| foreign(pid, module, versions).expect("readable");
+        assert_eq!(found(&[version]), []);
+        change(&[!original[0]]);
+        assert_eq!(found(&[version]), [SvmaRange::new(at, 1)]);
+        change(&[0xe9, 0x56, 0x34, 0x12, 0]);
+        assert!(!found(&[]).is_empty(), "a jump to nowhere of ours");
+        assert_eq!(found(&[version]), []);
+        change(original);
+        assert_eq!(found(&[]), []);
+    }
+}
