@@ -144,7 +144,7 @@ mod tests {
         let at = Avma::new(word.as_ptr() as u64).align_down(4096);
         let map = Pagemap::open(pid).unwrap();
         assert!(map.states(AvmaRange::new(at, 4096)).unwrap()[0].is_own());
-        let code = Avma::new(parse_flags as *const () as u64).align_down(4096);
+        let code = Avma::new(mapping_flags as *const () as u64).align_down(4096);
         let state = map.states(AvmaRange::new(code, 4096)).unwrap()[0];
         assert!(state.file && !state.is_own());
         let maps = crate::maps(pid).unwrap();
