@@ -42,7 +42,10 @@ fn the_memory_map_stays_and_private_copies_are_given_back() {
     restitch.attach(pid, &[]).expect(code::DONE);
     assert_eq!(code_of(pid), before);
     assert!(!look::differences(pid).is_empty());
-    assert!(private_kib(pid) > private);
+    // Where the program itself has redirects: its libraries may have them all.
+    let own = |at: u64| before.iter().any(|line| line.start <= at && at < line.end);
+    let redirected = look::differences(pid).iter().any(|place| own(place.at));
+    assert_eq!(private_kib(pid) > private, redirected);
     target.assert_computing("after the attach");
     restitch.revert(pid).expect(code::DONE);
     assert_eq!(code_of(pid), before);
