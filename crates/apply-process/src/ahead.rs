@@ -4,8 +4,10 @@
 //! One thread is borrowed for that; nothing leads to what is mapped, so the others do not notice. All of it is in the journal
 //! before it exists.
 
-use crate::journal::{Journal, JournalHook, JournalSpare};
-use crate::live::Live;
+use crate::frames::names_unwinder;
+use crate::hook_journal::JournalHook;
+use crate::journal::{Journal, JournalSpare};
+use crate::live::{Live, Reservation};
 use crate::mapping::Mapped;
 use crate::plan::{Prepared, has_personality};
 use crate::spare::{self, Filled, Planned};
@@ -13,8 +15,8 @@ use crate::stub::with_borrowed;
 use crate::writing::Sites;
 use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, find_gap};
-use restitch_tracee::{Backing, Batch, Borrow, Memory, Placement, Protection, RemoteFd, Stopped};
+use restitch_procfs::{self as procfs, Mapping, MappingName};
+use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped};
 use std::fs::File;
 use std::time::Duration;
 
@@ -23,8 +25,8 @@ pub(crate) struct Ahead {
     /// The journal as it has to be on disk before anything is mapped: everything that may be there during the switch.
     pub journal: Journal,
     pub sites: Sites,
-    /// The unwinder's page, if there is none yet.
-    hook_page: Option<AvmaRange>,
+    /// The unwinder's hook, if there is none yet.
+    new_hook: Option<JournalHook>,
     /// Spares that a killed restitch has left.
     leftovers: Vec<JournalSpare>,
     spares: Vec<Planned>,
@@ -45,14 +47,12 @@ pub(crate) fn plan(live: &Live, prepared: &Prepared<'_>) -> Result<Ahead, Proces
     let pid = live.target.pid();
     let maps = procfs::maps(pid)?;
     let mut journal = planned_journal(&live.journal, prepared);
-    let sites = Sites::new(&journal, &prepared.patches);
     let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
     let mut taken: Vec<AvmaRange> = prepared.arriving.iter().flat_map(|a| a.ranges()).collect();
-    let new_hook = plan_hook(live, prepared, &maps, &taken, heap_start)?;
-    let hook_page =
-        new_hook.as_ref().and_then(|(h, is_new)| is_new.then(|| AvmaRange::new(Avma::new(h.page), h.len)));
-    taken.extend(hook_page);
-    journal.hook = new_hook.map(|(h, _)| h).or(journal.hook);
+    let new_hook = plan_hook(live, prepared)?;
+    taken.extend(new_hook.as_ref().map(JournalHook::range));
+    journal.hook = new_hook.clone().or(journal.hook);
+    let sites = Sites::new(&journal, &prepared.patches);
     let leftovers = std::mem::take(&mut journal.spares);
     let (mut spares, mut refused) = (Vec::new(), Vec::new());
     for planned in spare::plan(&maps, &sites, &taken, heap_start) {
@@ -62,7 +62,7 @@ pub(crate) fn plan(live: &Live, prepared: &Prepared<'_>) -> Result<Ahead, Proces
         }
     }
     journal.spares = leftovers.iter().cloned().chain(spares.iter().flat_map(Planned::journal)).collect();
-    Ok(Ahead { journal, sites, hook_page, leftovers, spares, refused })
+    Ok(Ahead { journal, sites, new_hook, leftovers, spares, refused })
 }
 
 /// The journal as it has to be on disk before the first change.
@@ -74,48 +74,29 @@ fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
         v.retired = true;
     }
     planned.versions.extend(prepared.arriving.iter().map(|a| a.record.clone()));
+    planned.used.extend(prepared.arriving.iter().map(|a| (a.record.start, a.record.len)));
     planned.next_number += prepared.arriving.len() as u32;
     planned
 }
 
-/// The unwinder's hook, if versions arrive and the journal knows of none yet, and whether its page has to be mapped. `None` also
-/// if the process needs none: nothing in it can unwind through moved frames.
-fn plan_hook(
-    live: &Live,
-    prepared: &Prepared<'_>,
-    maps: &[Mapping],
-    taken: &[AvmaRange],
-    heap_start: Option<Avma>,
-) -> Result<Option<(JournalHook, bool)>, ProcessError> {
+/// The unwinder's hook, if versions arrive and there is none yet. `None` also if the process needs none: nothing in it can unwind
+/// through moved frames.
+fn plan_hook(live: &Live, prepared: &Prepared<'_>) -> Result<Option<JournalHook>, ProcessError> {
     if prepared.incoming.is_empty() || live.journal.hook.is_some() {
         return Ok(None);
     }
-    let (pid, target) = (live.target.pid(), &live.target);
-    let memory = Memory::open_read_only(pid)?;
-    let site = match hook::find_site(target, |at| memory.read_u64(at).ok()) {
-        Ok(site) => site,
-        Err(why) if target.modules.iter().any(has_personality) => {
-            return Err(ProcessError::NoUnwindHook { pid, why });
+    // There is an unwinder, or some function has a personality routine.
+    let modules = &live.target.modules;
+    let can_unwind = modules.iter().any(|m| names_unwinder(m) || has_personality(m));
+    let mut taken: Vec<(usize, Reservation)> = Vec::new();
+    for (new, arriving) in prepared.incoming.iter().zip(&prepared.arriving) {
+        for range in arriving.ranges() {
+            let start = modules[new.module].bias.to_stated(range.start);
+            let len = range.len().next_multiple_of(4096);
+            taken.push((new.module, Reservation { number: new.version.number, start, len }));
         }
-        Err(_) => return Ok(None),
-    };
-    if let Some(page) = site.page {
-        return Ok(Some((site.journal(page), false)));
     }
-    let mut busy = maps.to_vec();
-    if let Some(model) = maps.first() {
-        busy.extend(taken.iter().map(|range| Mapping { range: *range, ..model.clone() }));
-    }
-    busy.sort_by_key(|m| m.range.start);
-    let program = &target.modules[target.program];
-    let request = GapRequest { heap_start, ..GapRequest::near(program.range, hook::PAGE_LEN) };
-    let gap = find_gap(&busy, &request).map_err(|e| ProcessError::NoRoom {
-        pid,
-        len: hook::PAGE_LEN,
-        module: program.path.clone(),
-        why: e.to_string(),
-    })?;
-    Ok(Some((site.journal(gap.range.start), true)))
+    hook::plan(live, &taken, can_unwind)
 }
 
 impl Ahead {
@@ -126,10 +107,10 @@ impl Ahead {
         prepared: &Prepared<'_>,
         held: Option<&mut Stopped>,
     ) -> Result<Ready, ProcessError> {
-        let Self { sites, hook_page, leftovers, spares, mut refused, .. } = self;
+        let Self { sites, new_hook, leftovers, spares, mut refused, .. } = self;
         let ((counters, mapped), time) = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
             let unmapped = unmap_all(borrow, &leftovers);
-            unmapped.and_then(|()| map_all(borrow, prepared, hook_page, &spares, &mut refused))
+            unmapped.and_then(|()| map_all(borrow, prepared, new_hook.as_ref(), &spares, &mut refused))
         })?;
         live.counters.extend(counters);
         live.journal.spares.retain(|s| !leftovers.contains(s));
@@ -138,6 +119,9 @@ impl Ahead {
             return Ok(ready);
         }
         let memory = Memory::open(live.target.pid())?;
+        if let Some(new_hook) = &new_hook {
+            hook::own_pages(&memory, new_hook)?;
+        }
         for spare in mapped {
             match spare.fill(&live.journal, &memory, &sites, &prepared.stub)? {
                 Ok(filled) => ready.spares.push(filled),
@@ -156,7 +140,7 @@ type Counters = Vec<(u32, File, u64)>;
 fn map_all(
     borrow: &mut Borrow<'_>,
     prepared: &Prepared<'_>,
-    hook_page: Option<AvmaRange>,
+    new_hook: Option<&JournalHook>,
     spares: &[Planned],
     refused: &mut Vec<(Avma, String)>,
 ) -> Result<(Counters, Vec<Planned>), ProcessError> {
@@ -177,8 +161,8 @@ fn map_all(
         }
         version.map(&mut mapping);
     }
-    if let Some(page) = hook_page {
-        mapping.mmap(Placement::At(page.start), page.len(), Protection::ReadExecute, Backing::Anonymous);
+    if let Some(new_hook) = new_hook {
+        hook::map(&mut mapping, new_hook);
     }
     let mut files: Vec<RemoteFd> = versions.iter().flat_map(Mapped::files).collect();
     let mut open_spares = Vec::new();
@@ -239,8 +223,13 @@ pub(crate) fn undo(
         }
     }
     let hook = live.journal.hook.iter().filter(|h| before.hook.as_ref() != Some(h));
-    let is_page = |r: &AvmaRange| maps.iter().any(|m| m.range == *r && m.name == MappingName::Anonymous);
-    ranges.extend(hook.map(|h| AvmaRange::new(Avma::new(h.page), h.len)).filter(is_page));
+    // Nothing leads to it yet.
+    let memory = Memory::open_read_only(live.target.pid())?;
+    let is_anonymous =
+        |at: Avma| maps.iter().any(|m| m.range.contains(at) && m.name == MappingName::Anonymous);
+    ranges.extend(
+        hook.filter(|h| hook::is_there(h, &memory) && is_anonymous(h.range().start)).map(JournalHook::range),
+    );
     if !ranges.is_empty() {
         let result = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
             ranges.iter().try_for_each(|range| borrow.munmap(*range))?;

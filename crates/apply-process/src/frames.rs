@@ -54,8 +54,7 @@ impl<'a> Walker<'a> {
                 unwind.insert(i, info);
             }
         }
-        let unwinds = |m: &Module| m.image.symbols_named("_Unwind_RaiseException").next().is_some();
-        let unwinders = (0..target.modules.len()).filter(|i| unwinds(&target.modules[*i])).collect();
+        let unwinders = (0..target.modules.len()).filter(|i| has_unwinder(&target.modules[*i])).collect();
         Self { target, old, unwind, unwinders }
     }
 
@@ -84,7 +83,8 @@ impl<'a> Walker<'a> {
             };
             let lookup = if interrupted { rip } else { rip - 1 };
             let Some((module, original)) = self.original(lookup) else { break };
-            unwinding |= self.unwinders.contains(&module);
+            unwinding |= self.unwinders.contains(&module)
+                || in_static_unwinder(&self.target.modules[module], original);
             let Some(info) = self.unwind.get(&module) else { break };
             let Ok(Some(row)) = info.row_at(original) else { break };
             interrupted = info.find(original).is_some_and(|e| e.signal_frame);
@@ -100,6 +100,30 @@ impl<'a> Walker<'a> {
         }
         walk
     }
+}
+
+/// Whether all of the module counts as an unwinder, as far as its symbols tell. A static program has one beside everything else:
+/// there single functions count, or, without symbols, all of it.
+fn has_unwinder(module: &Module) -> bool {
+    match module.image.is_static() {
+        true => module.image.symbols_named("main").next().is_none(),
+        false => names_unwinder(module),
+    }
+}
+
+/// Whether an unwinder is among the module's symbols.
+pub(crate) fn names_unwinder(module: &Module) -> bool {
+    // libgcc and LLVM's libunwind; nongnu libunwind, whose names carry the processor.
+    const NAMES: [&str; 4] =
+        ["_Unwind_RaiseException", "_Unwind_Backtrace", "_ULx86_64_step", "_Ux86_64_step"];
+    NAMES.iter().any(|name| module.image.symbols_named(name).next().is_some())
+}
+
+/// Whether `at` is in an unwinder's function of a static program.
+fn in_static_unwinder(module: &Module, at: Svma) -> bool {
+    const PREFIXES: [&str; 5] = ["_Unwind_", "__unw_", "unw_", "__libunwind_", "_ULx86_64_"];
+    let name = || module.image.symbol_containing(at).map(|s| &s.name);
+    module.image.is_static() && name().is_some_and(|n| PREFIXES.iter().any(|p| n.starts_with(p)))
 }
 
 fn dwarf_registers(r: &restitch_tracee::Registers) -> Registers {

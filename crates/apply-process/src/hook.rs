@@ -1,205 +1,358 @@
-//! The unwinder's hook: how C++ exceptions, `backtrace()` and `pthread_cancel` find the tables of moved frames.
+//! The unwinder's hook: how exceptions, backtraces and debuggers find the tables and names of moved code.
 //!
-//! Problem: libgcc asks glibc's `_dl_find_object` which object holds a program counter; glibc knows nothing of our
-//! versions. Idea: in glibc from 2.35 on that function is `mov GLRO,%rax; jmp *disp(%rax)`: it jumps through a pointer in the
-//! loader's data. Replacing that pointer (one aligned 8-byte write) by the address of a small routine of ours hooks every lookup without
-//! touching code. The routine compares with a short table of versions and jumps on to the original for all else. It uses
-//! no stack, no lock, no memory but its table; a lookup costs 2 to 5 ns more.
+//! Problem: unwinders ask the C library which object holds a program counter; it knows nothing of our versions. Idea: two
+//! functions answer that question, and both get a routine of ours in front, which reads a table of versions:
+//! * `_dl_find_object` (libgcc with glibc since 2.35). In a dynamic program it jumps through a pointer in the loader's data, which is
+//!   replaced (one aligned 8-byte write); in a static one it gets a detour.
+//! * `dl_iterate_phdr` (LLVM's and nongnu libunwind, older libgcc, Rust's symbolization, everything on musl): a detour.
 //!
-//! Limits: lookups through `dl_iterate_phdr` (LLVM's libunwind, older libgcc) do not see versions; static programs are
-//! not hooked. The caller refuses those where exceptions could pass moved frames.
+//! Debuggers find the versions in a second list of the loader's (`hook_data`).
 //!
-//! Reference: glibc manual, "Dynamic Linker Introspection" (`struct dl_find_object`).
+//! The hook is planned and journalled before the stop: its place, its bytes, the places that lead to it. So a run that is killed
+//! leaves a journal that can undo it, whatever had been written. It is taken out when the last version is, once nobody stands in it.
+//!
+//! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if something in it may
+//! unwind. In static programs without symbols `dl_iterate_phdr` is not found.
 
-use crate::Target;
-use crate::journal::JournalHook;
-use restitch_address::{Avma, AvmaRange, Svma};
-use restitch_x86::{Op, decode_one};
+use crate::detour::Displaced;
+use crate::hook_data::{self, DATA_LEN, Named, R_NEXT};
+use crate::hook_journal::{JournalDetour, JournalHook};
+use crate::hook_page::{
+    self, CODE_LEN, FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, ITERATE_TRAMPOLINE_AT,
+    ORIGINAL_AT, TABLE_AT, Trampolines,
+};
+use crate::hook_sites::{FindSite, Function, Sites, read_page, unwind_info};
+use crate::journal::Journal;
+use crate::live::{Live, Reservation};
+use crate::patches::{LEN, jump};
+use crate::retire::leads_into;
+use crate::threads::{ThreadView, words};
+use crate::{ProcessError, Target};
+use restitch_address::{Avma, AvmaRange};
+use restitch_cfi::UnwindInfo;
+use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers, Stopped};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Length of the page with code and table.
-pub(crate) const PAGE_LEN: u64 = 4096;
-const ORIGINAL_AT: usize = 128;
-const TABLE_AT: usize = 136;
-const ENTRY_LEN: usize = 32;
-/// One entry stays zero: the end mark.
-pub(crate) const MOST_ENTRIES: usize = (PAGE_LEN as usize - TABLE_AT) / ENTRY_LEN - 1;
-
-/// A row that matches nothing and is not the end. Rows never move: a thread that stands inside the routine goes on with
-/// the next row, and must not miss the one that it is looking for.
-pub(crate) const NO_ENTRY: HookEntry =
-    HookEntry { range: AvmaRange { start: Avma::new(1), end: Avma::new(1) }, eh_frame_hdr: Avma::new(0) };
-
-/// One row of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HookEntry {
-    /// The version's mapping.
-    pub range: AvmaRange,
-    /// Its `.eh_frame_hdr`.
-    pub eh_frame_hdr: Avma,
-}
-
-/// `int _dl_find_object(void *pc /* rdi */, struct dl_find_object *result /* rsi */)`.
-#[rustfmt::skip]
-const CODE: [u8; 76] = [
-    0x48, 0x8d, 0x05, (TABLE_AT - 7) as u8, 0, 0, 0, // lea table(%rip),%rax
-    // next:
-    0x48, 0x8b, 0x08,                   // mov (%rax),%rcx
-    0x48, 0x85, 0xc9,                   // test %rcx,%rcx
-    0x74, 70 - 15,                      // je original
-    0x48, 0x39, 0xcf,                   // cmp %rcx,%rdi
-    0x72, 64 - 20,                      // jb skip
-    0x48, 0x3b, 0x78, 0x08,             // cmp 8(%rax),%rdi
-    0x73, 64 - 26,                      // jae skip
-    0x48, 0xc7, 0x06, 0, 0, 0, 0,       // movq $0,(%rsi)          flags
-    0x48, 0x89, 0x4e, 0x08,             // mov %rcx,8(%rsi)        map_start
-    0x48, 0x8b, 0x50, 0x08,             // mov 8(%rax),%rdx
-    0x48, 0x89, 0x56, 0x10,             // mov %rdx,16(%rsi)       map_end
-    0x48, 0x8b, 0x50, 0x10,             // mov 16(%rax),%rdx
-    0x48, 0x89, 0x56, 0x18,             // mov %rdx,24(%rsi)       link_map
-    0x48, 0x8b, 0x50, 0x18,             // mov 24(%rax),%rdx
-    0x48, 0x89, 0x56, 0x20,             // mov %rdx,32(%rsi)       eh_frame
-    0x31, 0xc0,                         // xor %eax,%eax
-    0xc3,                               // ret
-    // skip:
-    0x48, 0x83, 0xc0, 0x20,             // add $32,%rax
-    0xeb, (7 - 70i8) as u8,             // jmp next
-    // original:
-    0xff, 0x25, (ORIGINAL_AT - 76) as u8, 0, 0, 0, // jmp *original(%rip)
-];
-
-/// The page's bytes.
-pub(crate) fn page(original: Avma, link_map: Avma, entries: &[HookEntry]) -> Vec<u8> {
-    let mut out = vec![0; PAGE_LEN as usize];
-    out[..CODE.len()].copy_from_slice(&CODE);
-    out[ORIGINAL_AT..TABLE_AT].copy_from_slice(&original.get().to_le_bytes());
-    for (i, e) in entries.iter().take(MOST_ENTRIES).enumerate() {
-        let row = [e.range.start.get(), e.range.end.get(), link_map.get(), e.eh_frame_hdr.get()];
-        for (j, word) in row.into_iter().enumerate() {
-            let at = TABLE_AT + i * ENTRY_LEN + j * 8;
-            out[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        }
+/// Plans the hook of a process that has none: nothing is changed yet. `None` if it needs none, because nothing in it can
+/// unwind. `taken` are places that new versions will have.
+pub(crate) fn plan(
+    live: &Live,
+    taken: &[(usize, Reservation)],
+    can_unwind: bool,
+) -> Result<Option<JournalHook>, ProcessError> {
+    let target = &live.target;
+    let refuse = |why: String| match can_unwind {
+        true => Err(ProcessError::NoUnwindHook { pid: target.pid(), why }),
+        false => Ok(None),
+    };
+    let memory = Memory::open_read_only(target.pid())?;
+    let sites = Sites::find(target, |at| memory.read_u64(at).ok());
+    if sites.find.is_none() && sites.iterate.is_none() {
+        return refuse(
+            "neither _dl_find_object nor dl_iterate_phdr was found in it (a static program without symbols?)"
+                .into(),
+        );
     }
-    out
-}
-
-/// Where the hook goes in a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HookSite {
-    /// The pointer that `_dl_find_object` jumps through.
-    pub slot: Avma,
-    /// Its original value.
-    pub original: Avma,
-    /// The program's link map.
-    pub link_map: Avma,
-    /// Our page, if the pointer leads there already: a restitch that was killed had got this far.
-    pub page: Option<Avma>,
-}
-
-impl HookSite {
-    /// The journal's form, for the hook at `page`.
-    pub fn journal(&self, page: Avma) -> JournalHook {
-        JournalHook {
-            page: page.get(),
-            len: PAGE_LEN,
-            slot: self.slot.get(),
-            original: self.original.get(),
-            link_map: self.link_map.get(),
-            rows: Vec::new(),
-        }
+    let near = sites.detours().first().map_or(target.program, |d| d.0.module);
+    let place = live.reserve(near, CODE_LEN + DATA_LEN, taken, &[])?;
+    let page = target.modules[near].bias.to_actual(place.start);
+    match planned(target, &memory, &sites, page) {
+        Ok(hook) => Ok(Some(hook)),
+        Err(why) => refuse(why),
     }
 }
 
-/// Whether the code at `page` is this hook; then the pointer's original value, which its page holds.
-fn hooked(page: Avma, read: &mut impl FnMut(Avma) -> Option<u64>) -> Option<Avma> {
-    for (i, word) in CODE.chunks_exact(8).enumerate() {
-        if read(page + 8 * i as u64)?.to_le_bytes() != word {
-            return None;
-        }
-    }
-    read(page + ORIGINAL_AT as u64).map(Avma::new)
+/// A detoured function with what its module says of it.
+struct Detoured {
+    function: Function,
+    routine: u64,
+    trampoline: u64,
+    displaced: Displaced,
+    unwind: UnwindInfo,
 }
 
-/// Finds the pointer. `read` reads 8 bytes of the process. The error says what is missing.
-pub(crate) fn find_site(
-    target: &Target,
-    mut read: impl FnMut(Avma) -> Option<u64>,
-) -> Result<HookSite, String> {
-    let (module, function) = target
-        .modules
-        .iter()
-        .find_map(|m| {
-            let s = m.image.symbols().iter().find(|s| s.name.split('@').next() == Some("_dl_find_object"))?;
-            m.path.to_string_lossy().contains("libc.so").then_some((m, s.range.start))
+fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Result<JournalHook, String> {
+    let detoured = detoured(target, sites, page)?;
+    let data = page + CODE_LEN;
+    let (slot, original) = match sites.find {
+        Some(FindSite::Pointer(slot)) => {
+            let value =
+                memory.read_u64(slot).map_err(|e| format!("the loader's data cannot be read ({e})"))?;
+            (slot.get(), Avma::new(value))
+        }
+        _ => (0, page + FIND_TRAMPOLINE_AT),
+    };
+    let by_routine =
+        |routine: u64| detoured.iter().find(|d| d.routine == routine).map(|d| (&d.displaced, &d.unwind));
+    let trampolines = Trampolines { find: by_routine(FIND_AT), iterate: by_routine(hook_page::ITERATE_AT) };
+    let fixed = hook_page::fixed_part(page, original, &trampolines).map_err(|e| e.to_string())?;
+    let mut hook = JournalHook {
+        page: page.get(),
+        len: CODE_LEN + DATA_LEN,
+        slot,
+        original: original.get(),
+        link_map: sites.link_map.unwrap_or(hook_data::link_map(data)).get(),
+        debugger: sites.debugger.filter(|d| has_extended_list(memory, *d)).map_or(0, Avma::get),
+        ..JournalHook::default()
+    };
+    hook.set_fixed(&fixed);
+    for d in &detoured {
+        hook.detours.push(d.journal(target, page)?);
+        let at = Avma::new(hook.detours[hook.detours.len() - 1].at);
+        if memory.read_vec(at, LEN).ok().as_deref() != Some(&d.displaced.original[..]) {
+            return Err(format!("something else has patched the unwinders' lookup function at {at}"));
+        }
+    }
+    Ok(hook)
+}
+
+fn detoured(target: &Target, sites: &Sites, page: Avma) -> Result<Vec<Detoured>, String> {
+    let mut out = Vec::new();
+    for (function, routine) in sites.detours() {
+        let module = &target.modules[function.module];
+        let (name, trampoline) = match routine {
+            FIND_AT => ("_dl_find_object", FIND_TRAMPOLINE_AT),
+            _ => ("dl_iterate_phdr", ITERATE_TRAMPOLINE_AT),
+        };
+        let refused = |why: String| format!("{name} in {} cannot be hooked: {why}", module.path.display());
+        let unwind = unwind_info(module).ok_or_else(|| refused("it has no unwind tables".into()))?;
+        let to = module.bias.to_stated(page + trampoline);
+        let displaced = Displaced::new(&module.image, &unwind, function.at, to).map_err(refused)?;
+        out.push(Detoured { function, routine, trampoline, displaced, unwind });
+    }
+    Ok(out)
+}
+
+impl Detoured {
+    fn journal(&self, target: &Target, page: Avma) -> Result<JournalDetour, String> {
+        let at = target.modules[self.function.module].bias.to_actual(self.function.at);
+        let crosses = at.align_down(4096) != (at + LEN as u64 - 1).align_down(4096);
+        let now = jump(at, page + self.routine).filter(|_| !crosses);
+        Ok(JournalDetour {
+            at: at.get(),
+            original: self.displaced.original,
+            now: now.ok_or("the unwinders' lookup function cannot take a jump to the hook")?,
+            trampoline: (page + self.trampoline).get(),
+            boundaries: self.displaced.boundaries.clone(),
         })
-        .ok_or("its C library has no _dl_find_object (glibc before 2.35, another C library, or a static program)")?;
-    let shape = "the C library's _dl_find_object has an unknown form";
-    let mut at = function;
-    let mut pointer = None;
-    for _ in 0..3 {
-        let bytes = module.image.read_tail(at).ok_or(shape)?;
-        let insn = decode_one(&bytes[..bytes.len().min(15)], at).ok_or(shape)?;
-        match (insn.op, pointer) {
-            (Op::Load { dst, mem, size: 8, .. }, None) if mem.rip => {
-                pointer = Some((dst, Svma::new(mem.disp as u64)));
-            }
-            (Op::JumpMemory(mem), Some((reg, got))) if mem.base == Some(reg) && mem.index.is_none() => {
-                let table = read(module.bias.to_actual(got)).ok_or("the loader's data cannot be read")?;
-                let slot = Avma::new(table).offset(mem.disp);
-                let value = Avma::new(read(slot).ok_or("the loader's data cannot be read")?);
-                let ours = hooked(value, &mut read);
-                let (original, page) = (ours.unwrap_or(value), ours.map(|_| value));
-                let link_map =
-                    link_map(target, &mut read).ok_or("the loader's list of objects cannot be read")?;
-                return Ok(HookSite { slot, original, link_map, page });
-            }
-            // `endbr64` in front.
-            (Op::Other, None) => {}
-            _ => return Err(shape.into()),
-        }
-        at = insn.insn.end();
     }
-    Err(shape.into())
 }
 
-/// The program's `struct link_map`, by way of DT_DEBUG's `struct r_debug`.
-fn link_map(target: &Target, read: &mut impl FnMut(Avma) -> Option<u64>) -> Option<Avma> {
-    const PT_DYNAMIC: u32 = 2;
-    const DT_DEBUG: u64 = 21;
-    let program = &target.modules[target.program];
-    let dynamic = program.image.program_headers().iter().find(|h| h.kind == PT_DYNAMIC)?;
-    let start = program.bias.to_actual(dynamic.address);
-    for i in 0..dynamic.memory_len / 16 {
-        match read(start + 16 * i)? {
-            0 => break,
-            DT_DEBUG => {
-                let debug = Avma::new(read(start + 16 * i + 8)?);
-                return read(debug + 8).filter(|m| *m != 0).map(Avma::new);
-            }
-            _ => {}
-        }
+/// Whether the loader's `struct r_debug` at `debug` is an extended one in use: version 1 (no further list) or 2.
+fn has_extended_list(memory: &Memory, debug: Avma) -> bool {
+    let word = |at: u64| memory.read_u64(debug + at).unwrap_or_default();
+    let next = word(R_NEXT);
+    match word(0) as u32 {
+        1 => next == 0,
+        2 => next != 0 && memory.read_u64(Avma::new(next) + R_NEXT).is_ok(),
+        _ => false,
     }
-    None
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use restitch_x86::{Flow, scan};
-
-    #[test]
-    fn the_routine_decodes_and_its_jumps_go_where_the_comments_say() {
-        let mut insns = Vec::new();
-        scan(&CODE, Svma::new(0), |i| insns.push(i)).unwrap();
-        let targets: Vec<u64> = insns
-            .iter()
-            .filter_map(|i| match i.flow {
-                Flow::Jump(t) | Flow::Conditional(_, t) => Some(t.get()),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(targets, [70, 64, 64, 7]);
-        assert_eq!(insns[0].names, Some(Svma::new(TABLE_AT as u64)));
-        assert_eq!(insns.last().unwrap().names, Some(Svma::new(ORIGINAL_AT as u64)));
-        assert!(insns.iter().any(|i| i.at == Svma::new(64)) && insns.iter().any(|i| i.at == Svma::new(70)));
+/// The hook of a process whose journal does not know of it: something there leads to a page of ours.
+pub(crate) fn recognise(target: &Target, memory: &Memory) -> Option<JournalHook> {
+    let mut read = |at| memory.read_u64(at).ok();
+    let sites = Sites::find(target, &mut read);
+    let page = sites.page_in_force(target, &mut read)?;
+    let bytes = read_page(page, &mut read)?;
+    let word = |at: u64| bytes[at as usize..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+    let mut hook = JournalHook {
+        page: page.get(),
+        len: CODE_LEN + DATA_LEN,
+        original: word(ORIGINAL_AT),
+        link_map: word(TABLE_AT + 16),
+        generation: word(GENERATION_AT) >> 32,
+        debugger: sites.debugger.map_or(0, Avma::get),
+        ..JournalHook::default()
+    };
+    if let Some(FindSite::Pointer(slot)) = sites.find {
+        hook.slot = slot.get();
     }
+    hook.set_fixed(&bytes);
+    let detoured = detoured(target, &sites, page).ok()?;
+    hook.detours = detoured.iter().filter_map(|d| d.journal(target, page).ok()).collect();
+    Some(hook)
+}
+
+/// Whether what the journal's hook names is there, or is the untouched memory that was mapped for it.
+pub(crate) fn is_there(hook: &JournalHook, memory: &Memory) -> bool {
+    let bytes = memory.read_vec(Avma::new(hook.page), CODE_LEN as usize).unwrap_or_default();
+    hook_page::is_ours(&bytes) || (!bytes.is_empty() && bytes.iter().all(|b| *b == 0))
+}
+
+/// Maps the planned hook's pages: all of them in one step, then the data over the second part.
+pub(crate) fn map(batch: &mut Batch, hook: &JournalHook) {
+    let at = Placement::At(Avma::new(hook.page));
+    batch.mmap(at, hook.len, Protection::ReadExecute, Backing::Anonymous);
+    batch.mmap(Placement::Over(hook.data()), DATA_LEN, Protection::ReadWrite, Backing::Anonymous);
+}
+
+/// Makes the pages with detours the process's own, by writing what is there: so they are laid out with the other changes
+/// before the stop, although the detours come first in it.
+pub(crate) fn own_pages(memory: &Memory, hook: &JournalHook) -> Result<(), ProcessError> {
+    for detour in &hook.detours {
+        memory.write(Avma::new(detour.at), &detour.original)?;
+    }
+    Ok(())
+}
+
+/// Writes the hook's table and names for all versions that are mapped. Nothing has to lead to it yet.
+pub(crate) fn write_table(stopped: &Stopped, journal: &mut Journal) -> Result<(), ProcessError> {
+    let Some(h) = &mut journal.hook else { return Ok(()) };
+    let Some(mut page) = h.fixed() else { return Ok(()) };
+    let busy = crate::stub::stands_in(stopped, h.code())?;
+    let numbers: Vec<u32> = journal.versions.iter().map(|v| v.number).collect();
+    let before = h.rows.clone();
+    h.assign(&numbers, busy);
+    let version = |number: &u32| journal.versions.iter().find(|v| v.number == *number);
+    let (rows, data) = (h.rows.iter().map(version), h.data());
+    let named: Vec<Option<Named<'_>>> = rows
+        .clone()
+        .map(|v| v.map(|v| Named { start: Avma::new(v.start), path: v.file.as_os_str().as_bytes() }))
+        .collect();
+    let entries: Vec<Option<HookEntry>> = rows
+        .enumerate()
+        .map(|(i, v)| {
+            let eh_frame_hdr = Avma::new(v?.eh_frame_hdr);
+            Some(HookEntry { range: v?.range(), eh_frame_hdr, name: hook_data::name(data, i) })
+        })
+        .collect();
+    if h.rows != before || h.generation == 0 {
+        h.generation = next_generation(h.generation);
+    }
+    let own_name = hook_data::own_name(data);
+    let at = GENERATION_AT as usize;
+    page[at..at + 8].copy_from_slice(&(h.generation << 32).to_le_bytes());
+    page.extend(hook_page::table(Avma::new(h.page), own_name, Avma::new(h.link_map), &entries));
+    let memory = stopped.memory();
+    for (at, bytes) in hook_data::contents(data, &named) {
+        memory.write(at, &bytes)?;
+    }
+    memory.write(Avma::new(h.page), &page)?;
+    Ok(())
+}
+
+/// A number that no earlier table of this process had, also under a restitch that has left it since: the time. It is added to
+/// `dlpi_adds` in the upper half, where no number of real objects gets.
+fn next_generation(last: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    (now & 0x7fff_ffff).max((last + 1) & 0x7fff_ffff)
+}
+
+/// Makes everything lead to the hook; what does already stays.
+///
+/// # Errors
+/// [`ProcessError::NoUnwindHook`] if a signal interrupted a thread in the bytes that would change: a later attempt will do.
+pub(crate) fn arm(
+    stopped: &mut Stopped,
+    journal: &Journal,
+    threads: &[ThreadView],
+) -> Result<(), ProcessError> {
+    let Some(h) = &journal.hook else { return Ok(()) };
+    if h.slot != 0 {
+        stopped.memory().write(Avma::new(h.slot), &(h.page + FIND_AT).to_le_bytes())?;
+    }
+    for detour in &h.detours {
+        arm_detour(stopped, detour, threads)?;
+    }
+    link_debugger(stopped.memory(), h)
+}
+
+fn arm_detour(
+    stopped: &mut Stopped,
+    detour: &JournalDetour,
+    threads: &[ThreadView],
+) -> Result<(), ProcessError> {
+    let (pid, at) = (stopped.pid(), Avma::new(detour.at));
+    let found = stopped.memory().read_vec(at, LEN)?;
+    if found == detour.now {
+        return Ok(());
+    }
+    if found != detour.original {
+        return Err(ProcessError::Foreign { pid, at, found, expected: detour.original.into() });
+    }
+    let covered = |word: Avma| word > at && word < at + LEN as u64;
+    let interrupted = threads.iter().flat_map(|t| &t.stacks).flat_map(words).any(|(_, word)| covered(word));
+    if interrupted {
+        let why =
+            format!("a signal interrupted a thread in the first bytes of the function at {at} (try again)");
+        return Err(ProcessError::NoUnwindHook { pid, why });
+    }
+    let tids: Vec<i32> = stopped.threads().collect();
+    for tid in tids {
+        let registers = stopped.registers(tid)?;
+        let offset = registers.rip.offset_from(at);
+        if offset > 0 && detour.boundaries.iter().any(|b| i64::from(*b) == offset) {
+            let rip = Avma::new(detour.trampoline) + offset as u64;
+            stopped.set_registers(tid, Registers { rip, ..registers })?;
+        }
+    }
+    stopped.memory().write(at, &detour.now)?;
+    Ok(())
+}
+
+/// Puts the list of versions behind the loader's first list of objects.
+fn link_debugger(memory: &Memory, h: &JournalHook) -> Result<(), ProcessError> {
+    let (first, data) = (Avma::new(h.debugger), h.data());
+    if h.debugger == 0 {
+        return Ok(());
+    }
+    let bytes = memory.read_vec(first, 48)?;
+    let Some(bytes) = bytes.first_chunk::<48>() else { return Ok(()) };
+    let next = memory.read_u64(first + R_NEXT)?;
+    if next != data.get() {
+        let mine = memory.read_u64(data + 8)?;
+        memory.write(data, &hook_data::head(bytes, next))?;
+        memory.write(data + 8, &mine.to_le_bytes())?;
+        memory.write(first + R_NEXT, &data.get().to_le_bytes())?;
+    }
+    memory.write(first, &2u32.to_le_bytes())?;
+    Ok(())
+}
+
+/// Makes nothing lead to the hook any more: what it changed gets its original bytes.
+pub(crate) fn disarm(memory: &Memory, h: &JournalHook) -> Result<(), ProcessError> {
+    let slot = Avma::new(h.slot);
+    if h.slot != 0 && memory.read_u64(slot)? == h.page + FIND_AT {
+        memory.write(slot, &h.original.to_le_bytes())?;
+    }
+    for detour in &h.detours {
+        let at = Avma::new(detour.at);
+        if memory.read_vec(at, LEN)? == detour.now {
+            memory.write(at, &detour.original)?;
+        }
+    }
+    let first = Avma::new(h.debugger);
+    if h.debugger != 0 && memory.read_u64(first + R_NEXT)? == h.data().get() {
+        // A list that the program has appended since stays.
+        let next = memory.read_u64(h.data() + R_NEXT)?;
+        if next == 0 {
+            memory.write(first, &1u32.to_le_bytes())?;
+        }
+        memory.write(first + R_NEXT, &next.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// How the reason begins for which the hook stays while somebody stands in it.
+pub(crate) const LOOKING: &str = "an unwinder is looking tables up";
+
+/// Whether a thread is in the hook, or will come back to it, or holds an address of its data: then it stays.
+///
+/// Versions need no such rule: what a callback can know of one (its address, its headers, its tables) is an address in it, and a version stays
+/// while a register or a stack word of a thread that is not walked to its end holds one.
+pub(crate) fn in_use(
+    stopped: &Stopped,
+    hook: Option<&JournalHook>,
+    threads: &[ThreadView],
+) -> Result<Option<String>, ProcessError> {
+    let Some(h) = hook else { return Ok(None) };
+    let leads = leads_into(stopped, h.range(), threads, None)?;
+    Ok(leads.map(|why| format!("{LOOKING} ({why})")))
+}
+
+/// Words of the process that lead into the hook because restitch put them there: its data, and the loader's pointer.
+pub(crate) fn own_words(hook: &JournalHook) -> [AvmaRange; 2] {
+    [AvmaRange::new(hook.data(), DATA_LEN), AvmaRange::new(Avma::new(hook.debugger) + R_NEXT, 8)]
 }

@@ -9,8 +9,8 @@
 
 use crate::ahead::{self, Ready, undo, unmap_spares};
 use crate::frames::Walker;
+use crate::hook;
 use crate::live::Live;
-use crate::mapping::write_hook;
 use crate::old::OldVersion;
 use crate::plan::{Incoming, Prepared, SwitchReport, prepare};
 use crate::retire::retire;
@@ -184,10 +184,11 @@ impl Stop<'_> {
         report: &mut SwitchReport,
     ) -> Result<Done, ProcessError> {
         let mut clock = Clock::new();
-        write_hook(stopped, &mut live.journal)?;
+        hook::write_table(stopped, &mut live.journal)?;
         report.unwinder_us = clock.lap();
         let maps = stopped.maps()?;
         let threads = survey(stopped, self.walker, &maps)?;
+        hook::arm(stopped, &live.journal, &threads)?;
         let forbidden = forbidden_sites(stopped, self.prepared, &threads)?;
         move_threads(stopped, self.prepared, report)?;
         report.threads_us = clock.lap();

@@ -3,6 +3,7 @@
 //! It is written before the first byte changes and after each step, whole or not at all. What it lists may not have
 //! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
 
+use crate::hook_journal::JournalHook;
 use crate::store::{VersionFiles, is_version_file};
 use crate::{ProcessError, StateDir};
 use restitch_address::{Avma, AvmaRange};
@@ -37,6 +38,9 @@ pub struct Journal {
     pub patches: Vec<JournalPatch>,
     /// The unwinder's hook, once it is there.
     pub hook: Option<JournalHook>,
+    /// Places that versions have had, start and length: no new one goes there.
+    #[serde(default)]
+    pub used: Vec<(u64, u64)>,
     /// Spare copies of code mappings that are there or may be, during a switch and after one that was killed.
     #[serde(default)]
     pub spares: Vec<JournalSpare>,
@@ -133,45 +137,6 @@ pub struct JournalPatch {
     pub now: [u8; 5],
 }
 
-/// The unwinder's hook.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JournalHook {
-    /// The page with hook code and version table.
-    pub page: u64,
-    /// Its length.
-    pub len: u64,
-    /// The pointer in the dynamic loader's data that leads to it.
-    pub slot: u64,
-    /// The pointer's original value.
-    pub original: u64,
-    /// Link map of the program, which the table's entries name.
-    pub link_map: u64,
-    /// The version number in each row of the table; 0 for a row that is free.
-    pub rows: Vec<u32>,
-}
-
-impl JournalHook {
-    /// Gives each of `versions` a row and frees the rows of others. A freed row is used again only if nobody stands in the
-    /// routine (`busy`): it would read a row that is half the one and half the other.
-    pub(crate) fn assign(&mut self, versions: &[u32], busy: bool, most: usize) {
-        for row in &mut self.rows {
-            if !versions.contains(row) {
-                *row = 0;
-            }
-        }
-        for number in versions {
-            if self.rows.contains(number) {
-                continue;
-            }
-            match self.rows.iter().position(|r| *r == 0).filter(|_| !busy) {
-                Some(free) => self.rows[free] = *number,
-                None if self.rows.len() < most => self.rows.push(*number),
-                None => {}
-            }
-        }
-    }
-}
-
 impl Journal {
     /// An empty journal.
     pub fn new(process: ProcessId) -> Self {
@@ -184,6 +149,7 @@ impl Journal {
             patches: Vec::new(),
             hook: None,
             spares: Vec::new(),
+            used: Vec::new(),
         }
     }
 
@@ -237,7 +203,11 @@ impl Journal {
         let at = |start: u64| maps.iter().find(|m| m.range.start.get() == start && m.permissions.execute);
         self.versions.retain(|v| at(v.start).and_then(|m| m.path()).is_some_and(is_version_file));
         self.spares.retain(|s| s.is_mapped(maps));
-        if self.hook.as_ref().is_some_and(|h| at(h.page).is_none()) {
+        // (Its mapping may have merged with a neighbour.)
+        let holds = |page: u64| {
+            maps.iter().any(|m| m.range.contains(Avma::new(page)) && m.permissions.execute && m.inode == 0)
+        };
+        if self.hook.as_ref().is_some_and(|h| !holds(h.page)) {
             self.hook = None;
         }
         if self.versions.is_empty() && self.hook.is_none() {
@@ -265,6 +235,9 @@ impl Journal {
         if journal.schema != SCHEMA {
             return Err(damaged(format!("its form is {}, this restitch knows {SCHEMA}", journal.schema)));
         }
+        if journal.hook.as_ref().is_some_and(|h| h.fixed().is_none()) {
+            return Err(damaged("the bytes of the unwinders' hook are cut short".into()));
+        }
         Ok(journal)
     }
 
@@ -280,25 +253,5 @@ impl Journal {
         }
         let bytes = serde_json::to_vec(self).expect("plain data serializes");
         dir.write(&path, &bytes, 0o600)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hook(rows: &[u32]) -> JournalHook {
-        JournalHook { page: 0, len: 0, slot: 0, original: 0, link_map: 0, rows: rows.into() }
-    }
-
-    #[test]
-    fn rows_never_move_and_are_reused_only_when_nobody_looks() {
-        let mut h = hook(&[1, 2]);
-        h.assign(&[2, 3], true, 8);
-        assert_eq!(h.rows, [0, 2, 3]);
-        h.assign(&[2, 3, 4], false, 8);
-        assert_eq!(h.rows, [4, 2, 3]);
-        h.assign(&[], true, 8);
-        assert_eq!(h.rows, [0, 0, 0]);
     }
 }

@@ -14,10 +14,15 @@
 //! so this program can be killed at any moment, and [`Live::open`] of a later run finds out and can [`Live::revert`].
 
 mod ahead;
+mod detour;
 mod error;
 mod foreign;
 mod frames;
 mod hook;
+mod hook_data;
+mod hook_journal;
+mod hook_page;
+mod hook_sites;
 mod install;
 mod journal;
 mod live;

@@ -10,10 +10,11 @@ use crate::{ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::Redirect;
-use restitch_procfs::{self as procfs, GapRequest, find_gap};
+use restitch_procfs::{self as procfs, Gap, GapRequest, Side, find_gap};
 use restitch_tracee::Memory;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A process and everything that restitch has in it.
 #[derive(Debug)]
@@ -112,12 +113,13 @@ impl Live {
         }
         let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
         let request = GapRequest { heap_start, ..GapRequest::near(m.range, len) };
-        let gap = find_gap(&maps, &request).map_err(|e| ProcessError::NoRoom {
+        let nearest = find_gap(&maps, &request).map_err(|e| ProcessError::NoRoom {
             pid,
             len,
             module: m.path.clone(),
             why: e.to_string(),
         })?;
+        let gap = unused(&self.journal, &maps, &request, nearest);
         let number = self.journal.next_number + taken.len() as u32;
         Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(4096) })
     }
@@ -223,17 +225,42 @@ fn clear_stub(target: &Target) {
     }
 }
 
-/// A restitch that was killed in the stop may have set the hook, but not have written its place down.
+/// What is really there of the hook: a journal that was lost does not know of it; one that was written before the hook
+/// was mapped may name memory that is not ours.
 fn find_hook(target: &Target, journal: &mut Journal) {
-    if journal.hook.is_some() {
+    let Ok(memory) = Memory::open_read_only(target.pid()) else { return };
+    if journal.hook.as_ref().is_some_and(|h| hook::is_there(h, &memory)) {
         return;
     }
-    let Ok(memory) = Memory::open_read_only(target.pid()) else { return };
-    if let Ok(site) = hook::find_site(target, |at| memory.read_u64(at).ok())
-        && let Some(page) = site.page
-    {
-        journal.hook = Some(site.journal(page));
-    }
+    journal.hook = hook::recognise(target, &memory);
+}
+
+/// A gap on the same side as `nearest` that no version had before, as far as is known: unwinders may keep what they found out about an
+/// address for ever (nongnu libunwind does). The journal knows the places of its own time; against those of an earlier attach helps
+/// chance. Where there is too little room for that, the nearest gap does.
+fn unused(journal: &Journal, maps: &[procfs::Mapping], request: &GapRequest, nearest: Gap) -> Gap {
+    const MOST_PAGES: u64 = 1 << 17;
+    let Some(model) = maps.first() else { return nearest };
+    let line = |range: AvmaRange| procfs::Mapping { range, ..model.clone() };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // A Weyl sequence spreads neighbouring times over all places.
+    let pages = (now.as_micros() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47;
+    let distance = pages % MOST_PAGES * 4096;
+    let skipped = match nearest.side {
+        Side::Below => AvmaRange::between(
+            Avma::new(nearest.range.end.get().saturating_sub(distance)).align_down(4096),
+            nearest.range.end,
+        ),
+        Side::Above => AvmaRange::new(nearest.range.start, distance),
+    };
+    let used = journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));
+    let taken: Vec<procfs::Mapping> = used.clone().chain([skipped]).map(line).collect();
+    let without_chance: Vec<procfs::Mapping> = used.map(line).collect();
+    [taken, without_chance]
+        .into_iter()
+        .filter_map(|more| find_gap(&merged(maps.to_vec(), more), request).ok())
+        .find(|gap| gap.side == nearest.side)
+        .unwrap_or(nearest)
 }
 
 /// The union of two memory maps: what is free in it is free in both.

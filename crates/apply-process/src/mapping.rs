@@ -1,12 +1,9 @@
-//! Mapping versions and counter areas into the process, and the unwinder's table.
+//! Mapping versions and counter areas into the process.
 
 use crate::ProcessError;
-use crate::hook::{self, HookEntry};
-use crate::journal::Journal;
 use crate::plan::{Arriving, Incoming};
-use crate::stub::stands_in;
-use restitch_address::{Avma, AvmaRange, FileOffset};
-use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, Stopped, TraceError};
+use restitch_address::{Avma, FileOffset};
+use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, TraceError};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -94,21 +91,4 @@ fn remote_file(pid: i32, source: std::io::Error) -> ProcessError {
         path: format!("/proc/{pid}/fd").into(),
         source,
     }
-}
-
-/// Writes the hook's table for all versions that are mapped, then (it may be the first time) the pointer to the hook.
-pub(crate) fn write_hook(stopped: &Stopped, journal: &mut Journal) -> Result<(), ProcessError> {
-    let Some(h) = &mut journal.hook else { return Ok(()) };
-    let busy = stands_in(stopped, AvmaRange::new(Avma::new(h.page), h.len))?;
-    let numbers: Vec<u32> = journal.versions.iter().map(|v| v.number).collect();
-    h.assign(&numbers, busy, hook::MOST_ENTRIES);
-    let row = |number: &u32| match journal.versions.iter().find(|v| v.number == *number) {
-        Some(v) => HookEntry { range: v.range(), eh_frame_hdr: Avma::new(v.eh_frame_hdr) },
-        None => hook::NO_ENTRY,
-    };
-    let entries: Vec<HookEntry> = h.rows.iter().map(row).collect();
-    let bytes = hook::page(Avma::new(h.original), Avma::new(h.link_map), &entries);
-    stopped.memory().write(Avma::new(h.page), &bytes)?;
-    stopped.memory().write(Avma::new(h.slot), &h.page.to_le_bytes())?;
-    Ok(())
 }

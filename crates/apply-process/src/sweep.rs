@@ -10,11 +10,11 @@
 //! recognised; there a version stays. So it does where there is too much memory to look through.
 
 use crate::frames::Walker;
+use crate::hook;
 use crate::live::Live;
-use crate::mapping::write_hook;
 use crate::old::OldVersion;
 use crate::retire::leads_into;
-use crate::stub::{StubSite, borrow, stands_in, stub_site};
+use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, survey, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
@@ -22,6 +22,7 @@ use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::{Memory, StopTimes, Stopped};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 /// Most bytes that are looked through.
 const MOST_MEMORY: u64 = 4 << 30;
@@ -70,8 +71,12 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
         }
     }
     report.pause_us = StopTimes::micros(stopped.resume().stopped);
-    let ranges: Vec<AvmaRange> = candidates.iter().map(|o| o.range).collect();
-    let hits = scan(live.target.pid(), &ranges, &threads)?;
+    let mut ranges: Vec<AvmaRange> = candidates.iter().map(|o| o.range).collect();
+    let hook = live.journal.hook.as_ref().filter(|_| nothing_else);
+    ranges.extend(hook.map(|h| h.range()));
+    let exempt = hook.map(hook::own_words).unwrap_or_default();
+    let hits = scan(live.target.pid(), &ranges, &exempt, &threads)?;
+    let hook_held = hook.and_then(|h| hits.iter().find(|hit| hit.0 == h.range())).map(|hit| hit.1.clone());
     candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
         None => true,
         Some((_, why)) => {
@@ -79,7 +84,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
             false
         }
     });
-    take_out(live, &walker, candidates, &mut report)?;
+    take_out(live, &walker, candidates, hook_held, &mut report)?;
+    await_hook(live, &walker, &mut report)?;
     live.journal.save(&live.dir)?;
     if !report.unmapped.is_empty() {
         live.dir.collect_garbage();
@@ -92,11 +98,13 @@ fn take_out(
     live: &mut Live,
     walker: &Walker<'_>,
     candidates: Vec<&OldVersion>,
+    hook_held: Option<String>,
     report: &mut SweepReport,
 ) -> Result<(), ProcessError> {
     let stub = stub_site(&live.target, |_| false)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let threads = survey(&stopped, walker, &stopped.maps()?)?;
+    let looking = hook::in_use(&stopped, live.journal.hook.as_ref(), &threads)?;
     let mut gone = Vec::new();
     for old in candidates {
         match leads_into(&stopped, old.range, &threads, None)? {
@@ -104,23 +112,38 @@ fn take_out(
             None => gone.push(old),
         }
     }
-    let result = unmap(live, &mut stopped, &stub, &gone);
+    let result = unmap(live, &mut stopped, &stub, &gone, looking.or(hook_held));
     let times = stopped.resume();
     report.pause_us = report.pause_us.max(StopTimes::micros(times.stopped));
-    report.unmapped = gone.iter().map(|o| o.number).collect();
-    if result? {
-        report.kept.push((0, "a thread stands in the unwinder's routine".into()));
+    report.unmapped.extend(gone.iter().map(|o| o.number));
+    report.kept.extend(result?.map(|why| (0, why)));
+    Ok(())
+}
+
+/// Once nothing leads to the hook any more, those who stand in it leave it soon: it is looked at again for a moment.
+fn await_hook(live: &mut Live, walker: &Walker<'_>, report: &mut SweepReport) -> Result<(), ProcessError> {
+    const MOST_TRIES: u32 = 20;
+    for _ in 0..MOST_TRIES {
+        let Some(at) = report.kept.iter().position(|k| k.0 == 0) else { break };
+        if !report.kept[at].1.starts_with(hook::LOOKING) {
+            break;
+        }
+        report.kept.remove(at);
+        std::thread::sleep(Duration::from_millis(2));
+        take_out(live, walker, Vec::new(), None, report)?;
     }
     Ok(())
 }
 
-/// Whether the hook's page has to stay for now is the answer.
+/// Unmaps versions and, with the last one, the hook. `hook_held` says why the hook's page has to stay for now; it is the answer
+/// if it does.
 fn unmap(
     live: &mut Live,
     stopped: &mut Stopped,
     stub: &StubSite,
     gone: &[&OldVersion],
-) -> Result<bool, ProcessError> {
+    hook_held: Option<String>,
+) -> Result<Option<String>, ProcessError> {
     let is_gone = |number: u32| gone.iter().any(|o| o.number == number);
     let mut ranges: Vec<AvmaRange> = gone.iter().map(|o| o.range).collect();
     for v in live.journal.versions.iter().filter(|v| is_gone(v.number)) {
@@ -129,17 +152,16 @@ fn unmap(
     live.journal.versions.retain(|v| !is_gone(v.number));
     live.counters.retain(|c| !is_gone(c.0));
     // The table first: once a range is unmapped, its tables must not be found any more.
-    write_hook(stopped, &mut live.journal)?;
-    let mut hook_in_use = false;
+    hook::write_table(stopped, &mut live.journal)?;
+    let mut kept = None;
     if live.journal.versions.is_empty()
         && let Some(h) = &live.journal.hook
     {
-        stopped.memory().write(Avma::new(h.slot), &h.original.to_le_bytes())?;
-        let page = AvmaRange::new(Avma::new(h.page), h.len);
-        // A thread inside the routine goes on to the original from there; the page goes the next time.
-        hook_in_use = stands_in(stopped, page)?;
-        if !hook_in_use {
-            ranges.push(page);
+        hook::disarm(stopped.memory(), h)?;
+        // A thread inside goes on to the original from there; the page goes the next time.
+        kept = hook_held;
+        if kept.is_none() {
+            ranges.push(h.range());
             live.journal.hook = None;
         }
     }
@@ -151,7 +173,7 @@ fn unmap(
         }
         borrow.finish()?;
     }
-    Ok(hook_in_use)
+    Ok(kept)
 }
 
 fn reason_to_keep(
@@ -170,7 +192,8 @@ fn reason_to_keep(
 fn hidden_addresses(target: &Target) -> Option<String> {
     let program = &target.modules[target.program];
     let named = |name: &str| program.image.symbols_named(name).next().is_some();
-    let blind = program.image.is_static() && !named("_setjmp") && !named("setjmp") && !named("__sigsetjmp");
+    let seen = ["main", "_setjmp", "setjmp", "__sigsetjmp"].iter().any(|name| named(name));
+    let blind = program.image.is_static() && !seen;
     blind.then(|| "a static program without symbols may hold mangled addresses in it (setjmp)".into())
 }
 
@@ -178,6 +201,7 @@ fn hidden_addresses(target: &Target) -> Option<String> {
 fn scan(
     pid: i32,
     ranges: &[AvmaRange],
+    exempt: &[AvmaRange],
     threads: &[ThreadView],
 ) -> Result<Vec<(AvmaRange, String)>, ProcessError> {
     let mut hits = Vec::new();
@@ -197,7 +221,7 @@ fn scan(
                 looked_at += len;
                 // Memory that was unmapped meanwhile holds nothing.
                 let bytes = memory.read_vec(start, len as usize).unwrap_or_default();
-                look_at(&(start, bytes), ranges, &mut hits);
+                look_at(&(start, bytes), ranges, exempt, &mut hits);
             }
             at = at + len;
             if looked_at > MOST_MEMORY {
@@ -209,11 +233,17 @@ fn scan(
     Ok(hits)
 }
 
-fn look_at(chunk: &(Avma, Vec<u8>), ranges: &[AvmaRange], hits: &mut Vec<(AvmaRange, String)>) {
+/// Words at `exempt` addresses do not count.
+fn look_at(
+    chunk: &(Avma, Vec<u8>),
+    ranges: &[AvmaRange],
+    exempt: &[AvmaRange],
+    hits: &mut Vec<(AvmaRange, String)>,
+) {
     let low = ranges.iter().map(|r| r.start).min().unwrap_or_default();
     let high = ranges.iter().map(|r| r.end).max().unwrap_or_default();
     for (at, word) in words(chunk) {
-        if word < low || word >= high {
+        if word < low || word >= high || exempt.iter().any(|e| e.contains(at)) {
             continue;
         }
         for range in ranges.iter().filter(|r| r.contains(word)) {

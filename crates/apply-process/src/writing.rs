@@ -42,6 +42,10 @@ impl Sites {
         for (&at, &(original, now)) in &patches.wanted {
             out.insert(at, Site { original, now });
         }
+        // The hook's detours stay as long as the hook does.
+        for d in journal.hook.iter().flat_map(|h| &h.detours) {
+            out.insert(Avma::new(d.at), Site { original: d.original, now: d.now });
+        }
         Self(out.into_iter().collect())
     }
 

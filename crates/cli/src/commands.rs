@@ -159,6 +159,10 @@ fn print_versions(p: &ProcessStatus) {
         let retired = if *retired { ", retired" } else { "" };
         println!("  version {number} of {module}: {kind}, {} KiB{retired}", bytes / 1024);
     }
+    if !p.gdb.is_empty() {
+        println!("  for names in gdb (`gdb -p {}`):", p.pid);
+        p.gdb.iter().for_each(|command| println!("    {command}"));
+    }
     if p.left_counting {
         println!(
             "  left in a counting version by a restitch that was killed: `restitch revert {0}` or `restitch attach {0}`",

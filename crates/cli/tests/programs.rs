@@ -9,6 +9,7 @@ use std::sync::Mutex;
 
 /// All programs.
 const PROGRAMS: &[&str] = &[
+    "backtrace.c",
     "cancel.cc",
     "fork.c",
     "goto.c",
@@ -51,11 +52,6 @@ fn cycle(source: &str, flags: &[&str]) {
         target.assert_running(&format!("after attach {round}: {}", text(&attached)));
         match attached.status.code() {
             Some(code::DONE) => {}
-            Some(code::REFUSED) if flags.contains(&"-static") => {
-                target.assert_untouched(&format!("after a refusal: {}", attached.stderr));
-                assert_eq!(restitch.files(), Vec::<std::path::PathBuf>::new(), "a refusal leaves files");
-                return target.stop();
-            }
             Some(code::NOTHING_TO_DO) if MOSTLY_KERNEL.contains(&source) => {
                 target.assert_untouched(&format!("after a refusal: {}", attached.stderr));
                 assert_eq!(restitch.files(), Vec::<std::path::PathBuf>::new(), "a refusal leaves files");
@@ -83,7 +79,7 @@ fn in_force(restitch: &Restitch, target: &mut Target, attached: &Finished) {
     for place in &patched {
         let to = place.target().unwrap_or_else(|| panic!("{}: {place:x?} is no jump", target.name));
         assert!(
-            versions.iter().any(|v| v.start <= to && to < v.end),
+            versions.iter().any(|v| v.start <= to && to < v.end) || look::is_hook(pid, to),
             "{}: {place:x?} leads to no version",
             target.name
         );
@@ -99,7 +95,7 @@ fn reverted(restitch: &Restitch, target: &mut Target, round: usize) {
     let pid = target.pid();
     let mut last = restitch.revert(pid);
     last.expect(code::DONE);
-    assert_eq!(look::differences(pid), [], "{} after revert {round}: {}", target.name, text(&last));
+    assert_eq!(look::differences_but_hook(pid), [], "{} after revert {round}: {}", target.name, text(&last));
     for _ in 0..40 {
         if !last.stdout.contains("stays mapped") {
             break;
@@ -123,9 +119,14 @@ fn reverted(restitch: &Restitch, target: &mut Target, round: usize) {
     target.assert_computing("after revert");
 }
 
-/// Coroutines keep return addresses on stacks that no thread is on.
+/// Coroutines keep return addresses on stacks that no thread is on; what is left of an exception in freed memory, often of threads that
+/// have ended, keeps its landing pad (in a static program nearly all that throws is one module, and so one version). Versions of a
+/// static program at a fixed address lie below 4 MiB, where plain numbers look like addresses (a size in the C library does).
 fn may_keep(name: &str) -> bool {
+    let at_fixed_address = name.ends_with("-static");
     name.starts_with("setjmp.c")
+        || at_fixed_address
+        || name.starts_with("throw.cc") && name.contains("-static")
 }
 
 /// Programs in one variant, three at a time; every failure is told.
@@ -165,5 +166,11 @@ fn static_programs() {
 
 #[test]
 fn static_optimized_programs() {
-    cycles(&["server.c", "setjmp.c", "signals.c", "switch.c", "throw.cc", "virt.cc"], &["-O2", "-static"]);
+    let programs = ["backtrace.c", "server.c", "setjmp.c", "signals.c", "switch.c", "throw.cc", "virt.cc"];
+    cycles(&programs, &["-O2", "-static"]);
+}
+
+#[test]
+fn static_programs_at_any_address() {
+    cycles(&["backtrace.c", "throw.cc"], &["-O2", "-static-pie"]);
 }

@@ -1,6 +1,7 @@
 //! The analysis: one function that reads as the list of its phases.
 
 use crate::leaders::{self, Leaders};
+use crate::lookups::unwinder_lookups;
 use crate::model::*;
 use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
 use crate::{build_edges, flags, special, tables};
@@ -115,6 +116,10 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
     }
     for at in special::restartable_sequences(image) {
         set(at, Movability::RestartableSequence);
+    }
+    let lookups = unwinder_lookups(image, unwind);
+    for at in lookups.find_object.into_iter().chain(lookups.iterate) {
+        set(at, Movability::UnwinderLookup);
     }
     for symbol in image.symbols() {
         if matches!(&*symbol.name, "__syscall_cancel_arch" | "__syscall_cancel_arch_start") {

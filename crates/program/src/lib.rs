@@ -18,6 +18,7 @@ mod analyze;
 mod edges;
 mod flags;
 mod leaders;
+mod lookups;
 mod model;
 mod special;
 mod sweep;
@@ -27,5 +28,6 @@ mod validate;
 
 pub use analyze::{AnalyzeError, analyze};
 pub use edges::build_edges;
+pub use lookups::{UnwinderLookups, main_range, unwinder_lookups};
 pub use model::*;
 pub use text::*;

@@ -71,6 +71,8 @@ pub enum Movability {
     OddUnwindInfo,
     /// The run time compares program counters with addresses inside it (glibc's cancellation points).
     ComparedByRuntime,
+    /// What unwinders ask for the tables of a program counter: its entry belongs to the hook of live processes.
+    UnwinderLookup,
     /// A procedure linkage table: stubs that are reached through their slots.
     Linkage,
     /// Its bytes in the process differ from the file (breakpoints, hooks, text relocations): a copy would lose that.

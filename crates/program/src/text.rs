@@ -38,12 +38,13 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 8] = [
+const MOVABILITY: [(Movability, &str); 9] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
     (Movability::OddUnwindInfo, "odd-unwind-info"),
     (Movability::ComparedByRuntime, "compared-by-runtime"),
+    (Movability::UnwinderLookup, "unwinder-lookup"),
     (Movability::Linkage, "linkage"),
     (Movability::ChangedInMemory, "changed-in-memory"),
     (Movability::Overlapping, "overlapping"),

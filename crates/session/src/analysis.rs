@@ -88,6 +88,7 @@ fn words(why: Movability) -> &'static str {
         Movability::RestartableSequence => "a restartable sequence (rseq)",
         Movability::OddUnwindInfo => "a signal frame, or unwind information that depends on its position",
         Movability::ComparedByRuntime => "the C library compares program counters with its addresses",
+        Movability::UnwinderLookup => "unwinders look moved code up through it",
         Movability::Linkage => "procedure linkage stubs",
         Movability::ChangedInMemory => {
             "its code in memory is not the file's (a breakpoint or a hook of another tool)"

@@ -28,6 +28,8 @@ pub struct ProcessStatus {
     pub left_counting: bool,
     /// Bytes of spare copies of code that a killed restitch has left mapped; nothing leads there.
     pub left_spare: u64,
+    /// What gdb has to be told so that it names moved functions; empty where it finds them by itself.
+    pub gdb: Vec<String>,
 }
 
 /// The state of process `pid`, or of all processes that have a journal. Journals of ended processes are removed.
@@ -81,7 +83,17 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
         patches: jumps.iter().filter(in_any).count(),
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,
         left_spare: if idle { journal.spares.iter().map(|s| s.len).sum() } else { 0 },
+        gdb: gdb_commands(journal, &present),
     })
+}
+
+/// The commands by which gdb learns of versions, where the loader has no list that it could read them from.
+fn gdb_commands(journal: &Journal, present: &[&JournalVersion]) -> Vec<String> {
+    if journal.hook.as_ref().is_some_and(|h| h.debugger != 0) {
+        return Vec::new();
+    }
+    let command = |v: &&JournalVersion| format!("add-symbol-file {} -o {:#x}", v.file.display(), v.start);
+    present.iter().map(command).collect()
 }
 
 /// Where the jumps go that stand at the journal's places.

@@ -101,6 +101,13 @@ pub fn differences(pid: u32) -> Vec<Difference> {
     out
 }
 
+/// The same without the unwinders' lookup functions, which lead to the hook for as long as a version is mapped.
+pub fn differences_but_hook(pid: u32) -> Vec<Difference> {
+    let mut out = differences(pid);
+    out.retain(|d| !d.target().is_some_and(|to| is_hook(pid, to)));
+    out
+}
+
 /// Where the jump begins whose first differing byte is at `i`: an `e9` that was there before does not differ.
 fn redirect_start(found: &[u8], i: usize) -> usize {
     if found[i] == 0xe9 {
@@ -112,6 +119,11 @@ fn redirect_start(found: &[u8], i: usize) -> usize {
 /// What of restitch is mapped: versions, counters.
 pub fn ours(pid: u32) -> Vec<Line> {
     maps(pid).into_iter().filter(Line::is_ours).collect()
+}
+
+/// Whether `at` is in executable memory without a file: the hook's page, to which the unwinders' lookup functions lead.
+pub fn is_hook(pid: u32, at: u64) -> bool {
+    maps(pid).iter().any(|l| l.is_anonymous_code() && l.start <= at && at < l.end)
 }
 
 /// The state of a process that restitch has to give back: its read-only memory and its mappings without a name.
