@@ -16,6 +16,7 @@
 mod ahead;
 mod detour;
 mod error;
+mod exceptions;
 mod foreign;
 mod frames;
 mod hook;

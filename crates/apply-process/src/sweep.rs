@@ -9,6 +9,7 @@
 //! Limits: static programs without symbols may hold mangled addresses in `jmp_buf`s of a `setjmp` that was not
 //! recognised; there a version stays. So it does where there is too much memory to look through.
 
+use crate::exceptions::is_spent_note;
 use crate::frames::Walker;
 use crate::hook;
 use crate::live::Live;
@@ -18,10 +19,8 @@ use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, survey, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, Mapping, MappingName};
+use restitch_procfs::{self as procfs, Mapping, MappingName, Pagemap};
 use restitch_tracee::{Memory, StopTimes, Stopped};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// Most bytes that are looked through.
@@ -211,17 +210,17 @@ fn scan(
     let maps: Vec<Mapping> = procfs::maps(pid)?.into_iter().filter(|m| is_searched(m, threads)).collect();
     let total: u64 = maps.iter().map(|m| m.range.len()).sum();
     let memory = Memory::open_read_only(pid)?;
-    let pages = File::open(format!("/proc/{pid}/pagemap")).ok();
+    let pages = Pagemap::open(pid).ok();
     let mut looked_at = 0;
     for m in &maps {
         let mut at = m.range.start;
         while at < m.range.end {
             let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
-            for (start, len) in present(pages.as_ref(), at, len) {
-                looked_at += len;
+            for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
+                looked_at += run.len();
                 // Memory that was unmapped meanwhile holds nothing.
-                let bytes = memory.read_vec(start, len as usize).unwrap_or_default();
-                look_at(&(start, bytes), ranges, exempt, &mut hits);
+                let bytes = memory.read_vec(run.start, run.len() as usize).unwrap_or_default();
+                look_at(&memory, &(run.start, bytes), ranges, exempt, &mut hits);
             }
             at = at + len;
             if looked_at > MOST_MEMORY {
@@ -233,8 +232,9 @@ fn scan(
     Ok(hits)
 }
 
-/// Words at `exempt` addresses do not count.
+/// Words at `exempt` addresses do not count, and neither do what exception objects keep in vain.
 fn look_at(
+    memory: &Memory,
     chunk: &(Avma, Vec<u8>),
     ranges: &[AvmaRange],
     exempt: &[AvmaRange],
@@ -247,7 +247,7 @@ fn look_at(
             continue;
         }
         for range in ranges.iter().filter(|r| r.contains(word)) {
-            if hits.iter().all(|h| h.0 != *range) {
+            if hits.iter().all(|h| h.0 != *range) && !is_spent_note(memory, at) {
                 hits.push((*range, format!("a word in memory at {at} points into it")));
             }
         }
@@ -262,24 +262,15 @@ fn is_searched(m: &Mapping, threads: &[ThreadView]) -> bool {
     p.write && !p.shared && !stack && !special
 }
 
-/// The runs of pages in `at..at+len` that are in memory or swapped out; all of it if the kernel does not say.
-fn present(pages: Option<&File>, at: Avma, len: u64) -> Vec<(Avma, u64)> {
-    let count = (len / PAGE) as usize;
-    let mut entries = vec![0u8; count * 8];
-    let read = pages.map(|f| f.read_exact_at(&mut entries, at.get() / PAGE * 8));
-    if !matches!(read, Some(Ok(()))) {
-        return vec![(at, len)];
-    }
-    let mut out: Vec<(Avma, u64)> = Vec::new();
-    for (i, entry) in entries.chunks_exact(8).enumerate() {
-        // Bit 63: present; bit 62: swapped (Documentation/admin-guide/mm/pagemap.rst).
-        if entry[7] & 0xc0 == 0 {
-            continue;
-        }
-        let page = at + i as u64 * PAGE;
+/// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
+fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
+    let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else { return vec![range] };
+    let mut out: Vec<AvmaRange> = Vec::new();
+    for (i, _) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
+        let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
         match out.last_mut() {
-            Some((start, len)) if *start + *len == page => *len += PAGE,
-            _ => out.push((page, PAGE)),
+            Some(last) if last.end == page.start => last.end = page.end,
+            _ => out.push(page),
         }
     }
     out

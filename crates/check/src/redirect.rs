@@ -9,6 +9,8 @@ use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, Program};
 /// Length in bytes of the patch.
 const PATCH: u64 = 5;
 
+/// What a landing redirect is for.
+const LANDED: BlockAttrs = BlockAttrs::INDIRECT.union(BlockAttrs::LANDING_PAD);
 /// What makes a block's start a place that control can come to from elsewhere.
 const ENTERED: BlockAttrs = BlockAttrs::ENTRY
     .union(BlockAttrs::LANDING_PAD)
@@ -74,9 +76,9 @@ impl Walk<'_, '_> {
         }
         let (wanted, why) = match redirect.kind {
             RedirectKind::Entry => (BlockAttrs::ENTRY, "it is not at a function's entry"),
-            RedirectKind::Landing => (BlockAttrs::INDIRECT, "no indirect jump reaches it"),
+            RedirectKind::Landing => (LANDED, "neither an indirect jump nor an exception reaches it"),
         };
-        let entered = |id: &BlockId| program.block(*id).attrs.contains(wanted);
+        let entered = |id: &BlockId| program.block(*id).attrs.intersects(wanted);
         let mut result = Err(why);
         for id in [Some(id), self.lone_marker(at)].into_iter().flatten().filter(entered) {
             result = self.redirect_target(redirect, id);

@@ -36,7 +36,7 @@ pub(crate) fn write(
             Some(lsda) => {
                 align(bytes, 4);
                 let at = here(bytes);
-                bytes.extend(lsda::write(request, selection, plan, stretches, stretch, lsda, at)?);
+                bytes.extend(lsda::write(request, plan, stretches, stretch, lsda, at)?);
                 Some(at)
             }
         };

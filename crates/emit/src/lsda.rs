@@ -2,9 +2,12 @@
 //!
 //! A call that had a call site has one, a call that had none (it must not throw) has none. Inserted code and branches
 //! do not throw: they are covered where that joins two call sites into one.
+//!
+//! Landing pads are always those of the original code, also where they have a copy (a redirect leads on to it): personality
+//! routines keep the pad that they have found in the exception object, on the heap, where a freed one may lie for as long as the
+//! process lives; a version could never be known to be out of use.
 
 use crate::plan::{Op, Plan};
-use crate::select::Selection;
 use crate::stretch::{Stretch, Stretches};
 use crate::{EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
@@ -13,14 +16,13 @@ use restitch_cfi::{Lsda, LsdaCallSite, write_lsda};
 /// The LSDA of a stretch, for the address `at`.
 pub(crate) fn write(
     request: &Request<'_>,
-    selection: &Selection<'_>,
     plan: &Plan,
     stretches: &Stretches,
     stretch: &Stretch,
     lsda: &Lsda,
     at: Svma,
 ) -> Result<Vec<u8>, EmitError> {
-    let mut sites = Sites { selection, plan, lsda, out: Vec::new(), gap: true };
+    let mut sites = Sites { lsda, out: Vec::new(), gap: true };
     for &number in &stretches.order[stretch.slots.clone()] {
         let slot = &plan.slots[number as usize];
         let block = request.program.block(slot.block);
@@ -41,16 +43,14 @@ pub(crate) fn write(
     Ok(write_lsda(at, start, &sites.out, original, start)?)
 }
 
-struct Sites<'r, 'a> {
-    selection: &'r Selection<'a>,
-    plan: &'r Plan,
+struct Sites<'r> {
     lsda: &'r Lsda,
     out: Vec<LsdaCallSite>,
     /// Code without a call site stands behind the last one in `out`.
     gap: bool,
 }
 
-impl Sites<'_, '_> {
+impl Sites<'_> {
     /// `len` original bytes from `original` on are now `len_now` bytes at `version`.
     fn copied(&mut self, version: Svma, original: Svma, len: u32, len_now: u32) {
         let end = original + u64::from(len);
@@ -74,13 +74,10 @@ impl Sites<'_, '_> {
     }
 
     fn push(&mut self, range: SvmaRange, site: &LsdaCallSite) {
-        let resolve = |pad: Svma| self.selection.slot_at(pad).map_or(pad, |slot| self.plan.address(slot));
-        let landing_pad = site.landing_pad.map(resolve);
+        let same = |last: &LsdaCallSite| (last.landing_pad, last.action) == (site.landing_pad, site.action);
         match self.out.last_mut() {
-            Some(last) if !self.gap && last.landing_pad == landing_pad && last.action == site.action => {
-                last.range.end = range.end;
-            }
-            _ => self.out.push(LsdaCallSite { range, landing_pad, action: site.action }),
+            Some(last) if !self.gap && same(last) => last.range.end = range.end,
+            _ => self.out.push(LsdaCallSite { range, ..*site }),
         }
         self.gap = false;
     }

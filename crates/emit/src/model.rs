@@ -74,7 +74,7 @@ pub struct Redirect {
     pub at: Svma,
     /// Address in the version: the equivalent of `at`.
     pub to: Svma,
-    /// Whether it redirects a function entry, or a block that un-understood indirect jumps reach.
+    /// Whether it redirects a function entry, or another block that is reached from outside the version.
     pub kind: RedirectKind,
 }
 
@@ -83,7 +83,7 @@ pub struct Redirect {
 pub enum RedirectKind {
     /// The entry of a moved function.
     Entry,
-    /// A block that computed gotos or unrecognised jump tables reach.
+    /// A landing pad, or a block that computed gotos or unrecognised jump tables reach.
     Landing,
 }
 

@@ -83,7 +83,7 @@ impl Chooser<'_, '_> {
         self.redirect(function.range.start, function.range, RedirectKind::Entry)
     }
 
-    /// Blocks that indirect jumps reach which still go through the original code.
+    /// Landing pads, and blocks that indirect jumps reach which still go through the original code.
     fn landings(&self, plan: &Plan) -> Vec<Redirect> {
         let program = self.request.program;
         let mut through_copies = vec![false; program.blocks.len()];
@@ -96,9 +96,9 @@ impl Chooser<'_, '_> {
         }
         let lands = |id: &BlockId| {
             let attrs = program.block(*id).attrs;
-            attrs.contains(BlockAttrs::INDIRECT)
+            let jumped_to = attrs.contains(BlockAttrs::INDIRECT) && !through_copies[id.index()];
+            (jumped_to || attrs.contains(BlockAttrs::LANDING_PAD))
                 && !attrs.contains(BlockAttrs::ENTRY)
-                && !through_copies[id.index()]
                 && self.is_placed(*id)
         };
         let redirect = |id: BlockId| {
