@@ -41,15 +41,30 @@ pub enum ElfError {
         "planning an output file: {0} is the dynamic loader, which cannot find code in an added segment; optimize the programs that it loads"
     )]
     DynamicLoader(String),
-    /// A counting version.
+    /// A counting version without a file to count in.
     #[error(
-        "planning an output file: version {number} is a counting version, whose counters would be lost with the process; \
-         count in a live process and write the optimized version to a file"
+        "planning an output file: version {number} is a counting version, and no file was given to count in; \
+         counts would be lost with the process"
     )]
     CountingVersion {
         /// The version.
         number: u32,
     },
+    /// There is no data segment that could hold the counters.
+    #[error(
+        "planning a counting file: its last segment is not one of data, so that it cannot grow by the counters; \
+         count in a live process instead (restitch record -- COMMAND)"
+    )]
+    NoRoomForCounters,
+    /// A library that nothing of restitch's could be called in.
+    #[error(
+        "planning a counting file: the library has neither an initializer (DT_INIT) nor room in its dynamic section for one; \
+         count in a live process instead (restitch record -- COMMAND)"
+    )]
+    NoInitializer,
+    /// A path that cannot be opened at run time.
+    #[error("planning a counting file: {} cannot be the path of the counts file; give an absolute one of less than 4096 bytes", .0.display())]
+    CountsPath(PathBuf),
     /// An applier for one file takes one version.
     #[error(
         "planning an output file: {0} versions were given, one file holds exactly one; plan one file for each module"

@@ -120,6 +120,8 @@ pub(crate) struct Targets {
     pub eh_frame_hdr: Option<SvmaRange>,
     /// The moved table itself.
     pub table: Option<SvmaRange>,
+    /// Where the last segment of the original ends in memory, if it grows by counters.
+    pub data_end: Option<Svma>,
 }
 
 /// The headers of the output, in order.
@@ -137,7 +139,10 @@ pub(crate) fn build(
         .rposition(|(i, h)| h.kind == elf::PT_LOAD && !slot.replaces(i));
     for (i, header) in image.program_headers().iter().enumerate() {
         if !slot.replaces(i) {
-            let header = slot.growth().map_or(*header, |growth| grown(header, growth));
+            let mut header = slot.growth().map_or(*header, |growth| grown(header, growth));
+            if let Some(end) = targets.data_end.filter(|_| Some(i) == last_load) {
+                header.memory_len = end.get() - header.address.get();
+            }
             out.push(redirected(i, &header, segment, targets));
         }
         if Some(i) == last_load {

@@ -13,8 +13,8 @@
 //!
 //! **What it will not do**: read or write any other file, judge a version (only a
 //! [`CheckedVersion`](restitch_apply::CheckedVersion) can be planned), add a second version to its own output (start
-//! from [`original_bytes`]), write counting versions (their counters would be lost with the process), or touch the
-//! dynamic loader.
+//! from [`original_bytes`]), or touch the dynamic loader. It does not make the file that a counting version counts in
+//! ([`plan_counting`], [`CountsSource`]) either.
 //!
 //! Invariants, each held by a test: `original_bytes(write(plan)) == input`; same input, same bytes; PT_LOADs stay
 //! sorted; each FDE of the input is found in the output.
@@ -33,6 +33,7 @@ mod plan;
 mod raw;
 mod sections;
 mod segment;
+mod startup;
 mod unwind;
 mod verify;
 
@@ -40,6 +41,7 @@ pub use applier::ElfFile;
 pub use atomic::{Existing, write_atomically};
 pub use error::ElfError;
 pub use note::{RestitchNote, is_restitch_output, original_bytes};
-pub use place::{OutputOptions, place};
-pub use plan::{ElfPlan, plan_output};
+pub use place::{OutputOptions, place, place_counting};
+pub use plan::{ElfPlan, plan_counting, plan_output};
+pub use startup::CountsSource;
 pub use verify::{Mismatch, verify};

@@ -3,8 +3,8 @@
 //! Above the last segment, `.bss` included: the loaders of glibc, musl and the kernel reserve from the first to the last
 //! PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`) behind the last one.
 
-use crate::ElfError;
 use crate::headers::{Slot, congruent_offset};
+use crate::{ElfError, startup};
 use restitch_address::Svma;
 use restitch_image::Image;
 
@@ -26,8 +26,36 @@ pub struct OutputOptions {
 /// # Errors
 /// [`ElfError::OutOfReach`], if code there could not reach all of the module with 32-bit displacements.
 pub fn place(image: &Image, estimated_size: u64, options: &OutputOptions) -> Result<Svma, ElfError> {
+    place_behind(image, image.span().end, estimated_size, options)
+}
+
+/// Where `counters` bytes of counters and then a counting version of `estimated_size` bytes have to start.
+///
+/// # Errors
+/// As for [`place`]; and [`ElfError::NoRoomForCounters`], if the last segment is not one of data.
+pub fn place_counting(
+    image: &Image,
+    estimated_size: u64,
+    counters: u64,
+    options: &OutputOptions,
+) -> Result<(Svma, Svma), ElfError> {
+    if !startup::can_grow(image) {
+        return Err(ElfError::NoRoomForCounters);
+    }
+    let area = image.span().end.align_up(PAGE);
+    let end = area.get().checked_add(counters).map(Svma::new);
+    let end = end.ok_or(ElfError::OutOfReach { span: image.span(), size: counters })?;
+    Ok((area, place_behind(image, end, estimated_size, options)?))
+}
+
+fn place_behind(
+    image: &Image,
+    end: Svma,
+    estimated_size: u64,
+    options: &OutputOptions,
+) -> Result<Svma, ElfError> {
     let span = image.span();
-    let mut start = span.end.align_up(PAGE);
+    let mut start = end.align_up(PAGE);
     if Slot::choose(image, options) == Slot::Move {
         // A moved table lies at offset = address - base, and the file's own bytes end where they end.
         let behind_file =

@@ -8,6 +8,7 @@ use crate::place::{self, OutputOptions, PAGE};
 use crate::raw::{self, FileHeader, PHDR_LEN};
 use crate::sections::{self, TEXT_SECTION, Tail};
 use crate::segment::{NewSegment, Part};
+use crate::startup::{self, CountsSource, Startup};
 use crate::unwind::{self, Registration};
 use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
@@ -29,6 +30,8 @@ pub struct ElfPlan {
     pub(crate) registrations: Vec<Registration>,
     /// Each place of the original that changes, except for headers, with its new bytes.
     pub(crate) patches: Vec<(FileOffset, Vec<u8>)>,
+    /// For a counting file.
+    pub(crate) startup: Option<Startup>,
 }
 
 impl ElfPlan {
@@ -77,7 +80,9 @@ impl ElfPlan {
         let old = FileHeader::read(self.original.data());
         let (sh_offset, sh_count, sh_names) =
             self.tail.table.or(old.map(|h| (h.sh_offset, h.sh_count, h.sh_names))).unwrap_or_default();
+        let entry = self.startup.as_ref().and_then(Startup::entry).map(Svma::get);
         FileHeader {
+            entry: entry.or(old.map(|h| h.entry)).unwrap_or_default(),
             ph_offset: self.table_offset.get(),
             ph_count: self.headers.len() as u16,
             sh_offset,
@@ -101,19 +106,43 @@ pub fn plan_output(
     version: &CheckedVersion,
     options: &OutputOptions,
 ) -> Result<ElfPlan, ElfError> {
-    build(image, version, options)
+    if version.counters.is_some() {
+        return Err(ElfError::CountingVersion { number: version.number });
+    }
+    build(image, version, None, options)
+}
+
+/// Plans the file that is `image` with the counting version `version` in it, which counts in the file `source`. The
+/// version was made for the place that [`place_counting`](crate::place_counting) gave.
+///
+/// # Errors
+/// [`ElfError`], if the version does not belong to the file or place, or the file cannot take it.
+pub fn plan_counting(
+    image: &Image,
+    version: &CheckedVersion,
+    source: &CountsSource,
+    options: &OutputOptions,
+) -> Result<ElfPlan, ElfError> {
+    build(image, version, Some(source), options)
 }
 
 /// The phases of planning.
-pub(crate) fn build(image: &Image, version: &Version, options: &OutputOptions) -> Result<ElfPlan, ElfError> {
+pub(crate) fn build(
+    image: &Image,
+    version: &Version,
+    source: Option<&CountsSource>,
+    options: &OutputOptions,
+) -> Result<ElfPlan, ElfError> {
     refuse(image, version)?;
     let slot = Slot::choose(image, options);
     let file_offset = segment_offset(image, version, &slot)?;
     let mut segment = start_segment(version, file_offset)?;
+    let startup = source.map(|source| startup::append(image, version, source, &mut segment)).transpose()?;
     let code = segment.range();
     let tables = unwind::append(image, version, &mut segment)?;
     let redirects = redirects(image, version)?;
     let mut patches = patches(image, &redirects, &tables.registrations)?;
+    patches.extend(startup.as_ref().and_then(Startup::patch));
     let moved =
         slot.growth().map(|growth| make_room(image, growth, &mut segment, &mut patches)).transpose()?;
     patches.sort();
@@ -123,11 +152,14 @@ pub(crate) fn build(image: &Image, version: &Version, options: &OutputOptions) -
         segment.append(&vec![0; (image.program_headers().len() + 1) * PHDR_LEN]);
         SvmaRange::between(at, segment.range().end)
     });
-    let targets = Targets { note: note_target, eh_frame_hdr: tables.eh_frame_hdr, table };
+    let data_end = startup.as_ref().map(|s| s.data_end);
+    let targets = Targets { note: note_target, eh_frame_hdr: tables.eh_frame_hdr, table, data_end };
     let headers = headers::build(image, &slot, &segment, &targets);
     let in_place = FileHeader::read(image.data()).map_or(0, |h| h.ph_offset);
     let table_offset = table.map_or(FileOffset::new(in_place), |t| segment.offset_of(t.start));
-    let tail = sections::build(image, &segment, &version.symbols, slot.growth().zip(moved.as_deref()))?;
+    let counters = version.counters.as_ref().map(|c| startup::pages(c.area));
+    let tail =
+        sections::build(image, &segment, &version.symbols, slot.growth().zip(moved.as_deref()), counters)?;
     let registrations = tables.registrations;
     let original = image.clone();
     Ok(ElfPlan {
@@ -141,6 +173,7 @@ pub(crate) fn build(image: &Image, version: &Version, options: &OutputOptions) -
         redirects,
         registrations,
         patches,
+        startup,
     })
 }
 
@@ -151,9 +184,6 @@ fn refuse(image: &Image, version: &Version) -> Result<(), ElfError> {
     }
     if let Some(soname) = image.soname().filter(|s| s.starts_with("ld-linux")) {
         return Err(ElfError::DynamicLoader(soname.into()));
-    }
-    if version.counters.is_some() {
-        return Err(ElfError::CountingVersion { number: version.number });
     }
     let at = version.range.start;
     let misplaced = |why| Err(ElfError::Misplaced { at, why });

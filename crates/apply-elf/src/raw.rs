@@ -38,6 +38,7 @@ pub(crate) fn pad(bytes: &mut Vec<u8>, align: usize) {
 /// Fields of `Elf64_Ehdr` that change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileHeader {
+    pub entry: u64,
     pub ph_offset: u64,
     pub ph_count: u16,
     pub sh_offset: u64,
@@ -48,6 +49,7 @@ pub(crate) struct FileHeader {
 impl FileHeader {
     pub fn read(data: &[u8]) -> Option<Self> {
         Some(Self {
+            entry: u64_at(data, 24)?,
             ph_offset: u64_at(data, 32)?,
             ph_count: u16_at(data, 56)?,
             sh_offset: u64_at(data, 40)?,
@@ -57,6 +59,7 @@ impl FileHeader {
     }
     /// Writes the fields into the header at the start of `data`, which holds at least [`EHDR_LEN`] bytes.
     pub fn write(&self, data: &mut [u8]) {
+        data[24..32].copy_from_slice(&self.entry.to_le_bytes());
         data[32..40].copy_from_slice(&self.ph_offset.to_le_bytes());
         data[40..48].copy_from_slice(&self.sh_offset.to_le_bytes());
         data[56..58].copy_from_slice(&self.ph_count.to_le_bytes());

@@ -34,6 +34,7 @@ pub(crate) fn build(
     segment: &NewSegment,
     symbols: &[VersionSymbol],
     moved: Option<(&Growth, &[SvmaRange])>,
+    counters: Option<SvmaRange>,
 ) -> Result<Tail, ElfError> {
     if image.sections().is_empty() {
         return Ok(Tail::default());
@@ -42,6 +43,9 @@ pub(crate) fn build(
     table.rename_replaced(image, &segment.parts);
     if let Some((growth, places)) = moved {
         table.follow(growth, places, segment);
+    }
+    if let Some(counters) = counters {
+        table.add_counters(image, counters);
     }
     let text = table.add_parts(segment);
     let text = u16::try_from(text).map_err(|_| ElfError::TooManySections(text))?;
@@ -126,6 +130,23 @@ impl<'a> Table<'a> {
             header.address = place.start.get();
             header.offset = segment.offset_of(place.start).get();
         }
+    }
+
+    /// Adds the counters at the end of the last segment, so that `strip` leaves it as long in memory as it is.
+    fn add_counters(&mut self, image: &Image, counters: SvmaRange) {
+        let data_end = image.segments().last().map_or(0, |s| s.file_offset.get() + s.file_len);
+        self.add_section(
+            ".bss.restitch",
+            SectionHeader {
+                kind: elf::SHT_NOBITS,
+                flags: (elf::SHF_ALLOC | elf::SHF_WRITE).into(),
+                address: counters.start.get(),
+                offset: data_end,
+                len: counters.len(),
+                align: 4096,
+                ..SectionHeader::default()
+            },
+        );
     }
 
     /// Adds the sections of the new segment; the index of the code.

@@ -53,6 +53,11 @@ impl NewSegment {
     pub fn offset_of(&self, at: Svma) -> FileOffset {
         self.file_offset + (at.get() - self.start.get())
     }
+    /// Names `range`, which is code, for the section headers.
+    pub fn name_executable(&mut self, name: &'static str, range: SvmaRange, align: u64) {
+        let kind = object::elf::SHT_PROGBITS;
+        self.parts.push(Part { name, range, kind, executable: true, align });
+    }
     /// Names `range` for the section headers, if it is not empty.
     pub fn name_part(&mut self, name: &'static str, range: SvmaRange, kind: u32, align: u64) {
         if !range.is_empty() {

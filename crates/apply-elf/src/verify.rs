@@ -72,6 +72,12 @@ fn patches(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
             return Err(Mismatch::Patch(write.at));
         }
     }
+    for (offset, bytes) in plan.startup.iter().filter_map(|s| s.patch()) {
+        let at = output.address_of(offset).unwrap_or_default();
+        if output.read(at, bytes.len()) != Some(&bytes) {
+            return Err(Mismatch::Patch(at));
+        }
+    }
     for r in &plan.registrations {
         if output.read_u32(r.operand) != Some(r.after) {
             return Err(Mismatch::Patch(r.operand));
@@ -84,6 +90,10 @@ fn headers(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     let there = output.program_headers();
     if there != plan.headers {
         return Err(Mismatch::Headers("they are not the planned ones"));
+    }
+    let entry = plan.startup.as_ref().and_then(|s| s.entry()).unwrap_or(plan.original.entry());
+    if output.entry() != entry {
+        return Err(Mismatch::Headers("the entry point is another one"));
     }
     let loads: Vec<_> = there.iter().filter(|h| h.kind == elf::PT_LOAD).map(|h| h.address).collect();
     if !loads.is_sorted() {

@@ -65,7 +65,7 @@ pub enum Command {
     /// Record an exact profile of a process, or of a program from start to end.
     Record {
         /// The process.
-        #[arg(short, long, conflicts_with = "command", required_unless_present = "command")]
+        #[arg(short, long, conflicts_with_all = ["command", "from_counts"], required_unless_present_any = ["command", "from_counts"])]
         pid: Option<i32>,
         /// Also all processes that run its program.
         #[arg(long, requires = "pid")]
@@ -76,9 +76,36 @@ pub enum Command {
         /// The profile file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
+        /// Make the profile of what programs of `restitch instrument` have counted in this file (may be repeated).
+        #[arg(long, value_name = "FILE", conflicts_with = "command")]
+        from_counts: Vec<PathBuf>,
+        /// Write the result as JSON ("-" for standard output).
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Write the result as an HTML page.
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
         /// The program and its arguments.
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
+    },
+    /// Write a copy of a program or shared library that counts its branches in a file, whoever runs it.
+    ///
+    /// All processes that run the copy count in the same file, at the same time or one after the other.
+    /// `restitch record --from-counts FILE` makes a profile of it.
+    Instrument {
+        /// The file.
+        program: PathBuf,
+        /// The new file.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// The file to count in. It is made here; its path is fixed in the copy. Where a process cannot write it, it runs
+        /// uncounted.
+        #[arg(long, value_name = "FILE")]
+        counts: PathBuf,
+        /// Write the result as JSON ("-" for standard output).
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
     },
     /// Write an optimized copy of a program or shared library.
     Optimize {

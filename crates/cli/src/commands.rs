@@ -5,8 +5,9 @@ use crate::demo;
 use crate::progress::Progress;
 use restitch_report::RunResult;
 use restitch_session::{
-    AttachOptions, ExitCode, Metric, OptimizeOptions, ProcessStatus, RecordOptions, RecordSubject,
-    SessionError, analyze_file, attach, check_writable, doctor, optimize, record, revert, status,
+    AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, ProcessStatus, RecordOptions,
+    RecordSubject, SessionError, analyze_file, attach, check_writable, doctor, instrument, optimize, record,
+    revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,14 +21,22 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
         Command::Revert { pid, tree } => revert_command(pid, tree),
         Command::Status { pid } => status_command(pid),
-        Command::Record { pid, tree, duration, output, command } => {
+        Command::Record { pid, tree, duration, output, from_counts, json, html, command } => {
             let subject = match pid {
                 Some(pid) => {
                     RecordSubject::Process { pid, tree, duration: Duration::from_secs_f64(duration) }
                 }
+                None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
                 None => RecordSubject::Command(child(&command)),
             };
-            record_command(RecordOptions { subject, output })
+            record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
+        }
+        Command::Instrument { program, output, counts, json } => {
+            check_outputs(&[json.as_deref()])?;
+            let mut progress = Progress::new();
+            let result = instrument(&InstrumentOptions { program, output, counts }, &mut progress)?;
+            progress.finish();
+            publish(&result, json.as_deref(), None)
         }
         Command::Optimize { program, profile, output, json } => {
             check_outputs(&[json.as_deref()])?;
@@ -100,11 +109,22 @@ fn exit_status(status: std::process::ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-fn record_command(options: RecordOptions) -> Result<i32, SessionError> {
+fn record_command(
+    options: RecordOptions,
+    json: Option<&Path>,
+    html: Option<&Path>,
+) -> Result<i32, SessionError> {
+    check_outputs(&[json, html])?;
     let output = options.output.clone();
     let mut progress = Progress::new();
-    let status = record(options, &mut progress)?;
+    let (result, status) = record(options, &mut progress)?;
     progress.finish();
+    // Standard output is the command's own.
+    if json.is_some_and(|path| path.as_os_str() == "-") {
+        print!("{}", as_json(&result)?);
+    }
+    publish_files(&result, json, html)?;
+    eprint!("{}", result.to_text());
     eprintln!("restitch: profile written to {}", output.display());
     Ok(status.unwrap_or(ExitCode::Done.number()))
 }
@@ -218,6 +238,20 @@ fn doctor_command() -> Result<i32, SessionError> {
 
 /// Prints the result for people, and as JSON and HTML where asked for.
 fn publish(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<i32, SessionError> {
+    publish_files(result, json, html)?;
+    match json {
+        Some(path) if path.as_os_str() == "-" => print!("{}", as_json(result)?),
+        _ => print!("{}", result.to_text()),
+    }
+    Ok(result.exit_code)
+}
+
+fn as_json(result: &RunResult) -> Result<String, SessionError> {
+    result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })
+}
+
+/// Writes the result to the files that were asked for.
+fn publish_files(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<(), SessionError> {
     let write = |path: &Path, text: String| {
         std::fs::write(path, text).map_err(|source| SessionError::File {
             operation: "writing",
@@ -225,18 +259,11 @@ fn publish(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Resu
             source,
         })
     };
-    let as_json =
-        result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })?;
-    match json {
-        Some(path) if path.as_os_str() == "-" => print!("{as_json}"),
-        Some(path) => {
-            write(path, as_json)?;
-            print!("{}", result.to_text());
-        }
-        None => print!("{}", result.to_text()),
+    if let Some(path) = json.filter(|path| path.as_os_str() != "-") {
+        write(path, as_json(result)?)?;
     }
     if let Some(path) = html {
         write(path, result.to_html())?;
     }
-    Ok(result.exit_code)
+    Ok(())
 }

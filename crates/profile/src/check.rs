@@ -56,7 +56,12 @@ impl Profile {
     /// Checks the flow equations of `program`, to whose tables this profile must be parallel
     /// ([`Profile::is_parallel_to`]), and totals the counts.
     pub fn check_flow(&self, program: &Program) -> FlowReport {
-        let equations = Equations::new(program, None);
+        self.check_flow_in(program, None)
+    }
+
+    /// The same, where only the equations of blocks in `scope` hold (by block): those that a counting version held.
+    pub fn check_flow_in(&self, program: &Program, scope: Option<&[bool]>) -> FlowReport {
+        let equations = Equations::new(program, scope);
         let mut report = FlowReport::default();
         let mut functions = vec![false; program.functions.len()];
         for id in program.block_ids() {

@@ -15,6 +15,7 @@
 
 mod branches;
 mod check;
+mod counts_file;
 mod derive;
 mod equations;
 mod model;
@@ -27,6 +28,7 @@ mod text;
 
 pub use branches::*;
 pub use check::*;
+pub use counts_file::*;
 pub use derive::*;
 pub use equations::*;
 pub use model::*;

@@ -92,6 +92,18 @@ impl CounterPlan {
         known
     }
 
+    /// The same, where nothing increments the counters with an index in `missing`: they are unknown, not zero.
+    pub fn known_without(&self, program: &Program, values: &[u64], missing: &[u32]) -> Known {
+        let mut known = self.known(program, values);
+        for counted in missing.iter().filter_map(|&index| self.counted.get(index as usize)) {
+            match *counted {
+                Counted::Block(block) => known.blocks[block.index()] = None,
+                Counted::Edge(edge) => known.edges[edge.index()] = None,
+            }
+        }
+        known
+    }
+
     /// Counters for each block in scope.
     pub fn ratio(&self) -> f64 {
         if self.blocks == 0 { 0.0 } else { self.counted.len() as f64 / self.blocks as f64 }

@@ -1,7 +1,7 @@
 //! The result as one HTML file: no scripts, nothing loaded from elsewhere.
 
-use crate::units::{bytes, count, digits, micros, percent};
-use crate::{Better, Helped, Module, RunResult, Verdict};
+use crate::units::{bytes, count, digits, micros, percent, precise};
+use crate::{Better, Counting, Helped, Module, RunResult, Verdict};
 use std::fmt::{self, Display, Write as _};
 
 const STYLE: &str = "\
@@ -155,6 +155,29 @@ impl Verdict {
     }
 }
 
+impl Counting {
+    fn write_html(&self, page: &mut Page) {
+        let words = format!(
+            "{} counters for {} blocks ({} each)",
+            count(self.counters),
+            count(self.blocks),
+            digits(self.counters_per_block)
+        );
+        page.pair("Counted", words);
+        if self.edges == 0 {
+            return;
+        }
+        let shares = |edges, functions| {
+            format!("{} of the edges, {} of the functions", percent(edges), percent(functions))
+        };
+        page.pair("Ran", format!("{} functions with {} edges", count(self.functions_run), count(self.edges)));
+        page.pair("Exact", shares(self.exact_edge_share, self.exact_function_share));
+        page.pair("Exact from blocks alone", shares(self.block_edge_share, self.block_function_share));
+        let words = format!("{} in, {} out", precise(self.flow_error_in), precise(self.flow_error_out));
+        page.pair("Flow error", words);
+    }
+}
+
 impl Module {
     fn write_html(&self, page: &mut Page) {
         page.wrapped("<h2>", &self.path, "</h2>\n<table>\n");
@@ -205,6 +228,9 @@ impl Module {
                 count(c.redirects)
             );
             page.pair("Checked equal", words);
+        }
+        if let Some(c) = &self.counting {
+            c.write_html(page);
         }
         page.raw("</table>\n");
         self.functions_table(page);

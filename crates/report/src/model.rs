@@ -70,8 +70,39 @@ pub struct Module {
     pub layout: Option<LayoutSummary>,
     /// The new code.
     pub version: Option<VersionSummary>,
+    /// How it was counted.
+    pub counting: Option<Counting>,
     /// The most executed functions, in falling order.
     pub hottest: Vec<HotFunction>,
+}
+
+/// How a module was counted, and how much of its profile follows exactly. What is said of edges and functions is said of
+/// the functions that ran.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Counting {
+    /// Blocks of the counting version.
+    pub blocks: u64,
+    /// Counters in its code.
+    pub counters: u64,
+    /// Counters planned for each block.
+    pub counters_per_block: f64,
+    /// Functions that ran.
+    pub functions_run: u64,
+    /// Their control-flow edges.
+    pub edges: u64,
+    /// Share of them whose count is exact, 0 to 1.
+    pub exact_edge_share: f64,
+    /// Share of the functions whose edges all are.
+    pub exact_function_share: f64,
+    /// The share of edges that would be exact if only blocks were counted (the measure of Tamches and Miller).
+    pub block_edge_share: f64,
+    /// That of functions.
+    pub block_function_share: f64,
+    /// Sum of the differences between the counts of blocks and the sums of their incoming edges, divided by the sum of
+    /// the counts.
+    pub flow_error_in: f64,
+    /// The same for outgoing edges; calls that do not return are part of it.
+    pub flow_error_out: f64,
 }
 
 /// A reason and how often it applied.
@@ -254,6 +285,8 @@ pub struct Phase {
 pub enum Outcome {
     /// The new layout is in force.
     InForce,
+    /// The file that was asked for is written (`record`, `instrument`).
+    Written,
     /// Nothing was to be changed (`--dry-run`, `analyze`).
     Planned,
     /// The new layout was taken back, because it did not help or because that was asked for.
@@ -307,6 +340,7 @@ impl Outcome {
     pub fn words(self) -> &'static str {
         match self {
             Self::InForce => "the new layout is in force",
+            Self::Written => "written",
             Self::Planned => "planned; nothing was changed",
             Self::Reverted => "taken back; the target is as it was",
             Self::NothingToDo => "nothing worth moving; the target is as it was",

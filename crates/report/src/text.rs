@@ -1,7 +1,7 @@
 //! The result for people, in a terminal of 80 columns.
 
-use crate::units::{bytes, count, counted, digits, micros, percent};
-use crate::{ApplySummary, Better, Module, ProfileSummary, RunResult, Verdict};
+use crate::units::{bytes, count, counted, digits, micros, percent, precise};
+use crate::{ApplySummary, Better, Counting, Module, ProfileSummary, RunResult, Verdict};
 use std::fmt::Write as _;
 
 /// Columns that are used.
@@ -158,6 +158,9 @@ impl Module {
             );
             page.entry("  checked", &words);
         }
+        if let Some(c) = &self.counting {
+            c.write_text(page);
+        }
         for (i, f) in self.hottest.iter().take(HOTTEST).enumerate() {
             let label = if i == 0 { "  hottest" } else { "" };
             let name: String = f.name.chars().take(44).collect();
@@ -167,15 +170,46 @@ impl Module {
     }
 }
 
-impl ProfileSummary {
+impl Counting {
     fn write_text(&self, page: &mut Page) {
         let words = format!(
-            "{}, {}, {}; {} of the edges exact",
-            self.source,
-            micros(self.seconds * 1e6),
-            counted(self.samples, "sample"),
-            percent(self.exact_edge_share)
+            "{} for {} ({} each)",
+            counted(self.counters, "counter"),
+            counted(self.blocks, "block"),
+            digits(self.counters_per_block)
         );
+        page.entry("  counted", &words);
+        if self.edges == 0 {
+            return;
+        }
+        let words =
+            format!("{} with {}", counted(self.functions_run, "function"), counted(self.edges, "edge"));
+        page.entry("  ran", &words);
+        let shares = |edges, functions| {
+            format!("{} of the edges, {} of the functions", precise(edges), precise(functions))
+        };
+        let exact = shares(self.exact_edge_share, self.exact_function_share);
+        let blocks = shares(self.block_edge_share, self.block_function_share);
+        page.entry("  exact", &format!("{exact}; from block counts alone {blocks}"));
+        let words = format!(
+            "{} between blocks and the ways in, {} and the ways out (calls that do not return included)",
+            precise(self.flow_error_in),
+            precise(self.flow_error_out)
+        );
+        page.entry("  flow error", &words);
+    }
+}
+
+impl ProfileSummary {
+    fn write_text(&self, page: &mut Page) {
+        let mut words = self.source.clone();
+        if self.seconds > 0.0 {
+            let _ = write!(words, ", {}", micros(self.seconds * 1e6));
+        }
+        if self.samples > 0 {
+            let _ = write!(words, ", {}", counted(self.samples, "sample"));
+        }
+        let _ = write!(words, "; {} of the edges exact", percent(self.exact_edge_share));
         page.entry("profile", &words);
     }
 }

@@ -66,6 +66,15 @@ pub(crate) fn percent(share: f64) -> String {
     if share.is_finite() { format!("{:.1} %", share * 100.0) } else { "unknown".to_owned() }
 }
 
+/// `99.63 %`, `0.00012 %`: for shares that are close to 0 or 1.
+pub(crate) fn precise(share: f64) -> String {
+    match share * 100.0 {
+        p if !p.is_finite() => "unknown".to_owned(),
+        p if p == 0.0 || p >= 0.005 => format!("{p:.2} %"),
+        p => format!("{p:.1e} %"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +98,7 @@ mod tests {
             [micros(58.0), micros(1500.0), micros(2.5e6), micros(125e6)],
             ["58.0 us", "1.50 ms", "2.50 s", "2 min 5 s"]
         );
+        assert_eq!([precise(0.0), precise(0.99634), precise(0.0000012)], ["0.00 %", "99.63 %", "1.2e-4 %"]);
         assert_eq!([percent(0.0), percent(0.4321), percent(f64::INFINITY)], ["0.0 %", "43.2 %", "unknown"]);
     }
 }

@@ -73,6 +73,7 @@ impl Analyzed {
             not_movable: reasons.iter().map(reason).collect(),
             layout: None,
             version: None,
+            counting: None,
             hottest: Vec::new(),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::make::{Place, algorithm, estimate, make, optimized_layout};
 use crate::modules::{Chosen, choose};
+use crate::phases::Phases;
 use crate::process_set::ProcessSet;
 use crate::profiling::{Breadth, count, make_counting};
 use crate::sampling::{IpSamples, sample};
@@ -51,22 +52,6 @@ impl AttachOptions {
             metric: None,
             measure: Duration::from_secs(3),
         }
-    }
-}
-
-/// Times the phases.
-struct Phases {
-    list: Vec<report::Phase>,
-    since: Instant,
-}
-
-impl Phases {
-    fn new() -> Self {
-        Self { list: Vec::new(), since: Instant::now() }
-    }
-    fn end(&mut self, name: &str) {
-        self.list.push(report::Phase { name: name.into(), ms: self.since.elapsed().as_secs_f64() * 1e3 });
-        self.since = Instant::now();
     }
 }
 
@@ -156,6 +141,9 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
         ));
     }
     describe(&mut result, &chosen, &profiled.profiles, &layouts, &versions);
+    for (entry, counting) in result.modules.iter_mut().zip(&profiled.counting) {
+        entry.counting = Some(counting.clone());
+    }
     result.profile = Some(profiled.summary(samples.total));
     result.apply = Some(apply_summary(&profiled.switch, &second));
     for (pid, number, why) in set.sweep() {
@@ -167,7 +155,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
     phases.end("measuring");
     result.target = target_of(&set);
-    finish(&mut result, phases);
+    phases.finish(&mut result);
     Ok(result)
 }
 
@@ -177,7 +165,8 @@ fn split(duration: Duration) -> (Duration, Duration) {
     (sampling, duration.saturating_sub(sampling).max(Duration::from_millis(500)))
 }
 
-fn target_of(set: &ProcessSet) -> report::Target {
+/// What a session works on.
+pub(crate) fn target_of(set: &ProcessSet) -> report::Target {
     let target = set.leader.target();
     report::Target {
         program: target.modules[target.program].path.display().to_string(),
@@ -185,18 +174,6 @@ fn target_of(set: &ProcessSet) -> report::Target {
         processes: set.pids().len() as u32,
         threads: set.threads() as u32,
     }
-}
-
-fn finish(result: &mut RunResult, phases: Phases) {
-    result.phases = phases.list;
-    result.peak_memory_bytes = peak_memory();
-}
-
-/// This program's own peak, from `/proc/self/status`.
-pub(crate) fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u64) -> RunResult {
@@ -209,7 +186,7 @@ fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u6
     });
     result.outcome = Outcome::Planned;
     result.exit_code = ExitCode::Done.number();
-    finish(&mut result, phases);
+    phases.finish(&mut result);
     result
 }
 
@@ -241,6 +218,8 @@ struct Profiled {
     source: &'static str,
     seconds: f64,
     exact_edge_share: f64,
+    /// By module, if they were counted.
+    counting: Vec<report::Counting>,
     /// The switch to the counting version, if there was one.
     switch: SwitchReport,
 }
@@ -270,6 +249,7 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
         source: "branch records",
         seconds: 0.0,
         exact_edge_share: 0.0,
+        counting: Vec::new(),
         switch: SwitchReport::default(),
     })
 }
@@ -295,7 +275,10 @@ fn by_counting(
     phases.end("counting");
     let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
     let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();
+    let summaries =
+        chosen.iter().zip(&counting).zip(&derived).map(|((m, c), d)| c.summary(&m.analyzed.program, d));
     Ok(Profiled {
+        counting: summaries.collect(),
         profiles: derived.into_iter().map(|d| d.profile).collect(),
         source: "counting version",
         seconds: duration.as_secs_f64(),

@@ -1,15 +1,16 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
 use crate::analysis::{Analyzed, analyze_image};
-use crate::attach::{hottest, layout_summary, peak_memory, version_summary};
-use crate::make::{Place, estimate, make, optimized_layout};
+use crate::attach::{hottest, layout_summary, version_summary};
+use crate::make::{Place, check_version, emit_version, estimate, optimized_layout};
+use crate::phases::Phases;
 use crate::{ExitCode, SessionError, Watcher};
+use restitch_apply_elf::ElfPlan;
 use restitch_image::Image;
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What to optimize.
 #[derive(Debug, Clone)]
@@ -43,7 +44,8 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SessionError> {
     })
 }
 
-fn load(path: &Path) -> Result<Analyzed, SessionError> {
+/// Reads and analyses a file; of an output of restitch, the original that it holds.
+pub(crate) fn load_original(path: &Path) -> Result<Analyzed, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let mut bytes = read_file(path)?;
     let image = Image::parse(bytes.clone()).map_err(|e| bad(e.to_string()))?;
@@ -65,7 +67,7 @@ pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
         let image = Image::parse(read_file(path)?).map_err(|e| bad(e.to_string()))?;
         restitch_apply_elf::is_restitch_output(&image).is_some()
     };
-    let analyzed = load(path)?;
+    let analyzed = load_original(path)?;
     let program = &analyzed.program;
     let indirect =
         program.blocks.iter().filter(|b| b.terminator == restitch_program::Terminator::IndirectJump).count();
@@ -82,11 +84,31 @@ pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
 /// # Errors
 /// [`SessionError`]; an existing output file is as it was.
 pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let started = Instant::now();
+    let mut phases = Phases::new();
     check_writable(&options.output)?;
     watcher.phase("analysing", None);
-    let module = load(&options.program)?;
+    let module = load_original(&options.program)?;
+    phases.end("analysis");
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
+    phases.end("profile");
+    watcher.phase("laying out", None);
+    let layout = optimized_layout(&module.program, &profile);
+    phases.end("layout");
+    let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
+    let start =
+        restitch_apply_elf::place(&module.image, estimate(&module.program, &layout, 0), &Default::default())
+            .map_err(|e| bad(e.to_string()))?;
+    let place = Place { number: 1, start, counters: start, bias: None };
+    let version = emit_version(&options.program, &module, &layout, place, None)?;
+    phases.end("emission");
+    let version = check_version(&options.program, &module, &layout, version, None)?;
+    phases.end("check");
+    watcher.phase("writing", None);
+    let plan = restitch_apply_elf::plan_output(&module.image, &version, &Default::default())
+        .map_err(|e| bad(e.to_string()))?;
+    write_output(&plan, &options.program, &options.output)?;
+    phases.end("write");
+
     let mut result = RunResult::new(
         "optimize",
         report::Target {
@@ -97,33 +119,27 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
         },
     );
     result.warnings = warnings;
-    watcher.phase("laying out", None);
-    let layout = optimized_layout(&module.program, &profile);
-    let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
-    let start =
-        restitch_apply_elf::place(&module.image, estimate(&module.program, &layout, 0), &Default::default())
-            .map_err(|e| bad(e.to_string()))?;
-    let place = Place { number: 1, start, counters: start, bias: None };
-    let version = make(&options.program, &module, &layout, place, None)?;
-    watcher.phase("writing", None);
-    let plan = restitch_apply_elf::plan_output(&module.image, &version, &Default::default())
-        .map_err(|e| bad(e.to_string()))?;
-    let bytes = plan.write();
-    let reread =
-        Image::parse(bytes.clone()).map_err(|e| bad(format!("the output does not read back: {e}")))?;
-    restitch_apply_elf::verify(&plan, &reread).map_err(|e| bad(e.to_string()))?;
-    let mode = std::fs::metadata(&options.program).map_or(0o755, |m| m.permissions().mode() & 0o7777);
-    write_whole(&options.output, &bytes, mode)?;
     let mut entry = module.report(&options.program.display().to_string());
     entry.layout = Some(layout_summary(&module.program, &profile, &layout));
     entry.version = Some(version_summary(&version));
     entry.hottest = hottest(&module.program, &profile, &version);
     result.modules.push(entry);
-    result.phases.push(report::Phase { name: "all".into(), ms: started.elapsed().as_secs_f64() * 1e3 });
-    result.peak_memory_bytes = peak_memory();
+    phases.end("report");
+    phases.finish(&mut result);
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
     Ok(result)
+}
+
+/// Writes a planned file, once it was read back and verified, with the permissions of the original.
+pub(crate) fn write_output(plan: &ElfPlan, original: &Path, output: &Path) -> Result<(), SessionError> {
+    let bad = |why: String| SessionError::BadFile { path: original.into(), why };
+    let bytes = plan.write();
+    let reread =
+        Image::parse(bytes.clone()).map_err(|e| bad(format!("the output does not read back: {e}")))?;
+    restitch_apply_elf::verify(plan, &reread).map_err(|e| bad(e.to_string()))?;
+    let mode = std::fs::metadata(original).map_or(0o755, |m| m.permissions().mode() & 0o7777);
+    write_whole(output, &bytes, mode)
 }
 
 /// Finds out whether a file can be written at `path` before work is spent on its content. What is there stays as it is.

@@ -1,6 +1,6 @@
 //! From a process or a file to a faster one: the stages put together.
 //!
-//! One file a command: [`attach`], [`record`], [`optimize`], [`doctor`], [`status`]; beneath them the steps that they share: analysis of
+//! One file a command: [`attach`], [`record`], [`instrument`], [`optimize`], [`doctor`], [`status`]; beneath them the steps that they share: analysis of
 //! modules, sampling, selection of functions, making of checked versions, the verdict.
 //!
 //! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data ([`restitch_report::RunResult`]) or
@@ -8,13 +8,16 @@
 
 mod analysis;
 mod attach;
+mod derivation;
 mod doctor;
 mod error;
 mod files;
 mod imports;
+mod instrument;
 mod launch;
 mod make;
 mod modules;
+mod phases;
 mod process_set;
 mod profiling;
 mod record;
@@ -29,6 +32,7 @@ pub use attach::{AttachOptions, attach};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
+pub use instrument::{InstrumentOptions, instrument};
 pub use launch::Launched;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use status::{ProcessStatus, Reverted, revert, status};

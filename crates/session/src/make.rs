@@ -69,11 +69,23 @@ pub(crate) fn make(
     counted: Option<&[Counted]>,
 ) -> Result<CheckedVersion, SessionError> {
     let version = emit_version(path, module, layout, place, counted)?;
-    check(&module.image, &module.program, layout, version, place.bias)
+    check_version(path, module, layout, version, place.bias)
+}
+
+/// Checks a version.
+pub(crate) fn check_version(
+    path: &Path,
+    module: &Analyzed,
+    layout: &Layout,
+    version: Version,
+    bias: Option<LoadBias>,
+) -> Result<CheckedVersion, SessionError> {
+    check(&module.image, &module.program, layout, version, bias)
         .map_err(|e| SessionError::Check { module: path.into(), why: e.to_string() })
 }
 
-fn emit_version(
+/// Emits a version, not checked yet.
+pub(crate) fn emit_version(
     path: &Path,
     module: &Analyzed,
     layout: &Layout,

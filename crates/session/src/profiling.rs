@@ -1,5 +1,6 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
+use crate::derivation;
 use crate::make::{Place, counting_layout, estimate, make};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
@@ -8,7 +9,7 @@ use crate::{SessionError, Watcher};
 use restitch_apply_process::{SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_profile::{Calls, Counted, CounterPlan, Derived, Weights, derive, plan_counters, scope_of};
-use restitch_program::FuncId;
+use restitch_program::{FuncId, Program};
 use std::time::{Duration, Instant};
 
 /// A counting version of one module.
@@ -107,13 +108,12 @@ pub(crate) fn derive_all(
 
 fn derive_one(module: &Chosen, counting: &Counting, values: &[u64]) -> Derived {
     let program = &module.analyzed.program;
-    let mut known = counting.plan.known(program, values);
-    // A counter that the version could not hold is unknown, not zero.
-    for &index in &counting.missing {
-        match counting.counted[index as usize] {
-            Counted::Block(b) => known.blocks[b.index()] = None,
-            Counted::Edge(e) => known.edges[e.index()] = None,
-        }
+    derive(program, &counting.plan.known_without(program, values, &counting.missing))
+}
+
+impl Counting {
+    /// What the counts have given, to be reported.
+    pub fn summary(&self, program: &Program, derived: &Derived) -> restitch_report::Counting {
+        derivation::summary(program, &self.plan, self.missing.len(), derived)
     }
-    derive(program, &known)
 }

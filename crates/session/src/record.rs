@@ -1,14 +1,18 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
+use crate::derivation;
+use crate::instrument::from_counts;
 use crate::modules::{Chosen, choose};
+use crate::phases::Phases;
 use crate::process_set::ProcessSet;
-use crate::profiling::{Breadth, count, derive_all, make_counting};
+use crate::profiling::{Breadth, Counting, count, derive_all, make_counting};
 use crate::sampling::sample;
 use crate::selection::Weights;
 use crate::verdict::Windows;
 use crate::{Launched, SessionError, Watcher, analyze_image};
 use restitch_apply_process::{Incoming, Live, StateDir, VersionKind};
 use restitch_profile::{Derived, ModuleProfile, ProfileFile};
+use restitch_report::RunResult;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -27,6 +31,8 @@ pub enum RecordSubject {
     },
     /// A program from its start to its end: all its functions are counted.
     Command(Command),
+    /// What programs of [`instrument`](crate::instrument) have counted in these files.
+    Counts(Vec<PathBuf>),
 }
 
 /// Where the profile goes.
@@ -38,32 +44,40 @@ pub struct RecordOptions {
     pub output: PathBuf,
 }
 
-/// Records, and writes the profile file whole or not at all. For a command the exit status of the command comes back.
+/// Records, and writes the profile file whole or not at all. For a command the exit status of the command comes back, too.
 ///
 /// # Errors
 /// [`SessionError`]. The process has its original code again.
-pub fn record(options: RecordOptions, watcher: &mut dyn Watcher) -> Result<Option<i32>, SessionError> {
+pub fn record(
+    options: RecordOptions,
+    watcher: &mut dyn Watcher,
+) -> Result<(RunResult, Option<i32>), SessionError> {
     crate::check_writable(&options.output)?;
-    let (file, status) = match options.subject {
+    let ((file, result), status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
             (record_process(pid, tree, duration, watcher)?, None)
         }
         RecordSubject::Command(command) => {
-            let (file, status) = record_command(command, watcher)?;
-            (file, Some(status))
+            let (recorded, status) = record_command(command, watcher)?;
+            (recorded, Some(status))
         }
+        RecordSubject::Counts(paths) => (from_counts(&paths, watcher)?, None),
     };
     let bytes = file.write();
     crate::files::write_whole(&options.output, &bytes, 0o644)?;
-    Ok(status)
+    Ok((result, status))
 }
+
+/// What comes of recording.
+type Recorded = (ProfileFile, RunResult);
 
 fn record_process(
     pid: i32,
     tree: bool,
     duration: Duration,
     watcher: &mut dyn Watcher,
-) -> Result<ProfileFile, SessionError> {
+) -> Result<Recorded, SessionError> {
+    let mut phases = Phases::new();
     let mut set = ProcessSet::open(pid, tree)?;
     if set.all().any(|l| !l.journal().is_empty()) {
         set.switch(&[], VersionKind::Counting, watcher)?;
@@ -72,22 +86,32 @@ fn record_process(
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
     let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
     let samples = sample(&set, sampling, &mut windows)?;
+    phases.end("sampling");
     watcher.phase("analysing", None);
     let (chosen, _) = choose(&set, &samples)?;
     if chosen.is_empty() {
         let why = format!("process {pid} used too little CPU time to be profiled; try again under load");
         return Err(SessionError::NothingToDo(why));
     }
+    phases.end("analysis");
     let (counting, versions) = make_counting(&set, &chosen, Breadth::Sampled)?;
+    phases.end("counting version");
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let derived = count(&mut set, &chosen, &counting, &versions, rest, watcher).map(|d| d.0);
     set.switch(&[], VersionKind::Counting, watcher)?;
     set.sweep();
-    Ok(profile_file(&chosen, &derived?))
+    phases.end("counting");
+    let derived = derived?;
+    let mut result = RunResult::new("record", crate::attach::target_of(&set));
+    describe(&mut result, &chosen, &counting, &derived);
+    derivation::finish(&mut result, "counting version", rest.as_secs_f64());
+    phases.finish(&mut result);
+    Ok((profile_file(&chosen, &derived), result))
 }
 
 /// Counts the whole program and its mapped libraries from the entry point to the end.
-fn record_command(command: Command, watcher: &mut dyn Watcher) -> Result<(ProfileFile, i32), SessionError> {
+fn record_command(command: Command, watcher: &mut dyn Watcher) -> Result<(Recorded, i32), SessionError> {
+    let mut phases = Phases::new();
     watcher.phase("starting", None);
     let mut launched = Launched::start(command)?;
     let process = launched.process();
@@ -119,12 +143,29 @@ fn record_command(command: Command, watcher: &mut dyn Watcher) -> Result<(Profil
     if let Some(held) = launched.take_held() {
         live.switch_held(held, &incoming)?;
     }
+    phases.end("counting version");
     watcher.phase("running", None);
     let status = crate::launch::wait_for_end(process)?;
     let set = ProcessSet::alone(live, process.pid)?;
     let derived = derive_all(&set, &chosen, &counting)?;
+    phases.end("running");
+    let mut result = RunResult::new("record", crate::attach::target_of(&set));
     set.into_leader().forget();
-    Ok((profile_file(&chosen, &derived), status))
+    describe(&mut result, &chosen, &counting, &derived);
+    derivation::finish(&mut result, "counting version", 0.0);
+    phases.finish(&mut result);
+    Ok(((profile_file(&chosen, &derived), result), status))
+}
+
+/// Reports the modules that ran.
+fn describe(result: &mut RunResult, chosen: &[Chosen], counting: &[Counting], derived: &[Derived]) {
+    for ((module, counting), derived) in chosen.iter().zip(counting).zip(derived) {
+        if derived.executed.functions > 0 {
+            let mut entry = module.analyzed.report(&module.path.display().to_string());
+            entry.counting = Some(counting.summary(&module.analyzed.program, derived));
+            result.modules.push(entry);
+        }
+    }
 }
 
 fn profile_file(chosen: &[Chosen], derived: &[Derived]) -> ProfileFile {

@@ -1,0 +1,147 @@
+//! `instrument`: a counting version of a whole program or library as a file, whose processes count in one shared file; and
+//! the profile that comes of it.
+
+use crate::analysis::Analyzed;
+use crate::attach::version_summary;
+use crate::derivation;
+use crate::files::{load_original, read_file, write_output};
+use crate::make::{Place, check_version, counting_layout, emit_version, estimate};
+use crate::phases::Phases;
+use crate::{ExitCode, SessionError, Watcher, check_writable};
+use restitch_address::FileOffset;
+use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
+use restitch_profile::{
+    Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
+};
+use restitch_program::FuncId;
+use restitch_report::{self as report, Outcome, RunResult};
+use std::path::{Path, PathBuf};
+
+/// What to instrument.
+#[derive(Debug, Clone)]
+pub struct InstrumentOptions {
+    /// The program or shared object.
+    pub program: PathBuf,
+    /// The new file.
+    pub output: PathBuf,
+    /// The file that its processes will count in. It is made, or begun anew.
+    pub counts: PathBuf,
+}
+
+/// Writes a counting copy of a program or library, and the file that it counts in.
+///
+/// # Errors
+/// [`SessionError`]; an existing output file is as it was.
+pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+    let mut phases = Phases::new();
+    check_writable(&options.output)?;
+    check_writable(&options.counts)?;
+    let absolute = |path: &Path| {
+        std::path::absolute(path).map_err(|source| SessionError::File {
+            operation: "finding the absolute path of",
+            path: path.into(),
+            source,
+        })
+    };
+    let (counts, original) = (absolute(&options.counts)?, absolute(&options.program)?);
+    watcher.phase("analysing", None);
+    let module = load_original(&options.program)?;
+    let program = &module.program;
+    phases.end("analysis");
+    let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
+
+    watcher.phase("counting version", None);
+    let functions: Vec<FuncId> = program.function_ids().collect();
+    let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);
+    if plan.counted.is_empty() {
+        return Err(SessionError::NothingToDo("none of its functions can be counted".into()));
+    }
+    let layout = counting_layout(program, &plan);
+    phases.end("counter placement");
+    let area = (8 * plan.counted.len() as u64).next_multiple_of(4096);
+    let size = estimate(program, &layout, plan.counted.len());
+    let (area, start) =
+        place_counting(&module.image, size, area, &Default::default()).map_err(|e| bad(e.to_string()))?;
+    let place = Place { number: 1, start, counters: area, bias: None };
+    let version = emit_version(&options.program, &module, &layout, place, Some(&plan.counted))?;
+    phases.end("emission");
+    let version = check_version(&options.program, &module, &layout, version, None)?;
+    phases.end("check");
+
+    watcher.phase("writing", None);
+    let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
+    let id = build_id(&module);
+    let file = CountsFile::new(program, &plan.counted, &missing, &id, &original.to_string_lossy());
+    let (offset, len) = file.layout();
+    let source =
+        CountsSource { path: counts, identity: file.identity(), counters: FileOffset::new(offset), len };
+    let output = plan_counting(&module.image, &version, &source, &Default::default())
+        .map_err(|e| bad(e.to_string()))?;
+    // First the counts, so that the program is never there without them.
+    crate::files::write_whole(&options.counts, &file.write(), 0o644)?;
+    write_output(&output, &options.program, &options.output)?;
+    phases.end("write");
+
+    let mut result = RunResult::new("instrument", target(&options.program));
+    let mut entry = module.report(&options.program.display().to_string());
+    entry.version = Some(version_summary(&version));
+    entry.counting = Some(derivation::planned(&plan, missing.len()));
+    result.modules.push(entry);
+    phases.finish(&mut result);
+    result.outcome = Outcome::Written;
+    result.exit_code = ExitCode::Done.number();
+    Ok(result)
+}
+
+fn target(program: &Path) -> report::Target {
+    report::Target { program: program.display().to_string(), pid: None, processes: 0, threads: 0 }
+}
+
+pub(crate) fn build_id(module: &Analyzed) -> Vec<u8> {
+    module.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
+}
+
+/// The profile that counts files hold, one module each (several of one module are added), and the report of it.
+///
+/// # Errors
+/// If one cannot be read or its program has changed.
+pub(crate) fn from_counts(
+    paths: &[PathBuf],
+    watcher: &mut dyn Watcher,
+) -> Result<(ProfileFile, RunResult), SessionError> {
+    let mut phases = Phases::new();
+    watcher.phase("reading counts", None);
+    let mut file = ProfileFile { modules: Vec::new() };
+    let mut result =
+        RunResult::new("record", report::Target { program: String::new(), ..target(Path::new("")) });
+    for path in paths {
+        let bad = |why: String| SessionError::BadFile { path: path.clone(), why };
+        let (counts, values) = CountsFile::read(&read_file(path)?).map_err(|e| bad(e.to_string()))?;
+        let original = PathBuf::from(&counts.path);
+        let module = load_original(&original)?;
+        let (plan, known) = counts.known(&module.program, &values).map_err(|e| bad(e.to_string()))?;
+        if counts.build_id != build_id(&module) {
+            return Err(bad(format!("{} is another build than the one that was instrumented", counts.path)));
+        }
+        let derived: Derived = derive(&module.program, &known);
+        let missing = counts.counted.iter().filter(|c| !c.1).count();
+        let mut entry = module.report(&counts.path);
+        entry.counting = Some(derivation::summary(&module.program, &plan, missing, &derived));
+        result.modules.push(entry);
+        if result.target.program.is_empty() {
+            result.target.program = counts.path.clone();
+        }
+        let part = ModuleProfile::of(&module.program, &derived.profile, &counts.build_id, &counts.path);
+        file = ProfileFile::merge(&[(&file, 1.0), (&ProfileFile { modules: vec![part] }, 1.0)]);
+    }
+    file.modules.retain(|m| !m.blocks.is_empty());
+    if file.modules.is_empty() {
+        let why =
+            "the counts are all zero: run the instrumented program first (where it can open the counts file)";
+        return Err(SessionError::NothingToDo(why.into()));
+    }
+    phases.end("counts to profile");
+    derivation::finish(&mut result, "counts file", 0.0);
+    phases.finish(&mut result);
+    Ok((file, result))
+}
