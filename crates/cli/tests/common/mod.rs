@@ -6,6 +6,7 @@ pub mod look;
 pub mod target;
 pub mod truth;
 
+#[allow(unused_imports, reason = "each test binary uses its part of this module")]
 pub use target::{Target, stoppable};
 
 use restitch_testkit::{Finished, TempDir};
