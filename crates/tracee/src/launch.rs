@@ -1,5 +1,6 @@
 //! Starting a program as a tracee and following it from its exec to its exit.
 
+use crate::breakpoint::Breakpoint;
 use crate::seize::{OPTIONS, hold_thread};
 use crate::stopped::{Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
@@ -30,6 +31,9 @@ pub enum TraceEvent {
     /// A process has loaded a new program and is about to execute its first instruction (that of the dynamic loader,
     /// if it has one). Resuming or dropping lets it run on as a tracee.
     Exec(Stopped),
+    /// A process that [`TraceEvents::run_to`] let run is about to execute the instruction there. All its threads stand
+    /// still. Resuming or dropping lets it run on as a tracee.
+    Reached(Stopped),
     /// A followed process created another one, which is followed too.
     NewProcess {
         /// The creator.
@@ -96,6 +100,8 @@ pub struct TraceEvents {
     pub(crate) early: VecDeque<(i32, StopKind)>,
     /// Events that came while a process was being stopped.
     pub(crate) queued: VecDeque<TraceEvent>,
+    /// Where processes are to be reported, by process.
+    pub(crate) breakpoints: BTreeMap<i32, Breakpoint>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -161,6 +167,7 @@ impl TraceEvents {
             tasks: BTreeMap::from([(pid, pid)]),
             early: VecDeque::new(),
             queued: VecDeque::new(),
+            breakpoints: BTreeMap::new(),
             not_send: PhantomData,
         };
         match events.wait_for_exec(&helper)? {
@@ -277,6 +284,9 @@ impl TraceEvents {
         match stop {
             StopKind::Ended(status) => {
                 self.tasks.remove(&tid);
+                if tid == pid {
+                    self.breakpoints.remove(&pid);
+                }
                 return Ok((tid == pid).then_some(TraceEvent::Exited { pid, status }));
             }
             StopKind::Event(libc::PTRACE_EVENT_EXEC) => return self.exec_stop(pid).map(Some),
@@ -294,7 +304,14 @@ impl TraceEvents {
                 return Ok(event);
             }
             StopKind::Group(_) => sys::listen(tid)?,
-            StopKind::Signal(signal) => sys::resume(tid, Resume::Continue, signal)?,
+            StopKind::Signal(signal) => {
+                if signal == libc::SIGTRAP
+                    && let Some(event) = self.reached(pid, tid)?
+                {
+                    return Ok(Some(event));
+                }
+                sys::resume(tid, Resume::Continue, signal)?;
+            }
             _ => sys::resume(tid, Resume::Continue, 0)?,
         }
         Ok(None)
@@ -310,6 +327,7 @@ impl TraceEvents {
         }
         if self.options.follow_children {
             self.tasks.insert(child, group);
+            self.inherit_breakpoint(pid, group);
             return Ok(Some(TraceEvent::NewProcess { parent: pid, child }));
         }
         // `clone` without CLONE_THREAD: a process, which was not asked for.
@@ -326,6 +344,7 @@ impl TraceEvents {
     fn exec_stop(&mut self, pid: i32) -> Result<TraceEvent, TraceError> {
         self.tasks.retain(|&task, &mut group| group != pid || task == pid);
         self.tasks.insert(pid, pid);
+        self.breakpoints.remove(&pid);
         sys::interrupt(pid)?;
         sys::resume(pid, Resume::Continue, 0)?;
         let begun = Instant::now();
@@ -379,10 +398,11 @@ impl TraceEvents {
             let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
             let _ = sys::detach(tid, signal);
         }
-        for tid in std::mem::take(&mut self.tasks).into_keys() {
+        for (tid, pid) in std::mem::take(&mut self.tasks) {
             let _ = sys::interrupt(tid);
             if let WaitOutcome::Stop(stop) = wait_for(tid, Duration::from_millis(500)) {
                 let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
+                let signal = self.leave_breakpoint(pid, tid, signal);
                 let _ = sys::detach(tid, signal);
             }
         }

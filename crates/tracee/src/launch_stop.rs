@@ -18,9 +18,24 @@ impl TraceEvents {
     /// are reported later; if one of them is the process's exec or end, it is not stopped ([`TraceError::Executed`],
     /// [`TraceError::Vanished`]).
     pub fn stop(&mut self, pid: i32, limit: Duration) -> Result<Stopped, TraceError> {
-        let begun = Instant::now();
-        let process = ProcessId::of(pid)?;
-        let mut held = BTreeMap::new();
+        self.hold_all(pid, limit, BTreeMap::new(), Instant::now())
+    }
+
+    /// Stops all threads of `pid` but those in `held`, which stand still already.
+    pub(crate) fn hold_all(
+        &mut self,
+        pid: i32,
+        limit: Duration,
+        mut held: BTreeMap<i32, Held>,
+        begun: Instant,
+    ) -> Result<Stopped, TraceError> {
+        let process = match ProcessId::of(pid) {
+            Ok(process) => process,
+            Err(error) => {
+                Self::run_on(&held);
+                return Err(error.into());
+            }
+        };
         let stopped = self.stop_threads(pid, limit, &mut held).and_then(|()| {
             let living = held.keys().next().copied();
             let living =
@@ -30,9 +45,7 @@ impl TraceEvents {
         let memory = match stopped {
             Ok(memory) => memory,
             Err(error) => {
-                for held in held.values() {
-                    let _ = sys::resume(held.tid, Resume::Continue, held.signal);
-                }
+                Self::run_on(&held);
                 return Err(error);
             }
         };
@@ -54,7 +67,7 @@ impl TraceEvents {
         limit: Duration,
         held: &mut BTreeMap<i32, Held>,
     ) -> Result<(), TraceError> {
-        for tid in self.threads_of(pid) {
+        for tid in self.threads_of(pid).into_iter().filter(|tid| !held.contains_key(tid)) {
             let _ = sys::interrupt(tid);
         }
         let mut patience = Patience::new(limit);

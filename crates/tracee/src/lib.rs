@@ -21,6 +21,7 @@
 
 mod batch;
 mod borrow;
+mod breakpoint;
 mod child;
 mod error;
 mod frame;

@@ -25,6 +25,7 @@ fn run(command: Command, options: LaunchOptions) -> Vec<String> {
                 stopped.resume();
                 text
             }
+            TraceEvent::Reached(stopped) => format!("reached {}", who(stopped.pid())),
             TraceEvent::NewProcess { parent, .. } => format!("new from {}", who(parent)),
             TraceEvent::Exiting(stop) => {
                 let auxv = restitch_procfs::auxv(stop.pid()).unwrap();
@@ -72,6 +73,45 @@ fn children_are_followed_when_asked_for() {
     let count = |text: &str| log.iter().filter(|line| line.contains(text)).count();
     assert_eq!((count("new from root"), count("exec child"), count("exited child")), (2, 2, 2), "{log:?}");
     assert_eq!(count("exiting child Code(1)"), 1, "{log:?}");
+}
+
+/// Each program is held at its entry point, in front of its own first instruction, and goes on undisturbed.
+#[test]
+fn programs_are_held_at_their_entry_points() {
+    let mut events =
+        TraceEvents::spawn(shell("/bin/true; /bin/false; exit 5"), LaunchOptions { follow_children: true })
+            .unwrap();
+    let (mut reached, mut last) = (0, None);
+    while let Some(event) = events.next_event(LIMIT).unwrap() {
+        match event {
+            TraceEvent::Exec(stopped) => {
+                let entry = restitch_procfs::auxv(stopped.pid()).unwrap().entry().unwrap();
+                events.run_to(stopped, entry).unwrap();
+            }
+            TraceEvent::Reached(stopped) => {
+                let entry = restitch_procfs::auxv(stopped.pid()).unwrap().entry().unwrap();
+                assert_eq!(stopped.registers(stopped.pid()).unwrap().rip, entry);
+                assert_ne!(stopped.memory().read_vec(entry, 1).unwrap(), [0xcc]);
+                reached += 1;
+                stopped.resume();
+            }
+            TraceEvent::Exited { status, .. } => last = Some(status),
+            _ => {}
+        }
+    }
+    assert_eq!((reached, last), (3, Some(ExitStatus::Code(5))));
+}
+
+/// A process that is let go before it got there has its own bytes.
+#[test]
+fn a_breakpoint_does_not_outlive_the_tracer() {
+    let mut events = TraceEvents::spawn(shell("exit 7"), LaunchOptions::default()).unwrap();
+    let root = events.root();
+    let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else { panic!("no exec") };
+    let entry = restitch_procfs::auxv(stopped.pid()).unwrap().entry().unwrap();
+    events.run_to(stopped, entry).unwrap();
+    events.detach();
+    assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 7);
 }
 
 #[test]
