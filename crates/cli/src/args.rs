@@ -62,7 +62,7 @@ pub enum Command {
         /// Only this process.
         pid: Option<i32>,
     },
-    /// Record an exact profile of a process, or of a program from start to end.
+    /// Record an exact profile of a process, or of a command and all programs that it executes.
     Record {
         /// The process.
         #[arg(short, long, conflicts_with_all = ["command", "from_counts"], required_unless_present_any = ["command", "from_counts"])]
@@ -76,6 +76,9 @@ pub enum Command {
         /// The profile file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
+        /// Count only programs of this name or path that COMMAND executes (may be repeated).
+        #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "from_counts"])]
+        program: Vec<String>,
         /// Make the profile of what programs of `restitch instrument` have counted in this file (may be repeated).
         #[arg(long, value_name = "FILE", conflicts_with = "command")]
         from_counts: Vec<PathBuf>,

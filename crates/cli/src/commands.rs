@@ -21,13 +21,13 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
         Command::Revert { pid, tree } => revert_command(pid, tree),
         Command::Status { pid } => status_command(pid),
-        Command::Record { pid, tree, duration, output, from_counts, json, html, command } => {
+        Command::Record { pid, tree, duration, output, program, from_counts, json, html, command } => {
             let subject = match pid {
                 Some(pid) => {
                     RecordSubject::Process { pid, tree, duration: Duration::from_secs_f64(duration) }
                 }
                 None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
-                None => RecordSubject::Command(child(&command)),
+                None => RecordSubject::Command { command: child(&command), only: program },
             };
             record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
         }

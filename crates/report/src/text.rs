@@ -196,7 +196,7 @@ impl Counting {
             precise(self.flow_error_in),
             precise(self.flow_error_out)
         );
-        page.entry("  flow error", &words);
+        page.entry("  flow", &format!("error {words}"));
     }
 }
 

@@ -177,7 +177,7 @@ fn the_text_says_it_all_in_eighty_columns() {
         "21,000 counters for 39,000 blocks (0.538 each)",
         "900 functions with 50,000 edges",
         "99.91 % of the edges, 99.70 % of the functions; from block counts alone 99.61 % of the edges, 97.88 % of the functions",
-        "1.2e-4 % between",
+        "error 1.2e-4 % between",
         "12.3 %",
         "counting version, 5.00 s",
         "412 us",

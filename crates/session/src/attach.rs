@@ -4,7 +4,7 @@ use crate::make::{Place, algorithm, estimate, make, optimized_layout};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
-use crate::profiling::{Breadth, count, make_counting};
+use crate::profiling::{count, make_counting};
 use crate::sampling::{IpSamples, sample};
 use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, SessionError, Watcher};
@@ -262,7 +262,7 @@ fn by_counting(
     phases: &mut Phases,
     watcher: &mut dyn Watcher,
 ) -> Result<Profiled, SessionError> {
-    let (counting, versions) = make_counting(set, chosen, Breadth::Sampled)?;
+    let (counting, versions) = make_counting(set, chosen)?;
     phases.end("counting version");
     for (c, m) in counting.iter().zip(chosen) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();

@@ -8,13 +8,14 @@
 
 mod analysis;
 mod attach;
+mod counted_images;
 mod derivation;
 mod doctor;
 mod error;
 mod files;
+mod follow;
 mod imports;
 mod instrument;
-mod launch;
 mod make;
 mod modules;
 mod phases;
@@ -33,7 +34,6 @@ pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
 pub use instrument::{InstrumentOptions, instrument};
-pub use launch::Launched;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use status::{ProcessStatus, Reverted, revert, status};
 pub use verdict::{Metric, Windows};

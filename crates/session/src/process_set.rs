@@ -254,15 +254,3 @@ fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     longer.written_in_stop.extend(shorter.written_in_stop);
     longer
 }
-
-impl ProcessSet {
-    /// A set of one process.
-    pub fn alone(leader: Live, named: i32) -> Result<Self, SessionError> {
-        Ok(Self { leader, others: Vec::new(), dir: StateDir::open()?, tree: false, named })
-    }
-
-    /// The first process.
-    pub fn into_leader(self) -> Live {
-        self.leader
-    }
-}

@@ -22,36 +22,17 @@ pub(crate) struct Counting {
     pub functions: usize,
 }
 
-/// Which functions to count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Breadth {
-    /// Those with samples and those around them.
-    Sampled,
-    /// All.
-    All,
-}
-
 /// What was planned for each module, and its checked version with the module's index.
 pub(crate) type CountingVersions = (Vec<Counting>, Vec<(usize, CheckedVersion)>);
 
-/// Makes counting versions of all chosen modules.
-pub(crate) fn make_counting(
-    set: &ProcessSet,
-    chosen: &[Chosen],
-    breadth: Breadth,
-) -> Result<CountingVersions, SessionError> {
+/// Makes counting versions of the functions with samples, and those around them, of all chosen modules.
+pub(crate) fn make_counting(set: &ProcessSet, chosen: &[Chosen]) -> Result<CountingVersions, SessionError> {
     let (mut counting, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
     for module in chosen {
         let program = &module.analyzed.program;
-        let functions: Vec<FuncId> = match breadth {
-            Breadth::Sampled => select(program, &module.weights),
-            Breadth::All => program.function_ids().collect(),
-        };
+        let functions: Vec<FuncId> = select(program, &module.weights);
         let scope = scope_of(program, &functions);
-        let weights = match breadth {
-            Breadth::Sampled => Weights::Blocks(&module.weights.blocks),
-            Breadth::All => Weights::Static,
-        };
+        let weights = Weights::Blocks(&module.weights.blocks);
         let plan = plan_counters(program, &scope, weights, Calls::Return);
         let layout = counting_layout(program, &plan);
         let area = (8 * plan.counted.len() as u64).next_multiple_of(4096);

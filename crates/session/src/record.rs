@@ -1,18 +1,18 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
 use crate::derivation;
+use crate::follow::follow;
 use crate::instrument::from_counts;
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
-use crate::profiling::{Breadth, Counting, count, derive_all, make_counting};
+use crate::profiling::{Counting, count, make_counting};
 use crate::sampling::sample;
-use crate::selection::Weights;
 use crate::verdict::Windows;
-use crate::{Launched, SessionError, Watcher, analyze_image};
-use restitch_apply_process::{Incoming, Live, StateDir, VersionKind};
+use crate::{SessionError, Watcher};
+use restitch_apply_process::VersionKind;
 use restitch_profile::{Derived, ModuleProfile, ProfileFile};
-use restitch_report::RunResult;
+use restitch_report::{RunResult, Target};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -29,8 +29,13 @@ pub enum RecordSubject {
         /// Sampling and counting together.
         duration: Duration,
     },
-    /// A program from its start to its end: all its functions are counted.
-    Command(Command),
+    /// A program and all that it executes, from start to end: all functions are counted.
+    Command {
+        /// The command.
+        command: Command,
+        /// Count programs of these names (or paths) only; all, if there are none.
+        only: Vec<String>,
+    },
     /// What programs of [`instrument`](crate::instrument) have counted in these files.
     Counts(Vec<PathBuf>),
 }
@@ -57,8 +62,8 @@ pub fn record(
         RecordSubject::Process { pid, tree, duration } => {
             (record_process(pid, tree, duration, watcher)?, None)
         }
-        RecordSubject::Command(command) => {
-            let (recorded, status) = record_command(command, watcher)?;
+        RecordSubject::Command { command, only } => {
+            let (recorded, status) = record_command(command, &only, watcher)?;
             (recorded, Some(status))
         }
         RecordSubject::Counts(paths) => (from_counts(&paths, watcher)?, None),
@@ -94,7 +99,7 @@ fn record_process(
         return Err(SessionError::NothingToDo(why));
     }
     phases.end("analysis");
-    let (counting, versions) = make_counting(&set, &chosen, Breadth::Sampled)?;
+    let (counting, versions) = make_counting(&set, &chosen)?;
     phases.end("counting version");
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let derived = count(&mut set, &chosen, &counting, &versions, rest, watcher).map(|d| d.0);
@@ -109,52 +114,32 @@ fn record_process(
     Ok((profile_file(&chosen, &derived), result))
 }
 
-/// Counts the whole program and its mapped libraries from the entry point to the end.
-fn record_command(command: Command, watcher: &mut dyn Watcher) -> Result<(Recorded, i32), SessionError> {
+/// Counts all programs that the command executes, from their entry points to their ends.
+fn record_command(
+    command: Command,
+    only: &[String],
+    watcher: &mut dyn Watcher,
+) -> Result<(Recorded, i32), SessionError> {
     let mut phases = Phases::new();
-    watcher.phase("starting", None);
-    let mut launched = Launched::start(command)?;
-    let process = launched.process();
-    let mut live = Live::open(process.pid, StateDir::open()?)?;
-    let target = live.target().clone();
-    let mut chosen = Vec::new();
-    for (index, module) in target.modules.iter().enumerate() {
-        let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        if name.starts_with("ld-linux") {
-            continue;
-        }
-        if let Ok(analyzed) = analyze_image(module.image.clone()) {
-            chosen.push(Chosen {
-                index,
-                path: module.path.clone(),
-                analyzed,
-                weights: Weights::default(),
-                samples: 0,
-            });
-        }
-    }
-    let set = ProcessSet::alone(live, process.pid)?;
-    let (counting, versions) = make_counting(&set, &chosen, Breadth::All)?;
-    live = set.into_leader();
-    let incoming: Vec<Incoming<'_>> = versions
-        .iter()
-        .map(|(module, version)| Incoming { module: *module, version, kind: VersionKind::Counting })
-        .collect();
-    if let Some(held) = launched.take_held() {
-        live.switch_held(held, &incoming)?;
-    }
-    phases.end("counting version");
     watcher.phase("running", None);
-    let status = crate::launch::wait_for_end(process)?;
-    let set = ProcessSet::alone(live, process.pid)?;
-    let derived = derive_all(&set, &chosen, &counting)?;
+    let followed = follow(command, only, watcher)?;
     phases.end("running");
-    let mut result = RunResult::new("record", crate::attach::target_of(&set));
-    set.into_leader().forget();
-    describe(&mut result, &chosen, &counting, &derived);
-    derivation::finish(&mut result, "counting version", 0.0);
+    let (parts, modules): (Vec<_>, Vec<_>) = followed.images.profiles().into_iter().unzip();
+    let target = Target { program: followed.program, pid: None, processes: followed.counted, threads: 0 };
+    let mut result = RunResult::new("record", target);
+    if parts.is_empty() {
+        let why = match followed.warnings.first() {
+            Some(first) => format!("nothing was counted: {first}"),
+            None => "nothing was counted: no program of that name was executed".into(),
+        };
+        return Err(SessionError::NothingToDo(why));
+    }
+    result.modules = modules;
+    result.warnings = followed.warnings;
+    derivation::finish(&mut result, "counting versions", 0.0);
+    phases.end("counts to profile");
     phases.finish(&mut result);
-    Ok(((profile_file(&chosen, &derived), result), status))
+    Ok(((ProfileFile { modules: parts }, result), followed.status))
 }
 
 /// Reports the modules that ran.

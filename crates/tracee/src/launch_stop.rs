@@ -3,7 +3,7 @@
 use crate::launch::{TraceEvent, TraceEvents};
 use crate::seize::hold_thread;
 use crate::stopped::{Held, Release, StopTimes, Stopped};
-use crate::sys::{self, Resume, Waited};
+use crate::sys::{self, Waited};
 use crate::urgent::Urgent;
 use crate::wait::{Patience, StopKind, decode};
 use crate::{Memory, TraceError};

@@ -1,0 +1,146 @@
+//! The modules that followed processes run: each is analysed once, and each counting version of it is made once for each
+//! place, however many processes run it.
+
+use crate::analysis::{Analyzed, analyze_image};
+use crate::make::{Place, counting_layout, estimate, make};
+use crate::{SessionError, derivation};
+use restitch_address::Svma;
+use restitch_apply_process::{Incoming, Live, Module, VersionKind};
+use restitch_check::CheckedVersion;
+use restitch_layout::Layout;
+use restitch_profile::{
+    Calls, CounterPlan, Derived, ModuleProfile, Weights, derive, plan_counters, scope_of,
+};
+use restitch_program::FuncId;
+use restitch_report as report;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A module, its versions, and what was counted in them.
+struct CountedImage {
+    path: PathBuf,
+    analyzed: Analyzed,
+    plan: CounterPlan,
+    layout: Layout,
+    missing: Vec<u32>,
+    /// By number and place.
+    versions: BTreeMap<(u32, Svma), CheckedVersion>,
+    sums: Vec<u64>,
+}
+
+/// A counting version in a process: the image, and the version's number.
+pub(crate) type InForce = Vec<(usize, u32)>;
+
+/// All modules seen so far.
+#[derive(Default)]
+pub(crate) struct CountedImages {
+    images: Vec<CountedImage>,
+    /// By build id, or by path where there is none: the index, or that there is nothing to count.
+    known: BTreeMap<Vec<u8>, Option<usize>>,
+}
+
+impl CountedImages {
+    /// The versions for the process in `live`, reserved and made; indices of its modules with them.
+    ///
+    /// # Errors
+    /// If there is no room for one, or the checker refuses one.
+    pub fn versions_for(&mut self, live: &Live) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
+        let (mut found, mut taken) = (Vec::new(), Vec::new());
+        for (index, module) in live.target().modules.iter().enumerate() {
+            let Some(image) = self.image_of(module) else { continue };
+            let it = &self.images[image];
+            let area = (8 * it.plan.counted.len() as u64).next_multiple_of(4096);
+            let len = estimate(&it.analyzed.program, &it.layout, it.plan.counted.len());
+            let place = live.reserve(index, len + area, &taken, &[])?;
+            taken.push((index, place));
+            // Without a load bias: the same version serves every process.
+            let place =
+                Place { number: place.number, start: place.start, counters: place.start + len, bias: None };
+            self.make_version(image, place)?;
+            found.push((index, image, place.number, place.start));
+        }
+        Ok(found)
+    }
+
+    /// The versions that [`Self::versions_for`] has found, to be installed.
+    pub fn incoming(&self, found: &[(usize, usize, u32, Svma)]) -> Vec<Incoming<'_>> {
+        let one = |&(module, image, number, start): &(usize, usize, u32, Svma)| {
+            let version = self.images[image].versions.get(&(number, start))?;
+            Some(Incoming { module, version, kind: VersionKind::Counting })
+        };
+        found.iter().filter_map(one).collect()
+    }
+
+    fn make_version(&mut self, image: usize, place: Place) -> Result<(), SessionError> {
+        let it = &mut self.images[image];
+        if it.versions.contains_key(&(place.number, place.start)) {
+            return Ok(());
+        }
+        let version = make(&it.path, &it.analyzed, &it.layout, place, Some(&it.plan.counted))?;
+        it.missing.extend(version.counters.iter().flat_map(|c| &c.missing));
+        it.missing.sort_unstable();
+        it.missing.dedup();
+        it.versions.insert((place.number, place.start), version);
+        Ok(())
+    }
+
+    /// The image of a module, analysed if it is seen for the first time. `None` if nothing of it can be counted.
+    fn image_of(&mut self, module: &Module) -> Option<usize> {
+        let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.starts_with("ld-linux") || name.starts_with("ld-musl") {
+            return None;
+        }
+        let key = match module.image.build_id() {
+            Some(id) => id.as_bytes().to_vec(),
+            None => module.path.as_os_str().as_encoded_bytes().to_vec(),
+        };
+        if let Some(known) = self.known.get(&key) {
+            return *known;
+        }
+        let image = analyze_image(module.image.clone()).ok().and_then(|analyzed| {
+            let program = &analyzed.program;
+            let functions: Vec<FuncId> = program.function_ids().collect();
+            let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);
+            if plan.counted.is_empty() {
+                return None;
+            }
+            let layout = counting_layout(program, &plan);
+            let sums = vec![0; plan.counted.len()];
+            let path = module.path.clone();
+            let (missing, versions) = (Vec::new(), BTreeMap::new());
+            self.images.push(CountedImage { path, analyzed, plan, layout, missing, versions, sums });
+            Some(self.images.len() - 1)
+        });
+        self.known.insert(key, image);
+        image
+    }
+
+    /// Adds what a process that has ended (or was left) has counted.
+    pub fn collect(&mut self, live: &Live, versions: &InForce) {
+        for &(image, number) in versions {
+            // Counters that cannot be read any more are lost; the profile is one of the others.
+            let values = live.read_counters(number).unwrap_or_default();
+            for (sum, value) in self.images[image].sums.iter_mut().zip(values) {
+                *sum = sum.wrapping_add(value);
+            }
+        }
+    }
+
+    /// The profile of each module that ran, with its report, the one that ran most first.
+    pub fn profiles(&self) -> Vec<(ModuleProfile, report::Module)> {
+        let mut out = Vec::new();
+        for it in self.images.iter().filter(|it| it.sums.iter().any(|n| *n > 0)) {
+            let program = &it.analyzed.program;
+            let known = it.plan.known_without(program, &it.sums, &it.missing);
+            let derived: Derived = derive(program, &known);
+            let path = it.path.to_string_lossy();
+            let mut entry = it.analyzed.report(&path);
+            entry.counting = Some(derivation::summary(program, &it.plan, it.missing.len(), &derived));
+            let id = crate::instrument::build_id(&it.analyzed);
+            let total = derived.profile.blocks.iter().copied().fold(0, u64::saturating_add);
+            out.push((total, ModuleProfile::of(program, &derived.profile, &id, &path), entry));
+        }
+        out.sort_by_key(|o| std::cmp::Reverse(o.0));
+        out.into_iter().map(|(_, profile, entry)| (profile, entry)).collect()
+    }
+}

@@ -1,0 +1,253 @@
+//! `record -- COMMAND`: counts every program image that the command and its descendants execute, from the entry point to the
+//! end.
+//!
+//! Problem: at `exec` only the program and the loader are mapped; the libraries, and the C library whose lookup function the
+//! unwinder's hook needs, come later. Idea: each process runs to its program's entry point (the loader jumps there when
+//! everything is mapped and relocated), is held, and gets its counting versions in that stop. It stays a tracee, so that the
+//! programs that it starts are seen.
+//!
+//! Children that are forked count in their parent's counters. An image's counters are read when the last process that
+//! has them has ended or executed something else. What cannot be counted runs as it is and is named in the report.
+//! Processes that go on after the command's end get their original code back.
+
+use crate::counted_images::{CountedImages, InForce};
+use crate::{SessionError, Watcher};
+use restitch_apply_process::{Live, StateDir};
+use restitch_procfs as procfs;
+use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long descendants may outlive the command before they are left.
+const GRACE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(500);
+/// Programs that could not be counted are named up to this number.
+const MOST_NAMED: usize = 12;
+
+/// What came of following a command.
+pub(crate) struct Followed {
+    pub images: CountedImages,
+    /// The command's exit status as a shell gives it.
+    pub status: i32,
+    /// The command's program.
+    pub program: String,
+    /// Program images that were counted.
+    pub counted: u32,
+    /// What ran uncounted, and why.
+    pub warnings: Vec<String>,
+}
+
+/// An executed program image with its counters, and the number of processes that count in them.
+struct Instance {
+    live: Live,
+    versions: InForce,
+    processes: u32,
+}
+
+struct Follower<'w> {
+    dir: StateDir,
+    only: &'w [String],
+    watcher: &'w mut dyn Watcher,
+    images: CountedImages,
+    instances: Vec<Option<Instance>>,
+    /// The instance of each process.
+    of: BTreeMap<i32, usize>,
+    counted: u32,
+    /// By program: how often, and why.
+    uncounted: BTreeMap<String, (u32, String)>,
+}
+
+/// Runs `command` to its end. With `only`, programs of other names (or paths) run uncounted, and are not named.
+///
+/// # Errors
+/// If it cannot be started, or tracing fails.
+pub(crate) fn follow(
+    command: Command,
+    only: &[String],
+    watcher: &mut dyn Watcher,
+) -> Result<Followed, SessionError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut events = TraceEvents::spawn(command, LaunchOptions { follow_children: true })?;
+    let root = events.root().pid;
+    let program = program_of(root).unwrap_or(name);
+    let mut follower = Follower {
+        dir: StateDir::open()?,
+        only,
+        watcher,
+        images: CountedImages::default(),
+        instances: Vec::new(),
+        of: BTreeMap::new(),
+        counted: 0,
+        uncounted: BTreeMap::new(),
+    };
+    let status = follower.run(&mut events, root);
+    drop(events);
+    follower.leave_the_rest();
+    follower.dir.collect_garbage();
+    let warnings = follower.warnings();
+    let Follower { images, counted, .. } = follower;
+    Ok(Followed { images, status: status?, program, counted, warnings })
+}
+
+impl Follower<'_> {
+    /// Handles events until nobody is left, or the command has ended long enough ago.
+    fn run(&mut self, events: &mut TraceEvents, root: i32) -> Result<i32, SessionError> {
+        let (mut status, mut end) = (None, None::<Instant>);
+        while !events.is_empty() && end.is_none_or(|end| Instant::now() < end) {
+            match events.next_event(POLL) {
+                Ok(Some(TraceEvent::Exited { pid, status: ended })) => {
+                    self.left(pid);
+                    if pid == root {
+                        status = Some(match ended {
+                            ExitStatus::Code(code) => code,
+                            ExitStatus::Signal(signal) => 128 + signal,
+                        });
+                        end = Some(Instant::now() + GRACE);
+                    }
+                }
+                Ok(Some(event)) => self.handle(events, event),
+                Ok(None) => {}
+                Err(TraceError::ThirtyTwoBit { pid }) => {
+                    self.left(pid);
+                    self.not_counted(pid, "it is a 32-bit program");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let gone =
+            || SessionError::Command { command: "the command".into(), why: "its end was not seen".into() };
+        status.ok_or_else(gone)
+    }
+
+    fn handle(&mut self, events: &mut TraceEvents, event: TraceEvent) {
+        match event {
+            TraceEvent::Exec(stopped) => {
+                let pid = stopped.pid();
+                self.left(pid);
+                match self.entry_of(pid) {
+                    Ok(Some(entry)) => {
+                        if let Err(error) = events.run_to(stopped, entry) {
+                            self.not_counted(pid, &error.to_string());
+                        }
+                    }
+                    Ok(None) => drop(stopped.resume()),
+                    Err(why) => {
+                        stopped.resume();
+                        self.not_counted(pid, &why);
+                    }
+                }
+            }
+            TraceEvent::Reached(stopped) => {
+                let pid = stopped.pid();
+                match self.install(stopped) {
+                    Ok(()) => self.counted += 1,
+                    Err(error) => self.not_counted(pid, &error.to_string()),
+                }
+            }
+            TraceEvent::NewProcess { parent, child } => {
+                if let Some(&instance) = self.of.get(&parent)
+                    && let Some(it) = &mut self.instances[instance]
+                {
+                    it.processes += 1;
+                    self.of.insert(child, instance);
+                }
+            }
+            TraceEvent::Exiting(_) | TraceEvent::Exited { .. } => {}
+        }
+    }
+
+    /// Where the program of a process begins, if it is to be counted.
+    fn entry_of(&self, pid: i32) -> Result<Option<restitch_address::Avma>, String> {
+        let path = program_of(pid).unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if !self.only.is_empty() && !self.only.iter().any(|o| o == name || *o == path) {
+            return Ok(None);
+        }
+        let mode = procfs::open_executable(pid)
+            .ok()
+            .and_then(|f| f.file.metadata().ok())
+            .map_or(0, |m| m.permissions().mode());
+        if mode & 0o6000 != 0 {
+            return Err("it is a set-user-id or set-group-id program".into());
+        }
+        let entry = procfs::auxv(pid).map_err(|e| e.to_string())?.entry();
+        entry.map(Some).ok_or_else(|| "it has no entry point".into())
+    }
+
+    /// Installs the counting versions in a process that stands at its entry point; it runs on in any case.
+    fn install(&mut self, stopped: Stopped) -> Result<(), SessionError> {
+        let pid = stopped.pid();
+        let mut live = Live::open(pid, self.dir.clone())?;
+        crate::refusal::refuse(live.target())?;
+        let found = self.images.versions_for(&live)?;
+        if found.is_empty() {
+            return Err(SessionError::NothingToDo("none of its code can be counted".into()));
+        }
+        live.switch_held(stopped, &self.images.incoming(&found))?;
+        let versions = found.iter().map(|&(_, image, number, _)| (image, number)).collect();
+        let instance = Some(Instance { live, versions, processes: 1 });
+        let free = self.instances.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.instances.len());
+        match free {
+            Some(index) => self.instances[index] = instance,
+            None => self.instances.push(instance),
+        }
+        self.of.insert(pid, index);
+        Ok(())
+    }
+
+    /// A process has ended, or executes something else.
+    fn left(&mut self, pid: i32) {
+        let Some(index) = self.of.remove(&pid) else { return };
+        let Some(instance) = &mut self.instances[index] else { return };
+        instance.processes -= 1;
+        if instance.processes == 0
+            && let Some(Instance { live, versions, .. }) = self.instances[index].take()
+        {
+            self.images.collect(&live, &versions);
+        }
+    }
+
+    fn not_counted(&mut self, pid: i32, why: &str) {
+        let program = program_of(pid).unwrap_or_else(|| format!("process {pid}"));
+        self.uncounted.entry(program).or_insert((0, why.into())).0 += 1;
+    }
+
+    /// Processes that outlive the command get their original code back.
+    fn leave_the_rest(&mut self) {
+        let left: Vec<i32> = self.of.keys().copied().collect();
+        for instance in self.instances.iter_mut().filter_map(Option::take) {
+            self.images.collect(&instance.live, &instance.versions);
+        }
+        for pid in left {
+            // One that has ended meanwhile needs nothing; for one that resists there is `restitch revert`.
+            let note = match crate::revert(pid, false, self.watcher) {
+                Ok(_) => format!("process {pid} outlives the command; it has its original code again"),
+                Err(error) => format!("process {pid} goes on counting: {error}; try `restitch revert {pid}`"),
+            };
+            if procfs::status(pid).is_ok() {
+                self.watcher.note(&note);
+            }
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let one = |(program, (times, why)): (&String, &(u32, String))| match times {
+            1 => format!("{program} ran uncounted: {why}"),
+            n => format!("{program} ran uncounted {n} times: {why}"),
+        };
+        let mut out: Vec<String> = self.uncounted.iter().map(one).take(MOST_NAMED).collect();
+        if self.uncounted.len() > MOST_NAMED {
+            out.push(format!("{} more programs ran uncounted", self.uncounted.len() - MOST_NAMED));
+        }
+        out
+    }
+}
+
+/// The path of a process's program.
+fn program_of(pid: i32) -> Option<String> {
+    let link = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(link.to_string_lossy().into_owned())
+}
