@@ -18,6 +18,7 @@ mod check;
 mod counts_file;
 mod derive;
 mod equations;
+mod estimate;
 mod model;
 mod perf_data;
 mod placement;

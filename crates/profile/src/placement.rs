@@ -23,6 +23,7 @@
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, FuncId, Program, Terminator};
 
+use crate::estimate::Estimate;
 use crate::{Equations, Known, Profile};
 
 /// What a counter counts.
@@ -37,11 +38,11 @@ pub enum Counted {
 /// An estimate of how often things run, so that counters go where they cost little.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Weights<'a> {
-    /// Nothing is known: loops are guessed from backward branches.
+    /// Nothing is known: frequencies are guessed from the shape of the code.
     #[default]
     Static,
-    /// Estimated executions of each block (IP samples divided by the block's length, say), by [`BlockId`]; loops
-    /// decide between blocks with equal numbers.
+    /// Estimated executions of each block (IP samples divided by the block's length, say), by [`BlockId`]; the
+    /// guess decides between blocks with equal numbers.
     Blocks(&'a [u64]),
     /// An earlier profile.
     Profile(&'a Profile),
@@ -131,7 +132,7 @@ pub fn plan_counters(program: &Program, scope: &[bool], weights: Weights<'_>, ca
         .map(|b| scope.get(b.index()).copied().unwrap_or(false) && program.is_movable(b))
         .collect();
     let equations = Equations::new(program, Some(&scope));
-    let estimate = Estimate::new(program, weights);
+    let estimate = Estimate::new(program, &equations, weights);
     let mut candidates = candidates(program, &scope, &estimate);
     candidates.sort_unstable_by_key(|c| (std::cmp::Reverse(c.cost), std::cmp::Reverse(c.counted)));
     let mut points = Points::new(program, &equations, calls);
@@ -178,7 +179,7 @@ fn candidates(program: &Program, scope: &[bool], estimate: &Estimate) -> Vec<Can
         for (id, edge) in program.out_edges(block) {
             let cost = match price_of(program, edge) {
                 None => NOT_COUNTABLE,
-                Some(price) => estimate.edge(program, id).saturating_mul(price).min(NOT_COUNTABLE - 1),
+                Some(price) => estimate.edge(id).saturating_mul(price).min(NOT_COUNTABLE - 1),
             };
             all.push(Candidate { cost, counted: Counted::Edge(id) });
         }
@@ -199,69 +200,6 @@ fn price_of(program: &Program, edge: &Edge) -> Option<u64> {
         (EdgeKind::Taken, Terminator::ShortConditional(_)) => Some(inline + 2 * STUB),
         (EdgeKind::Taken, _) => Some(inline + STUB),
     }
-}
-
-/// Estimated executions, at least 1, so that counters that never run still count as something.
-struct Estimate {
-    blocks: Vec<u64>,
-    edges: Option<Vec<u64>>,
-}
-
-/// What one execution weighs against the guess from loops.
-const MEASURED: u64 = 1 << 16;
-
-impl Estimate {
-    fn new(program: &Program, weights: Weights<'_>) -> Self {
-        let mut blocks = loop_weights(program);
-        let measured = match weights {
-            Weights::Static => &[][..],
-            Weights::Blocks(counts) => counts,
-            Weights::Profile(profile) => &profile.blocks,
-        };
-        for (weight, count) in blocks.iter_mut().zip(measured) {
-            *weight = weight.saturating_add(count.saturating_mul(MEASURED));
-        }
-        let edges = match weights {
-            Weights::Profile(profile) => Some(
-                profile.edges.iter().map(|count| count.saturating_mul(MEASURED).saturating_add(1)).collect(),
-            ),
-            _ => None,
-        };
-        Self { blocks, edges }
-    }
-
-    fn block(&self, block: BlockId) -> u64 {
-        self.blocks[block.index()]
-    }
-
-    /// A share of the source's executions in proportion to those of its targets.
-    fn edge(&self, program: &Program, id: EdgeId) -> u64 {
-        if let Some(count) = self.edges.as_ref().and_then(|edges| edges.get(id.index())) {
-            return *count;
-        }
-        let edge = program.edges[id.index()];
-        let all: u128 = program.out_edges(edge.from).map(|(_, e)| u128::from(self.block(e.to))).sum();
-        let share = u128::from(self.block(edge.from)) * u128::from(self.block(edge.to)) / all.max(1);
-        (share as u64).min(self.block(edge.to)).max(1)
-    }
-}
-
-/// 8 to the number of backward branches of the function that span the block (at most 5 of them).
-fn loop_weights(program: &Program) -> Vec<u64> {
-    let mut depth = vec![0i32; program.blocks.len() + 1];
-    for edge in &program.edges {
-        let same = program.block(edge.from).function == program.block(edge.to).function;
-        if same && edge.to <= edge.from {
-            depth[edge.to.index()] += 1;
-            depth[edge.from.index() + 1] -= 1;
-        }
-    }
-    let mut now = 0;
-    let weight = |change: &i32| {
-        now += change;
-        8u64.pow(now.clamp(0, 5) as u32)
-    };
-    depth[..program.blocks.len()].iter().map(weight).collect()
 }
 
 /// The points of the graph, joined as the forest grows (union-find). Point 0 is the outside.
