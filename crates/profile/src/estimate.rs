@@ -27,6 +27,9 @@ const APART: f64 = 0.2;
 const FORWARD: f64 = 0.4;
 /// How often landing pads are entered, function entries being 1.
 const LANDING: f64 = 0.001;
+/// How much the guess counts against measured executions of the ways of a branch: as much as two IP samples in a block of
+/// usual length do, in the unit of [`Weights::Blocks`] as sessions make them.
+const PRIOR: f64 = 400.0;
 /// Fixed point of the guess, and its upper end: below one measured execution.
 const ONE: f64 = 256.0;
 const MOST: u64 = MEASURED - 1;
@@ -41,24 +44,18 @@ pub(crate) struct Estimate {
 
 impl Estimate {
     pub fn new(program: &Program, equations: &Equations, weights: Weights<'_>) -> Self {
-        let shares = shares(program);
+        let mut shares = shares(program);
+        if let Weights::Blocks(counts) = weights {
+            correct(program, &mut shares, counts);
+        }
         let guess = frequencies(program, equations, &shares);
         let fixed = |f: f64| 1 + ((f * ONE) as u64).min(MOST);
         let mut blocks: Vec<u64> = guess.iter().map(|f| fixed(*f)).collect();
         let guessed = |edge: (usize, &Edge)| fixed(guess[edge.1.from.index()] * shares[edge.0]);
         let mut edges: Vec<u64> = program.edges.iter().enumerate().map(guessed).collect();
-        match weights {
-            Weights::Static => {}
-            Weights::Profile(profile) => {
-                add(&mut blocks, &profile.blocks);
-                add(&mut edges, &profile.edges);
-            }
-            Weights::Blocks(counts) => {
-                add(&mut blocks, counts);
-                for (id, edge) in program.edges.iter().enumerate() {
-                    edges[id] = between(program, &blocks, edge, shares[id]);
-                }
-            }
+        if let Weights::Profile(profile) = weights {
+            add(&mut blocks, &profile.blocks);
+            add(&mut edges, &profile.edges);
         }
         Self { blocks, edges }
     }
@@ -77,13 +74,20 @@ fn add(weights: &mut [u64], counts: &[u64]) {
     }
 }
 
-/// A share of the source's executions in proportion to those of its targets, guessed probabilities included.
-fn between(program: &Program, blocks: &[u64], edge: &Edge, share: f64) -> u64 {
-    let (from, to) = (blocks[edge.from.index()], blocks[edge.to.index()]);
-    let all: u128 = program.out_edges(edge.from).map(|(_, e)| u128::from(blocks[e.to.index()])).sum();
-    let measured = u128::from(from) * u128::from(to) / all.max(1);
-    let guessed = from as f64 * share;
-    ((measured as f64 + guessed) / 2.0).min(to as f64).max(1.0) as u64
+/// Corrects the probabilities by the counts of the ways' targets. Frequencies of the corrected probabilities agree with
+/// each other, which matters more than that they equal the counts: where blocks and edges do not agree, the forest takes
+/// what is measured too high and leaves the rest to counters.
+fn correct(program: &Program, shares: &mut [f64], counts: &[u64]) {
+    let count = |b: BlockId| counts.get(b.index()).copied().unwrap_or(0);
+    for block in program.block_ids() {
+        let ways: Vec<(EdgeId, u64)> =
+            program.out_edges(block).map(|(id, e)| (id, count(e.to).min(count(block)))).collect();
+        let all = ways.iter().map(|w| w.1).fold(0, u64::saturating_add) as f64;
+        for (id, n) in ways {
+            let share = &mut shares[id.index()];
+            *share = (n as f64 + PRIOR * *share) / (all + PRIOR);
+        }
+    }
 }
 
 /// The probability of each edge, given that its source runs.
