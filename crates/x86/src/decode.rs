@@ -93,10 +93,9 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
     if instruction.rflags_read() | instruction.rflags_modified() != 0 {
         // `syscall` keeps the flags in r11 for the kernel's way back; nobody looks at them there.
         read = if instruction.mnemonic() == Mnemonic::Syscall { 0 } else { flags(instruction.rflags_read()) };
-        // A shift by CL writes no flags when the count is 0: iced reports its flags as written, so treat it as
-        // writing nothing for certain.
         written = match instruction.mnemonic() {
             Mnemonic::Shl
+            | Mnemonic::Sal
             | Mnemonic::Shr
             | Mnemonic::Sar
             | Mnemonic::Rol
@@ -104,7 +103,11 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
             | Mnemonic::Rcl
             | Mnemonic::Rcr
             | Mnemonic::Shld
-            | Mnemonic::Shrd => 0,
+            | Mnemonic::Shrd
+                if may_shift_by_zero(instruction) =>
+            {
+                0
+            }
             Mnemonic::Syscall => 0,
             _ if instruction.has_rep_prefix() || instruction.has_repne_prefix() => 0,
             _ => flags(instruction.rflags_modified()),
@@ -119,6 +122,13 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
         names: named_address(instruction),
         padding: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
     }
+}
+
+/// A shift by 0 changes no flag (Intel SDM vol. 2, SAL/SAR/SHL/SHR): one by CL may be that. The count is taken modulo 64 for
+/// operands of 64 bits and modulo 32 for all others; a multiple of 32 counts as 0 here.
+fn may_shift_by_zero(i: &Instruction) -> bool {
+    let count = i.op_count().saturating_sub(1);
+    i.op_kind(count) == OpKind::Register || i.try_immediate(count).map_or(true, |n| n & 31 == 0)
 }
 
 fn flow_of(i: &Instruction) -> Flow {
@@ -231,4 +241,33 @@ pub fn relocate_field(bytes: &[u8], at: Svma) -> Option<(Insn, Option<RipField>)
         return None;
     }
     Some((classify(&instruction), field))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shifts_write_flags_unless_the_count_may_be_zero() {
+        let written = |bytes: &[u8]| {
+            let mut out = Vec::new();
+            scan(bytes, Svma::new(0), |i| out.push(i.flags_written)).unwrap();
+            out[0]
+        };
+        // shr $62,%rax; shl $1,%eax (both forms); sar $1,(%rax); shld $3,%eax,%ecx
+        for bytes in [
+            &[0x48, 0xc1, 0xe8, 0x3e][..],
+            &[0xd1, 0xe0],
+            &[0xc1, 0xe0, 1],
+            &[0xd1, 0x38],
+            &[0x0f, 0xa4, 0xc1, 3],
+        ] {
+            assert_eq!(written(bytes), crate::ALL_FLAGS, "{bytes:x?}");
+        }
+        // rol $1,%eax leaves all but CF and OF alone; by %cl, by 0 and by 32 nothing is certain.
+        assert_ne!(written(&[0xd1, 0xc0]), crate::ALL_FLAGS);
+        for bytes in [&[0x48, 0xd3, 0xe8][..], &[0xc1, 0xe0, 0], &[0xc1, 0xe0, 32], &[0x0f, 0xa5, 0xc1]] {
+            assert_eq!(written(bytes), 0, "{bytes:x?}");
+        }
+    }
 }
