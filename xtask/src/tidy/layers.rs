@@ -4,13 +4,14 @@ use super::{DECODING, EDGE, PURE};
 use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
-pub const LAYERS: [&[&str]; 12] = [
+pub const LAYERS: [&[&str]; 13] = [
     &["address", "demo-workload", "report", "testkit"],
     &["procfs"],
     &["perf", "tracee"],
     &["cfi", "image", "x86"],
     &["program"],
     &["profile"],
+    &["profile-formats"],
     &["layout"],
     &["emit"],
     &["check"],

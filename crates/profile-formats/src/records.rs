@@ -1,0 +1,302 @@
+//! `Records`: what a profile file says of one module, before it is matched with the module's code.
+
+use restitch_address::Svma;
+use restitch_profile::{BranchSamples, ModuleSamples, Profile};
+use restitch_program::{BlockId, CallTarget, EdgeId, EdgeKind, Program, Terminator};
+use std::collections::BTreeMap;
+
+use crate::flow::{entries, fall_through_ranges};
+
+/// How often a branch was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Taken {
+    /// Times taken.
+    pub count: u64,
+    /// Of these, mispredicted.
+    pub mispredicted: u64,
+}
+
+/// Counts and samples of one module, by address. `None` is a place outside of the module, or unknown.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Records {
+    /// Branches that were taken (jumps, calls, returns): branch instruction, target.
+    pub branches: BTreeMap<(Option<Svma>, Option<Svma>), Taken>,
+    /// Code that ran from a branch's target up to the next taken branch: target, branch instruction.
+    pub ranges: BTreeMap<(Svma, Svma), u64>,
+    /// Single steps from one block into the one behind it: last instruction of the one, start of the other.
+    pub fall_throughs: BTreeMap<(Svma, Svma), u64>,
+    /// Samples by instruction.
+    pub ips: BTreeMap<Svma, u64>,
+}
+
+/// What became of records when they met the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Matched {
+    /// Branches that became an edge, a call or an entry.
+    pub used_branches: u64,
+    /// Branches that are none of these: returns, indirect jumps, addresses that are no branch of the program.
+    pub other_branches: u64,
+    /// Ranges and steps that follow the program's fall-throughs.
+    pub used_ranges: u64,
+    /// Ranges and steps that do not.
+    pub broken_ranges: u64,
+}
+
+fn add(slot: &mut u64, count: u64) {
+    *slot = slot.saturating_add(count);
+}
+
+impl Records {
+    /// Adds a branch.
+    pub fn add_branch(&mut self, from: Option<Svma>, to: Option<Svma>, count: u64, mispredicted: u64) {
+        let taken = self.branches.entry((from, to)).or_default();
+        add(&mut taken.count, count);
+        add(&mut taken.mispredicted, mispredicted);
+    }
+
+    /// Adds a range that ran without a taken branch.
+    pub fn add_range(&mut self, from: Svma, to: Svma, count: u64) {
+        add(self.ranges.entry((from, to)).or_default(), count);
+    }
+
+    /// Adds a step into the next block.
+    pub fn add_fall_through(&mut self, from: Svma, to: Svma, count: u64) {
+        add(self.fall_throughs.entry((from, to)).or_default(), count);
+    }
+
+    /// Adds samples of an instruction.
+    pub fn add_ip(&mut self, at: Svma, count: u64) {
+        add(self.ips.entry(at).or_default(), count);
+    }
+
+    /// Whether there is more than samples of instructions.
+    pub fn has_branches(&self) -> bool {
+        !self.branches.is_empty() || !self.ranges.is_empty() || !self.fall_throughs.is_empty()
+    }
+
+    /// The records of an imported `perf.data` file.
+    pub fn of_samples(samples: &ModuleSamples) -> Self {
+        let mut records = Self { ips: samples.ips.clone(), ..Self::default() };
+        let BranchSamples { branches, ranges } = &samples.branches;
+        branches.iter().for_each(|(&(from, to), &n)| records.add_branch(Some(from), Some(to), n, 0));
+        records.ranges.clone_from(ranges);
+        records
+    }
+
+    /// The records that a processor with endless branch records would give for `profile`, without returns and without what
+    /// the profile does not know (targets of indirect calls and jumps are `None`). Block counts stay exact:
+    /// [`to_profile`](Self::to_profile) gives the profile back where its counts agree with each other.
+    pub fn of_profile(program: &Program, profile: &Profile) -> Self {
+        let mut records = Self::default();
+        for (edge, &count) in program.edges.iter().zip(&profile.edges) {
+            if count > 0 && edge.kind != EdgeKind::FallThrough {
+                let (from, to) = (program.block(edge.from).terminator_at(), program.block(edge.to).start);
+                records.add_branch(Some(from), Some(to), count, 0);
+            }
+        }
+        for (call, &count) in program.calls.iter().zip(&profile.calls) {
+            let target = match call.target {
+                CallTarget::Direct(target) => Some(target),
+                CallTarget::Indirect => None,
+            };
+            if count > 0 {
+                records.add_branch(Some(call.at), target, count, 0);
+            }
+        }
+        for (block, count) in entries(program, profile) {
+            records.add_branch(None, Some(program.block(block).start), count, 0);
+        }
+        for ((first, last), count) in fall_through_ranges(program, profile) {
+            let end = program.block(last);
+            let end = if end.terminator_len > 0 { end.terminator_at() } else { end.start };
+            records.add_range(program.block(first).start, end, count);
+        }
+        records
+    }
+
+    /// The profile that the records make, without their instruction samples. A block counts as often as ranges run into its
+    /// start, and at least as often as what goes in or out.
+    pub fn to_profile(&self, program: &Program) -> (Profile, Matched) {
+        let mut profile = Profile::empty(program);
+        let mut entered = vec![0u64; program.blocks.len()];
+        let mut report = Matched::default();
+        for (&(from, to), taken) in &self.branches {
+            let used = place_branch(program, &mut profile, &mut entered, from, to, taken.count);
+            add(if used { &mut report.used_branches } else { &mut report.other_branches }, taken.count);
+        }
+        for (&(start, end), &count) in &self.ranges {
+            let used = place_range(program, &mut profile, start, end, count);
+            add(if used { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
+        }
+        for (&(from, to), &count) in &self.fall_throughs {
+            let edge = program.block_at(from).and_then(|b| fall_through_to(program, b, to));
+            if let Some(edge) = edge {
+                add(&mut profile.edges[edge.index()], count);
+            }
+            add(if edge.is_some() { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
+        }
+        // Ranges tell how often a function's first block ran; without them, its entries do.
+        if !self.ranges.is_empty() {
+            entered.fill(0);
+        }
+        raise_blocks(program, &mut profile, &entered);
+        (profile, report)
+    }
+
+    /// Records with every count multiplied by `factor`, rounded; those that become zero are dropped.
+    pub fn scaled(&self, factor: f64) -> Self {
+        let scale = |n: u64| (n as f64 * factor).round() as u64;
+        let table = |t: &BTreeMap<(Svma, Svma), u64>| {
+            t.iter().map(|(k, n)| (*k, scale(*n))).filter(|(_, n)| *n > 0).collect()
+        };
+        let taken = |t: &Taken| Taken { count: scale(t.count), mispredicted: scale(t.mispredicted) };
+        Self {
+            branches: self.branches.iter().map(|(k, t)| (*k, taken(t))).filter(|(_, t)| t.count > 0).collect(),
+            ranges: table(&self.ranges),
+            fall_throughs: table(&self.fall_throughs),
+            ips: self.ips.iter().map(|(k, n)| (*k, scale(*n))).filter(|(_, n)| *n > 0).collect(),
+        }
+    }
+}
+
+/// Counts a branch; false if it is no edge, call or entry of the program.
+fn place_branch(
+    program: &Program,
+    profile: &mut Profile,
+    entered: &mut [u64],
+    from: Option<Svma>,
+    to: Option<Svma>,
+    count: u64,
+) -> bool {
+    let block = from.and_then(|from| program.block_at(from));
+    let mut used = false;
+    if let Some((from, block)) = from.zip(block) {
+        if let Ok(call) = program.calls.binary_search_by_key(&from, |c| c.at) {
+            add(&mut profile.calls[call], count);
+            used = true;
+        } else if let Some(edge) = to.and_then(|to| edge_to(program, block, from, to)) {
+            add(&mut profile.edges[edge.index()], count);
+            return true;
+        }
+    }
+    if let Some(entry) = to.and_then(|to| function_entry(program, to)) {
+        add(&mut entered[entry.index()], count);
+        used = true;
+    }
+    used
+}
+
+/// The edge of `block` that a branch at `from` to `to` takes.
+fn edge_to(program: &Program, block: BlockId, from: Svma, to: Svma) -> Option<EdgeId> {
+    if program.block(block).terminator_at() != from {
+        return None;
+    }
+    let taken = |kind| kind != EdgeKind::FallThrough;
+    let mut edges = program.out_edges(block);
+    edges.find(|(_, e)| taken(e.kind) && program.block(e.to).start == to).map(|(id, _)| id)
+}
+
+fn fall_through_to(program: &Program, block: BlockId, to: Svma) -> Option<EdgeId> {
+    let mut edges = program.out_edges(block);
+    edges.find(|(_, e)| e.kind == EdgeKind::FallThrough && program.block(e.to).start == to).map(|(id, _)| id)
+}
+
+/// The block at `at`, if a function begins there.
+fn function_entry(program: &Program, at: Svma) -> Option<BlockId> {
+    let block = program.block_starting_at(at)?;
+    (program.function(program.block(block).function).first_block == block).then_some(block)
+}
+
+/// Counts the blocks and fall-through edges from `start` to the branch at `end`; false if there is no such way.
+fn place_range(program: &Program, profile: &mut Profile, start: Svma, end: Svma, count: u64) -> bool {
+    let Some((first, way)) = way(program, start, end) else { return false };
+    way.iter().for_each(|edge| add(&mut profile.edges[edge.index()], count));
+    // A range that begins inside a block is the continuation behind a call: the block was counted before.
+    let entered = if program.block(first).start == start { first.0 } else { first.0 + 1 };
+    (entered..=first.0 + way.len() as u32).for_each(|b| add(&mut profile.blocks[b as usize], count));
+    true
+}
+
+/// The block that holds `start`, and the fall-through edges from there to the block that holds `end`.
+pub(crate) fn way(program: &Program, start: Svma, end: Svma) -> Option<(BlockId, Vec<EdgeId>)> {
+    let (first, last) = (program.block_at(start)?, program.block_at(end)?);
+    if first > last {
+        return None;
+    }
+    let step = |b: u32| {
+        let (from, to) = (BlockId(b), BlockId(b + 1));
+        if matches!(program.block(from).terminator, Terminator::Jump(_)) {
+            return None;
+        }
+        fall_through_to(program, from, program.block(to).start)
+    };
+    let edges: Option<Vec<EdgeId>> = (first.0..last.0).map(step).collect();
+    Some((first, edges?))
+}
+
+fn raise_blocks(program: &Program, profile: &mut Profile, entered: &[u64]) {
+    let mut inward = entered.to_vec();
+    let mut outward = vec![0u64; program.blocks.len()];
+    for (edge, &count) in program.edges.iter().zip(&profile.edges) {
+        add(&mut outward[edge.from.index()], count);
+        add(&mut inward[edge.to.index()], count);
+    }
+    for (block, count) in profile.blocks.iter_mut().enumerate() {
+        *count = (*count).max(inward[block]).max(outward[block]);
+    }
+    for (call, count) in program.calls.iter().zip(&profile.calls) {
+        let block = &mut profile.blocks[call.block.index()];
+        *block = (*block).max(*count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use restitch_profile::testing::{RandomProgram, walk};
+
+    const TEXT: &str = "\
+function 0x1000..0x1040 f movable
+  0x1000 +16 entry cond(4)/2 -> 0x1020
+  0x1010 +16 - fall
+    call 0x1014 +5 -> 0x1040
+  0x1020 +16 target cond(5)/2 -> 0x1000
+  0x1030 +16 - return/1
+function 0x1040..0x1050 g movable
+  0x1040 +16 entry return/1
+";
+
+    #[test]
+    fn records_become_counts() {
+        let program = Program::from_text(TEXT).unwrap();
+        let at = |a| Some(Svma::new(a));
+        let mut records = Records::default();
+        records.add_branch(at(0x102e), at(0x1000), 4, 1);
+        records.add_branch(at(0x1014), at(0x1040), 2, 0);
+        records.add_branch(None, at(0x1000), 1, 0);
+        records.add_branch(at(0x104f), at(0x1019), 2, 0);
+        records.add_branch(at(0x100e), at(0x1020), 3, 0);
+        records.add_fall_through(Svma::new(0x100e), Svma::new(0x1010), 2);
+        records.add_fall_through(Svma::new(0x1014), Svma::new(0x1020), 2);
+        records.add_fall_through(Svma::new(0x1014), Svma::new(0x1030), 2);
+        let (profile, matched) = records.to_profile(&program);
+        assert_eq!(profile.edges, [2, 3, 2, 0, 4]);
+        assert_eq!((profile.calls.clone(), profile.blocks.clone()), (vec![2], vec![5, 2, 5, 0, 2]));
+        let expected = Matched { used_branches: 10, other_branches: 2, used_ranges: 4, broken_ranges: 2 };
+        assert_eq!(matched, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn a_consistent_profile_comes_back(seed: u64) {
+            let program = RandomProgram::new(seed).program;
+            let profile = walk(&program, seed, 20, 0.0);
+            let (back, matched) = Records::of_profile(&program, &profile).to_profile(&program);
+            prop_assert_eq!(matched.broken_ranges, 0);
+            prop_assert_eq!(&back.edges, &profile.edges);
+            prop_assert_eq!(&back.calls, &profile.calls);
+            prop_assert_eq!(&back.blocks, &profile.blocks);
+        }
+    }
+}
