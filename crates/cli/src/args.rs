@@ -73,7 +73,7 @@ pub enum Command {
         /// Seconds of sampling and counting together.
         #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
         duration: f64,
-        /// The profile file.
+        /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is restitch's own.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         /// Count only programs of this name or path that COMMAND executes (may be repeated).
@@ -88,6 +88,9 @@ pub enum Command {
         /// Write the result as an HTML page.
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
+        /// Branches a sample, for an output that ends in .perf.data.
+        #[arg(long, value_name = "BRANCHES", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+        depth: u16,
         /// The program and its arguments.
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
@@ -114,7 +117,7 @@ pub enum Command {
     Optimize {
         /// The file.
         program: PathBuf,
-        /// A profile from `restitch record`.
+        /// A profile from `restitch record`, or of another format that `restitch profile formats` lists as read.
         #[arg(long, value_name = "FILE")]
         profile: PathBuf,
         /// The new file.
@@ -129,6 +132,9 @@ pub enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Convert, merge, compare and show profiles, restitch's own and those of other tools.
+    #[command(subcommand)]
+    Profile(crate::profile_args::ProfileCommand),
     /// Show what this machine allows, and the commands that would allow more.
     Doctor,
     /// Watch restitch speed up a built-in program while it runs.

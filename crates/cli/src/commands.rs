@@ -21,7 +21,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
         Command::Revert { pid, tree } => revert_command(pid, tree),
         Command::Status { pid } => status_command(pid),
-        Command::Record { pid, tree, duration, output, program, from_counts, json, html, command } => {
+        Command::Record { pid, tree, duration, output, program, from_counts, json, html, depth, command } => {
             let subject = match pid {
                 Some(pid) => {
                     RecordSubject::Process { pid, tree, duration: Duration::from_secs_f64(duration) }
@@ -29,6 +29,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
                 None => RecordSubject::Command { command: child(&command), only: program },
             };
+            let output = crate::profile_commands::recorded(output, depth);
             record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
         }
         Command::Instrument { program, output, counts, json } => {
@@ -46,6 +47,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             publish(&result, json.as_deref(), None)
         }
         Command::Analyze { file } => analyze_command(&file),
+        Command::Profile(command) => crate::profile_commands::run(command),
         Command::Doctor => doctor_command(),
         Command::Demo { seconds } => demo::run(seconds),
         Command::DemoWorkload { .. } => Ok(ExitCode::Usage.number()),
@@ -115,7 +117,7 @@ fn record_command(
     html: Option<&Path>,
 ) -> Result<i32, SessionError> {
     check_outputs(&[json, html])?;
-    let output = options.output.clone();
+    let output = options.output.path.clone();
     let mut progress = Progress::new();
     let (result, status) = record(options, &mut progress)?;
     progress.finish();

@@ -3,6 +3,8 @@
 mod args;
 mod commands;
 mod demo;
+mod profile_args;
+mod profile_commands;
 mod progress;
 
 use clap::Parser;

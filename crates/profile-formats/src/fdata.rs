@@ -16,6 +16,7 @@
 
 use crate::{BoltBlocks, FormatError, Names, Records, records::way};
 use restitch_address::Svma;
+use restitch_profile::Profile;
 use restitch_program::{BlockId, Program};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -229,6 +230,12 @@ pub fn write_no_lbr(samples: &BTreeMap<Svma, u64>, event: &str, program: &Progra
         }
     }
     out
+}
+
+/// A sample at the start of each block that BOLT sees, for each of its executions: what `no_lbr` can hold of a profile of counts.
+pub fn block_samples(program: &Program, profile: &Profile, blocks: &BoltBlocks) -> BTreeMap<Svma, u64> {
+    let seen = program.block_ids().filter(|b| blocks.is_leader(*b) && profile.block(*b) > 0);
+    seen.map(|b| (program.block(b).start, profile.block(b))).collect()
 }
 
 #[cfg(test)]

@@ -6,10 +6,13 @@
 //! **It does not** do I/O, measure, or know any other crate of restitch; names that come from programs are
 //! escaped or stripped of control characters before they reach a terminal or a browser.
 
+mod comparison;
+mod heatmap;
 mod html;
 mod model;
 pub mod stats;
 mod text;
 mod units;
 
+pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use model::*;

@@ -1,12 +1,14 @@
-//! Profiles from files: our own store, and `perf.data` with and without branch stacks.
+//! Profiles from files for `optimize`: our own store, `perf.data` with and without branch stacks, and the formats of other tools.
 
 use crate::SessionError;
 use crate::analysis::Analyzed;
 use crate::files::{OptimizeOptions, read_file};
+use crate::profiles::{Code, ProfileInput, load, resolve};
 use crate::selection::weigh;
 use restitch_profile::{
     ImportedModule, Known, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
 };
+use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
 
 /// The first bytes of a `perf.data` file.
@@ -24,6 +26,10 @@ pub(crate) fn read_profile(
     if bytes.starts_with(PERF_MAGIC) {
         return from_perf(&bytes, options, module);
     }
+    match Format::detect(&bytes) {
+        Ok(format) if format != Format::Store => return from_text(format, options, module),
+        _ => {}
+    }
     let stored = ProfileFile::read(&bytes).map_err(|e| bad(options, e.to_string()))?;
     let (profile, unmatched) = stored_part(&stored, module, options)?.resolve(&module.program);
     let mut warnings = Vec::new();
@@ -31,6 +37,25 @@ pub(crate) fn read_profile(
         let share = 100.0 * unmatched.count as f64 / unmatched.total.max(1) as f64;
         warnings.push(format!("{share:.1} % of the profile's counts have no place in this file"));
     }
+    Ok((profile, warnings))
+}
+
+/// The formats of other tools, which are of the one program that is to be optimized.
+fn from_text(
+    format: Format,
+    options: &OptimizeOptions,
+    module: &Analyzed,
+) -> Result<(Profile, Vec<String>), SessionError> {
+    if format.holds() == Holds::Order {
+        let why = format!("{} says in which order code stands, not how often it runs; give a profile with counts", format.describe());
+        return Err(bad(options, why));
+    }
+    let mut code = Code::with(&options.program, module.clone());
+    let input = ProfileInput { path: options.profile.clone(), format: Some(format) };
+    let loaded = load(&input, &mut code)?;
+    let part = loaded.modules.first().ok_or_else(|| no_part(options, &[]))?;
+    let (profile, mut warnings) = resolve(part, code.of(part, &options.profile)?)?;
+    warnings.extend(loaded.notes);
     Ok((profile, warnings))
 }
 

@@ -20,6 +20,7 @@ mod make;
 mod modules;
 mod phases;
 mod process_set;
+pub mod profiles;
 mod profiling;
 mod record;
 mod refusal;

@@ -6,6 +6,7 @@ use crate::instrument::from_counts;
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
+use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::sampling::sample;
 use crate::verdict::Windows;
@@ -46,7 +47,7 @@ pub struct RecordOptions {
     /// What to record.
     pub subject: RecordSubject,
     /// The profile file.
-    pub output: PathBuf,
+    pub output: ProfileOutput,
 }
 
 /// Records, and writes the profile file whole or not at all. For a command the exit status of the command comes back, too.
@@ -57,7 +58,7 @@ pub fn record(
     options: RecordOptions,
     watcher: &mut dyn Watcher,
 ) -> Result<(RunResult, Option<i32>), SessionError> {
-    crate::check_writable(&options.output)?;
+    crate::check_writable(&options.output.path)?;
     let ((file, result), status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
             (record_process(pid, tree, duration, watcher)?, None)
@@ -68,8 +69,9 @@ pub fn record(
         }
         RecordSubject::Counts(paths) => (from_counts(&paths, watcher)?, None),
     };
-    let bytes = file.write();
-    crate::files::write_whole(&options.output, &bytes, 0o644)?;
+    for note in save_counts(file, &options.output)?.notes {
+        watcher.note(&note);
+    }
     Ok((result, status))
 }
 

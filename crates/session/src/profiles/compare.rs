@@ -1,0 +1,100 @@
+//! `profile compare`: how alike profiles are, each with each.
+
+use super::code::Code;
+use super::load::{Loaded, load, resolve};
+use super::{ProfileInput, SessionError};
+use restitch_profile::{Features, Profile, similarity};
+use restitch_report::{ComparedProfile, Comparison, TakenDifference};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Compares each profile with each. Modules are compared where their code is known; a module that a profile does not have counts as
+/// not run in it.
+///
+/// # Errors
+/// If a profile cannot be read, or no module's code is there.
+pub fn compare_profiles(inputs: &[ProfileInput], programs: &[PathBuf]) -> Result<Comparison, SessionError> {
+    let mut code = Code::new(programs);
+    let mut notes = Vec::new();
+    let mut all: Vec<BTreeMap<PathBuf, Profile>> = Vec::new();
+    for input in inputs {
+        let loaded = load(input, &mut code)?;
+        all.push(profiles(&loaded, &mut code, &mut notes)?);
+    }
+    let mut paths: Vec<PathBuf> = all.iter().flat_map(|p| p.keys().cloned()).collect();
+    paths.sort();
+    paths.dedup();
+    let mut features = vec![Features::default(); inputs.len()];
+    for path in &paths {
+        let program = &code.at(path)?.analyzed.program;
+        let nothing = Profile::empty(program);
+        for (features, profiles) in features.iter_mut().zip(&all) {
+            features.add(program, profiles.get(path).unwrap_or(&nothing));
+        }
+    }
+    notes.sort();
+    notes.dedup();
+    let mut comparison = Comparison::new(compared(inputs, &features), notes);
+    comparison.modules = paths.iter().map(|p| p.display().to_string()).collect();
+    for a in &features {
+        let row: Vec<_> = features.iter().map(|b| similarity(a, b)).collect();
+        comparison.function_overlap.push(row.iter().map(|s| s.function_overlap).collect());
+        comparison.block_overlap.push(row.iter().map(|s| s.block_overlap).collect());
+        comparison.edge_overlap.push(row.iter().map(|s| s.edge_overlap).collect());
+        comparison.function_cosine.push(row.iter().map(|s| s.function_cosine).collect());
+        comparison.branch_cosine.push(row.iter().map(|s| s.branch_cosine).collect());
+        let taken = row.iter().map(|s| TakenDifference {
+            branches: s.taken.branches as u64,
+            only_one: s.taken.only_one as u64,
+            l0: s.taken.l0,
+            l1: s.taken.l1,
+            l2: s.taken.l2,
+        });
+        comparison.taken.push(taken.collect());
+    }
+    Ok(comparison)
+}
+
+/// The counts of each module whose code is known, by the file that it was read from.
+fn profiles(
+    loaded: &Loaded,
+    code: &mut Code,
+    notes: &mut Vec<String>,
+) -> Result<BTreeMap<PathBuf, Profile>, SessionError> {
+    let mut found = BTreeMap::new();
+    let mut missing = None;
+    for module in &loaded.modules {
+        if code.excludes(module) {
+            continue;
+        }
+        match code.of(module, &loaded.path) {
+            Ok(known) => {
+                let (profile, more) = resolve(module, known)?;
+                notes.extend(more.into_iter().map(|n| format!("{}: {n}", loaded.path.display())));
+                found.insert(known.path.clone(), profile);
+            }
+            Err(error) => {
+                notes.push(format!("left out: {error}"));
+                missing = Some(error);
+            }
+        }
+    }
+    match missing {
+        Some(error) if found.is_empty() => Err(error),
+        _ if found.is_empty() => Err(SessionError::BadFile {
+            path: loaded.path.clone(),
+            why: "it has no counts that can be compared; give a profile with counts of the program".into(),
+        }),
+        _ => Ok(found),
+    }
+}
+
+fn compared(inputs: &[ProfileInput], features: &[Features]) -> Vec<ComparedProfile> {
+    let one = |(input, f): (&ProfileInput, &Features)| ComparedProfile {
+        path: input.path.display().to_string(),
+        blocks: f.blocks.iter().filter(|n| **n > 0.0).count() as u64,
+        executions: f.blocks.iter().sum::<f64>() as u64,
+        functions: f.function_totals.iter().filter(|n| **n > 0.0).count() as u64,
+    };
+    inputs.iter().zip(features).map(one).collect()
+}

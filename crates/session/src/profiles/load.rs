@@ -1,0 +1,236 @@
+//! From a file in any format to what it says.
+
+use super::code::{Code, Known};
+use super::{ProfileInput, same_name};
+use crate::SessionError;
+use crate::files::read_file;
+use crate::selection::weigh;
+use restitch_profile::{
+    ImportedModule, Known as KnownCounts, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
+};
+use restitch_profile_formats::{Format, Holds, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller};
+use std::path::{Path, PathBuf};
+
+/// What a file says of one module.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LoadedModule {
+    /// Where it was; empty if the format does not say.
+    pub path: PathBuf,
+    /// Its build id; empty if not known.
+    pub build_id: Vec<u8>,
+    /// The counts.
+    pub content: Content,
+}
+
+/// The counts of one module.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Content {
+    /// Block, edge and call counts.
+    Stored(ModuleProfile),
+    /// Records by address.
+    Records(Records),
+    /// Records by file offset, as perf.data has them.
+    Offsets(ImportedModule),
+}
+
+/// What a file says.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Loaded {
+    /// The file.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// One entry a module.
+    pub modules: Vec<LoadedModule>,
+    /// Symbols in their order, for formats that hold only that.
+    pub order: Vec<String>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+impl Loaded {
+    /// Counts that are in memory.
+    pub fn of_counts(file: ProfileFile, path: &Path) -> Self {
+        let module = |m: ModuleProfile| LoadedModule {
+            path: PathBuf::from(&m.path),
+            build_id: m.build_id.clone(),
+            content: Content::Stored(m),
+        };
+        let modules = file.modules.into_iter().map(module).collect();
+        Self { path: path.into(), format: Format::Store, modules, order: Vec::new(), notes: Vec::new() }
+    }
+}
+
+impl LoadedModule {
+    /// The stored form, if that is what was loaded.
+    pub fn stored(&self) -> Option<&ModuleProfile> {
+        match &self.content {
+            Content::Stored(module) => Some(module),
+            _ => None,
+        }
+    }
+
+    /// The records by address.
+    pub fn records(&self, known: &Known) -> Option<Records> {
+        match &self.content {
+            Content::Records(records) => Some(records.clone()),
+            Content::Offsets(offsets) => {
+                Some(Records::of_samples(&offsets.to_svma(|at| known.analyzed.image.address_of(at))))
+            }
+            Content::Stored(_) => None,
+        }
+    }
+
+    /// All counts, for choosing the module with most.
+    pub fn weight(&self) -> u64 {
+        self.summary().iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
+    }
+
+    /// What there is, in words and sums.
+    pub fn summary(&self) -> Vec<(&'static str, u64)> {
+        fn sum<'a>(counts: impl Iterator<Item = &'a u64>) -> u64 {
+            counts.fold(0, |sum, n| sum.saturating_add(*n))
+        }
+        match &self.content {
+            Content::Stored(m) => vec![
+                ("block executions", sum(m.blocks.values())),
+                ("edge traversals", sum(m.edges.values())),
+                ("calls", sum(m.calls.values())),
+            ],
+            Content::Records(r) => vec![
+                ("taken branches", r.branches.values().fold(0, |sum: u64, t| sum.saturating_add(t.count))),
+                ("runs without a taken branch", sum(r.ranges.values().chain(r.fall_throughs.values()))),
+                ("instruction samples", sum(r.ips.values())),
+            ],
+            Content::Offsets(m) => vec![
+                ("taken branches", sum(m.branches.values())),
+                ("runs without a taken branch", sum(m.ranges.values())),
+                ("instruction samples", sum(m.ips.values())),
+            ],
+        }
+    }
+}
+
+/// Reads a profile file.
+pub(crate) fn load(input: &ProfileInput, code: &mut Code) -> Result<Loaded, SessionError> {
+    let bytes = read_file(&input.path)?;
+    load_bytes(&bytes, input, code)
+}
+
+fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loaded, SessionError> {
+    let path = &input.path;
+    let bad = |why: String| SessionError::BadFile { path: path.clone(), why };
+    let format = match input.format {
+        Some(format) => format,
+        None => Format::detect(bytes).map_err(|e| bad(e.to_string()))?,
+    };
+    let mut loaded =
+        Loaded { path: path.clone(), format, modules: Vec::new(), order: Vec::new(), notes: Vec::new() };
+    match format {
+        Format::Store => {
+            let file = ProfileFile::read(bytes).map_err(|e| bad(e.to_string()))?;
+            loaded.modules = Loaded::of_counts(file, path).modules;
+            return Ok(loaded);
+        }
+        Format::PerfData => {
+            load_perf_data(bytes, &mut loaded).map_err(bad)?;
+            return Ok(loaded);
+        }
+        _ => {}
+    }
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| bad(format!("reading {}: it is not text in UTF-8", format.describe())))?;
+    if format.holds() == Holds::Order {
+        let read = if format == Format::SymbolOrder { order::read(text) } else { propeller::read_functions(text) };
+        loaded.order = read.map_err(|e| bad(e.to_string()))?;
+        return Ok(loaded);
+    }
+    let known = code.only(path)?;
+    let program = &known.analyzed.program;
+    let records = match format {
+        Format::PreAggregated => preaggregated::read(text).map_err(|e| bad(e.to_string()))?,
+        Format::BoltYaml => {
+            let read = bolt_yaml::read(text, program, &known.names, &known.blocks).map_err(|e| bad(e.to_string()))?;
+            loaded.notes.extend(read.notes);
+            read.records
+        }
+        Format::AutoFdo => {
+            let read = autofdo::read(text, &known.names).map_err(|e| bad(e.to_string()))?;
+            loaded.notes.extend(read.notes);
+            read.records
+        }
+        _ => {
+            let read = fdata::read(text, &known.names, program).map_err(|e| bad(e.to_string()))?;
+            if !read.unknown.is_empty() {
+                let some: Vec<&str> = read.unknown.keys().take(3).map(String::as_str).collect();
+                loaded.notes.push(format!(
+                    "{} names of the profile are not in {} ({}, ...)",
+                    read.unknown.len(),
+                    known.path.display(),
+                    some.join(", ")
+                ));
+            }
+            read.records
+        }
+    };
+    loaded.modules.push(LoadedModule {
+        path: known.path.clone(),
+        build_id: known.build_id(),
+        content: Content::Records(records),
+    });
+    Ok(loaded)
+}
+
+fn load_perf_data(bytes: &[u8], loaded: &mut Loaded) -> Result<(), String> {
+    let imported = import_perf_data(bytes).map_err(|e| e.to_string())?;
+    if imported.lost > 0 {
+        loaded.notes.push(format!("perf lost {} records", imported.lost));
+    }
+    if imported.malformed > 0 {
+        loaded.notes.push(format!("{} records could not be decoded", imported.malformed));
+    }
+    loaded.modules.extend(imported.modules.into_iter().map(|m| LoadedModule {
+        path: PathBuf::from(&m.path),
+        build_id: m.build_id.clone().unwrap_or_default(),
+        content: Content::Offsets(m),
+    }));
+    Ok(())
+}
+
+/// The profile of one module, and what the user should know of it.
+pub(crate) fn resolve(module: &LoadedModule, known: &Known) -> Result<(Profile, Vec<String>), SessionError> {
+    let program = &known.analyzed.program;
+    let name = known.path.display();
+    if let Some(stored) = module.stored() {
+        let (profile, lost) = stored.resolve(program);
+        let share = 100.0 * lost.count as f64 / lost.total.max(1) as f64;
+        let note = format!("{share:.1} % of the profile's counts have no place in {name}");
+        return Ok((profile, if lost.count > 0 { vec![note] } else { Vec::new() }));
+    }
+    let records = module.records(known).unwrap_or_default();
+    if records.has_branches() {
+        let (profile, matched) = records.to_profile(program);
+        let all = matched.used_ranges + matched.broken_ranges;
+        let mut notes = Vec::new();
+        if matched.broken_ranges * 20 > all {
+            notes.push(format!(
+                "{} of {all} runs between branches do not fit the code of {name}: is it another build?",
+                matched.broken_ranges
+            ));
+        }
+        return Ok((profile, notes));
+    }
+    let weights = weigh(program, &records.ips);
+    let blocks = weights.blocks.iter().map(|n| Some(*n)).collect();
+    let derived = derive(program, &KnownCounts { blocks, ..KnownCounts::default() });
+    let note = "it has no branches, only samples: what was not sampled is not cold, so the layout may not pay; \
+                `restitch record` gives an exact profile";
+    Ok((derived.profile, vec![note.into()]))
+}
+
+/// The module that `path` is, of several; else the one with most counts.
+pub(crate) fn choose<'a>(loaded: &'a Loaded, code: &mut Code) -> Option<&'a LoadedModule> {
+    let fitting: Vec<&LoadedModule> = loaded.modules.iter().filter(|m| !code.excludes(m)).collect();
+    let most = fitting.into_iter().max_by_key(|m| m.weight());
+    most.or_else(|| loaded.modules.iter().find(|m| same_name(&m.path, Path::new(""))))
+}
