@@ -64,13 +64,11 @@ impl BoltBlocks {
         (same && self.is_leader(next) && falls()).then(|| self.last[block.index()])
     }
 
-    /// Our blocks of `function` in groups, one a block of BOLT, in address order. Padding that nothing reaches is left out.
+    /// Our blocks of `function` in groups, one a block of BOLT, in address order. Padding between
+    /// blocks is a block to BOLT.
     pub fn groups(&self, program: &Program, function: FuncId) -> Vec<Vec<BlockId>> {
         let mut groups: Vec<Vec<BlockId>> = Vec::new();
         for block in program.blocks_of(function) {
-            if program.block(block).attrs.contains(BlockAttrs::PADDING) {
-                continue;
-            }
             match groups.last_mut() {
                 Some(group) if !self.is_leader(block) => group.push(block),
                 _ => groups.push(vec![block]),

@@ -204,7 +204,7 @@ pub fn write(
     blocks: &BoltBlocks,
 ) -> String {
     let ran = |f: &FuncId| program.blocks_of(*f).any(|b| profile.block(b) > 0);
-    let named = |f: &FuncId| names.name_at(program.function(*f).range.start).is_some();
+    let named = |f: &FuncId| names.place(program, program.function(*f).range.start).is_some();
     let functions: Vec<FuncId> = program.function_ids().filter(|f| ran(f) && named(f)).collect();
     // 0 stands for an unknown function, and BOLT has room for as many as there are functions.
     let ids: HashMap<FuncId, usize> = functions.iter().enumerate().map(|(i, f)| (*f, i + 1)).collect();

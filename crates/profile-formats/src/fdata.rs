@@ -204,7 +204,7 @@ pub fn write(records: &Records, program: &Program, names: &Names, blocks: &BoltB
 /// From and to; none if neither is known, or if it is a return into the middle of a function.
 fn branch_line(from: Option<Svma>, to: Option<Svma>, program: &Program, names: &Names) -> Option<String> {
     let place = |at: Option<Svma>| {
-        let known = at.and_then(|at| names_place(at, program, names));
+        let known = at.and_then(|at| names.place(program, at));
         known.map_or(format!("0 {UNKNOWN} 0"), |(name, offset)| format!("1 {} {offset:x}", escape(name)))
     };
     let (from_text, to_text) = (place(from), place(to));
@@ -214,18 +214,12 @@ fn branch_line(from: Option<Svma>, to: Option<Svma>, program: &Program, names: &
         .then(|| format!("{from_text} {to_text}"))
 }
 
-fn names_place<'a>(at: Svma, program: &Program, names: &'a Names) -> Option<(&'a str, u64)> {
-    let function = program.function(program.function_at(at)?);
-    let start = function.range.start;
-    Some((names.name_at(start)?, at.get() - start.get()))
-}
-
 /// Writes samples (`no_lbr`) of the event `event`, whose name BOLT looks at: it divides samples of `cycles` and
 /// `instructions` by the number of instructions in a block.
 pub fn write_no_lbr(samples: &BTreeMap<Svma, u64>, event: &str, program: &Program, names: &Names) -> String {
     let mut out = format!("no_lbr {event}\n");
     for (&at, count) in samples {
-        if let Some((name, offset)) = names_place(at, program, names) {
+        if let Some((name, offset)) = names.place(program, at) {
             let _ = writeln!(out, "1 {} {offset:x} {count}", escape(name));
         }
     }

@@ -7,7 +7,7 @@
 
 use restitch_address::Svma;
 use restitch_image::{Binding, Image};
-use restitch_program::Program;
+use restitch_program::{Movability, Program};
 use std::collections::{BTreeMap, HashMap};
 
 /// What BOLT calls a function that has an unwind entry and no symbol.
@@ -20,6 +20,8 @@ pub struct Names {
     functions: BTreeMap<Svma, String>,
     /// All names of BOLT's form.
     addresses: HashMap<String, Svma>,
+    /// PLT stubs: start address and `function@PLT`.
+    stubs: BTreeMap<Svma, String>,
     /// Names without BOLT's numbers, where they are unique.
     plain: HashMap<String, Option<Svma>>,
 }
@@ -39,6 +41,12 @@ impl Names {
             if symbol.is_function() && image.is_executable(at) {
                 names.add(at, &symbol.name, full, is_start(at));
             }
+        }
+        for slot in image.plt_slots() {
+            let Some(name) = &slot.name else { continue };
+            let name = format!("{name}@PLT");
+            names.addresses.entry(name.clone()).or_insert(slot.stub.start);
+            names.stubs.insert(slot.stub.start, name);
         }
         for function in &program.functions {
             let at = function.range.start;
@@ -97,9 +105,15 @@ impl Names {
         self.plain.get(plain).copied().flatten()
     }
 
-    /// The last function that starts at or below `at`, and its name.
-    pub fn function_below(&self, at: Svma) -> Option<(Svma, &str)> {
-        self.functions.range(..=at).next_back().map(|(start, name)| (*start, name.as_str()))
+    /// BOLT's name for the place `at`: a function or PLT stub, and the distance from its start.
+    pub fn place(&self, program: &Program, at: Svma) -> Option<(&str, u64)> {
+        if let Some(stub) = self.stubs.get(&at) {
+            return Some((stub, 0));
+        }
+        let function = program.function(program.function_at(at)?);
+        let linkage = function.movability == Movability::Linkage;
+        let start = function.range.start;
+        self.name_at(start).filter(|_| !linkage).map(|name| (name, at.get() - start.get()))
     }
 }
 
@@ -117,7 +131,8 @@ mod tests {
         assert_eq!(names.address_of("main(*2)"), Some(at(16)));
         assert_eq!(names.address_of("__BOLT_FDE_FUNCat1f0"), Some(at(0x1f0)));
         assert_eq!(names.address_of("other"), None);
-        assert_eq!(names.function_below(at(40)), Some((at(32), "helper/1")));
-        assert_eq!(names.function_below(at(4)), None);
+        let program = Program::from_text("function 0x20..0x40 - movable\n 0x20 +32 entry return/1\n").unwrap();
+        assert_eq!(names.place(&program, at(40)), Some(("helper/1", 8)));
+        assert_eq!(names.place(&program, at(16)), None);
     }
 }

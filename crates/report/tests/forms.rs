@@ -5,6 +5,36 @@ use restitch_report::*;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
+fn comparison() -> Comparison {
+    let profile = |path: &str| ComparedProfile { path: path.into(), functions: 3, blocks: 40, executions: 12_345 };
+    let mut comparison = Comparison::new(vec![profile("a & <b>"), profile("c\u{1b}[31m")], vec!["a warning".into()]);
+    let table = |unlike| vec![vec![1.0, unlike], vec![unlike, 1.0]];
+    comparison.modules = vec!["/usr/bin/program".into()];
+    comparison.function_overlap = table(0.25);
+    comparison.block_overlap = table(0.5);
+    comparison.edge_overlap = table(0.125);
+    comparison.function_cosine = table(0.75);
+    comparison.branch_cosine = table(0.0);
+    let taken = |n| TakenDifference { branches: 100, only_one: 7, l0: n, l1: n / 2.0, l2: n / 4.0 };
+    comparison.taken = vec![vec![taken(0.0), taken(50.0)], vec![taken(50.0), taken(0.0)]];
+    comparison
+}
+
+#[test]
+fn a_comparison_has_all_forms() {
+    let comparison = comparison();
+    assert_eq!(Comparison::from_json(&comparison.to_json().unwrap()).unwrap(), comparison);
+    let text = comparison.to_text();
+    for part in ["overlap of functions", "0.2500", "0.0050", "12345 block executions"] {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "control characters reach the terminal");
+    let svg = comparison.to_svg();
+    assert!(svg.contains("a &amp; &lt;b&gt;") && !svg.contains('\u{1b}') && !svg.contains("NaN"));
+    // Eight measures, four cells each, and the background.
+    assert_eq!((svg.matches("<rect").count(), svg.matches("<g ").count(), svg.matches("</g>").count()), (33, 8, 8));
+}
+
 fn sample() -> RunResult {
     let target = Target {
         program: "/usr/lib/postgresql/15/bin/postgres".into(),
@@ -127,10 +157,12 @@ fn the_document_names_exactly_the_fields_that_there_are() {
         .collect();
     let mut there = BTreeSet::new();
     paths(&serde_json::from_str(&sample().to_json().unwrap()).unwrap(), "", &mut there);
+    paths(&serde_json::from_str(&comparison().to_json().unwrap()).unwrap(), "", &mut there);
     let missing: Vec<_> = there.difference(&documented).collect();
     let gone: Vec<_> = documented.difference(&there).collect();
     assert!(missing.is_empty() && gone.is_empty(), "not in docs/json.md: {missing:?}; only there: {gone:?}");
     assert!(document.contains(&format!("`schema_version` {SCHEMA_VERSION}")));
+    assert!(document.contains(&format!("`comparison_schema_version` {COMPARISON_SCHEMA_VERSION}")));
     for value in [
         "lower",
         "higher",

@@ -113,7 +113,8 @@ impl File {
     fn sample(&mut self, stack: &mut Vec<TakenBranch>) {
         let Some(newest) = stack.last() else { return };
         self.time += BRANCH_TIME * stack.len() as u64;
-        let ip = newest.to;
+        // Control is where the newest branch went, or still at it if that is elsewhere.
+        let ip = if newest.to == Avma::new(ELSEWHERE) { newest.from } else { newest.to };
         stack.reverse();
         let sample = PerfSample { pid: PID, tid: PID, time: self.time, ip, branches: stack };
         self.writer.sample(&sample);
