@@ -17,7 +17,7 @@
 use crate::{BoltBlocks, FormatError, Names, Records, records::way};
 use restitch_address::Svma;
 use restitch_profile::Profile;
-use restitch_program::{BlockId, Program};
+use restitch_program::{BlockId, Edge, EdgeKind, Program};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -132,12 +132,12 @@ impl Read {
     }
 }
 
-/// Whether control can only have come from `from` to `to` by not branching: `to` is the end of `from`'s block.
+/// Whether control can only have come from `from` to `to` by not branching: `to` is where `from`'s block falls to.
 fn is_step(program: &Program, from: Svma, to: Svma) -> bool {
-    let Some(block) = program.block_at(from).map(|b| program.block(b)) else { return false };
-    let is_call = program.calls.binary_search_by_key(&from, |c| c.at).is_ok();
-    // A recursive call to the function right behind is a call; nothing else that leaves a call reaches its block's end.
-    block.end() == to && !(is_call && program.function_at(to) != program.function_at(from))
+    let Some(id) = program.block_at(from) else { return false };
+    let falls = |e: &Edge| e.kind == EdgeKind::FallThrough && program.block(e.to).start == to;
+    let same = program.function_at(to) == Some(program.block(id).function);
+    program.block(id).end() == to && same && program.out_edges(id).any(|(_, e)| falls(e))
 }
 
 fn number(text: &str) -> Result<u64, String> {
@@ -169,12 +169,13 @@ fn escape(name: &str) -> String {
 
 /// Writes branches and steps. Ranges are taken apart into the steps between blocks that BOLT sees.
 pub fn write(records: &Records, program: &Program, names: &Names, blocks: &BoltBlocks) -> String {
-    let mut steps: BTreeMap<(Svma, Svma), u64> = BTreeMap::new();
+    // A branch to the next block and a step into it are one line, as perf2bolt writes them.
+    let mut table = records.branches.clone();
     let mut step = |block: BlockId, count: u64| {
         let next = BlockId(block.0 + 1);
         if let Some(from) = blocks.step(program, block, next) {
-            let slot = steps.entry((from, program.block(next).start)).or_default();
-            *slot = slot.saturating_add(count);
+            let taken = table.entry((Some(from), Some(program.block(next).start))).or_default();
+            taken.count = taken.count.saturating_add(count);
         }
     };
     for (&(start, end), &count) in &records.ranges {
@@ -183,22 +184,17 @@ pub fn write(records: &Records, program: &Program, names: &Names, blocks: &BoltB
         }
     }
     for (&(from, _), &count) in &records.fall_throughs {
-        if let Some(block) = program.block_at(from).filter(|b| b.index() + 1 < program.blocks.len()) {
+        if let Some(block) = program.block_at(from) {
             step(block, count);
         }
     }
-    let mut lines: Vec<String> = Vec::new();
-    for (&(from, to), taken) in &records.branches {
+    let mut out = String::new();
+    for (&(from, to), taken) in &table {
         if let Some(line) = branch_line(from, to, program, names) {
-            lines.push(format!("{line} {} {}\n", taken.mispredicted, taken.count));
+            let _ = writeln!(out, "{line} {} {}", taken.mispredicted, taken.count);
         }
     }
-    for (&(from, to), count) in &steps {
-        if let Some(line) = branch_line(Some(from), Some(to), program, names) {
-            lines.push(format!("{line} 0 {count}\n"));
-        }
-    }
-    lines.concat()
+    out
 }
 
 /// From and to; none if neither is known, or if it is a return into the middle of a function.
