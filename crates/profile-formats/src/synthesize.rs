@@ -65,8 +65,10 @@ pub fn walk(
 pub fn branches_in(program: &Program, profile: &Profile) -> u64 {
     let taken = program.edges.iter().zip(&profile.edges).filter(|(e, _)| e.kind != EdgeKind::FallThrough);
     let jumps = taken.fold(0u64, |sum, (_, n)| sum.saturating_add(*n));
-    // A call, and its return.
-    profile.calls.iter().fold(jumps, |sum, n| sum.saturating_add(n.saturating_mul(2)))
+    // A call, and its return; an entry from outside, and the way back there.
+    let both = |sum: u64, n: u64| sum.saturating_add(n.saturating_mul(2));
+    let calls = profile.calls.iter().fold(jumps, |sum, n| both(sum, *n));
+    entries(program, profile).iter().fold(calls, |sum, (_, n)| both(sum, *n))
 }
 
 /// xorshift64*: small, fast, repeatable.

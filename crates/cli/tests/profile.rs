@@ -1,0 +1,224 @@
+//! `restitch profile`: formats of other tools, with those tools where they are installed.
+
+mod common;
+
+use common::{PATIENCE, Restitch, code, expect_message, finish};
+use restitch_report::Comparison;
+use restitch_testkit::{SUCCESS, TempDir, compile, program, require, run, scratch, skip_unsupported, strip};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A recorded program, in a folder of its own.
+struct Recorded {
+    restitch: Restitch,
+    folder: TempDir,
+    program: PathBuf,
+}
+
+impl Recorded {
+    /// Compiles, with relocations kept, and records one run.
+    fn new(source: &str, flags: &[&str]) -> Option<Self> {
+        let program = match compile(&program(source), flags) {
+            Ok(path) => path,
+            Err(restitch_testkit::Error::Missing { .. }) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        let recorded = Self { restitch: Restitch::new(), folder: scratch(), program };
+        recorded.record("profile");
+        Some(recorded)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn record(&self, name: &str) {
+        let mut command = self.restitch.command(&["record", "-o"]);
+        finish(command.arg(self.at(name)).arg("--").arg(&self.program)).expect(SUCCESS);
+    }
+
+    fn profile(&self, arguments: &[&str]) -> restitch_testkit::Finished {
+        let mut command = self.restitch.command(&["profile"]);
+        finish(command.args(arguments).arg("--program").arg(&self.program).current_dir(self.folder.path()))
+    }
+
+    fn convert(&self, from: &str, to: &str) {
+        self.profile(&["convert", from, "-o", to]).expect(code::DONE);
+    }
+
+    fn compare(&self, names: &[&str]) -> Comparison {
+        let mut arguments = vec!["compare", "--json", "-"];
+        arguments.extend(names);
+        let finished = self.profile(&arguments);
+        finished.expect(code::DONE);
+        Comparison::from_json(&finished.stdout).expect("the JSON form")
+    }
+}
+
+/// BOLT 19 as Debian and apt.llvm.org install it. Too large for every machine that runs the tests.
+fn bolt(tool: &str) -> Option<PathBuf> {
+    let path = Path::new("/usr/lib/llvm-19/bin").join(tool);
+    path.exists().then_some(path)
+}
+
+#[test]
+fn counts_survive_every_format_that_holds_them() {
+    let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
+    for name in ["a.fdata", "a.pa", "a.yaml", "a.perf.data", "a.no_lbr.fdata", "a.afdo", "a.order", "a.restitch"] {
+        recorded.convert("profile", name);
+    }
+    let edges = |name| recorded.compare(&["profile", name]).edge_overlap[0][1];
+    assert!(edges("a.restitch") > 0.999_999);
+    assert!(edges("a.pa") > 0.999_999);
+    assert!(edges("a.fdata") > 0.99, "{}", edges("a.fdata"));
+    assert!(edges("a.yaml") > 0.99, "{}", edges("a.yaml"));
+    assert!(edges("a.perf.data") > 0.95, "{}", edges("a.perf.data"));
+    // And back into the store, from which a new file can be made.
+    for name in ["a.fdata", "a.pa", "a.yaml", "a.perf.data"] {
+        recorded.convert(name, "back.profile");
+        let mut optimize = recorded.restitch.command(&["optimize"]);
+        optimize.arg(&recorded.program).args(["-o", "new", "--profile", "back.profile"]);
+        finish(optimize.current_dir(recorded.folder.path())).expect(code::DONE);
+        run(&mut Command::new(recorded.at("new")), PATIENCE).expect(SUCCESS);
+    }
+    // Directly, too.
+    let mut optimize = recorded.restitch.command(&["optimize"]);
+    optimize.arg(&recorded.program).args(["-o", "new", "--profile", "a.fdata"]);
+    finish(optimize.current_dir(recorded.folder.path())).expect(code::DONE);
+    run(&mut Command::new(recorded.at("new")), PATIENCE).expect(SUCCESS);
+}
+
+#[test]
+fn merged_profiles_are_between_their_parts() {
+    let recorded = require!(Recorded::new("virt.cc", &["-O2"]), "g++");
+    recorded.record("second.profile");
+    recorded.profile(&["merge", "profile", "second.profile", "-o", "both.profile"]).expect(code::DONE);
+    recorded.profile(&["merge", "--sum", "profile", "second.profile", "-o", "sum.profile"]).expect(code::DONE);
+    let comparison = recorded.compare(&["profile", "second.profile", "both.profile", "sum.profile"]);
+    assert_eq!(comparison.profiles.len(), 4);
+    assert!(comparison.block_overlap.iter().flatten().all(|n| *n > 0.98), "{:?}", comparison.block_overlap);
+    let drawn = recorded.profile(&["compare", "profile", "both.profile", "--svg", "likeness.svg"]);
+    drawn.expect(code::DONE);
+    assert!(drawn.stdout.contains("cosine, branches"));
+    let svg = std::fs::read_to_string(recorded.at("likeness.svg")).expect("a picture");
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+}
+
+#[test]
+fn what_cannot_be_done_says_what_can() {
+    let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
+    let no = |arguments: &[&str], code, words: &[&str]| {
+        let mut command = recorded.restitch.command(&["profile"]);
+        expect_message(&finish(command.args(arguments).current_dir(recorded.folder.path())), code, words);
+    };
+    recorded.convert("profile", "a.fdata");
+    recorded.convert("profile", "a.order");
+    no(&["convert", "profile", "-o", "something"], code::FAILURE, &["--format", "fdata"]);
+    no(&["convert", "a.fdata", "-o", "b.profile"], code::BAD_INPUT, &["--program"]);
+    no(&["convert", "a.order", "-o", "b.fdata"], code::BAD_INPUT, &["how often", "symbol order"]);
+    no(&["convert", "absent", "-o", "b.fdata"], code::FAILURE, &["absent", "check the path"]);
+    no(&["convert", "profile", "-o", "b.fdata", "--format", "gcov"], code::USAGE, &["gcov", "bolt-yaml"]);
+    let program = recorded.program.to_str().expect("a UTF-8 path");
+    no(&["convert", "profile", "-o", "b.propeller", "--program", program], code::BAD_INPUT, &["llvm_bb_addr_map"]);
+    no(&["convert", "profile", "-o", "b.fdata", "--program", "/bin/true"], code::BAD_INPUT, &["--program"]);
+    no(&["merge", "profile", "--weights", "1,2", "-o", "b.profile"], code::BAD_INPUT, &["2 weights for 1"]);
+    no(&["compare", "profile"], code::USAGE, &[]);
+    std::fs::write(recorded.at("noise"), "what is this\n").expect("writable");
+    no(&["show", "noise"], code::BAD_INPUT, &["profile formats"]);
+    recorded.restitch.run(&["profile", "formats"]).expect(code::DONE);
+}
+
+#[test]
+fn perf_reads_what_is_written() {
+    let perf = require!(restitch_testkit::find_program("perf"), "perf");
+    let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
+    for depth in [16, 1024] {
+        let name = format!("{depth}.perf.data");
+        recorded.profile(&["convert", "profile", "-o", &name, "--depth", &depth.to_string()]).expect(code::DONE);
+        let mut script = Command::new(&perf);
+        script.args(["script", "-i", &name, "-F", "ip,brstack"]).current_dir(recorded.folder.path());
+        let stacks = run(&mut script, PATIENCE);
+        stacks.expect(0);
+        let first = stacks.stdout.lines().next().expect("samples");
+        assert_eq!(first.split_whitespace().filter(|w| w.starts_with("0x")).count(), depth, "{first}");
+    }
+    let mut report = Command::new(&perf);
+    report.args(["report", "-i", "16.perf.data", "--stdio", "--branch-history", "--percent-limit", "5"]);
+    let report = run(report.current_dir(recorded.folder.path()), PATIENCE);
+    report.expect(0);
+    assert!(report.stdout.contains("cycles:u") && report.stdout.contains("main"), "{}", report.stdout);
+    let mut list = Command::new(&perf);
+    let list = run(list.args(["buildid-list", "-i", "16.perf.data"]).current_dir(recorded.folder.path()), PATIENCE);
+    assert!(list.stdout.contains(recorded.program.to_str().expect("a UTF-8 path")), "{}", list.stdout);
+}
+
+/// llvm-bolt makes a working program of each form, and takes the profile of (nearly) every function.
+#[test]
+fn bolt_optimizes_with_what_is_written() {
+    let (Some(llvm_bolt), Some(perf2bolt)) = (bolt("llvm-bolt"), bolt("perf2bolt")) else {
+        skip_unsupported!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
+    };
+    for source in ["virt.cc", "switch.c"] {
+        let recorded = require!(Recorded::new(source, &["-O2", "-Wl,-q"]), "a compiler");
+        for name in ["a.fdata", "a.pa", "a.yaml", "a.perf.data", "a.no_lbr.fdata"] {
+            recorded.convert("profile", name);
+        }
+        let tool = |tool: &Path, arguments: &[&str]| {
+            let mut command = Command::new(tool);
+            command.arg(&recorded.program).args(arguments).current_dir(recorded.folder.path());
+            let done = run(&mut command, PATIENCE);
+            done.expect(0);
+            format!("{}{}", done.stdout, done.stderr)
+        };
+        tool(&perf2bolt, &["--pa", "-p", "a.pa", "-o", "pa.fdata"]);
+        tool(&perf2bolt, &["-p", "a.perf.data", "-o", "perf.fdata"]);
+        for (data, more) in [
+            ("a.fdata", ""),
+            ("a.no_lbr.fdata", ""),
+            ("pa.fdata", ""),
+            ("perf.fdata", ""),
+            ("a.yaml", "--profile-ignore-hash"),
+        ] {
+            let mut arguments = vec!["-data", data, "-o", "bolted", "--reorder-blocks=ext-tsp"];
+            arguments.extend(Some(more).filter(|m| !m.is_empty()));
+            let said = tool(&llvm_bolt, &arguments);
+            assert!(said.contains("have non-empty execution profile"), "{data}: {said}");
+            assert!(!said.contains("invalid (possibly stale) profile"), "{data}: {said}");
+            run(&mut Command::new(recorded.at("bolted")), PATIENCE).expect(SUCCESS);
+        }
+        // Ours and perf2bolt's from the same counts are the same lines.
+        let lines = |name: &str| {
+            let text = std::fs::read_to_string(recorded.at(name)).expect("readable");
+            let mut lines: Vec<String> = text.lines().map(String::from).collect();
+            lines.sort();
+            lines
+        };
+        let (ours, theirs) = (lines("a.fdata"), lines("pa.fdata"));
+        let same = ours.iter().filter(|l| theirs.binary_search(l).is_ok()).count();
+        assert!(same * 100 >= ours.len() * 98, "{source}: {same} of {} lines", ours.len());
+        assert!(recorded.compare(&["profile", "perf.fdata"]).edge_overlap[0][1] > 0.95);
+    }
+}
+
+/// Functions without symbols have the names that BOLT gives them.
+#[test]
+fn bolt_knows_the_functions_of_a_stripped_program() {
+    let Some(llvm_bolt) = bolt("llvm-bolt") else {
+        skip_unsupported!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
+    };
+    let mut recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
+    recorded.program = require!(strip(&recorded.program).ok(), "strip");
+    recorded.record("stripped.profile");
+    recorded.convert("stripped.profile", "a.fdata");
+    let fdata = std::fs::read_to_string(recorded.at("a.fdata")).expect("readable");
+    assert!(fdata.contains("__BOLT_FDE_FUNCat"), "{fdata}");
+    let mut command = Command::new(llvm_bolt);
+    command.arg(&recorded.program).args(["-data", "a.fdata", "-o", "bolted", "--allow-stripped"]);
+    let done = run(command.current_dir(recorded.folder.path()), PATIENCE);
+    done.expect(0);
+    let said = format!("{}{}", done.stdout, done.stderr);
+    let profiled = said.lines().find(|l| l.contains("have non-empty execution profile")).unwrap_or_default();
+    assert!(!profiled.contains(" 0 out of") && !said.contains("possibly stale"), "{said}");
+    let named = fdata.lines().map(|l| l.split(' ').nth(1).unwrap_or_default()).collect::<std::collections::BTreeSet<_>>();
+    assert!(!profiled.is_empty() && named.len() > 1, "{said}");
+}
