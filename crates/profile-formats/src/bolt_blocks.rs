@@ -6,7 +6,7 @@
 
 use restitch_address::Svma;
 use restitch_image::Image;
-use restitch_program::{BlockAttrs, BlockId, EdgeKind, FuncId, Program, Terminator};
+use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, FuncId, Program, Terminator};
 
 /// BOLT's view of the blocks of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,11 +37,23 @@ impl BoltBlocks {
 
     /// The same without bytes: the last instruction of a block without a branch is taken to be its first.
     pub fn of_program(program: &Program) -> Self {
-        let mut table_target = vec![false; program.blocks.len()];
+        // The attribute BRANCH_TARGET holds for what stands behind the end of a table, too; BOLT does not look there.
+        let mut target = vec![false; program.blocks.len()];
         for edge in program.edges.iter().filter(|e| e.kind == EdgeKind::Table) {
-            table_target[edge.to.index()] = true;
+            target[edge.to.index()] = true;
         }
-        let leader = program.block_ids().map(|b| is_leader(program, b, table_target[b.index()])).collect();
+        let jumps = program.blocks.iter().filter_map(|b| match b.terminator {
+            Terminator::Jump(to) | Terminator::Conditional(_, to) | Terminator::ShortConditional(to) => Some(to),
+            _ => None,
+        });
+        let calls = program.calls.iter().filter_map(|c| match c.target {
+            CallTarget::Direct(to) => Some(to),
+            CallTarget::Indirect => None,
+        });
+        for block in jumps.chain(calls).filter_map(|to| program.block_starting_at(to)) {
+            target[block.index()] = true;
+        }
+        let leader = program.block_ids().map(|b| is_leader(program, b, target[b.index()])).collect();
         let last = |b: &restitch_program::Block| if b.terminator_len > 0 { b.terminator_at() } else { b.start };
         Self {
             leader,
@@ -83,10 +95,9 @@ impl BoltBlocks {
     }
 }
 
-fn is_leader(program: &Program, id: BlockId, table_target: bool) -> bool {
+fn is_leader(program: &Program, id: BlockId, target: bool) -> bool {
     let block = program.block(id);
-    let labelled = BlockAttrs::ENTRY | BlockAttrs::BRANCH_TARGET | BlockAttrs::LANDING_PAD;
-    if block.attrs.intersects(labelled) || table_target {
+    if target || block.attrs.intersects(BlockAttrs::ENTRY | BlockAttrs::LANDING_PAD) {
         return true;
     }
     let Some(before) = id.0.checked_sub(1).map(|b| program.block(BlockId(b))) else { return true };
