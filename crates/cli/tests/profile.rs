@@ -64,7 +64,9 @@ fn bolt(tool: &str) -> Option<PathBuf> {
 #[test]
 fn counts_survive_every_format_that_holds_them() {
     let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
-    for name in ["a.fdata", "a.pa", "a.yaml", "a.perf.data", "a.no_lbr.fdata", "a.afdo", "a.order", "a.restitch"] {
+    for name in
+        ["a.fdata", "a.pa", "a.yaml", "a.perf.data", "a.no_lbr.fdata", "a.afdo", "a.order", "a.restitch"]
+    {
         recorded.convert("profile", name);
     }
     let edges = |name| recorded.compare(&["profile", name]).edge_overlap[0][1];
@@ -93,7 +95,9 @@ fn merged_profiles_are_between_their_parts() {
     let recorded = require!(Recorded::new("virt.cc", &["-O2"]), "g++");
     recorded.record("second.profile");
     recorded.profile(&["merge", "profile", "second.profile", "-o", "both.profile"]).expect(code::DONE);
-    recorded.profile(&["merge", "--sum", "profile", "second.profile", "-o", "sum.profile"]).expect(code::DONE);
+    recorded
+        .profile(&["merge", "--sum", "profile", "second.profile", "-o", "sum.profile"])
+        .expect(code::DONE);
     let comparison = recorded.compare(&["profile", "second.profile", "both.profile", "sum.profile"]);
     assert_eq!(comparison.profiles.len(), 4);
     assert!(comparison.block_overlap.iter().flatten().all(|n| *n > 0.98), "{:?}", comparison.block_overlap);
@@ -119,7 +123,11 @@ fn what_cannot_be_done_says_what_can() {
     no(&["convert", "absent", "-o", "b.fdata"], code::FAILURE, &["absent", "check the path"]);
     no(&["convert", "profile", "-o", "b.fdata", "--format", "gcov"], code::USAGE, &["gcov", "bolt-yaml"]);
     let program = recorded.program.to_str().expect("a UTF-8 path");
-    no(&["convert", "profile", "-o", "b.propeller", "--program", program], code::BAD_INPUT, &["llvm_bb_addr_map"]);
+    no(
+        &["convert", "profile", "-o", "b.propeller", "--program", program],
+        code::BAD_INPUT,
+        &["llvm_bb_addr_map"],
+    );
     no(&["convert", "profile", "-o", "b.fdata", "--program", "/bin/true"], code::BAD_INPUT, &["--program"]);
     no(&["merge", "profile", "--weights", "1,2", "-o", "b.profile"], code::BAD_INPUT, &["2 weights for 1"]);
     no(&["compare", "profile"], code::USAGE, &[]);
@@ -134,7 +142,9 @@ fn perf_reads_what_is_written() {
     let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
     for depth in [16, 1024] {
         let name = format!("{depth}.perf.data");
-        recorded.profile(&["convert", "profile", "-o", &name, "--depth", &depth.to_string()]).expect(code::DONE);
+        recorded
+            .profile(&["convert", "profile", "-o", &name, "--depth", &depth.to_string()])
+            .expect(code::DONE);
         let mut script = Command::new(&perf);
         script.args(["script", "-i", &name, "-F", "ip,brstack"]).current_dir(recorded.folder.path());
         let stacks = run(&mut script, PATIENCE);
@@ -148,7 +158,8 @@ fn perf_reads_what_is_written() {
     report.expect(0);
     assert!(report.stdout.contains("cycles:u") && report.stdout.contains("main"), "{}", report.stdout);
     let mut list = Command::new(&perf);
-    let list = run(list.args(["buildid-list", "-i", "16.perf.data"]).current_dir(recorded.folder.path()), PATIENCE);
+    let list =
+        run(list.args(["buildid-list", "-i", "16.perf.data"]).current_dir(recorded.folder.path()), PATIENCE);
     assert!(list.stdout.contains(recorded.program.to_str().expect("a UTF-8 path")), "{}", list.stdout);
 }
 
@@ -219,6 +230,9 @@ fn bolt_knows_the_functions_of_a_stripped_program() {
     let said = format!("{}{}", done.stdout, done.stderr);
     let profiled = said.lines().find(|l| l.contains("have non-empty execution profile")).unwrap_or_default();
     assert!(!profiled.contains(" 0 out of") && !said.contains("possibly stale"), "{said}");
-    let named = fdata.lines().map(|l| l.split(' ').nth(1).unwrap_or_default()).collect::<std::collections::BTreeSet<_>>();
+    let named = fdata
+        .lines()
+        .map(|l| l.split(' ').nth(1).unwrap_or_default())
+        .collect::<std::collections::BTreeSet<_>>();
     assert!(!profiled.is_empty() && named.len() > 1, "{said}");
 }

@@ -69,7 +69,9 @@ pub fn read(text: &str, names: &Names) -> Result<Read, FormatError> {
         found.records.add_ip(at, total);
     }
     if bodies > 0 {
-        found.notes.push(format!("{bodies} lines of function bodies count source lines and were passed over"));
+        found
+            .notes
+            .push(format!("{bodies} lines of function bodies count source lines and were passed over"));
     }
     if unknown > 0 {
         found.notes.push(format!("{unknown} of {functions} functions are not in the program"));
@@ -113,7 +115,9 @@ mod tests {
     #[test]
     fn functions_are_read() {
         let names = Names::of([(Svma::new(16), "main"), (Svma::new(32), "foo")]);
-        let read = read("main:184019:7\n 4: 534\n 5: inlined:9\n  1: 9\n[main:3 @ foo]:10:2\nother:5:5\n", &names).unwrap();
+        let read =
+            read("main:184019:7\n 4: 534\n 5: inlined:9\n  1: 9\n[main:3 @ foo]:10:2\nother:5:5\n", &names)
+                .unwrap();
         let count = |at: u64| read.records.branches[&(None, Some(Svma::new(at)))].count;
         assert_eq!((count(16), count(32)), (7, 2));
         assert_eq!(read.records.ips[&Svma::new(16)], 184_019);

@@ -43,7 +43,9 @@ impl BoltBlocks {
             target[edge.to.index()] = true;
         }
         let jumps = program.blocks.iter().filter_map(|b| match b.terminator {
-            Terminator::Jump(to) | Terminator::Conditional(_, to) | Terminator::ShortConditional(to) => Some(to),
+            Terminator::Jump(to) | Terminator::Conditional(_, to) | Terminator::ShortConditional(to) => {
+                Some(to)
+            }
             _ => None,
         });
         let calls = program.calls.iter().filter_map(|c| match c.target {
@@ -54,7 +56,8 @@ impl BoltBlocks {
             target[block.index()] = true;
         }
         let leader = program.block_ids().map(|b| is_leader(program, b, target[b.index()])).collect();
-        let last = |b: &restitch_program::Block| if b.terminator_len > 0 { b.terminator_at() } else { b.start };
+        let last =
+            |b: &restitch_program::Block| if b.terminator_len > 0 { b.terminator_at() } else { b.start };
         Self {
             leader,
             last: program.blocks.iter().map(last).collect(),
@@ -70,9 +73,7 @@ impl BoltBlocks {
     /// Where the last instruction of `block` is, if control can go on from it into `next` and BOLT sees two blocks there.
     pub fn step(&self, program: &Program, block: BlockId, next: BlockId) -> Option<Svma> {
         let same = program.blocks.get(next.index())?.function == program.block(block).function;
-        let falls = || {
-            program.out_edges(block).any(|(_, e)| e.kind == EdgeKind::FallThrough && e.to == next)
-        };
+        let falls = || program.out_edges(block).any(|(_, e)| e.kind == EdgeKind::FallThrough && e.to == next);
         (same && self.is_leader(next) && falls()).then(|| self.last[block.index()])
     }
 

@@ -211,7 +211,9 @@ pub fn write(
     let mut out = String::from("---\nheader:\n  profile-version: 1\n");
     let _ = writeln!(out, "  binary-name: {}", quoted(about.file));
     let _ = writeln!(out, "  binary-build-id: {}", quoted(about.build_id.unwrap_or("<unknown>")));
-    out.push_str("  profile-flags: [ lbr ]\n  profile-origin: restitch\n  profile-events: ''\n  dfs-order: false\n");
+    out.push_str(
+        "  profile-flags: [ lbr ]\n  profile-origin: restitch\n  profile-events: ''\n  dfs-order: false\n",
+    );
     out.push_str("  hash-func: xxh3\nfunctions:");
     out.push_str(if functions.is_empty() { " []\n" } else { "\n" });
     let writer = Writer { program, profile, names, blocks, ids };
@@ -240,7 +242,12 @@ impl Writer<'_> {
             groups.iter().enumerate().flat_map(|(i, group)| group.iter().map(move |b| (*b, i))).collect();
         let name = self.names.name_at(function.range.start).unwrap_or_default();
         let _ = writeln!(out, "  - name: {}\n    fid: {}\n    hash: 0x0", quoted(name), self.ids[&id]);
-        let _ = writeln!(out, "    exec: {}\n    nblocks: {}", self.profile.block(function.first_block), groups.len());
+        let _ = writeln!(
+            out,
+            "    exec: {}\n    nblocks: {}",
+            self.profile.block(function.first_block),
+            groups.len()
+        );
         let mut any = false;
         for (index, group) in groups.iter().enumerate() {
             let exec = group.iter().map(|b| self.profile.block(*b)).max().unwrap_or(0);
@@ -252,7 +259,8 @@ impl Writer<'_> {
                 any = true;
             }
             let instructions: u32 = group.iter().map(|b| self.blocks.instructions(*b)).sum();
-            let _ = writeln!(out, "      - bid: {index}\n        insns: {instructions}\n        exec: {exec}");
+            let _ =
+                writeln!(out, "      - bid: {index}\n        insns: {instructions}\n        exec: {exec}");
             self.calls(out, id, group);
             self.successors(out, group, &number);
         }
@@ -315,8 +323,11 @@ mod tests {
     use restitch_profile::testing::{RandomProgram, walk};
 
     fn names_of(program: &Program) -> Names {
-        let pairs: Vec<(Svma, String)> =
-            program.functions.iter().map(|f| (f.range.start, format!("f{:x}", f.range.start.get()))).collect();
+        let pairs: Vec<(Svma, String)> = program
+            .functions
+            .iter()
+            .map(|f| (f.range.start, format!("f{:x}", f.range.start.get())))
+            .collect();
         Names::of(pairs.iter().map(|(at, name)| (*at, name.as_str())))
     }
 
@@ -324,7 +335,9 @@ mod tests {
     fn what_is_no_profile_is_refused() {
         let program = Program::default();
         let read = |text: &str| super::read(text, &program, &Names::default(), &BoltBlocks::default());
-        for bad in ["", "---\nx: [", "---\nheader:\n  profile-version: 2\n", "---\nheader:\n  profile-version: 1\n"] {
+        for bad in
+            ["", "---\nx: [", "---\nheader:\n  profile-version: 2\n", "---\nheader:\n  profile-version: 1\n"]
+        {
             assert!(read(bad).unwrap_err().to_string().contains("perf2bolt"), "{bad}");
         }
         let deep = format!("---\nx: {}", "[".repeat(100_000));

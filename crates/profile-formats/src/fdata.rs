@@ -22,7 +22,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 const FORMAT: &str = "fdata";
-const NEXT: &str = "a line is like \"1 main 1c 1 main 30 0 10\"; make the file with perf2bolt or `restitch profile convert`";
+const NEXT: &str =
+    "a line is like \"1 main 1c 1 main 30 0 10\"; make the file with perf2bolt or `restitch profile convert`";
 const UNKNOWN: &str = "[unknown]";
 
 /// What was read.
@@ -61,7 +62,9 @@ pub fn read(text: &str, names: &Names, program: &Program) -> Result<Read, Format
         })?;
     }
     if found.of_bolted {
-        let what = "it was collected in a program that BOLT had written, in other blocks than the original has".into();
+        let what =
+            "it was collected in a program that BOLT had written, in other blocks than the original has"
+                .into();
         let next = "collect it in the original program, or translate it with perf2bolt and the original";
         return Err(FormatError::Content { format: FORMAT, what, next });
     }
@@ -100,7 +103,9 @@ impl Read {
         let from = self.place(kind, name, offset, count, names)?;
         let to = self.place(to_kind, to_name, to_offset, count, names)?;
         match (from, to) {
-            (Some(from), Some(to)) if is_step(program, from, to) => self.records.add_fall_through(from, to, count),
+            (Some(from), Some(to)) if is_step(program, from, to) => {
+                self.records.add_fall_through(from, to, count)
+            }
             (None, None) => {}
             _ => self.records.add_branch(from, to, count, missed),
         }
@@ -206,8 +211,8 @@ fn branch_line(from: Option<Svma>, to: Option<Svma>, program: &Program, names: &
     let (from_text, to_text) = (place(from), place(to));
     let unknown = |text: &str| text.starts_with('0');
     let into_the_middle = to.is_some_and(|to| program.block_starting_at(to).is_none() && unknown(&from_text));
-    (!(unknown(&from_text) && unknown(&to_text)) && !into_the_middle)
-        .then(|| format!("{from_text} {to_text}"))
+    let says_nothing = unknown(&from_text) && unknown(&to_text);
+    (!says_nothing && !into_the_middle).then(|| format!("{from_text} {to_text}"))
 }
 
 /// Writes samples (`no_lbr`) of the event `event`, whose name BOLT looks at: it divides samples of `cycles` and

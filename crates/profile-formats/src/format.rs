@@ -172,7 +172,9 @@ fn of_text(head: &str) -> Option<Format> {
         !offset.is_empty() && offset.bytes().all(|b| b.is_ascii_hexdigit())
     };
     match words[..] {
-        ["0" | "1" | "2" | "3" | "4" | "5", .., misses, count] if words.len() >= 8 && number(misses) && number(count) => {
+        ["0" | "1" | "2" | "3" | "4" | "5", .., misses, count]
+            if words.len() >= 8 && number(misses) && number(count) =>
+        {
             Some(Format::Fdata)
         }
         ["B" | "F" | "f" | "r" | "R" | "T" | "S", from, ..] if place(from) && words.len() >= 3 => {

@@ -31,7 +31,8 @@ impl Names {
     pub fn new(image: &Image, program: &Program) -> Self {
         let mut names = Self::default();
         let mut seen: HashMap<&str, u32> = HashMap::new();
-        let is_start = |at: Svma| program.function_at(at).is_some_and(|f| program.function(f).range.start == at);
+        let is_start =
+            |at: Svma| program.function_at(at).is_some_and(|f| program.function(f).range.start == at);
         for symbol in image.symbols_with_aliases() {
             let local = symbol.binding == Binding::Local;
             let number = seen.entry(&symbol.name).or_default();
@@ -131,7 +132,8 @@ mod tests {
         assert_eq!(names.address_of("main(*2)"), Some(at(16)));
         assert_eq!(names.address_of("__BOLT_FDE_FUNCat1f0"), Some(at(0x1f0)));
         assert_eq!(names.address_of("other"), None);
-        let program = Program::from_text("function 0x20..0x40 - movable\n 0x20 +32 entry return/1\n").unwrap();
+        let program =
+            Program::from_text("function 0x20..0x40 - movable\n 0x20 +32 entry return/1\n").unwrap();
         assert_eq!(names.place(&program, at(40)), Some(("helper/1", 8)));
         assert_eq!(names.place(&program, at(16)), None);
     }

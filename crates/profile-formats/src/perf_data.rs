@@ -77,8 +77,7 @@ const BRANCH_USER: u64 = 1;
 const BRANCH_ANY: u64 = 1 << 3;
 
 /// Bits of `perf_event_attr`: inherit, exclude_kernel, exclude_hv, mmap, comm, task, sample_id_all, mmap2, comm_exec.
-const ATTR_FLAGS: u64 =
-    1 << 1 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 13 | 1 << 18 | 1 << 23 | 1 << 24;
+const ATTR_FLAGS: u64 = 1 << 1 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 13 | 1 << 18 | 1 << 23 | 1 << 24;
 const ATTR_SIZE: u64 = 128;
 const HEADER_SIZE: u64 = 104;
 
@@ -303,10 +302,18 @@ mod tests {
         let (offset, path) = (FileOffset::new(0x1000), "/usr/bin/program");
         writer.mapping(&PerfMapping { pid: 7, tid: 7, time: 2, range, offset, path, build_id: &[9; 20] });
         writer.fork(8, 8, 7, 7, 3);
-        let branch = |from, to| TakenBranch { from: Avma::new(from), to: Avma::new(to), mispredicted: Some(false) };
-        let branches = [branch(0x40_1030, 0x40_1000), branch(0x40_1020, 0x40_1024), branch(0x40_1008, 0x40_1010)];
+        let branch =
+            |from, to| TakenBranch { from: Avma::new(from), to: Avma::new(to), mispredicted: Some(false) };
+        let branches =
+            [branch(0x40_1030, 0x40_1000), branch(0x40_1020, 0x40_1024), branch(0x40_1008, 0x40_1010)];
         for pid in [7, 8] {
-            writer.sample(&PerfSample { pid, tid: pid, time: 9, ip: Avma::new(0x40_1000), branches: &branches });
+            writer.sample(&PerfSample {
+                pid,
+                tid: pid,
+                time: 9,
+                ip: Avma::new(0x40_1000),
+                branches: &branches,
+            });
         }
         writer.finish()
     }
@@ -314,9 +321,15 @@ mod tests {
     #[test]
     fn what_is_written_is_imported() {
         let samples = import_perf_data(&example(16)).unwrap();
-        assert_eq!((samples.samples, samples.malformed, samples.unmapped, samples.branch_stacks), (2, 0, 0, 2));
+        assert_eq!(
+            (samples.samples, samples.malformed, samples.unmapped, samples.branch_stacks),
+            (2, 0, 0, 2)
+        );
         let module = &samples.modules[0];
-        assert_eq!((module.path.as_str(), module.build_id.as_deref()), ("/usr/bin/program", Some(&[9u8; 20][..])));
+        assert_eq!(
+            (module.path.as_str(), module.build_id.as_deref()),
+            ("/usr/bin/program", Some(&[9u8; 20][..]))
+        );
         let at = FileOffset::new;
         assert_eq!(module.branches[&(at(0x1030), at(0x1000))], 2);
         assert_eq!(module.ranges[&(at(0x1024), at(0x1030))], 2);

@@ -52,7 +52,8 @@ pub fn read_functions(text: &str) -> Result<Vec<String>, FormatError> {
             what: format!("cannot read \"{line}\""),
             next: "a function is like \"f main\" and \"c0 2 5\" below \"v1\", or \"!main\" and \"!!0 2 5\"",
         };
-        let ids = |list: &str| list.split_whitespace().all(|id| id.split('.').all(|n| n.parse::<u64>().is_ok()));
+        let ids =
+            |list: &str| list.split_whitespace().all(|id| id.split('.').all(|n| n.parse::<u64>().is_ok()));
         if line.is_empty() || line.starts_with(['#', '@', 'm']) || line == "v0" || line == "v1" {
             continue;
         }
@@ -116,7 +117,8 @@ fn read_map(image: &Image) -> Result<AddressMap, FormatError> {
         return Err(FormatError::Direction {
             format: FORMAT,
             direction: "written",
-            why: "it names blocks by the compiler's ids, and this program has no .llvm_bb_addr_map section".into(),
+            why: "it names blocks by the compiler's ids, and this program has no .llvm_bb_addr_map section"
+                .into(),
             instead: "compile with clang -fbasic-block-address-map (before LLVM 19: -fbasic-block-sections=labels), or write a symbol order",
         });
     };
@@ -191,7 +193,10 @@ mod tests {
 
     #[test]
     fn both_forms_are_read() {
-        assert_eq!(read_functions("v1\nm file.cc\nf main\nc0 1 2\nc3\nf foo bar\nc0\n").unwrap(), ["main", "foo"]);
+        assert_eq!(
+            read_functions("v1\nm file.cc\nf main\nc0 1 2\nc3\nf foo bar\nc0\n").unwrap(),
+            ["main", "foo"]
+        );
         assert_eq!(read_functions("!main/alias\n!!0 1\n!!2\n!foo M=x.cc\n").unwrap(), ["main", "foo"]);
         for bad in ["v1\nc0 1\n", "f main\ncx\n", "hello\n", "!!0\n"] {
             assert!(read_functions(bad).unwrap_err().to_string().contains("c0 2 5"), "{bad}");
@@ -202,8 +207,11 @@ mod tests {
     fn maps_of_each_version_are_read() {
         let address = 0x1000u64.to_le_bytes();
         let old: Vec<u8> = address.iter().copied().chain([2, 0, 16, 0, 16, 8, 1]).collect();
-        let with_ids: Vec<u8> = [2, 0].into_iter().chain(address).chain([2, 0, 0, 16, 0, 5, 4, 8, 1]).collect();
-        for (versioned, bytes, ids, second) in [(false, old, [0, 1], 0x1010), (true, with_ids, [0, 5], 0x1014)] {
+        let with_ids: Vec<u8> =
+            [2, 0].into_iter().chain(address).chain([2, 0, 0, 16, 0, 5, 4, 8, 1]).collect();
+        for (versioned, bytes, ids, second) in
+            [(false, old, [0, 1], 0x1010), (true, with_ids, [0, 5], 0x1014)]
+        {
             let mut map = AddressMap::default();
             let mut reader = Reader { rest: &bytes };
             reader.function(versioned, &mut map).unwrap();

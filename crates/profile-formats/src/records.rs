@@ -151,7 +151,12 @@ impl Records {
         };
         let taken = |t: &Taken| Taken { count: scale(t.count), mispredicted: scale(t.mispredicted) };
         Self {
-            branches: self.branches.iter().map(|(k, t)| (*k, taken(t))).filter(|(_, t)| t.count > 0).collect(),
+            branches: self
+                .branches
+                .iter()
+                .map(|(k, t)| (*k, taken(t)))
+                .filter(|(_, t)| t.count > 0)
+                .collect(),
             ranges: table(&self.ranges),
             fall_throughs: table(&self.fall_throughs),
             ips: self.ips.iter().map(|(k, n)| (*k, scale(*n))).filter(|(_, n)| *n > 0).collect(),

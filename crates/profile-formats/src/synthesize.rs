@@ -81,7 +81,7 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         let bits = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        (u128::from(bits) * u128::from(limit.max(1)) >> 64) as u64
+        ((u128::from(bits) * u128::from(limit.max(1))) >> 64) as u64
     }
 
     /// `value` rounded up or down at random, so that its expectation stays.
@@ -171,7 +171,8 @@ impl<'a> Walk<'a> {
             counts.push((block, random.round(count as f64 * scale).max(0) as u64));
         }
         // Stray entries of contradicting counts must not make it endless; exact walks end by themselves before.
-        let limit = if scale < 1.0 { limit } else { total.saturating_mul(2).saturating_add(1024).min(limit.max(1)) };
+        let limit =
+            if scale < 1.0 { limit } else { total.saturating_mul(2).saturating_add(1024).min(limit.max(1)) };
         let (called, room) = called(program, profile);
         let room = room.into_iter().map(|n| random.round(n as f64 * scale)).collect();
         let starts = Starts::new(counts);
@@ -283,7 +284,8 @@ impl<'a> Walk<'a> {
             return None;
         }
         let mut roll = self.random.clone();
-        let kept = self.last[block.index()].filter(|e| weights_left && total > 1 && self.left[*e as usize] > 0);
+        let kept =
+            self.last[block.index()].filter(|e| weights_left && total > 1 && self.left[*e as usize] > 0);
         let weight = |edge: usize| {
             let all = if weights_left { self.left[edge].max(0) as u64 } else { profile.edges[edge] };
             all - u64::from(kept == Some(edge as u32))
@@ -306,7 +308,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Leaves a block by no edge. A return goes behind the last call, everything else ends the walk.
-    fn leave(&mut self, block: BlockId, returns: &mut Vec<Place>, sink: &mut impl FnMut(Step)) -> Option<Place> {
+    fn leave(
+        &mut self,
+        block: BlockId,
+        returns: &mut Vec<Place>,
+        sink: &mut impl FnMut(Step),
+    ) -> Option<Place> {
         let b = self.program.block(block);
         match b.terminator {
             Terminator::Return => {}

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use restitch_address::Svma;
 use restitch_profile::Profile;
 use restitch_profile::testing::{Random, RandomProgram, walk};
-use restitch_profile_formats::{BoltBlocks, Format, Names, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller};
+use restitch_profile_formats::{
+    BoltBlocks, Format, Names, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
+};
 use restitch_program::{BlockId, Program};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +28,11 @@ fn setting(seed: u64) -> (Program, Profile, Names, BoltBlocks) {
 }
 
 /// Counts of edges between blocks of different BOLT blocks; a branch to the next block and falling into it are one to fdata.
-fn seen_by_bolt(program: &Program, profile: &Profile, blocks: &BoltBlocks) -> BTreeMap<(BlockId, BlockId), u64> {
+fn seen_by_bolt(
+    program: &Program,
+    profile: &Profile,
+    blocks: &BoltBlocks,
+) -> BTreeMap<(BlockId, BlockId), u64> {
     let mut sums = BTreeMap::new();
     for (edge, &count) in program.edges.iter().zip(&profile.edges) {
         if count > 0 && blocks.is_leader(edge.to) {
@@ -150,7 +156,8 @@ fn damaged(text: &str, random: &mut Random) -> String {
 
 #[test]
 fn damaged_files_never_panic() {
-    let (program, profile, names, blocks) = (0..).map(setting).find(|s| s.1.edges.iter().sum::<u64>() > 100).unwrap();
+    let (program, profile, names, blocks) =
+        (0..).map(setting).find(|s| s.1.edges.iter().sum::<u64>() > 100).unwrap();
     let records = Records::of_profile(&program, &profile);
     let about = bolt_yaml::About { file: "x", build_id: None };
     let samples = fdata::block_samples(&program, &profile, &blocks);

@@ -29,7 +29,9 @@ pub enum MergeError {
         profiles: usize,
     },
     /// A weight is negative, infinite or not a number, or all are zero.
-    #[error("merging profiles: {weight} is no weight; weights are numbers from 0 up, and one at least is above 0")]
+    #[error(
+        "merging profiles: {weight} is no weight; weights are numbers from 0 up, and one at least is above 0"
+    )]
     Weight {
         /// The weight.
         weight: f64,

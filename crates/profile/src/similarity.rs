@@ -54,7 +54,8 @@ impl Features {
                     taken += if e.kind == EdgeKind::Taken { count } else { 0.0 };
                 }
                 // The taken direction may leave the known code and have no edge.
-                let all = if program.block(id).edge_count < 2 { all.max(profile.block(id) as f64) } else { all };
+                let all =
+                    if program.block(id).edge_count < 2 { all.max(profile.block(id) as f64) } else { all };
                 self.conditional.push((taken, all));
             }
         }

@@ -39,7 +39,12 @@ impl Comparison {
         );
         for (number, profile) in self.profiles.iter().enumerate() {
             let y = GAP + number * LINE;
-            let _ = writeln!(out, "<text x=\"{GAP}\" y=\"{y}\">{}  {}</text>", number + 1, escaped(&profile.path));
+            let _ = writeln!(
+                out,
+                "<text x=\"{GAP}\" y=\"{y}\">{}  {}</text>",
+                number + 1,
+                escaped(&profile.path)
+            );
         }
         for (index, table) in tables.iter().enumerate() {
             let x = GAP + index % COLUMNS * (panel.0 + GAP);
@@ -61,9 +66,15 @@ fn draw(out: &mut String, table: &Table, x: usize, y: usize) {
     let most = table.values.iter().flatten().copied().fold(0.0, f64::max);
     for (row, values) in table.values.iter().enumerate() {
         let (top, middle) = (TITLE + row * CELL, TITLE + row * CELL + CELL / 2 + 4);
-        let _ = writeln!(out, "<text x=\"{}\" y=\"{middle}\" text-anchor=\"end\">{}</text>", LEFT - 8, row + 1);
+        let _ =
+            writeln!(out, "<text x=\"{}\" y=\"{middle}\" text-anchor=\"end\">{}</text>", LEFT - 8, row + 1);
         let across = LEFT + row * CELL + CELL / 2;
-        let _ = writeln!(out, "<text x=\"{across}\" y=\"{}\" text-anchor=\"middle\">{}</text>", TITLE - 8, row + 1);
+        let _ = writeln!(
+            out,
+            "<text x=\"{across}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            TITLE - 8,
+            row + 1
+        );
         for (column, &value) in values.iter().enumerate() {
             let alike = match table.likeness {
                 true => value,

@@ -6,8 +6,10 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 fn comparison() -> Comparison {
-    let profile = |path: &str| ComparedProfile { path: path.into(), functions: 3, blocks: 40, executions: 12_345 };
-    let mut comparison = Comparison::new(vec![profile("a & <b>"), profile("c\u{1b}[31m")], vec!["a warning".into()]);
+    let profile =
+        |path: &str| ComparedProfile { path: path.into(), functions: 3, blocks: 40, executions: 12_345 };
+    let mut comparison =
+        Comparison::new(vec![profile("a & <b>"), profile("c\u{1b}[31m")], vec!["a warning".into()]);
     let table = |unlike| vec![vec![1.0, unlike], vec![unlike, 1.0]];
     comparison.modules = vec!["/usr/bin/program".into()];
     comparison.function_overlap = table(0.25);
@@ -32,7 +34,10 @@ fn a_comparison_has_all_forms() {
     let svg = comparison.to_svg();
     assert!(svg.contains("a &amp; &lt;b&gt;") && !svg.contains('\u{1b}') && !svg.contains("NaN"));
     // Eight measures, four cells each, and the background.
-    assert_eq!((svg.matches("<rect").count(), svg.matches("<g ").count(), svg.matches("</g>").count()), (33, 8, 8));
+    assert_eq!(
+        (svg.matches("<rect").count(), svg.matches("<g ").count(), svg.matches("</g>").count()),
+        (33, 8, 8)
+    );
 }
 
 fn sample() -> RunResult {

@@ -47,7 +47,10 @@ fn from_text(
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
     if format.holds() == Holds::Order {
-        let why = format!("{} says in which order code stands, not how often it runs; give a profile with counts", format.describe());
+        let why = format!(
+            "{} says in which order code stands, not how often it runs; give a profile with counts",
+            format.describe()
+        );
         return Err(bad(options, why));
     }
     let mut code = Code::with(&options.program, module.clone());

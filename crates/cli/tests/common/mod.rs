@@ -1,6 +1,6 @@
 //! What the tests of the command share: the command with a state directory of its own, test programs that run until they
 //! are told to end, and looks at a process from outside that owe nothing to restitch's own code.
-#![allow(dead_code, reason = "each test binary uses its part of this module")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part of this module")]
 
 pub mod look;
 pub mod target;

@@ -90,11 +90,7 @@ impl Code {
             bad(format!("it needs the code of {}, {what}; name the file with --program", path.display()))
         };
         let known = self.read(&path).map_err(|e| lost(format!("which cannot be read ({e})")))?;
-        if fits(known, module) {
-            Ok(known)
-        } else {
-            Err(lost("and the file there is another build".into()))
-        }
+        if fits(known, module) { Ok(known) } else { Err(lost("and the file there is another build".into())) }
     }
 
     /// The module that was read from `path`.

@@ -8,7 +8,9 @@ use crate::selection::weigh;
 use restitch_profile::{
     ImportedModule, Known as KnownCounts, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
 };
-use restitch_profile_formats::{Format, Holds, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller};
+use restitch_profile_formats::{
+    Format, Holds, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
+};
 use std::path::{Path, PathBuf};
 
 /// What a file says of one module.
@@ -141,7 +143,8 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
     let text = std::str::from_utf8(bytes)
         .map_err(|_| bad(format!("reading {}: it is not text in UTF-8", format.describe())))?;
     if format.holds() == Holds::Order {
-        let read = if format == Format::SymbolOrder { order::read(text) } else { propeller::read_functions(text) };
+        let read =
+            if format == Format::SymbolOrder { order::read(text) } else { propeller::read_functions(text) };
         loaded.order = read.map_err(|e| bad(e.to_string()))?;
         return Ok(loaded);
     }
@@ -150,7 +153,8 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
     let records = match format {
         Format::PreAggregated => preaggregated::read(text).map_err(|e| bad(e.to_string()))?,
         Format::BoltYaml => {
-            let read = bolt_yaml::read(text, program, &known.names, &known.blocks).map_err(|e| bad(e.to_string()))?;
+            let read = bolt_yaml::read(text, program, &known.names, &known.blocks)
+                .map_err(|e| bad(e.to_string()))?;
             loaded.notes.extend(read.notes);
             read.records
         }

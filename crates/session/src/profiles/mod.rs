@@ -12,9 +12,9 @@ mod write;
 pub use restitch_profile::MergeWeights;
 pub use restitch_profile_formats::{Format, Holds};
 
+pub(crate) use code::Code;
 pub use compare::compare_profiles;
 pub(crate) use load::{load, resolve};
-pub(crate) use code::Code;
 pub use write::WriteOptions;
 
 use crate::SessionError;
