@@ -4,6 +4,7 @@
 //! at targets: of direct branches and calls from anywhere, of jump tables, landing pads, entries. A lone `jmp` behind a
 //! conditional branch belongs to the conditional's block.
 
+use crate::Records;
 use restitch_address::Svma;
 use restitch_image::Image;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, FuncId, Program, Terminator};
@@ -88,6 +89,25 @@ impl BoltBlocks {
             }
         }
         groups
+    }
+
+    /// Adds the steps that BOLT does not know of, between our blocks within one of its own: each runs as often as the block that
+    /// it leaves, or, in front of a lone `jmp`, as that is taken.
+    pub fn complete(&self, program: &Program, records: &mut Records) {
+        let (profile, _) = records.to_profile(program);
+        let mut arrived = profile.blocks.clone();
+        for block in program.block_ids().filter(|b| !self.is_leader(*b)) {
+            let Some(before) = block.0.checked_sub(1).map(BlockId) else { continue };
+            let falls = |e: &restitch_program::Edge| e.kind == EdgeKind::FallThrough && e.to == block;
+            let Some((edge, _)) = program.out_edges(before).find(|(_, e)| falls(e)) else { continue };
+            let plain = program.block(before).terminator == Terminator::FallThrough;
+            let count = if plain { arrived[before.index()] } else { arrived[block.index()] };
+            let missing = count.saturating_sub(profile.edge(edge));
+            if missing > 0 {
+                records.add_fall_through(self.last[before.index()], program.block(block).start, missing);
+                arrived[block.index()] = arrived[block.index()].max(count);
+            }
+        }
     }
 
     /// Instructions of `block`; 0 if its bytes are not known.

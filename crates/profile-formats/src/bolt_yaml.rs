@@ -60,7 +60,9 @@ pub fn read(text: &str, program: &Program, names: &Names, blocks: &BoltBlocks) -
     }
     let functions = root["functions"].as_vec().ok_or_else(|| wrong("it has no list of functions".into()))?;
     let mut reader = Reader { program, names, blocks, by_id: HashMap::new(), read: Read::default() };
-    Ok(reader.functions(functions))
+    let mut found = reader.functions(functions);
+    blocks.complete(program, &mut found.records);
+    Ok(found)
 }
 
 /// The loader recurses; a profile is five levels deep, so deeper brackets or indents are not followed.

@@ -39,12 +39,12 @@ pub struct Read {
     pub of_bolted: bool,
 }
 
-/// Reads the text of either mode. A branch that `program` can only take as a step into the next block is one.
+/// Reads the text of either mode. Steps within BOLT's blocks, which the format leaves out, are added. A branch that `program` can only take as a step into the next block is one.
 ///
 /// # Errors
 /// [`FormatError::Line`] for the first line that is not in the format; [`FormatError::Content`] for a profile of a program
 /// that BOLT wrote, whose offsets are those of its output.
-pub fn read(text: &str, names: &Names, program: &Program) -> Result<Read, FormatError> {
+pub fn read(text: &str, names: &Names, program: &Program, blocks: &BoltBlocks) -> Result<Read, FormatError> {
     let mut found = Read::default();
     for (number, line) in text.lines().enumerate() {
         let line = line.trim_end();
@@ -68,6 +68,7 @@ pub fn read(text: &str, names: &Names, program: &Program) -> Result<Read, Format
         let next = "collect it in the original program, or translate it with perf2bolt and the original";
         return Err(FormatError::Content { format: FORMAT, what, next });
     }
+    blocks.complete(program, &mut found.records);
     Ok(found)
 }
 
@@ -259,12 +260,13 @@ function 0x1040..0x1050 g movable
         let text = "1 f\\ name\\\\x e 1 f\\ name\\\\x 20 1 3\n1 f\\ name\\\\x e 1 f\\ name\\\\x 10 0 2\n\
                     1 f\\ name\\\\x 14 1 g/1 0 0 2\n0 [unknown] 0 1 f\\ name\\\\x 0 0 5\n\
                     4 f\\ name\\\\x 0 3 heap 0 1\n1 other 0 1 g/1 0 0 7\n";
-        let read = read(text, &names, &program).unwrap();
+        let read = read(text, &names, &program, &BoltBlocks::of_program(&program)).unwrap();
         assert_eq!(read.records.fall_throughs, BTreeMap::from([((Svma::new(0x100e), Svma::new(0x1010)), 2)]));
         assert_eq!(read.records.branches.len(), 4);
         assert_eq!(read.unknown, BTreeMap::from([("other".to_string(), 7)]));
         let blocks = BoltBlocks::of_program(&program);
-        let again = super::read(&write(&read.records, &program, &names, &blocks), &names, &program).unwrap();
+        let text = write(&read.records, &program, &names, &blocks);
+        let again = super::read(&text, &names, &program, &blocks).unwrap();
         assert_eq!(again.records, read.records);
     }
 
@@ -272,7 +274,7 @@ function 0x1040..0x1050 g movable
     fn samples_are_read_and_written() {
         let (program, names) = setting();
         let text = "no_lbr cycles\n1 f\\ name\\\\x 14 10\n1 g/1 0 3\n";
-        let read = read(text, &names, &program).unwrap();
+        let read = read(text, &names, &program, &BoltBlocks::of_program(&program)).unwrap();
         assert_eq!(read.event.as_deref(), Some("cycles"));
         assert_eq!(read.records.ips[&Svma::new(0x1014)], 10);
         assert_eq!(write_no_lbr(&read.records.ips, "cycles", &program, &names), text);
@@ -282,10 +284,13 @@ function 0x1040..0x1050 g movable
     fn errors_say_what_to_do() {
         let (program, names) = setting();
         for bad in ["1 f 0 1 g 0 0", "7 f 0 1 g 0 0 1", "1 f zz 1 g 0 0 1", "1 f 0 1 g 0 0 -1"] {
-            let error = read(&format!("\n{bad}\n"), &names, &program).unwrap_err().to_string();
+            let error = read(&format!("\n{bad}\n"), &names, &program, &BoltBlocks::default())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("line 2") && error.contains("perf2bolt"), "{error}");
         }
-        let bolted = read("boltedcollection\n1 g/1 0 1 g/1 0 0 1\n", &names, &program).unwrap_err();
+        let text = "boltedcollection\n1 g/1 0 1 g/1 0 0 1\n";
+        let bolted = read(text, &names, &program, &BoltBlocks::default()).unwrap_err();
         assert!(bolted.to_string().contains("original"));
     }
 }

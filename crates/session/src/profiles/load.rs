@@ -164,7 +164,8 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
             read.records
         }
         _ => {
-            let read = fdata::read(text, &known.names, program).map_err(|e| bad(e.to_string()))?;
+            let read =
+                fdata::read(text, &known.names, program, &known.blocks).map_err(|e| bad(e.to_string()))?;
             if !read.unknown.is_empty() {
                 let some: Vec<&str> = read.unknown.keys().take(3).map(String::as_str).collect();
                 loaded.notes.push(format!(
