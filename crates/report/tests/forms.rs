@@ -27,7 +27,9 @@ fn a_comparison_has_all_forms() {
     let comparison = comparison();
     assert_eq!(Comparison::from_json(&comparison.to_json().unwrap()).unwrap(), comparison);
     let text = comparison.to_text();
-    for part in ["overlap of functions", "0.2500", "0.0050", "12345 block executions"] {
+    for part in
+        ["overlap of functions", "0.2500", "taken probability, L1 per branch", "12345 block executions"]
+    {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
     assert!(!text.contains('\u{1b}'), "control characters reach the terminal");
