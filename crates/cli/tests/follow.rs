@@ -106,8 +106,8 @@ fn what_cannot_be_counted_runs_and_is_named() {
     assert_eq!(status, SUCCESS);
     let said = result.warnings.join("\n");
     assert!(said.contains("privileged ran uncounted 2 times: it is a set-user-id"), "{said}");
-    assert!(said.contains(fixed.file_name().unwrap().to_str().unwrap()), "{said}");
-    assert_eq!((ran(&result, &program), ran(&result, &fixed)), (None, None));
+    assert_eq!(ran(&result, &program), None);
+    assert!(ran(&result, &fixed).is_some_and(|n| n > 0), "static programs are counted: {said}");
 }
 
 #[test]
