@@ -1,6 +1,7 @@
 //! The command line, as the user types it.
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use restitch_session::LayoutChoice;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -123,6 +124,9 @@ pub enum Command {
         /// The new file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
+        /// How to lay out; docs/layout.md describes each way.
+        #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
+        layout: LayoutChoice,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -183,6 +187,9 @@ pub struct Attach {
     /// A shell command that prints the work done so far (requests, transactions), for the verdict.
     #[arg(long, value_name = "COMMAND")]
     pub metric: Option<String>,
+    /// How to lay out; docs/layout.md describes each way.
+    #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
+    pub layout: LayoutChoice,
 }
 
 /// Seconds: a number from 0 to a day.

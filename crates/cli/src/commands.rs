@@ -39,10 +39,10 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, json } => {
+        Command::Optimize { program, profile, output, layout, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
-            let result = optimize(&OptimizeOptions { program, profile, output }, &mut progress)?;
+            let result = optimize(&OptimizeOptions { program, profile, output, layout }, &mut progress)?;
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
@@ -63,6 +63,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         revert_if_slower: options.revert_if_slower,
         metric: options.metric.clone().map(|command| Metric { command }),
         measure: Duration::from_secs_f64(options.measure),
+        layout: options.layout,
     }
 }
 

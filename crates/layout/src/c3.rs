@@ -7,6 +7,12 @@
 
 use std::cmp::Ordering;
 
+use restitch_profile::Profile;
+use restitch_program::Program;
+
+use crate::functions::FunctionGraph;
+use crate::{Layout, LayoutAlgorithm};
+
 /// Something to be placed as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Node {
@@ -25,6 +31,33 @@ pub struct Arc {
     pub to: usize,
     /// How often.
     pub count: u64,
+    /// Bytes from the start of the calling node to the call; for algorithms that look at distances.
+    pub offset: u64,
+}
+
+/// Whole functions in the order of call-chain clustering, their blocks as they were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct C3 {
+    /// Largest size in bytes of a cluster of several functions. The paper's is a page; HHVM's too.
+    pub limit: u64,
+}
+
+impl Default for C3 {
+    fn default() -> Self {
+        Self { limit: 4096 }
+    }
+}
+
+impl LayoutAlgorithm for C3 {
+    fn name(&self) -> &'static str {
+        "c3"
+    }
+
+    fn layout(&self, program: &Program, profile: &Profile) -> Layout {
+        let graph = FunctionGraph::new(program, profile);
+        let order = call_chain_order(&graph.nodes, &graph.arcs, self.limit);
+        graph.layout(program, order, 16)
+    }
 }
 
 /// The order of `nodes`, as a permutation of their indices. `arcs` may name a pair several times; `limit` is the size in
@@ -124,7 +157,7 @@ mod tests {
         Node { size, weight }
     }
     fn arc(from: usize, to: usize, count: u64) -> Arc {
-        Arc { from, to, count }
+        Arc { from, to, count, offset: 0 }
     }
 
     #[test]

@@ -5,25 +5,31 @@
 //! branches, 1 for a fall-through and up to 0.1 for a jump over at most 1024 bytes forward or 640 backward.
 //!
 //! **Idea.** Chains begin as single blocks. The pair of chains whose merge gains most is merged, until nothing gains. A merge
-//! of X and Y may also split X: of XY, YX, X1 Y X2, Y X2 X1 and X2 X1 Y, at every place in X, the best is taken.
+//! of X and Y may also split X: of XY, YX, X1 Y X2, Y X2 X1 and X2 X1 Y the best is taken. Only the cuts that make a new
+//! fall-through between X and Y are looked at; others gain a tenth at most. Gains are computed from the links between
+//! X and Y and, for a cut, those inside X; see [`Chains`] for what keeps the whole near-linear.
 //!
-//! **Limits.** Within one function: a branch between functions only joins finished chains end to end, so that programs with
-//! hot loops across functions are better served by [`HotChains`], which is also some 60 times as fast. Chains longer than
-//! [`SPLIT_LIMIT`] are not split, and functions with more than [`FUNCTION_LIMIT`] hot blocks get greedy chains, because
-//! the search is quadratic. Ties go to the lower blocks.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! **Limits.** Within one function; a branch between functions joins finished chains end to end afterwards. Chains of more than
+//! [`SPLIT_NODES`] blocks or with more than [`SPLIT_EDGES`] neighbours are not cut. Ties go to the lower blocks.
 
 use restitch_profile::Profile;
-use restitch_program::{BlockId, EdgeKind, Program, Terminator};
+use restitch_program::Program;
 
-use crate::chains::{chains as greedy_chains, extend_chains};
+use crate::agglomerate::{Candidate, Chains, Join, Objective, Shape};
+use crate::chains::extend;
+use crate::graph::{HotGraph, Link, LinkKind, Links};
 use crate::{HotChains, Layout, LayoutAlgorithm};
 
-/// Chains of more blocks are not split. Against 48, the search takes about a third of the time.
-const SPLIT_LIMIT: usize = 16;
-/// Functions with more hot blocks get greedy chains.
-const FUNCTION_LIMIT: usize = 1500;
+/// Chains of more blocks are not cut. LLVM's limit.
+const SPLIT_NODES: usize = 128;
+/// Chains with more neighbours are not cut: all their edges would be moved each time.
+const SPLIT_EDGES: usize = 256;
+/// Reach of a forward jump that counts, in bytes.
+pub(crate) const FORWARD: f64 = 1024.0;
+/// Reach of a backward jump that counts, in bytes.
+pub(crate) const BACKWARD: f64 = 640.0;
+/// What gains less is no gain, but rounding.
+const EPSILON: f64 = 1e-9;
 
 /// Extended-TSP chains within functions, ordered by call-chain clustering as [`HotChains`] does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,172 +45,113 @@ impl LayoutAlgorithm for ExtTsp {
 
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot = self.options.hot_blocks(program, profile);
-        let mut chains = Vec::new();
-        let mut large = vec![false; hot.len()];
-        for function in program.function_ids() {
-            let blocks: Vec<BlockId> = program.blocks_of(function).filter(|b| hot[b.index()]).collect();
-            if blocks.len() > FUNCTION_LIMIT {
-                blocks.iter().for_each(|b| large[b.index()] = true);
-            } else if !blocks.is_empty() {
-                chains.extend(Search::new(program, profile, blocks).run());
-            }
-        }
-        chains.extend(greedy_chains(program, profile, &large));
-        let chains = extend_chains(program, profile, &hot, &chains);
+        let within = HotGraph::new(program, profile, &hot, Links::WithinFunctions);
+        let graph = HotGraph::new(program, profile, &hot, Links::Branches);
+        let chains = graph.to_blocks(extend(&graph, &ext_tsp_chains(&within)));
         self.options.arrange(program, profile, &hot, chains)
     }
 }
 
-struct Jump {
-    from: usize,
-    to: usize,
-    count: f64,
-    /// Whether it can become a fall-through.
-    falls: bool,
+/// The chains of a graph's nodes with a high extended-TSP score.
+pub(crate) fn ext_tsp_chains(graph: &HotGraph) -> Vec<Vec<u32>> {
+    let mut chains = Chains::of_single_nodes(&graph.sizes, &graph.links);
+    chains.run(&mut TspScore);
+    chains.into_chains()
 }
 
-/// The search in one function; blocks are numbered from 0.
-struct Search {
-    blocks: Vec<BlockId>,
-    sizes: Vec<u64>,
-    jumps: Vec<Jump>,
-    /// Jumps by their source block.
-    jumps_from: Vec<Vec<usize>>,
-    chains: Vec<Vec<usize>>,
-    scores: Vec<f64>,
-    neighbours: Vec<BTreeSet<usize>>,
-    /// Scratch: where each block of the order under evaluation begins.
-    starts: Vec<Option<u64>>,
-}
+/// The extended-TSP score as an [`Objective`].
+pub(crate) struct TspScore;
 
-impl Search {
-    fn new(program: &Program, profile: &Profile, blocks: Vec<BlockId>) -> Self {
-        let number = |b: BlockId| blocks.binary_search(&b).ok();
-        let (mut jumps, mut jumps_from) = (Vec::new(), vec![Vec::new(); blocks.len()]);
-        let mut neighbours = vec![BTreeSet::new(); blocks.len()];
-        for (from, &block) in blocks.iter().enumerate() {
-            let short = matches!(program.block(block).terminator, Terminator::ShortConditional(_));
-            for (id, edge) in program.out_edges(block) {
-                let count = profile.edge(id);
-                let Some(to) = number(edge.to).filter(|&to| to != from && count > 0) else { continue };
-                let falls = edge.kind == EdgeKind::FallThrough || (edge.kind == EdgeKind::Taken && !short);
-                jumps_from[from].push(jumps.len());
-                jumps.push(Jump { from, to, count: count as f64, falls });
-                neighbours[from].insert(to);
-                neighbours[to].insert(from);
-            }
+impl Objective for TspScore {
+    fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate> {
+        let [a, b] = chains.ends(edge);
+        let mut best: Option<Candidate> = None;
+        for (first, second) in [(a, b), (b, a)] {
+            consider(&mut best, concatenated(chains, edge, first), Join::Concat { first, second });
         }
-        let sizes = blocks.iter().map(|&b| u64::from(program.block(b).len)).collect();
-        let count = blocks.len();
-        Self {
-            chains: (0..count).map(|b| vec![b]).collect(),
-            scores: vec![0.0; count],
-            starts: vec![None; count],
-            blocks,
-            sizes,
-            jumps,
-            jumps_from,
-            neighbours,
-        }
-    }
-
-    fn run(mut self) -> Vec<Vec<BlockId>> {
-        let mut merges: BTreeMap<(usize, usize), (f64, Vec<usize>)> = BTreeMap::new();
-        for a in 0..self.chains.len() {
-            self.evaluate_neighbours(a, &mut merges, |b| b > a);
-        }
-        // The first of equal gains stays: `max_by` would take the last.
-        while let Some((&(a, b), _)) = merges.iter().rev().max_by(|x, y| x.1.0.total_cmp(&y.1.0)) {
-            let Some((gain, order)) = merges.remove(&(a, b)) else { break };
-            self.scores[a] += self.scores[b] + gain;
-            self.chains[a] = order;
-            self.chains[b].clear();
-            let inherited = std::mem::take(&mut self.neighbours[b]);
-            for &other in &inherited {
-                self.neighbours[other].remove(&b);
-                if other != a {
-                    self.neighbours[other].insert(a);
-                    self.neighbours[a].insert(other);
-                }
-            }
-            self.neighbours[a].remove(&b);
-            merges.retain(|&(x, y), _| ![x, y].contains(&a) && ![x, y].contains(&b));
-            self.evaluate_neighbours(a, &mut merges, |_| true);
-        }
-        let blocks = &self.blocks;
-        let full = self.chains.iter().filter(|chain| !chain.is_empty());
-        full.map(|chain| chain.iter().map(|&b| blocks[b]).collect()).collect()
-    }
-
-    fn evaluate_neighbours(
-        &mut self,
-        a: usize,
-        merges: &mut BTreeMap<(usize, usize), (f64, Vec<usize>)>,
-        wanted: impl Fn(usize) -> bool,
-    ) {
-        for b in self.neighbours[a].iter().copied().filter(|&b| wanted(b)).collect::<Vec<_>>() {
-            let (low, high) = (a.min(b), a.max(b));
-            if let Some(best) = self.best_merge(low, high) {
-                merges.insert((low, high), best);
-            }
-        }
-    }
-
-    /// The best way to merge two chains, if any gains.
-    fn best_merge(&mut self, a: usize, b: usize) -> Option<(f64, Vec<usize>)> {
-        let (x, y) = (self.chains[a].clone(), self.chains[b].clone());
-        let before = self.scores[a] + self.scores[b];
-        let mut best: Option<(f64, Vec<usize>)> = None;
-        let mut consider = |search: &mut Self, parts: [&[usize]; 3]| {
-            let order = parts.concat();
-            let gain = search.score(&order) - before;
-            if gain > best.as_ref().map_or(1e-9, |(best, _)| *best + 1e-9) {
-                best = Some((gain, order));
-            }
-        };
-        consider(self, [&x, &y, &[]]);
-        consider(self, [&y, &x, &[]]);
-        for (split, whole) in [(&x, &y), (&y, &x)] {
-            if split.len() > SPLIT_LIMIT {
-                continue;
-            }
-            for at in 1..split.len() {
-                let (head, tail) = split.split_at(at);
-                consider(self, [head, whole, tail]);
-                consider(self, [whole, tail, head]);
-                consider(self, [tail, head, whole]);
+        for (outer, inner) in [(a, b), (b, a)] {
+            let nodes = chains.members(outer).len();
+            if (2..=SPLIT_NODES).contains(&nodes) && chains.degree(outer) <= SPLIT_EDGES {
+                cuts(chains, edge, outer, inner, &mut best);
             }
         }
         best
     }
+}
 
-    /// The score of the jumps inside an order.
-    fn score(&mut self, order: &[usize]) -> f64 {
-        let mut at = 0;
-        for &block in order {
-            self.starts[block] = Some(at);
-            at += self.sizes[block];
-        }
-        let mut score = 0.0;
-        for &block in order {
-            for &jump in &self.jumps_from[block] {
-                let jump = &self.jumps[jump];
-                if let (Some(from), Some(to)) = (self.starts[jump.from], self.starts[jump.to]) {
-                    score += jump.count * value(from + self.sizes[jump.from], to, jump.falls);
-                }
-            }
-        }
-        order.iter().for_each(|&block| self.starts[block] = None);
-        score
+fn consider(best: &mut Option<Candidate>, gain: f64, join: Join) {
+    if gain > best.map_or(EPSILON, |b| b.gain + EPSILON) {
+        *best = Some(Candidate { gain, join });
     }
 }
 
-/// The value of one execution of a jump that ends at `end` and goes to `to`.
-fn value(end: u64, to: u64, falls: bool) -> f64 {
-    let near = |distance: u64, reach: f64| 0.1 * (1.0 - distance as f64 / reach).max(0.0);
-    match end.cmp(&to) {
-        std::cmp::Ordering::Equal if falls => 1.0,
-        std::cmp::Ordering::Greater => near(end - to, 640.0),
-        _ => near(to - end, 1024.0),
+/// The value of the links of an edge if `first` stands in front of the other chain.
+fn concatenated(chains: &Chains<'_>, edge: u32, first: u32) -> f64 {
+    let size = chains.size(first);
+    let at = |node: u32| chains.offset(node) + if chains.chain_of(node) == first { 0 } else { size };
+    chains.links_of(edge).map(|l| value(l, at(l.from), at(l.to))).sum()
+}
+
+/// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`.
+fn cuts(chains: &Chains<'_>, edge: u32, outer: u32, inner: u32, best: &mut Option<Candidate>) {
+    let (x, y) = (chains.members(outer), chains.members(inner));
+    let place = |node: u32| x.iter().position(|&n| n == node);
+    let mut places = Vec::new();
+    for link in chains.links_of(edge).filter(|l| l.kind == LinkKind::Branch) {
+        if Some(&link.to) == y.front() {
+            places.extend(place(link.from).map(|i| i + 1));
+        } else if Some(&link.from) == y.back() {
+            places.extend(place(link.to));
+        }
     }
+    places.sort_unstable();
+    places.dedup();
+    places.retain(|&at| at > 0 && at < x.len());
+    for at in places {
+        for shape in [Shape::Between, Shape::Behind, Shape::Before] {
+            let gain = cut(chains, edge, outer, inner, at, shape);
+            consider(best, gain, Join::Split { outer, inner, at, shape });
+        }
+    }
+}
+
+/// What it gains to cut `outer` in front of its node number `at` and to put it together with `inner` like this.
+fn cut(chains: &Chains<'_>, edge: u32, outer: u32, inner: u32, at: usize, shape: Shape) -> f64 {
+    let nodes = chains.members(outer);
+    let border = nodes.get(at).map_or(0, |&n| chains.offset(n));
+    let (head, tail, whole) = (border, chains.size(outer) - border, chains.size(inner));
+    // Where X1, X2 and Y begin.
+    let (x1, x2, y) = match shape {
+        Shape::Between => (0, head + whole, head),
+        Shape::Behind => (whole + tail, whole, 0),
+        Shape::Before => (tail, 0, head + tail),
+    };
+    let old = |node: u32| chains.offset(node);
+    let new = |node: u32| match () {
+        () if chains.chain_of(node) == inner => y + old(node),
+        () if old(node) < border => x1 + old(node),
+        () => x2 + old(node) - border,
+    };
+    let mut gain: f64 = chains.links_of(edge).map(|l| value(l, new(l.from), new(l.to))).sum();
+    for &node in nodes {
+        for l in chains.links_from(node) {
+            let crosses = chains.chain_of(l.to) == outer && (old(l.from) < border) != (old(l.to) < border);
+            if crosses {
+                gain += value(l, new(l.from), new(l.to)) - value(l, old(l.from), old(l.to));
+            }
+        }
+    }
+    gain
+}
+
+/// The value of a link between nodes that begin at these places.
+pub(crate) fn value(link: &Link, from: i64, to: i64) -> f64 {
+    let (end, to) = (from + i64::from(link.leaves), to + i64::from(link.arrives));
+    let near = |distance: i64, reach: f64| 0.1 * (1.0 - distance as f64 / reach).max(0.0);
+    let worth = match to - end {
+        0 if link.kind == LinkKind::Branch => 1.0,
+        distance if distance < 0 => near(-distance, BACKWARD),
+        distance => near(distance, FORWARD),
+    };
+    link.weight * worth
 }

@@ -11,11 +11,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use restitch_profile::Profile;
-use restitch_program::{BlockAttrs, BlockId, CallTarget, FuncId, Program};
+use restitch_program::{BlockAttrs, BlockId, FuncId, Program};
 
 use crate::c3::denser_first;
-use crate::chains::chains;
-use crate::{Arc, Fragment, Layout, LayoutAlgorithm, Node, call_chain_order};
+use crate::chains::greedy_chains;
+use crate::graph::{HotGraph, Links, NONE};
+use crate::{Fragment, Layout, LayoutAlgorithm, Node, call_chain_order};
 
 /// What C3 orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,7 +55,8 @@ impl LayoutAlgorithm for HotChains {
 
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot = self.hot_blocks(program, profile);
-        let chains = chains(program, profile, &hot);
+        let graph = HotGraph::new(program, profile, &hot, Links::Branches);
+        let chains = graph.to_blocks(greedy_chains(program, &graph));
         self.arrange(program, profile, &hot, chains)
     }
 }
@@ -87,7 +89,12 @@ impl HotChains {
     }
 
     /// Indices of chains, group by group, each group in its final order.
-    fn groups(&self, program: &Program, profile: &Profile, chains: &[Vec<BlockId>]) -> Vec<Vec<usize>> {
+    pub(crate) fn groups(
+        &self,
+        program: &Program,
+        profile: &Profile,
+        chains: &[Vec<BlockId>],
+    ) -> Vec<Vec<usize>> {
         if self.grouping == Grouping::Chains {
             return (0..chains.len()).map(|c| vec![c]).collect();
         }
@@ -113,7 +120,7 @@ impl HotChains {
 }
 
 /// Size and executed bytes of a run of blocks.
-fn node(program: &Program, profile: &Profile, blocks: &[BlockId]) -> Node {
+pub(crate) fn node(program: &Program, profile: &Profile, blocks: &[BlockId]) -> Node {
     blocks.iter().fold(Node::default(), |sum, &b| {
         let len = u64::from(program.block(b).len);
         Node { size: sum.size + len, weight: sum.weight.saturating_add(profile.block(b).saturating_mul(len)) }
@@ -127,7 +134,6 @@ fn order_groups(
     groups: &[Vec<usize>],
     limit: u64,
 ) -> Vec<usize> {
-    const NONE: usize = usize::MAX;
     let mut group_of = vec![NONE; program.blocks.len()];
     let mut nodes = Vec::with_capacity(groups.len());
     for (index, group) in groups.iter().enumerate() {
@@ -136,32 +142,16 @@ fn order_groups(
             let one = node(program, profile, &chains[chain]);
             total.size += one.size;
             total.weight = total.weight.saturating_add(one.weight);
-            chains[chain].iter().for_each(|b| group_of[b.index()] = index);
+            chains[chain].iter().for_each(|b| group_of[b.index()] = index as u32);
         }
         nodes.push(total);
     }
-    let mut arcs = Vec::new();
-    let mut arc = |from: BlockId, to: BlockId, count: u64| {
-        let (from, to) = (group_of[from.index()], group_of[to.index()]);
-        if count > 0 && from != to && from != NONE && to != NONE {
-            arcs.push(Arc { from, to, count });
-        }
-    };
-    for (edge, &count) in program.edges.iter().zip(&profile.edges) {
-        arc(edge.from, edge.to, count);
-    }
-    for (call, &count) in program.calls.iter().zip(&profile.calls) {
-        if let CallTarget::Direct(target) = call.target
-            && let Some(callee) = program.block_starting_at(target)
-        {
-            arc(call.block, callee, count);
-        }
-    }
+    let arcs = crate::functions::arcs(program, profile, |b| group_of[b.index()]);
     call_chain_order(&nodes, &arcs, limit)
 }
 
 /// The movable blocks that are not hot of functions with a hot block, one fragment a function.
-fn cold_fragments(program: &Program, hot: &[bool]) -> Vec<Fragment> {
+pub(crate) fn cold_fragments(program: &Program, hot: &[bool]) -> Vec<Fragment> {
     let mut cold = Vec::new();
     for function in program.function_ids() {
         if !program.blocks_of(function).any(|b| hot[b.index()]) {

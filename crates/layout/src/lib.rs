@@ -7,20 +7,41 @@
 //! there is a reason. A layout holds movable blocks only, each at most once ([`Layout::validate`]), and the same input
 //! gives the same layout. Nothing here emits code: sizes are those of the original blocks.
 
+mod agglomerate;
 mod c3;
+mod cdsort;
 mod chains;
+mod codestitcher;
+mod cycle_cover;
 mod ext_tsp;
+mod functions;
+mod graph;
+mod hfsort_plus;
 mod hot_chains;
+mod hot_cold;
 mod model;
 mod original;
+mod partial_order;
+mod paths;
+mod pettis_hansen;
+mod ph_bb;
+mod registry;
 mod score;
 mod text;
 mod validate;
 
 pub use c3::*;
+pub use cdsort::*;
+pub use codestitcher::*;
+pub use cycle_cover::COVER_LIMIT;
 pub use ext_tsp::*;
+pub use hfsort_plus::*;
 pub use hot_chains::*;
+pub use hot_cold::*;
 pub use model::*;
 pub use original::*;
+pub use pettis_hansen::*;
+pub use ph_bb::*;
+pub use registry::*;
 pub use score::*;
 pub use text::*;

@@ -7,12 +7,9 @@ use restitch_profile::testing::{RandomProgram, Shape, walk};
 use restitch_program::{BlockId, FuncId, Program};
 
 fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
-    vec![
-        Box::new(OriginalOrder),
-        Box::new(HotChains::default()),
-        Box::new(ExtTsp::default()),
-        Box::new(HotChains { grouping: Grouping::Chains, align: 1, ..HotChains::default() }),
-    ]
+    let mut all = restitch_layout::algorithms();
+    all.push(Box::new(HotChains { grouping: Grouping::Chains, align: 1, ..HotChains::default() }));
+    all
 }
 
 fn movable(seed: u64, functions: usize, blocks: usize) -> (Program, Profile) {

@@ -1,6 +1,6 @@
 //! `attach`: from a running process to a faster one.
 
-use crate::make::{Place, algorithm, estimate, make, optimized_layout};
+use crate::make::{Place, estimate, make};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
@@ -10,7 +10,7 @@ use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_process::{StateDir, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
-use restitch_layout::{Layout, Score};
+use restitch_layout::{Layout, LayoutChoice, Score};
 use restitch_profile::Profile;
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
@@ -38,6 +38,8 @@ pub struct AttachOptions {
     pub metric: Option<Metric>,
     /// How long to measure after; before is measured while sampling.
     pub measure: Duration,
+    /// How to lay out.
+    pub layout: LayoutChoice,
 }
 
 impl AttachOptions {
@@ -51,6 +53,7 @@ impl AttachOptions {
             revert_if_slower: false,
             metric: None,
             measure: Duration::from_secs(3),
+            layout: LayoutChoice::default(),
         }
     }
 }
@@ -120,7 +123,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     };
 
     watcher.phase("laying out", None);
-    let made = make_optimized(&set, &chosen, &profiled.profiles);
+    let made = make_optimized(&set, &chosen, &profiled.profiles, options.layout);
     let (layouts, versions) = match made {
         Ok(made) => made,
         Err(error) => {
@@ -140,7 +143,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
             "none of the functions that ran can be redirected, so nothing was moved; the process is as it was".into(),
         ));
     }
-    describe(&mut result, &chosen, &profiled.profiles, &layouts, &versions);
+    describe(&mut result, &chosen, &profiled.profiles, &layouts, &versions, options.layout);
     for (entry, counting) in result.modules.iter_mut().zip(&profiled.counting) {
         entry.counting = Some(counting.clone());
     }
@@ -192,11 +195,16 @@ fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u6
 
 type Made = (Vec<Layout>, Vec<(usize, CheckedVersion)>);
 
-fn make_optimized(set: &ProcessSet, chosen: &[Chosen], profiles: &[Profile]) -> Result<Made, SessionError> {
+fn make_optimized(
+    set: &ProcessSet,
+    chosen: &[Chosen],
+    profiles: &[Profile],
+    choice: LayoutChoice,
+) -> Result<Made, SessionError> {
     let (mut layouts, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
     for (module, profile) in chosen.iter().zip(profiles) {
         let program = &module.analyzed.program;
-        let layout = optimized_layout(program, profile);
+        let layout = choice.layout(program, profile);
         let len = estimate(program, &layout, 0);
         let held = set.reserve(module.index, len, &taken)?;
         taken.push((module.index, held));
@@ -316,23 +324,29 @@ fn describe(
     profiles: &[Profile],
     layouts: &[Layout],
     versions: &[(usize, CheckedVersion)],
+    choice: LayoutChoice,
 ) {
     for (((module, profile), layout), (_, version)) in chosen.iter().zip(profiles).zip(layouts).zip(versions)
     {
         let program = &module.analyzed.program;
         let mut entry = module.analyzed.report(&module.path.display().to_string());
-        entry.layout = Some(layout_summary(program, profile, layout));
+        entry.layout = Some(layout_summary(program, profile, layout, choice));
         entry.version = Some(version_summary(version));
         entry.hottest = hottest(program, profile, version);
         result.modules.push(entry);
     }
 }
 
-pub(crate) fn layout_summary(program: &Program, profile: &Profile, layout: &Layout) -> report::LayoutSummary {
+pub(crate) fn layout_summary(
+    program: &Program,
+    profile: &Profile,
+    layout: &Layout,
+    choice: LayoutChoice,
+) -> report::LayoutSummary {
     let count =
         |fragments: &[restitch_layout::Fragment]| fragments.iter().map(|f| f.blocks.len() as u64).sum();
     report::LayoutSummary {
-        algorithm: algorithm().into(),
+        algorithm: choice.name().into(),
         score_before: Score::of_original(program, profile).ext_tsp,
         score_after: Score::of(program, profile, layout).ext_tsp,
         hot_blocks: count(&layout.hot),

@@ -2,11 +2,12 @@
 
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
-use crate::make::{Place, check_version, emit_version, estimate, optimized_layout};
+use crate::make::{Place, check_version, emit_version, estimate};
 use crate::phases::Phases;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_elf::ElfPlan;
 use restitch_image::Image;
+use restitch_layout::LayoutChoice;
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub struct OptimizeOptions {
     pub profile: PathBuf,
     /// The new file.
     pub output: PathBuf,
+    /// How to lay out.
+    pub layout: LayoutChoice,
 }
 
 /// The facts about a file.
@@ -92,7 +95,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let layout = optimized_layout(&module.program, &profile);
+    let layout = options.layout.layout(&module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let start =
@@ -120,7 +123,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     );
     result.warnings = warnings;
     let mut entry = module.report(&options.program.display().to_string());
-    entry.layout = Some(layout_summary(&module.program, &profile, &layout));
+    entry.layout = Some(layout_summary(&module.program, &profile, &layout, options.layout));
     entry.version = Some(version_summary(&version));
     entry.hottest = hottest(&module.program, &profile, &version);
     result.modules.push(entry);

@@ -36,6 +36,7 @@ pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
 pub use instrument::{InstrumentOptions, instrument};
 pub use record::{RecordOptions, RecordSubject, record};
+pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use status::{ProcessStatus, Reverted, revert, status};
 pub use verdict::{Metric, Windows};
 

@@ -5,8 +5,8 @@ use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{CounterRequest, Request, Version, emit};
-use restitch_layout::{Fragment, HotChains, Layout, LayoutAlgorithm};
-use restitch_profile::{Counted, CounterPlan, Profile};
+use restitch_layout::{Fragment, Layout};
+use restitch_profile::{Counted, CounterPlan};
 use restitch_program::{BlockId, Program};
 use std::path::Path;
 
@@ -36,16 +36,6 @@ pub(crate) fn counting_layout(program: &Program, plan: &CounterPlan) -> Layout {
         layout.hot.push(Fragment { blocks: fragment, align: 16 });
     }
     layout
-}
-
-/// The optimized layout.
-pub(crate) fn optimized_layout(program: &Program, profile: &Profile) -> Layout {
-    HotChains::default().layout(program, profile)
-}
-
-/// The name of the algorithm that [`optimized_layout`] uses.
-pub(crate) fn algorithm() -> &'static str {
-    HotChains::default().name()
 }
 
 /// Address space that a version of `layout` may need, in bytes: generous, since it is only reserved.

@@ -4,7 +4,7 @@ use super::code::{Code, Known};
 use super::load::{Loaded, LoadedModule, choose, resolve};
 use super::synth;
 use crate::SessionError;
-use crate::make::optimized_layout;
+use restitch_layout::LayoutChoice;
 use restitch_profile::Profile;
 use restitch_profile_formats::{
     Format, FormatError, Holds, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
@@ -131,6 +131,6 @@ fn encode_text(
 
 /// The hot blocks in the order that restitch itself would give them.
 fn hot_order(known: &Known, profile: &Profile) -> Vec<BlockId> {
-    let layout = optimized_layout(&known.analyzed.program, profile);
+    let layout = LayoutChoice::default().layout(&known.analyzed.program, profile);
     layout.blocks().filter(|b| profile.block(*b) > 0).collect()
 }

@@ -1,0 +1,376 @@
+//! The engine that most algorithms run on: chains of nodes are joined, the pair that gains most first.
+//!
+//! **Problem.** After each join the gains of all pairs with one of the two chains change. To compute them all again makes
+//! the whole thing quadratic as soon as there is one node with many neighbours.
+//!
+//! **Idea.** Gains are kept in a heap and computed again only when they come to its top and one of the chains has changed
+//! since; pairs whose links were united are computed at once, since theirs may have grown. The smaller chain is always
+//! renumbered into the larger one, and lists of links are united by linking, so that all bookkeeping together takes
+//! O((n + m) log n).
+//!
+//! **Limits.** A gain that has grown although no links were united is found late. Ties go to the edge that was made first.
+
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use crate::graph::{Link, NONE};
+
+/// How two chains are put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Join {
+    /// All of `first`, then all of `second`.
+    Concat { first: u32, second: u32 },
+    /// As `Concat`, with the smaller chain back to front.
+    Reversed { first: u32, second: u32 },
+    /// `outer` is cut in front of its node number `at`; `inner` stays whole.
+    Split { outer: u32, inner: u32, at: usize, shape: Shape },
+}
+
+/// The order of X1 and X2, the parts of the chain that was cut, and Y, the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// X1 Y X2
+    Between,
+    /// Y X2 X1
+    Behind,
+    /// X2 X1 Y
+    Before,
+}
+
+/// A join and what it gains.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Candidate {
+    pub gain: f64,
+    pub join: Join,
+}
+
+/// What is to be maximised.
+pub(crate) trait Objective {
+    /// The best way to join the two chains of an edge; `None` if there is none that gains.
+    fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate>;
+    /// Chain `gone` has become a part of chain `kept`.
+    fn joined(&mut self, kept: u32, gone: u32) {
+        let _ = (kept, gone);
+    }
+    /// Whether a join that [`Objective::best`] has proposed may be made. Asked right before.
+    fn permits(&mut self, chains: &Chains<'_>, join: Join) -> bool {
+        let _ = (chains, join);
+        true
+    }
+}
+
+struct Edge {
+    chains: [u32; 2],
+    first_link: u32,
+    last_link: u32,
+    alive: bool,
+}
+
+/// Disjoint chains of nodes, and the links between each pair of them.
+pub(crate) struct Chains<'g> {
+    /// Bytes of each node.
+    pub sizes: &'g [u64],
+    pub links: &'g [Link],
+    members: Vec<VecDeque<u32>>,
+    chain_of: Vec<u32>,
+    /// First byte of each node, in the coordinates of its chain.
+    place: Vec<i64>,
+    /// First byte and end of each chain in its coordinates.
+    range: Vec<(i64, i64)>,
+    version: Vec<u32>,
+    edges: Vec<Edge>,
+    next_link: Vec<u32>,
+    incident: Vec<Vec<u32>>,
+    between: HashMap<(u32, u32), u32>,
+    /// Where each node's outgoing links begin, and behind the last node their number.
+    outgoing: Vec<u32>,
+    operations: Cell<u64>,
+}
+
+impl<'g> Chains<'g> {
+    /// Chains of `sizes.len()` nodes. `links` are sorted by source; `chains` hold each node once.
+    pub fn new(sizes: &'g [u64], links: &'g [Link], chains: Vec<Vec<u32>>) -> Self {
+        let mut new = Self {
+            sizes,
+            links,
+            chain_of: vec![NONE; sizes.len()],
+            place: vec![0; sizes.len()],
+            range: Vec::with_capacity(chains.len()),
+            version: vec![0; chains.len()],
+            edges: Vec::new(),
+            next_link: vec![NONE; links.len()],
+            incident: vec![Vec::new(); chains.len()],
+            between: HashMap::new(),
+            outgoing: Vec::with_capacity(sizes.len() + 1),
+            members: chains.into_iter().map(VecDeque::from).collect(),
+            operations: Cell::new(0),
+        };
+        for (chain, members) in new.members.iter().enumerate() {
+            let mut at = 0;
+            for &node in members {
+                new.chain_of[node as usize] = chain as u32;
+                new.place[node as usize] = at;
+                at += sizes[node as usize] as i64;
+            }
+            new.range.push((0, at));
+        }
+        new.outgoing =
+            (0..=sizes.len()).map(|n| links.partition_point(|l| (l.from as usize) < n) as u32).collect();
+        (0..links.len() as u32).for_each(|link| new.add_link(link));
+        new
+    }
+
+    /// Each node a chain of its own.
+    pub fn of_single_nodes(sizes: &'g [u64], links: &'g [Link]) -> Self {
+        Self::new(sizes, links, (0..sizes.len() as u32).map(|n| vec![n]).collect())
+    }
+
+    fn add_link(&mut self, link: u32) {
+        let l = &self.links[link as usize];
+        let (a, b) = (self.chain_of[l.from as usize], self.chain_of[l.to as usize]);
+        if a == b {
+            return;
+        }
+        let pair = (a.min(b), a.max(b));
+        if let Some(&edge) = self.between.get(&pair) {
+            let last = std::mem::replace(&mut self.edges[edge as usize].last_link, link);
+            self.next_link[last as usize] = link;
+        } else {
+            let edge = self.edges.len() as u32;
+            self.edges.push(Edge {
+                chains: [pair.0, pair.1],
+                first_link: link,
+                last_link: link,
+                alive: true,
+            });
+            self.between.insert(pair, edge);
+            self.incident[pair.0 as usize].push(edge);
+            self.incident[pair.1 as usize].push(edge);
+        }
+    }
+
+    /// How many chains there were at first: chain numbers are below.
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+    /// The chains of an edge.
+    pub fn ends(&self, edge: u32) -> [u32; 2] {
+        self.edges[edge as usize].chains
+    }
+    /// The edge between two chains.
+    pub fn edge_between(&self, a: u32, b: u32) -> Option<u32> {
+        self.between.get(&(a.min(b), a.max(b))).copied()
+    }
+    /// The links of an edge, in both directions.
+    pub fn links_of(&self, edge: u32) -> impl Iterator<Item = &'g Link> {
+        let links = self.links;
+        let first = Some(self.edges[edge as usize].first_link);
+        let follow = |&l: &u32| Some(self.next_link[l as usize]).filter(|&n| n != NONE);
+        std::iter::successors(first, follow).map(|l| {
+            self.spend(1);
+            &links[l as usize]
+        })
+    }
+    /// Links looked at and nodes renumbered so far: what the run time is proportional to.
+    pub fn operations(&self) -> u64 {
+        self.operations.get()
+    }
+    fn spend(&self, more: usize) {
+        self.operations.set(self.operations.get() + more as u64);
+    }
+    /// The links that leave a node.
+    pub fn links_from(&self, node: u32) -> &'g [Link] {
+        let node = node as usize;
+        &self.links[self.outgoing[node] as usize..self.outgoing[node + 1] as usize]
+    }
+    /// The chain of a node.
+    pub fn chain_of(&self, node: u32) -> u32 {
+        self.chain_of[node as usize]
+    }
+    /// The nodes of a chain, in order; none if it has become part of another.
+    pub fn members(&self, chain: u32) -> &VecDeque<u32> {
+        &self.members[chain as usize]
+    }
+    /// Bytes of a chain.
+    pub fn size(&self, chain: u32) -> i64 {
+        let (start, end) = self.range[chain as usize];
+        end - start
+    }
+    /// Bytes from the start of a node's chain to the node.
+    pub fn offset(&self, node: u32) -> i64 {
+        self.place[node as usize] - self.range[self.chain_of[node as usize] as usize].0
+    }
+    /// Number of edges of a chain, dead ones included.
+    pub fn degree(&self, chain: u32) -> usize {
+        self.incident[chain as usize].len()
+    }
+    /// The one of two chains that keeps its number when they are joined.
+    pub fn larger(&self, a: u32, b: u32) -> u32 {
+        let bulk = |c: u32| self.members[c as usize].len() + self.incident[c as usize].len();
+        if bulk(b) > bulk(a) { b } else { a }
+    }
+
+    /// The chains, in the order of their numbers.
+    pub fn into_chains(self) -> Vec<Vec<u32>> {
+        self.members.into_iter().filter(|m| !m.is_empty()).map(Vec::from).collect()
+    }
+
+    /// Joins greedily until nothing gains. Returns the joins made.
+    pub fn run(&mut self, objective: &mut impl Objective) -> usize {
+        let mut heap = BinaryHeap::new();
+        for edge in 0..self.edges.len() as u32 {
+            self.propose(edge, objective, &mut heap);
+        }
+        let mut joins = 0;
+        while let Some(top) = heap.pop() {
+            if !self.edges[top.edge as usize].alive {
+                continue;
+            }
+            if self.versions(top.edge) != top.versions {
+                self.propose(top.edge, objective, &mut heap);
+                continue;
+            }
+            if !objective.permits(self, top.join) {
+                continue;
+            }
+            joins += 1;
+            let united = self.apply(top.edge, top.join, objective);
+            for edge in united {
+                self.propose(edge, objective, &mut heap);
+            }
+        }
+        joins
+    }
+
+    fn versions(&self, edge: u32) -> [u32; 2] {
+        self.edges[edge as usize].chains.map(|c| self.version[c as usize])
+    }
+
+    fn propose(&mut self, edge: u32, objective: &mut impl Objective, heap: &mut BinaryHeap<Entry>) {
+        if !self.edges[edge as usize].alive {
+            return;
+        }
+        self.spend(1);
+        if let Some(Candidate { gain, join }) = objective.best(self, edge) {
+            heap.push(Entry { gain, edge, versions: self.versions(edge), join });
+        }
+    }
+
+    /// Joins; the edges that were united with another.
+    fn apply(&mut self, edge: u32, join: Join, objective: &mut impl Objective) -> Vec<u32> {
+        let [a, b] = self.ends(edge);
+        let kept = match join {
+            Join::Split { inner, .. } => inner,
+            _ => self.larger(a, b),
+        };
+        let gone = if kept == a { b } else { a };
+        self.move_members(join, kept, gone);
+        self.version[kept as usize] += 1;
+        objective.joined(kept, gone);
+        self.move_edges(edge, kept, gone)
+    }
+
+    fn move_members(&mut self, join: Join, kept: u32, gone: u32) {
+        let mut moving = Vec::from(std::mem::take(&mut self.members[gone as usize]));
+        self.spend(moving.len());
+        match join {
+            Join::Concat { first, .. } | Join::Reversed { first, .. } => {
+                if matches!(join, Join::Reversed { .. }) {
+                    moving.reverse();
+                }
+                if first == kept { self.append(kept, &moving) } else { self.prepend(kept, &moving) }
+            }
+            Join::Split { at, shape, .. } => {
+                let (head, tail) = moving.split_at(at);
+                match shape {
+                    Shape::Between => {
+                        self.prepend(kept, head);
+                        self.append(kept, tail);
+                    }
+                    Shape::Behind => {
+                        self.append(kept, tail);
+                        self.append(kept, head);
+                    }
+                    Shape::Before => {
+                        self.prepend(kept, head);
+                        self.prepend(kept, tail);
+                    }
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, chain: u32, nodes: &[u32]) {
+        for &node in nodes {
+            let end = &mut self.range[chain as usize].1;
+            self.place[node as usize] = *end;
+            *end += self.sizes[node as usize] as i64;
+            self.chain_of[node as usize] = chain;
+            self.members[chain as usize].push_back(node);
+        }
+    }
+
+    fn prepend(&mut self, chain: u32, nodes: &[u32]) {
+        for &node in nodes.iter().rev() {
+            let start = &mut self.range[chain as usize].0;
+            *start -= self.sizes[node as usize] as i64;
+            self.place[node as usize] = *start;
+            self.chain_of[node as usize] = chain;
+            self.members[chain as usize].push_front(node);
+        }
+    }
+
+    fn move_edges(&mut self, inner: u32, kept: u32, gone: u32) -> Vec<u32> {
+        self.edges[inner as usize].alive = false;
+        self.between.remove(&(kept.min(gone), kept.max(gone)));
+        let mut united = Vec::new();
+        for edge in std::mem::take(&mut self.incident[gone as usize]) {
+            if !self.edges[edge as usize].alive {
+                continue;
+            }
+            self.spend(1);
+            let [a, b] = self.ends(edge);
+            let other = if a == gone { b } else { a };
+            self.between.remove(&(gone.min(other), gone.max(other)));
+            let pair = (kept.min(other), kept.max(other));
+            if let Some(&twin) = self.between.get(&pair) {
+                let (first, last) =
+                    (self.edges[edge as usize].first_link, self.edges[edge as usize].last_link);
+                self.edges[edge as usize].alive = false;
+                let end = std::mem::replace(&mut self.edges[twin as usize].last_link, last);
+                self.next_link[end as usize] = first;
+                united.push(twin);
+            } else {
+                self.edges[edge as usize].chains = [pair.0, pair.1];
+                self.between.insert(pair, edge);
+                self.incident[kept as usize].push(edge);
+            }
+        }
+        united
+    }
+}
+
+struct Entry {
+    gain: f64,
+    edge: u32,
+    versions: [u32; 2],
+    join: Join,
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.gain.total_cmp(&other.gain).then(other.edge.cmp(&self.edge))
+    }
+}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Entry {}

@@ -1,0 +1,166 @@
+//! Codestitcher (Lavaee, Criswell and Ding, *Codestitcher: inter-procedural basic block layout optimization*, CC 2019).
+//!
+//! 1. Chains by maximum cycle cover, joined across functions at tail calls (`cycle_cover`).
+//! 2. For each distance d, from small to large: sequences are joined, most transfers over at most d bytes for each
+//!    byte of the two first (section 2.4, with heap entries that are brought up to date when they come to the top), until no join
+//!    adds any. Branches, calls and returns count alike.
+//! 3. Sequences go by executed bytes per byte.
+//!
+//! With `partial_order`, a stage between 1 and 2 fixes for each pair of chains which one comes first, where a static
+//! predictor of the kind "backward taken, forward not taken" gains by it (CS+PO, section 2.6; see `partial_order`).
+//!
+//! O(levels (n + m) log n) but for hubs. Ties between the two directions of a join go to the one in which calls and jumps go
+//! forward, ties between joins to the lower addresses.
+
+use restitch_profile::Profile;
+use restitch_program::Program;
+
+use crate::agglomerate::{Candidate, Chains, Join, Objective};
+use crate::cycle_cover::cover_chains;
+use crate::graph::{HotGraph, Link, LinkKind, Links};
+use crate::hot_chains::cold_fragments;
+use crate::partial_order::Order;
+use crate::pettis_hansen::by_density;
+use crate::{Fragment, HotChains, Layout, LayoutAlgorithm, Node};
+
+/// The paper's distances in bytes (section 2.5): page; a way of the L2, the L3 (256 KiB) and their like; reach of the TLBs.
+pub const DISTANCES: [u64; 6] = [4 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 2 << 20];
+
+/// Inter-procedural layout by distance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Codestitcher {
+    /// A block is hot if its count is greater.
+    pub threshold: u64,
+    /// Distances in bytes, ascending.
+    pub distances: Vec<u64>,
+    /// Whether chains are ordered for static branch prediction (CS+PO).
+    pub partial_order: bool,
+    /// Alignment in bytes of each sequence, a power of two.
+    pub align: u32,
+}
+
+impl Default for Codestitcher {
+    fn default() -> Self {
+        Self { threshold: 0, distances: DISTANCES.to_vec(), partial_order: false, align: 16 }
+    }
+}
+
+impl Codestitcher {
+    /// The variant with partial order.
+    pub fn with_partial_order() -> Self {
+        Self { partial_order: true, ..Self::default() }
+    }
+}
+
+impl LayoutAlgorithm for Codestitcher {
+    fn name(&self) -> &'static str {
+        if self.partial_order { "codestitcher+po" } else { "codestitcher" }
+    }
+
+    fn layout(&self, program: &Program, profile: &Profile) -> Layout {
+        let hot =
+            HotChains { threshold: self.threshold, ..HotChains::default() }.hot_blocks(program, profile);
+        let graph = HotGraph::new(program, profile, &hot, Links::All);
+        let chains = cover_chains(program, &graph);
+        let mut order = self.partial_order.then(|| Order::new(program, profile, &graph, &chains));
+        let sequences = collocate(&graph, chains, &self.distances, order.as_mut());
+        let sequences = match order {
+            Some(order) => order.sorted(&graph, sequences),
+            None => densest_first(&graph, sequences),
+        };
+        let fragment = |blocks| Fragment { blocks, align: self.align };
+        let hot_fragments = graph.to_blocks(sequences).into_iter().map(fragment).collect();
+        Layout { hot: hot_fragments, cold: cold_fragments(program, &hot) }
+    }
+}
+
+/// Step 3.
+pub(crate) fn densest_first(graph: &HotGraph, sequences: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
+    let nodes: Vec<Node> = sequences.iter().map(|s| weigh(graph, s)).collect();
+    let singles = (0..sequences.len() as u32).map(|s| vec![s]).collect();
+    let mut sequences = sequences;
+    by_density(&nodes, singles).into_iter().map(|s| std::mem::take(&mut sequences[s])).collect()
+}
+
+/// Size and executed bytes of a sequence.
+pub(crate) fn weigh(graph: &HotGraph, sequence: &[u32]) -> Node {
+    sequence.iter().fold(Node::default(), |sum, &n| {
+        let (size, count) = (graph.sizes[n as usize], graph.counts[n as usize]);
+        Node { size: sum.size + size, weight: sum.weight.saturating_add(count.saturating_mul(size)) }
+    })
+}
+
+/// Step 2: joins sequences level by level.
+pub(crate) fn collocate(
+    graph: &HotGraph,
+    mut sequences: Vec<Vec<u32>>,
+    distances: &[u64],
+    mut order: Option<&mut Order>,
+) -> Vec<Vec<u32>> {
+    for &distance in distances {
+        let reach = i64::try_from(distance).unwrap_or(i64::MAX);
+        let mut chains = Chains::new(&graph.sizes, &graph.links, sequences);
+        if let Some(order) = order.as_deref_mut() {
+            order.restart(&chains);
+        }
+        chains.run(&mut Close { reach, order: order.as_deref_mut() });
+        sequences = chains.into_chains();
+    }
+    sequences
+}
+
+/// Transfers within a distance.
+struct Close<'o> {
+    reach: i64,
+    order: Option<&'o mut Order>,
+}
+
+impl Objective for Close<'_> {
+    fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate> {
+        let [a, b] = chains.ends(edge);
+        let mut best: Option<((f64, f64), Join)> = None;
+        for (first, second) in [(a, b), (b, a)] {
+            if self.order.as_deref_mut().is_some_and(|o| !o.allows(first, second)) {
+                continue;
+            }
+            let worth = self.close(chains, edge, first);
+            if worth.0 > 0.0 && best.is_none_or(|(w, _)| worth > w) {
+                best = Some((worth, Join::Concat { first, second }));
+            }
+        }
+        let bytes = (chains.size(a) + chains.size(b)) as f64;
+        best.map(|((weight, _), join)| Candidate { gain: weight / bytes, join })
+    }
+
+    fn permits(&mut self, _: &Chains<'_>, join: Join) -> bool {
+        match (self.order.as_deref_mut(), join) {
+            (Some(order), Join::Concat { first, second }) => order.allows(first, second),
+            _ => true,
+        }
+    }
+
+    fn joined(&mut self, kept: u32, gone: u32) {
+        if let Some(order) = self.order.as_deref_mut() {
+            order.unite(kept, gone);
+        }
+    }
+}
+
+impl Close<'_> {
+    /// Transfers that are close if `first` stands in front, and, for ties, how many of them go forward.
+    fn close(&self, chains: &Chains<'_>, edge: u32, first: u32) -> (f64, f64) {
+        let size = chains.size(first);
+        let at = |node: u32| chains.offset(node) + if chains.chain_of(node) == first { 0 } else { size };
+        let end = |node: u32| at(node) + chains.sizes[node as usize] as i64;
+        let (mut all, mut forward) = (0.0, 0.0);
+        for Link { from, to, weight, kind, .. } in chains.links_of(edge).copied() {
+            let ahead = at(to) > at(from);
+            let distance = if ahead { end(to) - at(from) } else { end(from) - at(to) };
+            if distance <= self.reach {
+                all += weight;
+                forward += if ahead && kind != LinkKind::Return { weight } else { 0.0 };
+            }
+        }
+        (all, forward)
+    }
+}
