@@ -1,6 +1,7 @@
 //! The command line, as the user types it.
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use restitch_lab::Machine;
 use restitch_session::LayoutChoice;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -131,6 +132,8 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// Compare layouts of a program by models of a processor's front end: caches, TLBs, branch target buffer.
+    Lab(Lab),
     /// Show the functions, blocks and jump tables of a file, and how much of it can be moved.
     Analyze {
         /// The file.
@@ -190,6 +193,38 @@ pub struct Attach {
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
     pub layout: LayoutChoice,
+}
+
+/// Options of `lab`.
+#[derive(Debug, ClapArgs)]
+#[group(id = "lab_options")]
+pub struct Lab {
+    /// The file.
+    pub program: PathBuf,
+    /// A profile from `restitch record`.
+    #[arg(long, value_name = "FILE")]
+    pub profile: PathBuf,
+    /// Layouts to compare, separated by commas; all unless given.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub layouts: Vec<LayoutChoice>,
+    /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
+    #[arg(long, value_name = "NAME")]
+    pub machine: Option<Machine>,
+    /// Steps of the made-up execution; a step is about a basic block.
+    #[arg(long, value_name = "NUMBER", default_value_t = 5_000_000)]
+    pub steps: usize,
+    /// Seed of the made-up execution. The same seed gives the same numbers.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    /// Write the result as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the comparison as a picture.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write the map of hot lines by cache set as a picture.
+    #[arg(long, value_name = "FILE")]
+    pub occupancy: Option<PathBuf>,
 }
 
 /// Seconds: a number from 0 to a day.

@@ -2,6 +2,7 @@
 
 use crate::args::{Args, Attach, Command};
 use crate::demo;
+use crate::lab::lab_command;
 use crate::progress::Progress;
 use restitch_report::RunResult;
 use restitch_session::{
@@ -46,6 +47,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
+        Command::Lab(options) => lab_command(options),
         Command::Analyze { file } => analyze_command(&file),
         Command::Profile(command) => crate::profile_commands::run(command),
         Command::Doctor => doctor_command(),
@@ -76,7 +78,7 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
 }
 
 /// Results that could not be written afterwards would be lost: that is found out first.
-fn check_outputs(paths: &[Option<&Path>]) -> Result<(), SessionError> {
+pub(crate) fn check_outputs(paths: &[Option<&Path>]) -> Result<(), SessionError> {
     paths.iter().flatten().filter(|p| p.as_os_str() != "-").try_for_each(|p| check_writable(p))
 }
 

@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod demo;
+mod lab;
 mod profile_args;
 mod profile_commands;
 mod progress;

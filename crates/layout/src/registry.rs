@@ -48,6 +48,11 @@ pub fn names() -> Vec<&'static str> {
 pub struct LayoutChoice(&'static str);
 
 impl LayoutChoice {
+    /// All algorithms, the simplest first.
+    pub fn all() -> Vec<Self> {
+        names().into_iter().map(Self).collect()
+    }
+
     /// The algorithm's name.
     pub fn name(self) -> &'static str {
         self.0

@@ -33,6 +33,65 @@ pub fn kernel_version() -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
+/// A cache of the first processor, as the kernel describes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CpuCache {
+    /// Level, from 1.
+    pub level: u32,
+    /// Whether it holds instructions (alone or with data).
+    pub instructions: bool,
+    /// Sets.
+    pub sets: usize,
+    /// Entries of each set.
+    pub ways: usize,
+    /// Bytes of a line.
+    pub line: u64,
+}
+
+/// The caches of the first processor; empty where the kernel does not tell.
+pub fn cpu_caches() -> Vec<CpuCache> {
+    (0..16)
+        .map_while(|i| cpu_cache(Path::new(&format!("/sys/devices/system/cpu/cpu0/cache/index{i}"))))
+        .collect()
+}
+
+fn cpu_cache(directory: &Path) -> Option<CpuCache> {
+    let text = |name: &str| std::fs::read_to_string(directory.join(name)).ok().map(|t| t.trim().to_owned());
+    Some(CpuCache {
+        level: text("level")?.parse().ok()?,
+        instructions: text("type")? != "Data",
+        sets: text("number_of_sets")?.parse().ok()?,
+        ways: text("ways_of_associativity")?.parse().ok()?,
+        line: text("coherency_line_size")?.parse().ok()?,
+    })
+}
+
+/// Vendor, family and model of the first processor.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CpuModel {
+    /// As in `/proc/cpuinfo`: `GenuineIntel`, `AuthenticAMD`, ...
+    pub vendor: String,
+    /// Family.
+    pub family: u32,
+    /// Model.
+    pub model: u32,
+}
+
+/// What `/proc/cpuinfo` says of the first processor; empty where it does not tell.
+pub fn cpu_model() -> CpuModel {
+    std::fs::read_to_string("/proc/cpuinfo").map(|text| parse_cpu_model(&text)).unwrap_or_default()
+}
+
+/// Reads the first processor's lines of `/proc/cpuinfo`.
+pub fn parse_cpu_model(text: &str) -> CpuModel {
+    let value = |key: &str| {
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        pairs.map(|(k, v)| (k.trim(), v.trim())).find(|(k, _)| *k == key).map_or("", |(_, v)| v)
+    };
+    let number = |key| value(key).parse().unwrap_or(0);
+    CpuModel { vendor: value("vendor_id").to_owned(), family: number("cpu family"), model: number("model") }
+}
+
 /// When memory is backed by huge pages without being asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransparentHugePages {

@@ -1,6 +1,6 @@
 //! From a process or a file to a faster one: the stages put together.
 //!
-//! One file a command: [`attach`], [`record`], [`instrument`], [`optimize`], [`doctor`], [`status`]; beneath them the steps that they share: analysis of
+//! One file a command: [`attach`], [`record`], [`instrument`], [`optimize`], [`doctor`], [`status`], [`lab`](lab()); beneath them the steps that they share: analysis of
 //! modules, sampling, selection of functions, making of checked versions, the verdict.
 //!
 //! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data ([`restitch_report::RunResult`]) or
@@ -16,6 +16,7 @@ mod files;
 mod follow;
 mod imports;
 mod instrument;
+mod lab;
 mod make;
 mod modules;
 mod phases;
@@ -35,6 +36,7 @@ pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
 pub use instrument::{InstrumentOptions, instrument};
+pub use lab::{LabOptions, lab};
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use status::{ProcessStatus, Reverted, revert, status};

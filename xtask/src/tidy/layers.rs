@@ -13,6 +13,7 @@ pub const LAYERS: [&[&str]; 13] = [
     &["profile"],
     &["profile-formats"],
     &["layout"],
+    &["lab"],
     &["emit"],
     &["check"],
     &["apply"],

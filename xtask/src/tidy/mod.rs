@@ -29,8 +29,19 @@ pub const RULES: [(&str, Rule); 8] = [
 pub const EDGE: [&str; 3] = ["perf", "procfs", "tracee"];
 
 /// Crates that only compute: bytes in, values out.
-pub const PURE: [&str; 10] =
-    ["address", "cfi", "check", "emit", "image", "layout", "profile", "profile-formats", "program", "x86"];
+pub const PURE: [&str; 11] = [
+    "address",
+    "cfi",
+    "check",
+    "emit",
+    "image",
+    "lab",
+    "layout",
+    "profile",
+    "profile-formats",
+    "program",
+    "x86",
+];
 
 /// Crates that may know the instruction set's decoder: the one that decodes for all, and the checker, which must not
 /// share code with what it checks.

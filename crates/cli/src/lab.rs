@@ -1,0 +1,55 @@
+//! The laboratory's command.
+
+use crate::args::Lab;
+use crate::commands::check_outputs;
+use crate::progress::Progress;
+use restitch_lab::{comparison_svg, occupancy_svg};
+use restitch_session::{ExitCode, LabOptions, LayoutChoice, SessionError, lab};
+use std::path::Path;
+
+/// Compares layouts; prints the table and writes the pictures.
+pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
+    let files = [options.json.as_deref(), options.svg.as_deref(), options.occupancy.as_deref()];
+    check_outputs(&files)?;
+    let mut progress = Progress::new();
+    let layouts = if options.layouts.is_empty() { LayoutChoice::all() } else { options.layouts };
+    let wanted = LabOptions {
+        program: options.program,
+        profile: options.profile,
+        layouts,
+        machine: options.machine,
+        steps: options.steps,
+        seed: options.seed,
+    };
+    let (comparison, seconds) = lab(&wanted, &mut progress)?;
+    progress.finish();
+    let failed =
+        |e: &dyn std::fmt::Display| SessionError::Command { command: "lab".into(), why: e.to_string() };
+    let mut table = comparison.to_text();
+    table.push_str("\nseconds to lay out:");
+    seconds.iter().for_each(|(name, s)| table.push_str(&format!(" {name} {s:.2}")));
+    table.push('\n');
+    let to_stdout = options.json.as_deref().is_some_and(|p| p.as_os_str() == "-");
+    if !to_stdout {
+        print!("{table}");
+    }
+    if let Some(path) = &options.json {
+        let json = comparison.to_json().map_err(|e| failed(&e))?;
+        if to_stdout { print!("{json}") } else { write(path, &json)? }
+    }
+    if let Some(path) = &options.svg {
+        write(path, &comparison_svg(&comparison).map_err(|e| failed(&e))?)?;
+    }
+    if let Some(path) = &options.occupancy {
+        write(path, &occupancy_svg(&comparison).map_err(|e| failed(&e))?)?;
+    }
+    Ok(ExitCode::Done.number())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), SessionError> {
+    std::fs::write(path, text).map_err(|source| SessionError::File {
+        operation: "writing",
+        path: path.into(),
+        source,
+    })
+}

@@ -1,0 +1,120 @@
+//! All layouts side by side.
+
+use std::fmt::Write as _;
+
+use restitch_layout::{Layout, Score};
+use restitch_profile::Profile;
+use restitch_program::Program;
+use serde::Serialize;
+
+use crate::{Counts, Machine, Occupancy, Placement, Trace, simulate};
+
+/// Share of the executed bytes that counts as hot for [`Occupancy`].
+const HOT: f64 = 0.9;
+
+/// A comparison of layouts of one program.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What the models are of.
+    pub machine: Machine,
+    /// Steps of the trace.
+    pub steps: usize,
+    /// The seed of its walk.
+    pub seed: u64,
+    /// The program as it is, then the layouts in the order asked for.
+    pub entries: Vec<Entry>,
+}
+
+/// One layout.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Entry {
+    /// The layout's name; "as it is" for the unchanged program.
+    pub name: String,
+    /// What the models counted.
+    pub counts: Counts,
+    /// [`Counts::cost`].
+    pub cost: f64,
+    /// Extended-TSP score under the whole profile.
+    pub ext_tsp: f64,
+    /// Share of executed edges that fall through, under the whole profile.
+    pub fall_through: f64,
+    /// Pages that hold 99 % of the executed bytes.
+    pub pages: usize,
+    /// Hot lines of each set of the instruction cache.
+    pub occupancy: Occupancy,
+}
+
+/// Compares named layouts on a walk of so many steps with this seed.
+pub fn compare(
+    program: &Program,
+    profile: &Profile,
+    machine: Machine,
+    layouts: &[(&str, Layout)],
+    (steps, seed): (usize, u64),
+) -> Comparison {
+    let trace = Trace::walk(program, profile, steps, seed);
+    let entry = |name: &str, layout: Option<&Layout>| {
+        let placement =
+            layout.map_or_else(|| Placement::original(program), |layout| Placement::of(program, layout));
+        let score = match layout {
+            Some(layout) => Score::of(program, profile, layout),
+            None => Score::of_original(program, profile),
+        };
+        let counts = simulate(program, &trace, &placement, &machine);
+        Entry {
+            name: name.to_owned(),
+            counts,
+            cost: counts.cost(),
+            ext_tsp: score.ext_tsp,
+            fall_through: score.fall_through_share(),
+            pages: score.pages.p99,
+            occupancy: Occupancy::of(program, profile, &placement, &machine, HOT),
+        }
+    };
+    let mut entries = vec![entry("as it is", None)];
+    entries.extend(layouts.iter().map(|(name, layout)| entry(name, Some(layout))));
+    Comparison { machine, steps: trace.steps.len(), seed, entries }
+}
+
+impl Comparison {
+    /// A table for people: events per 1,000 bytes of executed code.
+    pub fn to_text(&self) -> String {
+        let mut out = format!("machine: {}; {} steps, seed {}\n", self.machine.name, self.steps, self.seed);
+        out.push_str(
+            "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them\n\n",
+        );
+        let _ = writeln!(
+            out,
+            "{:<18} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>9}",
+            "layout", "cost", "L1i", "L2", "iTLB", "sTLB", "BTB", "taken", "falls", "pages", "conflicts"
+        );
+        for e in &self.entries {
+            let rate = |n: u64| 1000.0 * n as f64 / e.counts.bytes.max(1) as f64;
+            let c = &e.counts;
+            let _ = writeln!(
+                out,
+                "{:<18} {:>8.2} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.3} {:>6.1}% {:>7} {:>9}",
+                e.name,
+                e.cost,
+                rate(c.l1i),
+                rate(c.l2),
+                rate(c.itlb),
+                rate(c.stlb),
+                rate(c.btb),
+                rate(c.taken),
+                100.0 * e.fall_through,
+                e.pages,
+                e.occupancy.excess(),
+            );
+        }
+        out
+    }
+
+    /// The same and more for programs.
+    ///
+    /// # Errors
+    /// None that can happen; the signature is serde's.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self).map(|json| json + "\n")
+    }
+}

@@ -1,0 +1,129 @@
+//! Front ends of processors, as far as the models know them.
+
+use std::str::FromStr;
+
+use serde::Serialize;
+
+/// Shape of a set-associative memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Geometry {
+    /// Sets, rounded up to a power of two.
+    pub sets: usize,
+    /// Entries of each set.
+    pub ways: usize,
+}
+
+impl Geometry {
+    /// So many entries in sets of so many.
+    pub const fn entries(entries: usize, ways: usize) -> Self {
+        Self { sets: entries / ways, ways }
+    }
+    /// A cache of so many KiB with 64-byte lines.
+    pub const fn kib(kib: usize, ways: usize) -> Self {
+        Self::entries(kib * 16, ways)
+    }
+}
+
+/// A front end. Figures are those of the manufacturers' manuals and of published measurements; where a structure has several levels
+/// (branch target buffers), the last one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// Bytes of a cache line.
+    pub line: u64,
+    /// Bytes of a page.
+    pub page: u64,
+    /// The instruction cache.
+    pub l1i: Geometry,
+    /// The second-level cache; code is given half of its ways.
+    pub l2: Geometry,
+    /// The first-level instruction TLB.
+    pub itlb: Geometry,
+    /// The second-level TLB that serves instructions.
+    pub stlb: Geometry,
+    /// The branch target buffer.
+    pub btb: Geometry,
+}
+
+/// No machine has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no machine \"{0}\" is known; choose one of {names}, or leave it away for this machine", names = Machine::NAMES.join(", "))]
+pub struct UnknownMachine(pub String);
+
+impl Machine {
+    /// The names that [`Machine::from_str`] knows.
+    pub const NAMES: [&'static str; 8] =
+        ["haswell", "kaby-lake", "zen2", "zen3", "zen4", "zen5", "neoverse-n1", "neoverse-v1"];
+
+    /// The machine that this code runs on: TLBs and branch target buffer of the named machine that is most like it by `vendor`,
+    /// `family` and `model` (as in `/proc/cpuinfo`), caches as given where they are known.
+    pub fn like(vendor: &str, family: u32, model: u32, l1i: Option<Geometry>, l2: Option<Geometry>) -> Self {
+        let name = match (vendor, family) {
+            ("AuthenticAMD", 26..) => "zen5",
+            ("AuthenticAMD", 25) if matches!(model, 0x10..=0x1f | 0x60..=0xaf) => "zen4",
+            ("AuthenticAMD", 25) => "zen3",
+            ("AuthenticAMD", _) => "zen2",
+            ("GenuineIntel", 6) if model < 0x4e => "haswell",
+            _ => "kaby-lake",
+        };
+        let mut machine = Self::named(name);
+        machine.name = format!("this machine (TLBs and branch target buffer as {name})");
+        machine.l1i = l1i.unwrap_or(machine.l1i);
+        machine.l2 = l2.unwrap_or(machine.l2);
+        machine
+    }
+
+    fn named(name: &str) -> Self {
+        let make = |l1i, l2, itlb, stlb, btb| Self {
+            name: name.to_owned(),
+            line: 64,
+            page: 4096,
+            l1i,
+            l2,
+            itlb,
+            stlb,
+            btb,
+        };
+        let (kib, of) = (Geometry::kib, Geometry::entries);
+        match name {
+            "haswell" => make(kib(32, 8), kib(256, 8), of(128, 4), of(1024, 8), of(4096, 4)),
+            "zen2" => make(kib(32, 8), kib(512, 8), of(64, 64), of(1024, 8), of(7168, 7)),
+            "zen3" => make(kib(32, 8), kib(512, 8), of(64, 64), of(512, 4), of(6656, 13)),
+            "zen4" => make(kib(32, 8), kib(1024, 8), of(64, 64), of(512, 4), of(7168, 7)),
+            "zen5" => make(kib(32, 8), kib(1024, 16), of(64, 64), of(2048, 8), of(16384, 8)),
+            "neoverse-n1" => make(kib(64, 4), kib(1024, 8), of(48, 48), of(1280, 5), of(6144, 6)),
+            "neoverse-v1" => make(kib(64, 4), kib(1024, 8), of(48, 48), of(2048, 8), of(8192, 4)),
+            _ => make(kib(32, 8), kib(256, 4), of(128, 8), of(1536, 12), of(4096, 4)),
+        }
+    }
+}
+
+impl FromStr for Machine {
+    type Err = UnknownMachine;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMachine> {
+        if Self::NAMES.contains(&name) { Ok(Self::named(name)) } else { Err(UnknownMachine(name.to_owned())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_known_and_others_are_refused_with_the_names() {
+        for name in Machine::NAMES {
+            assert_eq!(name.parse::<Machine>().unwrap().name, name);
+        }
+        assert!("z80".parse::<Machine>().unwrap_err().to_string().contains("zen4"));
+    }
+
+    #[test]
+    fn the_own_machine_keeps_its_caches() {
+        let l2 = Geometry::kib(2048, 16);
+        let machine = Machine::like("AuthenticAMD", 25, 17, None, Some(l2));
+        assert_eq!((machine.l2, machine.l1i.sets), (l2, 64));
+        assert!(machine.name.contains("zen4"));
+    }
+}

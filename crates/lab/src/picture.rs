@@ -1,0 +1,127 @@
+//! Pictures of a comparison, as SVG.
+
+use plotters::prelude::*;
+
+use crate::{Comparison, Entry};
+
+/// A picture that could not be drawn.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("drawing the comparison: {0}")]
+pub struct PictureError(String);
+
+fn failed(error: impl std::fmt::Display) -> PictureError {
+    PictureError(error.to_string())
+}
+
+const WIDTH: u32 = 1000;
+const ORIGINAL: RGBColor = RGBColor(150, 150, 150);
+const LAID_OUT: RGBColor = RGBColor(31, 119, 180);
+
+/// Each kind of event, for each layout, relative to the program as it is.
+///
+/// # Errors
+/// If the drawing library fails.
+pub fn comparison_svg(comparison: &Comparison) -> Result<String, PictureError> {
+    let panels: [(&str, fn(&Entry) -> f64); 6] = [
+        ("cost", |e| e.cost),
+        ("L1i misses", |e| e.counts.l1i as f64),
+        ("L2 misses of code", |e| e.counts.l2 as f64),
+        ("iTLB misses", |e| e.counts.itlb as f64),
+        ("BTB misses", |e| e.counts.btb as f64),
+        ("taken branches", |e| e.counts.taken as f64),
+    ];
+    let mut svg = String::new();
+    {
+        let height = 60 + 3 * (70 + 18 * comparison.entries.len() as u32);
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        root.fill(&WHITE).map_err(failed)?;
+        let title = format!("Relative to the program as it is; {}", comparison.machine.name);
+        let root = root.titled(&title, ("sans-serif", 18)).map_err(failed)?;
+        for (area, (name, value)) in root.split_evenly((3, 2)).iter().zip(panels) {
+            bars(area, name, &comparison.entries, value)?;
+        }
+        root.present().map_err(failed)?;
+    }
+    Ok(svg)
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+fn bars(
+    area: &Area<'_>,
+    name: &str,
+    entries: &[Entry],
+    value: fn(&Entry) -> f64,
+) -> Result<(), PictureError> {
+    let base = entries.first().map_or(1.0, value).max(f64::MIN_POSITIVE);
+    let shares: Vec<f64> = entries.iter().map(|e| (value(e) / base).min(4.0)).collect();
+    let most = shares.iter().copied().fold(1.0, f64::max);
+    let mut chart = ChartBuilder::on(area)
+        .caption(name, ("sans-serif", 14))
+        .margin(6)
+        .y_label_area_size(130)
+        .x_label_area_size(18)
+        .build_cartesian_2d(0.0..most * 1.1, 0..entries.len())
+        .map_err(failed)?;
+    let label =
+        |i: &usize| entries.len().checked_sub(i + 1).map_or(String::new(), |k| entries[k].name.clone());
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .y_labels(entries.len())
+        .y_label_formatter(&label)
+        .draw()
+        .map_err(failed)?;
+    let bar = |(i, share): (usize, &f64)| {
+        let row = entries.len() - 1 - i;
+        let colour = if i == 0 { ORIGINAL } else { LAID_OUT };
+        let mut bar = Rectangle::new([(0.0, row), (*share, row + 1)], colour.filled());
+        bar.set_margin(2, 2, 0, 0);
+        bar
+    };
+    chart.draw_series(shares.iter().enumerate().map(bar)).map_err(failed)?;
+    Ok(())
+}
+
+/// Hot lines of each set of the instruction cache, one panel a layout; the line is what a set can hold.
+///
+/// # Errors
+/// If the drawing library fails.
+pub fn occupancy_svg(comparison: &Comparison) -> Result<String, PictureError> {
+    let entries = &comparison.entries;
+    let most = entries.iter().flat_map(|e| &e.occupancy.lines).copied().max().unwrap_or(1).max(1);
+    let mut svg = String::new();
+    {
+        let root =
+            SVGBackend::with_string(&mut svg, (WIDTH, 130 * entries.len() as u32 + 40)).into_drawing_area();
+        root.fill(&WHITE).map_err(failed)?;
+        let title = "Hot lines (90 % of the executed bytes) in each set of the instruction cache";
+        let root = root.titled(title, ("sans-serif", 18)).map_err(failed)?;
+        for (area, entry) in root.split_evenly((entries.len(), 1)).iter().zip(entries) {
+            sets(area, entry, most)?;
+        }
+        root.present().map_err(failed)?;
+    }
+    Ok(svg)
+}
+
+fn sets(area: &Area<'_>, entry: &Entry, most: u32) -> Result<(), PictureError> {
+    let o = &entry.occupancy;
+    let caption = format!("{}: {} hot lines, {} beyond what fits", entry.name, o.total(), o.excess());
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 13))
+        .margin(4)
+        .y_label_area_size(40)
+        .x_label_area_size(16)
+        .build_cartesian_2d(0..o.lines.len() as u32, 0..most + 1)
+        .map_err(failed)?;
+    chart.configure_mesh().disable_x_mesh().y_labels(4).draw().map_err(failed)?;
+    let bar = |(set, &lines): (usize, &u32)| {
+        Rectangle::new([(set as u32, 0), (set as u32 + 1, lines)], LAID_OUT.filled())
+    };
+    chart.draw_series(o.lines.iter().enumerate().map(bar)).map_err(failed)?;
+    let ways = o.ways as u32;
+    let fits = PathElement::new([(0, ways), (o.lines.len() as u32, ways)], RED);
+    chart.draw_series([fits]).map_err(failed)?;
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! Where the blocks of a layout stand.
+
+use restitch_layout::Layout;
+use restitch_program::{BlockId, Program, Terminator};
+
+/// Bytes of a jump that the order of blocks makes necessary.
+const JUMP: u64 = 5;
+/// A version stands on a page of its own behind the program.
+const PAGE: u64 = 4096;
+
+/// Start and length of each block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// First byte, by [`BlockId`].
+    pub starts: Vec<u64>,
+    /// Bytes, by [`BlockId`]: a jump more where the order needs one, and none where it needs none any more.
+    pub lengths: Vec<u64>,
+}
+
+impl Placement {
+    /// The original places.
+    pub fn original(program: &Program) -> Self {
+        Self {
+            starts: program.blocks.iter().map(|b| b.start.get()).collect(),
+            lengths: program.blocks.iter().map(|b| u64::from(b.len)).collect(),
+        }
+    }
+
+    /// The places of a version with this layout; blocks that it does not hold stay where they are.
+    pub fn of(program: &Program, layout: &Layout) -> Self {
+        let mut placement = Self::original(program);
+        let end = program.blocks.last().map_or(0, |b| b.end().get());
+        let mut at = end.saturating_add(PAGE).next_multiple_of(PAGE);
+        let fragments: Vec<_> = layout.hot.iter().chain(&layout.cold).collect();
+        for (i, fragment) in fragments.iter().enumerate() {
+            at = at.next_multiple_of(u64::from(fragment.align.max(1)));
+            let following = fragments.get(i + 1).filter(|f| f.align == 1).and_then(|f| f.blocks.first());
+            for (k, &block) in fragment.blocks.iter().enumerate() {
+                let next = fragment.blocks.get(k + 1).or(following);
+                let length = length(program, block, next.copied());
+                placement.starts[block.index()] = at;
+                placement.lengths[block.index()] = length;
+                at += length;
+            }
+        }
+        placement
+    }
+
+    /// First byte behind a block.
+    pub fn end(&self, block: BlockId) -> u64 {
+        self.starts[block.index()] + self.lengths[block.index()]
+    }
+}
+
+fn length(program: &Program, id: BlockId, next: Option<BlockId>) -> u64 {
+    let block = program.block(id);
+    let next = next.map(|n| program.block(n).start);
+    let own = u64::from(block.len);
+    match block.terminator {
+        Terminator::FallThrough | Terminator::ShortConditional(_) if next != Some(block.end()) => own + JUMP,
+        Terminator::Conditional(_, to) if next != Some(block.end()) && next != Some(to) => own + JUMP,
+        Terminator::Jump(to) if next == Some(to) => own - u64::from(block.terminator_len),
+        _ => own,
+    }
+}

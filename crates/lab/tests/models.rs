@@ -1,0 +1,136 @@
+//! The models on programs whose numbers can be worked out by hand, and properties on random ones.
+
+use proptest::prelude::*;
+use restitch_lab::{
+    Machine, Occupancy, Placement, Step, Trace, compare, comparison_svg, occupancy_svg, simulate,
+};
+use restitch_layout::{HotChains, LayoutAlgorithm, LayoutChoice};
+use restitch_profile::Profile;
+use restitch_profile::testing::{RandomProgram, Shape, walk};
+use restitch_program::Program;
+
+const LOOP: &str = "\
+function 0x1000..0x1060 main movable
+  0x1000 +16 entry jump/2 -> 0x1040
+  0x1010 +16 target cond(4)/2 -> 0x1030
+  0x1020 +16 - stop/2
+  0x1030 +16 target fall
+  0x1040 +16 target cond(5)/2 -> 0x1010
+  0x1050 +16 - return/1
+    call 0x1052 +5 -> 0x1060
+function 0x1060..0x1070 helper movable
+  0x1060 +16 entry return/1
+";
+
+fn looping() -> (Program, Profile) {
+    let program = Program::from_text(LOOP).unwrap();
+    let counts = "\
+block 0x1000 = 1
+block 0x1010 = 100
+block 0x1030 = 100
+block 0x1040 = 101
+block 0x1050 = 1
+block 0x1060 = 1
+edge 0x1000 taken 0x1040 = 1
+edge 0x1010 taken 0x1030 = 100
+edge 0x1030 fall 0x1040 = 100
+edge 0x1040 taken 0x1010 = 100
+edge 0x1040 fall 0x1050 = 1
+call 0x1052 = 1
+";
+    let profile = Profile::from_text(counts, &program).unwrap();
+    (program, profile)
+}
+
+#[test]
+fn a_walk_follows_branches_calls_and_returns() {
+    let (program, profile) = looping();
+    let trace = Trace::walk(&program, &profile, 1000, 3);
+    assert_eq!(trace.steps.len(), 1000);
+    let name = |s: &Step| program.block(s.block).start.get();
+    for pair in trace.steps.windows(2) {
+        let expected: &[u64] = match (name(&pair[0]), pair[0].to) {
+            (0x1000, _) | (0x1030, _) => &[0x1040],
+            (0x1010, _) => &[0x1030],
+            (0x1040, _) => &[0x1010, 0x1050],
+            (0x1050, Step::END) => &[0x1000],
+            (0x1050, _) => &[0x1060],
+            (0x1060, _) => &[0x1050],
+            other => panic!("{other:?}"),
+        };
+        assert!(expected.contains(&name(&pair[1])), "{pair:?}");
+    }
+    let (call, back) = (trace.steps.iter().find(|s| s.to == 7), trace.steps.iter().find(|s| s.from == 7));
+    assert!(call.is_some() && back.is_some_and(|s| name(s) == 0x1050 && s.to == Step::END));
+}
+
+#[test]
+fn a_straightened_loop_takes_half_of_the_branches_and_saves_its_jumps() {
+    let (program, profile) = looping();
+    let machine: Machine = "zen4".parse().unwrap();
+    let trace = Trace::walk(&program, &profile, 100_000, 1);
+    let before = simulate(&program, &trace, &Placement::original(&program), &machine);
+    let layout = HotChains { align: 1, ..HotChains::default() }.layout(&program, &profile);
+    let after = simulate(&program, &trace, &Placement::of(&program, &layout), &machine);
+    assert_eq!(before.bytes, after.bytes);
+    assert!((after.taken as f64) < 0.55 * before.taken as f64, "{before:?} {after:?}");
+    assert_eq!((before.l1i, before.itlb, after.itlb), (2, 1, 1));
+}
+
+#[test]
+fn a_comparison_can_be_read_drawn_and_repeated() {
+    let (program, profile) = looping();
+    let layout =
+        |name: &'static str| (name, name.parse::<LayoutChoice>().unwrap().layout(&program, &profile));
+    let layouts = [layout("c3"), layout("ext-tsp")];
+    let run = || compare(&program, &profile, "haswell".parse().unwrap(), &layouts, (10_000, 7));
+    let comparison = run();
+    assert_eq!(comparison, run());
+    let names: Vec<&str> = comparison.entries.iter().map(|e| e.name.as_str()).collect();
+    assert_eq!(names, ["as it is", "c3", "ext-tsp"]);
+    assert_eq!(comparison.to_text().lines().count(), 7);
+    let json: serde_json::Value = serde_json::from_str(&comparison.to_json().unwrap()).unwrap();
+    assert_eq!(json["entries"][1]["name"], "c3");
+    for svg in [comparison_svg(&comparison).unwrap(), occupancy_svg(&comparison).unwrap()] {
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("ext-tsp"));
+    }
+}
+
+#[test]
+fn occupancy_counts_lines_by_set() {
+    let (program, profile) = looping();
+    let machine: Machine = "zen4".parse().unwrap();
+    let all = Occupancy::of(&program, &profile, &Placement::original(&program), &machine, 1.0);
+    assert_eq!((all.total(), all.excess(), all.lines[0], all.lines[1]), (2, 0, 1, 1));
+    let hottest = Occupancy::of(&program, &profile, &Placement::original(&program), &machine, 0.5);
+    assert_eq!((hottest.total(), hottest.lines[0]), (1, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn placements_do_not_overlap(seed: u64) {
+        let program = RandomProgram::shaped(seed, Shape { functions: 5, blocks: 12, unmovable: 0.1 }).program;
+        let profile = walk(&program, seed, 50, 0.02);
+        for layout in restitch_layout::algorithms() {
+            let placement = Placement::of(&program, &layout.layout(&program, &profile));
+            let mut ranges: Vec<(u64, u64)> =
+                program.block_ids().map(|b| (placement.starts[b.index()], placement.end(b))).collect();
+            ranges.sort_unstable();
+            prop_assert!(ranges.windows(2).all(|w| w[0].1 <= w[1].0), "{}", layout.name());
+        }
+    }
+
+    #[test]
+    fn walks_only_use_what_ran_and_all_layouts_run_the_same_bytes(seed: u64) {
+        let program = RandomProgram::shaped(seed, Shape { functions: 5, blocks: 12, unmovable: 0.1 }).program;
+        let profile = walk(&program, seed, 50, 0.02);
+        let trace = Trace::walk(&program, &profile, 3000, seed);
+        prop_assert!(trace.steps.iter().all(|s| profile.block(s.block) > 0));
+        let machine: Machine = "neoverse-n1".parse().unwrap();
+        let before = simulate(&program, &trace, &Placement::original(&program), &machine);
+        let layout = HotChains::default().layout(&program, &profile);
+        prop_assert_eq!(before.bytes, simulate(&program, &trace, &Placement::of(&program, &layout), &machine).bytes);
+    }
+}
