@@ -17,8 +17,10 @@ use restitch_program::Program;
 
 use crate::agglomerate::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
+use crate::codestitcher::{DISTANCES, collocate, densest_first};
 use crate::graph::{HotGraph, Link, LinkKind, Links};
-use crate::{HotChains, Layout, LayoutAlgorithm};
+use crate::hot_chains::cold_fragments;
+use crate::{Fragment, HotChains, Layout, LayoutAlgorithm};
 
 /// Chains of more blocks are not cut. LLVM's limit.
 const SPLIT_NODES: usize = 128;
@@ -49,6 +51,26 @@ impl LayoutAlgorithm for ExtTsp {
         let graph = HotGraph::new(program, profile, &hot, Links::Branches);
         let chains = graph.to_blocks(extend(&graph, &ext_tsp_chains(&within)));
         self.options.arrange(program, profile, &hot, chains)
+    }
+}
+
+/// Inter-procedural extended TSP: branches, calls and returns alike, over all functions at once. Its sequences are collocated by
+/// Codestitcher's distances and go by density.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExtTspAcross;
+
+impl LayoutAlgorithm for ExtTspAcross {
+    fn name(&self) -> &'static str {
+        "ext-tsp-across"
+    }
+
+    fn layout(&self, program: &Program, profile: &Profile) -> Layout {
+        let hot = HotChains::default().hot_blocks(program, profile);
+        let graph = HotGraph::new(program, profile, &hot, Links::All);
+        let sequences = collocate(&graph, ext_tsp_chains(&graph), &DISTANCES, None);
+        let ordered = graph.to_blocks(densest_first(&graph, sequences));
+        let hot_fragments = ordered.into_iter().map(|blocks| Fragment { blocks, align: 16 }).collect();
+        Layout { hot: hot_fragments, cold: cold_fragments(program, &hot) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The default algorithm: greedy chains over all hot blocks, also across functions, then C3 over their functions.
+//! Greedy chains over all hot blocks, also across functions, then C3 over their functions: the fastest of the good ones.
 //!
 //! 1. A block is hot if it ran more often than the threshold. Hot movable blocks are joined to chains; tail calls
 //!    and jumps between a function and its split-off cold part join chains as any branch does, calls do not.

@@ -3,8 +3,8 @@
 //! Stage four of the pipeline. Every algorithm is a [`LayoutAlgorithm`] in a file of its own; the cost model that
 //! scores a layout ([`Score`]) is apart from all of them and shares no code with them.
 //!
-//! The caller brings a program and a profile that is parallel to its tables, and picks an algorithm: [`HotChains`] unless
-//! there is a reason. A layout holds movable blocks only, each at most once ([`Layout::validate`]), and the same input
+//! The caller brings a program and a profile that is parallel to its tables, and picks an algorithm by name
+//! ([`LayoutChoice`]) or by type: [`Stitch`] unless there is a reason. `docs/layout.md` compares them. A layout holds movable blocks only, each at most once ([`Layout::validate`]), and the same input
 //! gives the same layout. Nothing here emits code: sizes are those of the original blocks.
 
 mod agglomerate;
@@ -27,6 +27,7 @@ mod pettis_hansen;
 mod ph_bb;
 mod registry;
 mod score;
+mod stitch;
 mod text;
 mod validate;
 
@@ -44,4 +45,5 @@ pub use pettis_hansen::*;
 pub use ph_bb::*;
 pub use registry::*;
 pub use score::*;
+pub use stitch::*;
 pub use text::*;

@@ -227,3 +227,36 @@ impl PartialEq for Ready {
     }
 }
 impl Eq for Ready {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codestitcher::{Codestitcher, collocate};
+    use crate::cycle_cover::cover_chains;
+    use crate::graph::Links;
+    use restitch_profile::testing::{RandomProgram, Shape, walk};
+
+    #[test]
+    fn what_was_granted_holds_in_the_final_order() {
+        let mut granted = 0;
+        for seed in 0..60 {
+            let shape = Shape { functions: 6, blocks: 30, unmovable: 0.0 };
+            let program = RandomProgram::shaped(seed, shape).program;
+            let profile = walk(&program, seed, 100, 0.0);
+            let hot: Vec<bool> = program.block_ids().map(|b| profile.block(b) > 0).collect();
+            let graph = HotGraph::new(&program, &profile, &hot, Links::All);
+            let chains = cover_chains(&program, &graph);
+            let mut order = Order::new(&program, &profile, &graph, &chains);
+            let pairs = order.granted.clone();
+            let sequences = collocate(&graph, chains, &Codestitcher::default().distances, Some(&mut order));
+            let sorted: Vec<u32> = order.sorted(&graph, sequences).concat();
+            assert_eq!(sorted.len(), graph.len());
+            let place = |n: u32| sorted.iter().position(|&s| s == n);
+            for (first, second) in pairs {
+                assert!(place(first) < place(second), "seed {seed}: {first} {second} in {sorted:?}");
+                granted += 1;
+            }
+        }
+        assert!(granted > 100);
+    }
+}

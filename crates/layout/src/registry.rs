@@ -6,12 +6,12 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 
 use crate::{
-    C3, CdSort, Codestitcher, ExtTsp, HfsortPlus, HotChains, HotColdChunks, Layout, LayoutAlgorithm,
-    OriginalOrder, PettisHansen, PhBb,
+    C3, CdSort, Codestitcher, ExtTsp, ExtTspAcross, HfsortPlus, HotChains, HotColdChunks, Layout,
+    LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, Stitch,
 };
 
 /// The name of the algorithm that is used unless another is asked for.
-pub const DEFAULT_LAYOUT: &str = "hot-chains";
+pub const DEFAULT_LAYOUT: &str = "stitch";
 
 /// No algorithm has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +35,8 @@ pub fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
         Box::new(ExtTsp::default()),
         Box::new(Codestitcher::default()),
         Box::new(Codestitcher::with_partial_order()),
+        Box::new(ExtTspAcross),
+        Box::new(Stitch::default()),
     ]
 }
 
@@ -61,7 +63,7 @@ impl LayoutChoice {
     /// The layout that the chosen algorithm makes.
     pub fn layout(self, program: &Program, profile: &Profile) -> Layout {
         let chosen = algorithms().into_iter().find(|a| a.name() == self.0);
-        chosen.map_or_else(|| HotChains::default().layout(program, profile), |a| a.layout(program, profile))
+        chosen.map_or_else(|| Stitch::default().layout(program, profile), |a| a.layout(program, profile))
     }
 }
 

@@ -1,7 +1,10 @@
 //! Properties that every layout has, and how good the default one is.
 
 use proptest::prelude::*;
-use restitch_layout::{ExtTsp, Fragment, Grouping, HotChains, Layout, LayoutAlgorithm, OriginalOrder, Score};
+use restitch_layout::{
+    Codestitcher, ExtTsp, Fragment, Grouping, HotChains, Layout, LayoutAlgorithm, LayoutChoice,
+    OriginalOrder, Score, Stitch,
+};
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, walk};
 use restitch_program::{BlockId, FuncId, Program};
@@ -225,4 +228,98 @@ fn a_large_program_is_laid_out() {
     assert_eq!(layout.validate(&program), Ok(()));
     let (before, after) = (Score::of_original(&program, &profile), Score::of(&program, &profile, &layout));
     assert!(after.taken < before.taken && after.lines.all < before.lines.all, "{before:?} {after:?}");
+}
+
+#[test]
+fn names_choose_algorithms_and_unknown_ones_are_refused_with_the_list() {
+    let names = restitch_layout::names();
+    let mut distinct = names.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), names.len());
+    let (program, profile) = movable(3, 4, 12);
+    for (name, algorithm) in names.iter().zip(restitch_layout::algorithms()) {
+        let choice: LayoutChoice = name.parse().unwrap();
+        assert_eq!(choice.name(), *name);
+        assert_eq!(choice.layout(&program, &profile), algorithm.layout(&program, &profile), "{name}");
+    }
+    assert_eq!(LayoutChoice::default().name(), restitch_layout::DEFAULT_LAYOUT);
+    let error = "nonsense".parse::<LayoutChoice>().unwrap_err().to_string();
+    assert!(error.contains("nonsense") && error.contains("codestitcher+po"), "{error}");
+}
+
+/// Section 2.2.1 of the Codestitcher paper: M calls A 100 times; A0 goes to A1 80 times and to A2 20 times; A1 calls B, A2 calls C.
+const PAPER: &str = "\
+function 0x1000..0x1010 M movable
+  0x1000 +16 entry return/1
+    call 0x1002 +5 -> 0x2000
+function 0x2000..0x2030 A movable
+  0x2000 +16 entry cond(4)/2 -> 0x2020
+  0x2010 +16 - return/1
+    call 0x2012 +5 -> 0x3000
+  0x2020 +16 target return/1
+    call 0x2022 +5 -> 0x4000
+function 0x3000..0x3010 B movable
+  0x3000 +16 entry return/1
+function 0x4000..0x4010 C movable
+  0x4000 +16 entry return/1
+";
+
+#[test]
+fn the_papers_example_gets_the_papers_layout() {
+    let program = Program::from_text(PAPER).unwrap();
+    let text = "\
+block 0x1000 = 100
+block 0x2000 = 100
+block 0x2010 = 80
+block 0x2020 = 20
+block 0x3000 = 80
+block 0x4000 = 20
+edge 0x2000 fall 0x2010 = 80
+edge 0x2000 taken 0x2020 = 20
+call 0x1002 = 100
+call 0x2012 = 80
+call 0x2022 = 20
+";
+    let profile = Profile::from_text(text, &program).unwrap();
+    let stitcher = Codestitcher { align: 1, distances: vec![32, 64], ..Codestitcher::default() };
+    let order: Vec<u64> =
+        stitcher.layout(&program, &profile).blocks().map(|b| program.block(b).start.get()).collect();
+    let at = |start: u64| order.iter().position(|&s| s == start).unwrap();
+    // Layout 2: M A0 A1 B stand together, and A2 with C, not between A1 and B as in Layout 1.
+    assert_eq!(at(0x2000), at(0x1000) + 1, "{order:x?}");
+    assert_eq!(at(0x2010), at(0x2000) + 1, "{order:x?}");
+    assert_eq!(at(0x3000), at(0x2010) + 1, "{order:x?}");
+    assert_eq!(at(0x4000).abs_diff(at(0x2020)), 1, "{order:x?}");
+}
+
+#[test]
+fn rarely_executed_blocks_stand_behind_the_hot_ones() {
+    let program = Program::from_text(LOOP).unwrap();
+    let profile = counts(&program);
+    let layout = Stitch { hot_share: 0.9, align: 1, ..Stitch::default() }.layout(&program, &profile);
+    let hot = layout.hot.iter().flat_map(|f| &f.blocks).map(|&b| profile.block(b)).collect::<Vec<_>>();
+    assert_eq!(&hot[..3], &[100, 100, 101]);
+    assert_eq!(hot.len(), 6);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn distances_are_free_and_any_list_gives_a_valid_layout(
+        seed: u64,
+        distances in prop::collection::vec(1u64..1 << 22, 0..5),
+        partial_order: bool,
+    ) {
+        let (program, profile) = movable(seed, 8, 20);
+        let stitcher = Codestitcher { distances: distances.clone(), partial_order, ..Codestitcher::default() };
+        let layout = stitcher.layout(&program, &profile);
+        prop_assert_eq!(layout.validate(&program), Ok(()));
+        prop_assert_eq!(&stitcher.layout(&program, &profile), &layout);
+        let score = Score::of(&program, &profile, &layout);
+        prop_assert!(score.fall_through >= Score::of_original(&program, &profile).fall_through / 2);
+        let stitch = Stitch { distances, ..Stitch::default() }.layout(&program, &profile);
+        prop_assert_eq!(stitch.validate(&program), Ok(()));
+    }
 }

@@ -4,7 +4,7 @@ use super::{DECODING, EDGE, PURE};
 use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
-pub const LAYERS: [&[&str]; 13] = [
+pub const LAYERS: [&[&str]; 14] = [
     &["address", "demo-workload", "report", "testkit"],
     &["procfs"],
     &["perf", "tracee"],

@@ -1,0 +1,62 @@
+//! Time and memory of every layout on generated programs of 10,000 to 1,000,000 executed blocks.
+//!
+//! ```sh
+//! cargo run --release -p restitch-layout --example scale            # all layouts
+//! cargo run --release -p restitch-layout --example scale stitch c3  # some
+//! ```
+//!
+//! Memory is the process's peak so far, so that it only says something for the first layout that raises it.
+
+use restitch_layout::{LayoutChoice, Score};
+use restitch_profile::Profile;
+use restitch_profile::testing::{Random, RandomProgram, Shape};
+use restitch_program::{Block, BlockId, Program};
+use std::time::Instant;
+
+fn main() {
+    let wanted: Vec<LayoutChoice> = std::env::args().skip(1).filter_map(|name| name.parse().ok()).collect();
+    let wanted = if wanted.is_empty() { LayoutChoice::all() } else { wanted };
+    println!(
+        "{:>9} {:>9} {:>8}  {:<18} {:>8} {:>9} {:>7}",
+        "blocks", "edges", "calls", "layout", "seconds", "peak MiB", "falls"
+    );
+    for functions in [1_000, 10_000, 100_000] {
+        // A function has 10.5 blocks on average.
+        let program = RandomProgram::shaped(1, Shape { functions, blocks: 20, unmovable: 0.0 }).program;
+        let profile = everything_runs(&program);
+        for choice in &wanted {
+            let started = Instant::now();
+            let layout = choice.layout(&program, &profile);
+            let seconds = started.elapsed().as_secs_f64();
+            let falls = 100.0 * Score::of(&program, &profile, &layout).fall_through_share();
+            println!(
+                "{:>9} {:>9} {:>8}  {:<18} {seconds:>8.2} {:>9} {falls:>6.1}%",
+                program.blocks.len(),
+                program.edges.len(),
+                program.calls.len(),
+                choice.name(),
+                peak_mib()
+            );
+        }
+    }
+}
+
+/// Every block runs: each function's blocks between once and some million times, edges and calls accordingly.
+fn everything_runs(program: &Program) -> Profile {
+    let mut random = Random::new(9);
+    let heat: Vec<usize> = program.functions.iter().map(|_| random.below(20)).collect();
+    let mut count = |b: &Block| 1u64 << (heat[b.function.index()] + random.below(3));
+    let blocks: Vec<u64> = program.blocks.iter().map(&mut count).collect();
+    let ends = |from: BlockId, to: BlockId| blocks[from.index()].min(blocks[to.index()]).div_ceil(2);
+    Profile {
+        edges: program.edges.iter().map(|e| ends(e.from, e.to)).collect(),
+        calls: program.calls.iter().map(|c| blocks[c.block.index()]).collect(),
+        blocks,
+    }
+}
+
+fn peak_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
