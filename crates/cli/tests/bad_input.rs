@@ -404,6 +404,8 @@ fn command_lines_that_make_no_sense() {
         &["record", "-o", "x"],
         &["record", "-o", "x", "-p", "1", "--", "true"],
         &["optimize", "x"],
+        &["optimize", "x", "--profile", "y", "-o", "z", "--layout", "nonsense"],
+        &["lab", "x", "--profile", "y", "--machine", "z80"],
         &["frobnicate"],
         &[],
     ] {

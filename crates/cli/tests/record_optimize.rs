@@ -240,3 +240,36 @@ fn run_ends_with_the_status_of_its_program() {
     let missing = restitch.run(&["run", "--", "/nonexistent/program"]);
     expect_message(&missing, code::FAILURE, &["/nonexistent/program"]);
 }
+
+#[test]
+fn every_layout_makes_a_working_program_and_the_laboratory_compares_them() {
+    let original = require!(compiled("switch.c", &["-O2"]), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    record(&restitch, &original, &at("profile"));
+    let mut lab = restitch.command(&["lab"]);
+    lab.arg(&original).arg("--profile").arg(at("profile")).args(["--steps", "20000", "--machine", "haswell"]);
+    lab.arg("--json")
+        .arg(at("lab.json"))
+        .arg("--svg")
+        .arg(at("lab.svg"))
+        .arg("--occupancy")
+        .arg(at("sets.svg"));
+    let finished = finish(&mut lab);
+    finished.expect(code::DONE);
+    let json = std::fs::read(at("lab.json")).expect("written");
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    let names: Vec<&str> =
+        json["entries"].as_array().expect("entries").iter().filter_map(|e| e["name"].as_str()).collect();
+    assert!(names.len() > 10 && names[0] == "as it is" && json["machine"]["name"] == "haswell", "{names:?}");
+    for picture in ["lab.svg", "sets.svg"] {
+        assert!(std::fs::read_to_string(at(picture)).expect("written").starts_with("<svg"));
+    }
+    for name in &names[1..] {
+        assert!(finished.stdout.contains(name), "{name}: {}", finished.stdout);
+        let mut command = restitch.command(&["optimize", "--layout", name, "--profile"]);
+        let output = at(&format!("output.{name}"));
+        finish(command.arg(at("profile")).arg(&original).arg("-o").arg(&output)).expect(code::DONE);
+        run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
+    }
+}

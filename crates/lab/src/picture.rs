@@ -17,12 +17,15 @@ const WIDTH: u32 = 1000;
 const ORIGINAL: RGBColor = RGBColor(150, 150, 150);
 const LAID_OUT: RGBColor = RGBColor(31, 119, 180);
 
+/// A caption, and what is shown.
+type Panel = (&'static str, fn(&Entry) -> f64);
+
 /// Each kind of event, for each layout, relative to the program as it is.
 ///
 /// # Errors
 /// If the drawing library fails.
 pub fn comparison_svg(comparison: &Comparison) -> Result<String, PictureError> {
-    let panels: [(&str, fn(&Entry) -> f64); 6] = [
+    let panels: [Panel; 6] = [
         ("cost", |e| e.cost),
         ("L1i misses", |e| e.counts.l1i as f64),
         ("L2 misses of code", |e| e.counts.l2 as f64),

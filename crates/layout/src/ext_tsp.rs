@@ -54,7 +54,7 @@ impl LayoutAlgorithm for ExtTsp {
     }
 }
 
-/// Inter-procedural extended TSP: branches, calls and returns alike, over all functions at once. Its sequences are collocated by
+/// The default: inter-procedural extended TSP. Branches, calls and returns alike, over all functions at once. Its sequences are collocated by
 /// Codestitcher's distances and go by density.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExtTspAcross;

@@ -15,16 +15,10 @@ use crate::hot_chains::{cold_fragments, node};
 use crate::{Fragment, HotChains, Layout, LayoutAlgorithm, Node, pettis_hansen_order};
 
 /// Splitting, chaining and function order of Pettis and Hansen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PhBb {
     /// A block is hot if its count is greater.
     pub threshold: u64,
-}
-
-impl Default for PhBb {
-    fn default() -> Self {
-        Self { threshold: 0 }
-    }
 }
 
 impl LayoutAlgorithm for PhBb {

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The name of the algorithm that is used unless another is asked for.
-pub const DEFAULT_LAYOUT: &str = "stitch";
+pub const DEFAULT_LAYOUT: &str = "ext-tsp-across";
 
 /// No algorithm has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +63,7 @@ impl LayoutChoice {
     /// The layout that the chosen algorithm makes.
     pub fn layout(self, program: &Program, profile: &Profile) -> Layout {
         let chosen = algorithms().into_iter().find(|a| a.name() == self.0);
-        chosen.map_or_else(|| Stitch::default().layout(program, profile), |a| a.layout(program, profile))
+        chosen.map_or_else(|| ExtTspAcross.layout(program, profile), |a| a.layout(program, profile))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Stitch: the default algorithm. Codestitcher, with two changes that the laboratory found to pay.
+//! Stitch: Codestitcher with two changes. Best in the laboratory's models and where the profile fits the work; where it does not,
+//! [`ExtTspAcross`](crate::ExtTspAcross) is safer.
 //!
 //! 1. **Split by heat.** The blocks that make up [`Stitch::hot_share`] of all executed bytes are laid out first; those that ran,
 //!    but hardly ever, behind them by the same method, and those that never ran at the far end. In a compiler a quarter of the
