@@ -25,6 +25,9 @@ pub struct LabOptions {
     pub seed: u64,
 }
 
+/// The names of layouts, and the seconds that each took.
+pub type LayoutTimes = Vec<(&'static str, f64)>;
+
 /// Compares layouts by models. Also the seconds that each layout took.
 ///
 /// # Errors
@@ -32,7 +35,7 @@ pub struct LabOptions {
 pub fn lab(
     options: &LabOptions,
     watcher: &mut dyn Watcher,
-) -> Result<(Comparison, Vec<(&'static str, f64)>), SessionError> {
+) -> Result<(Comparison, LayoutTimes), SessionError> {
     watcher.phase("analysing", None);
     let module = load_original(&options.program)?;
     let files = OptimizeOptions {

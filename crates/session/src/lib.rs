@@ -36,7 +36,7 @@ pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
 pub use instrument::{InstrumentOptions, instrument};
-pub use lab::{LabOptions, lab};
+pub use lab::{LabOptions, LayoutTimes, lab};
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use status::{ProcessStatus, Reverted, revert, status};
