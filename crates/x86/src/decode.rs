@@ -57,7 +57,7 @@ impl Insn {
     }
 }
 
-fn flags(bits: u32) -> u8 {
+pub(crate) fn all_flags_of(bits: u32) -> u8 {
     let mut out = 0;
     for (i, flag) in
         [RflagsBits::CF, RflagsBits::PF, RflagsBits::AF, RflagsBits::ZF, RflagsBits::SF, RflagsBits::OF]
@@ -92,7 +92,11 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
     let (mut read, mut written) = (0, 0);
     if instruction.rflags_read() | instruction.rflags_modified() != 0 {
         // `syscall` keeps the flags in r11 for the kernel's way back; nobody looks at them there.
-        read = if instruction.mnemonic() == Mnemonic::Syscall { 0 } else { flags(instruction.rflags_read()) };
+        read = if instruction.mnemonic() == Mnemonic::Syscall {
+            0
+        } else {
+            all_flags_of(instruction.rflags_read())
+        };
         written = match instruction.mnemonic() {
             Mnemonic::Shl
             | Mnemonic::Sal
@@ -110,7 +114,7 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
             }
             Mnemonic::Syscall => 0,
             _ if instruction.has_rep_prefix() || instruction.has_repne_prefix() => 0,
-            _ => flags(instruction.rflags_modified()),
+            _ => all_flags_of(instruction.rflags_modified()),
         };
     }
     Insn {
@@ -165,7 +169,7 @@ fn flow_of(i: &Instruction) -> Flow {
 }
 
 /// The 4-bit condition code of a `jcc`, as in its opcode.
-fn condition(i: &Instruction) -> u8 {
+pub(crate) fn condition(i: &Instruction) -> u8 {
     use iced_x86::ConditionCode as C;
     match i.condition_code() {
         C::o => 0,

@@ -3,6 +3,7 @@
 //! * [`scan`] decodes a stretch of code once and yields one compact [`Insn`] per instruction: length, control flow,
 //!   status-flag use. It is the fast path of program analysis (tens of nanoseconds per instruction).
 //! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
+//! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for evaluation.
 //! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
 //! * [`encode`] writes direct jumps, conditional branches and counters.
 //!
@@ -11,9 +12,15 @@
 mod decode;
 pub mod encode;
 mod ops;
+mod semantics;
+mod semantics_decode;
 
 pub use decode::{Flow, Insn, RipField, relocate_field, scan};
 pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
+pub use semantics::{
+    Action, Address, Binary, BitChange, CountBranch, Effects, Flag, Operand, Part, Scan, Segment, Semantic,
+    Shift, Stores, Unary, decode_semantic,
+};
 
 /// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).
 pub const ALL_FLAGS: u8 = 0x3f;

@@ -4,12 +4,13 @@ use super::{DECODING, EDGE, PURE};
 use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
-pub const LAYERS: [&[&str]; 14] = [
+pub const LAYERS: [&[&str]; 16] = [
     &["address", "demo-workload", "report", "testkit"],
     &["procfs"],
     &["perf", "tracee"],
     &["cfi", "image", "x86"],
-    &["program"],
+    &["evaluate", "program"],
+    &["branch-table"],
     &["profile"],
     &["profile-formats"],
     &["layout"],
@@ -18,6 +19,7 @@ pub const LAYERS: [&[&str]; 14] = [
     &["check"],
     &["apply"],
     &["apply-elf", "apply-process"],
+    &["trace"],
     &["session", "cli"],
 ];
 

@@ -29,11 +29,13 @@ pub const RULES: [(&str, Rule); 8] = [
 pub const EDGE: [&str; 3] = ["perf", "procfs", "tracee"];
 
 /// Crates that only compute: bytes in, values out.
-pub const PURE: [&str; 11] = [
+pub const PURE: [&str; 13] = [
     "address",
+    "branch-table",
     "cfi",
     "check",
     "emit",
+    "evaluate",
     "image",
     "lab",
     "layout",

@@ -1,0 +1,320 @@
+//! What an instruction does to the integer state, in a form that can be executed by looking at it.
+//!
+//! Problem: following a program ahead of its execution needs the effect of each instruction on general registers, status
+//! flags and memory. Idea: the integer instructions that decide most branches get a precise [`Action`]; every other one is
+//! [`Action::Opaque`], with the registers, flags and memory that it may change, so that what is known stays sound.
+//!
+//! Reference: AMD64 Architecture Programmer's Manual volume 3, "General-Purpose Instruction Reference".
+
+use crate::decode::{Insn, classify};
+use crate::ops::Reg;
+use crate::semantics_decode::action_of;
+use iced_x86::{Decoder, DecoderOptions};
+use restitch_address::Svma;
+
+/// The status flags, as indices into a set of six bits (the order of [`crate::ALL_FLAGS`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Flag {
+    /// Carry.
+    Carry = 0,
+    /// Parity of the low byte.
+    Parity = 1,
+    /// Carry out of bit 3.
+    Adjust = 2,
+    /// Zero.
+    Zero = 3,
+    /// Sign.
+    Sign = 4,
+    /// Overflow.
+    Overflow = 5,
+}
+
+impl Flag {
+    /// The set that holds this flag only.
+    pub const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// A general register or a part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// The register.
+    pub reg: Reg,
+    /// Bytes: 1, 2, 4 or 8. Writing 4 bytes clears the upper half, writing 1 or 2 leaves the rest alone.
+    pub size: u8,
+    /// Bits 8 to 15 (`ah`, `ch`, `dh`, `bh`).
+    pub high: bool,
+}
+
+/// A segment whose base is not 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Segment {
+    /// The thread's own memory in most programs.
+    Fs,
+    /// The other one.
+    Gs,
+}
+
+/// The address of a memory operand: `segment + base + index * scale + disp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// Base register.
+    pub base: Option<Reg>,
+    /// Index register.
+    pub index: Option<Reg>,
+    /// 1, 2, 4 or 8.
+    pub scale: u8,
+    /// Displacement; the stated address itself where `rip` is set.
+    pub disp: i64,
+    /// RIP-relative.
+    pub rip: bool,
+    /// Segment.
+    pub segment: Option<Segment>,
+}
+
+/// An operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// A register.
+    Part(Part),
+    /// Memory, with the number of bytes (1, 2, 4 or 8).
+    Memory(Address, u8),
+    /// A constant, sign-extended to 64 bits.
+    Immediate(u64),
+}
+
+impl Operand {
+    /// Bytes that the operand has; 8 for a constant.
+    pub fn size(&self) -> u8 {
+        match self {
+            Self::Part(part) => part.size,
+            Self::Memory(_, size) => *size,
+            Self::Immediate(_) => 8,
+        }
+    }
+}
+
+/// Two-operand arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the variants are the instructions that they are named after")]
+pub enum Binary {
+    Add,
+    Adc,
+    Sub,
+    Sbb,
+    And,
+    Or,
+    Xor,
+    /// `sub` without the result.
+    Cmp,
+    /// `and` without the result.
+    Test,
+}
+
+/// One-operand arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the variants are the instructions that they are named after")]
+pub enum Unary {
+    Inc,
+    Dec,
+    Neg,
+    Not,
+}
+
+/// Shifts and rotations. Rotations through carry are opaque.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the variants are the instructions that they are named after")]
+pub enum Shift {
+    Shl,
+    Shr,
+    Sar,
+    Rol,
+    Ror,
+}
+
+/// What `bt` and its relatives do with the bit that they copy to the carry flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BitChange {
+    /// Nothing (`bt`).
+    Keep,
+    /// `bts`.
+    Set,
+    /// `btr`.
+    Reset,
+    /// `btc`.
+    Complement,
+}
+
+/// Counting instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the variants are the instructions that they are named after")]
+pub enum Scan {
+    Bsf,
+    Bsr,
+    Tzcnt,
+    Lzcnt,
+    Popcnt,
+}
+
+/// The conditional branches with 8-bit displacement only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CountBranch {
+    /// `loop`: rcx is counted down and not 0.
+    Loop,
+    /// `loope`: and ZF.
+    LoopEqual,
+    /// `loopne`: and not ZF.
+    LoopNotEqual,
+    /// `jrcxz`: rcx is 0.
+    IfZero,
+    /// `jecxz`: ecx is 0.
+    IfZero32,
+    /// With a 32-bit counter (address-size prefix): not evaluated.
+    Odd,
+}
+
+/// Memory that an opaque instruction may write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stores {
+    /// None.
+    Nothing,
+    /// So many bytes at one address.
+    One(Address, u16),
+    /// It is not known where.
+    Anywhere,
+}
+
+/// What an opaque instruction may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Effects {
+    /// General registers, as a set by number.
+    pub registers: u16,
+    /// Status flags.
+    pub flags: u8,
+    /// Memory.
+    pub stores: Stores,
+    /// It enters the kernel (`syscall`, `int`, `sysenter`): anybody may run meanwhile, and it may not come back here.
+    pub kernel: bool,
+}
+
+/// What an instruction does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Nothing that counts here: `nop`, `endbr64`, prefetches, fences.
+    Nothing,
+    /// `dst = src`, zero-extended or (`signed`) sign-extended.
+    Move {
+        /// Where to.
+        dst: Operand,
+        /// From where.
+        src: Operand,
+        /// Sign-extended.
+        signed: bool,
+    },
+    /// `lea`.
+    LoadAddress(Part, Address),
+    /// `dst = dst op src`, with flags.
+    Binary(Binary, Operand, Operand),
+    /// `dst = op dst`.
+    Unary(Unary, Operand),
+    /// `dst = dst op count`; flags change only where the masked count is not 0.
+    Shift(Shift, Operand, Operand),
+    /// `dst = a * b`, truncated, signed (`imul` with two or three operands).
+    Multiply(Part, Operand, Operand),
+    /// `rdx:rax = rax * operand` of the operand's size (for bytes `ax = al * operand`).
+    MultiplyWide(Operand, bool),
+    /// `rax, rdx = rdx:rax / operand, rdx:rax % operand`, signed or not. Sizes 4 and 8 only.
+    Divide(Operand, bool),
+    /// `setcc`.
+    SetIf(u8, Operand),
+    /// `cmovcc`. (The source is read in any case, and a 4-byte destination is zero-extended in any case.)
+    MoveIf(u8, Part, Operand),
+    /// `push` of 8 bytes.
+    Push(Operand),
+    /// `pop` of 8 bytes.
+    Pop(Operand),
+    /// `leave`.
+    Leave,
+    /// `xchg`.
+    Exchange(Operand, Part),
+    /// `xadd`.
+    ExchangeAdd(Operand, Part),
+    /// `cmpxchg`.
+    CompareExchange(Operand, Part),
+    /// `cbw`, `cwde`, `cdqe`: rax of this many bytes = its lower half, sign-extended.
+    WidenAccumulator(u8),
+    /// `cwd`, `cdq`, `cqo`: rdx of this many bytes = the sign of rax.
+    SignAccumulator(u8),
+    /// `bt`, `bts`, `btr`, `btc` of a register, or of memory with a constant bit number.
+    BitTest(BitChange, Operand, Operand),
+    /// `bsf`, `bsr`, `tzcnt`, `lzcnt`, `popcnt`.
+    Scan(Scan, Part, Operand),
+    /// `bswap`.
+    SwapBytes(Part),
+    /// `clc`, `stc`, `cmc`: 0, 1, complement.
+    SetCarry(Option<bool>),
+    /// `jmp target`.
+    Jump(Svma),
+    /// `jcc target`.
+    JumpIf(u8, Svma),
+    /// `loop`, `jrcxz`.
+    CountBranch(CountBranch, Svma),
+    /// `jmp` through a register or memory.
+    JumpTo(Operand),
+    /// `call target`.
+    Call(Svma),
+    /// `call` through a register or memory.
+    CallTo(Operand),
+    /// `ret`, with the number of bytes that it pops besides the address.
+    Return(u16),
+    /// Control does not go on here, or nowhere that could be told: `ud2`, `hlt`, `int3`, far transfers, `xbegin`.
+    Stop,
+    /// Anything else.
+    Opaque(Effects),
+}
+
+/// One instruction with its effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Semantic {
+    /// Its address.
+    pub at: Svma,
+    /// Length in bytes.
+    pub len: u8,
+    /// What it does.
+    pub action: Action,
+}
+
+impl Semantic {
+    /// First address behind the instruction.
+    pub fn end(&self) -> Svma {
+        self.at + u64::from(self.len)
+    }
+
+    /// Whether it is a branch, call, return, or a stop.
+    pub fn is_transfer(&self) -> bool {
+        matches!(
+            self.action,
+            Action::Jump(_)
+                | Action::JumpIf(..)
+                | Action::CountBranch(..)
+                | Action::JumpTo(_)
+                | Action::Call(_)
+                | Action::CallTo(_)
+                | Action::Return(_)
+                | Action::Stop
+        )
+    }
+}
+
+/// Decodes the instruction at the start of `bytes`, which stands at `at`. `None` if there is none.
+pub fn decode_semantic(bytes: &[u8], at: Svma) -> Option<Semantic> {
+    let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.is_invalid() {
+        return None;
+    }
+    let insn: Insn = classify(&instruction);
+    Some(Semantic { at, len: insn.len, action: action_of(&instruction, &insn) })
+}

@@ -1,0 +1,327 @@
+//! From the decoder's instructions to [`Action`]s.
+
+use crate::decode::{Flow, Insn, all_flags_of};
+use crate::ops::Reg;
+use crate::semantics::{
+    Action, Address, Binary, BitChange, CountBranch, Effects, Operand, Part, Scan, Segment, Shift, Stores,
+    Unary,
+};
+use iced_x86::{
+    Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, UsedMemory,
+};
+
+pub(crate) fn action_of(i: &Instruction, insn: &Insn) -> Action {
+    if insn.flow != Flow::Next {
+        return transfer(i, insn).unwrap_or(Action::Stop);
+    }
+    integer(i).unwrap_or_else(|| Action::Opaque(effects(i)))
+}
+
+fn transfer(i: &Instruction, insn: &Insn) -> Option<Action> {
+    // A near branch with operand-size or odd prefixes would truncate the target: `classify` has sorted those out.
+    Some(match insn.flow {
+        Flow::Jump(target) => Action::Jump(target),
+        Flow::Conditional(condition, target) => Action::JumpIf(condition, target),
+        Flow::ShortConditional(target) => Action::CountBranch(count_branch(i), target),
+        Flow::Call(target) => Action::Call(target),
+        Flow::IndirectJump if is_near_indirect(i) => Action::JumpTo(operand(i, 0)?),
+        Flow::IndirectCall if is_near_indirect(i) => Action::CallTo(operand(i, 0)?),
+        Flow::Return => match i.code() {
+            Code::Retnq => Action::Return(0),
+            Code::Retnq_imm16 => Action::Return(i.immediate16()),
+            _ => Action::Stop,
+        },
+        _ => Action::Stop,
+    })
+}
+
+fn is_near_indirect(i: &Instruction) -> bool {
+    matches!(i.code(), Code::Jmp_rm64 | Code::Call_rm64)
+}
+
+fn count_branch(i: &Instruction) -> CountBranch {
+    match i.code() {
+        Code::Loop_rel8_64_RCX => CountBranch::Loop,
+        Code::Loope_rel8_64_RCX => CountBranch::LoopEqual,
+        Code::Loopne_rel8_64_RCX => CountBranch::LoopNotEqual,
+        Code::Jrcxz_rel8_64 => CountBranch::IfZero,
+        Code::Jecxz_rel8_64 => CountBranch::IfZero32,
+        _ => CountBranch::Odd,
+    }
+}
+
+fn part(r: Register) -> Option<Part> {
+    let full = r.full_register();
+    if !full.is_gpr64() || !r.is_gpr() {
+        return None;
+    }
+    let high = matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
+    Some(Part { reg: Reg(full.number() as u8), size: r.size() as u8, high })
+}
+
+fn gpr64(r: Register) -> Option<Option<Reg>> {
+    match r {
+        Register::None => Some(None),
+        r if r.is_gpr64() => Some(Some(Reg(r.number() as u8))),
+        _ => None,
+    }
+}
+
+fn segment(prefix: Register) -> Option<Segment> {
+    match prefix {
+        Register::FS => Some(Segment::Fs),
+        Register::GS => Some(Segment::Gs),
+        // The other segments have base 0 in 64-bit code.
+        _ => None,
+    }
+}
+
+fn address(i: &Instruction) -> Option<Address> {
+    let segment = segment(i.memory_segment());
+    if i.is_ip_rel_memory_operand() {
+        if i.memory_base() == Register::EIP {
+            return None;
+        }
+        let disp = i.ip_rel_memory_address() as i64;
+        return Some(Address { base: None, index: None, scale: 1, disp, rip: true, segment });
+    }
+    Some(Address {
+        base: gpr64(i.memory_base())?,
+        index: gpr64(i.memory_index())?,
+        scale: i.memory_index_scale() as u8,
+        disp: i.memory_displacement64() as i64,
+        rip: false,
+        segment,
+    })
+}
+
+/// A memory operand as the instruction information gives it.
+fn used_address(used: &UsedMemory) -> Option<Address> {
+    if used.vsib_size() != 0 {
+        return None;
+    }
+    let segment = segment(used.segment());
+    if used.base() == Register::RIP {
+        // The displacement is the absolute address already.
+        let disp = used.displacement() as i64;
+        return Some(Address { base: None, index: None, scale: 1, disp, rip: true, segment });
+    }
+    Some(Address {
+        base: gpr64(used.base())?,
+        index: gpr64(used.index())?,
+        scale: used.scale() as u8,
+        disp: used.displacement() as i64,
+        rip: false,
+        segment,
+    })
+}
+
+fn operand(i: &Instruction, op: u32) -> Option<Operand> {
+    match i.op_kind(op) {
+        OpKind::Register => part(i.op_register(op)).map(Operand::Part),
+        OpKind::Memory => {
+            let size = i.memory_size().size();
+            matches!(size, 1 | 2 | 4 | 8).then_some(())?;
+            Some(Operand::Memory(address(i)?, size as u8))
+        }
+        OpKind::Immediate8 => Some(Operand::Immediate(i.immediate8() as i8 as u64)),
+        OpKind::Immediate16 => Some(Operand::Immediate(i.immediate16() as i16 as u64)),
+        OpKind::Immediate32 => Some(Operand::Immediate(i.immediate32() as i32 as u64)),
+        OpKind::Immediate8to16
+        | OpKind::Immediate8to32
+        | OpKind::Immediate8to64
+        | OpKind::Immediate32to64
+        | OpKind::Immediate64 => Some(Operand::Immediate(i.immediate(op))),
+        _ => None,
+    }
+}
+
+fn first(i: &Instruction) -> Option<Operand> {
+    operand(i, 0)
+}
+
+fn second(i: &Instruction) -> Option<Operand> {
+    operand(i, 1)
+}
+
+fn first_part(i: &Instruction) -> Option<Part> {
+    (i.op0_kind() == OpKind::Register).then(|| part(i.op0_register()))?
+}
+
+fn second_part(i: &Instruction) -> Option<Part> {
+    (i.op1_kind() == OpKind::Register).then(|| part(i.op1_register()))?
+}
+
+/// The precise forms; `None` for all others.
+fn integer(i: &Instruction) -> Option<Action> {
+    if i.has_rep_prefix() || i.has_repne_prefix() {
+        // `repz` on `tzcnt` and the like is part of their opcode and not reported as a prefix.
+        return None;
+    }
+    moves(i).or_else(|| arithmetic(i)).or_else(|| bits(i)).or_else(|| other(i))
+}
+
+fn moves(i: &Instruction) -> Option<Action> {
+    let plain = |signed| Some(Action::Move { dst: first(i)?, src: second(i)?, signed });
+    match i.mnemonic() {
+        M::Mov | M::Movzx => plain(false),
+        M::Movsx | M::Movsxd => plain(true),
+        M::Lea => Some(Action::LoadAddress(first_part(i)?, address(i)?)),
+        M::Push if i.stack_pointer_increment() == -8 => Some(Action::Push(first(i)?)),
+        M::Pop if i.stack_pointer_increment() == 8 => Some(Action::Pop(first(i)?)),
+        M::Leave if i.code() == Code::Leaveq => Some(Action::Leave),
+        M::Xchg => match (second_part(i), first_part(i)) {
+            (Some(part), _) => Some(Action::Exchange(first(i)?, part)),
+            (None, Some(part)) => Some(Action::Exchange(second(i)?, part)),
+            _ => None,
+        },
+        M::Xadd => Some(Action::ExchangeAdd(first(i)?, second_part(i)?)),
+        M::Cmpxchg => Some(Action::CompareExchange(first(i)?, second_part(i)?)),
+        M::Cbw => Some(Action::WidenAccumulator(2)),
+        M::Cwde => Some(Action::WidenAccumulator(4)),
+        M::Cdqe => Some(Action::WidenAccumulator(8)),
+        M::Cwd => Some(Action::SignAccumulator(2)),
+        M::Cdq => Some(Action::SignAccumulator(4)),
+        M::Cqo => Some(Action::SignAccumulator(8)),
+        _ => None,
+    }
+}
+
+fn arithmetic(i: &Instruction) -> Option<Action> {
+    let binary = |op| Some(Action::Binary(op, first(i)?, second(i)?));
+    let unary = |op| Some(Action::Unary(op, first(i)?));
+    match i.mnemonic() {
+        M::Add => binary(Binary::Add),
+        M::Adc => binary(Binary::Adc),
+        M::Sub => binary(Binary::Sub),
+        M::Sbb => binary(Binary::Sbb),
+        M::And => binary(Binary::And),
+        M::Or => binary(Binary::Or),
+        M::Xor => binary(Binary::Xor),
+        M::Cmp => binary(Binary::Cmp),
+        M::Test => binary(Binary::Test),
+        M::Inc => unary(Unary::Inc),
+        M::Dec => unary(Unary::Dec),
+        M::Neg => unary(Unary::Neg),
+        M::Not => unary(Unary::Not),
+        M::Imul => match i.op_count() {
+            1 => Some(Action::MultiplyWide(first(i)?, true)),
+            2 => Some(Action::Multiply(first_part(i)?, first(i)?, second(i)?)),
+            _ => Some(Action::Multiply(first_part(i)?, second(i)?, operand(i, 2)?)),
+        },
+        M::Mul => Some(Action::MultiplyWide(first(i)?, false)),
+        M::Div | M::Idiv => {
+            let by = first(i)?;
+            (by.size() >= 4).then_some(Action::Divide(by, i.mnemonic() == M::Idiv))
+        }
+        _ => None,
+    }
+}
+
+fn bits(i: &Instruction) -> Option<Action> {
+    let shift = |op| Some(Action::Shift(op, first(i)?, second(i)?));
+    let scan = |op| Some(Action::Scan(op, first_part(i)?, second(i)?));
+    match i.mnemonic() {
+        M::Shl | M::Sal => shift(Shift::Shl),
+        M::Shr => shift(Shift::Shr),
+        M::Sar => shift(Shift::Sar),
+        M::Rol => shift(Shift::Rol),
+        M::Ror => shift(Shift::Ror),
+        M::Bt => bit_test(i, BitChange::Keep),
+        M::Bts => bit_test(i, BitChange::Set),
+        M::Btr => bit_test(i, BitChange::Reset),
+        M::Btc => bit_test(i, BitChange::Complement),
+        M::Bsf => scan(Scan::Bsf),
+        M::Bsr => scan(Scan::Bsr),
+        M::Tzcnt => scan(Scan::Tzcnt),
+        M::Lzcnt => scan(Scan::Lzcnt),
+        M::Popcnt => scan(Scan::Popcnt),
+        M::Bswap => first_part(i).filter(|p| p.size >= 4).map(Action::SwapBytes),
+        _ => None,
+    }
+}
+
+/// A bit number in a register reaches beyond a memory operand; that form is opaque.
+fn bit_test(i: &Instruction, change: BitChange) -> Option<Action> {
+    let (dst, bit) = (first(i)?, second(i)?);
+    match (dst, bit) {
+        (Operand::Memory(..), Operand::Part(_)) => None,
+        _ => Some(Action::BitTest(change, dst, bit)),
+    }
+}
+
+fn other(i: &Instruction) -> Option<Action> {
+    let condition = crate::decode::condition(i);
+    match i.mnemonic() {
+        M::Nop | M::Endbr64 | M::Endbr32 | M::Pause | M::Mfence | M::Lfence | M::Sfence => {
+            Some(Action::Nothing)
+        }
+        M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchnta | M::Prefetchw => {
+            Some(Action::Nothing)
+        }
+        M::Clc => Some(Action::SetCarry(Some(false))),
+        M::Stc => Some(Action::SetCarry(Some(true))),
+        M::Cmc => Some(Action::SetCarry(None)),
+        _ if i.is_set_if() => Some(Action::SetIf(condition, first(i)?)),
+        _ if i.is_move_if() => Some(Action::MoveIf(condition, first_part(i)?, second(i)?)),
+        _ => None,
+    }
+}
+
+/// `setcc` and `cmovcc`, which iced knows by code only.
+trait Conditional {
+    fn is_set_if(&self) -> bool;
+    fn is_move_if(&self) -> bool;
+}
+
+impl Conditional for Instruction {
+    fn is_set_if(&self) -> bool {
+        let code = self.code() as u32;
+        (Code::Seto_rm8 as u32..=Code::Setg_rm8 as u32).contains(&code)
+    }
+    fn is_move_if(&self) -> bool {
+        let code = self.code() as u32;
+        (Code::Cmovo_r16_rm16 as u32..=Code::Cmovg_r64_rm64 as u32).contains(&code)
+    }
+}
+
+/// What an instruction that is not understood may change.
+fn effects(i: &Instruction) -> Effects {
+    let mut factory = InstructionInfoFactory::new();
+    let info = factory.info(i);
+    let mut registers = 0u16;
+    for used in info.used_registers() {
+        let full = used.register().full_register();
+        if writes(used.access()) && full.is_gpr64() {
+            registers |= 1 << full.number();
+        }
+    }
+    let kernel = matches!(i.mnemonic(), M::Syscall | M::Sysenter | M::Int | M::Int1 | M::Into);
+    if kernel {
+        // rax: the result; rcx and r11: where `syscall` keeps rip and rflags.
+        registers |= 1 | 1 << 1 | 1 << 11;
+    }
+    let stores = if kernel || i.has_rep_prefix() || i.has_repne_prefix() {
+        Stores::Anywhere
+    } else {
+        stores(info.used_memory())
+    };
+    Effects { registers, flags: if kernel { 0 } else { all_flags_of(i.rflags_modified()) }, stores, kernel }
+}
+
+fn stores(used: &[UsedMemory]) -> Stores {
+    let mut found = Stores::Nothing;
+    for memory in used.iter().filter(|m| writes(m.access())) {
+        let size = memory.memory_size().size() as u16;
+        let one = used_address(memory).filter(|_| size != 0).map(|at| Stores::One(at, size));
+        found = match (found, one) {
+            (Stores::Nothing, Some(one)) => one,
+            _ => return Stores::Anywhere,
+        };
+    }
+    found
+}
+
+fn writes(access: OpAccess) -> bool {
+    matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+}
