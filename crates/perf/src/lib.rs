@@ -2,7 +2,8 @@
 //!
 //! **What it does**: [`Pmu::probe`] finds out what this machine and this user may measure, and says which command would
 //! allow more; [`IpSampler`] samples instruction pointers (and, where the hardware has them, branch records) of running
-//! processes and of the threads and children that they start; [`Counters`] counts events over a set of processes.
+//! processes and of the threads and children that they start; [`Counters`] counts events over a set of processes;
+//! [`ThreadAlarm`] and [`ThreadBreakpoint`] interrupt one thread by a signal that a tracer sees.
 //! Without a hardware PMU (most virtual machines) sampling falls back to the CPU clock and counting to the task clock.
 //!
 //! **What the user must do**: drain a sampler often enough; what does not fit is counted in [`Record::Lost`]. Threads
@@ -19,9 +20,11 @@ mod pmu;
 mod record;
 mod ring;
 mod sampler;
+mod thread_event;
 
 pub use counters::{CounterEvent, CounterOptions, Counters, Reading};
 pub use error::PerfError;
 pub use pmu::{Availability, Pmu, PmuFacts};
 pub use record::{Branch, Record, RecordLayout, Sample, parse_record};
 pub use sampler::{IpSampler, SampleEvent, SampleOptions};
+pub use thread_event::{AlarmEvent, ThreadAlarm, ThreadBreakpoint};

@@ -70,6 +70,8 @@ pub struct Status {
     pub seccomp: Option<u8>,
     /// The process's number in each nested pid namespace, outermost first.
     pub namespace_pids: Vec<i32>,
+    /// Set of blocked signals (of a thread), bit `n - 1` for signal `n`.
+    pub blocked_signals: Option<u64>,
     /// Set of ignored signals, bit `n - 1` for signal `n`.
     pub ignored_signals: Option<u64>,
     /// Set of caught signals, bit `n - 1` for signal `n`.
@@ -116,6 +118,7 @@ impl Status {
             "Threads" => self.threads = value.parse().ok(),
             "Seccomp" => self.seccomp = value.parse().ok(),
             "NSpid" => self.namespace_pids = words.filter_map(|word| word.parse().ok()).collect(),
+            "SigBlk" => self.blocked_signals = u64::from_str_radix(value, 16).ok(),
             "SigIgn" => self.ignored_signals = u64::from_str_radix(value, 16).ok(),
             "SigCgt" => self.caught_signals = u64::from_str_radix(value, 16).ok(),
             "x86_Thread_features" => self.shadow_stack = words.any(|word| word == "shstk"),

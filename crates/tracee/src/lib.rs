@@ -3,7 +3,8 @@
 //! **What it does**: [`Stopped::seize_all`] holds all threads of a process; a [`Stopped`] gives access to registers and
 //! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`visit`] does so while all but one of its
 //! threads run, [`Stopped::step_thread`] executes single
-//! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit.
+//! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit; [`Followed`] attends to the
+//! threads of a running process one by one.
 //!
 //! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts requests from
 //! the tracing thread only), keep stops short, and order changes so that the process is correct after each of them,
@@ -24,6 +25,7 @@ mod borrow;
 mod breakpoint;
 mod child;
 mod error;
+mod follow;
 mod frame;
 mod launch;
 mod launch_stop;
@@ -38,11 +40,13 @@ mod sys;
 mod urgent;
 mod visit;
 mod wait;
+mod wake;
 
 pub use batch::Batch;
 pub use borrow::{Borrow, SeccompPolicy};
 pub use child::wait_for_child;
 pub use error::TraceError;
+pub use follow::{FollowEvent, Followed};
 pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
 pub use memory::Memory;
 pub use registers::{PendingRestart, Registers};

@@ -164,6 +164,40 @@ pub(crate) fn event_message(tid: i32) -> Result<u64, TraceError> {
     if result == -1 { Err(failed("GETEVENTMSG", tid)) } else { Ok(message) }
 }
 
+/// The number of this very thread.
+pub(crate) fn own_tid() -> i32 {
+    // SAFETY: `gettid` has no arguments and no memory effects.
+    unsafe { libc::gettid() }
+}
+
+/// Where a signal came from: the parts of `siginfo_t` that are of interest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SignalOrigin {
+    /// `si_code`.
+    pub code: i32,
+    /// `si_fd`, if it was a descriptor.
+    pub descriptor: i32,
+}
+
+impl SignalOrigin {
+    /// Whether a descriptor with `O_ASYNC` sent it: `POLL_IN` (1) to `POLL_HUP` (6), or `SI_SIGIO`.
+    pub fn is_descriptor(self) -> bool {
+        matches!(self.code, 1..=6 | -5)
+    }
+}
+
+/// `PTRACE_GETSIGINFO`.
+pub(crate) fn signal_origin(tid: i32) -> Result<SignalOrigin, TraceError> {
+    // `siginfo_t` is 128 bytes; signo, errno, code, padding, then for descriptors: long band, int fd.
+    let mut words = [0i32; 32];
+    // SAFETY: the kernel writes the 128 bytes of a `siginfo_t`, the size of `words`.
+    let result = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, tid, 0usize, words.as_mut_ptr()) };
+    if result == -1 {
+        return Err(failed("GETSIGINFO", tid));
+    }
+    Ok(SignalOrigin { code: words[2], descriptor: words[6] })
+}
+
 /// What a wait found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Waited {
@@ -189,6 +223,18 @@ pub(crate) fn wait(tid: i32, block: bool) -> Waited {
             -1 => return Waited::NoChild,
             tid => return Waited::Status(tid, status),
         }
+    }
+}
+
+/// Like [`wait`] with blocking, but a signal to this thread ends it with [`Waited::Nothing`].
+pub(crate) fn wait_once(tid: i32) -> Waited {
+    let mut status = 0;
+    // SAFETY: the kernel writes one int into `status`.
+    let result = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
+    match result {
+        -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => Waited::Nothing,
+        -1 => Waited::NoChild,
+        tid => Waited::Status(tid, status),
     }
 }
 

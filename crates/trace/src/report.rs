@@ -1,0 +1,92 @@
+//! Records, and what there is to say about all of them.
+
+use restitch_evaluate::{Taken, Tally};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Taken branches that one thread executed one after the other, oldest first.
+#[derive(Debug, Clone, Copy)]
+pub struct Record<'a> {
+    /// The thread.
+    pub tid: i32,
+    /// The branches.
+    pub branches: &'a [Taken],
+    /// Why it ends where it does.
+    pub end: RecordEnd,
+}
+
+/// Why a record ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RecordEnd {
+    /// It has as many branches as were asked for.
+    Full,
+    /// It comes to code that is not known: written by the process itself, or none at all.
+    UnknownCode,
+    /// The next breakpoint would be inside a restartable sequence, or the thread was in one.
+    Restartable,
+    /// A signal handler began.
+    Signal,
+    /// The breakpoint was not reached within some milliseconds of running, or not as expected: a handler that does not
+    /// return, a blocked signal, a jump that only the kernel makes.
+    Lost,
+    /// It is not known how control goes on: a trap, a far transfer.
+    Odd,
+    /// The thread or the process ended, or executed another program.
+    Gone,
+}
+
+/// The figures of a tracing session.
+#[derive(Debug, Clone, Default)]
+pub struct TraceReport {
+    /// Records by the reason of their end, those without a branch included.
+    pub records: BTreeMap<RecordEnd, u64>,
+    /// Branches in records.
+    pub branches: u64,
+    /// Breakpoints that were reached.
+    pub breakpoints: u64,
+    /// Alarms that went off.
+    pub alarms: u64,
+    /// Breakpoints at which the thread's registers were as evaluated.
+    pub confirmed: u64,
+    /// Breakpoints at which they were not, and those that were never reached: the branches evaluated before were dropped.
+    pub contradicted: u64,
+    /// Branches met while looking ahead.
+    pub tally: Tally,
+    /// How long threads were held for records.
+    pub held: Duration,
+    /// Part of `held` that went into looking ahead.
+    pub looking: Duration,
+    /// CPU time of all threads while they were traced.
+    pub cpu: Duration,
+    /// Threads that were traced.
+    pub threads: usize,
+    /// Threads that started while tracing and for which no events could be opened.
+    pub missed_threads: usize,
+    /// Of the threads at the end, those that block the signal: they can be seen only when they unblock it.
+    pub blocked_threads: usize,
+    /// The process's end, if it came.
+    pub exit: Option<restitch_tracee::ExitStatus>,
+}
+
+impl TraceReport {
+    /// Branches recorded for each breakpoint: the paper's breakpoint usefulness factor.
+    pub fn usefulness(&self) -> f64 {
+        self.branches as f64 / self.breakpoints.max(1) as f64
+    }
+
+    /// What the paper's look-ahead would reach on the same branches: t / (1 - s).
+    pub fn usefulness_without_evaluation(&self) -> f64 {
+        let dynamic = self.tally.dynamic_taken + self.tally.not_taken;
+        (self.tally.dynamic_taken + self.tally.fixed) as f64 / dynamic.max(1) as f64
+    }
+
+    /// The share of the threads' running time that they were held.
+    pub fn overhead(&self) -> f64 {
+        self.held.as_secs_f64() / self.cpu.as_secs_f64().max(1e-9)
+    }
+
+    /// Records that are as long as was asked for.
+    pub fn full(&self) -> u64 {
+        self.records.get(&RecordEnd::Full).copied().unwrap_or(0)
+    }
+}

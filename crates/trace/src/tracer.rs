@@ -1,0 +1,497 @@
+//! The event loop.
+
+use crate::code::LiveCode;
+use crate::data::{Data, Pages};
+use crate::pace::Pace;
+use crate::thread::{Chase, Phase, Thread, general, state_of};
+use crate::{BranchTraceError, LookAhead, Record, RecordEnd, TraceOptions, TraceReport, signal};
+use restitch_address::{Avma, AvmaRange};
+use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
+use restitch_procfs as procfs;
+use restitch_tracee::{FollowEvent, Followed, Registers};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long to wait for an event before looking whether tracing shall end.
+const LOOK_UP: Duration = Duration::from_millis(50);
+/// A thread that runs so long (nanoseconds, or taken branches) before its record is full has gone elsewhere.
+const WATCHDOG: u64 = 3_000_000;
+/// ... and so much longer for each branch of the record: system calls lie between some.
+const WATCHDOG_BRANCH: u64 = 10_000;
+/// What lies between two stops counts as cost up to this where the thread may have slept in between.
+const LONGEST_LEG: Duration = Duration::from_micros(500);
+/// The cost of a stop before any was measured (ptrace stops cost 9 to 12 us on idle machines).
+const FIRST_LEG: Duration = Duration::from_micros(20);
+/// How often CPU times are read.
+const ACCOUNT: Duration = Duration::from_millis(100);
+/// Set in rflags of a thread that stands at a breakpoint: it passes it once (AMD64 manual volume 2, section 13.1.1).
+const RESUME_FLAG: u64 = 1 << 16;
+/// ... and how much less often for each thread: reading takes some 10 us.
+const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
+/// Offset of `rseq_cs` in `struct rseq`, and size of `struct rseq_cs` (`linux/rseq.h`).
+const RSEQ_CS: u64 = 8;
+
+/// Traces process `pid` until `stop` is set, the duration is over, or the process ends. `sink` takes the records.
+///
+/// # Errors
+/// If the process cannot be traced; nothing was changed then.
+pub fn trace(
+    pid: i32,
+    options: TraceOptions,
+    stop: &AtomicBool,
+    sink: &mut (dyn FnMut(Record<'_>) + Send),
+) -> Result<TraceReport, BranchTraceError> {
+    // The end of the tracing thread is what lets the target go, without interrupting anything: see `Followed`.
+    std::thread::scope(|scope| {
+        let tracing = std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, || {
+            let mut tracer = Tracer::attach(pid, options, sink)?;
+            let result = tracer.run(stop);
+            tracer.finish_all();
+            result.map(|()| tracer.report)
+        });
+        let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
+        tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+struct Tracer<'a> {
+    options: TraceOptions,
+    signal: i32,
+    followed: Followed,
+    code: LiveCode,
+    pages: Pages,
+    pace: Pace,
+    threads: BTreeMap<i32, Thread>,
+    report: TraceReport,
+    sink: &'a mut (dyn FnMut(Record<'_>) + Send),
+    /// Records that wait until no thread is held.
+    outbox: Vec<(i32, Vec<Taken>, RecordEnd)>,
+    /// A running average of what lies between letting a thread go and seeing it at its breakpoint.
+    leg: Duration,
+    /// CPU time of threads when they were first and last looked at.
+    cpu: BTreeMap<i32, (Duration, Duration)>,
+    accounted: Instant,
+}
+
+impl<'a> Tracer<'a> {
+    fn attach(
+        pid: i32,
+        options: TraceOptions,
+        sink: &'a mut (dyn FnMut(Record<'_>) + Send),
+    ) -> Result<Self, BranchTraceError> {
+        let signal = signal::choose(pid)?;
+        let followed = Followed::seize(pid, signal)?;
+        let code = LiveCode::open(pid)?;
+        let pace = Pace::new(options.overhead, options.period, options.seed);
+        let mut tracer = Self {
+            options,
+            signal,
+            followed,
+            code,
+            pages: Pages::default(),
+            pace,
+            threads: BTreeMap::new(),
+            report: TraceReport::default(),
+            sink,
+            outbox: Vec::new(),
+            leg: FIRST_LEG,
+            cpu: BTreeMap::new(),
+            accounted: Instant::now(),
+        };
+        let tids: Vec<i32> = tracer.followed.threads().collect();
+        for tid in tids {
+            tracer.add_thread(tid)?;
+        }
+        Ok(tracer)
+    }
+
+    /// Opens the events of a thread. One that has ended already is left out.
+    fn add_thread(&mut self, tid: i32) -> Result<(), BranchTraceError> {
+        let pid = self.followed.pid();
+        let period = self.pace.next_period();
+        match Thread::open(tid, self.options.event, self.signal, period) {
+            Ok(thread) => {
+                self.report.threads += 1;
+                self.threads.insert(tid, thread);
+                let now = procfs::thread_cpu_time(pid, tid).unwrap_or_default();
+                self.cpu.insert(tid, (now, now));
+                Ok(())
+            }
+            Err(BranchTraceError::Perf(restitch_perf::PerfError::NoProcess { .. })) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {
+        let end = self.options.duration.map(|duration| Instant::now() + duration);
+        while !stop.load(Ordering::Relaxed) {
+            let left = end.map_or(LOOK_UP, |end| end.saturating_duration_since(Instant::now()).min(LOOK_UP));
+            if left.is_zero() {
+                break;
+            }
+            match self.followed.next_event(left)? {
+                None if self.followed.threads().next().is_none() => break,
+                None => self.code.refresh_now_and_then(),
+                Some(FollowEvent::Exited { status }) => {
+                    self.report.exit = Some(status);
+                    break;
+                }
+                Some(event) => self.handle(event)?,
+            }
+            self.post();
+            if self.accounted.elapsed() > ACCOUNT + ACCOUNT_THREAD * self.cpu.len() as u32 {
+                self.account();
+                self.code.refresh_now_and_then();
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: FollowEvent) -> Result<(), BranchTraceError> {
+        match event {
+            FollowEvent::Notified { tid, number } => self.notified(tid, number)?,
+            FollowEvent::Signal { tid, .. } => self.interrupted(tid)?,
+            FollowEvent::Started { tid } => {
+                // One more thread than events can be opened for is no reason to give up the others.
+                self.report.missed_threads += usize::from(self.add_thread(tid).is_err());
+                self.followed.resume(tid)?;
+            }
+            FollowEvent::Executed { tid } => self.executed(tid)?,
+            FollowEvent::Ended { tid } => self.drop_thread(tid),
+            FollowEvent::Stepped { tid } => self.followed.resume(tid)?,
+            FollowEvent::Exited { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Another program: nothing that was known of the old one is true.
+    fn executed(&mut self, tid: i32) -> Result<(), BranchTraceError> {
+        let tids: Vec<i32> = self.threads.keys().copied().collect();
+        tids.into_iter().for_each(|tid| self.drop_thread(tid));
+        self.code = LiveCode::open(self.followed.pid())?;
+        self.options.restartable.clear();
+        self.add_thread(tid)?;
+        Ok(self.followed.resume(tid)?)
+    }
+
+    fn drop_thread(&mut self, tid: i32) {
+        if let Some(Thread { phase: Phase::Chasing(mut chase), .. }) = self.threads.remove(&tid) {
+            chase.drop_guesses();
+            self.deliver(tid, *chase, RecordEnd::Gone);
+        }
+        if let Some((first, last)) = self.cpu.remove(&tid) {
+            self.report.cpu += last.saturating_sub(first);
+        }
+    }
+
+    /// Reads the threads' CPU times, which are gone when a thread ends.
+    fn account(&mut self) {
+        let pid = self.followed.pid();
+        for (&tid, (_, last)) in &mut self.cpu {
+            if let Ok(now) = procfs::thread_cpu_time(pid, tid) {
+                *last = now;
+            }
+        }
+        let running: Duration = self.cpu.values().map(|(first, last)| last.saturating_sub(*first)).sum();
+        self.pace.observed(self.report.held, self.report.cpu + running);
+        self.accounted = Instant::now();
+    }
+
+    /// Closes all events. What stops a thread from here on is passed on when the tracing thread ends.
+    fn finish_all(&mut self) {
+        self.account();
+        let tids: Vec<i32> = self.threads.keys().copied().collect();
+        self.report.blocked_threads = tids.iter().filter(|&&tid| self.blocks_signal(tid)).count();
+        tids.into_iter().for_each(|tid| self.drop_thread(tid));
+        self.post();
+    }
+
+    fn blocks_signal(&self, tid: i32) -> bool {
+        let status = procfs::thread_status(self.followed.pid(), tid);
+        let blocked = status.ok().and_then(|status| status.blocked_signals).unwrap_or(0);
+        blocked & 1 << (self.signal - 1) != 0
+    }
+
+    /// A signal handler may begin: what was evaluated is not what comes next.
+    fn interrupted(&mut self, tid: i32) -> Result<(), BranchTraceError> {
+        let Some(mut thread) = self.threads.remove(&tid) else { return Ok(()) };
+        if let Phase::Chasing(mut chase) = std::mem::replace(&mut thread.phase, Phase::Waiting) {
+            chase.drop_guesses();
+            self.finish(&mut thread, *chase, RecordEnd::Signal)?;
+        }
+        self.threads.insert(tid, thread);
+        Ok(())
+    }
+
+    fn notified(&mut self, tid: i32, number: i32) -> Result<(), BranchTraceError> {
+        let begun = Instant::now();
+        if let Some(mut thread) = self.threads.remove(&tid) {
+            let attended = self.attend(&mut thread, number, begun);
+            self.threads.insert(tid, thread);
+            match attended {
+                Err(BranchTraceError::Trace(error)) if error.is_gone() => {}
+                other => other?,
+            }
+        }
+        Ok(self.followed.resume(tid)?)
+    }
+
+    /// A thread was interrupted by one of its events and is held.
+    fn attend(&mut self, thread: &mut Thread, number: i32, begun: Instant) -> Result<(), BranchTraceError> {
+        let registers = self.followed.registers(thread.tid)?;
+        self.pages.clear();
+        match std::mem::replace(&mut thread.phase, Phase::Waiting) {
+            Phase::Waiting if number == thread.alarm.number() => {
+                self.report.alarms += 1;
+                let mut chase = Box::new(Chase::new(state_of(&registers), self.options.depth));
+                chase.cost = self.leg;
+                if self.in_restartable(thread, &registers) {
+                    return self.finish(thread, *chase, RecordEnd::Restartable);
+                }
+                thread.alarm.set_period(WATCHDOG + WATCHDOG_BRANCH * self.options.depth as u64)?;
+                self.advance(thread, chase, &registers, begun)
+            }
+            // A breakpoint signal that was blocked until its record was over.
+            Phase::Waiting => Ok(()),
+            Phase::Chasing(mut chase) => {
+                let leg = begun - chase.resumed;
+                // Where the way leads through the kernel the thread may have slept, which is not our doing.
+                let leg = if chase.expected.knows_memory() { leg } else { leg.min(LONGEST_LEG) };
+                self.leg = (self.leg * 15 + leg.min(LONGEST_LEG)) / 16;
+                chase.cost += leg;
+                self.reached(thread, chase, &registers, begun)
+            }
+        }
+    }
+
+    /// A thread that was chasing has stopped: at its breakpoint, or elsewhere.
+    fn reached(
+        &mut self,
+        thread: &mut Thread,
+        mut chase: Box<Chase>,
+        registers: &Registers,
+        begun: Instant,
+    ) -> Result<(), BranchTraceError> {
+        let expected = &chase.expected;
+        let is_there = registers.rip == expected.pc;
+        self.report.breakpoints += u64::from(is_there);
+        if !is_there || expected.contradicts(&general(registers), registers.eflags) {
+            self.report.contradicted += u64::from(chase.drop_guesses());
+            return self.finish(thread, *chase, RecordEnd::Lost);
+        }
+        self.report.confirmed += u64::from(chase.guessed != 0);
+        chase.guessed = 0;
+        if chase.is_check {
+            return self.finish(thread, *chase, RecordEnd::Full);
+        }
+        if self.in_restartable(thread, registers) {
+            return self.finish(thread, *chase, RecordEnd::Restartable);
+        }
+        chase.expected = state_of(registers);
+        self.advance(thread, chase, registers, begun)
+    }
+
+    /// Looks ahead from the chase's state, and decides how it goes on.
+    fn advance(
+        &mut self,
+        thread: &mut Thread,
+        mut chase: Box<Chase>,
+        registers: &Registers,
+        begun: Instant,
+    ) -> Result<(), BranchTraceError> {
+        let looking = Instant::now();
+        let start = chase.expected.clone();
+        let ended = self.look_ahead(&mut chase);
+        let end = match ended {
+            Ended::Full if !self.pace.one_in(self.options.check_every) => Some(RecordEnd::Full),
+            Ended::Full => {
+                chase.is_check = true;
+                self.refuse_breakpoint(thread, &chase).map(|_| RecordEnd::Full)
+            }
+            Ended::NoCode => Some(RecordEnd::UnknownCode),
+            Ended::TooLong | Ended::Branch(Stuck::Odd) => Some(RecordEnd::Odd),
+            // Not even with all registers known.
+            Ended::Branch(_) if chase.guessed == 0 && chase.expected.pc == registers.rip => {
+                Some(RecordEnd::Odd)
+            }
+            Ended::Branch(_) => self.refuse_breakpoint(thread, &chase),
+        };
+        if end.is_none() {
+            let resumes = registers.eflags & RESUME_FLAG != 0;
+            self.stop_at_first_pass(&mut chase, start, resumes);
+        }
+        self.report.looking += looking.elapsed();
+        chase.cost += begun.elapsed();
+        if let Some(end) = end {
+            return self.finish(thread, *chase, end);
+        }
+        thread.breakpoint.set(chase.expected.pc)?;
+        chase.resumed = Instant::now();
+        thread.phase = Phase::Chasing(chase);
+        Ok(())
+    }
+
+    fn look_ahead(&mut self, chase: &mut Chase) -> Ended {
+        let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+        let (branches, state) = (&mut chase.branches, &mut chase.expected);
+        let (depth, before) = (self.options.depth, branches.len());
+        let tally = &mut self.report.tally;
+        if self.options.look_ahead == LookAhead::Fixed {
+            resolve_one(state, &mut self.code, &mut data, branches, tally);
+            *state = State::blank(state.pc);
+        }
+        let left = depth.saturating_sub(branches.len());
+        let ended = follow(state, &mut self.code, &mut data, left, tally, &mut |taken| branches.push(taken));
+        chase.guessed = branches.len() - before;
+        ended
+    }
+
+    /// The way to the breakpoint may lead over its address before (in a loop): the thread will stop there the first time, so
+    /// what is expected is cut back to that.
+    fn stop_at_first_pass(&mut self, chase: &mut Chase, mut start: State, resumes: bool) {
+        let first = chase.branches.len() - chase.guessed;
+        let Some(passes) = first_pass(&chase.branches[first..], start.pc, chase.expected.pc, resumes) else {
+            return;
+        };
+        let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+        if run_to(&mut start, &mut self.code, &mut data, passes, chase.expected.pc) {
+            chase.expected = start;
+            chase.branches.truncate(first + passes);
+            chase.guessed = passes;
+            chase.is_check = false;
+        }
+    }
+
+    /// Whether a breakpoint at the chase's place would be in the way of a restartable sequence.
+    fn refuse_breakpoint(&mut self, thread: &Thread, chase: &Chase) -> Option<RecordEnd> {
+        let at = chase.expected.pc;
+        let known = self.options.restartable.iter().any(|range| range.contains(at));
+        let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+        let mut announced = || {
+            let area = thread.rseq.flatten()?;
+            let descriptor = chase.expected.load(area + RSEQ_CS, 8, &mut data).low(8)?;
+            critical_section(descriptor, &mut data)
+        };
+        let inside = known || announced().is_some_and(|range| range.contains(at));
+        inside.then_some(RecordEnd::Restartable)
+    }
+
+    /// Whether a held thread is in a restartable sequence, which our stop makes it abort.
+    fn in_restartable(&mut self, thread: &mut Thread, registers: &Registers) -> bool {
+        let followed = &self.followed;
+        let area = *thread.rseq.get_or_insert_with(|| followed.rseq_area(thread.tid));
+        let Some(area) = area else { return false };
+        let mut data = Data { pages: &mut self.pages, memory: followed.memory() };
+        let mut word = [0; 8];
+        let section = data.read(area + RSEQ_CS, &mut word).then(|| u64::from_le_bytes(word));
+        section
+            .and_then(|descriptor| critical_section(descriptor, &mut data))
+            .is_some_and(|range| range.contains(registers.rip))
+    }
+
+    /// Ends a record and sets the thread's alarm for the next one.
+    fn finish(&mut self, thread: &mut Thread, chase: Chase, end: RecordEnd) -> Result<(), BranchTraceError> {
+        thread.breakpoint.clear()?;
+        self.pace.paid(chase.cost);
+        thread.alarm.set_period(self.pace.next_period())?;
+        thread.phase = Phase::Waiting;
+        self.deliver(thread.tid, chase, end);
+        Ok(())
+    }
+
+    fn deliver(&mut self, tid: i32, chase: Chase, end: RecordEnd) {
+        self.report.held += chase.cost;
+        *self.report.records.entry(end).or_default() += 1;
+        self.report.branches += chase.branches.len() as u64;
+        if !chase.branches.is_empty() {
+            self.outbox.push((tid, chase.branches, end));
+        }
+    }
+
+    /// Hands out the records, while all threads run.
+    fn post(&mut self) {
+        for (tid, branches, end) in self.outbox.drain(..) {
+            (self.sink)(Record { tid, branches: &branches, end });
+        }
+    }
+}
+
+/// Executes the one instruction at the state's place, of which all is known: the branch at a breakpoint.
+fn resolve_one(
+    state: &mut State,
+    code: &mut LiveCode,
+    data: &mut Data<'_>,
+    branches: &mut Vec<Taken>,
+    tally: &mut Tally,
+) {
+    let from = state.pc;
+    let Some(run) = code.run(from) else { return };
+    let Some(first) = run.instructions.first().filter(|i| i.is_transfer()) else { return };
+    let step = state.step(first, run.bias, data);
+    tally.add(&first.action, step == Step::Taken);
+    if step == Step::Taken {
+        branches.push(Taken { from, to: state.pc });
+    }
+}
+
+/// After how many of `branches`, which begin at `start`, the thread comes over `at`; `None` if only at their end.
+/// `resumes`: the thread stands at a breakpoint, which lets it pass once.
+fn first_pass(branches: &[Taken], start: Avma, at: Avma, resumes: bool) -> Option<usize> {
+    let starts = std::iter::once(start).chain(branches.iter().map(|b| b.to));
+    let mut pieces = starts.zip(branches).enumerate();
+    pieces.find_map(|(i, (from, branch))| {
+        let passes = from <= at && at <= branch.from && !(i == 0 && resumes && at == start);
+        passes.then_some(i)
+    })
+}
+
+/// Evaluates again, up to `at` behind so many taken branches; false if it does not come by.
+fn run_to(state: &mut State, code: &mut LiveCode, data: &mut Data<'_>, branches: usize, at: Avma) -> bool {
+    follow(state, code, data, branches, &mut Tally::default(), &mut |_| {});
+    // Straight code may be many runs, which end at branches that are not taken.
+    while let Some(run) = code.run(state.pc) {
+        for semantic in run.instructions {
+            if state.pc == at {
+                return true;
+            }
+            if state.step(semantic, run.bias, data) != Step::On {
+                return false;
+            }
+        }
+        if run.instructions.is_empty() {
+            return false;
+        }
+    }
+    false
+}
+
+/// The instructions of the critical section that a `struct rseq_cs` describes.
+fn critical_section(descriptor: u64, data: &mut Data<'_>) -> Option<AvmaRange> {
+    // u32 version, flags; u64 start_ip, post_commit_offset, abort_ip.
+    let mut bytes = [0; 16];
+    if descriptor == 0 || !data.read(Avma::new(descriptor) + 8, &mut bytes) {
+        return None;
+    }
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    Some(AvmaRange::new(Avma::new(word(0)), word(8)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_breakpoint_in_a_loop_is_met_at_its_first_pass() {
+        let at = Avma::new;
+        let taken = |from, to| Taken { from: at(from), to: at(to) };
+        let branches = [taken(0x110, 0x100), taken(0x110, 0x100), taken(0x120, 0x200)];
+        assert_eq!(first_pass(&branches, at(0x108), at(0x200), false), None);
+        assert_eq!(first_pass(&branches, at(0x108), at(0x10c), false), Some(0));
+        assert_eq!(first_pass(&branches, at(0x108), at(0x104), false), Some(1));
+        assert_eq!(first_pass(&branches, at(0x108), at(0x120), false), Some(2));
+        assert_eq!(first_pass(&branches, at(0x108), at(0x108), false), Some(0));
+        assert_eq!(first_pass(&branches, at(0x108), at(0x108), true), Some(1));
+        assert_eq!(first_pass(&branches, at(0x110), at(0x110), true), Some(1));
+    }
+}

@@ -1,0 +1,323 @@
+//! Following the threads of a running process one by one, without stopping the others.
+//!
+//! Problem: [`crate::Stopped`] holds a process as a whole; a tracer of bursts wants each thread alone, whenever one
+//! of its signals (see crate perf) arrives, and all others running. Idea: seize every thread and interrupt none;
+//! report stops as they come; pass foreign signals on untouched.
+//!
+//! Limits: all calls must come from one thread. **That thread's end is the detach**: the kernel then lets all tracees go
+//! where they are, and no system call of theirs is interrupted. So follow on a thread made for it, close the events first, and
+//! let it end. Reference: ptrace(2), "Attaching and detaching", "Death under ptrace".
+
+use crate::registers::Registers;
+use crate::seize::{OPTIONS, hold_thread, preflight};
+use crate::sys::{self, Resume, Waited};
+use crate::urgent::Urgent;
+use crate::wait::{ExitStatus, StopKind, decode};
+use crate::wake::WakeTimer;
+use crate::{Memory, TraceError};
+use restitch_procfs as procfs;
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+/// What happened to a followed process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FollowEvent {
+    /// An event of ours, with this descriptor number, has interrupted the thread. It is held.
+    Notified {
+        /// The thread.
+        tid: i32,
+        /// The descriptor number.
+        number: i32,
+    },
+    /// Another signal was delivered to the thread, which runs on.
+    Signal {
+        /// The thread.
+        tid: i32,
+        /// The signal.
+        signal: i32,
+    },
+    /// A new thread. It is held before its first instruction.
+    Started {
+        /// The thread.
+        tid: i32,
+    },
+    /// The process executes another program, with one thread, which is held before its first instruction.
+    Executed {
+        /// The thread: the process's number.
+        tid: i32,
+    },
+    /// A thread has executed one instruction ([`Followed::step`]) and is held.
+    Stepped {
+        /// The thread.
+        tid: i32,
+    },
+    /// A thread has ended.
+    Ended {
+        /// The thread.
+        tid: i32,
+    },
+    /// The process has ended.
+    Exited {
+        /// How.
+        status: ExitStatus,
+    },
+}
+
+/// A process whose threads are followed.
+#[derive(Debug)]
+pub struct Followed {
+    pid: i32,
+    signal: i32,
+    memory: Memory,
+    threads: BTreeSet<i32>,
+    /// Threads that are held for the caller.
+    held: BTreeSet<i32>,
+    /// Threads that execute one instruction for the caller.
+    stepping: BTreeSet<i32>,
+    timer: WakeTimer,
+    /// Held threads wait until this one has a processor.
+    _urgent: Urgent,
+    not_send: PhantomData<*const ()>,
+}
+
+/// A report of the kernel's that needs no answer from the caller is handled inside.
+enum Handled {
+    Event(FollowEvent),
+    Done,
+}
+
+impl Followed {
+    /// Seizes all threads of process `pid` without interrupting any. `signal` is the one that events of ours send.
+    ///
+    /// # Errors
+    /// As for [`crate::Stopped::seize_all`]; no thread was disturbed. Threads that were seized already are let go when
+    /// the calling thread ends.
+    pub fn seize(pid: i32, signal: i32) -> Result<Self, TraceError> {
+        let pid = preflight(pid)?.pid;
+        let memory = Memory::open_read_only(pid)?;
+        let timer =
+            WakeTimer::new().map_err(|source| TraceError::Ptrace { request: "timer", tid: pid, source })?;
+        let (threads, held, stepping) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut followed = Self {
+            pid,
+            signal,
+            memory,
+            threads,
+            held,
+            stepping,
+            timer,
+            _urgent: Urgent::begin(),
+            not_send: PhantomData,
+        };
+        let mut clean = 0;
+        while clean < 2 {
+            clean = if followed.seize_new_threads()? { 0 } else { clean + 1 };
+        }
+        Ok(followed)
+    }
+
+    fn seize_new_threads(&mut self) -> Result<bool, TraceError> {
+        let mut found = false;
+        for thread in procfs::threads(self.pid)? {
+            if self.threads.contains(&thread.tid) {
+                continue;
+            }
+            let options = OPTIONS | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+            match sys::seize(thread.tid, options) {
+                Ok(()) => {
+                    self.threads.insert(thread.tid);
+                    found = true;
+                }
+                // It ended; or it was attached to by itself, as the child of a thread that was seized before.
+                Err(TraceError::Vanished { .. }) => found = true,
+                Err(_) if self.is_ours_already(thread.tid) => {
+                    self.threads.insert(thread.tid);
+                    found = true;
+                }
+                Err(error) => return self.judge(thread.tid, error).map(|()| found),
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_ours_already(&self, tid: i32) -> bool {
+        let tracer = procfs::thread_status(self.pid, tid).ok().and_then(|status| status.tracer);
+        tracer
+            .is_some_and(|tracer| tracer == sys::own_tid() || u32::try_from(tracer) == Ok(std::process::id()))
+    }
+
+    /// A dead leader stays in the list for as long as the process lives.
+    fn judge(&self, tid: i32, error: TraceError) -> Result<(), TraceError> {
+        match procfs::thread_stat(self.pid, tid) {
+            Ok(stat) if !stat.state.is_ended() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The threads that are followed.
+    pub fn threads(&self) -> impl Iterator<Item = i32> + '_ {
+        self.threads.iter().copied()
+    }
+
+    /// The process's memory, read-only.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The next event, or `None` when `limit` has passed without one (a few milliseconds late at most).
+    pub fn next_event(&mut self, limit: Duration) -> Result<Option<FollowEvent>, TraceError> {
+        let end = Instant::now() + limit;
+        // Busy targets report at once; only idle ones need the timer.
+        let mut timer_is_set = false;
+        loop {
+            let waited = match sys::wait(-1, false) {
+                Waited::Nothing => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(None);
+                    }
+                    if !timer_is_set {
+                        self.timer.set(left);
+                        timer_is_set = true;
+                    }
+                    sys::wait_once(-1)
+                }
+                waited => waited,
+            };
+            match waited {
+                Waited::Nothing => {}
+                Waited::NoChild => return Ok(None),
+                Waited::Status(tid, status) => {
+                    if let Handled::Event(event) = self.handle(tid, decode(status))? {
+                        return Ok(Some(event));
+                    }
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, tid: i32, stop: StopKind) -> Result<Handled, TraceError> {
+        match stop {
+            StopKind::Ended(status) => Ok(self.ended(tid, status)),
+            StopKind::Signal(signal) => self.signalled(tid, signal),
+            StopKind::Group(_) => {
+                self.quietly(sys::listen(tid))?;
+                Ok(Handled::Done)
+            }
+            StopKind::Interrupt if !self.threads.contains(&tid) => self.arrived(tid),
+            StopKind::Event(libc::PTRACE_EVENT_EXEC) => {
+                self.threads = BTreeSet::from([self.pid]);
+                self.held = BTreeSet::from([self.pid]);
+                self.memory = Memory::open_read_only(self.pid)?;
+                Ok(Handled::Event(FollowEvent::Executed { tid: self.pid }))
+            }
+            _ => {
+                self.quietly(sys::resume(tid, Resume::Continue, 0))?;
+                Ok(Handled::Done)
+            }
+        }
+    }
+
+    /// A tracee that is not there any more needs no answer.
+    fn quietly(&self, result: Result<(), TraceError>) -> Result<(), TraceError> {
+        match result {
+            Err(TraceError::Vanished { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn ended(&mut self, tid: i32, status: ExitStatus) -> Handled {
+        self.threads.remove(&tid);
+        self.held.remove(&tid);
+        Handled::Event(match tid == self.pid {
+            true => FollowEvent::Exited { status },
+            false => FollowEvent::Ended { tid },
+        })
+    }
+
+    /// A tracee that was attached by itself: a thread of the process, or a process that shares its memory.
+    fn arrived(&mut self, tid: i32) -> Result<Handled, TraceError> {
+        if !std::path::Path::new(&format!("/proc/{}/task/{tid}", self.pid)).exists() {
+            self.quietly(sys::detach(tid, 0))?;
+            return Ok(Handled::Done);
+        }
+        self.threads.insert(tid);
+        self.held.insert(tid);
+        Ok(Handled::Event(FollowEvent::Started { tid }))
+    }
+
+    fn signalled(&mut self, tid: i32, signal: i32) -> Result<Handled, TraceError> {
+        let origin = match sys::signal_origin(tid) {
+            Err(TraceError::Vanished { .. }) => return Ok(Handled::Done),
+            origin => origin?,
+        };
+        if signal == self.signal && origin.is_descriptor() {
+            return self.notified(tid, origin.descriptor);
+        }
+        if signal == libc::SIGTRAP && origin.code == TRAP_TRACE && self.stepping.remove(&tid) {
+            self.held.insert(tid);
+            return Ok(Handled::Event(FollowEvent::Stepped { tid }));
+        }
+        self.quietly(sys::resume(tid, Resume::Continue, signal))?;
+        Ok(Handled::Event(FollowEvent::Signal { tid, signal }))
+    }
+
+    /// A signal that was blocked and comes when a system call returns can have interrupted that call.
+    fn notified(&mut self, tid: i32, number: i32) -> Result<Handled, TraceError> {
+        match hold_thread(tid, 0) {
+            Err(TraceError::Vanished { .. }) => return Ok(Handled::Done),
+            held => held.map(drop)?,
+        }
+        self.held.insert(tid);
+        Ok(Handled::Event(FollowEvent::Notified { tid, number }))
+    }
+
+    /// Lets a held thread run on. One that has vanished is no error.
+    pub fn resume(&mut self, tid: i32) -> Result<(), TraceError> {
+        match self.held.remove(&tid) {
+            true => self.quietly(sys::resume(tid, Resume::Continue, 0)),
+            false => Err(TraceError::UnknownThread { tid }),
+        }
+    }
+
+    /// Lets a held thread execute one instruction. **For tests**: should this program die before the thread is resumed
+    /// again, the trap kills the process.
+    pub fn step(&mut self, tid: i32) -> Result<(), TraceError> {
+        if !self.held.remove(&tid) {
+            return Err(TraceError::UnknownThread { tid });
+        }
+        self.stepping.insert(tid);
+        self.quietly(sys::resume(tid, Resume::Step, 0))
+    }
+
+    fn require_held(&self, tid: i32) -> Result<(), TraceError> {
+        if self.held.contains(&tid) { Ok(()) } else { Err(TraceError::UnknownThread { tid }) }
+    }
+
+    /// The registers of a held thread.
+    pub fn registers(&self, tid: i32) -> Result<Registers, TraceError> {
+        self.require_held(tid)?;
+        sys::get_registers(tid)
+    }
+
+    /// Whether a held thread blocks `signal`.
+    pub fn blocks(&self, tid: i32, signal: i32) -> Result<bool, TraceError> {
+        self.require_held(tid)?;
+        Ok(sys::get_signal_mask(tid)? & 1 << (signal - 1) != 0)
+    }
+
+    /// Where a held thread has registered its `struct rseq`, if anywhere.
+    pub fn rseq_area(&self, tid: i32) -> Option<restitch_address::Avma> {
+        self.held.contains(&tid).then_some(())?;
+        sys::rseq_area(tid).filter(|&at| at != 0).map(restitch_address::Avma::new)
+    }
+}
+
+/// `TRAP_TRACE`, a single step.
+const TRAP_TRACE: i32 = 2;
