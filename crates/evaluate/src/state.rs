@@ -2,6 +2,7 @@
 
 use crate::Value;
 use crate::memory::{Memory, Overlay};
+use crate::vector::Wide;
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_x86::{Address, Flag, Operand, Part, Reg, Segment};
 
@@ -80,6 +81,7 @@ pub struct State {
     /// Where it is.
     pub pc: Avma,
     registers: [Value; 16],
+    pub(crate) vectors: [Wide; 16],
     /// Status flags.
     pub flags: Flags,
     fs_base: Option<Avma>,
@@ -94,6 +96,7 @@ impl State {
         Self {
             pc,
             registers: registers.map(Value::known),
+            vectors: [[Value::UNKNOWN; 2]; 16],
             flags: Flags::from_rflags(rflags),
             fs_base: Some(fs_base),
             gs_base: Some(gs_base),
@@ -106,7 +109,8 @@ impl State {
         let mut overlay = Overlay::default();
         overlay.lose();
         let registers = [Value::UNKNOWN; 16];
-        Self { pc, registers, flags: Flags::default(), fs_base: None, gs_base: None, overlay }
+        let vectors = [[Value::UNKNOWN; 2]; 16];
+        Self { pc, registers, vectors, flags: Flags::default(), fs_base: None, gs_base: None, overlay }
     }
 
     /// A general register.

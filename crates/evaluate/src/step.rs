@@ -212,6 +212,7 @@ impl<M: Memory> Context<'_, M> {
                 let old = self.state.flags.get(Flag::Carry);
                 self.state.flags.set(Flag::Carry, value.or_else(|| old.map(|carry| !carry)));
             }
+            Action::Vector(vector) => self.state.vector(&vector, self.bias, self.memory),
             Action::Opaque(effects) => self.opaque(&effects),
             _ => {}
         }
@@ -407,6 +408,7 @@ impl<M: Memory> Context<'_, M> {
                 None => self.state.overlay.lose(),
             },
         }
+        self.state.forget_vectors(effects.vectors);
         self.state.forget_registers(effects.registers);
         self.state.flags.forget(effects.flags);
     }

@@ -186,6 +186,52 @@ pub enum Stores {
     Anywhere,
 }
 
+/// Byte-wise and bit-wise vector operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum VectorOp {
+    /// `pand`.
+    And,
+    /// `pandn`: not the destination, and the source.
+    AndNot,
+    /// `por`.
+    Or,
+    /// `pxor`.
+    Xor,
+    /// `pminub`.
+    MinBytes,
+    /// `pcmpeqb`, `pcmpeqw`, `pcmpeqd`: elements of so many bytes become all ones where they are equal.
+    Equal(u8),
+}
+
+/// The source of a [`VectorOp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum VectorSource {
+    /// Register number.
+    Register(u8),
+    /// 16 bytes of memory.
+    Memory(Address),
+}
+
+/// What the commonest vector instructions (SSE2 encodings) do to the low 128 bits of vector registers: enough for copies
+/// through them and for the C library's string functions of old processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Vector {
+    /// A load of 4, 8 or 16 bytes; the rest of the 128 bits is cleared.
+    Load(u8, Address, u8),
+    /// A store of the low 4, 8 or 16 bytes.
+    Store(Address, u8, u8),
+    /// A move between registers of the low 8 (rest cleared) or all 16 bytes.
+    Move(u8, u8, u8),
+    /// From a general register; the rest is cleared.
+    FromGeneral(u8, Part),
+    /// The low bytes to a general register.
+    ToGeneral(Part, u8),
+    /// `dst = dst op src`.
+    Combine(VectorOp, u8, VectorSource),
+    /// `pmovmskb`: the highest bit of each byte.
+    Mask(Part, u8),
+}
+
 /// What an opaque instruction may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Effects {
@@ -195,6 +241,8 @@ pub struct Effects {
     pub flags: u8,
     /// Memory.
     pub stores: Stores,
+    /// Vector registers, as a set by number.
+    pub vectors: u32,
     /// It enters the kernel (`syscall`, `int`, `sysenter`): anybody may run meanwhile, and it may not come back here.
     pub kernel: bool,
 }
@@ -271,6 +319,8 @@ pub enum Action {
     Return(u16),
     /// Control does not go on here, or nowhere that could be told: `ud2`, `hlt`, `int3`, far transfers, `xbegin`.
     Stop,
+    /// A vector instruction that is understood.
+    Vector(Vector),
     /// Anything else.
     Opaque(Effects),
 }

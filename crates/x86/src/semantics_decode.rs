@@ -6,6 +6,7 @@ use crate::semantics::{
     Action, Address, Binary, BitChange, CountBranch, Effects, Operand, Part, Scan, Segment, Shift, Stores,
     Unary,
 };
+use crate::vector_decode::vector;
 use iced_x86::{
     Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, UsedMemory,
 };
@@ -14,7 +15,7 @@ pub(crate) fn action_of(i: &Instruction, insn: &Insn) -> Action {
     if insn.flow != Flow::Next {
         return transfer(i, insn).unwrap_or(Action::Stop);
     }
-    integer(i).unwrap_or_else(|| Action::Opaque(effects(i)))
+    integer(i).or_else(|| vector(i).map(Action::Vector)).unwrap_or_else(|| Action::Opaque(effects(i)))
 }
 
 fn transfer(i: &Instruction, insn: &Insn) -> Option<Action> {
@@ -50,7 +51,7 @@ fn count_branch(i: &Instruction) -> CountBranch {
     }
 }
 
-fn part(r: Register) -> Option<Part> {
+pub(crate) fn part(r: Register) -> Option<Part> {
     let full = r.full_register();
     if !full.is_gpr64() || !r.is_gpr() {
         return None;
@@ -76,7 +77,7 @@ fn segment(prefix: Register) -> Option<Segment> {
     }
 }
 
-fn address(i: &Instruction) -> Option<Address> {
+pub(crate) fn address(i: &Instruction) -> Option<Address> {
     let segment = segment(i.memory_segment());
     if i.is_ip_rel_memory_operand() {
         if i.memory_base() == Register::EIP {
@@ -289,11 +290,14 @@ impl Conditional for Instruction {
 fn effects(i: &Instruction) -> Effects {
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(i);
-    let mut registers = 0u16;
+    let (mut registers, mut vectors) = (0u16, 0u32);
     for used in info.used_registers() {
         let full = used.register().full_register();
         if writes(used.access()) && full.is_gpr64() {
             registers |= 1 << full.number();
+        }
+        if writes(used.access()) && full.is_vector_register() {
+            vectors |= 1 << full.number();
         }
     }
     let kernel = matches!(i.mnemonic(), M::Syscall | M::Sysenter | M::Int | M::Int1 | M::Into);
@@ -301,12 +305,29 @@ fn effects(i: &Instruction) -> Effects {
         // rax: the result; rcx and r11: where `syscall` keeps rip and rflags.
         registers |= 1 | 1 << 1 | 1 << 11;
     }
+    if restores_state(i.mnemonic()) {
+        vectors = u32::MAX;
+    }
     let stores = if kernel || i.has_rep_prefix() || i.has_repne_prefix() {
         Stores::Anywhere
     } else {
         stores(info.used_memory())
     };
-    Effects { registers, flags: if kernel { 0 } else { all_flags_of(i.rflags_modified()) }, stores, kernel }
+    Effects {
+        registers,
+        flags: if kernel { 0 } else { all_flags_of(i.rflags_modified()) },
+        stores,
+        vectors,
+        kernel,
+    }
+}
+
+/// Whether an instruction writes vector registers that depend on a mask.
+fn restores_state(mnemonic: M) -> bool {
+    matches!(
+        mnemonic,
+        M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64 | M::Vzeroall
+    )
 }
 
 fn stores(used: &[UsedMemory]) -> Stores {
