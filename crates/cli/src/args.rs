@@ -64,8 +64,10 @@ pub enum Command {
         /// Only this process.
         pid: Option<i32>,
     },
-    /// Record an exact profile of a process, or of a command and all programs that it executes.
+    /// Record a profile of a process, or of a command and all programs that it executes.
     Record {
+        #[command(flatten)]
+        source: crate::sources::SourceOptions,
         /// The process.
         #[arg(short, long, conflicts_with_all = ["command", "from_counts"], required_unless_present_any = ["command", "from_counts"])]
         pid: Option<i32>,
@@ -90,9 +92,9 @@ pub enum Command {
         /// Write the result as an HTML page.
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
-        /// Branches a sample, for an output that ends in .perf.data.
-        #[arg(long, value_name = "BRANCHES", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
-        depth: u16,
+        /// Branches a sample, for an output that ends in .perf.data (32) and for --source trace (512).
+        #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=1024))]
+        depth: Option<u16>,
         /// The program and its arguments.
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,

@@ -7,8 +7,8 @@ use crate::progress::Progress;
 use restitch_report::RunResult;
 use restitch_session::{
     AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, ProcessStatus, RecordOptions,
-    RecordSubject, SessionError, analyze_file, attach, check_writable, doctor, instrument, optimize, record,
-    revert, status,
+    RecordSubject, SessionError, TraceSubject, analyze_file, attach, check_writable, doctor, instrument,
+    optimize, record, revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,7 +22,27 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
         Command::Revert { pid, tree } => revert_command(pid, tree),
         Command::Status { pid } => status_command(pid),
-        Command::Record { pid, tree, duration, output, program, from_counts, json, html, depth, command } => {
+        Command::Record {
+            source,
+            pid,
+            tree,
+            duration,
+            output,
+            program,
+            from_counts,
+            json,
+            html,
+            depth,
+            command,
+        } => {
+            let traced = match pid {
+                Some(pid) => TraceSubject::Process(pid, Duration::from_secs_f64(duration)),
+                None => TraceSubject::Command(child(&command)),
+            };
+            let profile = crate::profile_commands::recorded(output.clone(), depth.unwrap_or(32));
+            if let Some(done) = source.record(traced, depth, profile) {
+                return done;
+            }
             let subject = match pid {
                 Some(pid) => {
                     RecordSubject::Process { pid, tree, duration: Duration::from_secs_f64(duration) }
@@ -30,7 +50,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
                 None => RecordSubject::Command { command: child(&command), only: program },
             };
-            let output = crate::profile_commands::recorded(output, depth);
+            let output = crate::profile_commands::recorded(output, depth.unwrap_or(32));
             record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
         }
         Command::Instrument { program, output, counts, json } => {

@@ -7,6 +7,7 @@ mod lab;
 mod profile_args;
 mod profile_commands;
 mod progress;
+mod sources;
 
 use clap::Parser;
 use restitch_session::ExitCode;

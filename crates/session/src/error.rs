@@ -91,6 +91,17 @@ pub enum SessionError {
     /// Tracing failed.
     #[error(transparent)]
     Trace(#[from] restitch_tracee::TraceError),
+    /// Branch tracing failed.
+    #[error(transparent)]
+    BranchTrace(#[from] restitch_trace::BranchTraceError),
+    /// A source of profiles is not to be had.
+    #[error("profiles from {source_name} are not available: {why}")]
+    Source {
+        /// Which one.
+        source_name: &'static str,
+        /// Why not, with what to use instead.
+        why: String,
+    },
     /// A file could not be read or written.
     #[error("{operation} {path}: {source}; {}", advice(source))]
     File {
@@ -171,11 +182,26 @@ impl SessionError {
             Self::Perf(restitch_perf::PerfError::Denied { .. }) => ExitCode::NotPermitted,
             Self::Perf(restitch_perf::PerfError::NoProcess { .. }) => ExitCode::Vanished,
             Self::Perf(_) | Self::File { .. } | Self::Command { .. } | Self::Emit { .. } => ExitCode::Failure,
+            Self::BranchTrace(error) => of_branch_trace(error),
+            Self::Source { .. } => ExitCode::Refused,
             Self::BadFile { .. } => ExitCode::BadInput,
             Self::Refused { .. } => ExitCode::Refused,
             Self::NothingToDo(_) => ExitCode::NothingToDo,
             Self::Check { .. } => ExitCode::CheckFailed,
         }
+    }
+}
+
+fn of_branch_trace(error: &restitch_trace::BranchTraceError) -> ExitCode {
+    use restitch_perf::PerfError;
+    use restitch_trace::BranchTraceError as B;
+    match error {
+        B::Trace(error) => of_trace(error),
+        B::Proc(error) => of_proc(error),
+        B::Perf(PerfError::Denied { .. }) => ExitCode::NotPermitted,
+        B::Perf(PerfError::NoProcess { .. }) => ExitCode::Vanished,
+        B::NoSignal { .. } => ExitCode::Refused,
+        B::Perf(_) | B::Thread { .. } => ExitCode::Failure,
     }
 }
 

@@ -27,7 +27,9 @@ mod record;
 mod refusal;
 mod sampling;
 mod selection;
+mod source;
 mod status;
+mod trace_record;
 mod verdict;
 
 pub use analysis::{Analyzed, analyze_image};
@@ -39,7 +41,9 @@ pub use instrument::{InstrumentOptions, instrument};
 pub use lab::{LabOptions, LayoutTimes, lab};
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
+pub use source::{Source, SourceChoice};
 pub use status::{ProcessStatus, Reverted, revert, status};
+pub use trace_record::{TraceRecordOptions, TraceSubject, Traced, record_traced};
 pub use verdict::{Metric, Windows};
 
 /// Hears what a session is doing, for progress bars.

@@ -1,0 +1,102 @@
+//! Where a recorded profile comes from.
+
+use crate::progress::Progress;
+use clap::Args;
+use restitch_session::profiles::ProfileOutput;
+use restitch_session::{
+    ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject, Traced, record_traced,
+};
+
+/// Options of `record` that choose the source.
+#[derive(Debug, Args)]
+pub struct SourceOptions {
+    /// Where the profile comes from: auto, lbr, trace, burst, ip, count.
+    #[arg(long, value_name = "SOURCE", default_value = "auto")]
+    pub source: Source,
+    /// With --source trace: the share of the program's running time that tracing may cost, in percent.
+    #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
+    pub overhead: f64,
+}
+
+/// `1%`, `0.5%` or a bare number of percent; the share comes out.
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(p) if (0.01..=50.0).contains(&p) => Ok(p / 100.0),
+        _ => Err("a percentage from 0.01% to 50% is wanted".into()),
+    }
+}
+
+impl SourceOptions {
+    /// Records by tracing, if that is the source; `None` if `record` shall count.
+    pub fn record(
+        &self,
+        subject: TraceSubject,
+        depth: Option<u16>,
+        output: ProfileOutput,
+    ) -> Option<Result<i32, SessionError>> {
+        match self.source.choose() {
+            Ok(SourceChoice::Count) => None,
+            Ok(SourceChoice::Trace) => Some(self.trace(subject, depth, output)),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn trace(
+        &self,
+        subject: TraceSubject,
+        depth: Option<u16>,
+        output: ProfileOutput,
+    ) -> Result<i32, SessionError> {
+        let mut progress = Progress::new();
+        let shown = output.path.display().to_string();
+        let options = TraceRecordOptions {
+            subject,
+            depth: usize::from(depth.unwrap_or(512)),
+            overhead: self.overhead,
+            output,
+        };
+        let traced = record_traced(options, &mut progress)?;
+        progress.finish();
+        tell(&traced);
+        eprintln!("restitch: profile written to {shown}");
+        Ok(traced.status.unwrap_or(ExitCode::Done.number()))
+    }
+}
+
+fn tell(traced: &Traced) {
+    let r = &traced.report;
+    let records: u64 = r.records.values().sum();
+    eprintln!(
+        "restitch: {} branches in {records} records ({} full) of {} threads, {} modules; overhead {:.2} %",
+        r.branches,
+        r.full(),
+        r.threads,
+        traced.modules,
+        100.0 * r.overhead()
+    );
+    eprintln!(
+        "restitch: {:.1} branches for each breakpoint ({:.2} without evaluating ahead); {} of {} evaluations contradicted",
+        r.usefulness(),
+        r.usefulness_without_evaluation(),
+        r.contradicted,
+        r.confirmed + r.contradicted
+    );
+    if r.blocked_threads > 0 {
+        eprintln!(
+            "restitch: {} threads block the signal that interrupts them and were not seen",
+            r.blocked_threads
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent;
+
+    #[test]
+    fn percentages_come_with_and_without_their_sign() {
+        assert_eq!(percent("1%"), Ok(0.01));
+        assert_eq!(percent("0.5"), Ok(0.005));
+        assert!(percent("0").is_err() && percent("99%").is_err() && percent("x%").is_err());
+    }
+}

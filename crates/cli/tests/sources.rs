@@ -1,0 +1,75 @@
+//! `record --source`: branch records without branch hardware, and what is said where a source is not to be had.
+
+mod common;
+
+use common::{PATIENCE, Restitch, code, expect_message, finish};
+use restitch_testkit::{SUCCESS, compile, program, run, scratch, skipped};
+use std::path::PathBuf;
+use std::process::Command;
+
+fn compiled(source: &str) -> Option<PathBuf> {
+    match compile(&program(source), &["-O2"]) {
+        Ok(path) => Some(path),
+        Err(error) => {
+            skipped(&error.to_string());
+            None
+        }
+    }
+}
+
+/// A machine that forbids breakpoints is no reason to fail.
+fn has_breakpoints(restitch: &Restitch) -> bool {
+    let told = restitch.run(&["doctor"]).stdout;
+    let has = told.lines().any(|line| line.starts_with("yes hardware breakpoints"));
+    if !has {
+        skipped("no hardware breakpoints");
+    }
+    has
+}
+
+#[test]
+fn a_program_is_traced_from_start_to_end_and_optimized_with_the_profile() {
+    let Some(original) = compiled("switch.c") else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let (profile, output) = (folder.path().join("profile"), folder.path().join("output"));
+    let mut command = restitch.command(&["record", "--source", "trace", "--overhead", "20%", "-o"]);
+    let recorded = finish(command.arg(&profile).arg("--").arg(&original).args(["--seconds", "2"]));
+    expect_message(&recorded, SUCCESS, &["branches in", "overhead", "contradicted"]);
+    let mut command = restitch.command(&["optimize"]);
+    finish(command.arg(&original).arg("--profile").arg(&profile).arg("-o").arg(&output)).expect(code::DONE);
+    run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
+}
+
+#[test]
+fn a_running_process_is_traced_and_not_touched() {
+    let Some(original) = compiled("switch.c") else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let profile = folder.path().join("profile");
+    let mut child = Command::new(&original).args(["--seconds", "12"]).spawn().unwrap();
+    let pid = child.id().to_string();
+    let mut command = restitch.command(&["record", "-p", &pid, "--source", "trace", "--overhead", "20"]);
+    let recorded = finish(command.args(["--depth", "64", "--duration", "3", "-o"]).arg(&profile));
+    recorded.expect(code::DONE);
+    assert!(profile.exists());
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "nothing is in the state directory");
+    assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
+}
+
+#[test]
+fn sources_that_are_not_there_name_another_one() {
+    let restitch = Restitch::new();
+    for source in ["burst", "ip"] {
+        let refused = restitch.run(&["record", "-p", "1", "--source", source, "-o", "/nonexistent/profile"]);
+        expect_message(&refused, code::REFUSED, &["not available", "--source trace"]);
+    }
+    restitch.run(&["record", "-p", "1", "--source", "best", "-o", "x"]).expect(code::USAGE);
+    restitch
+        .run(&["record", "-p", "1", "--source", "trace", "--overhead", "90%", "-o", "x"])
+        .expect(code::USAGE);
+}

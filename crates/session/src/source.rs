@@ -1,0 +1,105 @@
+//! Where profiles come from, and which sources this machine has.
+
+use crate::SessionError;
+use restitch_perf::{Availability, Pmu};
+use std::str::FromStr;
+
+/// A source of profiles, as a user names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Source {
+    /// The best one that the machine allows.
+    #[default]
+    Auto,
+    /// Branch records of the hardware.
+    Lbr,
+    /// Software branch tracing.
+    Trace,
+    /// Bursts in a tracing version.
+    Burst,
+    /// Instruction pointers.
+    Ip,
+    /// A counting version.
+    Count,
+}
+
+/// What is done for a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceChoice {
+    /// A counting version runs for some time.
+    Count,
+    /// Software branch tracing.
+    Trace,
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "auto" => Self::Auto,
+            "lbr" => Self::Lbr,
+            "trace" => Self::Trace,
+            "burst" => Self::Burst,
+            "ip" => Self::Ip,
+            "count" => Self::Count,
+            _ => return Err("one of auto, lbr, trace, burst, ip, count is wanted".into()),
+        })
+    }
+}
+
+impl Source {
+    /// What to do for this source on this machine.
+    ///
+    /// # Errors
+    /// [`SessionError::Source`] with the reason and what to use instead.
+    pub fn choose(self) -> Result<SourceChoice, SessionError> {
+        let missing = |source_name, why: String| Err(SessionError::Source { source_name, why });
+        let facts = Pmu::probe();
+        match self {
+            // An exact profile is worth more than any sampled one.
+            Self::Auto | Self::Count => Ok(SourceChoice::Count),
+            Self::Trace => match facts.hardware_breakpoints {
+                Availability::Yes => Ok(SourceChoice::Trace),
+                no => missing("software branch tracing", format!("hardware breakpoints: {}; use --source count", reason(&no))),
+            },
+            Self::Lbr => match facts.branch_stack {
+                Availability::Yes => missing(
+                    "hardware branch records",
+                    "`record` does not write them yet; record with `perf record -j any,u` and give the perf.data file to `restitch optimize`, or use --source trace".into(),
+                ),
+                no => missing("hardware branch records", format!("{}; use --source trace or count", reason(&no))),
+            },
+            Self::Burst => missing(
+                "burst versions",
+                "restitch has no tracing versions yet; use --source trace (changes nothing in the process) or count (exact)".into(),
+            ),
+            Self::Ip => missing(
+                "instruction pointers alone",
+                "layouts made from them are slower than the original more often than not; use --source trace or count"
+                    .into(),
+            ),
+        }
+    }
+}
+
+/// The probe's answer without its leading "no".
+fn reason(answer: &Availability) -> String {
+    let text = answer.to_string();
+    text.strip_prefix("no: ").map_or(text.clone(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_refused_with_an_alternative() {
+        for name in ["burst", "ip", "lbr"] {
+            let error = name.parse::<Source>().unwrap().choose().unwrap_err();
+            assert!(error.to_string().contains("--source trace"), "{error}");
+            assert_eq!(error.exit_code(), crate::ExitCode::Refused);
+        }
+        assert_eq!("auto".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Count);
+        assert!("lbrs".parse::<Source>().unwrap_err().contains("burst"));
+    }
+}
