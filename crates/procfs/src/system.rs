@@ -119,3 +119,16 @@ pub fn parse_transparent_huge_pages(text: &str) -> Option<TransparentHugePages> 
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_processor_is_read_and_anything_else_is_empty() {
+        let text = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: x\n\ncpu family\t: 6\n";
+        let expected = CpuModel { vendor: "AuthenticAMD".into(), family: 25, model: 17 };
+        assert_eq!(parse_cpu_model(text), expected);
+        assert_eq!(parse_cpu_model("no colon\ncpu family: many\n"), CpuModel::default());
+    }
+}
