@@ -134,12 +134,15 @@ def free_port():
 
 
 def children(pid):
-    """The process and all its descendants."""
+    """The process and all its descendants; those that end meanwhile are left out."""
     found = [pid]
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as f:
-            for child in f.read().split():
-                found += children(int(child))
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as f:
+                for child in f.read().split():
+                    found += children(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        pass
     return found
 
 

@@ -24,7 +24,7 @@ use crate::hook_page::{
 use crate::hook_sites::{FindSite, Function, Sites, read_page, unwind_info};
 use crate::journal::Journal;
 use crate::live::{Live, Reservation};
-use crate::patches::{LEN, jump};
+use crate::patches::{LEN, crosses_page, jump};
 use crate::retire::leads_into;
 use crate::threads::{ThreadView, words};
 use crate::{ProcessError, Target};
@@ -127,8 +127,7 @@ fn detoured(target: &Target, sites: &Sites, page: Avma) -> Result<Vec<Detoured>,
 impl Detoured {
     fn journal(&self, target: &Target, page: Avma) -> Result<JournalDetour, String> {
         let at = target.modules[self.function.module].bias.to_actual(self.function.at);
-        let crosses = at.align_down(4096) != (at + LEN as u64 - 1).align_down(4096);
-        let now = jump(at, page + self.routine).filter(|_| !crosses);
+        let now = jump(at, page + self.routine).filter(|_| !crosses_page(at));
         Ok(JournalDetour {
             at: at.get(),
             original: self.displaced.original,

@@ -3,10 +3,10 @@
 use crate::hook;
 use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::map_file::StoredMap;
-use crate::patches::{LEN, jump};
+use crate::patches::{LEN, crosses_page, jump};
 use crate::store::lock_process;
 use crate::stub::stub_sites;
-use crate::{ProcessError, StateDir, Target};
+use crate::{Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::Redirect;
@@ -194,16 +194,18 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
             continue;
         };
         let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
-        for r in stored.redirects {
-            if let Some(original) = module.image.read(r.at, LEN).and_then(|b| b.try_into().ok()) {
-                let at = bias.to_actual(r.at).get();
-                journal.patches.push(JournalPatch { at, original, now: original });
-            }
-        }
+        journal.patches.extend(stored.redirects.iter().filter_map(|r| inherited_patch(module, r)));
     }
     journal.patches.sort_by_key(|p| p.at);
     journal.patches.dedup_by_key(|p| p.at);
     Ok(journal)
+}
+
+/// The journal's form of a redirect that may be there.
+fn inherited_patch(module: &Module, redirect: &Redirect) -> Option<JournalPatch> {
+    let at = module.bias.to_actual(redirect.at);
+    let original = module.image.read(redirect.at, LEN)?.try_into().ok()?;
+    (!crosses_page(at)).then_some(JournalPatch { at: at.get(), original, now: original })
 }
 
 /// What lies where a module's code is, is no spare copy of it, whatever a record says (of another process, perhaps).
@@ -280,4 +282,24 @@ fn merged(mut maps: Vec<procfs::Mapping>, more: Vec<procfs::Mapping>) -> Vec<pro
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_emit::RedirectKind;
+
+    #[test]
+    fn redirects_that_cross_pages_were_never_there() {
+        let target = Target::open(std::process::id() as i32).expect("our own");
+        let module = &target.modules[target.program];
+        let code = module.image.segments().iter().find(|s| s.executable).expect("it has code").range;
+        let page = code.start.align_up(4096) + 4096;
+        let patch = |offset| {
+            let at = page + offset;
+            inherited_patch(module, &Redirect { at, to: at, kind: RedirectKind::Entry })
+        };
+        assert_eq!(patch(4091).map(|p| p.at), Some(module.bias.to_actual(page + 4091).get()));
+        assert_eq!([4092, 4095].map(patch), [None, None]);
+    }
 }

@@ -24,7 +24,7 @@ impl PatchSet {
     pub fn add(&mut self, module: &Module, redirects: &[Redirect]) {
         for r in redirects {
             let (at, to) = (module.bias.to_actual(r.at), module.bias.to_actual(r.to));
-            if at.align_down(4096) != (at + LEN as u64 - 1).align_down(4096) {
+            if crosses_page(at) {
                 self.crossing += 1;
                 continue;
             }
@@ -55,6 +55,11 @@ impl PatchSet {
         let (&site, _) = self.wanted.range(..at).next_back()?;
         (at.offset_from(site) < LEN as i64).then_some(site)
     }
+}
+
+/// Whether a patch at `at` would lie on two pages. There is never one: a write that is cut short would leave half of it.
+pub(crate) fn crosses_page(at: Avma) -> bool {
+    at.align_down(4096) != (at + LEN as u64 - 1).align_down(4096)
 }
 
 /// `jmp to` at `at`.
