@@ -92,7 +92,7 @@ fn switch(
     let (result, mut report) = stop.carry_out(live, stopped, ready);
     let result = result.and_then(|done| stop.look_back(live, done));
     // What stays is in the journal.
-    let held = unmap_spares(live, &prepared).unwrap_or_default();
+    let held = unmap_spares_soon(live, &prepared);
     report.borrow_us = report.borrow_us.max(StopTimes::micros(held));
     if result.is_err()
         && let Ok(maps) = procfs::maps(target.pid())
@@ -102,6 +102,18 @@ fn switch(
     live.journal.save(&live.dir)?;
     live.journal.save_records(&live.dir)?;
     result.map(|()| report)
+}
+
+/// Unmaps what is left of the spares. Where no thread can be borrowed just now (they come and go, or all wait in the kernel), it is tried
+/// again for a moment; then they stay, unused, until the next switch. Gives the time for which a thread was held.
+fn unmap_spares_soon(live: &mut Live, prepared: &Prepared<'_>) -> Duration {
+    for pause in [1, 4, 16, 64] {
+        match unmap_spares(live, prepared) {
+            Ok(held) => return held,
+            Err(_) => std::thread::sleep(Duration::from_millis(pause)),
+        }
+    }
+    unmap_spares(live, prepared).unwrap_or_default()
 }
 
 /// Stops all threads where a version has original equivalents, by trying again: such windows are a few instructions long.

@@ -62,6 +62,8 @@ impl Live {
         if self.lock.is_none() {
             self.lock = Some(lock_process(self.target.process)?);
             self.journal = find_journal(&self.dir, &self.target)?;
+            // A process that was forked off when the versions were gone, and the hook not yet.
+            find_hook(&self.target, &mut self.journal);
             clear_stub(&self.target);
         }
         Ok(())
@@ -188,6 +190,7 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
     }
     let Some(mut journal) = Journal::inherited(process, &maps) else { return Ok(Journal::new(process)) };
     spare_modules(target, &mut journal);
+    find_hook(target, &mut journal);
     for v in &journal.versions {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
         let Some(module) = target.modules.iter().find(|m| m.bias == bias && m.path == v.module) else {

@@ -122,8 +122,9 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
 pub fn revert(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     if set.all().all(|l| l.journal().is_empty()) {
-        let dir = StateDir::open()?.path().to_path_buf();
-        return Err(ProcessError::NotAttached { pid, dir }.into());
+        let dir = StateDir::open()?;
+        dir.collect_garbage();
+        return Err(ProcessError::NotAttached { pid, dir: dir.path().to_path_buf() }.into());
     }
     let switched = set.switch(&[], VersionKind::Optimized, watcher)?;
     Ok(Reverted { switched, kept: set.sweep() })
