@@ -68,11 +68,13 @@ def revert(machine, pid, tree=False, allowed=(0,)):
 
 
 def changed_code(pid):
-    """Where the executable mappings of a process differ from their files; nothing for a process that is gone."""
+    """Where the executable mappings of a process differ from their files; nothing for a process that is gone. Jumps into code without a
+    file do not count: while a version stays mapped, the unwinders' lookup functions lead to the hook."""
     changed = []
     try:
         with open(f"/proc/{pid}/mem", "rb", 0) as memory, open(f"/proc/{pid}/maps") as maps:
-            for line in maps:
+            lines = list(maps)
+            for line in lines:
                 fields = line.split(None, 5)
                 path = fields[5].strip() if len(fields) == 6 else ""
                 # Retired versions may stay mapped for a while; nothing leads there.
@@ -83,13 +85,27 @@ def changed_code(pid):
                     f.seek(int(fields[2], 16))
                     stated = f.read(end - start)
                 memory.seek(start)
-                actual = memory.read(end - start)[: len(stated)]
+                actual = bytearray(memory.read(end - start)[: len(stated)])
+                leave_out_hook(lines, start, actual, stated)
                 if actual != stated:
                     first = next(n for n, pair in enumerate(zip(actual, stated)) if pair[0] != pair[1])
                     changed.append(f"{path} at {start + first:#x}: {actual[first:first + 5].hex()} instead of {stated[first:first + 5].hex()}")
     except (OSError, ValueError, StopIteration):
         pass
     return changed
+
+
+def leave_out_hook(maps, start, actual, stated):
+    """Gives the bytes of jumps into executable memory without a file their stated values."""
+    anonymous = [
+        [int(n, 16) for n in fields[0].split("-")] for fields in map(str.split, maps) if "x" in fields[1] and len(fields) == 5
+    ]
+    at = actual.find(b"\xe9")
+    while at >= 0:
+        to = start + at + 5 + int.from_bytes(actual[at + 1 : at + 5], "little", signed=True)
+        if any(low <= to < high for low, high in anonymous):
+            actual[at : at + 5] = stated[at : at + 5]
+        at = actual.find(b"\xe9", at + 1)
 
 
 class Toggling:

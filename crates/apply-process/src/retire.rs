@@ -31,9 +31,12 @@ pub(crate) fn retire(
         return Ok(());
     }
     for old in &prepared.old {
-        // Nobody new comes in, so nothing has to be done where nobody is.
-        if leads_into(stopped, old.range, threads, Some(&translated))?.is_some() {
-            redirect_old_entries(stopped, prepared, old, threads)?;
+        // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already, to a version that leaves
+        // now and may be unmapped soon, somebody may be that no walk finds: on the stack of a coroutine.
+        let led_into = leads_into(stopped, old.range, threads, Some(&translated))?.is_some();
+        let leading_on = leading_on(stopped, old);
+        if led_into || !leading_on.is_empty() {
+            redirect_old_entries(stopped, prepared, old, threads, led_into, &leading_on)?;
         }
     }
     Ok(())
@@ -140,12 +143,34 @@ pub(crate) fn leads_into(
     Ok(None)
 }
 
-/// Makes the function entries of a version that stays lead to the newest code, so that old frames call new functions.
+/// The function entries of a version that an earlier switch made lead out of it.
+fn leading_on(stopped: &Stopped, old: &OldVersion) -> BTreeSet<Avma> {
+    let entries = old.stored.redirects.iter().filter(|r| r.kind == RedirectKind::Entry);
+    let entries: Vec<(Avma, usize)> = entries.map(|r| (old.bias.to_actual(r.to), LEN)).collect();
+    let found = stopped.memory().read_many(&entries);
+    let leads_on = |at: Avma, bytes: &[u8]| match *bytes {
+        [0xe9, a, b, c, d] => {
+            let to = (at + LEN as u64).offset(i32::from_le_bytes([a, b, c, d]).into());
+            // (A copy that begins with such a jump by itself is no harm: the entry of its function is as good.)
+            !old.range.contains(to)
+        }
+        _ => false,
+    };
+    let all = entries.iter().zip(found);
+    all.filter(|((at, _), bytes)| bytes.as_ref().is_some_and(|b| leads_on(*at, b)))
+        .map(|((at, _), _)| *at)
+        .collect()
+}
+
+/// Makes the function entries of a version that stays lead to the newest code, so that old frames call new functions: those that
+/// are `leading_on` somewhere already, and with `all` the others too.
 fn redirect_old_entries(
     stopped: &Stopped,
     prepared: &Prepared<'_>,
     old: &OldVersion,
     threads: &[ThreadView],
+    all: bool,
+    leading_on: &BTreeSet<Avma>,
 ) -> Result<(), ProcessError> {
     let pointed: BTreeSet<Avma> = threads
         .iter()
@@ -163,8 +188,9 @@ fn redirect_old_entries(
         });
         let busy = pointed.range(at + 1..at + LEN as u64).next().is_some();
         let to = prepared.destination_or_original(old.bias.to_actual(r.at));
+        // Where there is a jump already, nobody stands in its bytes.
         if room
-            && !busy
+            && (leading_on.contains(&at) || all && !busy)
             && let Some(bytes) = jump(at, to)
         {
             jumps.push((at, bytes));
