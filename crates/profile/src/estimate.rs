@@ -8,7 +8,7 @@
 //! frequencies. They are solved by passes over the blocks in address order: forward edges are done within a pass, and each
 //! further pass is one more iteration of the loops.
 //!
-//! **Confession.** The probabilities below were fitted to exact profiles of cc1plus, python3 and dash as Debian builds them
+//! **Confession.** The probabilities below are the best of ten sets tried on exact profiles of cc1plus, python3 and dash as Debian builds them
 //! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/counting` shows
 //! what they are worth.
 
