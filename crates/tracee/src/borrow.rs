@@ -149,7 +149,13 @@ impl<'a> Borrow<'a> {
         let tid = stopped.threads[index].tid;
         stopped.abort_rseq(tid)?;
         let mask = sys::get_signal_mask(tid)?;
-        let settled = stopped.threads[index].current.settled();
+        let mut settled = stopped.threads[index].current.settled();
+        let mut code = [0; 7];
+        if settled.rax == libc::SYS_restart_syscall as u64
+            && stopped.memory.read(settled.rip.offset(-5), &mut code).is_ok()
+        {
+            settled = settled.begun_anew(&code);
+        }
         let frame = frame::build(plan.frame.get(), &settled, mask, &plan.xsave);
         let mut borrow = Self {
             stopped,

@@ -135,6 +135,18 @@ impl Registers {
         settled
     }
 
+    /// For a thread that is about to call `restart_syscall`, because it was interrupted in a wait before: the registers with which
+    /// that wait begins anew. `code` are the 7 bytes from 5 before the program counter on; the call's number is known
+    /// where they are `mov $number, %eax; syscall`, as in C libraries. Elsewhere nothing is changed.
+    pub(crate) fn begun_anew(&self, code: &[u8; 7]) -> Self {
+        const WAITS: [libc::c_long; 4] =
+            [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_futex];
+        let [0xb8, a, b, c, d, 0x0f, 0x05] = *code else { return *self };
+        let number = u32::from_le_bytes([a, b, c, d]);
+        let is_wait = WAITS.contains(&libc::c_long::from(number));
+        if is_wait { Self { rax: number.into(), ..*self } } else { *self }
+    }
+
     /// The registers with a false `EINTR` repaired, if the stop caused one: the kernel then calls again, unless a
     /// signal handler runs.
     pub(crate) fn repaired(&self) -> Option<Self> {
@@ -177,6 +189,10 @@ mod tests {
         }
         let outside = Registers { rax: -512i64 as u64, orig_rax: NO_SYSTEM_CALL, ..in_call(0, 0) };
         assert_eq!(outside.settled(), outside);
+        let again = Registers { rax: libc::SYS_restart_syscall as u64, ..outside };
+        assert_eq!(again.begun_anew(&[0xb8, 7, 0, 0, 0, 0x0f, 0x05]).rax, libc::SYS_poll as u64);
+        assert_eq!(again.begun_anew(&[0xb8, 1, 0, 0, 0, 0x0f, 0x05]), again, "write does not wait");
+        assert_eq!(again.begun_anew(&[0x90, 7, 0, 0, 0, 0x0f, 0x05]), again);
     }
 
     #[test]
