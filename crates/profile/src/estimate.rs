@@ -9,8 +9,8 @@
 //! further pass is one more iteration of the loops.
 //!
 //! **Confession.** The probabilities below are the best of ten sets tried on exact profiles of cc1plus, python3 and dash as Debian builds them
-//! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/counting` shows
-//! what they are worth.
+//! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/counting`
+//! measures the time of counting with them.
 
 use crate::{Equations, Weights};
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, Program, Terminator};
