@@ -78,9 +78,9 @@ fn read(mem: &File, line: &Line) -> Vec<u8> {
 
 /// Places where the code of process `pid` differs from its files. Bytes behind the end of a file count as zero.
 pub fn differences(pid: u32) -> Vec<Difference> {
-    let mem = memory(pid);
+    let (mem, lines) = (memory(pid), maps(pid));
     let mut out = Vec::new();
-    for line in maps(pid).iter().filter(|l| l.is_code()) {
+    for line in lines.iter().filter(|l| l.is_code()) {
         let path = PathBuf::from(&line.name);
         let Ok(file) = std::fs::read(&path) else { continue };
         let found = read(&mem, line);
@@ -88,13 +88,9 @@ pub fn differences(pid: u32) -> Vec<Difference> {
         for (i, byte) in found.iter().enumerate() {
             let expected = file.get(line.offset as usize + i).copied().unwrap_or(0);
             if *byte != expected && i >= skip_to {
-                let mut bytes = [0; 5];
-                // The first byte may be equal by chance; a redirect is found from its first differing byte.
-                let from = redirect_start(&found, i);
-                let n = (found.len() - from).min(5);
-                bytes[..n].copy_from_slice(&found[from..from + n]);
-                out.push(Difference { at: line.start + from as u64, file: path.clone(), bytes });
-                skip_to = from + 5;
+                let place = difference(&found, i, line, &lines);
+                skip_to = (place.at - line.start) as usize + 5;
+                out.push(place);
             }
         }
     }
@@ -108,12 +104,23 @@ pub fn differences_but_hook(pid: u32) -> Vec<Difference> {
     out
 }
 
-/// Where the jump begins whose first differing byte is at `i`: an `e9` that was there before does not differ.
-fn redirect_start(found: &[u8], i: usize) -> usize {
-    if found[i] == 0xe9 {
-        return i;
-    }
-    (i.saturating_sub(4)..i).rev().find(|&j| found[j] == 0xe9).unwrap_or(i)
+/// The difference whose first differing byte is the one at `i` of what was found in `line`. A redirect whose first bytes were there
+/// before does not differ in them, and its displacement may hold an `e9` too: of the places where it may begin the one is taken
+/// from which a jump leads to what restitch has mapped.
+fn difference(found: &[u8], i: usize, line: &Line, lines: &[Line]) -> Difference {
+    let from = |j: usize| {
+        let mut bytes = [0; 5];
+        let n = (found.len() - j).min(5);
+        bytes[..n].copy_from_slice(&found[j..j + n]);
+        Difference { at: line.start + j as u64, file: PathBuf::from(&line.name), bytes }
+    };
+    let leads_to_us = |place: &Difference| {
+        let within = |to: u64| {
+            lines.iter().any(|l| (l.is_ours() || l.is_anonymous_code()) && l.start <= to && to < l.end)
+        };
+        place.target().is_some_and(within)
+    };
+    (i.saturating_sub(4)..=i).rev().map(from).find(leads_to_us).unwrap_or_else(|| from(i))
 }
 
 /// What of restitch is mapped: versions, counters.
