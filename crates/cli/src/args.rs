@@ -18,7 +18,7 @@ Exit codes:
   7  the target had too little to do for a profile; it is as it was
   8  it did not help and was taken back
   9  the checker refused a new version; nothing was changed; please report it
-`run` and `record -- COMMAND` end with the exit code of COMMAND once it has run.";
+`run`, `batch` and `record -- COMMAND` end with the exit code of COMMAND once it has run.";
 
 /// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out again, and
 /// moves the process over to the new layout. No source, symbols, rebuild or restart needed.
@@ -134,6 +134,11 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// Run a command whose programs run again and again (a build, a test suite), and optimize them between their runs.
+    Batch(crate::batch::Batch),
+    /// Show, shrink or check the cache of `batch`.
+    #[command(subcommand)]
+    Cache(crate::batch::CacheCommand),
     /// Compare layouts of a program by models of a processor's front end: caches, TLBs, branch target buffer.
     Lab(Lab),
     /// Show the functions, blocks and jump tables of a file, and how much of it can be moved.

@@ -1,5 +1,6 @@
 //! One function a command: from arguments to a session and from its result to text.
 
+use crate::batch::{batch_command, cache_command};
 use crate::args::{Args, Attach, Command};
 use crate::demo;
 use crate::lab::lab_command;
@@ -67,6 +68,8 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
+        Command::Batch(options) => batch_command(options),
+        Command::Cache(command) => cache_command(&command),
         Command::Lab(options) => lab_command(options),
         Command::Analyze { file } => analyze_command(&file),
         Command::Profile(command) => crate::profile_commands::run(command),
@@ -102,7 +105,7 @@ pub(crate) fn check_outputs(paths: &[Option<&Path>]) -> Result<(), SessionError>
     paths.iter().flatten().filter(|p| p.as_os_str() != "-").try_for_each(|p| check_writable(p))
 }
 
-fn child(command: &[OsString]) -> Child {
+pub(crate) fn child(command: &[OsString]) -> Child {
     let mut child = Child::new(command.first().map_or_else(|| "".into(), Clone::clone));
     child.args(command.iter().skip(1));
     child

@@ -1,6 +1,7 @@
 //! The `restitch` command: arguments, messages, exit codes. No logic.
 
 mod args;
+mod batch;
 mod commands;
 mod demo;
 mod lab;

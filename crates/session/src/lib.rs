@@ -8,6 +8,7 @@
 
 mod analysis;
 mod attach;
+pub mod batch;
 mod counted_images;
 mod derivation;
 mod doctor;

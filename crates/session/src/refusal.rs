@@ -20,7 +20,8 @@ pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
     Ok(())
 }
 
-fn run_time(image: &Image, file_name: &str) -> Option<&'static str> {
+/// Why an image is not touched, in words that follow its name.
+pub(crate) fn run_time(image: &Image, file_name: &str) -> Option<&'static str> {
     let section = |name: &str| image.section(name).is_some();
     let symbol = |name: &str| image.symbols_named(name).next().is_some();
     if section(".gopclntab") || section(".note.go.buildid") || section(".data.rel.ro.gopclntab") {

@@ -57,3 +57,4 @@ pub use stopped::{StopTimes, Stopped};
 pub use stub::{BATCH_SPACE, STUB_SPACE, StubPlace, find_padding, is_padding};
 pub use visit::visit;
 pub use wait::ExitStatus;
+pub use urgent::be_nice;

@@ -247,6 +247,12 @@ pub(crate) fn scheduling() -> Option<(i32, i32)> {
     (policy >= 0 && read == 0).then_some((policy, parameters.sched_priority))
 }
 
+/// Sets the nice value of the calling thread (on Linux the priority of "process" 0 is that of the calling thread; sched(7)).
+pub(crate) fn set_nice(nice: i32) -> bool {
+    // SAFETY: touches no memory.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.clamp(0, 19)) == 0 }
+}
+
 /// Sets the calling thread's scheduling policy and real-time priority; whether that was permitted.
 pub(crate) fn set_scheduling(policy: i32, priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };

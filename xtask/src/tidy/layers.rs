@@ -5,7 +5,7 @@ use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
 pub const LAYERS: [&[&str]; 16] = [
-    &["address", "demo-workload", "report", "testkit"],
+    &["address", "demo-workload", "preload", "report", "testkit"],
     &["procfs"],
     &["perf", "tracee"],
     &["cfi", "image", "x86"],
@@ -18,7 +18,7 @@ pub const LAYERS: [&[&str]; 16] = [
     &["emit"],
     &["check"],
     &["apply"],
-    &["apply-elf", "apply-process"],
+    &["apply-elf", "apply-preload", "apply-process"],
     &["trace"],
     &["session", "cli"],
 ];

@@ -1,0 +1,208 @@
+//! `restitch batch` and `restitch cache`: arguments, and what is printed.
+
+use crate::commands::{check_outputs, child};
+use clap::{Args, Subcommand};
+use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
+use restitch_session::batch::{BatchOptions, BatchReport, Optimized, batch};
+use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Arguments of `batch`.
+#[derive(Debug, Args)]
+pub struct Batch {
+    /// Only runs of programs of this name (or path), and the libraries that they use. May be given several times.
+    #[arg(long, value_name = "NAME")]
+    program: Vec<String>,
+    #[command(flatten)]
+    cache: CacheOptions,
+    /// The layout.
+    #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
+    layout: LayoutChoice,
+    /// Copy the agent and all optimized code into this folder in the end, for an image or another machine.
+    #[arg(long, value_name = "FOLDER")]
+    export: Option<PathBuf>,
+    /// Write the result as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print nothing but errors.
+    #[arg(long)]
+    quiet: bool,
+    /// The command, for example `make -j8`.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+struct CacheOptions {
+    /// The cache. Otherwise $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    #[arg(long = "cache", value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Largest size of the cache in MiB. What was optimized longest ago goes first.
+    #[arg(long, value_name = "MIB", default_value_t = MOST_BYTES >> 20)]
+    cache_size: u64,
+}
+
+/// What to do with the cache of `batch`.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Show what is in it.
+    List {
+        #[command(flatten)]
+        cache: CacheArgument,
+    },
+    /// Remove what was optimized longest ago, until it is small enough.
+    Prune {
+        #[command(flatten)]
+        cache: CacheArgument,
+        /// Largest size in MiB; 0 removes everything.
+        #[arg(long, value_name = "MIB", default_value_t = MOST_BYTES >> 20)]
+        size: u64,
+    },
+    /// Compare everything in it with the programs on disk; what is damaged is removed.
+    Verify {
+        #[command(flatten)]
+        cache: CacheArgument,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct CacheArgument {
+    /// The cache. Otherwise $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    #[arg(long = "cache", value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+}
+
+/// Lines on standard error, which the command has, too: no bars.
+struct Lines {
+    quiet: bool,
+}
+
+impl Watcher for Lines {
+    fn phase(&mut self, _name: &str, _seconds: Option<f64>) {}
+    fn note(&mut self, text: &str) {
+        if !self.quiet {
+            eprintln!("restitch: {text}");
+        }
+    }
+}
+
+/// Runs `batch`; the command's exit status.
+pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
+    check_outputs(&[options.json.as_deref()])?;
+    let wanted = BatchOptions {
+        command: child(&options.command),
+        only: options.program,
+        cache: options.cache.folder,
+        layout: options.layout,
+        export: options.export,
+        cache_size: options.cache.cache_size << 20,
+    };
+    let report = batch(wanted, &mut Lines { quiet: options.quiet })?;
+    if !options.quiet {
+        eprint!("{}", text(&report));
+    }
+    if let Some(path) = &options.json {
+        let json = report.to_json();
+        if path.as_os_str() == "-" {
+            print!("{json}");
+        } else {
+            std::fs::write(path, json).map_err(|source| SessionError::File {
+                operation: "writing",
+                path: path.clone(),
+                source,
+            })?;
+        }
+    }
+    Ok(report.status)
+}
+
+fn text(report: &BatchReport) -> String {
+    let mut out = format!(
+        "restitch: {:.1} s, exit status {}; {:.1} s of processor time spent on optimizing\n",
+        report.command_seconds, report.status, report.own_seconds
+    );
+    for o in &report.optimized {
+        out.push_str(&optimized(o));
+    }
+    for l in &report.left {
+        out.push_str(&format!("  left alone: {} ({:.1} s in {} runs): {}\n", l.path.display(), l.seconds, l.runs, l.why));
+    }
+    if report.lost_records > 0 {
+        out.push_str(&format!("  {} of the kernel's records were lost: times are too low\n", report.lost_records));
+    }
+    if let Some(count) = report.exported {
+        out.push_str(&format!("  exported: {count} optimized modules\n"));
+    }
+    out
+}
+
+fn optimized(o: &Optimized) -> String {
+    let per_run = |r: &restitch_session::batch::Runs| r.seconds / r.runs.max(1) as f64;
+    let mut out = format!(
+        "  {}: {}\n",
+        o.path.display(),
+        match (o.in_force, o.new) {
+            (false, _) => format!("profiled in {} runs; the next session begins with optimizing it", o.profiled_runs),
+            (true, true) => format!("optimized in this session, from {} runs", o.profiled_runs),
+            (true, false) => "optimized before".into(),
+        }
+    );
+    let kinds = [("original", &o.original), ("counting", &o.counting), ("optimized", &o.optimized)];
+    for (name, runs) in kinds.into_iter().filter(|(_, r)| r.runs > 0) {
+        out.push_str(&format!(
+            "    {name:>9}: {} runs, {:.1} s of user code, {:.3} s a run\n",
+            runs.runs,
+            runs.seconds,
+            per_run(runs)
+        ));
+    }
+    if let Some(saved) = o.saved_seconds_per_run {
+        let share = 100.0 * saved / o.original_seconds_per_run;
+        out.push_str(&format!("    saved: {saved:.3} s a run ({share:.1} %), if the runs did alike work"));
+        match o.breaks_even_after {
+            Some(n) if n <= o.optimized.runs => {
+                out.push_str(&format!("; {:.1} s of optimizing were saved after {n} runs", o.cost_seconds));
+            }
+            Some(n) => out.push_str(&format!("; {:.1} s of optimizing will be saved after {n} runs", o.cost_seconds)),
+            None => {}
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Runs `cache`.
+pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
+    let (CacheCommand::List { cache } | CacheCommand::Prune { cache, .. } | CacheCommand::Verify { cache }) = command;
+    let cache = Cache::open(cache.folder.as_deref())?;
+    let entries = cache.entries();
+    match command {
+        CacheCommand::List { .. } => {
+            for e in &entries {
+                let state = if e.layout.is_empty() { "profiled" } else { "optimized" };
+                println!(
+                    "{} {state} from {} runs, {:.1} MiB, build id {}",
+                    e.path.display(),
+                    e.profiled_runs,
+                    cache.size(e) as f64 / f64::from(1 << 20),
+                    e.build_id
+                );
+            }
+            let bytes: u64 = entries.iter().map(|e| cache.size(e)).sum();
+            println!("{} modules, {:.1} MiB", entries.len(), bytes as f64 / f64::from(1 << 20));
+        }
+        CacheCommand::Prune { size, .. } => println!("{} of {} modules removed", cache.prune(size << 20), entries.len()),
+        CacheCommand::Verify { .. } => {
+            for e in entries.iter().filter(|e| !e.layout.is_empty()) {
+                let said = match cache.verify(e) {
+                    Verdict::Sound => "sound".into(),
+                    Verdict::Orphaned => "the program on disk is gone or has changed; it is made again when the new one is used".into(),
+                    Verdict::Removed(why) => format!("removed: {why}"),
+                };
+                println!("{}: {said}", e.path.display());
+            }
+        }
+    }
+    Ok(ExitCode::Done.number())
+}

@@ -1,0 +1,132 @@
+//! System calls, made directly: the C library's would set `errno` and may be somebody's own.
+
+use core::arch::asm;
+
+/// `open` for reading, closed by `exec`.
+const READ_ONLY: usize = 0o2000000;
+/// `open` for reading and writing, closed by `exec`.
+const READ_WRITE: usize = 0o2000002;
+const AT_FDCWD: usize = -100isize as usize;
+
+pub const READ: usize = 1;
+pub const WRITE: usize = 2;
+pub const EXECUTE: usize = 4;
+pub const SHARED: usize = 1;
+pub const PRIVATE: usize = 2;
+pub const FIXED: usize = 0x10;
+pub const NO_REPLACE: usize = 0x10_0000;
+
+/// An open file. Closed when dropped.
+pub struct File(usize);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: `close` of a descriptor that only this value has.
+        unsafe { call(3, [self.0, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// What `fstat` says.
+#[derive(Clone, Copy)]
+pub struct Status {
+    pub mode: u32,
+    pub owner: u32,
+    pub len: u64,
+}
+
+/// Makes a system call; its result, which is negative (as a signed number) for an error.
+///
+/// # Safety
+/// What the call does to memory must be within what the caller may do.
+unsafe fn call(number: usize, a: [usize; 6]) -> usize {
+    let result;
+    // SAFETY: the kernel changes rax, rcx and r11 only; memory as the caller has promised.
+    unsafe {
+        asm!("syscall", inlateout("rax") number => result, in("rdi") a[0], in("rsi") a[1], in("rdx") a[2], in("r10") a[3],
+             in("r8") a[4], in("r9") a[5], lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+fn checked(result: usize) -> Option<usize> {
+    (result < -4095isize as usize).then_some(result)
+}
+
+/// Opens a file; `path` ends in a zero byte.
+pub fn open(path: &[u8], for_writing: bool) -> Option<File> {
+    if path.last() != Some(&0) {
+        return None;
+    }
+    let flags = if for_writing { READ_WRITE } else { READ_ONLY };
+    // SAFETY: `openat` reads the path, which ends within the slice.
+    checked(unsafe { call(257, [AT_FDCWD, path.as_ptr() as usize, flags, 0, 0, 0]) }).map(File)
+}
+
+impl File {
+    /// Mode, owner and length.
+    pub fn status(&self) -> Option<Status> {
+        // `struct stat` of x86-64: 144 bytes; st_mode at 24, st_uid at 28, st_size at 48.
+        let mut stat = [0u64; 18];
+        // SAFETY: `fstat` writes 144 bytes into an array of as many.
+        checked(unsafe { call(5, [self.0, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) })?;
+        Some(Status { mode: stat[3] as u32, owner: (stat[3] >> 32) as u32, len: stat[6] })
+    }
+
+    /// Fills `bytes` from the file's byte number `at` on.
+    pub fn read(&self, bytes: &mut [u8], at: u64) -> Option<()> {
+        // SAFETY: `pread64` writes at most as many bytes as the slice has.
+        let read =
+            checked(unsafe { call(17, [self.0, bytes.as_mut_ptr() as usize, bytes.len(), at as usize, 0, 0]) });
+        (read? == bytes.len()).then_some(())
+    }
+
+    /// Maps `len` bytes from `offset` on at `start`.
+    ///
+    /// # Safety
+    /// With [`NO_REPLACE`] in `flags` nothing that is mapped is changed. Without, what is at `start` must be mapped code
+    /// that nobody runs, or whose replacement has the same bytes wherever somebody can go on.
+    pub unsafe fn map(&self, start: u64, len: u64, protection: usize, flags: usize, offset: u64) -> bool {
+        let a = [start as usize, len as usize, protection, flags | FIXED, self.0, offset as usize];
+        // SAFETY: promised by the caller.
+        match checked(unsafe { call(9, a) }) {
+            Some(at) if at as u64 == start => true,
+            // A kernel that does not know the flag takes the address as a wish.
+            Some(at) => {
+                // SAFETY: this was mapped a moment ago, and nobody knows of it.
+                unsafe { call(11, [at, len as usize, 0, 0, 0, 0]) };
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// Takes away a mapping that nobody uses.
+///
+/// # Safety
+/// Nobody may use it.
+pub unsafe fn unmap(start: u64, len: u64) {
+    // SAFETY: promised by the caller.
+    unsafe { call(11, [start as usize, len as usize, 0, 0, 0, 0]) };
+}
+
+/// The effective user.
+pub fn user() -> u32 {
+    // SAFETY: `geteuid` touches no memory.
+    unsafe { call(107, [0; 6]) as u32 }
+}
+
+/// `execve` as the kernel has it; returns -errno.
+///
+/// # Safety
+/// As for `execve(2)`.
+pub unsafe fn execute(path: *const u8, arguments: *const *const u8, environment: *const *const u8) -> isize {
+    // SAFETY: promised by the caller.
+    unsafe { call(59, [path as usize, arguments as usize, environment as usize, 0, 0, 0]) as isize }
+}
+
+/// Ends the process by SIGILL.
+pub fn trap() -> ! {
+    // SAFETY: raises an exception and does not come back.
+    unsafe { asm!("ud2", options(noreturn)) }
+}

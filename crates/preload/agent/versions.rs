@@ -1,0 +1,251 @@
+//! The versions that were mapped, and who asks for them: unwinders, and programs that ask what is at an address.
+//!
+//! The functions here stand in front of the C library's by symbol interposition. The table is filled before the program's
+//! first instruction and never changes, so that they need no lock.
+
+use crate::libc::{
+    AddressInfo, EachObject, FIND_OBJECT, FIND_SYMBOL, FIND_SYMBOL1, FindObject, FindSymbol, FindSymbol1, FoundObject,
+    ITERATE_OBJECTS, IterateObjects, PhdrInfo,
+};
+use core::cell::UnsafeCell;
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::{null, null_mut};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// A mapped version.
+#[derive(Clone, Copy)]
+pub struct Version {
+    pub start: u64,
+    pub end: u64,
+    pub eh_frame_hdr: u64,
+    /// An address of its module.
+    pub module: u64,
+    /// Its module's `struct link_map`; null if it is not known.
+    pub link_map: *const c_void,
+}
+
+/// Most versions in a process.
+pub const MOST: usize = 64;
+
+const NONE: Version = Version { start: 0, end: 0, eh_frame_hdr: 0, module: 0, link_map: null() };
+
+struct Table(UnsafeCell<[Version; MOST]>);
+// SAFETY: written by `add` alone, which is called in one thread before there are others; entries are read below COUNT only.
+unsafe impl Sync for Table {}
+
+static TABLE: Table = Table(UnsafeCell::new([NONE; MOST]));
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Adds a version.
+///
+/// # Safety
+/// There must be one thread.
+pub unsafe fn add(version: Version) -> bool {
+    let count = COUNT.load(Ordering::Relaxed);
+    // SAFETY: nobody reads the row yet, and nobody else writes.
+    let rows = unsafe { &mut *TABLE.0.get() };
+    let Some(row) = rows.get_mut(count) else { return false };
+    *row = version;
+    COUNT.store(count + 1, Ordering::Release);
+    true
+}
+
+/// Takes back the version that was added last.
+///
+/// # Safety
+/// There must be one thread, and nobody may run in the version.
+pub unsafe fn remove_last() {
+    let count = COUNT.load(Ordering::Relaxed);
+    COUNT.store(count.saturating_sub(1), Ordering::Release);
+}
+
+fn versions() -> &'static [Version] {
+    let count = COUNT.load(Ordering::Acquire);
+    // SAFETY: rows below COUNT do not change once the program runs.
+    let rows: &'static [Version; MOST] = unsafe { &*TABLE.0.get() };
+    rows.get(..count).unwrap_or(&[])
+}
+
+fn version_at(address: u64) -> Option<&'static Version> {
+    versions().iter().find(|v| v.start <= address && address < v.end)
+}
+
+/// `int _dl_find_object(void *pc, struct dl_find_object *result)`: what libgcc's unwinder asks, also from signal handlers.
+///
+/// # Safety
+/// As glibc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _dl_find_object(pc: *mut c_void, result: *mut FoundObject) -> c_int {
+    if let Some(v) = version_at(pc as u64) {
+        let (start, end) = (v.start as *const c_void, v.end as *const c_void);
+        let eh_frame = v.eh_frame_hdr as *const c_void;
+        // SAFETY: `result` points to a structure that begins like this one.
+        unsafe { result.write(FoundObject { flags: 0, start, end, link_map: v.link_map, eh_frame }) };
+        return 0;
+    }
+    let next = FIND_OBJECT.get();
+    if next == 0 {
+        return -1;
+    }
+    // SAFETY: the C library's function of this name.
+    unsafe { core::mem::transmute::<usize, FindObject>(next)(pc, result) }
+}
+
+struct Iteration {
+    callback: EachObject,
+    data: *mut c_void,
+    told: bool,
+}
+
+/// `int dl_iterate_phdr(callback, void *data)`: what other unwinders ask. The agent is left out, since nobody has asked for it (and
+/// sanitizers want to be the first library of all); versions come behind the first object.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dl_iterate_phdr(callback: EachObject, data: *mut c_void) -> c_int {
+    let next = ITERATE_OBJECTS.get();
+    if next == 0 {
+        return 0;
+    }
+    let mut iteration = Iteration { callback, data, told: false };
+    // SAFETY: the C library's function of this name; `each` gets the iteration back, which outlives the call.
+    unsafe { core::mem::transmute::<usize, IterateObjects>(next)(each, (&raw mut iteration).cast()) }
+}
+
+/// # Safety
+/// Called by [`dl_iterate_phdr`]'s original with an [`Iteration`].
+unsafe extern "C" fn each(info: *mut PhdrInfo, size: usize, data: *mut c_void) -> c_int {
+    // SAFETY: see above.
+    let (iteration, object) = unsafe { (&mut *data.cast::<Iteration>(), info.read()) };
+    if object.addr == own_base() {
+        return 0;
+    }
+    let mut copy = PhdrInfo { adds: object.adds + versions().len() as u64, ..object };
+    // SAFETY: the program's callback, called as the C library would.
+    let result = unsafe { (iteration.callback)(&raw mut copy, size, iteration.data) };
+    if result != 0 || core::mem::replace(&mut iteration.told, true) {
+        return result;
+    }
+    for v in versions() {
+        // SAFETY: a version begins with an ELF header: e_phoff at 32, e_phnum at 56.
+        let (offset, count) = unsafe { (((v.start + 32) as *const u64).read(), ((v.start + 56) as *const u16).read()) };
+        let mut info = PhdrInfo {
+            addr: v.start,
+            name: NAME.as_ptr().cast(),
+            headers: (v.start + offset) as *const u8,
+            header_count: count,
+            tls_modid: 0,
+            tls_data: null_mut(),
+            ..copy
+        };
+        // SAFETY: as above.
+        let result = unsafe { (iteration.callback)(&raw mut info, size, iteration.data) };
+        if result != 0 {
+            return result;
+        }
+    }
+    0
+}
+
+/// Versions have no name that could be opened.
+static NAME: [u8; 19] = *b"[restitch version]\0";
+
+/// Where this library is loaded.
+pub fn own_base() -> u64 {
+    let base: u64;
+    // SAFETY: the address of this library's own ELF header, a symbol of the linker's.
+    unsafe {
+        core::arch::asm!(".hidden __ehdr_start", "lea {}, [rip + __ehdr_start]", out(reg) base,
+                         options(nostack, preserves_flags, nomem, pure));
+    }
+    base
+}
+
+/// `int dladdr(const void *address, Dl_info *info)`: an address in a version is one of its module.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dladdr(address: *const c_void, info: *mut AddressInfo) -> c_int {
+    let next = FIND_SYMBOL.get();
+    if next == 0 {
+        return 0;
+    }
+    let version = version_at(address as u64);
+    let place = version.map_or(address, |v| v.module as *const c_void);
+    // SAFETY: the C library's function of this name.
+    let found = unsafe { core::mem::transmute::<usize, FindSymbol>(next)(place, info) };
+    // SAFETY: as above.
+    unsafe { without_symbol(version, found, info) };
+    found
+}
+
+/// `int dladdr1(const void *address, Dl_info *info, void **extra, int flags)`.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dladdr1(
+    address: *const c_void,
+    info: *mut AddressInfo,
+    extra: *mut *mut c_void,
+    flags: c_int,
+) -> c_int {
+    let next = FIND_SYMBOL1.get();
+    if next == 0 {
+        return 0;
+    }
+    let version = version_at(address as u64);
+    let place = version.map_or(address, |v| v.module as *const c_void);
+    // SAFETY: the C library's function of this name.
+    let found = unsafe { core::mem::transmute::<usize, FindSymbol1>(next)(place, info, extra, flags) };
+    // SAFETY: as above.
+    unsafe { without_symbol(version, found, info) };
+    found
+}
+
+/// The module of an address in a version is known, the symbol is not.
+///
+/// # Safety
+/// `info` must be valid if `found` is not 0.
+unsafe fn without_symbol(version: Option<&Version>, found: c_int, info: *mut AddressInfo) {
+    if version.is_some() && found != 0 && !info.is_null() {
+        // SAFETY: promised by the caller.
+        unsafe {
+            (*info).symbol = null();
+            (*info).symbol_at = null_mut();
+        }
+    }
+}
+
+/// The path that this library was loaded from, with its zero byte; null if nobody knows.
+pub fn own_path() -> *const c_char {
+    let next = FIND_SYMBOL.get();
+    let mut info = AddressInfo { file: null(), base: null_mut(), symbol: null(), symbol_at: null_mut() };
+    if next == 0 {
+        return null();
+    }
+    // SAFETY: the C library's `dladdr`, with an address of this library.
+    let found = unsafe {
+        core::mem::transmute::<usize, FindSymbol>(next)(own_base() as *const c_void, &raw mut info)
+    };
+    if found == 0 { null() } else { info.file }
+}
+
+/// The `struct link_map` of the object that holds `address`; null if nobody knows.
+pub fn link_map_of(address: u64) -> *const c_void {
+    const LINK_MAP: c_int = 2;
+    let next = FIND_SYMBOL1.get();
+    let mut info = AddressInfo { file: null(), base: null_mut(), symbol: null(), symbol_at: null_mut() };
+    let mut map: *mut c_void = null_mut();
+    if next == 0 {
+        return null();
+    }
+    // SAFETY: the C library's `dladdr1`; RTLD_DL_LINKMAP stores a `struct link_map *`.
+    let found = unsafe {
+        let dladdr1 = core::mem::transmute::<usize, FindSymbol1>(next);
+        dladdr1(address as *const c_void, &raw mut info, &raw mut map, LINK_MAP)
+    };
+    if found == 0 { null() } else { map }
+}

@@ -1,0 +1,332 @@
+//! The cache: overlays by build id, the profiles that they were made from, and the agent that maps them.
+//!
+//! ```text
+//! CACHE/v1/                      (mode 0700)
+//!   librestitch-preload.so       the agent; it looks for overlays beside itself
+//!   ID.overlay                   in force: optimized or, for a short time, counting
+//!   ID.counts                    of a counting overlay
+//!   store/ID.optimized           the optimized overlay
+//!   store/ID.profile             the profile (our own format)
+//!   store/ID.json                an [`Entry`]
+//!   store/ID.lock                held by the session that works on the module
+//! ```
+//!
+//! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
+//! the new one. Nothing refers to a file by anything but the module's build id: when a program on disk changes, its overlay is not found any more.
+
+use crate::SessionError;
+use crate::files::write_whole;
+use restitch_preload::{AGENT, AGENT_NAME, Meta, counts_name, overlay_name};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Largest size of the cache in bytes, unless another is asked for.
+pub const MOST_BYTES: u64 = 2 << 30;
+
+/// A cache directory.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    path: PathBuf,
+}
+
+/// What is known of a module that was optimized.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Where the module was.
+    pub path: PathBuf,
+    /// Its build id in hexadecimal digits.
+    pub build_id: String,
+    /// Runs that the profile was counted in.
+    pub profiled_runs: u64,
+    /// Seconds since 1970 when the profile was complete.
+    pub profiled_at: u64,
+    /// Processor seconds in user code of a run of the original.
+    pub seconds_per_run: f64,
+    /// Processor seconds of restitch's own that the optimization took.
+    pub cost_seconds: f64,
+    /// The layout's name; empty while there is a profile only.
+    pub layout: String,
+}
+
+/// What [`Cache::verify`] has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The overlay fits the module on disk.
+    Sound,
+    /// The module on disk is gone, or another one: the overlay serves copies of the old one, if there are any.
+    Orphaned,
+    /// The overlay was damaged, for this reason, and has been removed.
+    Removed(String),
+}
+
+impl Cache {
+    /// The cache at `path`, or where `RESTITCH_CACHE_DIR`, `XDG_CACHE_HOME` or `HOME` say, made if it is not there.
+    ///
+    /// # Errors
+    /// If it cannot be made or written, belongs to somebody else, or its path cannot stand in `LD_PRELOAD`.
+    pub fn open(path: Option<&Path>) -> Result<Self, SessionError> {
+        let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let standard = || {
+            variable("RESTITCH_CACHE_DIR")
+                .or_else(|| variable("XDG_CACHE_HOME").map(|p| p.join("restitch")))
+                .or_else(|| variable("HOME").map(|p| p.join(".cache/restitch")))
+        };
+        let bad = |path: &Path, why: &str| SessionError::BadFile { path: path.into(), why: why.into() };
+        let Some(base) = path.map(Path::to_path_buf).or_else(standard) else {
+            return Err(bad(Path::new("the cache directory"), "HOME is not set; name one with --cache"));
+        };
+        let fail = |operation, path: &Path, source| SessionError::File { operation, path: path.into(), source };
+        let absolute = std::path::absolute(&base).map_err(|e| fail("finding", &base, e))?;
+        let path = absolute.join("v1");
+        let special = |b: &u8| matches!(b, b':' | b' ' | b'$' | b'\t' | b'\n');
+        if path.as_os_str().as_encoded_bytes().iter().any(special) || path.as_os_str().len() > 200 {
+            return Err(bad(
+                &path,
+                "a path with blanks, colons or dollar signs, or of more than 200 characters, cannot stand in LD_PRELOAD; name another cache with --cache",
+            ));
+        }
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(path.join("store")).map_err(|e| fail("making the cache", &path, e))?;
+        let owner = std::fs::metadata(&path).map_err(|e| fail("reading", &path, e))?;
+        let own = std::fs::metadata("/proc/self").map_or(u32::MAX, |m| m.uid());
+        if owner.uid() != own || owner.permissions().mode() & 0o022 != 0 {
+            return Err(bad(
+                &path,
+                "it belongs to another user, or others may write to it; name another cache with --cache",
+            ));
+        }
+        Ok(Self { path })
+    }
+
+    /// Puts the agent in place and tries it. Its path, for `LD_PRELOAD`.
+    ///
+    /// # Errors
+    /// If it cannot be written, or programs do not start with it.
+    pub fn agent(&self) -> Result<PathBuf, SessionError> {
+        let path = self.path.join(AGENT_NAME);
+        if std::fs::read(&path).ok().as_deref() != Some(AGENT) {
+            write_whole(&path, AGENT, 0o755)?;
+        }
+        let mut probe = Command::new("/bin/sh");
+        probe.args(["-c", ":"]).env("LD_PRELOAD", &path).stdin(Stdio::null());
+        let seen = probe.output();
+        let works = seen.as_ref().is_ok_and(|o| o.status.success() && o.stderr.is_empty());
+        if works {
+            return Ok(path);
+        }
+        let said = seen.map(|o| String::from_utf8_lossy(&o.stderr).trim().to_owned()).unwrap_or_default();
+        let why = format!(
+            "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
+        );
+        Err(SessionError::BadFile { path, why })
+    }
+
+    /// Where the overlay in force of a module is.
+    pub fn overlay(&self, id: &[u8]) -> PathBuf {
+        self.path.join(overlay_name(id))
+    }
+    /// Where its counts are.
+    pub fn counts(&self, id: &[u8]) -> PathBuf {
+        self.path.join(counts_name(id))
+    }
+    /// A file of the store.
+    pub fn stored(&self, id: &str, kind: &str) -> PathBuf {
+        self.path.join("store").join(format!("{id}.{kind}"))
+    }
+
+    /// Notes where the module of an overlay is, before the overlay is there.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn note_path(&self, id: &str, path: &Path) -> Result<(), SessionError> {
+        write_whole(&self.stored(id, "path"), path.as_os_str().as_encoded_bytes(), 0o600)
+    }
+
+    /// Where the module of an overlay is.
+    pub fn path_of(&self, id: &str) -> Option<PathBuf> {
+        let bytes = std::fs::read(self.stored(id, "path")).ok()?;
+        Some(OsString::from_vec(bytes).into())
+    }
+
+    /// Takes an optimized overlay out of force, so that the module is profiled anew.
+    pub fn retire(&self, id: &str) {
+        let _ = std::fs::remove_file(self.path.join(format!("{id}.overlay")));
+    }
+
+    /// Holds a module for this session; `None` if another session works on it.
+    pub fn lock(&self, id: &str) -> Option<File> {
+        let file = File::options().create(true).truncate(false).write(true).open(self.stored(id, "lock")).ok()?;
+        file.try_lock().ok()?;
+        Some(file)
+    }
+
+    /// What is known of a module.
+    pub fn entry(&self, id: &str) -> Option<Entry> {
+        serde_json::from_slice(&std::fs::read(self.stored(id, "json")).ok()?).ok()
+    }
+
+    /// All modules that are known, the one that was optimized last first.
+    pub fn entries(&self) -> Vec<Entry> {
+        let files = std::fs::read_dir(self.path.join("store")).into_iter().flatten().flatten();
+        let id = |f: std::fs::DirEntry| Some(f.file_name().to_str()?.strip_suffix(".json")?.to_owned());
+        let mut entries: Vec<Entry> = files.filter_map(id).filter_map(|id| self.entry(&id)).collect();
+        entries.sort_by(|a, b| b.profiled_at.cmp(&a.profiled_at).then_with(|| a.path.cmp(&b.path)));
+        entries
+    }
+
+    /// Keeps a profile. The module is [pending](Self::pending) until it is optimized.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn keep_profile(&self, entry: &Entry, profile: &[u8]) -> Result<(), SessionError> {
+        write_whole(&self.stored(&entry.build_id, "profile"), profile, 0o600)?;
+        self.write_entry(entry)
+    }
+
+    /// Keeps an optimized overlay and puts it in force.
+    ///
+    /// # Errors
+    /// If a file cannot be written; what was in force stays so.
+    pub fn keep(&self, entry: &Entry, overlay: &[u8]) -> Result<(), SessionError> {
+        write_whole(&self.stored(&entry.build_id, "optimized"), overlay, 0o600)?;
+        self.write_entry(entry)?;
+        self.put_in_force(&entry.build_id)
+    }
+
+    fn write_entry(&self, entry: &Entry) -> Result<(), SessionError> {
+        let text = serde_json::to_vec_pretty(entry).unwrap_or_default();
+        write_whole(&self.stored(&entry.build_id, "json"), &text, 0o600)
+    }
+
+    /// Modules of which there is a profile, but no overlay made from it: the session ended before.
+    pub fn pending(&self) -> Vec<Entry> {
+        self.entries().into_iter().filter(|e| e.layout.is_empty()).collect()
+    }
+
+    /// Puts the stored overlay in force, or none if there is none.
+    ///
+    /// # Errors
+    /// If the file system refuses.
+    pub fn put_in_force(&self, id: &str) -> Result<(), SessionError> {
+        let target = self.path.join(format!("{id}.overlay"));
+        let temporary = self.path.join(format!("{id}.overlay.tmp{}", std::process::id()));
+        let fail = |source| SessionError::File { operation: "writing", path: target.clone(), source };
+        let _ = std::fs::remove_file(&temporary);
+        match std::fs::hard_link(self.stored(id, "optimized"), &temporary) {
+            Ok(()) => std::fs::rename(&temporary, &target).map_err(fail),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => match std::fs::remove_file(&target) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(fail(e)),
+                _ => Ok(()),
+            },
+            Err(e) => Err(fail(e)),
+        }?;
+        let _ = std::fs::remove_file(self.path.join(format!("{id}.counts")));
+        Ok(())
+    }
+
+    /// Takes counting overlays out of force that a session which was killed has left.
+    pub fn tidy(&self) {
+        for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = file.file_name().to_string_lossy().into_owned();
+            if name.contains(".tmp") && !is_recent(&file.path()) {
+                let _ = std::fs::remove_file(file.path());
+            }
+            let Some(id) = name.strip_suffix(".overlay") else { continue };
+            let counts = read_meta(&file.path()).is_none_or(|m| m.counters_len > 0);
+            if counts && let Some(lock) = self.lock(id) {
+                // Failing, it goes on counting until its tickets are used up.
+                let _ = self.put_in_force(id);
+                drop(lock);
+            }
+        }
+    }
+
+    /// Removes the modules that were optimized longest ago until no more than `most` bytes are left; how many.
+    pub fn prune(&self, most: u64) -> usize {
+        let mut removed = 0;
+        let (mut sum, mut entries) = (0, self.entries());
+        entries.retain(|entry| {
+            sum += self.size(entry);
+            sum > most
+        });
+        for entry in entries {
+            if let Some(lock) = self.lock(&entry.build_id) {
+                self.remove(&entry.build_id);
+                removed += 1;
+                drop(lock);
+            }
+        }
+        removed
+    }
+
+    /// Bytes of a module's files.
+    pub fn size(&self, entry: &Entry) -> u64 {
+        let len = |kind| std::fs::metadata(self.stored(&entry.build_id, kind)).map_or(0, |m| m.len());
+        len("optimized") + len("profile")
+    }
+
+    /// Removes all of a module.
+    pub fn remove(&self, id: &str) {
+        let _ = std::fs::remove_file(self.stored(id, "optimized"));
+        let _ = self.put_in_force(id);
+        for kind in ["json", "profile", "path"] {
+            let _ = std::fs::remove_file(self.stored(id, kind));
+        }
+    }
+
+    /// Compares a module's overlay with the module on disk; a damaged one is removed.
+    pub fn verify(&self, entry: &Entry) -> Verdict {
+        let image = std::fs::read(&entry.path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
+        let Some(image) = image.filter(|i| i.build_id().is_some_and(|id| id.to_string() == entry.build_id)) else {
+            return Verdict::Orphaned;
+        };
+        let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
+        match restitch_apply_preload::verify(&bytes, &image) {
+            Ok(_) => Verdict::Sound,
+            Err(why) => {
+                self.remove(&entry.build_id);
+                Verdict::Removed(why.to_string())
+            }
+        }
+    }
+
+    /// Copies the agent and all optimized overlays into a folder, from where they work as well.
+    ///
+    /// # Errors
+    /// If something cannot be written.
+    pub fn export(&self, folder: &Path) -> Result<usize, SessionError> {
+        let fail = |source| SessionError::File { operation: "making", path: folder.into(), source };
+        std::fs::create_dir_all(folder).map_err(fail)?;
+        write_whole(&folder.join(AGENT_NAME), AGENT, 0o755)?;
+        let mut count = 0;
+        for entry in self.entries() {
+            let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
+            if !bytes.is_empty() {
+                write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, 0o644)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// What an overlay file says of itself.
+pub(crate) fn read_meta(path: &Path) -> Option<Meta> {
+    let file = File::open(path).ok()?;
+    let at = file.metadata().ok()?.len().checked_sub(restitch_preload::PAGE)?;
+    let mut page = vec![0; restitch_preload::PAGE as usize];
+    file.read_exact_at(&mut page, at).ok()?;
+    Meta::decode(&page)
+}
+
+/// Whether a file was written in the last hour: somebody may still be writing it.
+fn is_recent(path: &Path) -> bool {
+    let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+    age.is_none_or(|age| age.as_secs() < 3600)
+}

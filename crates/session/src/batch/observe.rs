@@ -1,0 +1,308 @@
+//! Who uses the processor: the command and everything that it starts, seen from outside.
+//!
+//! One sampler on this process, inherited by all that it starts, says which instructions run in which process; the kernel's
+//! records of mappings say which file each of them is in. So it is known of each module (program or library) in how many runs it took part, how much
+//! time each run spent in it, and whether that run had an overlay of it. Nothing of this needs the agent.
+
+use crate::SessionError;
+use restitch_address::{Avma, AvmaRange, FileOffset};
+use restitch_perf::{IpSampler, Record, SampleOptions};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Samples of each thread in a second of processor time.
+pub(crate) const FREQUENCY: u64 = 250;
+
+/// How a run went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    /// In the original code.
+    Original,
+    /// Counting.
+    Counting,
+    /// In the optimized code.
+    Optimized,
+}
+
+/// Runs and the samples in them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub runs: u64,
+    pub samples: u64,
+}
+
+impl Usage {
+    /// Processor seconds in user code.
+    pub fn seconds(&self) -> f64 {
+        self.samples as f64 / FREQUENCY as f64
+    }
+}
+
+/// What was seen of a module.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    pub path: PathBuf,
+    /// Runs that have ended, by how they went.
+    pub ended: BTreeMap<Mode, Usage>,
+    /// All samples, those of runs that have not ended included.
+    pub samples: u64,
+    /// Runs that were begun.
+    pub begun: u64,
+    /// Samples in the original code, by place in the file.
+    pub places: BTreeMap<FileOffset, u64>,
+}
+
+#[derive(Debug, Clone)]
+struct Mapping {
+    range: AvmaRange,
+    offset: FileOffset,
+    module: usize,
+    /// It is the file itself, not an overlay of it.
+    original: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Process {
+    maps: Vec<Mapping>,
+    /// By module.
+    runs: BTreeMap<usize, Run>,
+    /// The newest mapping, and whether a run began with it: it is the program's, if the next one is the dynamic loader's.
+    newest: Option<(Mapping, bool)>,
+    /// Its program is one of those that were asked for.
+    counts: bool,
+}
+
+/// A process's part in the use of a module.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    mode: Mode,
+    samples: u64,
+    /// It began in this process; a forked child goes on in its parent's.
+    own: bool,
+}
+
+/// What an overlay file is.
+pub(crate) trait Overlays {
+    /// The module's path and how it runs, if `path` is an overlay.
+    fn recognise(&self, path: &Path) -> Option<(PathBuf, Mode)>;
+}
+
+/// Observes this process and its descendants.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    sampler: Option<IpSampler>,
+    own: i32,
+    processes: BTreeMap<i32, Process>,
+    modules: Vec<Seen>,
+    by_path: BTreeMap<PathBuf, usize>,
+    /// Programs whose processes count; all, if empty.
+    only: Vec<String>,
+    lost: u64,
+}
+
+impl Observer {
+    /// Begins. What this process starts from now on is observed; with `only`, only what programs of these names (or paths) run.
+    ///
+    /// # Errors
+    /// If sampling is not permitted.
+    pub fn start(only: Vec<String>) -> Result<Self, SessionError> {
+        let own = std::process::id() as i32;
+        let options = SampleOptions {
+            frequency: FREQUENCY,
+            event: restitch_perf::SampleEvent::CpuClock,
+            ring_pages: 256,
+            ..SampleOptions::default()
+        };
+        let sampler = IpSampler::open(&[own], options)?;
+        sampler.enable()?;
+        Ok(Self { sampler: Some(sampler), ..Self::of(own, only) })
+    }
+
+    fn of(own: i32, only: Vec<String>) -> Self {
+        let (processes, modules, by_path) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        Self { sampler: None, own, processes, modules, by_path, only, lost: 0 }
+    }
+
+    /// Takes in what has happened since the last time.
+    pub fn poll(&mut self, overlays: &impl Overlays) {
+        let records = self.sampler.as_mut().map(IpSampler::drain).unwrap_or_default();
+        records.into_iter().for_each(|record| self.take(record, overlays));
+    }
+
+    /// What was seen, by module.
+    pub fn modules(&self) -> &[Seen] {
+        &self.modules
+    }
+
+    /// Records that did not fit into the kernel's ring.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn take(&mut self, record: Record, overlays: &impl Overlays) {
+        match record {
+            Record::Sample(sample) if sample.pid != self.own => self.sample(sample.pid, sample.ip),
+            Record::Mmap { pid, range, offset, path, .. } if pid != self.own => {
+                self.map(pid, range, offset, &path, overlays);
+            }
+            Record::Fork { pid, parent_pid, .. } if pid != parent_pid => {
+                let mut child = self.processes.get(&parent_pid).cloned().unwrap_or_default();
+                child.runs.values_mut().for_each(|run| *run = Run { samples: 0, own: false, ..*run });
+                self.processes.insert(pid, child);
+            }
+            Record::Exit { pid, tid, .. } if pid == tid => self.end(pid),
+            Record::Lost { count } => self.lost += count,
+            _ => {}
+        }
+    }
+
+    fn sample(&mut self, pid: i32, ip: Avma) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(mapping) = process.maps.iter().rev().find(|m| m.range.contains(ip)) else { return };
+        if !process.counts {
+            return;
+        }
+        let seen = &mut self.modules[mapping.module];
+        seen.samples += 1;
+        if mapping.original {
+            *seen.places.entry(mapping.offset + ip.offset_from(mapping.range.start) as u64).or_default() += 1;
+        }
+        if let Some(run) = process.runs.get_mut(&mapping.module) {
+            run.samples += 1;
+        }
+    }
+
+    fn map(&mut self, pid: i32, range: AvmaRange, offset: FileOffset, path: &Path, overlays: &impl Overlays) {
+        if !path.is_absolute() {
+            return;
+        }
+        if is_loader(path) {
+            return self.exec(pid);
+        }
+        let overlay = overlays.recognise(path);
+        let (module, mode) = match &overlay {
+            Some((path, mode)) => (self.module(path), *mode),
+            None => (self.module(path), Mode::Original),
+        };
+        let process = self.processes.entry(pid).or_default();
+        let begins = !process.runs.contains_key(&module);
+        let run = process.runs.entry(module).or_insert(Run { mode, samples: 0, own: true });
+        if overlay.is_some() {
+            run.mode = mode;
+        }
+        let mapping = Mapping { range, offset, module, original: overlay.is_none() };
+        process.newest = Some((mapping.clone(), begins));
+        process.maps.push(mapping);
+        self.modules[module].begun += u64::from(begins);
+    }
+
+    /// The kernel maps a program and then its loader: everything that was there before the program is gone.
+    fn exec(&mut self, pid: i32) {
+        let process = self.processes.entry(pid).or_default();
+        let Some((program, began)) = process.newest.take() else { return self.end(pid) };
+        if began {
+            process.runs.remove(&program.module);
+        } else {
+            self.modules[program.module].begun += 1;
+        }
+        self.end(pid);
+        let run = Run { mode: Mode::Original, samples: 0, own: true };
+        let runs = BTreeMap::from([(program.module, run)]);
+        let counts = self.asked_for(&self.modules[program.module].path);
+        self.processes.insert(pid, Process { maps: vec![program], runs, newest: None, counts });
+    }
+
+    fn asked_for(&self, path: &Path) -> bool {
+        let is = |only: &String| Path::new(only) == path || path.file_name().is_some_and(|n| n == only.as_str());
+        self.only.is_empty() || self.only.iter().any(is)
+    }
+
+    fn module(&mut self, path: &Path) -> usize {
+        if let Some(&known) = self.by_path.get(path) {
+            return known;
+        }
+        self.modules.push(Seen { path: path.into(), ..Seen::default() });
+        self.by_path.insert(path.into(), self.modules.len() - 1);
+        self.modules.len() - 1
+    }
+
+    fn end(&mut self, pid: i32) {
+        let Some(process) = self.processes.remove(&pid) else { return };
+        for (module, run) in process.runs {
+            let usage = self.modules[module].ended.entry(run.mode).or_default();
+            usage.runs += u64::from(run.own);
+            usage.samples += run.samples;
+        }
+    }
+}
+
+/// Whether a file is a dynamic loader, by its name.
+fn is_loader(path: &Path) -> bool {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    name.starts_with("ld-linux") || name.starts_with("ld-musl") || name.starts_with("ld-2.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_perf::Sample;
+
+    struct Named;
+    impl Overlays for Named {
+        fn recognise(&self, path: &Path) -> Option<(PathBuf, Mode)> {
+            path.ends_with("a.overlay").then(|| ("/bin/a".into(), Mode::Optimized))
+        }
+    }
+
+    fn map(pid: i32, start: u64, path: &str) -> Record {
+        let (range, offset) = (AvmaRange::new(Avma::new(start), 0x1000), FileOffset::new(0x1000));
+        Record::Mmap { pid, tid: pid, range, offset, inode: 1, path: path.into(), time: 0 }
+    }
+
+    fn sample(pid: i32, ip: u64) -> Record {
+        Record::Sample(Sample { pid, tid: pid, ip: Avma::new(ip), time: 0, branches: Vec::new() })
+    }
+
+    fn seen<'o>(observer: &'o Observer, path: &str) -> &'o Seen {
+        observer.modules().iter().find(|m| m.path == Path::new(path)).unwrap()
+    }
+
+    #[test]
+    fn runs_are_told_apart_by_what_is_mapped() {
+        let mut observer = Observer::of(1, Vec::new());
+        let fork = |pid, parent_pid| Record::Fork { pid, tid: pid, parent_pid, time: 0 };
+        let exit = |pid| Record::Exit { pid, tid: pid, time: 0 };
+        let records = [
+            // A shell starts `a` twice, the second time with an overlay, and both use a library.
+            map(10, 0x1000, "/bin/sh"),
+            map(10, 0x9000, "/lib/ld-linux-x86-64.so.2"),
+            sample(10, 0x1010),
+            fork(11, 10),
+            map(11, 0x5000, "/bin/a"),
+            map(11, 0x9000, "/lib/ld-linux-x86-64.so.2"),
+            map(11, 0x7000, "/lib/l.so"),
+            sample(11, 0x5010),
+            sample(11, 0x7010),
+            sample(11, 0x1010),
+            exit(11),
+            fork(12, 10),
+            map(12, 0x5000, "/bin/a"),
+            map(12, 0x9000, "/lib/ld-linux-x86-64.so.2"),
+            map(12, 0x3000, "/cache/a.overlay"),
+            map(12, 0x5000, "/cache/a.overlay"),
+            sample(12, 0x3010),
+            sample(12, 0x5010),
+            exit(12),
+        ];
+        records.into_iter().for_each(|r| observer.take(r, &Named));
+        let usage = |runs, samples| Usage { runs, samples };
+        let a = seen(&observer, "/bin/a");
+        assert_eq!(a.ended, BTreeMap::from([(Mode::Original, usage(1, 1)), (Mode::Optimized, usage(1, 2))]));
+        assert_eq!((a.begun, a.samples), (2, 3));
+        assert_eq!(a.places, BTreeMap::from([(FileOffset::new(0x1010), 1)]));
+        assert_eq!(seen(&observer, "/lib/l.so").ended[&Mode::Original], usage(1, 1));
+        // What was mapped before the exec is not there any more; the children's parts are no runs.
+        assert_eq!(seen(&observer, "/bin/sh").samples, 1);
+        assert_eq!(seen(&observer, "/bin/sh").ended[&Mode::Original], usage(0, 0));
+    }
+}
