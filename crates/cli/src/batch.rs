@@ -2,6 +2,7 @@
 
 use crate::commands::{check_outputs, child};
 use clap::{Args, Subcommand};
+use restitch_session::batch::config::Config;
 use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
 use restitch_session::batch::{BatchOptions, BatchReport, Optimized, batch};
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher};
@@ -14,11 +15,24 @@ pub struct Batch {
     /// Only runs of programs of this name (or path), and the libraries that they use. May be given several times.
     #[arg(long, value_name = "NAME")]
     program: Vec<String>,
-    #[command(flatten)]
-    cache: CacheOptions,
-    /// The layout.
-    #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
-    layout: LayoutChoice,
+    /// Never optimize the program or library of this name (or path). May be given several times.
+    #[arg(long, value_name = "NAME")]
+    exclude: Vec<String>,
+    /// Optimize whatever runs twice, whether it seems worth it or not.
+    #[arg(long)]
+    eager: bool,
+    /// A configuration file. Otherwise restitch.toml in the current folder, if it is there; docs/batch.md describes it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The cache. Otherwise $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    #[arg(long, value_name = "FOLDER")]
+    cache: Option<PathBuf>,
+    /// Largest size of the cache in MiB (2048). What was optimized longest ago goes first.
+    #[arg(long, value_name = "MIB")]
+    cache_size: Option<u64>,
+    /// How to lay out; docs/layout.md describes each way.
+    #[arg(long, value_name = "NAME")]
+    layout: Option<LayoutChoice>,
     /// Copy the agent and all optimized code into this folder in the end, for an image or another machine.
     #[arg(long, value_name = "FOLDER")]
     export: Option<PathBuf>,
@@ -31,16 +45,6 @@ pub struct Batch {
     /// The command, for example `make -j8`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-}
-
-#[derive(Debug, Args)]
-struct CacheOptions {
-    /// The cache. Otherwise $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
-    #[arg(long = "cache", value_name = "FOLDER")]
-    folder: Option<PathBuf>,
-    /// Largest size of the cache in MiB. What was optimized longest ago goes first.
-    #[arg(long, value_name = "MIB", default_value_t = MOST_BYTES >> 20)]
-    cache_size: u64,
 }
 
 /// What to do with the cache of `batch`.
@@ -90,13 +94,19 @@ impl Watcher for Lines {
 /// Runs `batch`; the command's exit status.
 pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
     check_outputs(&[options.json.as_deref()])?;
+    let config = Config::read(options.config.as_deref())?;
+    let named = config.layout.map(|name| name.parse::<LayoutChoice>()).transpose();
+    let named = named.map_err(|e| SessionError::Command { command: "batch".into(), why: e.to_string() })?;
+    let either = |given: Vec<String>, configured| if given.is_empty() { configured } else { given };
     let wanted = BatchOptions {
         command: child(&options.command),
-        only: options.program,
-        cache: options.cache.folder,
-        layout: options.layout,
+        only: either(options.program, config.programs),
+        exclude: [options.exclude, config.exclude].concat(),
+        eager: options.eager,
+        cache: options.cache.or(config.cache),
+        layout: options.layout.or(named).unwrap_or_default(),
         export: options.export,
-        cache_size: options.cache.cache_size << 20,
+        cache_size: options.cache_size.or(config.cache_size).map_or(MOST_BYTES, |mib| mib << 20),
     };
     let report = batch(wanted, &mut Lines { quiet: options.quiet })?;
     if !options.quiet {

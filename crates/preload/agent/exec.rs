@@ -31,7 +31,47 @@ pub fn find() {
     }
 }
 
-/// An environment with the agent in it.
+/// Calls `call` with an environment that has the agent in it: `given`, or a copy. The copy needs 20 KiB of stack, which threads with small stacks
+/// may not have; but it is needed only where a program has made its own environment.
+///
+/// # Safety
+/// `given` is null or a list of texts that ends in a null pointer.
+unsafe fn with_agent(given: List, call: impl FnOnce(List) -> c_int) -> c_int {
+    let own = versions::own_path();
+    // SAFETY: promised by the caller; the path ends in a zero byte.
+    if own.is_null() || unsafe { entry_of_preload(given) }.is_some_and(|(_, value)| unsafe { names(value, own.cast()) }) {
+        return call(given);
+    }
+    // SAFETY: as above.
+    unsafe { with_copy(given, own.cast(), call) }
+}
+
+/// # Safety
+/// As above, and `own` ends in a zero byte.
+#[inline(never)]
+unsafe fn with_copy(given: List, own: Text, call: impl FnOnce(List) -> c_int) -> c_int {
+    let mut room = Environment::new();
+    // SAFETY: promised by the caller.
+    let environment = unsafe { room.complete(given, own) }.unwrap_or(given);
+    call(environment)
+}
+
+/// The number of the entry for `LD_PRELOAD`, and its value.
+///
+/// # Safety
+/// `given` is null or a list of texts that ends in a null pointer.
+unsafe fn entry_of_preload(given: List) -> Option<(usize, Text)> {
+    if given.is_null() {
+        return None;
+    }
+    // SAFETY: the list ends in a null pointer, its texts in zero bytes.
+    let entry = |i: usize| unsafe { *given.add(i) };
+    (0..).take_while(|i| !entry(*i).is_null()).find_map(|i| unsafe {
+        begins_with(entry(i), NAME).then(|| (i, entry(i).add(NAME.len())))
+    })
+}
+
+/// Room for an environment with the agent in it.
 struct Environment {
     entries: [MaybeUninit<Text>; MOST_ENTRIES + 2],
     preload: [u8; MOST_BYTES],
@@ -42,59 +82,34 @@ impl Environment {
         Self { entries: [MaybeUninit::uninit(); MOST_ENTRIES + 2], preload: [0; MOST_BYTES] }
     }
 
-    /// `given`, if the agent is in it or cannot be added; else a copy with it.
+    /// A copy of `given` with the agent behind what is preloaded there; nothing if it is too large.
     ///
     /// # Safety
-    /// `given` is null or a list of texts that ends in a null pointer.
-    unsafe fn with_agent(&mut self, given: List) -> List {
-        let own = versions::own_path();
-        if own.is_null() {
-            return given;
-        }
-        // SAFETY: promised by the caller; the path ends in a zero byte.
-        unsafe { self.complete(given, own.cast()) }.unwrap_or(given)
-    }
-
-    /// # Safety
-    /// As above, and `own` ends in a zero byte.
+    /// `given` is null or a list of texts that ends in a null pointer, and `own` ends in a zero byte.
     unsafe fn complete(&mut self, given: List, own: Text) -> Option<List> {
-        let (mut count, mut found) = (0, None);
+        let mut count = 0;
         if !given.is_null() {
             // SAFETY: the list ends in a null pointer.
             while let entry = unsafe { *given.add(count) }
                 && !entry.is_null()
             {
-                // SAFETY: a text that ends in a zero byte.
-                if found.is_none() && unsafe { begins_with(entry, NAME) } {
-                    found = Some(count);
-                }
                 self.entries.get_mut(count)?.write(entry);
                 count += 1;
-                if count > MOST_ENTRIES {
-                    return None;
-                }
             }
         }
         let mut len = 0;
-        let place = match found {
-            Some(place) => {
-                // SAFETY: entry number `place` was seen above, and begins with the name.
-                let value = unsafe { (*given.add(place)).add(NAME.len()) };
-                // SAFETY: both end in zero bytes.
-                if unsafe { names(value, own) } {
-                    return None;
-                }
-                self.put(&mut len, NAME)?;
+        self.put(&mut len, NAME)?;
+        // SAFETY: promised by the caller.
+        let place = match unsafe { entry_of_preload(given) } {
+            Some((place, theirs)) => {
                 // SAFETY: ends in a zero byte.
-                unsafe { self.put_text(&mut len, value)? };
-                // Theirs stay in front.
+                unsafe { self.put_text(&mut len, theirs)? };
                 if len > NAME.len() {
                     self.put(&mut len, b":")?;
                 }
                 place
             }
             None => {
-                self.put(&mut len, NAME)?;
                 count += 1;
                 count - 1
             }
@@ -176,15 +191,15 @@ const ENOSYS: c_int = 38;
 /// As `execve(2)`, and so on for the others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: Text, arguments: List, environment: List) -> c_int {
-    let mut room = Environment::new();
-    // SAFETY: the caller's promise is that of the function that is called.
-    unsafe {
-        let environment = room.with_agent(environment);
+    // SAFETY: here and below: the caller's promise is that of the function that is called.
+    let call = |environment| unsafe {
         match EXECVE.get() {
             0 => sys::execute(path, arguments, environment) as c_int,
             next => core::mem::transmute::<usize, Execve>(next)(path, arguments, environment),
         }
-    }
+    };
+    // SAFETY: promised by the caller.
+    unsafe { with_agent(environment, call) }
 }
 
 /// # Safety
@@ -199,14 +214,15 @@ pub unsafe extern "C" fn execv(path: Text, arguments: List) -> c_int {
 /// As `execvpe(3)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: Text, arguments: List, environment: List) -> c_int {
-    let mut room = Environment::new();
-    // SAFETY: the caller's promise is that of the function that is called.
-    unsafe {
+    // SAFETY: see `execve`.
+    let call = |environment| unsafe {
         match EXECVPE.get() {
             0 => -1,
-            next => core::mem::transmute::<usize, Execve>(next)(file, arguments, room.with_agent(environment)),
+            next => core::mem::transmute::<usize, Execve>(next)(file, arguments, environment),
         }
-    }
+    };
+    // SAFETY: promised by the caller.
+    unsafe { with_agent(environment, call) }
 }
 
 /// # Safety
@@ -221,86 +237,64 @@ pub unsafe extern "C" fn execvp(file: Text, arguments: List) -> c_int {
 /// As `execveat(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execveat(folder: c_int, path: Text, arguments: List, environment: List, flags: c_int) -> c_int {
-    let mut room = Environment::new();
-    // SAFETY: the caller's promise is that of the function that is called.
-    unsafe {
+    // SAFETY: see `execve`.
+    let call = |environment| unsafe {
         match EXECVEAT.get() {
             0 => -1,
-            next => {
-                let execveat = core::mem::transmute::<usize, Execveat>(next);
-                execveat(folder, path, arguments, room.with_agent(environment), flags)
-            }
+            next => core::mem::transmute::<usize, Execveat>(next)(folder, path, arguments, environment, flags),
         }
-    }
+    };
+    // SAFETY: promised by the caller.
+    unsafe { with_agent(environment, call) }
 }
 
 /// # Safety
 /// As `fexecve(3)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(file: c_int, arguments: List, environment: List) -> c_int {
-    let mut room = Environment::new();
-    // SAFETY: the caller's promise is that of the function that is called.
-    unsafe {
+    // SAFETY: see `execve`.
+    let call = |environment| unsafe {
         match FEXECVE.get() {
             0 => -1,
-            next => core::mem::transmute::<usize, Fexecve>(next)(file, arguments, room.with_agent(environment)),
+            next => core::mem::transmute::<usize, Fexecve>(next)(file, arguments, environment),
         }
-    }
-}
-
-/// # Safety
-/// As `posix_spawn(3)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn(
-    pid: *mut c_int,
-    path: Text,
-    actions: *const u8,
-    attributes: *const u8,
-    arguments: List,
-    environment: List,
-) -> c_int {
+    };
     // SAFETY: promised by the caller.
-    unsafe { spawn(&SPAWN, pid, path, actions, attributes, arguments, environment) }
+    unsafe { with_agent(environment, call) }
 }
 
-/// # Safety
-/// As `posix_spawnp(3)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawnp(
-    pid: *mut c_int,
-    file: Text,
-    actions: *const u8,
-    attributes: *const u8,
-    arguments: List,
-    environment: List,
-) -> c_int {
-    // SAFETY: promised by the caller.
-    unsafe { spawn(&SPAWNP, pid, file, actions, attributes, arguments, environment) }
-}
-
-/// # Safety
-/// As `posix_spawn(3)`.
-unsafe fn spawn(
-    next: &Next,
-    pid: *mut c_int,
-    path: Text,
-    actions: *const u8,
-    attributes: *const u8,
-    arguments: List,
-    environment: List,
-) -> c_int {
-    let mut room = Environment::new();
-    // SAFETY: the caller's promise is that of the function that is called.
-    unsafe {
-        match next.get() {
-            0 => ENOSYS,
-            next => {
-                let spawn = core::mem::transmute::<usize, Spawn>(next);
-                spawn(pid, path, actions, attributes, arguments, room.with_agent(environment))
-            }
+/// A function like `posix_spawn(3)`.
+macro_rules! spawn {
+    ($name:ident, $next:ident) => {
+        /// # Safety
+        /// As the C library's function of this name.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            pid: *mut c_int,
+            path: Text,
+            actions: *const u8,
+            attributes: *const u8,
+            arguments: List,
+            environment: List,
+        ) -> c_int {
+            // SAFETY: see `execve`.
+            let call = |environment| unsafe {
+                match $next.get() {
+                    0 => ENOSYS,
+                    next => {
+                        let spawn = core::mem::transmute::<usize, Spawn>(next);
+                        spawn(pid, path, actions, attributes, arguments, environment)
+                    }
+                }
+            };
+            // SAFETY: promised by the caller.
+            unsafe { with_agent(environment, call) }
         }
-    }
+    };
 }
+
+spawn!(posix_spawn, SPAWN);
+spawn!(posix_spawnp, SPAWNP);
 
 // `execl`, `execlp` and `execle` take their arguments one by one. They are put in a row with those that are on the stack
 // already: the return address is taken away, the five registers are pushed, and what lies there is the list. They return only

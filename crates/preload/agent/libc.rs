@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The address of a weak symbol.
 macro_rules! weak {
@@ -69,10 +69,11 @@ impl Next {
         Self { address: AtomicUsize::new(0), name }
     }
 
-    /// Its address; 0 if there is none.
+    /// Its address; 0 if there is none. Once the library is initialized nothing is looked up any more: `dlsym` takes a lock, and a
+    /// forked child may have inherited it from a thread that it does not have.
     pub fn get(&self) -> usize {
         match self.address.load(Ordering::Relaxed) {
-            0 => self.find(),
+            0 if !INITIALIZED.load(Ordering::Relaxed) => self.find(),
             known => known,
         }
     }
@@ -92,6 +93,14 @@ impl Next {
         self.address.store(found as usize, Ordering::Relaxed);
         found as usize
     }
+}
+
+/// Whether everything has been looked up.
+static INITIALIZED: AtomicBool = AtomicBool::new(false);
+
+/// Everything has been looked up.
+pub fn initialized() {
+    INITIALIZED.store(true, Ordering::Relaxed);
 }
 
 pub static FIND_OBJECT: Next = Next::new(b"_dl_find_object\0");

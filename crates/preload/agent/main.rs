@@ -26,6 +26,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 extern "C" fn start() {
     libc::find();
     exec::find();
+    versions::find_own_path();
+    libc::initialized();
     overlay::install_all();
 }
 

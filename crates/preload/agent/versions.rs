@@ -10,7 +10,7 @@ use crate::libc::{
 use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// A mapped version.
 #[derive(Clone, Copy)]
@@ -219,18 +219,26 @@ unsafe fn without_symbol(version: Option<&Version>, found: c_int, info: *mut Add
     }
 }
 
+static OWN_PATH: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+
 /// The path that this library was loaded from, with its zero byte; null if nobody knows.
 pub fn own_path() -> *const c_char {
+    OWN_PATH.load(Ordering::Relaxed)
+}
+
+/// Finds [`own_path`].
+pub fn find_own_path() {
     let next = FIND_SYMBOL.get();
     let mut info = AddressInfo { file: null(), base: null_mut(), symbol: null(), symbol_at: null_mut() };
     if next == 0 {
-        return null();
+        return;
     }
-    // SAFETY: the C library's `dladdr`, with an address of this library.
-    let found = unsafe {
-        core::mem::transmute::<usize, FindSymbol>(next)(own_base() as *const c_void, &raw mut info)
-    };
-    if found == 0 { null() } else { info.file }
+    // SAFETY: the C library's `dladdr`, with an address of this library. The name lives as long as the library.
+    let found =
+        unsafe { core::mem::transmute::<usize, FindSymbol>(next)(own_base() as *const c_void, &raw mut info) };
+    if found != 0 {
+        OWN_PATH.store(info.file.cast_mut(), Ordering::Relaxed);
+    }
 }
 
 /// The `struct link_map` of the object that holds `address`; null if nobody knows.

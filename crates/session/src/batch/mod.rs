@@ -8,6 +8,7 @@
 //! Nothing here may hurt the command: what goes wrong is a note in the report, and the original code runs.
 
 pub mod cache;
+pub mod config;
 mod observe;
 mod progress;
 mod report;
@@ -43,6 +44,10 @@ pub struct BatchOptions {
     pub command: Command,
     /// Names (or paths) of the programs whose runs count; all, if empty.
     pub only: Vec<String>,
+    /// Names (or paths) of modules that are never optimized.
+    pub exclude: Vec<String>,
+    /// Optimize whatever runs twice and was seen running, whether it seems worth it or not.
+    pub eager: bool,
     /// The cache directory, if not the usual one.
     pub cache: Option<PathBuf>,
     /// How to lay out.
@@ -175,12 +180,17 @@ impl Session {
     fn consider(&mut self, worker: &mut Worker) {
         let Some(observer) = &self.observer else { return };
         for seen in observer.modules() {
-            if self.given.contains(&seen.path) || seen.seconds() < LEAST_SECONDS || seen.begun < 2 {
+            if is_named(&seen.path, &self.options.exclude) {
+                self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
+                continue;
+            }
+            if self.given.contains(&seen.path) || seen.begun < 2 || seen.samples == 0 {
                 continue;
             }
             let Ok(file) = std::fs::metadata(&seen.path) else { continue };
             let cost = file.len() as f64 * SECONDS_PER_BYTE;
-            if !file.is_file() || seen.seconds() < WORTH * cost {
+            let worth_it = seen.seconds() >= LEAST_SECONDS.max(WORTH * cost);
+            if !file.is_file() || !(worth_it || self.options.eager) {
                 continue;
             }
             self.given.insert(seen.path.clone());
@@ -261,6 +271,11 @@ impl Overlays for Cache {
         let mode = if counts { Mode::Counting } else { Mode::Optimized };
         Some((self.path_of(id)?, mode))
     }
+}
+
+/// Whether a file has one of these names or paths.
+pub(crate) fn is_named(path: &Path, names: &[String]) -> bool {
+    names.iter().any(|name| Path::new(name) == path || path.file_name().is_some_and(|n| n == name.as_str()))
 }
 
 /// Seconds since 1970.

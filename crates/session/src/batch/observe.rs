@@ -213,8 +213,7 @@ impl Observer {
     }
 
     fn asked_for(&self, path: &Path) -> bool {
-        let is = |only: &String| Path::new(only) == path || path.file_name().is_some_and(|n| n == only.as_str());
-        self.only.is_empty() || self.only.iter().any(is)
+        self.only.is_empty() || super::is_named(path, &self.only)
     }
 
     fn module(&mut self, path: &Path) -> usize {

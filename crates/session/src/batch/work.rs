@@ -42,6 +42,9 @@ pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let image = Image::parse(crate::files::read_file(path)?).map_err(|e| bad(e.to_string()))?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    if name.starts_with("libc.so.") || name.starts_with("libc-2.") {
+        return Err(bad("it is the C library, which every process shares".into()));
+    }
     if let Some(why) = run_time(&image, &name) {
         return Err(bad(why.into()));
     }

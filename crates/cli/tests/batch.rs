@@ -1,0 +1,305 @@
+//! `batch`: programs that run again and again are optimized between their runs, and notice nothing.
+
+mod common;
+
+use common::{PATIENCE, Restitch, code, expect_message, finish};
+use restitch_testkit::{TempDir, compile, program, require, scratch, wait_until};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn compiled(source: &Path, flags: &[&str]) -> Option<PathBuf> {
+    match compile(source, &[flags, &["-Wl,--build-id=sha1"]].concat()) {
+        Ok(path) => Some(path),
+        Err(restitch_testkit::Error::Missing { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A batch of its own cache.
+struct Batch {
+    restitch: Restitch,
+    folder: TempDir,
+}
+
+impl Batch {
+    fn new() -> Self {
+        Self { restitch: Restitch::new(), folder: scratch() }
+    }
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.restitch.command(&["batch"]);
+        command.env("RESTITCH_CACHE_DIR", self.cache()).arg("--json").arg(self.folder.path().join("json"));
+        command.args(arguments).arg("--");
+        command
+    }
+    /// The report of the batch that ran last.
+    fn report(&self) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.folder.path().join("json")).expect("a report was written");
+        serde_json::from_str(&text).expect("JSON")
+    }
+    fn cache_command(&self, arguments: &[&str]) -> restitch_testkit::Finished {
+        finish(self.restitch.command(&["cache"]).args(arguments).env("RESTITCH_CACHE_DIR", self.cache()))
+    }
+    fn files(&self, ending: &str) -> Vec<PathBuf> {
+        let folder = |p: PathBuf| std::fs::read_dir(p).into_iter().flatten().flatten().map(|e| e.path());
+        let all = folder(self.cache().join("v1")).chain(folder(self.cache().join("v1/store")));
+        let mut found: Vec<PathBuf> =
+            all.filter(|p| p.to_string_lossy().ends_with(&format!(".{ending}"))).collect();
+        found.sort();
+        found
+    }
+
+    /// The modules that there are optimized overlays of.
+    fn optimized(&self) -> Vec<PathBuf> {
+        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
+        self.files("optimized").into_iter().filter_map(path).map(PathBuf::from).collect()
+    }
+
+    /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so several times.
+    #[track_caller]
+    fn optimize(&self, programs: &[PathBuf]) {
+        let stop = self.folder.path().join("stop");
+        let script = "while [ ! -e \"$STOP\" ]; do for p; do \"$p\" --seconds 0.3; [ $? = 42 ] || exit 9; done; done";
+        let mut command = self.command(&["--eager"]);
+        command.args(["sh", "-c", script, "sh"]).args(programs).env("STOP", &stop);
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+        let complete = wait_until(PATIENCE * 2, || {
+            let optimized = self.optimized();
+            (programs.iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some())).then_some(())
+        });
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::fs::write(&stop, "").expect("written");
+        let output = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(complete.is_some() && output.status.code() == Some(0), "{}: {said}", output.status);
+        std::fs::remove_file(&stop).expect("removed");
+    }
+
+    /// Runs `program` once and says in how many runs of which kind it was seen.
+    #[track_caller]
+    fn kinds(&self, program: &Path) -> (u64, u64) {
+        // Two runs: a process whose end comes together with that of the command may be missed.
+        let script = "\"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; \"$0\"; [ $? = 42 ] || exit 9; sleep 0.3";
+        finish(self.command(&[]).args(["sh", "-c", script]).arg(program)).expect(code::DONE);
+        let report = self.report();
+        let of = |list: &str| {
+            report[list].as_array().into_iter().flatten().find(|m| m["path"] == *program.to_string_lossy()).cloned()
+        };
+        match of("optimized") {
+            Some(m) => (
+                m["original"]["runs"].as_u64().expect("a number"),
+                m["optimized"]["runs"].as_u64().expect("a number"),
+            ),
+            None => (2, 0),
+        }
+    }
+}
+
+#[test]
+fn programs_are_optimized_between_their_runs() {
+    let sources = ["throw.cc", "backtrace.c", "setjmp.c", "signals.c", "switch.c", "virt.cc"];
+    let compiled: Vec<PathBuf> =
+        sources.iter().filter_map(|s| compiled(&program(s), &["-O2", "-rdynamic"])).collect();
+    let [throw, ..] = &compiled[..] else { return };
+    let batch = Batch::new();
+    batch.optimize(&compiled);
+    for program in &compiled {
+        assert_eq!(batch.kinds(program), (0, 2), "{}: {:#}", program.display(), batch.report());
+    }
+    assert_eq!(batch.files("counts"), Vec::<PathBuf>::new(), "counting is over");
+
+    let listed = batch.cache_command(&["list"]);
+    for program in &compiled {
+        assert!(listed.stdout.contains(&*program.to_string_lossy()), "{}", listed.stdout);
+    }
+    let verified = batch.cache_command(&["verify"]);
+    assert!(verified.stdout.matches(": sound").count() >= compiled.len(), "{}", verified.stdout);
+    assert!(!verified.stdout.contains("removed"), "{}", verified.stdout);
+
+    // A program that is replaced has another build id, and runs as it is.
+    let copy = batch.folder.path().join("program");
+    std::fs::copy(throw, &copy).expect("copied");
+    assert_eq!(batch.kinds(&copy), (2, 0), "the overlay is known by the first path");
+    assert_eq!(batch.kinds(throw), (0, 2));
+
+    // An overlay that others may write to, or that is damaged where it says what it is, is not used.
+    let overlays = batch.files("overlay");
+    let mode = |mode| {
+        overlays.iter().for_each(|o| {
+            std::fs::set_permissions(o, std::fs::Permissions::from_mode(mode)).expect("permitted");
+        });
+    };
+    mode(0o622);
+    assert_eq!(batch.kinds(throw), (2, 0));
+    mode(0o600);
+    assert_eq!(batch.kinds(throw), (0, 2));
+    // One that is damaged in force is put in force again; if the stored one is damaged as well, the original code runs.
+    let truncate = |files: &[PathBuf]| {
+        for file in files {
+            let bytes = std::fs::read(file).expect("read");
+            std::fs::remove_file(file).expect("removed");
+            std::fs::write(file, &bytes[..bytes.len() - 5000]).expect("written");
+            std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).expect("permitted");
+        }
+    };
+    truncate(&overlays);
+    assert_eq!(batch.kinds(throw), (0, 2));
+    truncate(&batch.files("optimized"));
+    truncate(&overlays);
+    assert_eq!(batch.kinds(throw), (2, 0));
+    let verified = batch.cache_command(&["verify"]);
+    assert!(verified.stdout.contains("removed") && !verified.stdout.contains(": sound"), "{}", verified.stdout);
+    batch.cache_command(&["prune", "--size", "0"]).expect(code::DONE);
+    assert_eq!((batch.files("optimized"), batch.files("overlay")), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn programs_at_fixed_addresses_and_libraries_are_optimized() {
+    let batch = Batch::new();
+    let source = batch.folder.path().join("library.c");
+    std::fs::write(
+        &source,
+        "int turn(unsigned n) { switch (n % 7) { case 0: return 3; case 1: return 7; case 2: return 1; case 3: return 9;\n\
+         case 4: return n & 5; case 5: return n | 3; default: return 11; } }\n\
+         unsigned work(unsigned n) { unsigned s = 0; for (unsigned i = 0; i < n; i++) s = s * 31 + turn(s >> 3); return s; }\n",
+    )
+    .expect("written");
+    let library = batch.folder.path().join("libturn.so");
+    let (main, program) = (batch.folder.path().join("main.c"), batch.folder.path().join("main"));
+    std::fs::write(&main, "unsigned work(unsigned);\nint main(void) { return work(60000000) == work(60000000) ? 42 : 1; }\n")
+        .expect("written");
+    let gcc = require!(restitch_testkit::find_program("gcc"), "gcc");
+    let build = |arguments: &[&std::ffi::OsStr]| {
+        assert!(Command::new(&gcc).args(arguments).arg("-Wl,--build-id=sha1").status().expect("gcc").success());
+    };
+    build(&["-O2".as_ref(), "-shared".as_ref(), "-fPIC".as_ref(), "-o".as_ref(), library.as_ref(), source.as_ref()]);
+    build(&["-O2".as_ref(), "-o".as_ref(), program.as_ref(), main.as_ref(), library.as_ref()]);
+    let Some(fixed) = compiled(&restitch_testkit::program("throw.cc"), &["-O2", "-no-pie"]) else { return };
+    // The library's own program has too little code of its own to be worth it.
+    let stop = batch.folder.path().join("stop");
+    let script = "while [ ! -e \"$STOP\" ]; do \"$0\"; [ $? = 42 ] || exit 9; \"$1\" --seconds 0.3; [ $? = 42 ] || exit 9; done";
+    let mut command = batch.command(&["--eager"]);
+    command.args(["sh", "-c", script]).args([&program, &fixed]).env("STOP", &stop);
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
+    let complete = wait_until(PATIENCE * 2, || {
+        let optimized = batch.optimized();
+        ([&library, &fixed].iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some())).then_some(())
+    });
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::fs::write(&stop, "").expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(complete.is_some() && output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = batch.report();
+    let optimized: Vec<&str> =
+        report["optimized"].as_array().into_iter().flatten().filter_map(|m| m["path"].as_str()).collect();
+    assert!(optimized.iter().any(|p| Path::new(p) == library), "{report:#}");
+    assert!(optimized.iter().any(|p| Path::new(p) == fixed), "{report:#}");
+}
+
+const ENVIRONMENT: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+/* Starts itself by each function, with an environment of its own or an emptied one; the last says what it finds. */
+static char own[4096];
+int main(int argc, char **argv) {
+    char *empty[] = {0}, *one[] = {"A=1", 0}, *other[] = {"LD_PRELOAD=/nonexistent.so", "A=1", 0};
+    if (argc > 1 && !strcmp(argv[1], "end")) {
+        const char *preload = getenv("LD_PRELOAD");
+        return preload && strstr(preload, "librestitch-preload.so") && argc == 4 && !strcmp(argv[3], "b") ? 0 : 1;
+    }
+    if (readlink("/proc/self/exe", own, sizeof own - 1) < 0) return 2;
+    char *words[] = {own, "end", "a", "b", 0};
+    int failed = 0;
+    for (int way = 0; way < 13; way++) {
+        pid_t pid = 0;
+        if (way == 11 || way == 12) {
+            if ((way == 11 ? posix_spawn : posix_spawnp)(&pid, own, 0, 0, words, one)) return 3;
+        } else if ((pid = way == 10 ? vfork() : fork()) == 0) {
+            switch (way) {
+            case 0: execve(own, words, one); break;
+            case 1: execve(own, words, empty); break;
+            case 2: execle(own, own, "end", "a", "b", (char *)0, one); break;
+            case 3: clearenv(); execl(own, own, "end", "a", "b", (char *)0); break;
+            case 4: clearenv(); execlp(own, own, "end", "a", "b", (char *)0); break;
+            case 5: clearenv(); execv(own, words); break;
+            case 6: clearenv(); execvp(own, words); break;
+            case 7: execvpe(own, words, one); break;
+            case 8: fexecve(open(own, O_RDONLY), words, one); break;
+            case 9: execveat(AT_FDCWD, own, words, other, 0); break;
+            case 10: execve(own, words, one); break;
+            }
+            _exit(99);
+        }
+        int status;
+        if (waitpid(pid, &status, 0) != pid || status) printf("way %d: %x\n", way, status), failed = 1;
+    }
+    if (execl("/nonexistent", "1", "2", "3", "4", "5", "6", "7", (char *)0) != -1) return 4;
+    return failed;
+}
+"#;
+
+/// Compiles a program from text.
+fn built(folder: &Path, name: &str, text: &str, flags: &[&str]) -> Option<PathBuf> {
+    restitch_testkit::find_program("gcc").or_else(|| { restitch_testkit::skipped("gcc is missing"); None })?;
+    let (source, output) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&source, text).expect("written");
+    let done = Command::new("gcc").args(flags).arg("-o").arg(&output).arg(&source).output().expect("gcc starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(output)
+}
+
+#[test]
+fn the_agent_is_passed_on_whatever_environment_a_program_gives() {
+    let batch = Batch::new();
+    let Some(program) = built(batch.folder.path(), "environment", ENVIRONMENT, &["-O2"]) else { return };
+    let done = finish(batch.command(&[]).arg(&program));
+    assert_eq!(done.status.code(), Some(0), "{}{}", done.stdout, done.stderr);
+}
+
+#[test]
+fn sanitizers_static_programs_and_strange_ones_run_as_ever() {
+    let batch = Batch::new();
+    let text = "#include <stdio.h>\n#include <stdlib.h>\nint main(void) { char *p = malloc(7); p[6] = 0; free(p); puts(\"fine\"); return 0; }\n";
+    let folder = batch.folder.path();
+    for (name, flags) in [("sanitized", &["-g", "-fsanitize=address"][..]), ("static", &["-static"]), ("plain", &[])] {
+        let Some(program) = built(folder, name, text, flags) else { return };
+        let done = finish(batch.command(&["--quiet"]).arg(&program));
+        assert_eq!((done.status.code(), &*done.stdout, &*done.stderr), (Some(0), "fine\n", ""), "{name}");
+    }
+    let done = finish(batch.command(&["--quiet"]).args(["sh", "-c", "exit 7"]));
+    assert_eq!(done.status.code(), Some(7));
+    let done = finish(batch.command(&["--quiet"]).args(["sh", "-c", "kill -9 $$"]));
+    assert_eq!(done.status.code(), Some(137));
+    let done = finish(batch.command(&["--quiet"]).args(["env", "-i", "sh", "-c", "echo $#; pwd >/dev/null", "a", "b"]));
+    assert_eq!((&*done.stdout, &*done.stderr), ("1\n", ""));
+}
+
+#[test]
+fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
+    let batch = Batch::new();
+    let folder = batch.folder.path();
+    let file = folder.join("file");
+    std::fs::write(&file, "").expect("written");
+    for cache in [&*file.join("below").to_string_lossy(), "/proc/nonexistent", &folder.join("with blank").to_string_lossy()] {
+        let done = finish(batch.command(&["--cache", cache]).args(["echo", "done"]));
+        assert_eq!((done.status.code(), &*done.stdout), (Some(0), "done\n"), "{}", done.stderr);
+        assert!(done.stderr.contains("original code"), "{}", done.stderr);
+    }
+    expect_message(&finish(batch.command(&[]).arg("/nonexistent/program")), code::FAILURE, &["/nonexistent/program"]);
+    let config = folder.join("restitch.toml");
+    std::fs::write(&config, "[batch]\nprogramms = []\n").expect("written");
+    let wrong = finish(batch.command(&["--config", &config.to_string_lossy()]).arg("true"));
+    expect_message(&wrong, code::BAD_INPUT, &["restitch.toml", "programms"]);
+    std::fs::write(&config, "[batch]\nprograms = [\"none\"]\n").expect("written");
+    let right = finish(batch.command(&["--config", &config.to_string_lossy()]).arg("true"));
+    assert_eq!(right.status.code(), Some(0), "{}", right.stderr);
+}
