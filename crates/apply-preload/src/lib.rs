@@ -113,7 +113,8 @@ impl Overlay {
 
     /// The file that the processes of a counting overlay count in, with no tickets and all counters zero.
     pub fn counts(&self) -> Vec<u8> {
-        let mut bytes = Counts { identity: self.meta.identity, len: self.meta.counters_len }.encode().to_vec();
+        let mut bytes =
+            Counts { identity: self.meta.identity, len: self.meta.counters_len }.encode().to_vec();
         bytes.resize((COUNTS_HEADER + self.meta.counters_len) as usize, 0);
         bytes
     }

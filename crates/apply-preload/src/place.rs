@@ -41,7 +41,8 @@ pub fn place(image: &Image, size: u64, counters: u64) -> Result<Places, OverlayE
         ImageKind::Pie => first - (1 << 20) - whole,
         ImageKind::SharedObject => first - GIB - slot(image) * (16 << 20) - whole,
     };
-    let (start_distance, end_distance) = (start.offset_from(span.end), (start + whole).offset_from(span.start));
+    let (start_distance, end_distance) =
+        (start.offset_from(span.end), (start + whole).offset_from(span.start));
     if start_distance.unsigned_abs() > REACH || end_distance.unsigned_abs() > REACH || whole > REACH {
         return Err(OverlayError::OutOfReach { size: whole });
     }

@@ -18,6 +18,16 @@ pub enum ProcessError {
         /// The process.
         pid: i32,
     },
+    /// `restitch batch` has put code of its own into the process when it began.
+    #[error(
+        "process {pid} runs in code that `restitch batch` has put into it when it began (see {overlay}), and is optimized already; start it without LD_PRELOAD to attach to it"
+    )]
+    Overlaid {
+        /// The process.
+        pid: i32,
+        /// The overlay of one of its modules.
+        overlay: PathBuf,
+    },
     /// No room near a module.
     #[error(
         "process {pid}: no free address range of {len} bytes within 2 GiB of {module}: {why}; nothing was changed"

@@ -50,6 +50,10 @@ impl Target {
     pub fn open(pid: i32) -> Result<Self, ProcessError> {
         let process = ProcessId::of(pid)?;
         let maps = procfs::maps(pid)?;
+        let overlay = maps.iter().find(|m| m.permissions.execute && is_overlay(&path_of(m)));
+        if let Some(overlay) = overlay.map(path_of) {
+            return Err(ProcessError::Overlaid { pid, overlay });
+        }
         let headers = procfs::auxv(pid)?.program_headers();
         let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
         for mappings in by_file(&maps).into_values() {
@@ -76,6 +80,13 @@ impl Target {
     pub fn pid(&self) -> i32 {
         self.process.pid
     }
+}
+
+/// Whether a file is an overlay of the preloaded agent: they are named by build id.
+fn is_overlay(path: &std::path::Path) -> bool {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let id = name.strip_suffix(".overlay").unwrap_or_default();
+    id.len() >= 16 && id.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 fn path_of(mapping: &Mapping) -> PathBuf {

@@ -2,8 +2,8 @@
 
 use crate::commands::{check_outputs, child};
 use clap::{Args, Subcommand};
-use restitch_session::batch::config::Config;
 use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
+use restitch_session::batch::config::Config;
 use restitch_session::batch::{BatchOptions, BatchReport, Optimized, batch};
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher};
 use std::ffi::OsString;
@@ -136,10 +136,19 @@ fn text(report: &BatchReport) -> String {
         out.push_str(&optimized(o));
     }
     for l in &report.left {
-        out.push_str(&format!("  left alone: {} ({:.1} s in {} runs): {}\n", l.path.display(), l.seconds, l.runs, l.why));
+        out.push_str(&format!(
+            "  left alone: {} ({:.1} s in {} runs): {}\n",
+            l.path.display(),
+            l.seconds,
+            l.runs,
+            l.why
+        ));
     }
     if report.lost_records > 0 {
-        out.push_str(&format!("  {} of the kernel's records were lost: times are too low\n", report.lost_records));
+        out.push_str(&format!(
+            "  {} of the kernel's records were lost: times are too low\n",
+            report.lost_records
+        ));
     }
     if let Some(count) = report.exported {
         out.push_str(&format!("  exported: {count} optimized modules\n"));
@@ -153,7 +162,8 @@ fn optimized(o: &Optimized) -> String {
         "  {}: {}\n",
         o.path.display(),
         match (o.in_force, o.new) {
-            (false, _) => format!("profiled in {} runs; the next session begins with optimizing it", o.profiled_runs),
+            (false, _) =>
+                format!("profiled in {} runs; the next session begins with optimizing it", o.profiled_runs),
             (true, true) => format!("optimized in this session, from {} runs", o.profiled_runs),
             (true, false) => "optimized before".into(),
         }
@@ -174,7 +184,9 @@ fn optimized(o: &Optimized) -> String {
             Some(n) if n <= o.optimized.runs => {
                 out.push_str(&format!("; {:.1} s of optimizing were saved after {n} runs", o.cost_seconds));
             }
-            Some(n) => out.push_str(&format!("; {:.1} s of optimizing will be saved after {n} runs", o.cost_seconds)),
+            Some(n) => {
+                out.push_str(&format!("; {:.1} s of optimizing will be saved after {n} runs", o.cost_seconds))
+            }
             None => {}
         }
         out.push('\n');
@@ -184,7 +196,8 @@ fn optimized(o: &Optimized) -> String {
 
 /// Runs `cache`.
 pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
-    let (CacheCommand::List { cache } | CacheCommand::Prune { cache, .. } | CacheCommand::Verify { cache }) = command;
+    let (CacheCommand::List { cache } | CacheCommand::Prune { cache, .. } | CacheCommand::Verify { cache }) =
+        command;
     let cache = Cache::open(cache.folder.as_deref())?;
     let entries = cache.entries();
     match command {
@@ -202,7 +215,9 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
             let bytes: u64 = entries.iter().map(|e| cache.size(e)).sum();
             println!("{} modules, {:.1} MiB", entries.len(), bytes as f64 / f64::from(1 << 20));
         }
-        CacheCommand::Prune { size, .. } => println!("{} of {} modules removed", cache.prune(size << 20), entries.len()),
+        CacheCommand::Prune { size, .. } => {
+            println!("{} of {} modules removed", cache.prune(size << 20), entries.len())
+        }
         CacheCommand::Verify { .. } => {
             for e in entries.iter().filter(|e| !e.layout.is_empty()) {
                 let said = match cache.verify(e) {

@@ -1,7 +1,7 @@
 //! One function a command: from arguments to a session and from its result to text.
 
-use crate::batch::{batch_command, cache_command};
 use crate::args::{Args, Attach, Command};
+use crate::batch::{batch_command, cache_command};
 use crate::demo;
 use crate::lab::lab_command;
 use crate::progress::Progress;

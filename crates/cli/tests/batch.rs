@@ -62,13 +62,15 @@ impl Batch {
     #[track_caller]
     fn optimize(&self, programs: &[PathBuf]) {
         let stop = self.folder.path().join("stop");
-        let script = "while [ ! -e \"$STOP\" ]; do for p; do \"$p\" --seconds 0.3; [ $? = 42 ] || exit 9; done; done";
+        let script =
+            "while [ ! -e \"$STOP\" ]; do for p; do \"$p\" --seconds 0.3; [ $? = 42 ] || exit 9; done; done";
         let mut command = self.command(&["--eager"]);
         command.args(["sh", "-c", script, "sh"]).args(programs).env("STOP", &stop);
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
         let complete = wait_until(PATIENCE * 2, || {
             let optimized = self.optimized();
-            (programs.iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some())).then_some(())
+            (programs.iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some()))
+                .then_some(())
         });
         std::thread::sleep(std::time::Duration::from_secs(2));
         std::fs::write(&stop, "").expect("written");
@@ -86,7 +88,12 @@ impl Batch {
         finish(self.command(&[]).args(["sh", "-c", script]).arg(program)).expect(code::DONE);
         let report = self.report();
         let of = |list: &str| {
-            report[list].as_array().into_iter().flatten().find(|m| m["path"] == *program.to_string_lossy()).cloned()
+            report[list]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .find(|m| m["path"] == *program.to_string_lossy())
+                .cloned()
         };
         match of("optimized") {
             Some(m) => (
@@ -118,6 +125,18 @@ fn programs_are_optimized_between_their_runs() {
     let verified = batch.cache_command(&["verify"]);
     assert!(verified.stdout.matches(": sound").count() >= compiled.len(), "{}", verified.stdout);
     assert!(!verified.stdout.contains("removed"), "{}", verified.stdout);
+
+    // What runs in an overlay cannot be attached to, and says so.
+    let mut running = Command::new(throw);
+    running.args(["--seconds", "60"]).env("LD_PRELOAD", batch.cache().join("v1/librestitch-preload.so"));
+    let mut running = restitch_testkit::Guarded::spawn(&mut running).expect("it starts");
+    let attached = wait_until(PATIENCE, || {
+        let attached = batch.restitch.run(&["attach", &running.pid().to_string(), "--duration", "1"]);
+        (attached.status.code() == Some(code::REFUSED)).then_some(attached)
+    });
+    expect_message(&attached.expect("refused"), code::REFUSED, &["restitch batch", ".overlay"]);
+    assert!(running.is_running());
+    running.kill().expect("ended");
 
     // A program that is replaced has another build id, and runs as it is.
     let copy = batch.folder.path().join("program");
@@ -151,7 +170,11 @@ fn programs_are_optimized_between_their_runs() {
     truncate(&overlays);
     assert_eq!(batch.kinds(throw), (2, 0));
     let verified = batch.cache_command(&["verify"]);
-    assert!(verified.stdout.contains("removed") && !verified.stdout.contains(": sound"), "{}", verified.stdout);
+    assert!(
+        verified.stdout.contains("removed") && !verified.stdout.contains(": sound"),
+        "{}",
+        verified.stdout
+    );
     batch.cache_command(&["prune", "--size", "0"]).expect(code::DONE);
     assert_eq!((batch.files("optimized"), batch.files("overlay")), (Vec::new(), Vec::new()));
 }
@@ -169,13 +192,25 @@ fn programs_at_fixed_addresses_and_libraries_are_optimized() {
     .expect("written");
     let library = batch.folder.path().join("libturn.so");
     let (main, program) = (batch.folder.path().join("main.c"), batch.folder.path().join("main"));
-    std::fs::write(&main, "unsigned work(unsigned);\nint main(void) { return work(60000000) == work(60000000) ? 42 : 1; }\n")
-        .expect("written");
+    std::fs::write(
+        &main,
+        "unsigned work(unsigned);\nint main(void) { return work(60000000) == work(60000000) ? 42 : 1; }\n",
+    )
+    .expect("written");
     let gcc = require!(restitch_testkit::find_program("gcc"), "gcc");
     let build = |arguments: &[&std::ffi::OsStr]| {
-        assert!(Command::new(&gcc).args(arguments).arg("-Wl,--build-id=sha1").status().expect("gcc").success());
+        assert!(
+            Command::new(&gcc).args(arguments).arg("-Wl,--build-id=sha1").status().expect("gcc").success()
+        );
     };
-    build(&["-O2".as_ref(), "-shared".as_ref(), "-fPIC".as_ref(), "-o".as_ref(), library.as_ref(), source.as_ref()]);
+    build(&[
+        "-O2".as_ref(),
+        "-shared".as_ref(),
+        "-fPIC".as_ref(),
+        "-o".as_ref(),
+        library.as_ref(),
+        source.as_ref(),
+    ]);
     build(&["-O2".as_ref(), "-o".as_ref(), program.as_ref(), main.as_ref(), library.as_ref()]);
     let Some(fixed) = compiled(&restitch_testkit::program("throw.cc"), &["-O2", "-no-pie"]) else { return };
     // The library's own program has too little code of its own to be worth it.
@@ -186,12 +221,18 @@ fn programs_at_fixed_addresses_and_libraries_are_optimized() {
     let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
     let complete = wait_until(PATIENCE * 2, || {
         let optimized = batch.optimized();
-        ([&library, &fixed].iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some())).then_some(())
+        ([&library, &fixed].iter().all(|p| optimized.contains(p))
+            || child.try_wait().is_ok_and(|s| s.is_some()))
+        .then_some(())
     });
     std::thread::sleep(std::time::Duration::from_secs(2));
     std::fs::write(&stop, "").expect("written");
     let output = child.wait_with_output().expect("it ends");
-    assert!(complete.is_some() && output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        complete.is_some() && output.status.code() == Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let report = batch.report();
     let optimized: Vec<&str> =
         report["optimized"].as_array().into_iter().flatten().filter_map(|m| m["path"].as_str()).collect();
@@ -249,10 +290,14 @@ int main(int argc, char **argv) {
 
 /// Compiles a program from text.
 fn built(folder: &Path, name: &str, text: &str, flags: &[&str]) -> Option<PathBuf> {
-    restitch_testkit::find_program("gcc").or_else(|| { restitch_testkit::skipped("gcc is missing"); None })?;
+    restitch_testkit::find_program("gcc").or_else(|| {
+        restitch_testkit::skipped("gcc is missing");
+        None
+    })?;
     let (source, output) = (folder.join(format!("{name}.c")), folder.join(name));
     std::fs::write(&source, text).expect("written");
-    let done = Command::new("gcc").args(flags).arg("-o").arg(&output).arg(&source).output().expect("gcc starts");
+    let done =
+        Command::new("gcc").args(flags).arg("-o").arg(&output).arg(&source).output().expect("gcc starts");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     Some(output)
 }
@@ -270,7 +315,9 @@ fn sanitizers_static_programs_and_strange_ones_run_as_ever() {
     let batch = Batch::new();
     let text = "#include <stdio.h>\n#include <stdlib.h>\nint main(void) { char *p = malloc(7); p[6] = 0; free(p); puts(\"fine\"); return 0; }\n";
     let folder = batch.folder.path();
-    for (name, flags) in [("sanitized", &["-g", "-fsanitize=address"][..]), ("static", &["-static"]), ("plain", &[])] {
+    for (name, flags) in
+        [("sanitized", &["-g", "-fsanitize=address"][..]), ("static", &["-static"]), ("plain", &[])]
+    {
         let Some(program) = built(folder, name, text, flags) else { return };
         let done = finish(batch.command(&["--quiet"]).arg(&program));
         assert_eq!((done.status.code(), &*done.stdout, &*done.stderr), (Some(0), "fine\n", ""), "{name}");
@@ -279,7 +326,15 @@ fn sanitizers_static_programs_and_strange_ones_run_as_ever() {
     assert_eq!(done.status.code(), Some(7));
     let done = finish(batch.command(&["--quiet"]).args(["sh", "-c", "kill -9 $$"]));
     assert_eq!(done.status.code(), Some(137));
-    let done = finish(batch.command(&["--quiet"]).args(["env", "-i", "sh", "-c", "echo $#; pwd >/dev/null", "a", "b"]));
+    let done = finish(batch.command(&["--quiet"]).args([
+        "env",
+        "-i",
+        "sh",
+        "-c",
+        "echo $#; pwd >/dev/null",
+        "a",
+        "b",
+    ]));
     assert_eq!((&*done.stdout, &*done.stderr), ("1\n", ""));
 }
 
@@ -289,12 +344,20 @@ fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
     let folder = batch.folder.path();
     let file = folder.join("file");
     std::fs::write(&file, "").expect("written");
-    for cache in [&*file.join("below").to_string_lossy(), "/proc/nonexistent", &folder.join("with blank").to_string_lossy()] {
+    for cache in [
+        &*file.join("below").to_string_lossy(),
+        "/proc/nonexistent",
+        &folder.join("with blank").to_string_lossy(),
+    ] {
         let done = finish(batch.command(&["--cache", cache]).args(["echo", "done"]));
         assert_eq!((done.status.code(), &*done.stdout), (Some(0), "done\n"), "{}", done.stderr);
         assert!(done.stderr.contains("original code"), "{}", done.stderr);
     }
-    expect_message(&finish(batch.command(&[]).arg("/nonexistent/program")), code::FAILURE, &["/nonexistent/program"]);
+    expect_message(
+        &finish(batch.command(&[]).arg("/nonexistent/program")),
+        code::FAILURE,
+        &["/nonexistent/program"],
+    );
     let config = folder.join("restitch.toml");
     std::fs::write(&config, "[batch]\nprogramms = []\n").expect("written");
     let wrong = finish(batch.command(&["--config", &config.to_string_lossy()]).arg("true"));

@@ -39,7 +39,9 @@ pub fn find() {
 unsafe fn with_agent(given: List, call: impl FnOnce(List) -> c_int) -> c_int {
     let own = versions::own_path();
     // SAFETY: promised by the caller; the path ends in a zero byte.
-    if own.is_null() || unsafe { entry_of_preload(given) }.is_some_and(|(_, value)| unsafe { names(value, own.cast()) }) {
+    if own.is_null()
+        || unsafe { entry_of_preload(given) }.is_some_and(|(_, value)| unsafe { names(value, own.cast()) })
+    {
         return call(given);
     }
     // SAFETY: as above.
@@ -66,9 +68,9 @@ unsafe fn entry_of_preload(given: List) -> Option<(usize, Text)> {
     }
     // SAFETY: the list ends in a null pointer, its texts in zero bytes.
     let entry = |i: usize| unsafe { *given.add(i) };
-    (0..).take_while(|i| !entry(*i).is_null()).find_map(|i| unsafe {
-        begins_with(entry(i), NAME).then(|| (i, entry(i).add(NAME.len())))
-    })
+    (0..)
+        .take_while(|i| !entry(*i).is_null())
+        .find_map(|i| unsafe { begins_with(entry(i), NAME).then(|| (i, entry(i).add(NAME.len()))) })
 }
 
 /// Room for an environment with the agent in it.
@@ -236,12 +238,20 @@ pub unsafe extern "C" fn execvp(file: Text, arguments: List) -> c_int {
 /// # Safety
 /// As `execveat(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execveat(folder: c_int, path: Text, arguments: List, environment: List, flags: c_int) -> c_int {
+pub unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: Text,
+    arguments: List,
+    environment: List,
+    flags: c_int,
+) -> c_int {
     // SAFETY: see `execve`.
     let call = |environment| unsafe {
         match EXECVEAT.get() {
             0 => -1,
-            next => core::mem::transmute::<usize, Execveat>(next)(folder, path, arguments, environment, flags),
+            next => {
+                core::mem::transmute::<usize, Execveat>(next)(folder, path, arguments, environment, flags)
+            }
         }
     };
     // SAFETY: promised by the caller.

@@ -45,7 +45,8 @@ pub type EachObject = unsafe extern "C" fn(*mut PhdrInfo, usize, *mut c_void) ->
 pub type IterateObjects = unsafe extern "C" fn(EachObject, *mut c_void) -> c_int;
 pub type FindObject = unsafe extern "C" fn(*mut c_void, *mut FoundObject) -> c_int;
 pub type FindSymbol = unsafe extern "C" fn(*const c_void, *mut AddressInfo) -> c_int;
-pub type FindSymbol1 = unsafe extern "C" fn(*const c_void, *mut AddressInfo, *mut *mut c_void, c_int) -> c_int;
+pub type FindSymbol1 =
+    unsafe extern "C" fn(*const c_void, *mut AddressInfo, *mut *mut c_void, c_int) -> c_int;
 
 /// `struct dl_find_object` (glibc manual, "Dynamic Linker Introspection").
 #[repr(C)]

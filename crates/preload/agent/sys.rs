@@ -75,8 +75,9 @@ impl File {
     /// Fills `bytes` from the file's byte number `at` on.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Option<()> {
         // SAFETY: `pread64` writes at most as many bytes as the slice has.
-        let read =
-            checked(unsafe { call(17, [self.0, bytes.as_mut_ptr() as usize, bytes.len(), at as usize, 0, 0]) });
+        let read = checked(unsafe {
+            call(17, [self.0, bytes.as_mut_ptr() as usize, bytes.len(), at as usize, 0, 0])
+        });
         (read? == bytes.len()).then_some(())
     }
 

@@ -4,8 +4,8 @@
 //! first instruction and never changes, so that they need no lock.
 
 use crate::libc::{
-    AddressInfo, EachObject, FIND_OBJECT, FIND_SYMBOL, FIND_SYMBOL1, FindObject, FindSymbol, FindSymbol1, FoundObject,
-    ITERATE_OBJECTS, IterateObjects, PhdrInfo,
+    AddressInfo, EachObject, FIND_OBJECT, FIND_SYMBOL, FIND_SYMBOL1, FindObject, FindSymbol, FindSymbol1,
+    FoundObject, ITERATE_OBJECTS, IterateObjects, PhdrInfo,
 };
 use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int, c_void};
@@ -129,7 +129,8 @@ unsafe extern "C" fn each(info: *mut PhdrInfo, size: usize, data: *mut c_void) -
     }
     for v in versions() {
         // SAFETY: a version begins with an ELF header: e_phoff at 32, e_phnum at 56.
-        let (offset, count) = unsafe { (((v.start + 32) as *const u64).read(), ((v.start + 56) as *const u16).read()) };
+        let (offset, count) =
+            unsafe { (((v.start + 32) as *const u64).read(), ((v.start + 56) as *const u16).read()) };
         let mut info = PhdrInfo {
             addr: v.start,
             name: NAME.as_ptr().cast(),
@@ -234,8 +235,9 @@ pub fn find_own_path() {
         return;
     }
     // SAFETY: the C library's `dladdr`, with an address of this library. The name lives as long as the library.
-    let found =
-        unsafe { core::mem::transmute::<usize, FindSymbol>(next)(own_base() as *const c_void, &raw mut info) };
+    let found = unsafe {
+        core::mem::transmute::<usize, FindSymbol>(next)(own_base() as *const c_void, &raw mut info)
+    };
     if found != 0 {
         OWN_PATH.store(info.file.cast_mut(), Ordering::Relaxed);
     }

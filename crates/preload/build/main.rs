@@ -9,7 +9,12 @@ fn main() {
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("{name} is set by cargo"));
     let output = PathBuf::from(variable("OUT_DIR")).join("librestitch-preload.so");
     let mut compiler = Command::new(variable("RUSTC"));
-    compiler.args(["--edition=2024", "--crate-type=cdylib", "--crate-name=restitch_preload", "agent/main.rs"]);
+    compiler.args([
+        "--edition=2024",
+        "--crate-type=cdylib",
+        "--crate-name=restitch_preload",
+        "agent/main.rs",
+    ]);
     // No panics, no start files, no library: it has to be loadable beside any C library, and to bring none along.
     compiler.args(["-Cpanic=abort", "-Copt-level=2", "-Cforce-unwind-tables=yes", "-Cstrip=symbols"]);
     compiler.args(["-Clink-arg=-nostdlib", "-Clink-arg=-Wl,-z,now,-z,relro,-soname,librestitch-preload.so"]);

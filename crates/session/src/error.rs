@@ -215,6 +215,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         ProcessError::Busy { .. }
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
+        | ProcessError::Overlaid { .. }
         | ProcessError::Foreign { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,

@@ -26,7 +26,7 @@ pub const RULES: [(&str, Rule); 8] = [
 ];
 
 /// Crates at the operating-system edge: the only ones with unsafe code.
-pub const EDGE: [&str; 3] = ["perf", "procfs", "tracee"];
+pub const EDGE: [&str; 4] = ["perf", "preload", "procfs", "tracee"];
 
 /// Crates that only compute: bytes in, values out.
 pub const PURE: [&str; 13] = [

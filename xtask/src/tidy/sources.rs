@@ -12,7 +12,7 @@ const OUTSIDE: [&str; 4] = ["fs", "net", "os", "process"];
 /// `unsafe` is written in the crates of the operating-system edge only, tests included.
 pub fn unsafe_code(tree: &Tree) -> Vec<Finding> {
     let elsewhere = tree.rust().filter(|file| !file.krate().is_some_and(|krate| EDGE.contains(&krate)));
-    words(elsewhere, "unsafe", "unsafe code belongs into procfs, tracee or perf")
+    words(elsewhere, "unsafe", "unsafe code belongs into procfs, tracee, perf or preload")
 }
 
 /// The decoder's crate is named in two crates only, so that another instruction set is one more crate.

@@ -80,7 +80,8 @@ impl Cache {
         let Some(base) = path.map(Path::to_path_buf).or_else(standard) else {
             return Err(bad(Path::new("the cache directory"), "HOME is not set; name one with --cache"));
         };
-        let fail = |operation, path: &Path, source| SessionError::File { operation, path: path.into(), source };
+        let fail =
+            |operation, path: &Path, source| SessionError::File { operation, path: path.into(), source };
         let absolute = std::path::absolute(&base).map_err(|e| fail("finding", &base, e))?;
         let path = absolute.join("v1");
         let special = |b: &u8| matches!(b, b':' | b' ' | b'$' | b'\t' | b'\n');
@@ -161,7 +162,8 @@ impl Cache {
 
     /// Holds a module for this session; `None` if another session works on it.
     pub fn lock(&self, id: &str) -> Option<File> {
-        let file = File::options().create(true).truncate(false).write(true).open(self.stored(id, "lock")).ok()?;
+        let file =
+            File::options().create(true).truncate(false).write(true).open(self.stored(id, "lock")).ok()?;
         file.try_lock().ok()?;
         Some(file)
     }
@@ -283,7 +285,8 @@ impl Cache {
     /// Compares a module's overlay with the module on disk; a damaged one is removed.
     pub fn verify(&self, entry: &Entry) -> Verdict {
         let image = std::fs::read(&entry.path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
-        let Some(image) = image.filter(|i| i.build_id().is_some_and(|id| id.to_string() == entry.build_id)) else {
+        let Some(image) = image.filter(|i| i.build_id().is_some_and(|id| id.to_string() == entry.build_id))
+        else {
             return Verdict::Orphaned;
         };
         let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();

@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn other_tables_are_others_business() {
-        let file: File = toml::from_str("[batch]\nprograms = [\"cc1\"]\ncache-size = 7\n[other]\nx = 1\n").unwrap();
+        let file: File =
+            toml::from_str("[batch]\nprograms = [\"cc1\"]\ncache-size = 7\n[other]\nx = 1\n").unwrap();
         assert_eq!((file.batch.programs, file.batch.cache_size), (vec!["cc1".to_string()], Some(7)));
         assert!(toml::from_str::<File>("[batch]\nprogram = [\"cc1\"]\n").is_err(), "a wrong name is said");
     }

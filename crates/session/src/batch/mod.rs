@@ -90,7 +90,14 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
     let child = spawn(&mut options.command)?;
     match cache {
         Some((cache, _)) => {
-            let session = Session { cache, observer, options, done: BTreeMap::new(), given: BTreeSet::new(), left: BTreeMap::new() };
+            let session = Session {
+                cache,
+                observer,
+                options,
+                done: BTreeMap::new(),
+                given: BTreeSet::new(),
+                left: BTreeMap::new(),
+            };
             session.run(child, start, &mut report, watcher)?;
         }
         None => report.status = wait(child, |_| {}),

@@ -102,8 +102,7 @@ impl Seen {
 impl Optimized {
     pub(crate) fn new(seen: &Seen, entry: &Entry, new: bool) -> Self {
         let (original, optimized) = (seen.runs(Mode::Original), seen.runs(Mode::Optimized));
-        let before =
-            if original.runs >= LEAST_RUNS { seen.seconds_per_run() } else { entry.seconds_per_run };
+        let before = if original.runs >= LEAST_RUNS { seen.seconds_per_run() } else { entry.seconds_per_run };
         let saved = (optimized.runs >= LEAST_RUNS && before > 0.0)
             .then(|| before - optimized.seconds / optimized.runs as f64);
         let even = saved.filter(|s| *s > 0.0).map(|s| (entry.cost_seconds / s).ceil() as u64);

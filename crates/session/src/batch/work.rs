@@ -2,19 +2,20 @@
 
 use super::cache::{Cache, Entry};
 use super::progress::Progress;
+use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
 use crate::make::{Place, check_version, counting_layout, emit_version, estimate};
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
-use crate::SessionError;
 use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
 use restitch_image::Image;
 use restitch_layout::{Layout, LayoutChoice};
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_profile::{
-    Calls, Counted, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive, plan_counters, scope_of,
+    Calls, Counted, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive,
+    plan_counters, scope_of,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -124,7 +125,8 @@ impl Job {
         let file = File::open(&path).map_err(fail)?;
         let mut head = [0; 64];
         file.read_exact_at(&mut head, 0).map_err(fail)?;
-        let word = |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
+        let word =
+            |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
         let (started, ended) = (word(Counts::STARTED_AT), word(Counts::ENDED_AT));
         if !self.progress.is_due(started, ended) {
             return Ok(false);

@@ -1,8 +1,8 @@
 //! The thread in the background that makes overlays, one after the other, at low priority.
 
 use super::cache::{Cache, Entry};
-use super::work::{Job, optimize, read_module};
 use super::is_old;
+use super::work::{Job, optimize, read_module};
 use crate::SessionError;
 use crate::analysis::analyze_image;
 use restitch_address::FileOffset;
@@ -175,9 +175,10 @@ impl Thread {
     fn optimize_pending(&mut self, entry: Entry) {
         let (start, path) = (cpu_seconds(), entry.path.clone());
         let done = self.load(&path, &entry.build_id).and_then(|module| {
-            let _lock = self.cache.lock(&entry.build_id).ok_or_else(|| {
-                SessionError::NothingToDo("another session is working on it".into())
-            })?;
+            let _lock = self
+                .cache
+                .lock(&entry.build_id)
+                .ok_or_else(|| SessionError::NothingToDo("another session is working on it".into()))?;
             optimize(&self.cache, entry, &module, self.layout, || cpu_seconds() - start)
         });
         self.report(&path, done);
