@@ -6,7 +6,7 @@
 
 use crate::frames::names_unwinder;
 use crate::hook_journal::JournalHook;
-use crate::journal::{Journal, JournalSpare};
+use crate::journal::{Journal, JournalSpare, VersionKind};
 use crate::live::{Live, Reservation};
 use crate::mapping::Mapped;
 use crate::plan::{Prepared, has_personality};
@@ -82,7 +82,9 @@ fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
 /// The unwinder's hook, if versions arrive and there is none yet. `None` also if the process needs none: nothing in it can unwind
 /// through moved frames.
 fn plan_hook(live: &Live, prepared: &Prepared<'_>) -> Result<Option<JournalHook>, ProcessError> {
-    if prepared.incoming.is_empty() || live.journal.hook.is_some() {
+    // Nobody unwinds through tracing versions: the return addresses are the original ones.
+    let unwound = prepared.incoming.iter().any(|new| new.kind != VersionKind::Burst);
+    if !unwound || live.journal.hook.is_some() {
         return Ok(None);
     }
     // There is an unwinder, or some function has a personality routine.
@@ -148,17 +150,23 @@ fn map_all(
     let mut versions: Vec<Mapped<'_>> =
         new.map(|(incoming, arriving)| Mapped::new(incoming, arriving)).collect();
     let mut opening = Batch::new();
+    // Tracing versions come together, and share the first one's window.
+    let tracing = prepared.incoming.iter().all(|incoming| incoming.kind == VersionKind::Burst);
+    versions.iter_mut().skip(1).filter(|_| tracing).for_each(Mapped::share);
     versions.iter().for_each(|v| v.open(&mut opening));
     spares.iter().for_each(|s| opening.open(&s.file()));
     let mut results = borrow.run(&opening)?.into_iter();
     let mut counters = Vec::new();
     let mut mapping = Batch::new();
     let mut opened = Ok(());
+    let mut window = None;
     for version in &mut versions {
         match version.opened(borrow.pid(), &mut results) {
             Ok(found) => counters.extend(found),
             Err(error) => opened = opened.and(Err(error)),
         }
+        version.shared(window);
+        window = window.or(version.counters());
         version.map(&mut mapping);
     }
     if let Some(new_hook) = new_hook {

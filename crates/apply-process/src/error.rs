@@ -43,6 +43,14 @@ pub enum ProcessError {
         /// What is missing.
         why: String,
     },
+    /// Tracing versions come alone.
+    #[error(
+        "process {pid} has other versions of restitch in it; take them out first (restitch revert {pid}), or use --source trace"
+    )]
+    Occupied {
+        /// The process.
+        pid: i32,
+    },
     /// Bytes in the target are not those of the file.
     #[error(
         "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone"

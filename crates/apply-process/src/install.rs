@@ -19,10 +19,13 @@ use crate::stub::borrow;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
 use crate::writing::{Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
+use crate::journal::VersionKind;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Batch, Memory, StopTimes, Stopped, TraceError};
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
 use std::time::{Duration, Instant};
 
 impl Live {
@@ -45,6 +48,42 @@ impl Live {
         incoming: &[Incoming<'_>],
     ) -> Result<SwitchReport, ProcessError> {
         switch(self, incoming, Some(held))
+    }
+
+    /// Maps tracing versions, which nothing leads to, and their window; the process is not stopped, but for one thread that maps
+    /// them. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again.
+    ///
+    /// # Errors
+    /// [`ProcessError::Occupied`] if other versions are in the process. On any error it is as it was.
+    pub fn map_tracing(&mut self, incoming: &[Incoming<'_>]) -> Result<File, ProcessError> {
+        self.target.process.verify()?;
+        self.lock()?;
+        let pid = self.target.pid();
+        if !self.journal.is_empty() || incoming.iter().any(|new| new.kind != VersionKind::Burst) {
+            return Err(ProcessError::Occupied { pid });
+        }
+        let writing = self.dir.writing()?;
+        let prepared = prepare(self, incoming)?;
+        let ahead = ahead::plan(self, &prepared)?;
+        ahead.journal.save(&self.dir)?;
+        ahead.journal.save_records(&self.dir)?;
+        drop(writing);
+        let before = std::mem::replace(&mut self.journal, ahead.journal.clone());
+        let window = ahead.carry_out(self, &prepared, None).and_then(|_| {
+            let file = self.counters.first().map(|counters| counters.1.try_clone());
+            let source = io::Error::other("there is no tracing version");
+            let state = |source| ProcessError::State {
+                operation: "use the window in",
+                path: format!("/proc/{pid}").into(),
+                source,
+            };
+            file.unwrap_or(Err(source)).map_err(state)
+        });
+        if window.is_err() {
+            // What cannot be undone is in the journal; the first error tells more.
+            let _ = undo(self, before, &prepared, None);
+        }
+        window
     }
 
     /// Gives the process its original code back.

@@ -12,6 +12,7 @@
 use crate::exceptions::is_spent_note;
 use crate::frames::Walker;
 use crate::hook;
+use crate::journal::{JournalVersion, VersionKind};
 use crate::live::Live;
 use crate::old::OldVersion;
 use crate::retire::leads_into;
@@ -181,7 +182,9 @@ fn reason_to_keep(
     old: &OldVersion,
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
-    if let Some(why) = hidden_addresses(&live.target) {
+    // Addresses in tracing versions are never stored.
+    let is_stored = |v: &JournalVersion| v.number == old.number && v.kind != VersionKind::Burst;
+    if let Some(why) = hidden_addresses(&live.target).filter(|_| live.journal.versions.iter().any(is_stored)) {
         return Ok(Some(why));
     }
     leads_into(stopped, old.range, threads, None)

@@ -30,6 +30,17 @@ pub(crate) fn check(s: &Subject<'_>, findings: &mut Findings) -> bool {
     true
 }
 
+/// Checks the file and its ranges alone. `false`: it makes no sense to go on.
+pub(crate) fn check_file(s: &Subject<'_>, findings: &mut Findings) -> bool {
+    let before = findings.total;
+    ranges(s, findings);
+    if findings.total == before {
+        header(s.version, findings);
+        symbols(s, findings);
+    }
+    findings.total == before
+}
+
 fn ranges(s: &Subject<'_>, findings: &mut Findings) {
     let v = s.version;
     let mut bad = |why| findings.version(v.range.start, Problem::Elf(why));

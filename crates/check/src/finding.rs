@@ -102,6 +102,14 @@ pub enum Problem {
     /// A counter that changes flags stands where they may be read.
     #[error("a counter that changes the status flags stands where they may still be read")]
     FlagsLive,
+    /// A tracing version.
+    #[error("the tracing version: {why}{}", if .found.is_empty() { String::new() } else { format!(" (found `{found}`)") })]
+    Burst {
+        /// What is wrong.
+        why: &'static str,
+        /// The instruction, where it is one of recording code.
+        found: String,
+    },
     /// A redirect.
     #[error("a redirect: {0}")]
     Redirect(&'static str),

@@ -21,6 +21,7 @@
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
 //! re-derived); that functions do not *return* results in status flags (the ABI).
 
+mod burst;
 mod elf;
 mod finding;
 mod flags;
@@ -102,6 +103,13 @@ fn examine(
 ) -> (Findings, CheckReport) {
     let mut findings = Findings::default();
     let subject = Subject::new(image, program, layout, version, bias);
+    if let Some(table) = &version.burst {
+        let mut report = CheckReport::default();
+        if elf::check_file(&subject, &mut findings) {
+            report = burst::check(&subject, table, &mut findings);
+        }
+        return (findings, report);
+    }
     if !elf::check(&subject, &mut findings) {
         return (findings, CheckReport::default());
     }

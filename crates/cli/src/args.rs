@@ -92,8 +92,9 @@ pub enum Command {
         /// Write the result as an HTML page.
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
-        /// Branches a sample, for an output that ends in .perf.data (32) and for --source trace (512).
-        #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=1024))]
+        /// Branches a sample, for an output that ends in .perf.data (32, at most 1024), for --source trace (512) and for
+        /// --source burst (4000).
+        #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
         depth: Option<u16>,
         /// The program and its arguments.
         #[arg(last = true, value_name = "COMMAND")]

@@ -39,7 +39,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 Some(pid) => TraceSubject::Process(pid, Duration::from_secs_f64(duration)),
                 None => TraceSubject::Command(child(&command)),
             };
-            let profile = crate::profile_commands::recorded(output.clone(), depth.unwrap_or(32));
+            let profile = crate::profile_commands::recorded(output.clone(), depth.unwrap_or(32).min(1024));
             if let Some(done) = source.record(traced, depth, profile) {
                 return done;
             }
@@ -50,7 +50,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
                 None => RecordSubject::Command { command: child(&command), only: program },
             };
-            let output = crate::profile_commands::recorded(output, depth.unwrap_or(32));
+            let output = crate::profile_commands::recorded(output, depth.unwrap_or(32).min(1024));
             record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
         }
         Command::Instrument { program, output, counts, json } => {

@@ -13,6 +13,7 @@
 //! Invariants: same request, same bytes. At every instruction boundary but those in [`PieceKind::Opaque`] pieces, the
 //! machine's state equals the one that the original code has at [`AddressMap::to_original`].
 
+mod burst;
 mod counters;
 mod elf;
 mod error;
@@ -29,7 +30,9 @@ mod select;
 mod stretch;
 mod tables;
 mod text;
+pub mod window;
 
+pub use burst::{BurstRequest, burst_bound, emit_burst};
 pub use error::EmitError;
 pub use model::*;
 pub use request::{CounterRequest, Request};
@@ -70,6 +73,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
         redirects,
         symbols,
         counters: counters.table(request),
+        burst: None,
         skipped: selection.skipped,
         bytes,
     })

@@ -1,5 +1,6 @@
 //! What a version is.
 
+pub use crate::window::BurstTable;
 use restitch_address::{Svma, SvmaRange};
 pub use restitch_profile::Counted;
 use restitch_program::{BlockId, FuncId};
@@ -41,6 +42,8 @@ pub struct Version {
     pub symbols: Vec<VersionSymbol>,
     /// What the counters count, if this is a counting version.
     pub counters: Option<CounterTable>,
+    /// What a tracing version records, if it is one ([`emit_burst`](crate::emit_burst)). Its map has no places.
+    pub burst: Option<BurstTable>,
     /// What was asked for and left in the original code, with the reason.
     pub skipped: Vec<Skipped>,
 }

@@ -8,6 +8,7 @@
 
 mod analysis;
 mod attach;
+mod burst_record;
 mod counted_images;
 mod derivation;
 mod doctor;
@@ -34,12 +35,14 @@ mod verdict;
 
 pub use analysis::{Analyzed, analyze_image};
 pub use attach::{AttachOptions, attach};
+pub use burst_record::{Bursts, record_bursts};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
 pub use instrument::{InstrumentOptions, instrument};
 pub use lab::{LabOptions, LayoutTimes, lab};
 pub use record::{RecordOptions, RecordSubject, record};
+pub use restitch_trace::{BurstEnd, Refusal};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use source::{Source, SourceChoice};
 pub use status::{ProcessStatus, Reverted, revert, status};

@@ -71,7 +71,7 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     };
     let report = trace(pid, tracing, &AtomicBool::new(false), &mut |record| places.add(&record))?;
     watcher.phase("analysing", None);
-    let status = launched.map(|process| exit_status(&report, process)).transpose()?;
+    let status = launched.map(|process| exit_status(report.exit, process)).transpose()?;
     let file = places.profile();
     if file.modules.is_empty() {
         let why = format!("process {pid} used too little CPU time to be traced; try again under load");
@@ -85,7 +85,7 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
 }
 
 /// Starts a command and lets go of it at its program's entry point, where all of its libraries are mapped.
-fn launch(command: Command) -> Result<ProcessId, SessionError> {
+pub(crate) fn launch(command: Command) -> Result<ProcessId, SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut events = TraceEvents::spawn(command, LaunchOptions::default())?;
     let process = events.root();
@@ -113,8 +113,8 @@ fn launch(command: Command) -> Result<ProcessId, SessionError> {
 const LOADER_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tracer has collected the end of a child of ours where it saw it.
-fn exit_status(report: &TraceReport, process: ProcessId) -> Result<i32, SessionError> {
-    match report.exit {
+pub(crate) fn exit_status(exit: Option<ExitStatus>, process: ProcessId) -> Result<i32, SessionError> {
+    match exit {
         Some(ExitStatus::Code(code)) => Ok(code),
         Some(ExitStatus::Signal(signal)) => Ok(128 + signal),
         None => Ok(restitch_tracee::wait_for_child(process)?),
@@ -127,15 +127,16 @@ const REFRESH: Duration = Duration::from_secs(1);
 const LEAST_SHARE: f64 = 0.001;
 
 /// Modules of the process and what was seen in them.
-struct Places {
+pub(crate) struct Places {
     pid: i32,
     modules: Vec<(Module, BranchSamples)>,
     looked: Instant,
-    elsewhere: u64,
+    /// Branches that were in no module.
+    pub elsewhere: u64,
 }
 
 impl Places {
-    fn open(pid: i32) -> Result<Self, SessionError> {
+    pub fn open(pid: i32) -> Result<Self, SessionError> {
         let modules = Target::open(pid)?.modules.into_iter().map(|m| (m, BranchSamples::default())).collect();
         Ok(Self { pid, modules, looked: Instant::now(), elsewhere: 0 })
     }
@@ -161,7 +162,8 @@ impl Places {
         }
     }
 
-    fn add(&mut self, record: &Record<'_>) {
+    /// Takes a record.
+    pub fn add(&mut self, record: &Record<'_>) {
         let mut places = Vec::with_capacity(record.branches.len());
         for branch in record.branches.iter().rev() {
             places.push((self.locate(branch.from), self.locate(branch.to)));
@@ -186,7 +188,8 @@ impl Places {
         sections.flat_map(|(bias, range)| critical_sections(&memory, bias, range)).collect()
     }
 
-    fn profile(&self) -> ProfileFile {
+    /// The profile of all records.
+    pub fn profile(&self) -> ProfileFile {
         let count = |samples: &BranchSamples| samples.branches.values().sum::<u64>();
         let all: u64 = self.modules.iter().map(|(_, samples)| count(samples)).sum();
         let least = (LEAST_SHARE * all as f64).max(1.0);

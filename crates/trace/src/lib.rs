@@ -17,10 +17,14 @@
 //! this program may be killed at any instruction and the target runs on; a test does that. A record holds branches that
 //! were executed one after the other by one thread, up to what [`TraceReport::contradicted`] counts.
 //!
+//! [`trace_bursts`] does the same through a tracing version ([`BurstCode`]) that somebody else has put into the process: nanoseconds a
+//! branch instead of microseconds. The process's memory is not written to by it, but for the window that it shares.
+//!
 //! **What it will not do**: trace processes that have another tracer, follow forked children, look into signal handlers
 //! (a record ends where one begins), trace code that the process may be writing (just-in-time compilers), or set
 //! breakpoints in restartable sequences.
 
+mod burst;
 mod code;
 mod data;
 mod error;
@@ -33,6 +37,7 @@ mod tracer;
 #[cfg(test)]
 mod truth;
 
+pub use burst::{BurstCode, BurstEnd, BurstOptions, BurstReport, Refusal, trace_bursts};
 pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
 pub use report::{Record, RecordEnd, TraceReport};

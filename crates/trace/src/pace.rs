@@ -19,6 +19,8 @@ pub(crate) struct Pace {
     overhead: f64,
     fixed: Option<u64>,
     cost: f64,
+    /// The part of the cost that is told of later.
+    later: f64,
     /// Sum of costs and of the running time between them, both in nanoseconds, slowly forgotten.
     spent: f64,
     ran: f64,
@@ -34,6 +36,7 @@ impl Pace {
             overhead: overhead.clamp(1e-5, 1.0),
             fixed,
             cost: FIRST_COST,
+            later: 0.0,
             spent: 0.0,
             ran: 0.0,
             gain: 1.0,
@@ -45,6 +48,13 @@ impl Pace {
     pub fn paid(&mut self, cost: Duration) {
         let cost = cost.as_nanos() as f64;
         self.cost += (cost - self.cost) * NEWS;
+        self.spent += cost;
+    }
+
+    /// A part of a record's cost that becomes known later: it is made up for, and expected of the next one.
+    pub fn paid_more(&mut self, cost: Duration) {
+        let cost = cost.as_nanos() as f64;
+        self.later += (cost - self.later) * NEWS;
         self.spent += cost;
     }
 
@@ -65,7 +75,7 @@ impl Pace {
         }
         // What was overdrawn is saved up again; what was left is not spent at once.
         let drawn = if self.ran > 0.0 { self.spent / (self.ran * self.overhead) } else { 1.0 };
-        let wanted = self.cost / self.overhead * drawn.clamp(0.9, 8.0) * jitter;
+        let wanted = (self.cost + self.later) / self.overhead * drawn.clamp(0.9, 8.0) * jitter;
         let period = (wanted * self.gain).clamp(PERIODS.0, PERIODS.1);
         self.ran += period / self.gain;
         if self.ran > 20e9 {

@@ -152,6 +152,8 @@ impl<'a> Tracer<'a> {
         match event {
             FollowEvent::Notified { tid, number } => self.notified(tid, number)?,
             FollowEvent::Signal { tid, .. } => self.interrupted(tid)?,
+            // Nothing is to be caught.
+            FollowEvent::Caught { tid, signal } => self.followed.resume_with(tid, signal)?,
             FollowEvent::Started { tid } => {
                 // One more thread than events can be opened for is no reason to give up the others.
                 self.report.missed_threads += usize::from(self.add_thread(tid).is_err());

@@ -15,6 +15,7 @@ use crate::urgent::Urgent;
 use crate::wait::{ExitStatus, StopKind, decode};
 use crate::wake::WakeTimer;
 use crate::{Memory, TraceError};
+use restitch_address::AvmaRange;
 use restitch_procfs as procfs;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
@@ -32,6 +33,14 @@ pub enum FollowEvent {
     },
     /// Another signal was delivered to the thread, which runs on.
     Signal {
+        /// The thread.
+        tid: i32,
+        /// The signal.
+        signal: i32,
+    },
+    /// Another signal is to be delivered to a thread that stands in code that the caller has named
+    /// ([`Followed::hold_signals_in`]). It is held before that; [`Followed::resume_with`] delivers it.
+    Caught {
         /// The thread.
         tid: i32,
         /// The signal.
@@ -75,6 +84,8 @@ pub struct Followed {
     held: BTreeSet<i32>,
     /// Threads that execute one instruction for the caller.
     stepping: BTreeSet<i32>,
+    /// Where signals are not delivered before the caller has seen it.
+    catching: Vec<AvmaRange>,
     timer: WakeTimer,
     /// Held threads wait until this one has a processor.
     _urgent: Urgent,
@@ -106,6 +117,7 @@ impl Followed {
             threads,
             held,
             stepping,
+            catching: Vec::new(),
             timer,
             _urgent: Urgent::begin(),
             not_send: PhantomData,
@@ -264,8 +276,42 @@ impl Followed {
             self.held.insert(tid);
             return Ok(Handled::Event(FollowEvent::Stepped { tid }));
         }
+        if self.stands_in_caught_code(tid)? {
+            self.held.insert(tid);
+            return Ok(Handled::Event(FollowEvent::Caught { tid, signal }));
+        }
         self.quietly(sys::resume(tid, Resume::Continue, signal))?;
         Ok(Handled::Event(FollowEvent::Signal { tid, signal }))
+    }
+
+    fn stands_in_caught_code(&self, tid: i32) -> Result<bool, TraceError> {
+        if self.catching.is_empty() {
+            return Ok(false);
+        }
+        match sys::get_registers(tid) {
+            Ok(registers) => Ok(self.catching.iter().any(|range| range.contains(registers.rip))),
+            Err(TraceError::Vanished { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// From now on, signals to threads that stand in one of `ranges` are reported before they are delivered.
+    pub fn hold_signals_in(&mut self, ranges: Vec<AvmaRange>) {
+        self.catching = ranges;
+    }
+
+    /// Lets a held thread run on and delivers `signal` to it. Should this program die before, the kernel delivers it.
+    pub fn resume_with(&mut self, tid: i32, signal: i32) -> Result<(), TraceError> {
+        match self.held.remove(&tid) {
+            true => self.quietly(sys::resume(tid, Resume::Continue, signal)),
+            false => Err(TraceError::UnknownThread { tid }),
+        }
+    }
+
+    /// Sets the registers of a held thread that is in no system call: what they say is where and how it goes on.
+    pub fn set_registers(&self, tid: i32, registers: &Registers) -> Result<(), TraceError> {
+        self.require_held(tid)?;
+        sys::set_registers(tid, registers)
     }
 
     /// A signal that was blocked and comes when a system call returns can have interrupted that call.
