@@ -10,6 +10,7 @@
 use crate::ahead::{self, Ready, undo, unmap_spares};
 use crate::frames::Walker;
 use crate::hook;
+use crate::journal::VersionKind;
 use crate::live::Live;
 use crate::old::OldVersion;
 use crate::plan::{Incoming, Prepared, SwitchReport, prepare};
@@ -19,7 +20,6 @@ use crate::stub::borrow;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
 use crate::writing::{Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
-use crate::journal::VersionKind;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Batch, Memory, StopTimes, Stopped, TraceError};

@@ -141,8 +141,10 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
     }
     let start = module.bias.to_actual(v.range.start);
     let areas = (v.counters.as_ref().map(|c| c.area), v.burst.as_ref().map(|b| b.window));
-    let counters =
-        areas.0.or(areas.1).map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(4096)));
+    let counters = areas
+        .0
+        .or(areas.1)
+        .map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(4096)));
     Ok(JournalVersion {
         number: v.number,
         kind: new.kind,

@@ -184,7 +184,8 @@ fn reason_to_keep(
 ) -> Result<Option<String>, ProcessError> {
     // Addresses in tracing versions are never stored.
     let is_stored = |v: &JournalVersion| v.number == old.number && v.kind != VersionKind::Burst;
-    if let Some(why) = hidden_addresses(&live.target).filter(|_| live.journal.versions.iter().any(is_stored)) {
+    if let Some(why) = hidden_addresses(&live.target).filter(|_| live.journal.versions.iter().any(is_stored))
+    {
         return Ok(Some(why));
     }
     leads_into(stopped, old.range, threads, None)

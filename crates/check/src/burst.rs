@@ -159,7 +159,11 @@ impl<'s, 'a> Reader<'s, 'a> {
 
     fn offset(&self, at: Svma) -> Checked<usize> {
         let text = self.s.version.text;
-        if text.contains(at) { Ok(at.offset_from(text.start) as usize) } else { Err((at, "it is outside of the text")) }
+        if text.contains(at) {
+            Ok(at.offset_from(text.start) as usize)
+        } else {
+            Err((at, "it is outside of the text"))
+        }
     }
 
     /// The next instruction, which nothing else has read.
@@ -231,7 +235,11 @@ impl<'s, 'a> Reader<'s, 'a> {
         let i = self.next()?;
         self.format(&i);
         let to = i.near_branch_target();
-        if self.found == format!("{mnemonic} 0x{to:x}") { Ok(Svma::new(to)) } else { Err((at, "a branch of inserted code is none of the known forms")) }
+        if self.found == format!("{mnemonic} 0x{to:x}") {
+            Ok(Svma::new(to))
+        } else {
+            Err((at, "a branch of inserted code is none of the known forms"))
+        }
     }
 
     fn note(&mut self, at: Svma, taken: Taken, leads: Leads) {
@@ -458,7 +466,9 @@ impl<'s, 'a> Reader<'s, 'a> {
             }
             FlowControl::Call if original.code() == Code::Call_rel32_64 => self.call(&original, o, next)?,
             FlowControl::IndirectCall => self.site(Kind::Call, &original, o, next)?,
-            FlowControl::UnconditionalBranch if matches!(original.code(), Code::Jmp_rel8_64 | Code::Jmp_rel32_64) => {
+            FlowControl::UnconditionalBranch
+                if matches!(original.code(), Code::Jmp_rel8_64 | Code::Jmp_rel32_64) =>
+            {
                 return self.edge(o, Svma::new(original.near_branch_target())).map(|()| None);
             }
             FlowControl::ConditionalBranch => {

@@ -21,7 +21,8 @@ fn version(module: &Module, blocks: &[bool]) -> Version {
     let window = if module.image.kind() == ImageKind::Executable { above } else { below };
     let start = window + window_len(BITS);
     let (image, program) = (&module.image, &module.program);
-    emit_burst(&BurstRequest { image, program, blocks, start, number: 1, window, bits: BITS, first: 7 }).unwrap()
+    emit_burst(&BurstRequest { image, program, blocks, start, number: 1, window, bits: BITS, first: 7 })
+        .unwrap()
 }
 
 fn files() -> Vec<PathBuf> {

@@ -4,8 +4,8 @@ use crate::progress::Progress;
 use clap::Args;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    BurstEnd, Bursts, ExitCode, Refusal, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject, Traced,
-    record_bursts, record_traced,
+    BurstEnd, Bursts, ExitCode, Refusal, SessionError, Source, SourceChoice, TraceRecordOptions,
+    TraceSubject, Traced, record_bursts, record_traced,
 };
 
 /// Options of `record` that choose the source.
@@ -98,6 +98,10 @@ fn tell_of_bursts(bursts: &Bursts) {
     let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", end_in_words(*end))).collect();
     let refused = r.refused.iter().map(|(why, n)| format!("{n} {}", refusal_in_words(*why))).collect();
     eprintln!("restitch: bursts ended: {}; alarms without one: {}", list(ends), list(refused));
+    if !bursts.ended_at.is_empty() {
+        let places = bursts.ended_at.iter().map(|(place, n)| format!("{place} ({n})")).collect();
+        eprintln!("restitch: code without a copy was most often: {}", list(places));
+    }
     if let Some(why) = &bursts.kept {
         eprintln!("restitch: tracing versions stay mapped, unused: {why}");
     }

@@ -71,7 +71,9 @@ pub enum EmitError {
         code: Svma,
     },
     /// Something that a tracing version has to reach is too far away.
-    #[error("emitting a tracing version: {to} is out of 32-bit reach of {from}; place version and window within 2 GiB of the module")]
+    #[error(
+        "emitting a tracing version: {to} is out of 32-bit reach of {from}; place version and window within 2 GiB of the module"
+    )]
     BurstOutOfReach {
         /// Behind the instruction.
         from: Svma,

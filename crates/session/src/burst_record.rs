@@ -37,6 +37,8 @@ pub struct Bursts {
     pub modules: usize,
     /// Bytes of tracing versions.
     pub mapped: u64,
+    /// Where most of the bursts that did not become full came to code that has no copy, most frequent first.
+    pub ended_at: Vec<(String, u64)>,
     /// Why something of them had to stay in the process, if it had.
     pub kept: Option<String>,
 }
@@ -45,6 +47,9 @@ pub struct Bursts {
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
 /// Pairs of the window's table for each address in it, at least: searches are short then.
 const SPARSE: u64 = 2;
+
+/// So many places that ended bursts are named.
+const MOST_ENDS: usize = 6;
 
 /// Records bursts, and writes the profile file whole or not at all.
 ///
@@ -78,10 +83,17 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let mut places = Places::open(pid)?;
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
-    let tracing =
-        BurstOptions { depth: options.depth, overhead: options.overhead, duration: rest, ..BurstOptions::default() };
+    let tracing = BurstOptions {
+        depth: options.depth,
+        overhead: options.overhead,
+        duration: rest,
+        ..BurstOptions::default()
+    };
     let traced = run(&mut set, &versions, tracing, &mut places);
     let kept = take_out(&mut set, watcher);
+    if !set.leader_is_alive() {
+        set.leader.forget();
+    }
     let report = traced?;
     watcher.phase("analysing", None);
     let status = launched.map(|process| exit_status(report.exit, process)).transpose()?;
@@ -95,7 +107,16 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         watcher.note(&note);
     }
     let mapped = versions.iter().map(|(_, v)| v.loaded_len).sum();
-    Ok(Bursts { report, elsewhere: places.elsewhere, status, modules, mapped, kept: kept? })
+    let ended_at = most_ends(&places, &report);
+    Ok(Bursts { ended_at, report, elsewhere: places.elsewhere, status, modules, mapped, kept: kept? })
+}
+
+/// The places that ended most bursts, as module and address or symbol in it.
+fn most_ends(places: &Places, report: &BurstReport) -> Vec<(String, u64)> {
+    let mut ends: Vec<_> = report.ended_at.iter().map(|(at, n)| (places.name(*at), *n)).collect();
+    ends.sort_by_key(|end| std::cmp::Reverse(end.1));
+    ends.truncate(MOST_ENDS);
+    ends
 }
 
 /// Maps the versions and traces.
@@ -156,7 +177,8 @@ fn make_tracing(set: &ProcessSet, chosen: &[Chosen]) -> Result<Vec<(usize, Check
         let place = set.reserve(module.index, window_len(bits) + burst_bound(program, blocks), &taken)?;
         taken.push((module.index, place));
         let (window, start) = (place.start, place.start + window_len(bits));
-        let request = BurstRequest { image, program, blocks, start, number: place.number, window, bits, first };
+        let request =
+            BurstRequest { image, program, blocks, start, number: place.number, window, bits, first };
         let wrong = |why: String| SessionError::Emit { module: module.path.clone(), why };
         let version = emit_burst(&request).map_err(|e| wrong(e.to_string()))?;
         first += version.burst.as_ref().map_or(0, |b| b.branches.len() as u32);

@@ -42,8 +42,8 @@ pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, opti
 pub use instrument::{InstrumentOptions, instrument};
 pub use lab::{LabOptions, LayoutTimes, lab};
 pub use record::{RecordOptions, RecordSubject, record};
-pub use restitch_trace::{BurstEnd, Refusal};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
+pub use restitch_trace::{BurstEnd, Refusal};
 pub use source::{Source, SourceChoice};
 pub use status::{ProcessStatus, Reverted, revert, status};
 pub use trace_record::{TraceRecordOptions, TraceSubject, Traced, record_traced};

@@ -162,6 +162,18 @@ impl Places {
         }
     }
 
+    /// The module that holds `at`, and the address in its file.
+    pub fn name(&self, at: Avma) -> String {
+        let module = self.modules.iter().rev().find_map(|(m, _)| m.stated(at).map(|stated| (m, stated)));
+        match module {
+            Some((m, stated)) => {
+                let file = m.path.file_name().unwrap_or_default().to_string_lossy();
+                format!("{file} {stated}")
+            }
+            None => at.to_string(),
+        }
+    }
+
     /// Takes a record.
     pub fn add(&mut self, record: &Record<'_>) {
         let mut places = Vec::with_capacity(record.branches.len());

@@ -68,7 +68,9 @@ impl Race {
                 match self.followed.next_event(Duration::from_secs(10)).unwrap()? {
                     FollowEvent::Stepped { .. } => break,
                     FollowEvent::Notified { .. } => self.followed.step(self.tid).unwrap(),
-                    FollowEvent::Signal { .. } | FollowEvent::Caught { .. } | FollowEvent::Exited { .. } => return None,
+                    FollowEvent::Signal { .. } | FollowEvent::Caught { .. } | FollowEvent::Exited { .. } => {
+                        return None;
+                    }
                     _ => {}
                 }
             }
@@ -258,7 +260,9 @@ fn wait_for_step(race: &mut Race) -> Option<Registers> {
         match race.followed.next_event(Duration::from_secs(10)).unwrap()? {
             FollowEvent::Stepped { .. } => return Some(race.registers()),
             FollowEvent::Notified { .. } => race.followed.step(race.tid).unwrap(),
-            FollowEvent::Signal { .. } | FollowEvent::Caught { .. } | FollowEvent::Exited { .. } => return None,
+            FollowEvent::Signal { .. } | FollowEvent::Caught { .. } | FollowEvent::Exited { .. } => {
+                return None;
+            }
             _ => {}
         }
     }

@@ -528,10 +528,8 @@ impl<'r> Burst<'r> {
         let none = SvmaRange::new(request.start + u64::from(tables), 0);
         let unwind = frames::UnwindAreas { lsda: none, eh_frame_hdr: none, eh_frame: none };
         let loaded_len = elf::finish(&mut bytes, request.start, &areas, &unwind, &self.symbols);
-        let text = SvmaRange::between(
-            request.start + u64::from(elf::HEADERS),
-            request.start + u64::from(text_end),
-        );
+        let text =
+            SvmaRange::between(request.start + u64::from(elf::HEADERS), request.start + u64::from(text_end));
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|entry| entry.0);
         Ok(Version {
@@ -584,6 +582,11 @@ impl<'r> Burst<'r> {
 
 /// `syscall`, `sysenter`, `int`: threads and processes that begin there must not begin in a burst.
 fn enters_kernel(bytes: &[u8]) -> bool {
-    let skip = bytes.iter().take_while(|b| matches!(b, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3)).count();
+    let skip = bytes
+        .iter()
+        .take_while(
+            |b| matches!(b, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3),
+        )
+        .count();
     matches!(bytes.get(skip..), Some([0x0f, 0x05 | 0x34, ..] | [0xcc | 0xcd | 0xce | 0xf1, ..]))
 }

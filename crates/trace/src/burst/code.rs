@@ -52,7 +52,8 @@ impl BurstCode {
         let first = modules.first().ok_or_else(|| wrong("there is no tracing version"))?;
         let (window, bits) = (first.bias.to_actual(first.table.window.start), first.table.bits);
         let pairs: Vec<(Avma, Avma)> = modules.iter().flat_map(BurstModule::entries).collect();
-        let table = window::table(&pairs, bits).ok_or_else(|| wrong("more addresses than the table can hold"))?;
+        let table =
+            window::table(&pairs, bits).ok_or_else(|| wrong("more addresses than the table can hold"))?;
         file.write_all_at(&table, window::TABLE)?;
         let mut targets = HashMap::with_capacity(pairs.len());
         for (from, _) in pairs {

@@ -1,5 +1,6 @@
 //! What there is to say about bursts.
 
+use restitch_address::Avma;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub struct BurstReport {
     pub bursts: BTreeMap<BurstEnd, u64>,
     /// Alarms that began none, by the reason.
     pub refused: BTreeMap<Refusal, u64>,
+    /// Where bursts came to code without a copy: how often, by the target of the branch that led there, or of the last one before.
+    pub ended_at: BTreeMap<Avma, u64>,
     /// Branches in all bursts.
     pub branches: u64,
     /// Alarms that went off.

@@ -34,6 +34,8 @@ const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
 const RECORDING: f64 = 1_800.0;
 /// How long the last burst may take to end.
 const LAST_BURST: Duration = Duration::from_secs(2);
+/// Places at which bursts ended, at most so many of them.
+const MOST_ENDS: usize = 4096;
 /// Offset of `rseq_cs` in `struct rseq` (`linux/rseq.h`).
 const RSEQ_CS: u64 = 8;
 /// Status flags that `lahf` gives, and the overflow flag.
@@ -91,6 +93,15 @@ struct Thread {
     rseq: Option<Option<Avma>>,
 }
 
+/// A burst that is over, not decoded yet.
+struct Over {
+    tid: i32,
+    records: Vec<u8>,
+    end: BurstEnd,
+    /// Where an indirect branch went that had nowhere to go in the versions.
+    target: Option<Avma>,
+}
+
 /// A burst under way.
 #[derive(Debug, Clone, Copy)]
 struct Burst {
@@ -112,7 +123,7 @@ struct Tracer<'a> {
     cpu: BTreeMap<i32, (Duration, Duration)>,
     accounted: Instant,
     /// Records that wait until no thread is held.
-    outbox: Vec<(Burst, Vec<u8>, BurstEnd)>,
+    outbox: Vec<Over>,
     /// No more bursts begin.
     ending: bool,
     /// The process executes another program.
@@ -304,14 +315,22 @@ impl<'a> Tracer<'a> {
         let cost = Duration::from_nanos((RECORDING * (records.len() as f64 / 4.0).sqrt()) as u64);
         self.report.recording += cost;
         self.pace.paid_more(cost);
-        self.outbox.push((burst, records, end));
+        let target = match end {
+            BurstEnd::NoTarget => Some(Avma::new(self.shared(self.code.word(window::ORIGINAL))?)),
+            _ => None,
+        };
+        self.outbox.push(Over { tid: burst.tid, records, end, target });
         Ok(())
     }
 
     /// Decodes records and hands them out, while all threads run.
     fn post(&mut self) {
-        for (burst, records, end) in std::mem::take(&mut self.outbox) {
+        for Over { tid, records, end, target } in std::mem::take(&mut self.outbox) {
             let branches = self.code.branches(&records);
+            let without_copy = matches!(end, BurstEnd::NoCopy | BurstEnd::NoTarget);
+            if let Some(at) = target.or(branches.last().map(|b| b.to)).filter(|_| without_copy) {
+                self.note_end(at);
+            }
             *self.report.bursts.entry(end).or_default() += 1;
             self.report.branches += branches.len() as u64;
             let end = match end {
@@ -320,8 +339,15 @@ impl<'a> Tracer<'a> {
                 _ => RecordEnd::UnknownCode,
             };
             if !branches.is_empty() {
-                (self.sink)(Record { tid: burst.tid, branches: &branches, end });
+                (self.sink)(Record { tid, branches: &branches, end });
             }
+        }
+    }
+
+    fn note_end(&mut self, at: Avma) {
+        let ended_at = &mut self.report.ended_at;
+        if ended_at.len() < MOST_ENDS || ended_at.contains_key(&at) {
+            *ended_at.entry(at).or_default() += 1;
         }
     }
 
@@ -353,7 +379,8 @@ impl<'a> Tracer<'a> {
         let mut registers = self.followed.registers(tid)?;
         let Some(way_in) = self.code.way_in(registers.rip) else { return Ok(Err(Refusal::NoCopy)) };
         let in_system_call = registers.orig_rax as i64 >= 0;
-        if in_system_call || self.ranges.iter().any(|r| r.contains(registers.rip)) || self.in_restartable(tid) {
+        if in_system_call || self.ranges.iter().any(|r| r.contains(registers.rip)) || self.in_restartable(tid)
+        {
             return Ok(Err(Refusal::NotAtRest));
         }
         let start = self.shared(self.code.arm(self.options.depth))?;
