@@ -13,7 +13,7 @@ use crate::trace_record::{Places, exit_status, launch};
 use crate::verdict::Windows;
 use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::LoadBias;
-use restitch_apply_process::{Incoming, VersionKind};
+use restitch_apply_process::{Incoming, Module, Target, VersionKind};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
@@ -21,6 +21,7 @@ use restitch_layout::Layout;
 use restitch_profile::scope_of;
 use restitch_program::{FuncId, Movability};
 use restitch_trace::{BurstCode, BurstOptions, BurstReport, trace_bursts};
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -74,7 +75,9 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
     let samples = sample(&set, sampling, &mut windows)?;
     watcher.phase("analysing", None);
-    let (chosen, _) = choose(&set, &samples)?;
+    let (mut chosen, _) = choose(&set, &samples)?;
+    let permanent = permanent_modules(set.leader.target());
+    chosen.retain(|c| permanent.contains(&c.index));
     if chosen.is_empty() {
         let why = format!("process {pid} used too little CPU time to be traced; try again under load");
         return Err(SessionError::NothingToDo(why));
@@ -153,6 +156,28 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
         Err(error) => return Err(error),
     }
     Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
+}
+
+/// The program and the libraries that it names, directly or through others: they stay where they are for as long as it runs. What was
+/// opened by `dlopen` may go, and something else may come where it was; a tracing version would then be entered from there.
+fn permanent_modules(target: &Target) -> BTreeSet<usize> {
+    let is_named = |module: &Module, name: &str| {
+        let file = module.path.file_name().is_some_and(|file| file == name);
+        file || module.image.soname() == Some(name)
+    };
+    let mut found = BTreeSet::from([target.program]);
+    let mut open = vec![target.program];
+    while let Some(index) = open.pop() {
+        for name in target.modules[index].image.needed() {
+            let modules = target.modules.iter().enumerate();
+            for (i, _) in modules.filter(|(_, module)| is_named(module, name)) {
+                if found.insert(i) {
+                    open.push(i);
+                }
+            }
+        }
+    }
+    found
 }
 
 /// Returns that match no call end a process whose shadow stack is on.
