@@ -131,6 +131,21 @@ impl Live {
         self.journal.versions.iter().any(|v| v.number == number && v.retired)
     }
 
+    /// The tracing has not ended as it should: a signal may have been delivered to a thread in a tracing version unseen, so memory has to be
+    /// looked through before it is unmapped.
+    pub fn distrust_tracing(&mut self) {
+        self.counters.clear();
+    }
+
+    /// Whether version `number` is a tracing version of this very session: program counters are then the only addresses in it that there can
+    /// be, since no signal was delivered to a thread in it. (After the death of a tracer a handler may have seen one.)
+    pub(crate) fn has_just_traced(&self, number: u32) -> bool {
+        let tracing = |number: u32| {
+            self.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)
+        };
+        tracing(number) && self.counters.iter().any(|c| tracing(c.0))
+    }
+
     /// The counters of counting version `number`, as they are now.
     ///
     /// # Errors

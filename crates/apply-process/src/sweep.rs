@@ -71,7 +71,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
         }
     }
     report.pause_us = StopTimes::micros(stopped.resume().stopped);
-    let mut ranges: Vec<AvmaRange> = candidates.iter().map(|o| o.range).collect();
+    let stored = candidates.iter().filter(|o| !live.has_just_traced(o.number));
+    let mut ranges: Vec<AvmaRange> = stored.map(|o| o.range).collect();
     let hook = live.journal.hook.as_ref().filter(|_| nothing_else);
     ranges.extend(hook.map(|h| h.range()));
     let exempt = hook.map(hook::own_words).unwrap_or_default();
@@ -107,7 +108,7 @@ fn take_out(
     let looking = hook::in_use(&stopped, live.journal.hook.as_ref(), &threads)?;
     let mut gone = Vec::new();
     for old in candidates {
-        match leads_into(&stopped, old.range, &threads, None)? {
+        match held_by(live, &stopped, old, &threads)? {
             Some(why) => report.kept.push((old.number, why)),
             None => gone.push(old),
         }
@@ -188,7 +189,25 @@ fn reason_to_keep(
     {
         return Ok(Some(why));
     }
-    leads_into(stopped, old.range, threads, None)
+    held_by(live, stopped, old, threads)
+}
+
+/// The thread that stands in the version or may come into it.
+fn held_by(
+    live: &Live,
+    stopped: &Stopped,
+    old: &OldVersion,
+    threads: &[ThreadView],
+) -> Result<Option<String>, ProcessError> {
+    if !live.has_just_traced(old.number) {
+        return leads_into(stopped, old.range, threads, None);
+    }
+    for thread in threads {
+        if old.range.contains(stopped.registers(thread.tid)?.rip) {
+            return Ok(Some(format!("thread {} stands in it", thread.tid)));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether the process may hold addresses in a form that no search finds.

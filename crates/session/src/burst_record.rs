@@ -20,7 +20,7 @@ use restitch_emit::{BurstRequest, burst_bound, emit_burst};
 use restitch_layout::Layout;
 use restitch_profile::scope_of;
 use restitch_program::{FuncId, Movability};
-use restitch_trace::{BurstCode, BurstOptions, BurstReport, trace_bursts};
+use restitch_trace::{BurstCode, BurstEnd, BurstOptions, BurstReport, trace_bursts};
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -93,6 +93,10 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         ..BurstOptions::default()
     };
     let traced = run(&mut set, &versions, tracing, &mut places);
+    let in_order = |report: &BurstReport| !report.bursts.contains_key(&BurstEnd::Gone);
+    if !traced.as_ref().is_ok_and(in_order) {
+        set.leader.distrust_tracing();
+    }
     let kept = take_out(&mut set, watcher);
     if !set.leader_is_alive() {
         set.leader.forget();
