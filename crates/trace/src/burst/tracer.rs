@@ -356,10 +356,10 @@ impl<'a> Tracer<'a> {
         let begun = Instant::now();
         self.report.alarms += 1;
         self.collect()?;
-        if !self.ending {
-            if let Err(why) = self.begin(tid)? {
-                *self.report.refused.entry(why).or_default() += 1;
-            }
+        if !self.ending
+            && let Err(why) = self.begin(tid)?
+        {
+            *self.report.refused.entry(why).or_default() += 1;
         }
         let cost = begun.elapsed() + LEG;
         self.report.held += cost;
@@ -438,7 +438,7 @@ fn give_back(registers: &mut Registers, taken: Taken, code: &BurstCode) -> io::R
     if taken == Taken::All {
         registers.rdx = code.word(window::SAVED_RDX)?;
         let saved = code.word(window::SAVED_FLAGS)?;
-        let flags = saved >> 8 & LAHF | (saved & 1) * OVERFLOW;
+        let flags = ((saved >> 8) & LAHF) | ((saved & 1) * OVERFLOW);
         registers.eflags = registers.eflags & !(LAHF | OVERFLOW) | flags;
     }
     Ok(())
