@@ -146,15 +146,4 @@ pub enum ElfError {
     /// The bytes are no ELF image.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// There is something at the output's path.
-    #[error("writing {}: the file exists; choose another output path, or ask to replace it", .0.display())]
-    Exists(PathBuf),
-    /// The system refused.
-    #[error("writing {}: {source}; the file there is as it was, check the directory's permissions and free space", path.display())]
-    Io {
-        /// The output path.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
 }

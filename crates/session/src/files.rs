@@ -5,6 +5,7 @@ use crate::attach::{hottest, layout_summary, version_summary};
 use crate::make::{Place, check_version, emit_version, estimate};
 use crate::phases::Phases;
 use crate::{ExitCode, SessionError, Watcher};
+use restitch_apply::{Existing, Outlives};
 use restitch_apply_elf::ElfPlan;
 use restitch_image::Image;
 use restitch_layout::LayoutChoice;
@@ -161,19 +162,8 @@ pub fn check_writable(path: &Path) -> Result<(), SessionError> {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file whole or not at all, in place of one that is there.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<(), SessionError> {
-    let fail = |source| SessionError::File { operation: "writing", path: path.into(), source };
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".tmp{}", std::process::id()));
-    let temporary = PathBuf::from(temporary);
-    let written = (|| {
-        std::fs::write(&temporary, bytes)?;
-        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
-        std::fs::rename(&temporary, path)
-    })();
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&temporary);
-        fail(e)
-    })
+    restitch_apply::write_atomically(path, bytes, mode, Existing::Replace, Outlives::PowerCut)
+        .map_err(|source| SessionError::File { operation: "writing", path: path.into(), source })
 }
