@@ -215,13 +215,9 @@ pub(crate) fn undo(
     let maps = procfs::maps(live.target.pid())?;
     live.journal.retain_mapped(&maps);
     let mut ranges: Vec<AvmaRange> = live.journal.spares.iter().map(JournalSpare::range).collect();
-    for arriving in prepared.arriving.iter().filter(|a| !a.inherited) {
-        if live.journal.versions.contains(&arriving.record) {
-            ranges.extend(
-                arriving.ranges().filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))),
-            );
-        }
-    }
+    // Of a version and its counters the one may be there without the other.
+    let new = prepared.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());
+    ranges.extend(new.filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))));
     let hook = live.journal.hook.iter().filter(|h| before.hook.as_ref() != Some(h));
     // Nothing leads to it yet.
     let memory = Memory::open_read_only(live.target.pid())?;
@@ -248,7 +244,7 @@ pub(crate) fn undo(
 }
 
 /// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could not.)
-fn is_ours(m: &Mapping) -> bool {
+pub(crate) fn is_ours(m: &Mapping) -> bool {
     m.path().is_some_and(|p| p.to_string_lossy().contains("restitch-"))
 }
 

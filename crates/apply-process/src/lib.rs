@@ -34,12 +34,14 @@ mod patches;
 mod plan;
 mod retire;
 mod reverse;
+mod search;
 mod spare;
 mod store;
 mod stub;
 mod sweep;
 mod target;
 mod threads;
+mod tripwire;
 mod writing;
 
 pub use error::ProcessError;
