@@ -8,12 +8,13 @@ use crate::profiling::{count, make_counting};
 use crate::sampling::{IpSamples, sample};
 use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, SessionError, Watcher};
-use restitch_apply_process::{StateDir, SwitchReport, VersionKind};
+use restitch_apply_process::{StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Score};
 use restitch_profile::Profile;
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
@@ -128,6 +129,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
         Ok(made) => made,
         Err(error) => {
             set.switch(&[], VersionKind::Optimized, watcher)?;
+            set.sweep();
             return Err(error);
         }
     };
@@ -149,6 +151,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     }
     result.profile = Some(profiled.summary(samples.total));
     result.apply = Some(apply_summary(&profiled.switch, &second));
+    result.warnings.extend(written(set.leader.target(), &[&profiled.switch, &second]));
     for (pid, number, why) in set.sweep() {
         result.warnings.push(format!("process {pid}: version {number} stays mapped, unused: {why}"));
     }
@@ -293,6 +296,17 @@ fn by_counting(
         exact_edge_share: if edges == 0 { 0.0 } else { exact as f64 / edges as f64 },
         switch,
     })
+}
+
+/// Which code could not be exchanged as a whole, and why.
+fn written(target: &Target, switches: &[&SwitchReport]) -> Vec<String> {
+    let all: BTreeSet<_> = switches.iter().flat_map(|s| &s.written_in_stop).collect();
+    let told = all.into_iter().map(|(at, why)| {
+        let module = target.module_at(*at).map(|m| target.modules[m].path.display().to_string());
+        let module = module.unwrap_or_else(|| at.to_string());
+        format!("{module}: its code was written page by page in the pause, which made that longer: {why}")
+    });
+    told.collect()
 }
 
 fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySummary {

@@ -122,7 +122,9 @@ fn a_process_on_its_way_to_its_entry_point_outlives_the_tracer() {
         let tracer = std::thread::spawn(|| {
             let mut events = TraceEvents::spawn(shell("exit 7"), LaunchOptions::default()).unwrap();
             let root = events.root();
-            let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else { panic!("no exec") };
+            let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else {
+                panic!("no exec")
+            };
             let entry = restitch_procfs::auxv(stopped.pid()).unwrap().entry().unwrap();
             events.run_to(stopped, entry).unwrap();
             let trap = events.trap_in_code().map(str::to_owned);
