@@ -12,7 +12,7 @@ use support::small::{BASE, START, Small, order};
 use support::{Comparison, Seen};
 
 /// Code behind the headers of a version.
-const TEXT: u64 = START + 0x100;
+const TEXT: u64 = START + 0x1000;
 
 fn hot(version: &Version) -> &[u8] {
     let offset = |at: Svma| at.offset_from(version.range.start) as usize;
