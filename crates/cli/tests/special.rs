@@ -53,7 +53,8 @@ fn there_and_back(restitch: &Restitch, target: &mut Target) -> String {
     assert!(reverted.is_some(), "{}: a version stays: {last}", target.name);
     target.assert_computing("after the revert");
     target.assert_untouched("after the revert");
-    told(&attached)
+    // Lines are broken anywhere.
+    told(&attached).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Attach is refused in words, and the process is as it was.
