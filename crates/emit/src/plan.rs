@@ -1,7 +1,7 @@
 //! The version as a list of small operations: what is copied, which branches are written, where counters stand.
 //!
 //! A *slot* is one block's copy, or a stub: a counter on a taken branch, out of line. Slots are numbered in layout order,
-//! stubs last; they are emitted hot ones first, then stubs, then cold ones.
+//! stubs last; they are emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
 //!
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
 
@@ -117,14 +117,30 @@ pub(crate) struct Plan {
     pub hot: usize,
     /// Slots from here on are stubs.
     pub placed: usize,
+    /// Slot numbers in order of address: hot code, then cold code.
+    order: Vec<u32>,
+    /// How many of them are hot code.
+    hot_len: usize,
     /// Tables to copy.
     pub copies: Vec<TableId>,
 }
 
 impl Plan {
+    /// The slot that is number `i` in order of address.
+    pub fn nth(&self, i: usize) -> usize {
+        self.order[i] as usize
+    }
+    /// How many slots the hot code has in order of address, stubs among them.
+    pub fn hot_len(&self) -> usize {
+        self.hot_len
+    }
+    /// The first slot behind the hot code.
+    pub fn first_cold(&self) -> Option<usize> {
+        self.order.get(self.hot_len).map(|&slot| slot as usize)
+    }
     /// Slot numbers in order of address.
-    pub fn order(&self) -> impl Iterator<Item = usize> + use<> {
-        (0..self.hot).chain(self.placed..self.slots.len()).chain(self.hot..self.placed)
+    pub fn order(&self) -> impl Iterator<Item = usize> + '_ {
+        self.order.iter().map(|&slot| slot as usize)
     }
     /// Where a slot starts.
     pub fn address(&self, slot: u32) -> Svma {
@@ -175,6 +191,8 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
         ops: Vec::with_capacity(placed * 5 / 2),
         hot: selection.hot,
         placed,
+        order: Vec::new(),
+        hot_len: 0,
         copies: Vec::new(),
     };
     let mut builder = Builder { request, selection, counters, plan, stubs: Vec::new() };
@@ -184,7 +202,34 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
     for (block, arm) in std::mem::take(&mut builder.stubs) {
         builder.stub(block, arm);
     }
-    builder.plan
+    let mut plan = builder.plan;
+    set_order(&mut plan, &selection.slot_of);
+    plan
+}
+
+/// Puts the slots in order of address: the stubs of hot code that lead to hot code behind the fragment of their branch, so that
+/// they share its lines and pages; all others in front of the cold code.
+fn set_order(plan: &mut Plan, slot_of: &[u32]) {
+    let source = |stub: usize| slot_of[plan.slots[stub].block.index()] as usize;
+    let is_hot = |op: &Op| matches!(op, Op::Branch { dest: Dest::Slot(to), .. } if (*to as usize) < plan.hot);
+    let stays = |stub: usize| source(stub) < plan.hot && plan.ops[plan.ops_of(stub)].iter().any(is_hot);
+    let (near, far): (Vec<usize>, Vec<usize>) =
+        (plan.placed..plan.slots.len()).partition(|&stub| stays(stub));
+    let mut near = near.into_iter().peekable();
+    let mut order = Vec::with_capacity(plan.slots.len());
+    for slot in 0..plan.hot {
+        // Nothing falls into a slot that is aligned (`Builder::next`).
+        if plan.slots[slot].align > 1 {
+            order.extend(std::iter::from_fn(|| near.next_if(|&stub| source(stub) < slot)));
+        }
+        order.push(slot);
+    }
+    order.extend(near);
+    let hot_len = order.len();
+    order.extend(far);
+    order.extend(plan.hot..plan.placed);
+    plan.order = order.into_iter().map(|slot| slot as u32).collect();
+    plan.hot_len = hot_len;
 }
 
 /// One way out of a block.

@@ -1,6 +1,6 @@
 //! `attach`: from a running process to a faster one.
 
-use crate::make::{Place, estimate, make};
+use crate::make::{Place, check_version, emit_version, estimate};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
@@ -124,7 +124,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     };
 
     watcher.phase("laying out", None);
-    let made = make_optimized(&set, &chosen, &profiled.profiles, options.layout);
+    let made = make_optimized(&set, &chosen, &profiled.profiles, options.layout, &mut phases);
     let (layouts, versions) = match made {
         Ok(made) => made,
         Err(error) => {
@@ -133,7 +133,6 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
             return Err(error);
         }
     };
-    phases.end("layout, emission, check");
     watcher.phase("moving over", None);
     let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
     phases.end("moving over");
@@ -203,19 +202,28 @@ fn make_optimized(
     chosen: &[Chosen],
     profiles: &[Profile],
     choice: LayoutChoice,
+    phases: &mut Phases,
 ) -> Result<Made, SessionError> {
-    let (mut layouts, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
-    for (module, profile) in chosen.iter().zip(profiles) {
-        let program = &module.analyzed.program;
-        let layout = choice.layout(program, profile);
-        let len = estimate(program, &layout, 0);
+    let layouts: Vec<Layout> =
+        chosen.iter().zip(profiles).map(|(m, profile)| choice.layout(&m.analyzed.program, profile)).collect();
+    phases.end("layout");
+    let (mut emitted, mut taken) = (Vec::new(), Vec::new());
+    for (module, layout) in chosen.iter().zip(&layouts) {
+        let len = estimate(&module.analyzed.program, layout, 0);
         let held = set.reserve(module.index, len, &taken)?;
         taken.push((module.index, held));
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
-        versions.push((module.index, make(&module.path, &module.analyzed, &layout, place, None)?));
-        layouts.push(layout);
+        let version = emit_version(&module.path, &module.analyzed, layout, place, None)?;
+        emitted.push((version, place.bias));
     }
+    phases.end("emission");
+    let mut versions = Vec::new();
+    for ((module, layout), (version, bias)) in chosen.iter().zip(&layouts).zip(emitted) {
+        let checked = check_version(&module.path, &module.analyzed, layout, version, bias)?;
+        versions.push((module.index, checked));
+    }
+    phases.end("check");
     Ok((layouts, versions))
 }
 
