@@ -37,7 +37,7 @@ fn one(path: &str) -> Result<(), Box<dyn Error>> {
         "{:<16} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
         "placed by", "counters", "executed", "in blocks", "falling", "taken", "on flags"
     );
-    let placed = |weights| plan_counters(program, &plan.scope, weights, Calls::Return);
+    let placed = |weights: Weights<'_>| plan_counters(program, &plan.scope, weights, Calls::Return);
     show("the file", program, &truth, &plan);
     show("probabilities", program, &truth, &placed(Weights::Static));
     for number in SAMPLES {
