@@ -122,10 +122,10 @@ fn straight_shift(op: Shift, a: u64, count: u32, size: u8, flags: &mut Flags) ->
     let (result, carry) = match op {
         Shift::Shl => {
             let wide = u128::from(a) << count;
-            (wide as u64 & mask(size), (count <= bits).then(|| wide >> bits & 1 != 0))
+            (wide as u64 & mask(size), (count < bits).then(|| wide >> bits & 1 != 0))
         }
-        Shift::Shr => ((u128::from(a) >> count) as u64, (count <= bits).then(|| a >> (count - 1) & 1 != 0)),
-        _ => ((wide >> count) as u64 & mask(size), Some(wide >> (count - 1) & 1 != 0)),
+        Shift::Shr => ((u128::from(a) >> count) as u64, (count < bits).then(|| a >> (count - 1) & 1 != 0)),
+        _ => ((wide >> count) as u64 & mask(size), (count < bits).then(|| wide >> (count - 1) & 1 != 0)),
     };
     let overflow = match (op, count) {
         (Shift::Shl, 1) => carry.map(|carry| sign(result, size) != carry),

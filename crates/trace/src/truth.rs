@@ -127,9 +127,12 @@ fn name(action: &Action) -> &'static str {
 
 fn race(program: &str, arguments: &[&str], steps: u64) {
     let Some(path) = find_program(program) else { return skipped(&format!("no {program}")) };
-    let mut command = Command::new(path);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let child = Guarded::spawn(&mut command).unwrap();
+    race_command(program, Command::new(path).args(arguments), steps);
+}
+
+fn race_command(program: &str, command: &mut Command, steps: u64) {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = Guarded::spawn(command).unwrap();
     let pid = child.pid() as i32;
     // Into its main work.
     std::thread::sleep(Duration::from_millis(150));
@@ -170,6 +173,21 @@ fn evaluation_agrees_with_single_steps_of_gzip_and_perl() {
         &["-e", "while (1) { my %h; $h{$_ x 3} .= $_ for 1..500; join ',', map { s/1/2/r } sort keys %h }"],
         40_000,
     );
+}
+
+/// The same for the C library's string functions in the forms for old, newer and new processors.
+#[test]
+fn evaluation_agrees_with_single_steps_of_string_functions() {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/strings.c");
+    let Ok(binary) = restitch_testkit::compile(&source, &["-O1", "-fno-builtin"]) else {
+        return skipped("no compiler");
+    };
+    for without in ["", "-AVX512VL,-AVX512BW", "-AVX2,-AVX512VL,-AVX512BW,-SSE4_2", "-AVX2,-AVX512VL,-AVX512BW"] {
+        let tunables = format!("glibc.cpu.hwcaps={without}");
+        let mut command = Command::new(&binary);
+        command.env("GLIBC_TUNABLES", tunables);
+        race_command(&format!("strings {without}"), &mut command, 60_000);
+    }
 }
 
 /// The look-ahead tables of all modules of a process.
