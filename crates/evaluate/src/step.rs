@@ -1,5 +1,6 @@
 //! One instruction.
 
+use crate::Flags;
 use crate::alu;
 use crate::memory::Memory;
 use crate::state::State;
@@ -216,6 +217,24 @@ impl<M: Memory> Context<'_, M> {
                 let old = self.state.flags.get(Flag::Carry);
                 self.state.flags.set(Flag::Carry, value.or_else(|| old.map(|carry| !carry)));
             }
+            Action::ShiftTo(op, dst, src, count) => {
+                let count = self.read(&count).low(1).map(|count| alu::shift_count(count, dst.size));
+                let both = self.read(&src).low(dst.size).zip(count);
+                let result = both.map(|(a, n)| alu::shift(op, a, n, dst.size, &mut Flags::default()));
+                self.state.write_part(dst, Value::maybe(result));
+            }
+            Action::AndNot(dst, a, b) => {
+                let (a, b) = (self.state.read_part(a).low(dst.size), self.read(&b).low(dst.size));
+                self.with_flags(dst, a.zip(b), |(a, b), flags| alu::and_not(a, b, dst.size, flags));
+            }
+            Action::LowBit(op, dst, src) => {
+                let a = self.read(&src).low(dst.size);
+                self.with_flags(dst, a, |a, flags| alu::low_bit(op, a, dst.size, flags));
+            }
+            Action::ZeroHigh(dst, src, from) => {
+                let (a, from) = (self.read(&src).low(dst.size), self.state.read_part(from).low(1));
+                self.with_flags(dst, a.zip(from), |(a, n), flags| alu::zero_high(a, n, dst.size, flags));
+            }
             Action::RepeatStore(size) => self.repeat(size, false),
             Action::RepeatMove(size) => self.repeat(size, true),
             Action::Vector(vector) => self.state.vector(&vector, self.bias, self.memory),
@@ -338,6 +357,15 @@ impl<M: Memory> Context<'_, M> {
             None => Value::UNKNOWN,
         };
         self.state.write_part(dst, value);
+    }
+
+    /// Writes what `op` makes of operands that are known, with the flags; makes both unknown otherwise.
+    fn with_flags<A>(&mut self, dst: Part, operands: Option<A>, op: impl FnOnce(A, &mut Flags) -> u64) {
+        if operands.is_none() {
+            self.state.flags.forget(ALL_FLAGS);
+        }
+        let result = operands.map(|operands| op(operands, &mut self.state.flags));
+        self.state.write_part(dst, Value::maybe(result));
     }
 
     /// `rep stos` and `rep movs` (`moves`).

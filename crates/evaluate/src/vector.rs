@@ -82,6 +82,11 @@ impl State {
                 let value = self.source(from, size, bias, memory).cut(size.into());
                 self.vectors.set(to, value);
             }
+            Vector::MoveUnder(to, from, under) => {
+                let value = self.source(from, to.width, bias, memory);
+                let value = self.masked(value, to, Some(under));
+                self.vectors.set(to, value);
+            }
             Vector::Store(address, from, size) => {
                 let (at, wide) = (self.address(&address, bias), *self.vectors.get(from));
                 for first in (0..size).step_by(8) {
@@ -134,6 +139,10 @@ impl State {
             Vector::CombineMasks(op, to, a, b, size) => {
                 let (a, b) = (self.vectors.mask(a), self.vectors.mask(b));
                 self.vectors.set_mask(to, combine_masks(op, a, b, size));
+            }
+            Vector::CompareScalars(a, b, size) => {
+                let (a, b) = (*self.vectors.get(a), self.source(b, size, bias, memory));
+                self.flags = scalar_flags(a.element(0, size), b.element(0, size), size);
             }
             Vector::OrTest(a, b, size) => {
                 let (a, b) = (self.vectors.mask(a).low(size), self.vectors.mask(b).low(size));
@@ -325,6 +334,29 @@ fn mask_flags(zero: Option<bool>, carry: Option<bool>) -> Flags {
     flags.forget(ALL_FLAGS & (Flag::Zero.bit() | Flag::Carry.bit()));
     flags.set(Flag::Zero, zero);
     flags.set(Flag::Carry, carry);
+    flags
+}
+
+/// The flags of `ucomisd`: ZF, PF, CF all set for "unordered", CF for less, ZF for equal. Denormal numbers count as 0 if a
+/// control register says so, which is not known here.
+fn scalar_flags(a: Option<u64>, b: Option<u64>, size: u8) -> Flags {
+    let number = |bits: u64| match size {
+        4 => f64::from(f32::from_bits(bits as u32)),
+        _ => f64::from_bits(bits),
+    };
+    let is_denormal = |bits: u64| match size {
+        4 => f32::from_bits(bits as u32).is_subnormal(),
+        _ => f64::from_bits(bits).is_subnormal(),
+    };
+    let (Some(a), Some(b)) = (a, b) else { return Flags::default() };
+    if is_denormal(a) || is_denormal(b) {
+        return Flags::default();
+    }
+    let order = number(a).partial_cmp(&number(b));
+    let mut flags = Flags::from_rflags(0);
+    flags.set(Flag::Zero, Some(order.is_none_or(|o| o.is_eq())));
+    flags.set(Flag::Parity, Some(order.is_none()));
+    flags.set(Flag::Carry, Some(order.is_none_or(|o| o.is_lt())));
     flags
 }
 

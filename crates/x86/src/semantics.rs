@@ -159,6 +159,17 @@ pub enum Scan {
     Popcnt,
 }
 
+/// The instructions on the lowest set bit (BMI1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LowBit {
+    /// `blsr`: cleared.
+    Reset,
+    /// `blsmsk`: it and all bits below it.
+    Mask,
+    /// `blsi`: alone.
+    Isolate,
+}
+
 /// The conditional branches with 8-bit displacement only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CountBranch {
@@ -258,6 +269,14 @@ pub enum Action {
     BitTest(BitChange, Operand, Operand),
     /// `bsf`, `bsr`, `tzcnt`, `lzcnt`, `popcnt`.
     Scan(Scan, Part, Operand),
+    /// `dst = a shifted by b`, without flags (`shlx` and its relatives, `rorx`).
+    ShiftTo(Shift, Part, Operand, Operand),
+    /// `andn`: not the register, and the operand.
+    AndNot(Part, Part, Operand),
+    /// `blsr`, `blsmsk`, `blsi`.
+    LowBit(LowBit, Part, Operand),
+    /// `bzhi`: the bits of the operand below the number in the register.
+    ZeroHigh(Part, Operand, Part),
     /// `rep stos` of elements of so many bytes, upwards or downwards by the direction flag.
     RepeatStore(u8),
     /// `rep movs` of elements of so many bytes.

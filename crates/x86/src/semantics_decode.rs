@@ -3,7 +3,7 @@
 use crate::decode::{Flow, Insn, all_flags_of};
 use crate::ops::Reg;
 use crate::semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, Operand, Part, Scan, Segment, Shift, Stores,
+    Action, Address, Binary, BitChange, CountBranch, Effects, LowBit, Operand, Part, Scan, Segment, Shift, Stores,
     Unary,
 };
 use crate::vector_decode::vector;
@@ -256,9 +256,22 @@ fn bits(i: &Instruction) -> Option<Action> {
         M::Tzcnt => scan(Scan::Tzcnt),
         M::Lzcnt => scan(Scan::Lzcnt),
         M::Popcnt => scan(Scan::Popcnt),
+        M::Shlx => shift_to(i, Shift::Shl),
+        M::Shrx => shift_to(i, Shift::Shr),
+        M::Sarx => shift_to(i, Shift::Sar),
+        M::Rorx => shift_to(i, Shift::Ror),
+        M::Andn => Some(Action::AndNot(first_part(i)?, second_part(i)?, operand(i, 2)?)),
+        M::Blsr => Some(Action::LowBit(LowBit::Reset, first_part(i)?, second(i)?)),
+        M::Blsmsk => Some(Action::LowBit(LowBit::Mask, first_part(i)?, second(i)?)),
+        M::Blsi => Some(Action::LowBit(LowBit::Isolate, first_part(i)?, second(i)?)),
+        M::Bzhi => Some(Action::ZeroHigh(first_part(i)?, second(i)?, part(i.op2_register())?)),
         M::Bswap => first_part(i).filter(|p| p.size >= 4).map(Action::SwapBytes),
         _ => None,
     }
+}
+
+fn shift_to(i: &Instruction, op: Shift) -> Option<Action> {
+    Some(Action::ShiftTo(op, first_part(i)?, second(i)?, operand(i, 2)?))
 }
 
 /// A bit number in a register reaches beyond a memory operand; that form is opaque.

@@ -130,6 +130,10 @@ pub enum MaskPlace {
 pub enum Vector {
     /// The low so many bytes of the source; the rest of the lanes is cleared.
     Move(Lanes, VectorSource, u8),
+    /// A move of the elements that a mask names.
+    MoveUnder(Lanes, VectorSource, Under),
+    /// `ucomiss`, `comisd` and their relatives of so many bytes (4 or 8).
+    CompareScalars(u8, VectorSource, u8),
     /// A store of the low so many bytes of a register.
     Store(Address, u8, u8),
     /// The low bytes to a general register.

@@ -36,7 +36,7 @@ pub(crate) fn vector(i: &Instruction) -> Option<Vector> {
     if i.is_broadcast() {
         return None;
     }
-    let plain = || if i.has_op_mask() { None } else { moves(i).or_else(|| other(i)) };
+    let plain = || if i.has_op_mask() { move_under(i) } else { moves(i).or_else(|| other(i)) };
     plain().or_else(|| compare(i)).or_else(|| combine(i)).or_else(|| masks(i))
 }
 
@@ -58,6 +58,20 @@ fn moves(i: &Instruction) -> Option<Vector> {
         M::Movlps | M::Movlpd | M::Vmovlps | M::Vmovlpd if i.op0_kind() == OpKind::Memory => scalar(i, 8),
         _ => None,
     }
+}
+
+/// Loads and moves of the elements that a mask names.
+fn move_under(i: &Instruction) -> Option<Vector> {
+    let element = match i.mnemonic() {
+        M::Vmovdqu8 => 1,
+        M::Vmovdqu16 => 2,
+        M::Vmovdqu32 | M::Vmovdqa32 | M::Vmovups | M::Vmovaps => 4,
+        M::Vmovdqu64 | M::Vmovdqa64 | M::Vmovupd | M::Vmovapd => 8,
+        _ => return None,
+    };
+    let under = Under { mask: mask_register(i.op_mask())?, element, zeroing: i.zeroing_masking() };
+    (i.op0_kind() == OpKind::Register).then_some(())?;
+    Some(Vector::MoveUnder(lanes(i, 0)?, source(i, 1)?, under))
 }
 
 fn has_memory(i: &Instruction) -> bool {
@@ -109,6 +123,12 @@ fn other(i: &Instruction) -> Option<Vector> {
         }
         M::Pcmpistri | M::Vpcmpistri => {
             Some(Vector::FindInString(operand_register(i, 0)?, source(i, 1)?, i.immediate8()))
+        }
+        M::Ucomiss | M::Comiss | M::Vucomiss | M::Vcomiss => {
+            Some(Vector::CompareScalars(operand_register(i, 0)?, source(i, 1)?, 4))
+        }
+        M::Ucomisd | M::Comisd | M::Vucomisd | M::Vcomisd => {
+            Some(Vector::CompareScalars(operand_register(i, 0)?, source(i, 1)?, 8))
         }
         M::Vzeroupper => Some(Vector::ClearUpper(16)),
         M::Vzeroall => Some(Vector::ClearUpper(0)),
