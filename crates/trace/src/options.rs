@@ -31,6 +31,8 @@ pub struct TraceOptions {
     pub check_every: u32,
     /// Critical sections of restartable sequences: no breakpoints in there.
     pub restartable: Vec<AvmaRange>,
+    /// Whether processes that the traced one makes are traced, too.
+    pub children: bool,
     /// End after this time.
     pub duration: Option<Duration>,
     /// Start of the random numbers that jitter the periods.
@@ -47,6 +49,7 @@ impl Default for TraceOptions {
             period: None,
             check_every: 16,
             restartable: Vec::new(),
+            children: true,
             duration: None,
             seed: 1,
         }

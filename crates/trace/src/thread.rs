@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 /// A thread with its events.
 #[derive(Debug)]
 pub(crate) struct Thread {
+    pub pid: i32,
     pub tid: i32,
     pub alarm: ThreadAlarm,
     pub breakpoint: ThreadBreakpoint,
@@ -64,12 +65,18 @@ impl Chase {
 }
 
 impl Thread {
-    pub fn open(tid: i32, event: AlarmEvent, signal: i32, period: u64) -> Result<Self, BranchTraceError> {
+    pub fn open(
+        pid: i32,
+        tid: i32,
+        event: AlarmEvent,
+        signal: i32,
+        period: u64,
+    ) -> Result<Self, BranchTraceError> {
         let alarm = ThreadAlarm::open(tid, event, signal)?;
         let breakpoint = ThreadBreakpoint::open(tid, signal)?;
         alarm.set_period(period)?;
         alarm.start()?;
-        Ok(Self { tid, alarm, breakpoint, phase: Phase::Waiting, rseq: None })
+        Ok(Self { pid, tid, alarm, breakpoint, phase: Phase::Waiting, rseq: None })
     }
 }
 

@@ -8,7 +8,7 @@ use restitch_branch_table::{Branch, Outcome, Table};
 use restitch_evaluate::{Code, State, Step};
 use restitch_perf::{AlarmEvent, ThreadAlarm};
 use restitch_testkit::{Guarded, find_program, skipped};
-use restitch_tracee::{FollowEvent, Followed, Registers};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers};
 use restitch_x86::{Action, Semantic};
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -27,7 +27,7 @@ struct Race {
 
 impl Race {
     fn start(pid: i32) -> Option<(Self, ThreadAlarm)> {
-        let mut followed = Followed::seize(pid, libc::SIGURG).expect("can be traced");
+        let mut followed = Followed::seize(pid, libc::SIGURG, Children::Leave).expect("can be traced");
         let alarm = match ThreadAlarm::open(pid, AlarmEvent::TaskClock, libc::SIGURG) {
             Ok(alarm) => alarm,
             Err(error) => {
@@ -87,7 +87,7 @@ impl Race {
             let semantic = run.instructions[0];
             let bias = run.bias;
             let before = state.clone();
-            let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+            let mut data = Data { pages: &mut self.pages, memory: self.followed.memory(self.tid).unwrap() };
             let step = state.step(&semantic, bias, &mut data);
             let Some(real) = self.step_for_real(&semantic) else { return };
             let opaque_kernel = matches!(semantic.action, Action::Opaque(effects) if effects.kernel);
@@ -227,7 +227,7 @@ fn outcome(race: &Race, branch: &Branch, bias: LoadBias, real: &Registers) -> Op
         fs_base: real.fs_base.get(),
         gs_base: real.gs_base.get(),
     };
-    branch.resolve(&thread, bias, |at| race.followed.memory().read_u64(at).ok())
+    branch.resolve(&thread, bias, |at| race.followed.memory(race.tid).unwrap().read_u64(at).ok())
 }
 
 /// Branch after branch as the tables predict them, against single steps: the order of the paper's algorithm.

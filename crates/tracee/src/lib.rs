@@ -46,7 +46,7 @@ pub use batch::Batch;
 pub use borrow::{Borrow, SeccompPolicy};
 pub use child::wait_for_child;
 pub use error::TraceError;
-pub use follow::{FollowEvent, Followed};
+pub use follow::{Children, FollowEvent, Followed};
 pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
 pub use memory::Memory;
 pub use registers::{PendingRestart, Registers};
