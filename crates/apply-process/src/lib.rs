@@ -50,4 +50,4 @@ pub use live::{Live, Reservation};
 pub use plan::{Incoming, SwitchReport};
 pub use store::{StateDir, lock_process};
 pub use sweep::SweepReport;
-pub use target::{Module, Target};
+pub use target::{ImageCache, Module, Target};

@@ -92,7 +92,11 @@ pub enum Command {
         /// Write the result as an HTML page.
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
-        /// Branches a sample, for an output that ends in .perf.data (32) and for --source trace (512).
+        /// The format of the profile file, where its ending is another.
+        #[arg(long, value_name = "FORMAT", value_parser = restitch_session::profiles::Format::named)]
+        format: Option<restitch_session::profiles::Format>,
+        /// Branches a sample, for an output in the format of perf.data (32; with --source trace 64), and branches a record
+        /// for --source trace (512).
         #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=1024))]
         depth: Option<u16>,
         /// The program and its arguments.

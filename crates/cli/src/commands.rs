@@ -32,6 +32,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             from_counts,
             json,
             html,
+            format,
             depth,
             command,
         } => {
@@ -39,7 +40,9 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 Some(pid) => TraceSubject::Process(pid, Duration::from_secs_f64(duration)),
                 None => TraceSubject::Command(child(&command)),
             };
-            let profile = crate::profile_commands::recorded(output.clone(), depth.unwrap_or(32));
+            let recorded = |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth);
+            // What a perf with the usual settings shows in full, and not too many stacks a record.
+            let profile = recorded(depth.unwrap_or(64));
             if let Some(done) = source.record(traced, depth, profile) {
                 return done;
             }
@@ -50,7 +53,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
                 None => RecordSubject::Command { command: child(&command), only: program },
             };
-            let output = crate::profile_commands::recorded(output, depth.unwrap_or(32));
+            let output = recorded(depth.unwrap_or(32));
             record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
         }
         Command::Instrument { program, output, counts, json } => {

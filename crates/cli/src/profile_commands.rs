@@ -36,10 +36,10 @@ pub fn run(command: ProfileCommand) -> Result<i32, SessionError> {
     Ok(ExitCode::Done.number())
 }
 
-/// Where `record` writes, with the depth that was asked for.
-pub fn recorded(path: PathBuf, depth: u16) -> ProfileOutput {
+/// Where `record` writes, with the format and the depth that were asked for.
+pub fn recorded(path: PathBuf, format: Option<Format>, depth: u16) -> ProfileOutput {
     let options = WriteOptions { depth: usize::from(depth), ..WriteOptions::default() };
-    ProfileOutput { path, format: None, options }
+    ProfileOutput { path, format, options }
 }
 
 fn input_of(path: PathBuf, input: &Input) -> ProfileInput {

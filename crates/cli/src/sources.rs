@@ -67,9 +67,10 @@ fn tell(traced: &Traced) {
     let r = &traced.report;
     let records: u64 = r.records.values().sum();
     eprintln!(
-        "restitch: {} branches in {records} records ({} full) of {} threads, {} modules; overhead {:.2} %",
+        "restitch: {} branches in {records} records ({} full) of {} processes with {} threads, {} modules; overhead {:.2} %",
         r.branches,
         r.full(),
+        r.processes,
         r.threads,
         traced.modules,
         100.0 * r.overhead()

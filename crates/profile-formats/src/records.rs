@@ -54,6 +54,21 @@ impl Records {
         add(&mut taken.mispredicted, mispredicted);
     }
 
+    /// Adds a stack of branches, **newest first**, as the hardware gives it: the branches, and what ran between each two.
+    /// `None` is a place outside of the module; it ends ranges.
+    pub fn add_stack(&mut self, stack: &[(Option<Svma>, Option<Svma>)]) {
+        for &(from, to) in stack.iter().filter(|(from, to)| from.is_some() || to.is_some()) {
+            self.add_branch(from, to, 1, 0);
+        }
+        for pair in stack.windows(2) {
+            if let ((Some(end), _), (_, Some(start))) = (pair[0], pair[1])
+                && start <= end
+            {
+                self.add_range(start, end, 1);
+            }
+        }
+    }
+
     /// Adds a range that ran without a taken branch.
     pub fn add_range(&mut self, from: Svma, to: Svma, count: u64) {
         add(self.ranges.entry((from, to)).or_default(), count);

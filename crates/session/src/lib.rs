@@ -8,6 +8,7 @@
 
 mod analysis;
 mod attach;
+mod branch_records;
 mod counted_images;
 mod derivation;
 mod doctor;
