@@ -148,12 +148,7 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         low = low.min(bias.to_actual(s.range.start).align_down(4096));
         high = high.max(bias.to_actual(s.range.end).align_up(4096));
     }
-    Ok(Some(Module {
-        path: path_of(code),
-        image,
-        bias,
-        range: AvmaRange::between(low, high),
-    }))
+    Ok(Some(Module { path: path_of(code), image, bias, range: AvmaRange::between(low, high) }))
 }
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.

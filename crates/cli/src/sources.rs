@@ -16,6 +16,9 @@ pub struct SourceOptions {
     /// With --source trace: the share of the program's running time that tracing may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
+    /// With --source trace: let records count by the density of branches in them (an experiment; see docs/profiling.md).
+    #[arg(long, hide = true)]
+    pub weigh: bool,
 }
 
 /// `1%`, `0.5%` or a bare number of percent; the share comes out.
@@ -53,6 +56,7 @@ impl SourceOptions {
             subject,
             depth: usize::from(depth.unwrap_or(512)),
             overhead: self.overhead,
+            weigh: self.weigh,
             output,
         };
         let traced = record_traced(options, &mut progress)?;

@@ -246,8 +246,15 @@ fn perf_and_bolt_read_traced_records() {
         }
         let named = tool(&["script", "-i", "traced.perf.data", "-F", "comm,brstacksym"]);
         assert!(named.contains("main+"), "{}", named.lines().next().unwrap_or_default());
-        let report =
-            tool(&["report", "-i", "traced.perf.data", "--stdio", "--branch-history", "--percent-limit", "5"]);
+        let report = tool(&[
+            "report",
+            "-i",
+            "traced.perf.data",
+            "--stdio",
+            "--branch-history",
+            "--percent-limit",
+            "5",
+        ]);
         assert!(report.contains("cycles:u"), "{report}");
         let list = tool(&["buildid-list", "-i", "traced.perf.data"]);
         assert!(list.contains(recorded.program.to_str().expect("a UTF-8 path")), "{list}");
@@ -257,7 +264,8 @@ fn perf_and_bolt_read_traced_records() {
     };
     let tool = |tool: &Path, arguments: &[&str]| {
         let mut command = Command::new(tool);
-        let done = run(command.arg(&recorded.program).args(arguments).current_dir(recorded.folder.path()), PATIENCE);
+        let done =
+            run(command.arg(&recorded.program).args(arguments).current_dir(recorded.folder.path()), PATIENCE);
         done.expect(0);
         format!("{}{}", done.stdout, done.stderr)
     };

@@ -372,7 +372,13 @@ impl<M: Memory> Context<'_, M> {
     fn repeat(&mut self, size: u8, moves: bool) {
         let [count, to, from] = [RCX, RDI, RSI].map(|reg| self.state.register(reg).low(8));
         let step = match self.state.downwards {
-            Some(downwards) => if downwards { -i64::from(size) } else { size.into() },
+            Some(downwards) => {
+                if downwards {
+                    -i64::from(size)
+                } else {
+                    size.into()
+                }
+            }
             None => return self.repeat_unknown(moves),
         };
         let (Some(count), Some(to)) = (count, to) else { return self.repeat_unknown(moves) };
@@ -384,7 +390,9 @@ impl<M: Memory> Context<'_, M> {
                 let by = step.wrapping_mul(i as i64) as u64;
                 let value = match (moves, from) {
                     (false, _) => stored,
-                    (true, Some(from)) => self.state.load(Avma::new(from.wrapping_add(by)), size, self.memory),
+                    (true, Some(from)) => {
+                        self.state.load(Avma::new(from.wrapping_add(by)), size, self.memory)
+                    }
                     (true, None) => Value::UNKNOWN,
                 };
                 self.state.store(Some(Avma::new(to.wrapping_add(by))), size, value);

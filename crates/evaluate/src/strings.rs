@@ -45,7 +45,8 @@ pub(crate) fn find(a: &Wide, b: &Wide, control: u8) -> Option<Found> {
     let result = match control >> 2 & 3 {
         0 => each(&text, |j| (0..set.valid).any(|i| set.elements[i] == text.elements[j])),
         1 => each(&text, |j| {
-            let inside = |i: usize| set.elements[i] <= text.elements[j] && text.elements[j] <= set.elements[i + 1];
+            let inside =
+                |i: usize| set.elements[i] <= text.elements[j] && text.elements[j] <= set.elements[i + 1];
             (0..set.valid / 2).any(|pair| inside(2 * pair))
         }),
         2 => equal_each(&set, &text),
@@ -108,7 +109,10 @@ mod tests {
         assert_eq!((found.index, found.flags.get(Flag::Carry)), (2, Some(true)));
         assert_eq!(found.flags.get(Flag::Zero), Some(true));
         let none = find(&wide(",;"), &wide("abcdefghijklmnop"), 0).unwrap();
-        assert_eq!((none.index, none.flags.get(Flag::Carry), none.flags.get(Flag::Zero)), (16, Some(false), Some(false)));
+        assert_eq!(
+            (none.index, none.flags.get(Flag::Carry), none.flags.get(Flag::Zero)),
+            (16, Some(false), Some(false))
+        );
         // As strspn: the first that is not in the set.
         assert_eq!(find(&wide("ab"), &wide("abac"), 0x10).unwrap().index, 3);
         // As strcmp: the first difference.

@@ -10,7 +10,8 @@ use crate::wide::{FULL, Wide, low};
 use crate::{Flags, strings};
 use restitch_address::{Avma, LoadBias};
 use restitch_x86::{
-    ALL_FLAGS, Asks, Flag, Lanes, MaskOp, MaskPlace, Operand, Part, Reg, Under, Vector, VectorOp, VectorSource,
+    ALL_FLAGS, Asks, Flag, Lanes, MaskOp, MaskPlace, Operand, Part, Reg, Under, Vector, VectorOp,
+    VectorSource,
 };
 
 /// Vector registers 0 to 31 and mask registers 0 to 7.
@@ -169,7 +170,14 @@ impl State {
         }
     }
 
-    fn move_mask(&mut self, to: MaskPlace, from: MaskPlace, size: u8, bias: LoadBias, memory: &mut impl Memory) {
+    fn move_mask(
+        &mut self,
+        to: MaskPlace,
+        from: MaskPlace,
+        size: u8,
+        bias: LoadBias,
+        memory: &mut impl Memory,
+    ) {
         let value = match from {
             MaskPlace::Mask(k) => self.vectors.mask(k),
             MaskPlace::General(part) => self.read_part(part),
@@ -298,7 +306,8 @@ fn ternary(a: &Wide, b: &Wide, c: &Wide, table: u8, same: bool) -> Wide {
             return 0;
         }
         (0..8).fold(0u8, |sum, bit| {
-            let index = (a.bytes[at] >> bit & 1) << 2 | (b.bytes[at] >> bit & 1) << 1 | (c.bytes[at] >> bit & 1);
+            let index =
+                (a.bytes[at] >> bit & 1) << 2 | (b.bytes[at] >> bit & 1) << 1 | (c.bytes[at] >> bit & 1);
             sum | (table >> index & 1) << bit
         })
     };
@@ -461,7 +470,8 @@ mod tests {
     }
 
     fn sound(claimed: &Wide, exact: &Wide) -> bool {
-        exact.known == u64::MAX && (0..FULL).all(|i| claimed.byte(i).is_none_or(|byte| byte == exact.bytes[i]))
+        exact.known == u64::MAX
+            && (0..FULL).all(|i| claimed.byte(i).is_none_or(|byte| byte == exact.bytes[i]))
     }
 
     proptest! {

@@ -94,14 +94,19 @@ impl Wide {
     pub fn elementwise(&self, other: &Self, size: u8, op: impl Fn(u64, u64) -> u64) -> Self {
         let mut out = Self::UNKNOWN;
         for i in 0..FULL / usize::from(size) {
-            let result = self.element(i, size).zip(other.element(i, size)).map(|(a, b)| op(a, b) & mask(size));
+            let result =
+                self.element(i, size).zip(other.element(i, size)).map(|(a, b)| op(a, b) & mask(size));
             out.set_element(i, size, result);
         }
         out
     }
 
     /// Each 16 bytes on their own.
-    pub fn by_16(&self, other: &Self, op: impl Fn(&[Option<u8>; 16], &[Option<u8>; 16]) -> [Option<u8>; 16]) -> Self {
+    pub fn by_16(
+        &self,
+        other: &Self,
+        op: impl Fn(&[Option<u8>; 16], &[Option<u8>; 16]) -> [Option<u8>; 16],
+    ) -> Self {
         let mut out = Self::UNKNOWN;
         for first in (0..FULL).step_by(16) {
             let piece = |w: &Self| std::array::from_fn(|i| w.byte(first + i));

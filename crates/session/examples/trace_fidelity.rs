@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         true => TraceSubject::Process(pid, duration),
         false => TraceSubject::Command(command()),
     };
-    let options = TraceRecordOptions { subject, depth, overhead, output: own(&traced) };
+    let options = TraceRecordOptions { subject, depth, overhead, weigh: false, output: own(&traced) };
     let result = record_traced(options, &mut Quiet)?;
     let r = &result.report;
     println!(

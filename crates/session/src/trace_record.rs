@@ -28,6 +28,9 @@ pub struct TraceRecordOptions {
     pub depth: usize,
     /// The share of the running time that it may cost, 0 to 1.
     pub overhead: f64,
+    /// Whether records count by the density of branches in them (see `docs/profiling.md`). The records in `perf.data` stay as
+    /// they are.
+    pub weigh: bool,
     /// The profile file.
     pub output: ProfileOutput,
 }
@@ -59,6 +62,7 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     crate::process_set::refuse_kernel_thread(pid)?;
     watcher.phase("tracing", duration.map(|d| d.as_secs_f64()));
     let mut records = BranchRecords::for_output(&options.output);
+    records.weigh = options.weigh;
     records.open(pid)?;
     let tracing = TraceOptions {
         depth: options.depth,

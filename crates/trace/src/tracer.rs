@@ -3,7 +3,7 @@
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
 use crate::pace::Pace;
-use crate::thread::{Chase, Phase, Thread, general, state_of};
+use crate::thread::{Chase, Phase, Thread, state_of};
 use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// A thread that runs so long (nanoseconds, or taken branches) before its record is full has gone elsewhere.
+/// A thread that runs so long (nanoseconds) before its record is full has gone elsewhere.
 const WATCHDOG: u64 = 3_000_000;
 /// ... and so much longer for each branch of the record: system calls lie between some.
 const WATCHDOG_BRANCH: u64 = 10_000;
@@ -74,7 +74,7 @@ struct Tracer<'a> {
     report: TraceReport,
     sink: &'a mut dyn Sink,
     /// Records that wait until no thread is held.
-    outbox: Vec<(i32, i32, Vec<Taken>, RecordEnd)>,
+    outbox: Vec<(i32, i32, Box<Chase>, RecordEnd)>,
     /// A running average of what lies between letting a thread go and seeing it at its breakpoint.
     leg: Duration,
     /// Process of threads, and CPU time when they were first and last looked at.
@@ -83,16 +83,12 @@ struct Tracer<'a> {
 }
 
 impl<'a> Tracer<'a> {
-    fn attach(
-        pid: i32,
-        options: TraceOptions,
-        sink: &'a mut dyn Sink,
-    ) -> Result<Self, BranchTraceError> {
+    fn attach(pid: i32, options: TraceOptions, sink: &'a mut dyn Sink) -> Result<Self, BranchTraceError> {
         let signal = signal::choose(pid)?;
         let children = if options.children { Children::Follow } else { Children::Leave };
         let followed = Followed::seize(pid, signal, children)?;
         let process = Process { code: LiveCode::open(pid)?, restartable: options.restartable.clone() };
-        let pace = Pace::new(options.overhead, options.period, options.seed);
+        let pace = Pace::new(options.overhead, options.period, options.event.per_nanosecond(), options.seed);
         let mut tracer = Self {
             options,
             signal,
@@ -117,7 +113,7 @@ impl<'a> Tracer<'a> {
     }
 
     /// Opens the events of a thread. One that has ended already is left out.
- fn add_thread(&mut self, pid: i32, tid: i32) -> Result<(), BranchTraceError> {
+    fn add_thread(&mut self, pid: i32, tid: i32) -> Result<(), BranchTraceError> {
         let period = self.pace.next_period();
         match Thread::open(pid, tid, self.options.event, self.signal, period) {
             Ok(thread) => {
@@ -287,7 +283,8 @@ impl<'a> Tracer<'a> {
                 if self.in_restartable(thread, &registers) {
                     return self.finish(thread, *chase, RecordEnd::Restartable);
                 }
-                thread.alarm.set_period(WATCHDOG + WATCHDOG_BRANCH * self.options.depth as u64)?;
+                let patience = (WATCHDOG + WATCHDOG_BRANCH * self.options.depth as u64) as f64;
+                thread.alarm.set_period((patience * self.options.event.per_nanosecond()) as u64)?;
                 self.advance(thread, chase, &registers, begun)
             }
             // A breakpoint signal that was blocked until its record was over.
@@ -314,7 +311,7 @@ impl<'a> Tracer<'a> {
         let expected = &chase.expected;
         let is_there = registers.rip == expected.pc;
         self.report.breakpoints += u64::from(is_there);
-        if !is_there || expected.contradicts(&general(registers), registers.eflags) {
+        if !is_there || expected.contradicts(&registers.general(), registers.eflags) {
             self.report.contradicted += u64::from(chase.drop_guesses());
             return self.finish(thread, *chase, RecordEnd::Lost);
         }
@@ -388,8 +385,11 @@ impl<'a> Tracer<'a> {
             *state = State::blank(state.pc);
         }
         let left = depth.saturating_sub(branches.len());
+        let instructions = tally.instructions;
         let ended = follow(state, code, &mut data, left, tally, &mut |taken| branches.push(taken));
         chase.guessed = branches.len() - before;
+        chase.evaluated.0 += chase.guessed as u64;
+        chase.evaluated.1 += tally.instructions - instructions;
         ended
     }
 
@@ -451,14 +451,15 @@ impl<'a> Tracer<'a> {
         *self.report.records.entry(end).or_default() += 1;
         self.report.branches += chase.branches.len() as u64;
         if !chase.branches.is_empty() {
-            self.outbox.push((pid, tid, chase.branches, end));
+            self.outbox.push((pid, tid, Box::new(chase), end));
         }
     }
 
     /// Hands out the records, while all threads run.
     fn post(&mut self) {
-        for (pid, tid, branches, end) in self.outbox.drain(..) {
-            self.sink.record(Record { pid, tid, branches: &branches, end });
+        for (pid, tid, chase, end) in self.outbox.drain(..) {
+            let (branches, density) = (&chase.branches[..], chase.density());
+            self.sink.record(Record { pid, tid, branches, density, end });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
-use crate::thread::{general, state_of};
+use crate::thread::state_of;
 use restitch_address::{Avma, LoadBias};
 use restitch_branch_table::{Branch, Outcome, Table};
 use restitch_evaluate::{Code, State, Step};
@@ -111,7 +111,7 @@ impl Race {
 
     fn check(&mut self, before: &State, after: &State, semantic: &Semantic, real: &Registers) {
         self.compared += 1;
-        let wrong = after.pc != real.rip || after.contradicts(&general(real), real.eflags);
+        let wrong = after.pc != real.rip || after.contradicts(&real.general(), real.eflags);
         assert!(!wrong, "{semantic:?}\nbefore {before:?}\nafter {after:?}\nreal {real:?}");
     }
 }
@@ -182,7 +182,9 @@ fn evaluation_agrees_with_single_steps_of_string_functions() {
     let Ok(binary) = restitch_testkit::compile(&source, &["-O1", "-fno-builtin"]) else {
         return skipped("no compiler");
     };
-    for without in ["", "-AVX512VL,-AVX512BW", "-AVX2,-AVX512VL,-AVX512BW,-SSE4_2", "-AVX2,-AVX512VL,-AVX512BW"] {
+    for without in
+        ["", "-AVX512VL,-AVX512BW", "-AVX2,-AVX512VL,-AVX512BW,-SSE4_2", "-AVX2,-AVX512VL,-AVX512BW"]
+    {
         let tunables = format!("glibc.cpu.hwcaps={without}");
         let mut command = Command::new(&binary);
         command.env("GLIBC_TUNABLES", tunables);
@@ -222,7 +224,7 @@ impl Tables {
 /// Where a branch goes, from the table's form alone.
 fn outcome(race: &Race, branch: &Branch, bias: LoadBias, real: &Registers) -> Option<Outcome> {
     let thread = restitch_branch_table::Thread {
-        registers: general(real),
+        registers: real.general(),
         rflags: real.eflags,
         fs_base: real.fs_base.get(),
         gs_base: real.gs_base.get(),

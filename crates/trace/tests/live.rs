@@ -309,9 +309,12 @@ fn tracer_that_gets_killed() {
 fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
     let Ok(binary) = compile(&program("threads.c"), &["-O2"]) else { return skipped("no compiler") };
     let Some(odd) = odd() else { return };
-    for (target, arguments) in
-        [(&binary, ["--seconds", "4"]), (&odd, ["returns", "4"]), (&odd, ["threads", "4"]), (&odd, ["children", "4"])]
-    {
+    for (target, arguments) in [
+        (&binary, ["--seconds", "4"]),
+        (&odd, ["returns", "4"]),
+        (&odd, ["threads", "4"]),
+        (&odd, ["children", "4"]),
+    ] {
         let mut child = start(target, &arguments);
         let begun = Instant::now();
         let mut kills = 0u64;

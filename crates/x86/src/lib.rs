@@ -20,8 +20,8 @@ mod vector_decode;
 pub use decode::{Flow, Insn, RipField, relocate_field, scan};
 pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
 pub use semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Operand, Part, Scan, Segment, Semantic,
-    Shift, Stores, Unary, decode_semantic,
+    Action, Address, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Operand, Part, Scan, Segment,
+    Semantic, Shift, Stores, Unary, decode_semantic,
 };
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 

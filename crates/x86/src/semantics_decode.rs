@@ -3,12 +3,13 @@
 use crate::decode::{Flow, Insn, all_flags_of};
 use crate::ops::Reg;
 use crate::semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, LowBit, Operand, Part, Scan, Segment, Shift, Stores,
-    Unary,
+    Action, Address, Binary, BitChange, CountBranch, Effects, LowBit, Operand, Part, Scan, Segment, Shift,
+    Stores, Unary,
 };
 use crate::vector_decode::vector;
 use iced_x86::{
-    Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, RflagsBits, UsedMemory,
+    Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, RflagsBits,
+    UsedMemory,
 };
 
 pub(crate) fn action_of(i: &Instruction, insn: &Insn) -> Action {
@@ -343,12 +344,9 @@ fn effects(i: &Instruction) -> Effects {
     if restores_state(i.mnemonic()) {
         (vectors, masks) = (u32::MAX, u8::MAX);
     }
-    let repeats = (i.has_rep_prefix() || i.has_repne_prefix()) && info.used_memory().iter().any(|m| writes(m.access()));
-    let stores = if kernel || repeats {
-        Stores::Anywhere
-    } else {
-        stores(info.used_memory())
-    };
+    let repeats =
+        (i.has_rep_prefix() || i.has_repne_prefix()) && info.used_memory().iter().any(|m| writes(m.access()));
+    let stores = if kernel || repeats { Stores::Anywhere } else { stores(info.used_memory()) };
     Effects {
         registers,
         flags: if kernel { 0 } else { all_flags_of(i.rflags_modified()) },
@@ -362,10 +360,7 @@ fn effects(i: &Instruction) -> Effects {
 
 /// Whether an instruction writes vector registers that depend on a mask.
 fn restores_state(mnemonic: M) -> bool {
-    matches!(
-        mnemonic,
-        M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64
-    )
+    matches!(mnemonic, M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64)
 }
 
 fn stores(used: &[UsedMemory]) -> Stores {

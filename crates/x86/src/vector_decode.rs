@@ -94,12 +94,14 @@ fn scalar(i: &Instruction, size: u8) -> Option<Vector> {
             Some(Vector::Store(address(i)?, register(i.op1_register())?, size))
         }
         (OpKind::Register, OpKind::Memory) => Some(Vector::Move(lanes(i, 0)?, source(i, 1)?, size)),
-        (OpKind::Register, OpKind::Register) => match (register(i.op0_register()), register(i.op1_register())) {
-            (Some(_), Some(from)) => Some(Vector::Move(lanes(i, 0)?, VectorSource::Register(from), size)),
-            (Some(_), None) => Some(Vector::Move(lanes(i, 0)?, VectorSource::General(general(1)?), size)),
-            (None, Some(from)) => Some(Vector::ToGeneral(general(0)?, from)),
-            (None, None) => None,
-        },
+        (OpKind::Register, OpKind::Register) => {
+            match (register(i.op0_register()), register(i.op1_register())) {
+                (Some(_), Some(from)) => Some(Vector::Move(lanes(i, 0)?, VectorSource::Register(from), size)),
+                (Some(_), None) => Some(Vector::Move(lanes(i, 0)?, VectorSource::General(general(1)?), size)),
+                (None, Some(from)) => Some(Vector::ToGeneral(general(0)?, from)),
+                (None, None) => None,
+            }
+        }
         _ => None,
     }
 }

@@ -121,7 +121,11 @@ pub(crate) fn save_records(
     output: &ProfileOutput,
 ) -> Result<Converted, SessionError> {
     let output = ProfileOutput { format: Some(format_of(output).unwrap_or(Format::Store)), ..output.clone() };
-    let mut code = Code::new(&[]);
+    // Formats that hold one module get the program that ran most, not a library.
+    let weight = |m: &&RecordedModule| m.records.branches.values().map(|t| t.count).sum::<u64>();
+    let programs = modules.iter().filter(|m| m.image.kind() != restitch_image::ImageKind::SharedObject);
+    let program: Vec<PathBuf> = programs.max_by_key(weight).map(|m| m.path.clone()).into_iter().collect();
+    let mut code = Code::new(&program);
     let mut loaded = Loaded::empty(Format::PreAggregated, &output.path);
     for module in modules {
         let Ok(analyzed) = crate::analysis::analyze_image(module.image) else {
