@@ -45,8 +45,7 @@ impl Vectors {
 
     /// Makes sets of registers (by number) unknown.
     pub fn forget(&mut self, wide: u32, masks: u8) {
-        for (i, register) in self.wide.iter_mut().enumerate().filter(|(i, _)| wide >> i & 1 != 0) {
-            let _ = i;
+        for (_, register) in self.wide.iter_mut().enumerate().filter(|(i, _)| wide >> i & 1 != 0) {
             *register = Wide::UNKNOWN;
         }
         for (_, register) in self.masks.iter_mut().enumerate().filter(|(i, _)| masks >> i & 1 != 0) {
@@ -115,12 +114,12 @@ impl State {
                 let c = self.source(c, to.width, bias, memory);
                 self.vectors.set(to, ternary(&a, &b, &c, table, same));
             }
-            _ => self.to_masks(action, bias, memory),
+            _ => self.masks_and_flags(action, bias, memory),
         }
     }
 
     /// Instructions whose results are masks or flags.
-    fn to_masks(&mut self, action: &Vector, bias: LoadBias, memory: &mut impl Memory) {
+    fn masks_and_flags(&mut self, action: &Vector, bias: LoadBias, memory: &mut impl Memory) {
         match *action {
             Vector::Mask(to, from, width) => {
                 let mask = sign_mask(self.vectors.get(from), width.into());

@@ -18,7 +18,8 @@
 //! were executed one after the other by one thread, up to what [`TraceReport::contradicted`] counts.
 //!
 //! **What it will not do**: trace processes that have another tracer, look into signal handlers (a record ends where one begins), trace code that the process may be writing (just-in-time compilers), or set
-//! breakpoints in restartable sequences.
+//! breakpoints in restartable sequences. Like every tracer without `CAP_SYS_PTRACE` it keeps programs with a set-user-id bit from
+//! their rights when a traced process executes them: leave `children` off there.
 
 mod code;
 mod data;
