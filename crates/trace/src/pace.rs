@@ -78,6 +78,13 @@ impl Pace {
         (period * self.rate) as u64
     }
 
+    /// The first period of a thread: its alarm is somewhere between two, so that threads that live for less than a period
+    /// have their share of records, too.
+    pub fn first_period(&mut self) -> u64 {
+        let period = self.next_period() as f64;
+        (period * self.unit()) as u64
+    }
+
     /// One in `n`.
     pub fn one_in(&mut self, n: u32) -> bool {
         n != 0 && self.unit() < 1.0 / f64::from(n)

@@ -114,7 +114,7 @@ impl<'a> Tracer<'a> {
 
     /// Opens the events of a thread. One that has ended already is left out.
     fn add_thread(&mut self, pid: i32, tid: i32) -> Result<(), BranchTraceError> {
-        let period = self.pace.next_period();
+        let period = self.pace.first_period();
         match Thread::open(pid, tid, self.options.event, self.signal, period) {
             Ok(thread) => {
                 self.report.threads += 1;

@@ -73,10 +73,11 @@ aborted:
 static int restartables(double end) {
     volatile uint64_t value = 0;
     uint64_t done = 0;
+    uint32_t expected = work(7, 20000);
     if (__rseq_size == 0) return SUCCESS;
     while (now() < end) {
         for (int i = 0; i < 100; i++) done += restartable(&value);
-        if (value != done) return 5;
+        if (value != done || work(7, 20000) != expected) return 5;
     }
     return SUCCESS;
 }
