@@ -78,6 +78,7 @@ fn output(file: &[u8]) -> Option<Vec<u8>> {
         start,
         bias,
         number: 1,
+        bound: &[],
         counters: None,
     })
     .ok()?;

@@ -60,6 +60,7 @@ fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u
         start,
         bias: None,
         number: 1,
+        bound: &[],
         counters: None,
     };
     let version = emit(&request)?;

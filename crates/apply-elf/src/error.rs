@@ -50,6 +50,14 @@ pub enum ElfError {
         /// The version.
         number: u32,
     },
+    /// A version that goes by what a process holds.
+    #[error(
+        "planning an output file: version {number} calls other modules where one process has them; emit it without bound slots"
+    )]
+    OneProcess {
+        /// The version.
+        number: u32,
+    },
     /// There is no data segment that could hold the counters.
     #[error(
         "planning a counting file: its last segment is not one of data, so that it cannot grow by the counters; \

@@ -134,6 +134,9 @@ pub(crate) fn build(
     options: &OutputOptions,
 ) -> Result<ElfPlan, ElfError> {
     refuse(image, version)?;
+    if !version.assumes.is_empty() {
+        return Err(ElfError::OneProcess { number: version.number });
+    }
     let slot = Slot::choose(image, options);
     let file_offset = segment_offset(image, version, &slot)?;
     let mut segment = start_segment(version, file_offset)?;

@@ -14,6 +14,7 @@
 //! so this program can be killed at any moment, and [`Live::open`] of a later run finds out and can [`Live::revert`].
 
 mod ahead;
+mod bound;
 mod detour;
 mod error;
 mod exceptions;

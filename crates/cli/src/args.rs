@@ -1,6 +1,6 @@
 //! The command line, as the user types it.
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
 use restitch_session::LayoutChoice;
 use std::ffi::OsString;
@@ -199,6 +199,18 @@ pub struct Attach {
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
     pub layout: LayoutChoice,
+    /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    pub direct_calls: Switch,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Do it.
+    On,
+    /// Do not.
+    Off,
 }
 
 /// Options of `lab`.

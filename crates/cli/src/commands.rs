@@ -1,6 +1,6 @@
 //! One function a command: from arguments to a session and from its result to text.
 
-use crate::args::{Args, Attach, Command};
+use crate::args::{Args, Attach, Command, Switch};
 use crate::demo;
 use crate::lab::lab_command;
 use crate::progress::Progress;
@@ -89,6 +89,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         metric: options.metric.clone().map(|command| Metric { command }),
         measure: Duration::from_secs_f64(options.measure),
         layout: options.layout,
+        direct_calls: options.direct_calls == Switch::On,
     }
 }
 

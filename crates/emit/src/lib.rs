@@ -2,8 +2,8 @@
 //!
 //! Stage five of the pipeline. **You** say what goes where in a [`Request`]; [`emit`] copies the blocks of a
 //! [`Layout`](restitch_layout::Layout) as they are, byte for byte, apart from RIP-relative displacements (which keep
-//! their absolute target), direct calls (which go to the callee's copy, if there is one) and direct branches (which
-//! change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
+//! their absolute target), direct calls (which go to the callee's copy, if there is one), calls and jumps through slots that
+//! are bound for good (which become direct) and direct branches (which change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
 //! original ones, and the patches that lead into it.
 //!
 //! **It does not** do I/O, read processes or decide on an order. What cannot be copied stays where it is and is listed
@@ -14,6 +14,7 @@
 //! machine's state equals the one that the original code has at [`AddressMap::to_original`].
 
 mod counters;
+mod direct;
 mod elf;
 mod error;
 mod frames;
@@ -69,10 +70,19 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
         map,
         redirects,
         symbols,
+        assumes: assumptions(&selection, &plan),
         counters: counters.table(request),
         skipped: selection.skipped,
         bytes,
     })
+}
+
+/// The slots that direct calls and jumps rely on.
+fn assumptions(selection: &select::Selection<'_>, plan: &plan::Plan) -> Vec<BoundSlot> {
+    let mut used: Vec<BoundSlot> = selection.used.iter().chain(&plan.used).copied().collect();
+    used.sort_unstable();
+    used.dedup();
+    used
 }
 
 fn placed_blocks(plan: &plan::Plan) -> Vec<PlacedBlock> {

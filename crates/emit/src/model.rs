@@ -39,6 +39,9 @@ pub struct Version {
     pub redirects: Vec<Redirect>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
     pub symbols: Vec<VersionSymbol>,
+    /// What the version takes for granted of the process, sorted by slot: it is equal to the module only where these slots hold these
+    /// addresses, for good.
+    pub assumes: Vec<BoundSlot>,
     /// What the counters count, if this is a counting version.
     pub counters: Option<CounterTable>,
     /// What was asked for and left in the original code, with the reason.
@@ -56,6 +59,16 @@ impl Version {
     pub fn to_version(&self, original: Svma) -> Option<Svma> {
         self.map.to_version(original)
     }
+}
+
+/// A slot of the module's global offset table, and the address that it holds in the process for as long as the module is loaded:
+/// the loader has filled it and made its page read-only. Both in the module's coordinates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BoundSlot {
+    /// The slot's address, a multiple of 8.
+    pub slot: Svma,
+    /// What it holds, minus the module's load bias; mostly an address in another module.
+    pub target: Svma,
 }
 
 /// One block's copy.

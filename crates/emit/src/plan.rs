@@ -7,7 +7,7 @@
 
 use crate::counters::{Counter, Counters};
 use crate::select::{NONE, Selection, copied_len};
-use crate::{Request, tables};
+use crate::{BoundSlot, Request, tables};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, EdgeKind, FuncId, Program, TableId, Terminator};
 use restitch_x86::encode;
@@ -123,6 +123,8 @@ pub(crate) struct Plan {
     hot_len: usize,
     /// Tables to copy.
     pub copies: Vec<TableId>,
+    /// Slots that direct jumps in place of jumps to stubs rely on; some more than once.
+    pub used: Vec<BoundSlot>,
 }
 
 impl Plan {
@@ -194,6 +196,7 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
         order: Vec::new(),
         hot_len: 0,
         copies: Vec::new(),
+        used: Vec::new(),
     };
     let mut builder = Builder { request, selection, counters, plan, stubs: Vec::new() };
     for slot in 0..placed {
@@ -330,6 +333,19 @@ impl Builder<'_, '_> {
         arm
     }
 
+    /// The way out of a branch to `target`. A tail call of a stub goes to what its slot is bound to.
+    fn taken(&mut self, id: BlockId, target: Svma) -> Arm {
+        let mut arm = self.arm(id, EdgeKind::Taken, target);
+        if arm.dest == Dest::Outside(target)
+            && arm.counter.is_none()
+            && let Some(bound) = self.selection.direct.stub(target)
+        {
+            arm.dest = self.selection.slot_at(bound.target).map_or(Dest::Outside(bound.target), Dest::Slot);
+            self.plan.used.push(bound);
+        }
+        arm
+    }
+
     /// The transfers at the end of a block.
     fn tail(&mut self, id: BlockId, block: &Block, next: Option<Dest>) {
         let fall = |builder: &Self| builder.arm(id, EdgeKind::FallThrough, block.end());
@@ -339,7 +355,7 @@ impl Builder<'_, '_> {
                 self.straight(arm, next);
             }
             Terminator::Jump(to) => {
-                let arm = self.arm(id, EdgeKind::Taken, to);
+                let arm = self.taken(id, to);
                 if arm.counter.is_some() {
                     self.straight(arm, next);
                 } else if next != Some(arm.dest) {
@@ -347,7 +363,7 @@ impl Builder<'_, '_> {
                 }
             }
             Terminator::Conditional(condition, to) => {
-                let (fall, taken) = (fall(self), self.arm(id, EdgeKind::Taken, to));
+                let (fall, taken) = (fall(self), self.taken(id, to));
                 if next == Some(taken.dest) && next != Some(fall.dest) {
                     self.fork(id, encode::invert(condition), fall, taken, next);
                 } else {

@@ -54,6 +54,7 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         start,
         bias: Some(LoadBias::default()),
         number: 1,
+        bound: &[],
         counters: None,
     }
 }

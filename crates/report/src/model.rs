@@ -165,6 +165,9 @@ pub struct CheckCounts {
     pub call_sites: u64,
     /// Redirects.
     pub redirects: u64,
+    /// Calls and jumps through the global offset table that became direct.
+    #[serde(default)]
+    pub direct: u64,
 }
 
 /// A function and what it ran.

@@ -79,6 +79,7 @@ fn sample() -> RunResult {
                 rows: 250_000,
                 call_sites: 30_000,
                 redirects: 2_801,
+                direct: 57,
             },
         }),
         counting: Some(Counting {

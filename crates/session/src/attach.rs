@@ -1,6 +1,6 @@
 //! `attach`: from a running process to a faster one.
 
-use crate::make::{Place, check_version, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
@@ -41,6 +41,8 @@ pub struct AttachOptions {
     pub measure: Duration,
     /// How to lay out.
     pub layout: LayoutChoice,
+    /// Calls through slots of the global offset table that cannot change any more become direct ones.
+    pub direct_calls: bool,
 }
 
 impl AttachOptions {
@@ -55,6 +57,7 @@ impl AttachOptions {
             metric: None,
             measure: Duration::from_secs(3),
             layout: LayoutChoice::default(),
+            direct_calls: true,
         }
     }
 }
@@ -124,7 +127,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     };
 
     watcher.phase("laying out", None);
-    let made = make_optimized(&set, &chosen, &profiled.profiles, options.layout, &mut phases);
+    let made = make_optimized(&set, &chosen, &profiled.profiles, options, &mut phases);
     let (layouts, versions) = match made {
         Ok(made) => made,
         Err(error) => {
@@ -201,11 +204,11 @@ fn make_optimized(
     set: &ProcessSet,
     chosen: &[Chosen],
     profiles: &[Profile],
-    choice: LayoutChoice,
+    options: &AttachOptions,
     phases: &mut Phases,
 ) -> Result<Made, SessionError> {
-    let layouts: Vec<Layout> =
-        chosen.iter().zip(profiles).map(|(m, profile)| choice.layout(&m.analyzed.program, profile)).collect();
+    let lay_out = |m: &Chosen, profile: &Profile| options.layout.layout(&m.analyzed.program, profile);
+    let layouts: Vec<Layout> = chosen.iter().zip(profiles).map(|(m, profile)| lay_out(m, profile)).collect();
     phases.end("layout");
     let (mut emitted, mut taken) = (Vec::new(), Vec::new());
     for (module, layout) in chosen.iter().zip(&layouts) {
@@ -214,7 +217,9 @@ fn make_optimized(
         taken.push((module.index, held));
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
-        let version = emit_version(&module.path, &module.analyzed, layout, place, None)?;
+        let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
+        let wanted = Wanted { bound: &bound, ..Wanted::default() };
+        let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
         emitted.push((version, place.bias));
     }
     phases.end("emission");
@@ -392,6 +397,7 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
             rows: checked.rows,
             call_sites: checked.call_sites,
             redirects: checked.redirects,
+            direct: checked.direct,
         },
     }
 }

@@ -215,7 +215,8 @@ fn of_process(error: &ProcessError) -> ExitCode {
         ProcessError::Busy { .. }
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
-        | ProcessError::Foreign { .. } => ExitCode::Refused,
+        | ProcessError::Foreign { .. }
+        | ProcessError::Unbound { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,
     }

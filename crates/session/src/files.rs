@@ -2,7 +2,7 @@
 
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
-use crate::make::{Place, check_version, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate};
 use crate::phases::Phases;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
@@ -103,7 +103,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
         restitch_apply_elf::place(&module.image, estimate(&module.program, &layout, 0), &Default::default())
             .map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let version = emit_version(&options.program, &module, &layout, place, None)?;
+    let version = emit_version(&options.program, &module, &layout, place, Wanted::default())?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");

@@ -2,8 +2,11 @@
 
 use crate::{SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
-use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{
+    Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
+};
 use restitch_check::CheckedVersion;
+use restitch_emit::BoundSlot;
 use restitch_procfs as procfs;
 use restitch_tracee::TraceError;
 use std::collections::BTreeSet;
@@ -116,6 +119,20 @@ impl ProcessSet {
             found.extend(theirs.and_then(|i| live.foreign_code(i).ok()).unwrap_or_default());
         }
         Ok(found)
+    }
+
+    /// The slots of the leader's module number `module` that are bound for good, and to the same place in all processes of the set.
+    pub fn bound_slots(&self, module: usize) -> Result<Vec<BoundSlot>, SessionError> {
+        let mut bound = self.leader.bound_slots(module)?;
+        let wanted = &self.leader.target().modules[module];
+        for live in &self.others {
+            let same = |m: &Module| m.path == wanted.path && m.bias == wanted.bias;
+            let Some(i) = live.target().modules.iter().position(same) else { continue };
+            // One that has ended does not count.
+            let Ok(theirs) = live.bound_slots(i) else { continue };
+            bound.retain(|b| theirs.binary_search(b).is_ok());
+        }
+        Ok(bound)
     }
 
     /// A free place near a module of the leader that is free in all processes of the set.

@@ -41,6 +41,7 @@ impl Module {
             start,
             bias: self.bias(),
             number: 1,
+            bound: &[],
             counters: (!counted.is_empty()).then_some(counters),
         })
         .unwrap()

@@ -45,6 +45,7 @@ impl Small {
             start: Svma::new(START),
             bias: None,
             number: 1,
+            bound: &[],
             counters: None,
         }
     }
