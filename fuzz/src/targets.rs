@@ -122,8 +122,18 @@ fn everything(program: &Program) -> Layout {
 fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &Layout) -> Result<(), String> {
     let start = place(image, 64 * image.data().len() as u64, &Default::default()).map_err(text)?;
     let bias = Some(LoadBias::default());
-    let request =
-        Request { image, program, unwind, layout, start, bias, number: 1, bound: &[], counters: None };
+    let request = Request {
+        image,
+        program,
+        unwind,
+        layout,
+        start,
+        bias,
+        number: 1,
+        bound: &[],
+        large_pages: false,
+        counters: None,
+    };
     let version = emit(&request).map_err(|error| {
         assert!(refusal(&error), "a wrong request: {error}");
         text(error)

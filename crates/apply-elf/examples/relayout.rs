@@ -39,7 +39,11 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             image = Image::parse(original_bytes(&image)?)?;
         }
         let order = rest.iter().find(|a| !a.starts_with("--")).map_or("original", String::as_str);
-        relayout(&image, order, &OutputOptions { move_program_headers: has("--move-headers") })?
+        relayout(
+            &image,
+            order,
+            &OutputOptions { move_program_headers: has("--move-headers"), large_pages: false },
+        )?
     };
     Ok(write_atomically(Path::new(output), &bytes, mode, Existing::Replace, Outlives::PowerCut)?)
 }
@@ -61,6 +65,7 @@ fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u
         bias: None,
         number: 1,
         bound: &[],
+        large_pages: false,
         counters: None,
     };
     let version = emit(&request)?;

@@ -15,8 +15,9 @@ use crate::stub::with_borrowed;
 use crate::writing::Sites;
 use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
+use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
-use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped};
+use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, collapse_pages};
 use std::fs::File;
 use std::time::Duration;
 
@@ -114,6 +115,7 @@ impl Ahead {
         })?;
         live.counters.extend(counters);
         live.journal.spares.retain(|s| !leftovers.contains(s));
+        large_pages(live, prepared);
         let mut ready = Ready { spares: Vec::new(), refused, held: time };
         if mapped.is_empty() {
             return Ok(ready);
@@ -129,6 +131,18 @@ impl Ahead {
             }
         }
         Ok(ready)
+    }
+}
+
+/// Asks for large pages where a version is made for them. What comes of it is no matter of right or wrong: file systems with large
+/// folios give them anyway, others may refuse, and a user without privileges may not ask.
+fn large_pages(live: &Live, prepared: &Prepared<'_>) {
+    for (new, arriving) in prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited) {
+        let part =
+            AvmaRange::new(Avma::new(arriving.record.start), new.version.large.min(arriving.record.len));
+        if !part.is_empty() && part.start.get().is_multiple_of(LARGE_PAGE) {
+            let _ = collapse_pages(live.target.pid(), part);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
-use restitch_session::LayoutChoice;
+use restitch_session::{HugePages, LayoutChoice};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -134,6 +134,9 @@ pub enum Command {
         /// How to lay out; docs/layout.md describes each way.
         #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
         layout: LayoutChoice,
+        /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
+        #[arg(long, value_name = "WHETHER", default_value = "auto")]
+        huge_pages: Huge,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -202,6 +205,30 @@ pub struct Attach {
     /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     pub direct_calls: Switch,
+    /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
+    #[arg(long, value_name = "WHETHER", default_value = "auto")]
+    pub huge_pages: Huge,
+}
+
+/// Whether hot code gets large pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Huge {
+    /// Where there is much of it.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl From<Huge> for HugePages {
+    fn from(huge: Huge) -> Self {
+        match huge {
+            Huge::Auto => Self::Auto,
+            Huge::On => Self::On,
+            Huge::Off => Self::Off,
+        }
+    }
 }
 
 /// On or off.

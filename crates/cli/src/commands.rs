@@ -63,10 +63,11 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, layout, json } => {
+        Command::Optimize { program, profile, output, layout, huge_pages, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
-            let result = optimize(&OptimizeOptions { program, profile, output, layout }, &mut progress)?;
+            let options = OptimizeOptions { program, profile, output, layout, huge_pages: huge_pages.into() };
+            let result = optimize(&options, &mut progress)?;
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
@@ -90,6 +91,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         measure: Duration::from_secs_f64(options.measure),
         layout: options.layout,
         direct_calls: options.direct_calls == Switch::On,
+        huge_pages: options.huge_pages.into(),
     }
 }
 

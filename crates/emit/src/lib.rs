@@ -52,6 +52,8 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
     let stretches = stretch::stretches(&plan);
     let unwind = frames::write(request, &selection, &plan, &stretches, &mut bytes)?;
     let symbols = stretch::symbols(request, &plan, &stretches);
+    let large = if request.large_pages { u64::from(areas.hot_end).next_multiple_of(LARGE_PAGE) } else { 0 };
+    bytes.resize(bytes.len().max(large as usize), 0);
     let loaded_len = elf::finish(&mut bytes, plan.start, &areas, &unwind, &symbols);
     let map = map::build(request, &selection, &plan);
     let redirects = redirects::choose(request, &mut selection, &plan, &map);
@@ -60,6 +62,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
         number: request.number,
         range: SvmaRange::new(request.start, bytes.len() as u64),
         loaded_len,
+        large,
         text: range(elf::HEADERS, areas.text_end),
         hot_text: range(elf::HEADERS, areas.hot_end),
         tables: range(areas.tables, areas.tables_end),

@@ -4,6 +4,9 @@ use restitch_address::{Svma, SvmaRange};
 pub use restitch_profile::Counted;
 use restitch_program::{BlockId, FuncId};
 
+/// Bytes of a large page (a page of the second level of x86-64).
+pub const LARGE_PAGE: u64 = 2 << 20;
+
 /// A code version of one module, ready to be checked and applied.
 ///
 /// All addresses are canonical: a version has a fixed place relative to its module, so RIP-relative operands do not
@@ -19,6 +22,9 @@ pub struct Version {
     pub bytes: Vec<u8>,
     /// How many bytes of `bytes` are mapped (a multiple of the page size); symbols and section headers follow.
     pub loaded_len: u64,
+    /// How many bytes from the start are to be mapped by large pages: a multiple of [`LARGE_PAGE`], 0 for none, not more than
+    /// `loaded_len`.
+    pub large: u64,
     /// The instructions, hot and cold (stubs included).
     pub text: SvmaRange,
     /// The hot part of `text`.

@@ -28,6 +28,9 @@ pub struct Request<'a> {
     /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot. Calls and jumps
     /// through them become direct ones. Empty for an ELF file.
     pub bound: &'a [BoundSlot],
+    /// The hot code is to be mapped by large pages: what is mapped covers the last one that holds hot code. `start` has to be a
+    /// multiple of [`LARGE_PAGE`](crate::LARGE_PAGE) then, or it is in vain.
+    pub large_pages: bool,
     /// Asks for a counting version.
     pub counters: Option<CounterRequest<'a>>,
 }

@@ -146,6 +146,9 @@ pub struct VersionSummary {
     pub redirects: u64,
     /// What the independent checker compared.
     pub checked: CheckCounts,
+    /// Bytes that the processor reads by large pages, as the kernel says at the end of a run; 0 for files.
+    #[serde(default)]
+    pub large_page_bytes: u64,
 }
 
 /// What the independent checker compared.

@@ -81,6 +81,7 @@ fn sample() -> RunResult {
                 redirects: 2_801,
                 direct: 57,
             },
+            large_page_bytes: 2 << 20,
         }),
         counting: Some(Counting {
             blocks: 39_000,

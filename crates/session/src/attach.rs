@@ -1,5 +1,6 @@
 //! `attach`: from a running process to a faster one.
 
+use crate::huge::alignment;
 use crate::make::{Place, Wanted, check_version, emit_version, estimate};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
@@ -7,7 +8,7 @@ use crate::process_set::ProcessSet;
 use crate::profiling::{count, make_counting};
 use crate::sampling::{IpSamples, sample};
 use crate::verdict::{Metric, Windows};
-use crate::{ExitCode, SessionError, Watcher};
+use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply_process::{StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Score};
@@ -43,6 +44,8 @@ pub struct AttachOptions {
     pub layout: LayoutChoice,
     /// Calls through slots of the global offset table that cannot change any more become direct ones.
     pub direct_calls: bool,
+    /// Large pages for hot code.
+    pub huge_pages: HugePages,
 }
 
 impl AttachOptions {
@@ -58,6 +61,7 @@ impl AttachOptions {
             measure: Duration::from_secs(3),
             layout: LayoutChoice::default(),
             direct_calls: true,
+            huge_pages: HugePages::default(),
         }
     }
 }
@@ -161,6 +165,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
     judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
+    large_page_bytes(&set, &versions, &mut result);
     phases.end("measuring");
     result.target = target_of(&set);
     phases.finish(&mut result);
@@ -212,13 +217,16 @@ fn make_optimized(
     phases.end("layout");
     let (mut emitted, mut taken) = (Vec::new(), Vec::new());
     for (module, layout) in chosen.iter().zip(&layouts) {
-        let len = estimate(&module.analyzed.program, layout, 0);
-        let held = set.reserve(module.index, len, &taken)?;
+        let program = &module.analyzed.program;
+        let large_pages = options.huge_pages.wanted(program, layout);
+        let align = alignment(large_pages);
+        let len = estimate(program, layout, 0).next_multiple_of(align);
+        let held = set.reserve(module.index, len, &taken, align)?;
         taken.push((module.index, held));
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        let wanted = Wanted { bound: &bound, ..Wanted::default() };
+        let wanted = Wanted { bound: &bound, large_pages, counted: None };
         let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
         emitted.push((version, place.bias));
     }
@@ -322,6 +330,18 @@ fn written(target: &Target, switches: &[&SwitchReport]) -> Vec<String> {
     told.collect()
 }
 
+/// Adds what the kernel says of large pages, now that the code has run.
+fn large_page_bytes(set: &ProcessSet, versions: &[(usize, CheckedVersion)], result: &mut RunResult) {
+    let target = set.leader.target();
+    for (entry, (module, version)) in result.modules.iter_mut().zip(versions) {
+        let at = target.modules[*module].bias.to_actual(version.range.start);
+        if let (Some(summary), true) = (&mut entry.version, version.large > 0) {
+            // A process that has ended has none.
+            summary.large_page_bytes = restitch_procfs::large_page_bytes(target.pid(), at).unwrap_or(0);
+        }
+    }
+}
+
 fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySummary {
     let part = |name: &str, us: u64| report::PausePart { name: name.into(), us: us as f64 };
     report::ApplySummary {
@@ -399,6 +419,7 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
             redirects: checked.redirects,
             direct: checked.direct,
         },
+        large_page_bytes: 0,
     }
 }
 

@@ -51,7 +51,7 @@ impl CountedImages {
             let it = &self.images[image];
             let area = (8 * it.plan.counted.len() as u64).next_multiple_of(4096);
             let len = estimate(&it.analyzed.program, &it.layout, it.plan.counted.len());
-            let place = live.reserve(index, len + area, &taken, &[])?;
+            let place = live.reserve(index, len + area, &taken, &[], 4096)?;
             taken.push((index, place));
             // Without a load bias: the same version serves every process.
             let place =

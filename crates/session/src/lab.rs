@@ -2,7 +2,7 @@
 
 use crate::files::load_original;
 use crate::imports::read_profile;
-use crate::{OptimizeOptions, SessionError, Watcher};
+use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_lab::{Comparison, Geometry, Machine, compare};
 use restitch_layout::LayoutChoice;
 use restitch_procfs::system::{CpuCache, cpu_caches, cpu_model};
@@ -43,6 +43,7 @@ pub fn lab(
         profile: options.profile.clone(),
         output: PathBuf::new(),
         layout: LayoutChoice::default(),
+        huge_pages: HugePages::Off,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));

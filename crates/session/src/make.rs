@@ -27,6 +27,8 @@ pub(crate) struct Wanted<'a> {
     pub counted: Option<&'a [Counted]>,
     /// Slots that are bound for good.
     pub bound: &'a [BoundSlot],
+    /// Large pages for the hot code.
+    pub large_pages: bool,
 }
 
 impl<'a> Wanted<'a> {
@@ -107,6 +109,7 @@ pub(crate) fn emit_version(
         bias: place.bias,
         number: place.number,
         bound: wanted.bound,
+        large_pages: wanted.large_pages,
         counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
     };
     emit(&request).map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })

@@ -135,16 +135,17 @@ impl ProcessSet {
         Ok(bound)
     }
 
-    /// A free place near a module of the leader that is free in all processes of the set.
+    /// A free place near a module of the leader that is free in all processes of the set, aligned to `align` bytes.
     pub fn reserve(
         &self,
         module: usize,
         len: u64,
         taken: &[(usize, Reservation)],
+        align: u64,
     ) -> Result<Reservation, SessionError> {
         let others: Vec<i32> = self.others.iter().map(|l| l.target().pid()).collect();
         let number = self.all().map(|l| l.journal().next_number).max().unwrap_or(1);
-        let mut place = self.leader.reserve(module, len, taken, &others)?;
+        let mut place = self.leader.reserve(module, len, taken, &others, align)?;
         place.number = number + taken.len() as u32;
         Ok(place)
     }

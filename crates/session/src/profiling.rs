@@ -37,7 +37,7 @@ pub(crate) fn make_counting(set: &ProcessSet, chosen: &[Chosen]) -> Result<Count
         let layout = counting_layout(program, &plan);
         let area = (8 * plan.counted.len() as u64).next_multiple_of(4096);
         let len = estimate(program, &layout, plan.counted.len());
-        let place = set.reserve(module.index, len + area, &taken)?;
+        let place = set.reserve(module.index, len + area, &taken, 4096)?;
         taken.push((module.index, place));
         let bias = set.leader.target().modules[module.index].bias;
         let place =
