@@ -255,6 +255,9 @@ pub struct Lab {
     /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]
     pub machine: Option<Machine>,
+    /// Model the hot code of the layouts in large pages.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub huge_pages: Switch,
     /// Steps of the made-up execution; a step is about a basic block.
     #[arg(long, value_name = "NUMBER", default_value_t = 5_000_000)]
     pub steps: usize,

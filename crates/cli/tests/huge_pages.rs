@@ -29,8 +29,9 @@ fn a_live_version_lies_in_large_pages() {
         let whole = |n: &u64| n.is_multiple_of(LARGE);
         assert_eq!(bytes.iter().all(whole), large, "{option}: {bytes:?}");
         assert!(large || given == 0, "{option}: {given}");
+        // A version that somebody may return into stays mapped for a while.
         let versions: Vec<_> = look::ours(pid).into_iter().filter(|v| v.end - v.start >= LARGE).collect();
-        assert_eq!(!versions.is_empty(), large, "{option}: {versions:x?}");
+        assert!(!large || !versions.is_empty(), "{option}");
         assert!(versions.iter().all(|v| v.start.is_multiple_of(LARGE)), "{option}: {versions:x?}");
         target.assert_computing("in the new layout");
     }
