@@ -44,7 +44,7 @@ fn page_of(at: u64, placement: &Placement, machine: &Machine) -> (u64, bool) {
     const LARGE: u64 = 2 << 20;
     if machine.large_pages && placement.hot.contains(&at) {
         // Above all small pages' numbers.
-        return (1 << 60 | (at - placement.hot.start) / LARGE, true);
+        return ((1 << 60) + (at - placement.hot.start) / LARGE, true);
     }
     (at / machine.page, false)
 }
