@@ -164,7 +164,7 @@ pub struct CheckError {
     /// How many there were in all.
     pub total: u64,
     /// How much was checked.
-    pub checked: CheckReport,
+    pub checked: Box<CheckReport>,
 }
 
 impl fmt::Display for CheckError {

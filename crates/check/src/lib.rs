@@ -93,7 +93,7 @@ pub fn check(
     if findings.total == 0 {
         return Ok(CheckedVersion { version, report });
     }
-    Err(CheckError { findings: findings.list, total: findings.total, checked: report })
+    Err(CheckError { findings: findings.list, total: findings.total, checked: Box::new(report) })
 }
 
 /// The phases of a check.

@@ -56,7 +56,7 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
         bias: None,
         number: 3,
         bound: &[],
-        large_pages: options.large_pages,
+        large_pages: false,
         counters: None,
     };
     let version = emit(&request).expect("emitted");
