@@ -133,7 +133,12 @@ fn every_change_of_what_is_assumed_is_found() {
             check(&m.image, &m.program, &layout, changed, m.bias()).is_err()
         };
         for i in 0..v.assumes.len() {
-            assert!(refused(&|a| drop(a.remove(i))), "slot {i} forgotten");
+            assert!(
+                refused(&|a| {
+                    a.remove(i);
+                }),
+                "slot {i} forgotten"
+            );
             assert!(refused(&|a| a[i].target = a[i].target + 1), "target {i}");
             assert!(refused(&|a| a[i].slot = a[i].slot + 8), "slot {i}");
             assert!(refused(&|a| a.insert(i, a[i])), "slot {i} twice");
