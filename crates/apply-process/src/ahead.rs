@@ -15,8 +15,9 @@ use crate::stub::with_borrowed;
 use crate::writing::Sites;
 use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
+use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
-use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped};
+use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, collapse_pages};
 use std::fs::File;
 use std::time::Duration;
 
@@ -116,6 +117,7 @@ impl Ahead {
         })?;
         live.counters.extend(counters);
         live.journal.spares.retain(|s| !leftovers.contains(s));
+        large_pages(live, prepared);
         let mut ready = Ready { spares: Vec::new(), refused, held: time };
         if mapped.is_empty() {
             return Ok(ready);
@@ -131,6 +133,18 @@ impl Ahead {
             }
         }
         Ok(ready)
+    }
+}
+
+/// Asks for large pages where a version is made for them. What comes of it is no matter of right or wrong: file systems with large
+/// folios give them anyway, others may refuse, and a user without privileges may not ask.
+fn large_pages(live: &Live, prepared: &Prepared<'_>) {
+    for (new, arriving) in prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited) {
+        let part =
+            AvmaRange::new(Avma::new(arriving.record.start), new.version.large.min(arriving.record.len));
+        if !part.is_empty() && part.start.get().is_multiple_of(LARGE_PAGE) {
+            let _ = collapse_pages(live.target.pid(), part);
+        }
     }
 }
 
@@ -223,13 +237,9 @@ pub(crate) fn undo(
     let maps = procfs::maps(live.target.pid())?;
     live.journal.retain_mapped(&maps);
     let mut ranges: Vec<AvmaRange> = live.journal.spares.iter().map(JournalSpare::range).collect();
-    for arriving in prepared.arriving.iter().filter(|a| !a.inherited) {
-        if live.journal.versions.contains(&arriving.record) {
-            ranges.extend(
-                arriving.ranges().filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))),
-            );
-        }
-    }
+    // Of a version and its counters the one may be there without the other.
+    let new = prepared.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());
+    ranges.extend(new.filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))));
     let hook = live.journal.hook.iter().filter(|h| before.hook.as_ref() != Some(h));
     // Nothing leads to it yet.
     let memory = Memory::open_read_only(live.target.pid())?;
@@ -256,7 +266,7 @@ pub(crate) fn undo(
 }
 
 /// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could not.)
-fn is_ours(m: &Mapping) -> bool {
+pub(crate) fn is_ours(m: &Mapping) -> bool {
     m.path().is_some_and(|p| p.to_string_lossy().contains("restitch-"))
 }
 

@@ -65,6 +65,19 @@ pub enum ProcessError {
         /// What should be.
         expected: Vec<u8>,
     },
+    /// A slot of a global offset table is not what the new code was made for.
+    #[error(
+        "process {pid}: the slot at {at} of {module} does not hold what the new code was made for; nothing was changed. \
+         Try again, or with --direct-calls off"
+    )]
+    Unbound {
+        /// The process.
+        pid: i32,
+        /// The slot.
+        at: Avma,
+        /// Whose.
+        module: PathBuf,
+    },
     /// What was written did not arrive.
     #[error(
         "process {pid}: {count} of the writes did not read back as written, first at {at}; run `restitch revert {pid}`"

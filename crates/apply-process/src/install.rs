@@ -244,7 +244,7 @@ impl Stop<'_> {
         move_threads(stopped, self.prepared, report)?;
         report.threads_us = clock.lap();
         report.written_in_stop = ready.refused;
-        let mut spares = self.fitting(stopped.memory(), &maps, ready.spares, report);
+        let mut spares = self.fitting(live, stopped.memory(), &maps, ready.spares, report);
         self.leave_out(stopped.memory(), &mut spares, &forbidden)?;
         report.check_us = clock.lap();
         let spares = self.put_in_place(live, stopped, &maps, spares, report)?;
@@ -281,6 +281,7 @@ impl Stop<'_> {
     /// The spares whose mappings are still as planned on.
     fn fitting(
         &self,
+        live: &Live,
         memory: &Memory,
         maps: &[Mapping],
         spares: Vec<Filled>,
@@ -288,7 +289,7 @@ impl Stop<'_> {
     ) -> Vec<Filled> {
         let mut out = Vec::new();
         for mut spare in spares {
-            match spare.still_fits(maps, memory) {
+            match spare.still_fits(maps, memory, live.journal.hook.as_ref()) {
                 Ok(()) => out.push(spare),
                 Err(why) => report.written_in_stop.push((spare.replaces().start, why)),
             }

@@ -95,6 +95,7 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
     let mut patches = PatchSet::default();
     let mut arriving = Vec::new();
     for new in incoming {
+        crate::bound::verify(live, new)?;
         let module = &live.target.modules[new.module];
         patches.add(module, &new.version.redirects);
         let record = write_files(live, new)?;

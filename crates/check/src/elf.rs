@@ -63,6 +63,9 @@ fn ranges(s: &Subject<'_>, findings: &mut Findings) {
             bad("two parts overlap");
         }
     }
+    if v.large > v.loaded_len || !v.large.is_multiple_of(restitch_emit::LARGE_PAGE) {
+        bad("its large pages are not all mapped");
+    }
     if !v.text.covers(&v.hot_text) {
         bad("the hot text is outside the text");
     }

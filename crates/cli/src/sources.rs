@@ -17,6 +17,9 @@ pub struct SourceOptions {
     /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
+    /// With --source trace: let records count by the density of branches in them (an experiment; see docs/profiling.md).
+    #[arg(long, hide = true)]
+    pub weigh: bool,
 }
 
 /// `1%`, `0.5%` or a bare number of percent; the share comes out.
@@ -52,7 +55,7 @@ impl SourceOptions {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
         let depth = usize::from(depth.unwrap_or(4000));
-        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, output };
+        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, weigh: false, output };
         let bursts = record_bursts(options, &mut progress)?;
         progress.finish();
         tell_of_bursts(&bursts);
@@ -72,6 +75,7 @@ impl SourceOptions {
             subject,
             depth: usize::from(depth.unwrap_or(512)),
             overhead: self.overhead,
+            weigh: self.weigh,
             output,
         };
         let traced = record_traced(options, &mut progress)?;
@@ -129,9 +133,10 @@ fn tell(traced: &Traced) {
     let r = &traced.report;
     let records: u64 = r.records.values().sum();
     eprintln!(
-        "restitch: {} branches in {records} records ({} full) of {} threads, {} modules; overhead {:.2} %",
+        "restitch: {} branches in {records} records ({} full) of {} processes with {} threads, {} modules; overhead {:.2} %",
         r.branches,
         r.full(),
+        r.processes,
         r.threads,
         traced.modules,
         100.0 * r.overhead()

@@ -4,12 +4,12 @@
 //! beside the modules, checked like every version; threads are put into them for a moment each. Afterwards the versions go again.
 
 use crate::analysis::Analyzed;
+use crate::branch_records::BranchRecords;
 use crate::modules::{Chosen, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
-use crate::profiles::save_counts;
 use crate::sampling::sample;
 use crate::selection::select;
-use crate::trace_record::{Places, exit_status, launch};
+use crate::trace_record::{exit_status, launch};
 use crate::verdict::Windows;
 use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::LoadBias;
@@ -83,7 +83,8 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         return Err(SessionError::NothingToDo(why));
     }
     let versions = make_tracing(&set, &chosen)?;
-    let mut places = Places::open(pid)?;
+    let mut records = BranchRecords::for_output(&options.output);
+    records.open(pid)?;
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
     let tracing = BurstOptions {
@@ -92,7 +93,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         duration: rest,
         ..BurstOptions::default()
     };
-    let traced = run(&mut set, &versions, tracing, &mut places);
+    let traced = run(&mut set, &versions, tracing, &mut records);
     let in_order = |report: &BurstReport| !report.bursts.contains_key(&BurstEnd::Gone);
     if !traced.as_ref().is_ok_and(in_order) {
         set.leader.distrust_tracing();
@@ -104,23 +105,20 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let report = traced?;
     watcher.phase("analysing", None);
     let status = launched.map(|process| exit_status(report.exit, process)).transpose()?;
-    let file = places.profile();
-    if file.modules.is_empty() {
+    let (modules, elsewhere) = (records.modules(), records.elsewhere);
+    if modules == 0 {
         let why = format!("process {pid} used too little CPU time to be traced; try again under load");
         return Err(SessionError::NothingToDo(why));
     }
-    let modules = file.modules.len();
-    for note in save_counts(file, &options.output)?.notes {
-        watcher.note(&note);
-    }
+    let ended_at = most_ends(&records, pid, &report);
+    records.save(&options.output, watcher)?;
     let mapped = versions.iter().map(|(_, v)| v.loaded_len).sum();
-    let ended_at = most_ends(&places, &report);
-    Ok(Bursts { ended_at, report, elsewhere: places.elsewhere, status, modules, mapped, kept: kept? })
+    Ok(Bursts { ended_at, report, elsewhere, status, modules, mapped, kept: kept? })
 }
 
 /// The places that ended most bursts, as module and address or symbol in it.
-fn most_ends(places: &Places, report: &BurstReport) -> Vec<(String, u64)> {
-    let mut ends: Vec<_> = report.ended_at.iter().map(|(at, n)| (places.name(*at), *n)).collect();
+fn most_ends(records: &BranchRecords, pid: i32, report: &BurstReport) -> Vec<(String, u64)> {
+    let mut ends: Vec<_> = report.ended_at.iter().map(|(at, n)| (records.name(pid, *at), *n)).collect();
     ends.sort_by_key(|end| std::cmp::Reverse(end.1));
     ends.truncate(MOST_ENDS);
     ends
@@ -131,7 +129,7 @@ fn run(
     set: &mut ProcessSet,
     versions: &[(usize, CheckedVersion)],
     options: BurstOptions,
-    places: &mut Places,
+    records: &mut BranchRecords,
 ) -> Result<BurstReport, SessionError> {
     let incoming: Vec<Incoming<'_>> = versions
         .iter()
@@ -145,7 +143,7 @@ fn run(
     let code = BurstCode::new(&biased, window)
         .map_err(|source| restitch_trace::BranchTraceError::Window { pid, source })?;
     let stop = AtomicBool::new(false);
-    Ok(trace_bursts(pid, options, &code, &stop, &mut |record| places.add(&record))?)
+    Ok(trace_bursts(pid, options, &code, &stop, records)?)
 }
 
 /// Takes the versions out; gives the reason why something had to stay.
@@ -203,7 +201,8 @@ fn make_tracing(set: &ProcessSet, chosen: &[Chosen]) -> Result<Vec<(usize, Check
     let (mut versions, mut taken, mut first) = (Vec::new(), Vec::new(), 0);
     for (module, blocks) in chosen.iter().zip(&blocks) {
         let Analyzed { image, program, .. } = &module.analyzed;
-        let place = set.reserve(module.index, window_len(bits) + burst_bound(program, blocks), &taken)?;
+        let place =
+            set.reserve(module.index, window_len(bits) + burst_bound(program, blocks), &taken, 4096)?;
         taken.push((module.index, place));
         let (window, start) = (place.start, place.start + window_len(bits));
         let request =

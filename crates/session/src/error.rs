@@ -216,7 +216,8 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
         | ProcessError::Foreign { .. }
-        | ProcessError::Occupied { .. } => ExitCode::Refused,
+        | ProcessError::Occupied { .. }
+        | ProcessError::Unbound { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,
     }

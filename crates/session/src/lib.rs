@@ -8,6 +8,7 @@
 
 mod analysis;
 mod attach;
+mod branch_records;
 mod burst_record;
 mod counted_images;
 mod derivation;
@@ -15,6 +16,7 @@ mod doctor;
 mod error;
 mod files;
 mod follow;
+mod huge;
 mod imports;
 mod instrument;
 mod lab;
@@ -39,6 +41,7 @@ pub use burst_record::{Bursts, record_bursts};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
+pub use huge::HugePages;
 pub use instrument::{InstrumentOptions, instrument};
 pub use lab::{LabOptions, LayoutTimes, lab};
 pub use record::{RecordOptions, RecordSubject, record};

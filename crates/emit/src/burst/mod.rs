@@ -533,6 +533,8 @@ impl<'r> Burst<'r> {
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|entry| entry.0);
         Ok(Version {
+            assumes: Vec::new(),
+            large: 0,
             number: request.number,
             range: SvmaRange::new(request.start, bytes.len() as u64),
             bytes,

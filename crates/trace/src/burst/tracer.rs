@@ -9,13 +9,14 @@
 //! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
 
 use super::{BurstCode, BurstEnd, BurstReport, Refusal};
+use crate::Sink;
 use crate::pace::Pace;
 use crate::{BranchTraceError, Record, RecordEnd, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::window::{self, Taken};
 use restitch_perf::{AlarmEvent, PerfError, ThreadAlarm};
 use restitch_procfs as procfs;
-use restitch_tracee::{FollowEvent, Followed, Registers};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,7 +73,7 @@ pub fn trace_bursts(
     options: BurstOptions,
     code: &BurstCode,
     stop: &AtomicBool,
-    sink: &mut (dyn FnMut(Record<'_>) + Send),
+    sink: &mut dyn Sink,
 ) -> Result<BurstReport, BranchTraceError> {
     // The end of the tracing thread is what lets the target go: see `Followed`.
     std::thread::scope(|scope| {
@@ -119,7 +120,7 @@ struct Tracer<'a> {
     threads: BTreeMap<i32, Thread>,
     burst: Option<Burst>,
     report: BurstReport,
-    sink: &'a mut (dyn FnMut(Record<'_>) + Send),
+    sink: &'a mut dyn Sink,
     cpu: BTreeMap<i32, (Duration, Duration)>,
     accounted: Instant,
     /// Records that wait until no thread is held.
@@ -135,13 +136,13 @@ impl<'a> Tracer<'a> {
         pid: i32,
         options: BurstOptions,
         code: &'a BurstCode,
-        sink: &'a mut (dyn FnMut(Record<'_>) + Send),
+        sink: &'a mut dyn Sink,
     ) -> Result<Self, BranchTraceError> {
         let signal = signal::choose(pid)?;
-        let mut followed = Followed::seize(pid, signal)?;
+        let mut followed = Followed::seize(pid, signal, Children::Leave)?;
         let ranges = code.ranges();
         followed.hold_signals_in(ranges.clone());
-        let pace = Pace::new(options.overhead, options.period, options.seed);
+        let pace = Pace::new(options.overhead, options.period, 1.0, options.seed);
         let mut tracer = Self {
             options,
             signal,
@@ -202,7 +203,7 @@ impl<'a> Tracer<'a> {
         match self.followed.next_event(limit)? {
             None if self.followed.threads().next().is_none() => return Ok(false),
             None => {}
-            Some(FollowEvent::Exited { status }) => {
+            Some(FollowEvent::Exited { status, .. }) => {
                 self.report.exit = Some(status);
                 return Ok(false);
             }
@@ -240,7 +241,8 @@ impl<'a> Tracer<'a> {
             }
             FollowEvent::Ended { tid } => self.drop_thread(tid),
             FollowEvent::Stepped { tid } => self.followed.resume(tid)?,
-            FollowEvent::Signal { .. } | FollowEvent::Exited { .. } => {}
+            // Children are left: none is told of.
+            FollowEvent::Signal { .. } | FollowEvent::Exited { .. } | FollowEvent::Forked { .. } => {}
         }
         Ok(())
     }
@@ -339,7 +341,8 @@ impl<'a> Tracer<'a> {
                 _ => RecordEnd::UnknownCode,
             };
             if !branches.is_empty() {
-                (self.sink)(Record { tid, branches: &branches, end });
+                let (pid, density) = (self.followed.pid(), 0.0);
+                self.sink.record(Record { pid, tid, branches: &branches, density, end });
             }
         }
     }
@@ -399,7 +402,8 @@ impl<'a> Tracer<'a> {
         let Some(thread) = self.threads.get_mut(&tid) else { return true };
         let area = *thread.rseq.get_or_insert_with(|| followed.rseq_area(tid));
         let Some(area) = area else { return false };
-        followed.memory().read_u64(area + RSEQ_CS).map_or(true, |descriptor| descriptor != 0)
+        let memory = followed.memory(followed.pid());
+        memory.is_none_or(|m| m.read_u64(area + RSEQ_CS).map_or(true, |descriptor| descriptor != 0))
     }
 
     /// A signal is about to be delivered to a thread that stands in a version: it goes on where it would be without.
