@@ -68,11 +68,13 @@ fn so_do_programs_without_optimization() {
     ["signals.c", "throw.cc", "switch.c"].iter().for_each(|source| bursts_of(source, &["-O0"]));
 }
 
+/// A handler that unwinds during the one burst that was under way when restitch died does not find its way: `docs/DESIGN.md`,
+/// "Bursts", limits. So `signals.c` is not among these.
 #[test]
 fn restitch_may_be_killed_at_any_moment() {
     let number = std::env::var("RESTITCH_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(12);
     let mut random = Random::new(0x5eed);
-    for source in ["signals.c", "throw.cc"] {
+    for source in ["virt.cc", "throw.cc"] {
         let Some(program) = stoppable(source, &["-O2"]) else { return };
         let (restitch, folder) = (Restitch::new(), scratch());
         let mut target = Target::start(&program);
