@@ -6,7 +6,7 @@ import tempfile
 import unittest
 from types import SimpleNamespace
 
-from harness import counters, report, stats
+from harness import counters, pauses, report, side_by_side, stats
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, parse
 from harness.rounds import interleave
@@ -79,6 +79,31 @@ class Report(unittest.TestCase):
             with open(page, "w") as f:
                 f.write("no markers")
             self.assertRaises(OSError, report.insert, page, table)
+
+    def test_pauses_become_tables(self):
+        parts = [{"name": n, "us": us} for n, us in ((pauses.COUNTING, 2000), (pauses.LAYOUT, 1000), (pauses.PART + "stopping threads", 700), (pauses.HELD, 300))]
+        attach = {
+            "apply": {"pause_us": 3000, "pause_parts": parts, "patches": 5000},
+            "target": {"threads": 4},
+            "modules": [{"code_bytes": 1 << 20}],
+            "phases": [{"name": "sampling", "ms": 2000}, {"name": "layout", "ms": 40}, {"name": "check", "ms": 60}],
+            "peak_memory_bytes": 10 << 20,
+        }
+        rows = [{"title": "demo", "rounds": [{"attach": attach, "revert_us": 500.0}] * 3}]
+        paused, planned = pauses.pause_table(rows)[2], pauses.plan_table(rows)
+        self.assertIn("| 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00) | stopping threads 0.70 | 0.50", paused)
+        self.assertNotIn("sampling", planned[0])
+        self.assertIn("| 1.0 | 100 (100 to 100) | 40 | 60 | 10 (10 to 10) |", planned[2])
+
+    def test_both_tools_get_a_row(self):
+        caches = {side: {"I1": n, "I": 10 * n} for side, n in zip(side_by_side.SIDES, (100, 50, 40))}
+        row = {
+            "title": "x", "made": {s: (1.5, 1 << 20) for s in side_by_side.SIDES[1:]}, "caches": {"training": caches, "test": caches},
+            "rounds": [{"restitch": 0.9, "llvm-bolt": 0.8}] * 6, "sizes": dict.fromkeys(side_by_side.SIDES, 2 << 20),
+        }
+        lines = side_by_side.table([row])
+        self.assertIn("restitch | 0.500 | 0.500 | 0.500 | 0.900 [0.900, 0.900] | 1.50 s | 1 MiB | 2.0 MiB", lines[2])
+        self.assertIn("llvm-bolt | 0.400", lines[3])
 
     def test_no_results_are_no_error(self):
         self.assertEqual(report.table("nowhere", LOADS), "No results yet.\n")

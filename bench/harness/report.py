@@ -84,13 +84,13 @@ def in_force(apply):
     return f"{sum(p['ms'] for p in phases) / 1000:.1f} s" if phases else "-"
 
 
-def insert(page, text):
+def insert(page, text, begin=BEGIN, end=END):
     """Replaces what stands between the markers of `page`."""
     with open(page) as f:
         old = f.read()
-    head, begin, rest = old.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise OSError(f"{page} lacks the lines {BEGIN} and {END}, between which the table belongs")
+    head, has_begin, rest = old.partition(begin)
+    _, has_end, tail = rest.partition(end)
+    if not has_begin or not has_end:
+        raise OSError(f"{page} lacks the lines {begin} and {end}, between which the table belongs")
     with open(page, "w") as f:
-        f.write(f"{head}{BEGIN}\n{text}{END}{tail}")
+        f.write(f"{head}{begin}\n{text}{end}{tail}")

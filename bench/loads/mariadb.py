@@ -9,34 +9,39 @@ from harness.rounds import interleave, serve_and_count
 SCRIPTS = {"oltp_point_select": 100_000, "oltp_read_only": 5_000, "oltp_read_write": 4_000}
 
 
-def run(context):
-    machine, user = context.machine, context.machine.user("mysql")
+def start(machine, side):
+    """A server: its process, and what makes it work (transactions of a script)."""
+    user = machine.user("mysql")
     program, install, sysbench = find("mariadbd"), find("mariadb-install-db"), find("sysbench")
-    client = find("mariadb")
-    servers = {}
-    for side in ("original", "optimized"):
-        folder = machine.own_folder(user, side)
-        options = ["--no-defaults", f"--datadir={folder}/data"]
-        machine.run([install, *options, "--auth-root-authentication-method=normal", "--skip-test-db"], user=user)
-        child = machine.start(
-            [program, *options, "--skip-networking", f"--socket={folder}/s", f"--pid-file={folder}/pid",
-             "--innodb-buffer-pool-size=256M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"],
-            user=user,
-        )
-        admin = [client, "--no-defaults", f"--socket={folder}/s", "-u", "root"]
-        wait_for("mariadbd", lambda: machine.run([*admin, "-e", "select 1"]))
-        machine.run([*admin, "-e", "create database sbtest; create user bench; grant all on sbtest.* to bench"])
-        base = [sysbench, "--db-driver=mysql", f"--mysql-socket={folder}/s", "--mysql-user=bench", "--tables=4", "--table-size=20000", "--rand-seed=1"]
-        machine.run([*base, "oltp_read_only", "prepare"])
-        servers[side] = (child.pid, base)
+    folder = machine.own_folder(user, side)
+    options = ["--no-defaults", f"--datadir={folder}/data"]
+    machine.run([install, *options, "--auth-root-authentication-method=normal", "--skip-test-db"], user=user)
+    child = machine.start(
+        [program, *options, "--skip-networking", f"--socket={folder}/s", f"--pid-file={folder}/pid",
+         "--innodb-buffer-pool-size=256M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"],
+        user=user,
+    )
+    admin = [find("mariadb"), "--no-defaults", f"--socket={folder}/s", "-u", "root"]
+    wait_for("mariadbd", lambda: machine.run([*admin, "-e", "select 1"]))
+    machine.run([*admin, "-e", "create database sbtest; create user bench; grant all on sbtest.* to bench"])
+    base = [sysbench, "--db-driver=mysql", f"--mysql-socket={folder}/s", "--mysql-user=bench", "--tables=4", "--table-size=20000", "--rand-seed=1"]
+    machine.run([*base, "oltp_read_only", "prepare"])
 
-    def transactions(side, script, count):
-        text = machine.client([*servers[side][1], script, "--threads=2", "--time=0", f"--events={count}", "run"])
+    def transactions(script, count):
+        text = machine.client([*base, script, "--threads=2", "--time=0", f"--events={count}", "run"])
         errors = re.search(r"ignored errors:\s+(\d+)", text)
         # Deadlocks of read_write are ignored errors of sysbench; nothing else counts as one.
         if not errors or (script != "oltp_read_write" and errors[1] != "0"):
             raise Failed(f"sysbench {script} had errors:\n{text}")
         return count
+
+    return child.pid, transactions
+
+
+def run(context):
+    machine = context.machine
+    servers = {side: start(machine, side) for side in ("original", "optimized")}
+    transactions = lambda side, script, count: servers[side][1](script, count)
 
     def mix(side):
         for script, count in SCRIPTS.items():

@@ -6,22 +6,26 @@ from harness.rounds import interleave, serve_and_count
 TESTS = "set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset".split(",")
 
 
-def run(context):
-    machine = context.machine
+def start(machine, side):
+    """A server: its process, and what makes it work (requests of each kind)."""
     program, client, admin = find("redis-server"), find("redis-benchmark"), find("redis-cli")
-    servers = {}
-    for side in ("original", "optimized"):
-        socket = machine.path(f"{side}.sock")
-        child = machine.start([program, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", machine.folder])
-        wait_for("redis", lambda: "PONG" in machine.run([admin, "-s", socket, "ping"]))
-        servers[side] = (child.pid, socket)
+    socket = machine.path(f"{side}.sock")
+    child = machine.start([program, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", machine.folder])
+    wait_for("redis", lambda: "PONG" in machine.run([admin, "-s", socket, "ping"]))
 
-    def requests(side, count):
-        socket = servers[side][1]
+    def requests(count):
         # Both sides begin every round with the same data: none.
         machine.run([admin, "-s", socket, "flushall"])
         machine.client([client, "-s", socket, "-n", str(count), "-P", "8", "-c", "16", "-r", "10000", "-t", ",".join(TESTS), "-q"])
         return count * len(TESTS)
+
+    return child.pid, requests
+
+
+def run(context):
+    machine = context.machine
+    servers = {side: start(machine, side) for side in ("original", "optimized")}
+    requests = lambda side, count: servers[side][1](count)
 
     for side in servers:
         requests(side, context.amount(20_000))

@@ -12,6 +12,7 @@
 //! instructions through layout, emission and a new file, and demands that the checker agrees with the emitter about whatever the
 //! analysis has accepted. **What it will not do**: run what it makes.
 
+pub mod foreign_profiles;
 pub mod havoc;
 pub mod seeds;
 pub mod targets;
@@ -20,7 +21,7 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that cargo-fuzz knows them by.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("image", targets::image),
     ("unwind_tables", targets::unwind_tables),
     ("exception_tables", targets::exception_tables),
@@ -29,6 +30,11 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("output_file", targets::output_file),
     ("profile_store", targets::profile_store),
     ("perf_data", targets::perf_data),
+    ("fdata", foreign_profiles::fdata),
+    ("preaggregated", foreign_profiles::preaggregated),
+    ("bolt_yaml", foreign_profiles::bolt_yaml),
+    ("autofdo", foreign_profiles::autofdo),
+    ("orders", foreign_profiles::orders),
     ("program_text", targets::program_text),
     ("layout_and_profile_text", targets::layout_and_profile_text),
 ];

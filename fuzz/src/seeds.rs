@@ -1,5 +1,6 @@
 //! Where the targets begin: small, valid inputs with much in them.
 
+use crate::foreign_profiles::Setting;
 use crate::targets::{HEADER, tables_of};
 use restitch_apply_elf::{place, plan_output};
 use restitch_check::check;
@@ -7,6 +8,7 @@ use restitch_emit::{Request, emit};
 use restitch_image::Image;
 use restitch_layout::{HotChains, LayoutAlgorithm};
 use restitch_profile::{ModuleProfile, ProfileFile, testing};
+use restitch_profile_formats::{Records, autofdo, bolt_yaml, fdata, preaggregated};
 use restitch_program::analyze;
 
 /// A hand-written module with one of everything that a version has to get right; its source lies beside it.
@@ -25,6 +27,19 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "output_file" => files().iter().filter_map(|file| output(file)).collect(),
         "profile_store" => vec![stored()],
         "perf_data" => vec![PERF_DATA.to_vec()],
+        "fdata" => vec![
+            foreign(|s, records| fdata::write(records, &s.program, &s.names, &s.blocks)),
+            NO_LBR.to_vec(),
+        ],
+        "preaggregated" => vec![foreign(|_, records| preaggregated::write(records))],
+        "bolt_yaml" => vec![foreign(|s, _| {
+            let about = bolt_yaml::About { file: "a.out", build_id: Some("0123") };
+            bolt_yaml::write(&about, &s.program, &s.profile, &s.names, &s.blocks)
+        })],
+        "autofdo" => vec![foreign(|s, _| autofdo::write(&s.program, &s.profile, &s.names))],
+        "orders" => {
+            vec![b"main\n_ZN1aC2Ev/2\n# a comment\n".to_vec(), b"!main/other\n!!0 2 1\n!!3\n!f\n".to_vec()]
+        }
         "program_text" => vec![testing::RandomProgram::new(3).program.to_text().into_bytes()],
         "layout_and_profile_text" => texts(),
         _ => Vec::new(),
@@ -63,11 +78,22 @@ fn output(file: &[u8]) -> Option<Vec<u8>> {
         start,
         bias,
         number: 1,
+        bound: &[],
+        large_pages: false,
         counters: None,
     })
     .ok()?;
     let version = check(&image, program, layout, version, bias).ok()?;
     Some(plan_output(&image, &version, &Default::default()).ok()?.write())
+}
+
+const NO_LBR: &[u8] = b"no_lbr cycles\n1 f\\ 0\\\\/1 0 10\n";
+
+/// A profile of the foreign readers' program in another tool's format.
+fn foreign(write: impl Fn(&Setting, &Records) -> String) -> Vec<u8> {
+    let setting = Setting::new();
+    let records = Records::of_profile(&setting.program, &setting.profile);
+    write(&setting, &records).into_bytes()
 }
 
 fn stored() -> Vec<u8> {

@@ -4,8 +4,8 @@ use restitch_address::{LoadBias, Svma, SvmaRange};
 use restitch_apply_elf::{is_restitch_output, original_bytes, place, plan_output, verify};
 use restitch_cfi::{Bytes, Lsda, UnwindInfo, read_eh_frame_hdr};
 use restitch_check::check;
-use restitch_emit::{EmitError, Request, emit};
-use restitch_image::Image;
+use restitch_emit::{BoundSlot, EmitError, Request, emit};
+use restitch_image::{DynamicRelocation, Image, RelocationKind};
 use restitch_layout::{Fragment, HotChains, Layout, LayoutAlgorithm};
 use restitch_profile::{Profile, ProfileFile, import_perf_data, testing};
 use restitch_program::{Program, analyze};
@@ -122,17 +122,54 @@ fn everything(program: &Program) -> Layout {
 fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &Layout) -> Result<(), String> {
     let start = place(image, 64 * image.data().len() as u64, &Default::default()).map_err(text)?;
     let bias = Some(LoadBias::default());
-    let request = Request { image, program, unwind, layout, start, bias, number: 1, counters: None };
-    let version = emit(&request).map_err(|error| {
-        assert!(refusal(&error), "a wrong request: {error}");
-        text(error)
-    })?;
-    let version = check(image, program, layout, version, bias).map_err(text)?;
+    let request = Request {
+        image,
+        program,
+        unwind,
+        layout,
+        start,
+        bias,
+        number: 1,
+        bound: &[],
+        large_pages: false,
+        counters: None,
+    };
+    let emitted = |request: &Request<'_>| {
+        emit(request).map_err(|error| {
+            assert!(refusal(&error), "a wrong request: {error}");
+            text(error)
+        })
+    };
+    let live = Request { bound: &bound(image), large_pages: true, ..request };
+    check(image, program, layout, emitted(&live)?, bias).map_err(text)?;
+    let version = check(image, program, layout, emitted(&request)?, bias).map_err(text)?;
     let plan = plan_output(image, &version, &Default::default()).map_err(text)?;
     let output = Image::parse(plan.write()).map_err(text)?;
     verify(&plan, &output).map_err(text)?;
     let back = original_bytes(&output).map_err(text)?;
     if back == image.data() { Ok(()) } else { Err("the way back gives another file".into()) }
+}
+
+/// The slots that a loader would fill and make read-only: with the own functions, or with something far behind the module.
+fn bound(image: &Image) -> Vec<BoundSlot> {
+    let Some(relro) = image.relro().filter(|r| r.start < r.end) else { return Vec::new() };
+    let part = SvmaRange::between(relro.start.align_down(4096), relro.end.align_down(4096).max(relro.start));
+    let elsewhere = image.span().end + 0x1000_0000;
+    let one = |r: &DynamicRelocation| {
+        let target = match &r.kind {
+            RelocationKind::JumpSlot { definition, .. } => *definition,
+            RelocationKind::Symbolic { definition, addend: 0, .. } => *definition,
+            RelocationKind::IRelative { .. } => None,
+            _ => return None,
+        };
+        Some(BoundSlot { slot: r.at, target: target.unwrap_or(elsewhere) })
+    };
+    let in_part =
+        |r: &&DynamicRelocation| part.covers(&SvmaRange::new(r.at, 8)) && r.at.get().is_multiple_of(8);
+    let mut bound: Vec<BoundSlot> = image.relocations().iter().filter(in_part).filter_map(one).collect();
+    // The first relocation of a place is the one that counts.
+    bound.dedup_by_key(|b| b.slot);
+    bound
 }
 
 fn text(error: impl Display) -> String {

@@ -3,9 +3,8 @@
 //! `cargo run -p restitch-apply-elf --example relayout -- FILE OUT [original|reversed|random[:SEED]] [--move-headers]`;
 //! with `--restore` instead of an order, turns FILE back into the file that it was made from.
 
-use restitch_apply_elf::{
-    Existing, OutputOptions, is_restitch_output, original_bytes, place, plan_output, verify, write_atomically,
-};
+use restitch_apply::{Existing, Outlives, write_atomically};
+use restitch_apply_elf::{OutputOptions, is_restitch_output, original_bytes, place, plan_output, verify};
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Request, emit};
 use restitch_image::Image;
@@ -40,9 +39,13 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             image = Image::parse(original_bytes(&image)?)?;
         }
         let order = rest.iter().find(|a| !a.starts_with("--")).map_or("original", String::as_str);
-        relayout(&image, order, &OutputOptions { move_program_headers: has("--move-headers") })?
+        relayout(
+            &image,
+            order,
+            &OutputOptions { move_program_headers: has("--move-headers"), large_pages: false },
+        )?
     };
-    Ok(write_atomically(Path::new(output), &bytes, mode, Existing::Replace)?)
+    Ok(write_atomically(Path::new(output), &bytes, mode, Existing::Replace, Outlives::PowerCut)?)
 }
 
 fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u8>, Box<dyn Error>> {
@@ -61,6 +64,8 @@ fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u
         start,
         bias: None,
         number: 1,
+        bound: &[],
+        large_pages: false,
         counters: None,
     };
     let version = emit(&request)?;

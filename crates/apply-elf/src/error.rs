@@ -50,6 +50,14 @@ pub enum ElfError {
         /// The version.
         number: u32,
     },
+    /// A version that goes by what a process holds.
+    #[error(
+        "planning an output file: version {number} calls other modules where one process has them; emit it without bound slots"
+    )]
+    OneProcess {
+        /// The version.
+        number: u32,
+    },
     /// There is no data segment that could hold the counters.
     #[error(
         "planning a counting file: its last segment is not one of data, so that it cannot grow by the counters; \
@@ -146,15 +154,4 @@ pub enum ElfError {
     /// The bytes are no ELF image.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// There is something at the output's path.
-    #[error("writing {}: the file exists; choose another output path, or ask to replace it", .0.display())]
-    Exists(PathBuf),
-    /// The system refused.
-    #[error("writing {}: {source}; the file there is as it was, check the directory's permissions and free space", path.display())]
-    Io {
-        /// The output path.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
 }

@@ -179,7 +179,7 @@ fn load(segment: &NewSegment) -> ProgramHeader {
         address: segment.start,
         file_len: len,
         memory_len: len,
-        align: crate::place::PAGE,
+        align: segment.align,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! **You** ask [`place`] where a version of the file has to start, have it made and checked for that address, and hand
 //! both to [`plan_output`]; [`ElfPlan::write`] gives the bytes of the new file, [`verify`] reads them again, and
-//! [`write_atomically`] puts them on disk.
+//! [`write_atomically`](restitch_apply::write_atomically) puts them on disk.
 //!
 //! **What this crate does.** Every byte of the input stays where it is. Behind it come a new read-execute segment (the
 //! version, complete unwind tables for old and new code, a note) and new symbols and section headers. Changed are
@@ -23,7 +23,6 @@
 //! behaviour decides which program headers can be spared (`headers.rs`).
 
 mod applier;
-mod atomic;
 mod error;
 mod grow;
 mod headers;
@@ -38,7 +37,6 @@ mod unwind;
 mod verify;
 
 pub use applier::ElfFile;
-pub use atomic::{Existing, write_atomically};
 pub use error::ElfError;
 pub use note::{RestitchNote, is_restitch_output, original_bytes};
 pub use place::{OutputOptions, place, place_counting};

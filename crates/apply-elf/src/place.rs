@@ -6,6 +6,7 @@
 use crate::headers::{Slot, congruent_offset};
 use crate::{ElfError, startup};
 use restitch_address::Svma;
+use restitch_emit::LARGE_PAGE;
 use restitch_image::Image;
 
 /// Segments are aligned to this, whatever the linker chose for the others: the ABI does not ask them to agree.
@@ -19,6 +20,8 @@ pub struct OutputOptions {
     /// Moves the program header table into the new segment even if it has a header to spare. It is moved anyway where
     /// it has none and cannot grow. Tools that rewrite files (`strip`) may not understand a moved table.
     pub move_program_headers: bool,
+    /// The version is to start at a multiple of [`LARGE_PAGE`], in memory and in the file.
+    pub large_pages: bool,
 }
 
 /// Where a version of `estimated_size` bytes has to start to be written into the file `image`.
@@ -55,14 +58,15 @@ fn place_behind(
     options: &OutputOptions,
 ) -> Result<Svma, ElfError> {
     let span = image.span();
-    let mut start = end.align_up(PAGE);
+    let align = if options.large_pages { LARGE_PAGE } else { PAGE };
+    let mut start = end.align_up(align);
     if Slot::choose(image, options) == Slot::Move {
         // A moved table lies at offset = address - base, and the file's own bytes end where they end.
         let behind_file =
             |at| congruent_offset(image, at).is_some_and(|o| o.get() >= image.data().len() as u64);
         if !behind_file(start) {
             let base = congruent_offset(image, start).map_or(0, |o| start.get().wrapping_sub(o.get()));
-            start = Svma::new(base.wrapping_add(image.data().len() as u64)).align_up(PAGE);
+            start = Svma::new(base.wrapping_add(image.data().len() as u64)).align_up(align);
         }
     }
     let needed = start.get().checked_sub(span.start.get()).and_then(|n| n.checked_add(estimated_size));

@@ -13,7 +13,7 @@ use crate::unwind::{self, Registration};
 use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 use restitch_apply::{CheckedVersion, Purpose, Write, redirect_write};
-use restitch_emit::{Redirect, RedirectKind, Version};
+use restitch_emit::{LARGE_PAGE, Redirect, RedirectKind, Version};
 use restitch_image::{Image, ProgramHeader};
 
 /// An output file, ready to be written.
@@ -134,6 +134,9 @@ pub(crate) fn build(
     options: &OutputOptions,
 ) -> Result<ElfPlan, ElfError> {
     refuse(image, version)?;
+    if !version.assumes.is_empty() {
+        return Err(ElfError::OneProcess { number: version.number });
+    }
     let slot = Slot::choose(image, options);
     let file_offset = segment_offset(image, version, &slot)?;
     let mut segment = start_segment(version, file_offset)?;
@@ -152,6 +155,8 @@ pub(crate) fn build(
         segment.append(&vec![0; (image.program_headers().len() + 1) * PHDR_LEN]);
         SvmaRange::between(at, segment.range().end)
     });
+    // A large page has to be in the file whole.
+    segment.bytes.resize(segment.bytes.len().max(version.large as usize), 0);
     let data_end = startup.as_ref().map(|s| s.data_end);
     let targets = Targets { note: note_target, eh_frame_hdr: tables.eh_frame_hdr, table, data_end };
     let headers = headers::build(image, &slot, &segment, &targets);
@@ -206,7 +211,7 @@ fn segment_offset(image: &Image, version: &Version, slot: &Slot) -> Result<FileO
         return Err(ElfError::TooLarge(len));
     }
     if *slot != Slot::Move {
-        return Ok(FileOffset::new(len.next_multiple_of(PAGE)));
+        return Ok(FileOffset::new(len.next_multiple_of(if version.large > 0 { LARGE_PAGE } else { PAGE })));
     }
     if image.program_headers().len() + 1 > PAGE as usize / PHDR_LEN {
         return Err(ElfError::NoHeaderRoom { why: "the kernel accepts no longer table" });
@@ -242,7 +247,10 @@ fn start_segment(version: &Version, file_offset: FileOffset) -> Result<NewSegmen
         .filter(|_| kept.iter().all(|r| r.is_empty() || r.start.offset_from(start) >= 0))
         .ok_or(ElfError::Misplaced { at: start, why: "its parts lie outside its bytes" })?
         .to_vec();
-    let mut segment = NewSegment { start, file_offset, bytes, parts: Vec::new() };
+    // Loaders refuse an alignment to which address and offset are not congruent.
+    let congruent = start.get() % LARGE_PAGE == file_offset.get() % LARGE_PAGE;
+    let align = if version.large > 0 && congruent { LARGE_PAGE } else { PAGE };
+    let mut segment = NewSegment { start, file_offset, align, bytes, parts: Vec::new() };
     let text = Part {
         name: TEXT_SECTION,
         range: version.text,

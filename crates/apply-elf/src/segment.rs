@@ -17,6 +17,8 @@ pub(crate) struct Part {
 pub(crate) struct NewSegment {
     pub start: Svma,
     pub file_offset: FileOffset,
+    /// To which address and offset are congruent.
+    pub align: u64,
     pub bytes: Vec<u8>,
     pub parts: Vec<Part>,
 }

@@ -6,7 +6,7 @@
 
 use crate::frames::names_unwinder;
 use crate::hook_journal::JournalHook;
-use crate::journal::{Journal, JournalSpare};
+use crate::journal::{Journal, JournalSpare, VersionKind};
 use crate::live::{Live, Reservation};
 use crate::mapping::Mapped;
 use crate::plan::{Prepared, has_personality};
@@ -15,8 +15,9 @@ use crate::stub::with_borrowed;
 use crate::writing::Sites;
 use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
+use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
-use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped};
+use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, collapse_pages};
 use std::fs::File;
 use std::time::Duration;
 
@@ -82,7 +83,9 @@ fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
 /// The unwinder's hook, if versions arrive and there is none yet. `None` also if the process needs none: nothing in it can unwind
 /// through moved frames.
 fn plan_hook(live: &Live, prepared: &Prepared<'_>) -> Result<Option<JournalHook>, ProcessError> {
-    if prepared.incoming.is_empty() || live.journal.hook.is_some() {
+    // Nobody unwinds through tracing versions: the return addresses are the original ones.
+    let unwound = prepared.incoming.iter().any(|new| new.kind != VersionKind::Burst);
+    if !unwound || live.journal.hook.is_some() {
         return Ok(None);
     }
     // There is an unwinder, or some function has a personality routine.
@@ -114,6 +117,7 @@ impl Ahead {
         })?;
         live.counters.extend(counters);
         live.journal.spares.retain(|s| !leftovers.contains(s));
+        large_pages(live, prepared);
         let mut ready = Ready { spares: Vec::new(), refused, held: time };
         if mapped.is_empty() {
             return Ok(ready);
@@ -129,6 +133,18 @@ impl Ahead {
             }
         }
         Ok(ready)
+    }
+}
+
+/// Asks for large pages where a version is made for them. What comes of it is no matter of right or wrong: file systems with large
+/// folios give them anyway, others may refuse, and a user without privileges may not ask.
+fn large_pages(live: &Live, prepared: &Prepared<'_>) {
+    for (new, arriving) in prepared.incoming.iter().zip(&prepared.arriving).filter(|(_, a)| !a.inherited) {
+        let part =
+            AvmaRange::new(Avma::new(arriving.record.start), new.version.large.min(arriving.record.len));
+        if !part.is_empty() && part.start.get().is_multiple_of(LARGE_PAGE) {
+            let _ = collapse_pages(live.target.pid(), part);
+        }
     }
 }
 
@@ -148,17 +164,23 @@ fn map_all(
     let mut versions: Vec<Mapped<'_>> =
         new.map(|(incoming, arriving)| Mapped::new(incoming, arriving)).collect();
     let mut opening = Batch::new();
+    // Tracing versions come together, and share the first one's window.
+    let tracing = prepared.incoming.iter().all(|incoming| incoming.kind == VersionKind::Burst);
+    versions.iter_mut().skip(1).filter(|_| tracing).for_each(Mapped::share);
     versions.iter().for_each(|v| v.open(&mut opening));
     spares.iter().for_each(|s| opening.open(&s.file()));
     let mut results = borrow.run(&opening)?.into_iter();
     let mut counters = Vec::new();
     let mut mapping = Batch::new();
     let mut opened = Ok(());
+    let mut window = None;
     for version in &mut versions {
         match version.opened(borrow.pid(), &mut results) {
             Ok(found) => counters.extend(found),
             Err(error) => opened = opened.and(Err(error)),
         }
+        version.shared(window);
+        window = window.or(version.counters());
         version.map(&mut mapping);
     }
     if let Some(new_hook) = new_hook {
@@ -215,13 +237,9 @@ pub(crate) fn undo(
     let maps = procfs::maps(live.target.pid())?;
     live.journal.retain_mapped(&maps);
     let mut ranges: Vec<AvmaRange> = live.journal.spares.iter().map(JournalSpare::range).collect();
-    for arriving in prepared.arriving.iter().filter(|a| !a.inherited) {
-        if live.journal.versions.contains(&arriving.record) {
-            ranges.extend(
-                arriving.ranges().filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))),
-            );
-        }
-    }
+    // Of a version and its counters the one may be there without the other.
+    let new = prepared.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());
+    ranges.extend(new.filter(|r| maps.iter().any(|m| m.range.start == r.start && is_ours(m))));
     let hook = live.journal.hook.iter().filter(|h| before.hook.as_ref() != Some(h));
     // Nothing leads to it yet.
     let memory = Memory::open_read_only(live.target.pid())?;
@@ -248,7 +266,7 @@ pub(crate) fn undo(
 }
 
 /// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could not.)
-fn is_ours(m: &Mapping) -> bool {
+pub(crate) fn is_ours(m: &Mapping) -> bool {
     m.path().is_some_and(|p| p.to_string_lossy().contains("restitch-"))
 }
 

@@ -53,6 +53,14 @@ pub enum ProcessError {
         /// What is missing.
         why: String,
     },
+    /// Tracing versions come alone.
+    #[error(
+        "process {pid} has other versions of restitch in it; take them out first (restitch revert {pid}), or use --source trace"
+    )]
+    Occupied {
+        /// The process.
+        pid: i32,
+    },
     /// Bytes in the target are not those of the file.
     #[error(
         "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone"
@@ -66,6 +74,19 @@ pub enum ProcessError {
         found: Vec<u8>,
         /// What should be.
         expected: Vec<u8>,
+    },
+    /// A slot of a global offset table is not what the new code was made for.
+    #[error(
+        "process {pid}: the slot at {at} of {module} does not hold what the new code was made for; nothing was changed. \
+         Try again, or with --direct-calls off"
+    )]
+    Unbound {
+        /// The process.
+        pid: i32,
+        /// The slot.
+        at: Avma,
+        /// Whose.
+        module: PathBuf,
     },
     /// What was written did not arrive.
     #[error(

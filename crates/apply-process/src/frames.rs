@@ -29,6 +29,8 @@ pub(crate) struct Walk {
     pub frames: Vec<Avma>,
     /// Every return address of the thread is in `slots`: the walk reached the outermost frame, and no unwinder is at work.
     pub complete: bool,
+    /// Where the outermost frame's function goes on, if the walk reached it.
+    pub outermost: Option<Avma>,
 }
 
 /// One return address on a stack.
@@ -75,12 +77,14 @@ impl<'a> Walker<'a> {
     ) -> Walk {
         let mut walk = Walk::default();
         let mut registers = dwarf_registers(thread);
-        let (mut interrupted, mut unwinding) = (true, false);
+        let (mut interrupted, mut unwinding, mut last) = (true, false, None);
         while walk.slots.len() < MOST_FRAMES {
             let Some(rip) = registers.rip().filter(|rip| rip.get() != 0) else {
                 walk.complete = !unwinding;
+                walk.outermost = last;
                 break;
             };
+            last = Some(rip);
             let lookup = if interrupted { rip } else { rip - 1 };
             let Some((module, original)) = self.original(lookup) else { break };
             unwinding |= self.unwinders.contains(&module)

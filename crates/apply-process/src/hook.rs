@@ -55,7 +55,7 @@ pub(crate) fn plan(
         );
     }
     let near = sites.detours().first().map_or(target.program, |d| d.0.module);
-    let place = live.reserve(near, CODE_LEN + DATA_LEN, taken, &[])?;
+    let place = live.reserve(near, CODE_LEN + DATA_LEN, taken, &[], 4096)?;
     let page = target.modules[near].bias.to_actual(place.start);
     match planned(target, &memory, &sites, page) {
         Ok(hook) => Ok(Some(hook)),

@@ -10,6 +10,7 @@
 use crate::ahead::{self, Ready, undo, unmap_spares};
 use crate::frames::Walker;
 use crate::hook;
+use crate::journal::VersionKind;
 use crate::live::Live;
 use crate::old::OldVersion;
 use crate::plan::{Incoming, Prepared, SwitchReport, prepare};
@@ -23,6 +24,8 @@ use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Batch, Memory, StopTimes, Stopped, TraceError};
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
 use std::time::{Duration, Instant};
 
 impl Live {
@@ -45,6 +48,42 @@ impl Live {
         incoming: &[Incoming<'_>],
     ) -> Result<SwitchReport, ProcessError> {
         switch(self, incoming, Some(held))
+    }
+
+    /// Maps tracing versions, which nothing leads to, and their window; the process is not stopped, but for one thread that maps
+    /// them. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again.
+    ///
+    /// # Errors
+    /// [`ProcessError::Occupied`] if other versions are in the process. On any error it is as it was.
+    pub fn map_tracing(&mut self, incoming: &[Incoming<'_>]) -> Result<File, ProcessError> {
+        self.target.process.verify()?;
+        self.lock()?;
+        let pid = self.target.pid();
+        if !self.journal.is_empty() || incoming.iter().any(|new| new.kind != VersionKind::Burst) {
+            return Err(ProcessError::Occupied { pid });
+        }
+        let writing = self.dir.writing()?;
+        let prepared = prepare(self, incoming)?;
+        let ahead = ahead::plan(self, &prepared)?;
+        ahead.journal.save(&self.dir)?;
+        ahead.journal.save_records(&self.dir)?;
+        drop(writing);
+        let before = std::mem::replace(&mut self.journal, ahead.journal.clone());
+        let window = ahead.carry_out(self, &prepared, None).and_then(|_| {
+            let file = self.counters.first().map(|counters| counters.1.try_clone());
+            let source = io::Error::other("there is no tracing version");
+            let state = |source| ProcessError::State {
+                operation: "use the window in",
+                path: format!("/proc/{pid}").into(),
+                source,
+            };
+            file.unwrap_or(Err(source)).map_err(state)
+        });
+        if window.is_err() {
+            // What cannot be undone is in the journal; the first error tells more.
+            let _ = undo(self, before, &prepared, None);
+        }
+        window
     }
 
     /// Gives the process its original code back.
@@ -205,7 +244,7 @@ impl Stop<'_> {
         move_threads(stopped, self.prepared, report)?;
         report.threads_us = clock.lap();
         report.written_in_stop = ready.refused;
-        let mut spares = self.fitting(stopped.memory(), &maps, ready.spares, report);
+        let mut spares = self.fitting(live, stopped.memory(), &maps, ready.spares, report);
         self.leave_out(stopped.memory(), &mut spares, &forbidden)?;
         report.check_us = clock.lap();
         let spares = self.put_in_place(live, stopped, &maps, spares, report)?;
@@ -242,6 +281,7 @@ impl Stop<'_> {
     /// The spares whose mappings are still as planned on.
     fn fitting(
         &self,
+        live: &Live,
         memory: &Memory,
         maps: &[Mapping],
         spares: Vec<Filled>,
@@ -249,7 +289,7 @@ impl Stop<'_> {
     ) -> Vec<Filled> {
         let mut out = Vec::new();
         for mut spare in spares {
-            match spare.still_fits(maps, memory) {
+            match spare.still_fits(maps, memory, live.journal.hook.as_ref()) {
                 Ok(()) => out.push(spare),
                 Err(why) => report.written_in_stop.push((spare.replaces().start, why)),
             }

@@ -22,6 +22,8 @@ pub enum VersionKind {
     Counting,
     /// The optimized layout.
     Optimized,
+    /// Records branches of threads that are put into it. Nothing leads there.
+    Burst,
 }
 
 /// The journal of one process.

@@ -14,6 +14,7 @@
 //! so this program can be killed at any moment, and [`Live::open`] of a later run finds out and can [`Live::revert`].
 
 mod ahead;
+mod bound;
 mod detour;
 mod error;
 mod exceptions;
@@ -34,12 +35,14 @@ mod patches;
 mod plan;
 mod retire;
 mod reverse;
+mod search;
 mod spare;
 mod store;
 mod stub;
 mod sweep;
 mod target;
 mod threads;
+mod tripwire;
 mod writing;
 
 pub use error::ProcessError;
@@ -48,4 +51,4 @@ pub use live::{Live, Reservation};
 pub use plan::{Incoming, SwitchReport};
 pub use store::{StateDir, lock_process};
 pub use sweep::SweepReport;
-pub use target::{Module, Target};
+pub use target::{ImageCache, Module, Target};

@@ -80,7 +80,8 @@ impl Live {
     }
 
     /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in `taken`,
-    /// below the module if possible. The place is free in the processes `relatives` too.
+    /// below the module if possible. The place is free in the processes `relatives` too, and its address in them a multiple of `align`
+    /// (a power of two; of 4096 in any case).
     ///
     /// # Errors
     /// [`ProcessError::NoRoom`].
@@ -90,6 +91,7 @@ impl Live {
         len: u64,
         taken: &[(usize, Reservation)],
         relatives: &[i32],
+        align: u64,
     ) -> Result<Reservation, ProcessError> {
         let pid = self.target.pid();
         let m = &self.target.modules[module];
@@ -114,7 +116,7 @@ impl Live {
             maps = merged(maps, vec![line]);
         }
         let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
-        let request = GapRequest { heap_start, ..GapRequest::near(m.range, len) };
+        let request = GapRequest { heap_start, align, ..GapRequest::near(m.range, len) };
         let nearest = find_gap(&maps, &request).map_err(|e| ProcessError::NoRoom {
             pid,
             len,
@@ -129,6 +131,21 @@ impl Live {
     /// Whether version `number` is retired.
     pub(crate) fn is_retired(&self, number: u32) -> bool {
         self.journal.versions.iter().any(|v| v.number == number && v.retired)
+    }
+
+    /// The tracing has not ended as it should: a signal may have been delivered to a thread in a tracing version unseen, so memory has to be
+    /// looked through before it is unmapped.
+    pub fn distrust_tracing(&mut self) {
+        self.counters.clear();
+    }
+
+    /// Whether version `number` is a tracing version of this very session: program counters are then the only addresses in it that there can
+    /// be, since no signal was delivered to a thread in it. (After the death of a tracer a handler may have seen one.)
+    pub(crate) fn has_just_traced(&self, number: u32) -> bool {
+        let tracing = |number: u32| {
+            self.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)
+        };
+        tracing(number) && self.counters.iter().any(|c| tracing(c.0))
     }
 
     /// The counters of counting version `number`, as they are now.

@@ -15,11 +15,30 @@ pub(crate) struct Mapped<'a> {
     arriving: &'a Arriving,
     version: Option<RemoteFd>,
     counters: Option<RemoteFd>,
+    /// Its counters are those of another version: see [`Mapped::share`].
+    shares: bool,
 }
 
 impl<'a> Mapped<'a> {
     pub fn new(new: &'a Incoming<'a>, arriving: &'a Arriving) -> Self {
-        Self { new, arriving, version: None, counters: None }
+        Self { new, arriving, version: None, counters: None, shares: false }
+    }
+
+    /// The windows of tracing versions are one file: that of the first one, which `self` is not.
+    pub fn share(&mut self) {
+        self.shares = true;
+    }
+
+    /// Takes over the first version's window.
+    pub fn shared(&mut self, first: Option<RemoteFd>) {
+        if self.shares {
+            self.counters = first;
+        }
+    }
+
+    /// The counters' file in the process.
+    pub fn counters(&self) -> Option<RemoteFd> {
+        self.counters
     }
 
     /// Opens the version's file; counters live in a shared memory file: forked children count into it too, and it can be read
@@ -30,7 +49,7 @@ impl<'a> Mapped<'a> {
                 .open(&CString::new(self.arriving.record.file.as_os_str().as_bytes()).unwrap_or_default()),
             false => batch.memfd_create(c"restitch-version"),
         }
-        if self.arriving.record.counters.is_some() {
+        if self.arriving.record.counters.is_some() && !self.shares {
             batch.memfd_create(c"restitch-counters");
         }
     }
@@ -44,7 +63,7 @@ impl<'a> Mapped<'a> {
         let mut next = || results.next().map(|r| r.map(RemoteFd::from_result)).transpose();
         self.version = next()?;
         let record = &self.arriving.record;
-        if record.counters.is_some() {
+        if record.counters.is_some() && !self.shares {
             self.counters = next()?;
         }
         if let (false, Some(fd)) = (self.arriving.visible, self.version) {
@@ -76,7 +95,7 @@ impl<'a> Mapped<'a> {
 
     /// The files that are open in the process.
     pub fn files(&self) -> impl Iterator<Item = RemoteFd> + use<> {
-        self.version.into_iter().chain(self.counters)
+        self.version.into_iter().chain(self.counters.filter(|_| !self.shares))
     }
 }
 

@@ -95,6 +95,7 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
     let mut patches = PatchSet::default();
     let mut arriving = Vec::new();
     for new in incoming {
+        crate::bound::verify(live, new)?;
         let module = &live.target.modules[new.module];
         patches.add(module, &new.version.redirects);
         let record = write_files(live, new)?;
@@ -140,10 +141,11 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
         live.dir.write(&files.version, &v.bytes, 0o644)?;
     }
     let start = module.bias.to_actual(v.range.start);
-    let counters = v
-        .counters
-        .as_ref()
-        .map(|c| (module.bias.to_actual(c.area.start).get(), c.area.len().next_multiple_of(4096)));
+    let areas = (v.counters.as_ref().map(|c| c.area), v.burst.as_ref().map(|b| b.window));
+    let counters = areas
+        .0
+        .or(areas.1)
+        .map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(4096)));
     Ok(JournalVersion {
         number: v.number,
         kind: new.kind,

@@ -18,6 +18,7 @@
 //! it may have; so a spare needs room for a few more.
 
 use crate::ProcessError;
+use crate::hook_journal::JournalHook;
 use crate::journal::{Journal, JournalSpare};
 use crate::patches::LEN;
 use crate::stub::StubSite;
@@ -281,6 +282,19 @@ fn own_addresses(pid: i32, range: AvmaRange) -> Result<Vec<Avma>, String> {
     Ok(own.map(|(i, _)| range.start + i as u64 * PAGE).collect())
 }
 
+/// Pages as they are once the hook's detours are in place.
+fn with_detours(own: &[Page], hook: Option<&JournalHook>) -> Vec<Page> {
+    let mut pages = own.to_vec();
+    for detour in hook.iter().flat_map(|h| &h.detours) {
+        let page = Avma::new(detour.at).align_down(PAGE);
+        if let Ok(i) = pages.binary_search_by_key(&page, |p| p.0) {
+            let from = Avma::new(detour.at).offset_from(page) as usize;
+            pages[i].1[from..from + LEN].copy_from_slice(&detour.now);
+        }
+    }
+    pages
+}
+
 impl Filled {
     /// The addresses of the code that it replaces.
     pub fn replaces(&self) -> AvmaRange {
@@ -293,15 +307,20 @@ impl Filled {
     }
 
     /// In the stop: whether the mapping and the process's own pages in it are still as planned on. What they hold is compared now if the
-    /// old code cannot be laid aside.
-    pub fn still_fits(&mut self, maps: &[Mapping], memory: &Memory) -> Result<(), String> {
+    /// old code cannot be laid aside; the detours of `hook` are in place already.
+    pub fn still_fits(
+        &mut self,
+        maps: &[Mapping],
+        memory: &Memory,
+        hook: Option<&JournalHook>,
+    ) -> Result<(), String> {
         if !maps.contains(&self.planned.mapping) || !maps.iter().any(|m| m.range == self.range()) {
             return Err("the mapping has changed meanwhile".into());
         }
         self.can_keep &= !maps.iter().any(|m| m.range.overlaps(&self.planned.kept_range()));
         let own = own_addresses(memory.pid(), self.replaces())?;
         let same = own.iter().eq(self.own.iter().map(|page| &page.0));
-        match same && (self.can_keep || memory.holds(&self.own)) {
+        match same && (self.can_keep || memory.holds(&with_detours(&self.own, hook))) {
             true => Ok(()),
             false => Err("its code was changed meanwhile".into()),
         }

@@ -4,10 +4,11 @@
 //! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
 
 use crate::{Journal, ProcessError};
+use restitch_apply::{Existing, Outlives};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Part of every version file's name (also of memory files), by which memory maps are recognised.
@@ -124,17 +125,8 @@ impl StateDir {
     /// # Errors
     /// If the disk is full or the directory is gone.
     pub fn write(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), ProcessError> {
-        let state = |operation, source| ProcessError::State { operation, path: path.to_path_buf(), source };
-        let temporary = path.with_extension(format!("tmp{}", std::process::id()));
-        let written = (|| {
-            std::fs::write(&temporary, bytes)?;
-            std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
-            std::fs::rename(&temporary, path)
-        })();
-        written.map_err(|e| {
-            let _ = std::fs::remove_file(&temporary);
-            state("write", e)
-        })
+        restitch_apply::write_atomically(path, bytes, mode, Existing::Replace, Outlives::Death)
+            .map_err(|source| ProcessError::State { operation: "write", path: path.to_path_buf(), source })
     }
 
     /// Whether the target sees this directory under the same path.

@@ -1,32 +1,34 @@
 //! Unmapping retired versions once nothing leads to them.
 //!
 //! Problem: a return address into a retired version may be on a stack that no thread is on (a coroutine's), where no walk
-//! finds it. Idea: nobody can enter a retired version but through such an address, and no new ones arise, so they only ever
-//! become fewer. All writable private memory of the process is therefore looked through for words that point into
-//! the version, *without* stopping it, and only registers and thread stacks in two short stops around that. A false hit (a dead
-//! stack slot, a number that looks like an address) only delays the unmapping: sweep again later.
+//! finds it. Idea: nobody can enter a retired version but through such an address, and new ones arise only while somebody runs in it. So all writable
+//! private memory of the process is looked through ([`crate::search`]) *without* stopping it, and only registers and thread stacks in two
+//! short stops around that; the second one also finds out whether anybody ran in the version meanwhile ([`crate::tripwire`]): then it
+//! stays for now. A false hit (a dead stack slot, a number that looks like an address) only delays the unmapping: sweep again later.
 //!
 //! Limits: static programs without symbols may hold mangled addresses in `jmp_buf`s of a `setjmp` that was not
-//! recognised; there a version stays. So it does where there is too much memory to look through.
+//! recognised; there a version stays. So it does where there is too much memory to look through, and in programs that are known to copy
+//! stacks as data.
 
-use crate::exceptions::is_spent_note;
+use crate::ahead::is_ours;
 use crate::frames::Walker;
 use crate::hook;
+use crate::journal::{JournalVersion, VersionKind};
 use crate::live::Live;
 use crate::old::OldVersion;
 use crate::retire::leads_into;
+use crate::search::{Search, copies_stacks, spared};
 use crate::stub::{StubSite, borrow, stub_site};
-use crate::threads::{ThreadView, survey, words};
+use crate::threads::{ThreadView, survey};
+use crate::tripwire;
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, Mapping, MappingName, Pagemap};
-use restitch_tracee::{Memory, StopTimes, Stopped};
+use restitch_procfs::{Mapping, Pagemap};
+use restitch_tracee::{Batch, StopTimes, Stopped, TraceError};
 use std::time::Duration;
 
-/// Most bytes that are looked through.
-const MOST_MEMORY: u64 = 4 << 30;
-const PAGE: u64 = 4096;
-const CHUNK: u64 = 1 << 20;
+/// Why a version stays in which somebody ran while memory was searched.
+const CAME_BACK: &str = "somebody came back into it while memory was searched";
 
 /// What a sweep did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -60,21 +62,15 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     }
     let target = live.target.clone();
     let walker = Walker::new(&target, &all);
-    let mut candidates: Vec<&OldVersion> = Vec::new();
-    let stopped = Stopped::seize_all(live.target.pid())?;
-    let threads = survey(&stopped, &walker, &stopped.maps()?)?;
-    for old in retired {
-        match reason_to_keep(live, &stopped, old, &threads)? {
-            Some(why) => report.kept.push((old.number, why)),
-            None => candidates.push(old),
-        }
-    }
-    report.pause_us = StopTimes::micros(stopped.resume().stopped);
-    let mut ranges: Vec<AvmaRange> = candidates.iter().map(|o| o.range).collect();
+    let (candidates, spared) = first_stop(live, &walker, retired, &mut report)?;
+    let mut candidates = candidates;
+    let stored = candidates.iter().filter(|o| !live.has_just_traced(o.number));
+    let mut ranges: Vec<AvmaRange> = stored.map(|o| o.range).collect();
     let hook = live.journal.hook.as_ref().filter(|_| nothing_else);
     ranges.extend(hook.map(|h| h.range()));
-    let exempt = hook.map(hook::own_words).unwrap_or_default();
-    let hits = scan(live.target.pid(), &ranges, &exempt, &threads)?;
+    let own_words = live.journal.hook.as_ref().map(hook::own_words);
+    let exempt = own_words.into_iter().flatten().chain(spared).collect();
+    let hits = Search { pid: live.target.pid(), ranges: &ranges, exempt }.twice()?;
     let hook_held = hook.and_then(|h| hits.iter().find(|hit| hit.0 == h.range())).map(|hit| hit.1.clone());
     candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
         None => true,
@@ -92,6 +88,58 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     Ok(report)
 }
 
+/// The first stop: which versions no thread leads into, and what of the stacks need not be searched. From here on it is seen
+/// whether anybody comes back into those versions.
+fn first_stop<'a>(
+    live: &Live,
+    walker: &Walker<'_>,
+    retired: Vec<&'a OldVersion>,
+    report: &mut SweepReport,
+) -> Result<(Vec<&'a OldVersion>, Vec<AvmaRange>), ProcessError> {
+    let stub = stub_site(&live.target, |_| false)?;
+    let mut candidates = Vec::new();
+    let mut stopped = Stopped::seize_all(live.target.pid())?;
+    let maps = stopped.maps()?;
+    let threads = survey(&stopped, walker, &maps)?;
+    for old in retired {
+        match reason_to_keep(live, &stopped, old, &threads)? {
+            Some(why) => report.kept.push((old.number, why)),
+            None => candidates.push(old),
+        }
+    }
+    if let Some(why) = set_tripwires(&mut stopped, &stub, &maps, &candidates)? {
+        report.kept.extend(candidates.drain(..).map(|old| (old.number, why.clone())));
+    }
+    let spared = spared(&live.target, stopped.memory(), &threads, &maps);
+    report.pause_us = StopTimes::micros(stopped.resume().stopped);
+    Ok((candidates, spared))
+}
+
+/// Why it could not be done, if no thread can make the calls just now.
+fn set_tripwires(
+    stopped: &mut Stopped,
+    stub: &StubSite,
+    maps: &[Mapping],
+    candidates: &[&OldVersion],
+) -> Result<Option<String>, ProcessError> {
+    if candidates.is_empty() {
+        return Ok(None);
+    }
+    let mut borrow = match borrow(stopped, stub, maps) {
+        Ok(borrow) => borrow,
+        Err(ProcessError::Trace(error @ TraceError::NothingToBorrow { .. })) => {
+            return Ok(Some(error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    let mut batch = Batch::new();
+    candidates.iter().for_each(|old| tripwire::set(&mut batch, old));
+    // What a call could not do shows itself as a page that is there: the version stays.
+    borrow.run(&batch)?;
+    borrow.finish()?;
+    Ok(None)
+}
+
 /// The second stop: a last look at the threads, then the unmapping.
 fn take_out(
     live: &mut Live,
@@ -104,10 +152,14 @@ fn take_out(
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let threads = survey(&stopped, walker, &stopped.maps()?)?;
     let looking = hook::in_use(&stopped, live.journal.hook.as_ref(), &threads)?;
+    let pages = Pagemap::open(live.target.pid());
     let mut gone = Vec::new();
     for old in candidates {
-        match leads_into(&stopped, old.range, &threads, None)? {
+        let touched = !live.has_just_traced(old.number)
+            && pages.as_ref().map_or(true, |pages| tripwire::was_touched(pages, old));
+        match held_by(live, &stopped, old, &threads)? {
             Some(why) => report.kept.push((old.number, why)),
+            None if touched => report.kept.push((old.number, CAME_BACK.into())),
             None => gone.push(old),
         }
     }
@@ -144,9 +196,11 @@ fn unmap(
     hook_held: Option<String>,
 ) -> Result<Option<String>, ProcessError> {
     let is_gone = |number: u32| gone.iter().any(|o| o.number == number);
-    let mut ranges: Vec<AvmaRange> = gone.iter().map(|o| o.range).collect();
+    let maps = stopped.maps()?;
+    let mut ranges: Vec<AvmaRange> = Vec::new();
     for v in live.journal.versions.iter().filter(|v| is_gone(v.number)) {
-        ranges.extend(v.counters.map(|(start, len)| AvmaRange::new(Avma::new(start), len)));
+        let counters = v.counters.map(|(start, len)| AvmaRange::new(Avma::new(start), len));
+        ranges.extend([Some(v.range()), counters].into_iter().flatten().flat_map(|r| ours_in(r, &maps)));
     }
     live.journal.versions.retain(|v| !is_gone(v.number));
     live.counters.retain(|c| !is_gone(c.0));
@@ -165,7 +219,6 @@ fn unmap(
         }
     }
     if !ranges.is_empty() {
-        let maps = stopped.maps()?;
         let mut borrow = borrow(stopped, stub, &maps)?;
         for range in ranges {
             borrow.munmap(range)?;
@@ -181,10 +234,34 @@ fn reason_to_keep(
     old: &OldVersion,
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
-    if let Some(why) = hidden_addresses(&live.target) {
+    // Addresses in tracing versions are never stored.
+    let is_stored = |v: &JournalVersion| v.number == old.number && v.kind != VersionKind::Burst;
+    if let Some(why) = hidden_addresses(&live.target).filter(|_| live.journal.versions.iter().any(is_stored))
+    {
         return Ok(Some(why));
     }
-    leads_into(stopped, old.range, threads, None)
+    if let Some(module) = copies_stacks(&live.target) {
+        return Ok(Some(format!("{module} copies stacks, which may hold addresses in it, to and fro")));
+    }
+    held_by(live, stopped, old, threads)
+}
+
+/// The thread that stands in the version or may come into it.
+fn held_by(
+    live: &Live,
+    stopped: &Stopped,
+    old: &OldVersion,
+    threads: &[ThreadView],
+) -> Result<Option<String>, ProcessError> {
+    if !live.has_just_traced(old.number) {
+        return leads_into(stopped, old.range, threads, None);
+    }
+    for thread in threads {
+        if old.range.contains(stopped.registers(thread.tid)?.rip) {
+            return Ok(Some(format!("thread {} stands in it", thread.tid)));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether the process may hold addresses in a form that no search finds.
@@ -196,82 +273,9 @@ fn hidden_addresses(target: &Target) -> Option<String> {
     blind.then(|| "a static program without symbols may hold mangled addresses in it (setjmp)".into())
 }
 
-/// Looks through writable private memory, thread stacks apart. For each range that a word points into: where.
-fn scan(
-    pid: i32,
-    ranges: &[AvmaRange],
-    exempt: &[AvmaRange],
-    threads: &[ThreadView],
-) -> Result<Vec<(AvmaRange, String)>, ProcessError> {
-    let mut hits = Vec::new();
-    if ranges.is_empty() {
-        return Ok(hits);
-    }
-    let maps: Vec<Mapping> = procfs::maps(pid)?.into_iter().filter(|m| is_searched(m, threads)).collect();
-    let total: u64 = maps.iter().map(|m| m.range.len()).sum();
-    let memory = Memory::open_read_only(pid)?;
-    let pages = Pagemap::open(pid).ok();
-    let mut looked_at = 0;
-    for m in &maps {
-        let mut at = m.range.start;
-        while at < m.range.end {
-            let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
-            for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
-                looked_at += run.len();
-                // Memory that was unmapped meanwhile holds nothing.
-                let bytes = memory.read_vec(run.start, run.len() as usize).unwrap_or_default();
-                look_at(&memory, &(run.start, bytes), ranges, exempt, &mut hits);
-            }
-            at = at + len;
-            if looked_at > MOST_MEMORY {
-                let why = format!("the process has too much memory to look through ({} MiB)", total >> 20);
-                return Ok(ranges.iter().map(|r| (*r, why.clone())).collect());
-            }
-        }
-    }
-    Ok(hits)
-}
-
-/// Words at `exempt` addresses do not count, and neither do what exception objects keep in vain.
-fn look_at(
-    memory: &Memory,
-    chunk: &(Avma, Vec<u8>),
-    ranges: &[AvmaRange],
-    exempt: &[AvmaRange],
-    hits: &mut Vec<(AvmaRange, String)>,
-) {
-    let low = ranges.iter().map(|r| r.start).min().unwrap_or_default();
-    let high = ranges.iter().map(|r| r.end).max().unwrap_or_default();
-    for (at, word) in words(chunk) {
-        if word < low || word >= high || exempt.iter().any(|e| e.contains(at)) {
-            continue;
-        }
-        for range in ranges.iter().filter(|r| r.contains(word)) {
-            if hits.iter().all(|h| h.0 != *range) && !is_spent_note(memory, at) {
-                hits.push((*range, format!("a word in memory at {at} points into it")));
-            }
-        }
-    }
-}
-
-/// Writable, private, and no stack of a thread (those were looked at while it stood still).
-fn is_searched(m: &Mapping, threads: &[ThreadView]) -> bool {
-    let p = &m.permissions;
-    let stack = threads.iter().flat_map(|t| &t.stacks).any(|(at, _)| m.range.contains(*at));
-    let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
-    p.write && !p.shared && !stack && !special
-}
-
-/// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
-fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
-    let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else { return vec![range] };
-    let mut out: Vec<AvmaRange> = Vec::new();
-    for (i, _) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
-        let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
-        match out.last_mut() {
-            Some(last) if last.end == page.start => last.end = page.end,
-            _ => out.push(page),
-        }
-    }
-    out
+/// The parts of `range` where something of ours is mapped. A journal may list what was never mapped because restitch was killed before it
+/// was, and the program may have mapped something of its own there since.
+fn ours_in(range: AvmaRange, maps: &[Mapping]) -> Vec<AvmaRange> {
+    let ours = maps.iter().filter(|m| m.range.overlaps(&range) && is_ours(m));
+    ours.map(|m| AvmaRange::between(m.range.start.max(range.start), m.range.end.min(range.end))).collect()
 }

@@ -29,6 +29,30 @@ impl Module {
     }
 }
 
+/// Files that were read, for looking at several processes, or at one again and again. A file that changes in place while the
+/// cache lives is seen as it was.
+#[derive(Debug, Clone, Default)]
+pub struct ImageCache {
+    known: BTreeMap<(procfs::Device, u64, PathBuf), Arc<Image>>,
+}
+
+impl ImageCache {
+    /// What process `pid` has mapped at `code`.
+    fn image(&mut self, pid: i32, code: &Mapping) -> Result<Arc<Image>, String> {
+        let key = (code.device, code.inode, path_of(code));
+        if let Some(image) = self.known.get(&key) {
+            return Ok(image.clone());
+        }
+        let mut bytes = Vec::new();
+        let opened = procfs::open_mapped(pid, code).map_err(|e| e.to_string())?;
+        let mut file = opened.file;
+        file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+        let image = Arc::new(Image::parse(bytes).map_err(|e| e.to_string())?);
+        self.known.insert(key, image.clone());
+        Ok(image)
+    }
+}
+
 /// A process, seen from outside: nothing is stopped or changed.
 #[derive(Debug, Clone)]
 pub struct Target {
@@ -48,6 +72,14 @@ impl Target {
     /// # Errors
     /// If the process cannot be read or its program is no x86-64 ELF file.
     pub fn open(pid: i32) -> Result<Self, ProcessError> {
+        Self::open_with(pid, &mut ImageCache::default())
+    }
+
+    /// The same with files that were read before.
+    ///
+    /// # Errors
+    /// As for [`Target::open`].
+    pub fn open_with(pid: i32, images: &mut ImageCache) -> Result<Self, ProcessError> {
         let process = ProcessId::of(pid)?;
         let maps = procfs::maps(pid)?;
         let overlay = maps.iter().find(|m| m.permissions.execute && is_overlay(&path_of(m)));
@@ -57,7 +89,7 @@ impl Target {
         let headers = procfs::auxv(pid)?.program_headers();
         let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
         for mappings in by_file(&maps).into_values() {
-            match load(pid, &mappings) {
+            match load(pid, &mappings, images) {
                 Ok(Some(module)) => modules.push(module),
                 Ok(None) => {}
                 Err(why) => unreadable.push((path_of(mappings[0]), why)),
@@ -108,17 +140,13 @@ fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>
 }
 
 /// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours included).
-fn load(pid: i32, mappings: &[&Mapping]) -> Result<Option<Module>, String> {
+fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Option<Module>, String> {
     let candidates: Vec<&Mapping> = mappings.iter().copied().filter(|m| m.permissions.execute).collect();
     let Some(&code) = candidates.first() else { return Ok(None) };
     if crate::store::is_version_file(&path_of(code)) {
         return Ok(None);
     }
-    let mut bytes = Vec::new();
-    let opened = procfs::open_mapped(pid, code).map_err(|e| e.to_string())?;
-    let mut file = opened.file;
-    file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-    let image = Image::parse(bytes).map_err(|e| e.to_string())?;
+    let image = images.image(pid, code)?;
     // A killed restitch may have left a spare copy of the code: the module is where its other segments are too.
     let (code, bias) = candidates
         .into_iter()
@@ -131,12 +159,7 @@ fn load(pid: i32, mappings: &[&Mapping]) -> Result<Option<Module>, String> {
         low = low.min(bias.to_actual(s.range.start).align_down(4096));
         high = high.max(bias.to_actual(s.range.end).align_up(4096));
     }
-    Ok(Some(Module {
-        path: path_of(code),
-        image: Arc::new(image),
-        bias,
-        range: AvmaRange::between(low, high),
-    }))
+    Ok(Some(Module { path: path_of(code), image, bias, range: AvmaRange::between(low, high) }))
 }
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.

@@ -10,8 +10,13 @@
 //! 5. **revert** restores the exact bytes, also from a later run than the one that applied.
 //! 6. **describe** says in words what will happen.
 //!
+//! Files are written by [`write_atomically`].
+//!
 //! Only a [`CheckedVersion`] can be planned: nothing that has not passed the independent checker is ever applied.
 
+mod file;
+
+pub use file::{Existing, Outlives, write_atomically};
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;
 

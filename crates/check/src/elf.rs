@@ -30,6 +30,17 @@ pub(crate) fn check(s: &Subject<'_>, findings: &mut Findings) -> bool {
     true
 }
 
+/// Checks the file and its ranges alone. `false`: it makes no sense to go on.
+pub(crate) fn check_file(s: &Subject<'_>, findings: &mut Findings) -> bool {
+    let before = findings.total;
+    ranges(s, findings);
+    if findings.total == before {
+        header(s.version, findings);
+        symbols(s, findings);
+    }
+    findings.total == before
+}
+
 fn ranges(s: &Subject<'_>, findings: &mut Findings) {
     let v = s.version;
     let mut bad = |why| findings.version(v.range.start, Problem::Elf(why));
@@ -51,6 +62,9 @@ fn ranges(s: &Subject<'_>, findings: &mut Findings) {
         if parts[i + 1..].iter().any(|b| a.overlaps(b)) {
             bad("two parts overlap");
         }
+    }
+    if v.large > v.loaded_len || !v.large.is_multiple_of(restitch_emit::LARGE_PAGE) {
+        bad("its large pages are not all mapped");
     }
     if !v.text.covers(&v.hot_text) {
         bad("the hot text is outside the text");

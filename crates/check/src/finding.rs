@@ -102,6 +102,17 @@ pub enum Problem {
     /// A counter that changes flags stands where they may be read.
     #[error("a counter that changes the status flags stands where they may still be read")]
     FlagsLive,
+    /// A tracing version.
+    #[error("the tracing version: {why}{}", if .found.is_empty() { String::new() } else { format!(" (found `{found}`)") })]
+    Burst {
+        /// What is wrong.
+        why: &'static str,
+        /// The instruction, where it is one of recording code.
+        found: String,
+    },
+    /// A slot of the global offset table.
+    #[error("a slot that is taken to be bound: {0}")]
+    Bound(&'static str),
     /// A redirect.
     #[error("a redirect: {0}")]
     Redirect(&'static str),
@@ -141,6 +152,8 @@ pub struct CheckReport {
     pub rows: u64,
     /// Call instructions whose exception handling was compared.
     pub call_sites: u64,
+    /// Calls and jumps through a slot or a stub that became direct.
+    pub direct: u64,
     /// Redirects.
     pub redirects: u64,
     /// Counters.
@@ -159,7 +172,7 @@ pub struct CheckError {
     /// How many there were in all.
     pub total: u64,
     /// How much was checked.
-    pub checked: CheckReport,
+    pub checked: Box<CheckReport>,
 }
 
 impl fmt::Display for CheckError {

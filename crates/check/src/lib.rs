@@ -17,10 +17,15 @@
 //! 7. At each boundary an unwinder finds the original's row (shifted where a counter has moved the stack), and at
 //!    each call the original's exception handling.
 //!
-//! What is taken on trust: that the original bytes in the image are those that run; the program's claims about where
+//! 8. A call or jump through a slot of the global offset table, or its stub, that became direct goes to what the version says that
+//!    the slot holds ([`Version::assumes`]), or to its copy; and the loader makes such slots read-only.
+//!
+//! What is taken on trust: that the slots hold that (the process applier compares); that the original bytes in the image are those that run; the program's claims about where
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
 //! re-derived); that functions do not *return* results in status flags (the ABI).
 
+mod burst;
+mod direct;
 mod elf;
 mod finding;
 mod flags;
@@ -89,7 +94,7 @@ pub fn check(
     if findings.total == 0 {
         return Ok(CheckedVersion { version, report });
     }
-    Err(CheckError { findings: findings.list, total: findings.total, checked: report })
+    Err(CheckError { findings: findings.list, total: findings.total, checked: Box::new(report) })
 }
 
 /// The phases of a check.
@@ -102,9 +107,17 @@ fn examine(
 ) -> (Findings, CheckReport) {
     let mut findings = Findings::default();
     let subject = Subject::new(image, program, layout, version, bias);
+    if let Some(table) = &version.burst {
+        let mut report = CheckReport::default();
+        if elf::check_file(&subject, &mut findings) {
+            report = burst::check(&subject, table, &mut findings);
+        }
+        return (findings, report);
+    }
     if !elf::check(&subject, &mut findings) {
         return (findings, CheckReport::default());
     }
+    direct::assumptions(&subject, &mut findings);
     let frames = Frames::read(&subject, &mut findings);
     let mut walk = Walk::new(&subject, frames, findings);
     walk.run();

@@ -178,6 +178,9 @@ impl<'a> Walk<'_, 'a> {
                 return Some(end);
             }
         }
+        if let Some(end) = self.made_direct(c, i, v) {
+            return Some(end);
+        }
         let bytes = self.s.image.read(at, i.len())?;
         let end = self.same_instruction(c, i, bytes, v)?;
         let boundary = match c.copied {
@@ -271,7 +274,10 @@ impl<'a> Walk<'_, 'a> {
         };
         for _ in 0..MAX_PATH {
             if !self.s.version.range.contains(v) {
-                // An address in the original code: reached by a jump only.
+                // An address outside: reached by a jump only.
+                if jumped && v != want && self.skips_stub(v, want) {
+                    return Some(());
+                }
                 if v != want || !jumped {
                     return wrong(self, v);
                 }
@@ -281,6 +287,13 @@ impl<'a> Walk<'_, 'a> {
             if let Some(place) = self.s.copy_at(v, want)
                 && (jumped || place > c.index)
             {
+                return Some(());
+            }
+            if let Some(target) = self.s.through_stub(want)
+                && let Some(place) = self.s.copy_at(v, target)
+                && (jumped || place > c.index)
+            {
+                self.report.direct += 1;
                 return Some(());
             }
             if !c.range.contains(v) && self.s.placed_around(v).is_some() {

@@ -262,8 +262,14 @@ impl<'s, 'a> Walk<'s, 'a> {
             Some(_) => Boundary::InTableWindow(o),
             None => Boundary::Copied(o),
         };
-        let end = self.same_instruction(c, i, bytes, v)?;
-        self.visit(v, i.len() as u32, boundary, RowAt::of(o));
+        let end = match self.made_direct(c, i, v) {
+            Some(end) => end,
+            None => {
+                let end = self.same_instruction(c, i, bytes, v)?;
+                self.visit(v, i.len() as u32, boundary, RowAt::of(o));
+                end
+            }
+        };
         if i.mnemonic() == Mnemonic::Call {
             c.called = true;
             self.report.call_sites += 1;
@@ -315,7 +321,7 @@ impl<'s, 'a> Walk<'s, 'a> {
             let to = want.offset(shift);
             if shift == 0 {
                 self.exits.push(want);
-            } else if self.s.copy_at(to, want).is_none() {
+            } else if self.s.copy_at(to, want).is_none() && !self.skips_stub(to, want) {
                 self.findings.at(v, o, Problem::WrongTarget { what: "a call", to, want });
             }
         } else if shift != 0 {

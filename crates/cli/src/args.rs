@@ -1,8 +1,8 @@
 //! The command line, as the user types it.
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
-use restitch_session::LayoutChoice;
+use restitch_session::{HugePages, LayoutChoice};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -92,8 +92,12 @@ pub enum Command {
         /// Write the result as an HTML page.
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
-        /// Branches a sample, for an output that ends in .perf.data (32) and for --source trace (512).
-        #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=1024))]
+        /// The format of the profile file, where its ending is another.
+        #[arg(long, value_name = "FORMAT", value_parser = restitch_session::profiles::Format::named)]
+        format: Option<restitch_session::profiles::Format>,
+        /// Branches a sample, for an output in the format of perf.data (32; with --source trace or burst 64; at most 1024), and
+        /// branches a record for --source trace (512) and --source burst (4000).
+        #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
         depth: Option<u16>,
         /// The program and its arguments.
         #[arg(last = true, value_name = "COMMAND")]
@@ -130,6 +134,9 @@ pub enum Command {
         /// How to lay out; docs/layout.md describes each way.
         #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
         layout: LayoutChoice,
+        /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
+        #[arg(long, value_name = "WHETHER", default_value = "auto")]
+        huge_pages: Huge,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -200,6 +207,42 @@ pub struct Attach {
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
     pub layout: LayoutChoice,
+    /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    pub direct_calls: Switch,
+    /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
+    #[arg(long, value_name = "WHETHER", default_value = "auto")]
+    pub huge_pages: Huge,
+}
+
+/// Whether hot code gets large pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Huge {
+    /// Where there is much of it.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl From<Huge> for HugePages {
+    fn from(huge: Huge) -> Self {
+        match huge {
+            Huge::Auto => Self::Auto,
+            Huge::On => Self::On,
+            Huge::Off => Self::Off,
+        }
+    }
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Do it.
+    On,
+    /// Do not.
+    Off,
 }
 
 /// Options of `lab`.
@@ -217,6 +260,9 @@ pub struct Lab {
     /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]
     pub machine: Option<Machine>,
+    /// Model the hot code of the layouts in large pages.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub huge_pages: Switch,
     /// Steps of the made-up execution; a step is about a basic block.
     #[arg(long, value_name = "NUMBER", default_value_t = 5_000_000)]
     pub steps: usize,

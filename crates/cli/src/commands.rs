@@ -1,6 +1,6 @@
 //! One function a command: from arguments to a session and from its result to text.
 
-use crate::args::{Args, Attach, Command};
+use crate::args::{Args, Attach, Command, Switch};
 use crate::batch::{batch_command, cache_command};
 use crate::demo;
 use crate::lab::lab_command;
@@ -33,6 +33,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             from_counts,
             json,
             html,
+            format,
             depth,
             command,
         } => {
@@ -40,7 +41,10 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 Some(pid) => TraceSubject::Process(pid, Duration::from_secs_f64(duration)),
                 None => TraceSubject::Command(child(&command)),
             };
-            let profile = crate::profile_commands::recorded(output.clone(), depth.unwrap_or(32));
+            let recorded =
+                |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth.min(1024));
+            // What a perf with the usual settings shows in full, and not too many stacks a record.
+            let profile = recorded(depth.unwrap_or(64));
             if let Some(done) = source.record(traced, depth, profile) {
                 return done;
             }
@@ -51,7 +55,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
                 None => RecordSubject::Command { command: child(&command), only: program },
             };
-            let output = crate::profile_commands::recorded(output, depth.unwrap_or(32));
+            let output = recorded(depth.unwrap_or(32));
             record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
         }
         Command::Instrument { program, output, counts, json } => {
@@ -61,10 +65,11 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, layout, json } => {
+        Command::Optimize { program, profile, output, layout, huge_pages, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
-            let result = optimize(&OptimizeOptions { program, profile, output, layout }, &mut progress)?;
+            let options = OptimizeOptions { program, profile, output, layout, huge_pages: huge_pages.into() };
+            let result = optimize(&options, &mut progress)?;
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
@@ -89,6 +94,8 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         metric: options.metric.clone().map(|command| Metric { command }),
         measure: Duration::from_secs_f64(options.measure),
         layout: options.layout,
+        direct_calls: options.direct_calls == Switch::On,
+        huge_pages: options.huge_pages.into(),
     }
 }
 

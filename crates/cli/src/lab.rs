@@ -1,6 +1,6 @@
 //! The laboratory's command.
 
-use crate::args::Lab;
+use crate::args::{Lab, Switch};
 use crate::commands::check_outputs;
 use crate::progress::Progress;
 use restitch_lab::{comparison_svg, occupancy_svg};
@@ -18,6 +18,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         profile: options.profile,
         layouts,
         machine: options.machine,
+        large_pages: options.huge_pages == Switch::On,
         steps: options.steps,
         seed: options.seed,
     };

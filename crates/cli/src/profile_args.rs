@@ -66,6 +66,9 @@ pub enum ProfileCommand {
         profiles: Vec<PathBuf>,
         #[command(flatten)]
         input: Input,
+        /// Leave out code that cannot be moved, which counting versions do not count.
+        #[arg(long)]
+        movable: bool,
         /// Write the tables as JSON, as docs/json.md describes it ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,

@@ -27,8 +27,8 @@ pub fn run(command: ProfileCommand) -> Result<i32, SessionError> {
             let merged = merge_profile_files(&inputs, &weights, &input.program, &output)?;
             report(&merged, &output.path);
         }
-        ProfileCommand::Compare { profiles, input, json, svg } => {
-            compare(profiles, &input, json.as_deref(), svg.as_deref())?;
+        ProfileCommand::Compare { profiles, input, movable, json, svg } => {
+            compare(profiles, &input, movable, json.as_deref(), svg.as_deref())?;
         }
         ProfileCommand::Show { profile, input } => show(&input_of(profile, &input), &input.program)?,
         ProfileCommand::Formats => formats(),
@@ -36,10 +36,10 @@ pub fn run(command: ProfileCommand) -> Result<i32, SessionError> {
     Ok(ExitCode::Done.number())
 }
 
-/// Where `record` writes, with the depth that was asked for.
-pub fn recorded(path: PathBuf, depth: u16) -> ProfileOutput {
+/// Where `record` writes, with the format and the depth that were asked for.
+pub fn recorded(path: PathBuf, format: Option<Format>, depth: u16) -> ProfileOutput {
     let options = WriteOptions { depth: usize::from(depth), ..WriteOptions::default() };
-    ProfileOutput { path, format: None, options }
+    ProfileOutput { path, format, options }
 }
 
 fn input_of(path: PathBuf, input: &Input) -> ProfileInput {
@@ -61,13 +61,14 @@ fn report(converted: &Converted, path: &Path) {
 fn compare(
     profiles: Vec<PathBuf>,
     input: &Input,
+    movable: bool,
     json: Option<&Path>,
     svg: Option<&Path>,
 ) -> Result<(), SessionError> {
     let is_file = |p: &&Path| p.as_os_str() != "-";
     [json.filter(is_file), svg].into_iter().flatten().try_for_each(check_writable)?;
     let inputs: Vec<ProfileInput> = profiles.into_iter().map(|p| input_of(p, input)).collect();
-    let comparison = compare_profiles(&inputs, &input.program)?;
+    let comparison = compare_profiles(&inputs, &input.program, movable)?;
     let write = |path: &Path, text: String| {
         std::fs::write(path, text).map_err(|source| SessionError::File {
             operation: "writing",

@@ -4,18 +4,23 @@ use crate::progress::Progress;
 use clap::Args;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject, Traced, record_traced,
+    BurstEnd, Bursts, ExitCode, Refusal, SessionError, Source, SourceChoice, TraceRecordOptions,
+    TraceSubject, Traced, record_bursts, record_traced,
 };
 
 /// Options of `record` that choose the source.
 #[derive(Debug, Args)]
 pub struct SourceOptions {
-    /// Where the profile comes from: auto, lbr, trace, burst, ip, count.
+    /// Where the profile comes from: auto, lbr, trace, burst (not for production yet: docs/DESIGN.md, "Bursts", limits), ip,
+    /// count.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: Source,
-    /// With --source trace: the share of the program's running time that tracing may cost, in percent.
+    /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
+    /// With --source trace: let records count by the density of branches in them (an experiment; see docs/profiling.md).
+    #[arg(long, hide = true)]
+    pub weigh: bool,
 }
 
 /// `1%`, `0.5%` or a bare number of percent; the share comes out.
@@ -37,8 +42,26 @@ impl SourceOptions {
         match self.source.choose() {
             Ok(SourceChoice::Count) => None,
             Ok(SourceChoice::Trace) => Some(self.trace(subject, depth, output)),
+            Ok(SourceChoice::Burst) => Some(self.burst(subject, depth, output)),
             Err(error) => Some(Err(error)),
         }
+    }
+
+    fn burst(
+        &self,
+        subject: TraceSubject,
+        depth: Option<u16>,
+        output: ProfileOutput,
+    ) -> Result<i32, SessionError> {
+        let mut progress = Progress::new();
+        let shown = output.path.display().to_string();
+        let depth = usize::from(depth.unwrap_or(4000));
+        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, weigh: false, output };
+        let bursts = record_bursts(options, &mut progress)?;
+        progress.finish();
+        tell_of_bursts(&bursts);
+        eprintln!("restitch: profile written to {shown}");
+        Ok(bursts.status.unwrap_or(ExitCode::Done.number()))
     }
 
     fn trace(
@@ -53,6 +76,7 @@ impl SourceOptions {
             subject,
             depth: usize::from(depth.unwrap_or(512)),
             overhead: self.overhead,
+            weigh: self.weigh,
             output,
         };
         let traced = record_traced(options, &mut progress)?;
@@ -63,13 +87,57 @@ impl SourceOptions {
     }
 }
 
+fn tell_of_bursts(bursts: &Bursts) {
+    let r = &bursts.report;
+    eprintln!(
+        "restitch: {} branches in {} bursts of {:.0} on average, of {} threads, {} modules; overhead {:.2} % (held {:.2} %)",
+        r.branches,
+        r.all(),
+        r.mean_length(),
+        r.threads,
+        bursts.modules,
+        100.0 * r.overhead(),
+        100.0 * r.held.as_secs_f64() / r.cpu.as_secs_f64().max(1e-9)
+    );
+    let list = |items: Vec<String>| if items.is_empty() { "none".into() } else { items.join(", ") };
+    let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", end_in_words(*end))).collect();
+    let refused = r.refused.iter().map(|(why, n)| format!("{n} {}", refusal_in_words(*why))).collect();
+    eprintln!("restitch: bursts ended: {}; alarms without one: {}", list(ends), list(refused));
+    if !bursts.ended_at.is_empty() {
+        let places = bursts.ended_at.iter().map(|(place, n)| format!("{place} ({n})")).collect();
+        eprintln!("restitch: code without a copy was most often: {}", list(places));
+    }
+    if let Some(why) = &bursts.kept {
+        eprintln!("restitch: tracing versions stay mapped, unused: {why}");
+    }
+}
+
+fn end_in_words(end: BurstEnd) -> &'static str {
+    match end {
+        BurstEnd::Full => "full",
+        BurstEnd::NoCopy => "at code that is not copied",
+        BurstEnd::NoTarget => "at a return or indirect branch to such code",
+        BurstEnd::Signal => "at a signal",
+        BurstEnd::Gone => "with the process",
+    }
+}
+
+fn refusal_in_words(why: Refusal) -> &'static str {
+    match why {
+        Refusal::Busy => "during another burst",
+        Refusal::NoCopy => "in code that is not copied",
+        Refusal::NotAtRest => "in a system call or restartable sequence",
+    }
+}
+
 fn tell(traced: &Traced) {
     let r = &traced.report;
     let records: u64 = r.records.values().sum();
     eprintln!(
-        "restitch: {} branches in {records} records ({} full) of {} threads, {} modules; overhead {:.2} %",
+        "restitch: {} branches in {records} records ({} full) of {} processes with {} threads, {} modules; overhead {:.2} %",
         r.branches,
         r.full(),
+        r.processes,
         r.threads,
         traced.modules,
         100.0 * r.overhead()

@@ -210,6 +210,53 @@ fn a_busy_server_survives_every_kill() {
     assert!(server.process().is_running());
 }
 
+/// Programs come and go under a `record` that is killed at any moment; all of them do their work, also those that were on their way
+/// to their entry points.
+#[test]
+fn commands_that_record_follows_survive_every_kill() {
+    const ROUNDS: u32 = 40;
+    let script = format!(
+        "echo begin; i=0; while [ $i -lt {ROUNDS} ]; do /bin/echo $i; /usr/bin/env true || echo \"bad: $?\"; i=$((i+1)); done; echo end"
+    );
+    let numbers: String = (0..ROUNDS).map(|i| format!("{i}\n")).collect();
+    let expected = format!("begin\n{numbers}end\n");
+    let restitch = Restitch::new();
+    let mut random = Random::new(number("RESTITCH_SEED", 3));
+    let folder = restitch_testkit::scratch();
+    let mut killed_midway = 0;
+    for round in 0..number("RESTITCH_KILLS", 60) / 2 {
+        let output = folder.path().join(round.to_string());
+        let said = || std::fs::read_to_string(&output).unwrap_or_default();
+        let mut command = restitch.command(&["record", "-o"]);
+        command
+            .arg(folder.path().join("profile"))
+            .args(["--", "/bin/sh", "-c", &script])
+            .stdin(Stdio::null());
+        command.stdout(std::fs::File::create(&output).unwrap()).stderr(Stdio::null());
+        let mut run = Guarded::spawn(&mut command).unwrap();
+        // Mostly while the programs run, however long it takes until they do.
+        if random.below(4) != 0 {
+            let _ = wait_until(common::PATIENCE, || {
+                (said().starts_with("begin\n") || !run.is_running()).then_some(())
+            });
+        }
+        std::thread::sleep(Duration::from_micros(random.below(1_500_000)));
+        let _ = run.kill();
+        if said().is_empty() {
+            // Killed before the command was started: then it never is, or begins just now.
+            common::target::linger(1000);
+        }
+        killed_midway += u32::from(!said().is_empty() && !said().contains("end\n"));
+        let whole =
+            wait_until(common::PATIENCE, || (said().is_empty() || said().contains("end\n")).then_some(()));
+        assert!(whole.is_some(), "kill {round}: the command does not end: {}", said());
+        let said = said();
+        // The command's output; restitch's own, if it came to its end, is behind it.
+        assert!(said.is_empty() || said.starts_with(&expected), "kill {round}: {said}");
+    }
+    assert!(killed_midway > 0, "no kill came while programs ran");
+}
+
 /// Ends the clients, also when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 

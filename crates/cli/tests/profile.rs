@@ -211,6 +211,77 @@ fn bolt_optimizes_with_what_is_written() {
     }
 }
 
+/// Branch records of a run, traced, as `perf.data`, `fdata` and pre-aggregated text: `perf` and BOLT take all of them for
+/// what a processor has recorded.
+#[test]
+fn perf_and_bolt_read_traced_records() {
+    let recorded = require!(Recorded::new("virt.cc", &["-O2", "-Wl,-q"]), "g++");
+    let told = recorded.restitch.run(&["doctor"]).stdout;
+    if !told.lines().any(|line| line.starts_with("yes hardware breakpoints")) {
+        skip_unsupported!("no hardware breakpoints");
+    }
+    let trace = |name: &str, more: &[&str]| {
+        let mut command = recorded.restitch.command(&["record", "--source", "trace", "--overhead", "30%"]);
+        command.args(more).arg("-o").arg(recorded.at(name)).arg("--").arg(&recorded.program);
+        finish(command.args(["--seconds", "2"])).expect(SUCCESS);
+    };
+    trace("traced.perf.data", &["--depth", "32"]);
+    trace("deep", &["--depth", "1024", "--format", "perf.data"]);
+    trace("traced.fdata", &[]);
+    trace("traced.pa", &[]);
+    for name in ["traced.perf.data", "deep", "traced.fdata", "traced.pa"] {
+        let overlap = recorded.compare(&["profile", name]).edge_overlap[0][1];
+        assert!(overlap > 0.3, "{name}: {overlap}");
+    }
+    if let Some(perf) = restitch_testkit::find_program("perf") {
+        let tool = |arguments: &[&str]| {
+            let done = run(Command::new(&perf).args(arguments).current_dir(recorded.folder.path()), PATIENCE);
+            done.expect(0);
+            done.stdout
+        };
+        for (name, depth) in [("traced.perf.data", 32), ("deep", 1024)] {
+            let stacks = tool(&["script", "-i", name, "-F", "comm,ip,brstack"]);
+            let depths: Vec<usize> = stacks.lines().map(|l| l.matches("0x").count() / 2).collect();
+            assert_eq!(depths.iter().max(), Some(&depth), "{name}");
+        }
+        let named = tool(&["script", "-i", "traced.perf.data", "-F", "comm,brstacksym"]);
+        assert!(named.contains("main+"), "{}", named.lines().next().unwrap_or_default());
+        let report = tool(&[
+            "report",
+            "-i",
+            "traced.perf.data",
+            "--stdio",
+            "--branch-history",
+            "--percent-limit",
+            "5",
+        ]);
+        assert!(report.contains("cycles:u"), "{report}");
+        let list = tool(&["buildid-list", "-i", "traced.perf.data"]);
+        assert!(list.contains(recorded.program.to_str().expect("a UTF-8 path")), "{list}");
+    }
+    let (Some(llvm_bolt), Some(perf2bolt)) = (bolt("llvm-bolt"), bolt("perf2bolt")) else {
+        skip_unsupported!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
+    };
+    let tool = |tool: &Path, arguments: &[&str]| {
+        let mut command = Command::new(tool);
+        let done =
+            run(command.arg(&recorded.program).args(arguments).current_dir(recorded.folder.path()), PATIENCE);
+        done.expect(0);
+        format!("{}{}", done.stdout, done.stderr)
+    };
+    tool(&perf2bolt, &["-p", "traced.perf.data", "-o", "perf.fdata"]);
+    tool(&perf2bolt, &["-p", "deep", "-o", "deep.fdata"]);
+    tool(&perf2bolt, &["--pa", "-p", "traced.pa", "-o", "pa.fdata"]);
+    // The upper bound: exact counts.
+    recorded.convert("profile", "exact.fdata");
+    for data in ["exact.fdata", "traced.fdata", "perf.fdata", "deep.fdata", "pa.fdata"] {
+        let said = tool(&llvm_bolt, &["-data", data, "-o", "bolted", "--reorder-blocks=ext-tsp"]);
+        assert!(said.contains("have non-empty execution profile"), "{data}: {said}");
+        assert!(!said.contains("invalid (possibly stale) profile"), "{data}: {said}");
+        run(&mut Command::new(recorded.at("bolted")), PATIENCE).expect(SUCCESS);
+    }
+}
+
 /// Functions without symbols have the names that BOLT gives them.
 #[test]
 fn bolt_knows_the_functions_of_a_stripped_program() {

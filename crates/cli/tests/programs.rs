@@ -11,6 +11,7 @@ use std::sync::Mutex;
 const PROGRAMS: &[&str] = &[
     "backtrace.c",
     "cancel.cc",
+    "coroutine.c",
     "fork.c",
     "goto.c",
     "loops.c",
@@ -130,6 +131,7 @@ fn reverted(restitch: &Restitch, target: &mut Target, round: usize) {
 fn may_keep(name: &str) -> bool {
     let at_fixed_address = name.ends_with("-static");
     name.starts_with("setjmp.c")
+        || name.starts_with("coroutine.c")
         || at_fixed_address
         || name.starts_with("throw.cc") && name.contains("-static")
 }
@@ -171,7 +173,16 @@ fn static_programs() {
 
 #[test]
 fn static_optimized_programs() {
-    let programs = ["backtrace.c", "server.c", "setjmp.c", "signals.c", "switch.c", "throw.cc", "virt.cc"];
+    let programs = [
+        "backtrace.c",
+        "coroutine.c",
+        "server.c",
+        "setjmp.c",
+        "signals.c",
+        "switch.c",
+        "throw.cc",
+        "virt.cc",
+    ];
     cycles(&programs, &["-O2", "-static"]);
 }
 

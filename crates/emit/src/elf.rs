@@ -7,9 +7,10 @@ use crate::frames::UnwindAreas;
 use crate::tables::Areas;
 use restitch_address::{Svma, SvmaRange};
 
-/// Room for the ELF header and three program headers, in bytes.
-pub(crate) const HEADERS: u32 = 0x100;
-const PAGE: usize = 4096;
+/// Room for the ELF header and three program headers, in bytes: a page of their own. Pages of code hold nothing but code, so that
+/// whether one was touched tells whether it was executed (unwinders read headers and tables at any time).
+pub(crate) const HEADERS: u32 = PAGE as u32;
+pub(crate) const PAGE: usize = 4096;
 
 const EHDR_LEN: u16 = 64;
 const PHDR_LEN: u16 = 56;

@@ -70,6 +70,16 @@ pub enum EmitError {
         /// Where the version should be.
         code: Svma,
     },
+    /// Something that a tracing version has to reach is too far away.
+    #[error(
+        "emitting a tracing version: {to} is out of 32-bit reach of {from}; place version and window within 2 GiB of the module"
+    )]
+    BurstOutOfReach {
+        /// Behind the instruction.
+        from: Svma,
+        /// What it has to reach.
+        to: Svma,
+    },
     /// The unwind tables could not be written.
     #[error("emitting a version: {0}")]
     Unwind(#[from] CfiError),

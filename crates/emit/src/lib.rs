@@ -2,8 +2,8 @@
 //!
 //! Stage five of the pipeline. **You** say what goes where in a [`Request`]; [`emit`] copies the blocks of a
 //! [`Layout`](restitch_layout::Layout) as they are, byte for byte, apart from RIP-relative displacements (which keep
-//! their absolute target), direct calls (which go to the callee's copy, if there is one) and direct branches (which
-//! change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
+//! their absolute target), direct calls (which go to the callee's copy, if there is one), calls and jumps through slots that
+//! are bound for good (which become direct) and direct branches (which change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
 //! original ones, and the patches that lead into it.
 //!
 //! **It does not** do I/O, read processes or decide on an order. What cannot be copied stays where it is and is listed
@@ -13,7 +13,9 @@
 //! Invariants: same request, same bytes. At every instruction boundary but those in [`PieceKind::Opaque`] pieces, the
 //! machine's state equals the one that the original code has at [`AddressMap::to_original`].
 
+mod burst;
 mod counters;
+mod direct;
 mod elf;
 mod error;
 mod frames;
@@ -29,7 +31,9 @@ mod select;
 mod stretch;
 mod tables;
 mod text;
+pub mod window;
 
+pub use burst::{BurstRequest, burst_bound, emit_burst};
 pub use error::EmitError;
 pub use model::*;
 pub use request::{CounterRequest, Request};
@@ -51,6 +55,8 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
     let stretches = stretch::stretches(&plan);
     let unwind = frames::write(request, &selection, &plan, &stretches, &mut bytes)?;
     let symbols = stretch::symbols(request, &plan, &stretches);
+    let large = if request.large_pages { u64::from(areas.hot_end).next_multiple_of(LARGE_PAGE) } else { 0 };
+    bytes.resize(bytes.len().max(large as usize), 0);
     let loaded_len = elf::finish(&mut bytes, plan.start, &areas, &unwind, &symbols);
     let map = map::build(request, &selection, &plan);
     let redirects = redirects::choose(request, &mut selection, &plan, &map);
@@ -59,6 +65,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
         number: request.number,
         range: SvmaRange::new(request.start, bytes.len() as u64),
         loaded_len,
+        large,
         text: range(elf::HEADERS, areas.text_end),
         hot_text: range(elf::HEADERS, areas.hot_end),
         tables: range(areas.tables, areas.tables_end),
@@ -69,10 +76,20 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
         map,
         redirects,
         symbols,
+        assumes: assumptions(&selection, &plan),
         counters: counters.table(request),
+        burst: None,
         skipped: selection.skipped,
         bytes,
     })
+}
+
+/// The slots that direct calls and jumps rely on.
+fn assumptions(selection: &select::Selection<'_>, plan: &plan::Plan) -> Vec<BoundSlot> {
+    let mut used: Vec<BoundSlot> = selection.used.iter().chain(&plan.used).copied().collect();
+    used.sort_unstable();
+    used.dedup();
+    used
 }
 
 fn placed_blocks(plan: &plan::Plan) -> Vec<PlacedBlock> {

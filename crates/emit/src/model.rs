@@ -1,8 +1,12 @@
 //! What a version is.
 
+pub use crate::window::BurstTable;
 use restitch_address::{Svma, SvmaRange};
 pub use restitch_profile::Counted;
 use restitch_program::{BlockId, FuncId};
+
+/// Bytes of a large page (a page of the second level of x86-64).
+pub const LARGE_PAGE: u64 = 2 << 20;
 
 /// A code version of one module, ready to be checked and applied.
 ///
@@ -19,6 +23,9 @@ pub struct Version {
     pub bytes: Vec<u8>,
     /// How many bytes of `bytes` are mapped (a multiple of the page size); symbols and section headers follow.
     pub loaded_len: u64,
+    /// How many bytes from the start are to be mapped by large pages: a multiple of [`LARGE_PAGE`], 0 for none, not more than
+    /// `loaded_len`.
+    pub large: u64,
     /// The instructions, hot and cold (stubs included).
     pub text: SvmaRange,
     /// The hot part of `text`.
@@ -39,8 +46,13 @@ pub struct Version {
     pub redirects: Vec<Redirect>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
     pub symbols: Vec<VersionSymbol>,
+    /// What the version takes for granted of the process, sorted by slot: it is equal to the module only where these slots hold these
+    /// addresses, for good.
+    pub assumes: Vec<BoundSlot>,
     /// What the counters count, if this is a counting version.
     pub counters: Option<CounterTable>,
+    /// What a tracing version records, if it is one ([`emit_burst`](crate::emit_burst)). Its map has no places.
+    pub burst: Option<BurstTable>,
     /// What was asked for and left in the original code, with the reason.
     pub skipped: Vec<Skipped>,
 }
@@ -56,6 +68,16 @@ impl Version {
     pub fn to_version(&self, original: Svma) -> Option<Svma> {
         self.map.to_version(original)
     }
+}
+
+/// A slot of the module's global offset table, and the address that it holds in the process for as long as the module is loaded:
+/// the loader has filled it and made its page read-only. Both in the module's coordinates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BoundSlot {
+    /// The slot's address, a multiple of 8.
+    pub slot: Svma,
+    /// What it holds, minus the module's load bias; mostly an address in another module.
+    pub target: Svma,
 }
 
 /// One block's copy.

@@ -1,13 +1,13 @@
 //! The version as a list of small operations: what is copied, which branches are written, where counters stand.
 //!
 //! A *slot* is one block's copy, or a stub: a counter on a taken branch, out of line. Slots are numbered in layout order,
-//! stubs last; they are emitted hot ones first, then stubs, then cold ones.
+//! stubs last; they are emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
 //!
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
 
 use crate::counters::{Counter, Counters};
 use crate::select::{NONE, Selection, copied_len};
-use crate::{Request, tables};
+use crate::{BoundSlot, Request, tables};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, EdgeKind, FuncId, Program, TableId, Terminator};
 use restitch_x86::encode;
@@ -117,14 +117,32 @@ pub(crate) struct Plan {
     pub hot: usize,
     /// Slots from here on are stubs.
     pub placed: usize,
+    /// Slot numbers in order of address: hot code, then cold code.
+    order: Vec<u32>,
+    /// How many of them are hot code.
+    hot_len: usize,
     /// Tables to copy.
     pub copies: Vec<TableId>,
+    /// Slots that direct jumps in place of jumps to stubs rely on; some more than once.
+    pub used: Vec<BoundSlot>,
 }
 
 impl Plan {
+    /// The slot that is number `i` in order of address.
+    pub fn nth(&self, i: usize) -> usize {
+        self.order[i] as usize
+    }
+    /// How many slots the hot code has in order of address, stubs among them.
+    pub fn hot_len(&self) -> usize {
+        self.hot_len
+    }
+    /// The first slot behind the hot code.
+    pub fn first_cold(&self) -> Option<usize> {
+        self.order.get(self.hot_len).map(|&slot| slot as usize)
+    }
     /// Slot numbers in order of address.
-    pub fn order(&self) -> impl Iterator<Item = usize> + use<> {
-        (0..self.hot).chain(self.placed..self.slots.len()).chain(self.hot..self.placed)
+    pub fn order(&self) -> impl Iterator<Item = usize> + '_ {
+        self.order.iter().map(|&slot| slot as usize)
     }
     /// Where a slot starts.
     pub fn address(&self, slot: u32) -> Svma {
@@ -175,7 +193,10 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
         ops: Vec::with_capacity(placed * 5 / 2),
         hot: selection.hot,
         placed,
+        order: Vec::new(),
+        hot_len: 0,
         copies: Vec::new(),
+        used: Vec::new(),
     };
     let mut builder = Builder { request, selection, counters, plan, stubs: Vec::new() };
     for slot in 0..placed {
@@ -184,7 +205,34 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
     for (block, arm) in std::mem::take(&mut builder.stubs) {
         builder.stub(block, arm);
     }
-    builder.plan
+    let mut plan = builder.plan;
+    set_order(&mut plan, &selection.slot_of);
+    plan
+}
+
+/// Puts the slots in order of address: the stubs of hot code that lead to hot code behind the fragment of their branch, so that
+/// they share its lines and pages; all others in front of the cold code.
+fn set_order(plan: &mut Plan, slot_of: &[u32]) {
+    let source = |stub: usize| slot_of[plan.slots[stub].block.index()] as usize;
+    let is_hot = |op: &Op| matches!(op, Op::Branch { dest: Dest::Slot(to), .. } if (*to as usize) < plan.hot);
+    let stays = |stub: usize| source(stub) < plan.hot && plan.ops[plan.ops_of(stub)].iter().any(is_hot);
+    let (near, far): (Vec<usize>, Vec<usize>) =
+        (plan.placed..plan.slots.len()).partition(|&stub| stays(stub));
+    let mut near = near.into_iter().peekable();
+    let mut order = Vec::with_capacity(plan.slots.len());
+    for slot in 0..plan.hot {
+        // Nothing falls into a slot that is aligned (`Builder::next`).
+        if plan.slots[slot].align > 1 {
+            order.extend(std::iter::from_fn(|| near.next_if(|&stub| source(stub) < slot)));
+        }
+        order.push(slot);
+    }
+    order.extend(near);
+    let hot_len = order.len();
+    order.extend(far);
+    order.extend(plan.hot..plan.placed);
+    plan.order = order.into_iter().map(|slot| slot as u32).collect();
+    plan.hot_len = hot_len;
 }
 
 /// One way out of a block.
@@ -285,6 +333,19 @@ impl Builder<'_, '_> {
         arm
     }
 
+    /// The way out of a branch to `target`. A tail call of a stub goes to what its slot is bound to.
+    fn taken(&mut self, id: BlockId, target: Svma) -> Arm {
+        let mut arm = self.arm(id, EdgeKind::Taken, target);
+        if arm.dest == Dest::Outside(target)
+            && arm.counter.is_none()
+            && let Some(bound) = self.selection.direct.stub(target)
+        {
+            arm.dest = self.selection.slot_at(bound.target).map_or(Dest::Outside(bound.target), Dest::Slot);
+            self.plan.used.push(bound);
+        }
+        arm
+    }
+
     /// The transfers at the end of a block.
     fn tail(&mut self, id: BlockId, block: &Block, next: Option<Dest>) {
         let fall = |builder: &Self| builder.arm(id, EdgeKind::FallThrough, block.end());
@@ -294,7 +355,7 @@ impl Builder<'_, '_> {
                 self.straight(arm, next);
             }
             Terminator::Jump(to) => {
-                let arm = self.arm(id, EdgeKind::Taken, to);
+                let arm = self.taken(id, to);
                 if arm.counter.is_some() {
                     self.straight(arm, next);
                 } else if next != Some(arm.dest) {
@@ -302,7 +363,7 @@ impl Builder<'_, '_> {
                 }
             }
             Terminator::Conditional(condition, to) => {
-                let (fall, taken) = (fall(self), self.arm(id, EdgeKind::Taken, to));
+                let (fall, taken) = (fall(self), self.taken(id, to));
                 if next == Some(taken.dest) && next != Some(fall.dest) {
                     self.fork(id, encode::invert(condition), fall, taken, next);
                 } else {

@@ -12,8 +12,7 @@ const COLD_ALIGN: u32 = 64;
 
 /// Gives every slot its place and every branch its length.
 pub(crate) fn relax(plan: &mut Plan) {
-    let first_cold = plan.order().nth(plan.hot);
-    if let Some(slot) = first_cold {
+    if let Some(slot) = plan.first_cold() {
         plan.slots[slot].align = plan.slots[slot].align.max(COLD_ALIGN);
     }
     loop {
@@ -26,7 +25,8 @@ pub(crate) fn relax(plan: &mut Plan) {
 
 fn place(plan: &mut Plan) {
     let mut at = elf::HEADERS;
-    for slot in plan.order() {
+    for i in 0..plan.slots.len() {
+        let slot = plan.nth(i);
         let len: u32 = plan.ops[plan.ops_of(slot)].iter().map(Op::len).sum();
         let slot = &mut plan.slots[slot];
         slot.start = at.next_multiple_of(slot.align);

@@ -1,6 +1,6 @@
 //! What a version is made from.
 
-use crate::Counted;
+use crate::{BoundSlot, Counted};
 use restitch_address::{LoadBias, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -25,6 +25,12 @@ pub struct Request<'a> {
     pub bias: Option<LoadBias>,
     /// Number of the version, from 1.
     pub number: u32,
+    /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot. Calls and jumps
+    /// through them become direct ones. Empty for an ELF file.
+    pub bound: &'a [BoundSlot],
+    /// The hot code is to be mapped by large pages: what is mapped covers the last one that holds hot code. `start` has to be a
+    /// multiple of [`LARGE_PAGE`](crate::LARGE_PAGE) then, or it is in vain.
+    pub large_pages: bool,
     /// Asks for a counting version.
     pub counters: Option<CounterRequest<'a>>,
 }

@@ -1,8 +1,9 @@
 //! Which blocks are placed: decided before anything else, because whether a branch goes to a copy or to the original
 //! code depends on it.
 
+use crate::direct::{Direct, Form, Transfer};
 use crate::lookup::Lookup;
-use crate::{EmitError, Request, SkipReason, Skipped, tables};
+use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped, tables};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
 use restitch_layout::Fragment;
@@ -26,8 +27,8 @@ pub(crate) struct Fix {
     pub end: u32,
     /// The original target.
     pub target: Svma,
-    /// A direct call: goes to the target's copy, if there is one.
-    pub call: bool,
+    /// What it belongs to.
+    pub form: Form,
 }
 
 /// A block that is placed.
@@ -87,6 +88,9 @@ pub(crate) struct Selection<'a> {
     pub lookup: Lookup<'a>,
     pub reach: Reach,
     pub skipped: Vec<Skipped>,
+    pub direct: Direct<'a>,
+    /// Slots that direct calls and jumps in copied code rely on; some more than once.
+    pub used: Vec<BoundSlot>,
 }
 
 impl<'a> Selection<'a> {
@@ -123,6 +127,7 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
         return Err(EmitError::Unaligned(request.start));
     }
     let program = request.program;
+    let reach = Reach { range: SvmaRange::new(request.start, upper_bound(request)?) };
     let mut state = Select {
         request,
         functions: vec![Status::Unknown; program.functions.len()],
@@ -133,8 +138,10 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
             slot_of: vec![NONE; program.blocks.len()],
             frames: program.functions.iter().map(|_| None).collect(),
             lookup: Lookup::new(program),
-            reach: Reach { range: SvmaRange::new(request.start, upper_bound(request)?) },
+            reach,
             skipped: Vec::new(),
+            direct: Direct::new(request, reach),
+            used: Vec::new(),
         },
     };
     state.fragments(&request.layout.hot)?;
@@ -207,27 +214,25 @@ impl Select<'_, '_> {
         if self.functions[block.function.index()] == Status::Bad {
             return Ok(false);
         }
-        let mut skip =
-            |why| self.out.skipped.push(Skipped { function: block.function, block: Some(id), why });
+        let skipped = |why| Skipped { function: block.function, block: Some(id), why };
         if block.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING) {
-            skip(SkipReason::NotMovable);
+            self.out.skipped.push(skipped(SkipReason::NotMovable));
             return Ok(false);
         }
         let bytes = self.request.image.read(block.start, block.len as usize);
         let bytes = bytes.ok_or(EmitError::Unreadable(block.start))?;
-        let fixes_before = self.out.fixes.len();
-        if !targets_in_reach(block, self.out.reach)
-            || !scan(bytes, block, self.out.reach, &mut self.out.fixes)
-        {
-            self.out.fixes.truncate(fixes_before);
-            skip(SkipReason::OutOfReach);
+        let before = (self.out.fixes.len(), self.out.used.len());
+        if !targets_in_reach(block, self.out.reach) || !scan(bytes, block, &mut self.out) {
+            self.out.fixes.truncate(before.0);
+            self.out.used.truncate(before.1);
+            self.out.skipped.push(skipped(SkipReason::OutOfReach));
             return Ok(false);
         }
         let copies_table = match block.terminator {
             Terminator::Table(table) => {
                 let copies = tables::may_copy(self.request, block, program.table(table), self.out.reach);
                 if !copies {
-                    skip(SkipReason::TableNotCopied);
+                    self.out.skipped.push(skipped(SkipReason::TableNotCopied));
                 }
                 copies
             }
@@ -300,7 +305,7 @@ fn targets_in_reach(block: &Block, reach: Reach) -> bool {
 }
 
 /// Decodes the part of the block that is copied and notes what has to be fixed. `false` if something cannot be copied.
-fn scan(bytes: &[u8], block: &Block, reach: Reach, fixes: &mut Vec<Fix>) -> bool {
+fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
     let len = copied_len(block);
     let mut offset = 0u32;
     while offset < len {
@@ -308,17 +313,21 @@ fn scan(bytes: &[u8], block: &Block, reach: Reach, fixes: &mut Vec<Fix>) -> bool
         let Some((insn, rip)) = relocate_field(rest, block.start + u64::from(offset)) else { return false };
         let end = offset + u32::from(insn.len);
         if let Some(rip) = rip {
-            if !reach.covers(rip.target) {
-                return false;
+            let fix =
+                Fix { field: offset + u32::from(rip.offset), end, target: rip.target, form: Form::Operand };
+            let transfer = Transfer::of(&rest[..usize::from(insn.len)]);
+            match transfer.and_then(|t| Some((t, out.direct.slot(rip.target)?))) {
+                Some((transfer, bound)) => {
+                    out.used.push(bound);
+                    out.fixes.push(Fix { target: bound.target, form: Form::Direct(transfer), ..fix });
+                }
+                None if out.reach.covers(rip.target) => out.fixes.push(fix),
+                None => return false,
             }
-            fixes.push(Fix { field: offset + u32::from(rip.offset), end, target: rip.target, call: false });
         }
         let possible = match insn.flow {
             Flow::Next | Flow::IndirectCall | Flow::Stop => true,
-            Flow::Call(target) => {
-                fixes.push(Fix { field: end - 4, end, target, call: true });
-                reach.covers(target)
-            }
+            Flow::Call(target) => call(out, end, target),
             Flow::IndirectJump | Flow::Return => end == len,
             Flow::Jump(_) | Flow::Conditional(..) | Flow::ShortConditional(_) | Flow::Unsupported => false,
         };
@@ -328,4 +337,13 @@ fn scan(bytes: &[u8], block: &Block, reach: Reach, fixes: &mut Vec<Fix>) -> bool
         offset = end;
     }
     true
+}
+
+/// Notes a direct call that ends at `end`. `false`: its target is out of reach.
+fn call(out: &mut Selection<'_>, end: u32, target: Svma) -> bool {
+    let bound = out.direct.stub(target);
+    out.used.extend(bound);
+    let target = bound.map_or(target, |b| b.target);
+    out.fixes.push(Fix { field: end - 4, end, target, form: Form::Call });
+    out.reach.covers(target)
 }

@@ -33,7 +33,7 @@ pub(crate) fn stretches(plan: &Plan) -> Stretches {
     let mut all: Vec<Stretch> = Vec::new();
     for (i, &number) in order.iter().enumerate() {
         let slot = &plan.slots[number as usize];
-        let hot = (number as usize) < plan.hot;
+        let hot = i < plan.hot_len();
         match all.last_mut() {
             Some(last) if last.function == slot.function && last.hot == hot => {
                 last.slots.end = i + 1;

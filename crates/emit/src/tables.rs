@@ -47,7 +47,7 @@ pub(crate) fn areas(request: &Request<'_>, plan: &Plan) -> Areas {
     let end_of = |slot: Option<usize>| slot.map(|slot| plan.slots[slot].end);
     let hot_end = end_of(plan.hot.checked_sub(1)).unwrap_or(elf::HEADERS);
     let text_end = end_of(plan.order().last()).unwrap_or(elf::HEADERS);
-    let tables = text_end.next_multiple_of(8);
+    let tables = text_end.next_multiple_of(elf::PAGE as u32);
     // An interpreter has hundreds of jumps through one table: it is one table in the version, too.
     let mut longest: BTreeMap<(Svma, Svma), TableId> = BTreeMap::new();
     for &copy in &plan.copies {

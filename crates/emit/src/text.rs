@@ -1,6 +1,7 @@
 //! The bytes of the code.
 
 use crate::counters::Counters;
+use crate::direct::Form;
 use crate::plan::{Op, Plan};
 use crate::select::Selection;
 use crate::tables::Areas;
@@ -85,11 +86,14 @@ impl Writer<'_, '_> {
         let offset = self.out.len();
         self.out.extend_from_slice(&bytes[from as usize..(from + len) as usize]);
         for fix in self.selection.fixes_of(slot).iter().filter(|f| f.field >= from && f.field < from + len) {
-            let copied = if fix.call { self.selection.slot_at(fix.target) } else { None };
+            let copied = if fix.form == Form::Operand { None } else { self.selection.slot_at(fix.target) };
             let to = copied.map_or(fix.target, |slot| self.plan.address(slot));
             let displacement = Self::near(to, origin + u64::from(fix.end));
             let field = offset + (fix.field - from) as usize;
             self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
+            if let Form::Direct(transfer) = fix.form {
+                self.out[field - 2..field].copy_from_slice(&transfer.opcode());
+            }
         }
     }
 

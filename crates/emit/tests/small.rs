@@ -4,7 +4,8 @@ mod support;
 
 use restitch_address::{LoadBias, Svma};
 use restitch_emit::{
-    Counted, CounterRequest, EmitError, PieceKind, RedirectKind, Request, SkipReason, Version, emit,
+    Counted, CounterRequest, EmitError, LARGE_PAGE, PieceKind, RedirectKind, Request, SkipReason, Version,
+    emit,
 };
 use restitch_layout::{Fragment, Layout};
 use restitch_program::{BlockId, EdgeId, EdgeKind};
@@ -12,7 +13,7 @@ use support::small::{BASE, START, Small, order};
 use support::{Comparison, Seen};
 
 /// Code behind the headers of a version.
-const TEXT: u64 = START + 0x100;
+const TEXT: u64 = START + 0x1000;
 
 fn hot(version: &Version) -> &[u8] {
     let offset = |at: Svma| at.offset_from(version.range.start) as usize;
@@ -50,6 +51,18 @@ fn the_original_order_needs_no_jumps() {
     assert_eq!(version.map.to_original(Svma::new(TEXT + 2)), Some(Svma::new(BASE + 2)));
     assert_eq!(version.map.to_original(Svma::new(TEXT + 3)), None, "inside a branch");
     assert!(version.redirects.is_empty(), "a block starts in the first five bytes");
+}
+
+#[test]
+fn what_is_mapped_covers_the_large_pages_of_hot_code() {
+    let small = diamond();
+    let layout = order(&[0, 1, 2]);
+    let plain = checked(&small.request(&layout));
+    let large = checked(&Request { large_pages: true, ..small.request(&layout) });
+    assert_eq!((plain.large, large.large, large.loaded_len), (0, LARGE_PAGE, LARGE_PAGE));
+    assert!(plain.loaded_len < LARGE_PAGE);
+    assert_eq!(plain.bytes[0x100..plain.loaded_len as usize], large.bytes[0x100..plain.loaded_len as usize]);
+    assert_eq!((&plain.map, &plain.symbols), (&large.map, &large.symbols));
 }
 
 #[test]

@@ -54,6 +54,8 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         start,
         bias: Some(LoadBias::default()),
         number: 1,
+        bound: &[],
+        large_pages: false,
         counters: None,
     }
 }

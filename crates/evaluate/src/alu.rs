@@ -4,7 +4,7 @@
 
 use crate::Flags;
 use crate::value::mask;
-use restitch_x86::{Binary, Flag, Scan, Shift, Unary};
+use restitch_x86::{Binary, Flag, LowBit, Scan, Shift, Unary};
 
 fn bits_of(size: u8) -> u32 {
     8 * u32::from(size)
@@ -122,10 +122,10 @@ fn straight_shift(op: Shift, a: u64, count: u32, size: u8, flags: &mut Flags) ->
     let (result, carry) = match op {
         Shift::Shl => {
             let wide = u128::from(a) << count;
-            (wide as u64 & mask(size), (count <= bits).then(|| wide >> bits & 1 != 0))
+            (wide as u64 & mask(size), (count < bits).then(|| wide >> bits & 1 != 0))
         }
-        Shift::Shr => ((u128::from(a) >> count) as u64, (count <= bits).then(|| a >> (count - 1) & 1 != 0)),
-        _ => ((wide >> count) as u64 & mask(size), Some(wide >> (count - 1) & 1 != 0)),
+        Shift::Shr => ((u128::from(a) >> count) as u64, (count < bits).then(|| a >> (count - 1) & 1 != 0)),
+        _ => ((wide >> count) as u64 & mask(size), (count < bits).then(|| wide >> (count - 1) & 1 != 0)),
     };
     let overflow = match (op, count) {
         (Shift::Shl, 1) => carry.map(|carry| sign(result, size) != carry),
@@ -177,6 +177,42 @@ pub(crate) fn multiply(a: u64, b: u64, size: u8, is_signed: bool, flags: &mut Fl
     let expected = if is_signed && sign(low, size) { mask(size) } else { 0 };
     multiply_flags(flags, high != expected);
     (low, high)
+}
+
+/// SF and ZF of a BMI result; OF is cleared, AF and PF are undefined.
+fn bmi_flags(flags: &mut Flags, result: u64, carry: bool, size: u8) {
+    set_all(flags, carry, None, false);
+    result_flags(flags, result, size);
+    flags.set(Flag::Parity, None);
+}
+
+/// `andn`.
+pub(crate) fn and_not(a: u64, b: u64, size: u8, flags: &mut Flags) -> u64 {
+    let result = !a & b & mask(size);
+    bmi_flags(flags, result, false, size);
+    result
+}
+
+/// `blsr`, `blsmsk`, `blsi`.
+pub(crate) fn low_bit(op: LowBit, a: u64, size: u8, flags: &mut Flags) -> u64 {
+    let below = a.wrapping_sub(1);
+    let (result, carry) = match op {
+        LowBit::Reset => (a & below, a == 0),
+        LowBit::Mask => (a ^ below, a == 0),
+        LowBit::Isolate => (a & a.wrapping_neg(), a != 0),
+    };
+    let result = result & mask(size);
+    bmi_flags(flags, result, carry, size);
+    result
+}
+
+/// `bzhi`: the bits of `a` below bit `from` (its low byte counts).
+pub(crate) fn zero_high(a: u64, from: u64, size: u8, flags: &mut Flags) -> u64 {
+    let from = (from & 0xff) as u32;
+    let beyond = from >= bits_of(size);
+    let result = if beyond { a } else { a & ((1 << from) - 1) };
+    bmi_flags(flags, result, beyond, size);
+    result
 }
 
 /// Quotient and remainder of `high:low / by`; `None` where the processor would fault.

@@ -14,16 +14,18 @@
 //! Other threads, signal handlers and the kernel may write to memory between the evaluation and the execution; compare
 //! the thread's real registers with [`State::contradicts`] where it is stopped next.
 //!
-//! **What it will not do**: write to anybody's memory, evaluate floating-point code or vector code beyond copies and byte comparisons (SSE2), follow a thread into the
-//! kernel or into a signal handler.
+//! **What it will not do**: write to anybody's memory, evaluate floating-point code, follow a thread into the kernel or into a signal
+//! handler.
 
 mod alu;
 mod follow;
 mod memory;
 mod state;
 mod step;
+mod strings;
 mod value;
 mod vector;
+mod wide;
 
 pub use follow::{Code, Ended, Run, Taken, Tally, follow};
 pub use memory::Memory;

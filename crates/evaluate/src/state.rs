@@ -2,12 +2,14 @@
 
 use crate::Value;
 use crate::memory::{Memory, Overlay};
-use crate::vector::Wide;
+use crate::vector::Vectors;
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_x86::{Address, Flag, Operand, Part, Reg, Segment};
 
 /// Bit numbers of the status flags in rflags, in the order of [`Flag`].
 const RFLAGS: [u32; 6] = [0, 2, 4, 6, 7, 11];
+/// The direction flag in rflags.
+const DIRECTION: u64 = 1 << 10;
 /// Number of rsp.
 pub(crate) const RSP: usize = 4;
 
@@ -81,7 +83,9 @@ pub struct State {
     /// Where it is.
     pub pc: Avma,
     registers: [Value; 16],
-    pub(crate) vectors: [Wide; 16],
+    pub(crate) vectors: Vectors,
+    /// The direction flag: string instructions go downwards.
+    pub(crate) downwards: Option<bool>,
     /// Status flags.
     pub flags: Flags,
     fs_base: Option<Avma>,
@@ -96,7 +100,8 @@ impl State {
         Self {
             pc,
             registers: registers.map(Value::known),
-            vectors: [[Value::UNKNOWN; 2]; 16],
+            vectors: Vectors::UNKNOWN,
+            downwards: Some(rflags & DIRECTION != 0),
             flags: Flags::from_rflags(rflags),
             fs_base: Some(fs_base),
             gs_base: Some(gs_base),
@@ -109,8 +114,8 @@ impl State {
         let mut overlay = Overlay::default();
         overlay.lose();
         let registers = [Value::UNKNOWN; 16];
-        let vectors = [[Value::UNKNOWN; 2]; 16];
-        Self { pc, registers, vectors, flags: Flags::default(), fs_base: None, gs_base: None, overlay }
+        let (vectors, downwards, flags) = (Vectors::UNKNOWN, None, Flags::default());
+        Self { pc, registers, vectors, downwards, flags, fs_base: None, gs_base: None, overlay }
     }
 
     /// A general register.
@@ -138,7 +143,7 @@ impl State {
             || self.registers.iter().zip(registers).any(|(value, &real)| value.contradicts(real))
     }
 
-    /// The `size` bytes (1 to 8) of memory at `at`, as far as they are known.
+    /// The `size` bytes (1 to 8) of memory at `at`, as far as they are known; those above are not.
     pub fn load(&self, at: Avma, size: u8, memory: &mut impl Memory) -> Value {
         self.overlay.load(at, size, memory)
     }
@@ -191,7 +196,8 @@ impl State {
             Operand::Memory(address, size) => match self.address(address, bias) {
                 Some(at) => self.overlay.load(at, *size, memory),
                 None => Value::UNKNOWN,
-            },
+            }
+            .zero_extended(*size),
         }
     }
 

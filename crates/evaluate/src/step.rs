@@ -1,5 +1,6 @@
 //! One instruction.
 
+use crate::Flags;
 use crate::alu;
 use crate::memory::Memory;
 use crate::state::State;
@@ -15,6 +16,10 @@ const RCX: Reg = Reg(1);
 const RDX: Reg = Reg(2);
 const RSP: Reg = Reg(4);
 const RBP: Reg = Reg(5);
+const RSI: Reg = Reg(6);
+const RDI: Reg = Reg(7);
+/// Rounds of a `rep` instruction that are followed one by one; beyond that memory is forgotten.
+const MOST_REPEATED: u64 = 4096;
 
 /// What an instruction did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +217,26 @@ impl<M: Memory> Context<'_, M> {
                 let old = self.state.flags.get(Flag::Carry);
                 self.state.flags.set(Flag::Carry, value.or_else(|| old.map(|carry| !carry)));
             }
+            Action::ShiftTo(op, dst, src, count) => {
+                let count = self.read(&count).low(1).map(|count| alu::shift_count(count, dst.size));
+                let both = self.read(&src).low(dst.size).zip(count);
+                let result = both.map(|(a, n)| alu::shift(op, a, n, dst.size, &mut Flags::default()));
+                self.state.write_part(dst, Value::maybe(result));
+            }
+            Action::AndNot(dst, a, b) => {
+                let (a, b) = (self.state.read_part(a).low(dst.size), self.read(&b).low(dst.size));
+                self.with_flags(dst, a.zip(b), |(a, b), flags| alu::and_not(a, b, dst.size, flags));
+            }
+            Action::LowBit(op, dst, src) => {
+                let a = self.read(&src).low(dst.size);
+                self.with_flags(dst, a, |a, flags| alu::low_bit(op, a, dst.size, flags));
+            }
+            Action::ZeroHigh(dst, src, from) => {
+                let (a, from) = (self.read(&src).low(dst.size), self.state.read_part(from).low(1));
+                self.with_flags(dst, a.zip(from), |(a, n), flags| alu::zero_high(a, n, dst.size, flags));
+            }
+            Action::RepeatStore(size) => self.repeat(size, false),
+            Action::RepeatMove(size) => self.repeat(size, true),
             Action::Vector(vector) => self.state.vector(&vector, self.bias, self.memory),
             Action::Opaque(effects) => self.opaque(&effects),
             _ => {}
@@ -229,6 +254,8 @@ impl<M: Memory> Context<'_, M> {
         let size = dst.size();
         // A register against itself: the result does not depend on its value.
         let cleared = matches!(op, Binary::Xor | Binary::Sub | Binary::Cmp) && dst == src && is_register(dst);
+        // `sbb` of a register from itself depends on the carry only.
+        let cleared = cleared || op == Binary::Sbb && dst == src && is_register(dst);
         let (a, b) = match cleared {
             true => (Some(0), Some(0)),
             false => (self.read(dst).low(size), self.read(src).low(size)),
@@ -332,6 +359,62 @@ impl<M: Memory> Context<'_, M> {
         self.state.write_part(dst, value);
     }
 
+    /// Writes what `op` makes of operands that are known, with the flags; makes both unknown otherwise.
+    fn with_flags<A>(&mut self, dst: Part, operands: Option<A>, op: impl FnOnce(A, &mut Flags) -> u64) {
+        if operands.is_none() {
+            self.state.flags.forget(ALL_FLAGS);
+        }
+        let result = operands.map(|operands| op(operands, &mut self.state.flags));
+        self.state.write_part(dst, Value::maybe(result));
+    }
+
+    /// `rep stos` and `rep movs` (`moves`).
+    fn repeat(&mut self, size: u8, moves: bool) {
+        let [count, to, from] = [RCX, RDI, RSI].map(|reg| self.state.register(reg).low(8));
+        let step = match self.state.downwards {
+            Some(downwards) => {
+                if downwards {
+                    -i64::from(size)
+                } else {
+                    size.into()
+                }
+            }
+            None => return self.repeat_unknown(moves),
+        };
+        let (Some(count), Some(to)) = (count, to) else { return self.repeat_unknown(moves) };
+        if count > MOST_REPEATED {
+            self.repeat_unknown(moves);
+        } else {
+            let stored = self.state.register(RAX);
+            for i in 0..count {
+                let by = step.wrapping_mul(i as i64) as u64;
+                let value = match (moves, from) {
+                    (false, _) => stored,
+                    (true, Some(from)) => {
+                        self.state.load(Avma::new(from.wrapping_add(by)), size, self.memory)
+                    }
+                    (true, None) => Value::UNKNOWN,
+                };
+                self.state.store(Some(Avma::new(to.wrapping_add(by))), size, value);
+            }
+        }
+        let moved = step.wrapping_mul(count as i64) as u64;
+        self.state.set_register(RDI, Value::known(to.wrapping_add(moved)));
+        if moves {
+            self.state.set_register(RSI, Value::maybe(from.map(|from| from.wrapping_add(moved))));
+        }
+        self.state.set_register(RCX, Value::known(0));
+    }
+
+    fn repeat_unknown(&mut self, moves: bool) {
+        self.state.overlay.lose();
+        self.state.set_register(RDI, Value::UNKNOWN);
+        if moves {
+            self.state.set_register(RSI, Value::UNKNOWN);
+        }
+        self.state.set_register(RCX, Value::known(0));
+    }
+
     fn exchange_add(&mut self, dst: &Operand, part: Part) {
         let old = self.read(dst);
         self.binary(Binary::Add, dst, &Operand::Part(part));
@@ -368,8 +451,8 @@ impl<M: Memory> Context<'_, M> {
         let size = dst.size();
         let (value, bit) = (self.read(dst).low(size), self.read(bit).low(1));
         let place = bit.map(|bit| 1u64 << (bit & (8 * u64::from(size) - 1)));
-        // ZF stays; OF, SF, AF and PF are undefined.
-        self.state.flags.forget(ALL_FLAGS & !Flag::Zero.bit());
+        // Intel keeps ZF and calls OF, SF, AF and PF undefined; AMD calls ZF undefined, too.
+        self.state.flags.forget(ALL_FLAGS);
         let both = value.zip(place);
         self.state.flags.set(Flag::Carry, both.map(|(value, place)| value & place != 0));
         let changed = both.map(|(value, place)| match change {
@@ -408,7 +491,10 @@ impl<M: Memory> Context<'_, M> {
                 None => self.state.overlay.lose(),
             },
         }
-        self.state.forget_vectors(effects.vectors);
+        self.state.vectors.forget(effects.vectors, effects.masks);
+        if effects.direction {
+            self.state.downwards = None;
+        }
         self.state.forget_registers(effects.registers);
         self.state.flags.forget(effects.flags);
     }

@@ -88,9 +88,9 @@ impl Value {
         Self { bits, known: (self.known & !2) | (part.known & 1) << 1 }
     }
 
-    /// The second byte, as the lowest.
+    /// The second byte, as the lowest, zero-extended.
     pub fn second(self) -> Self {
-        Self::partly(self.bits >> 8 & 0xff, self.known >> 1 & 1)
+        Self::partly(self.bits >> 8, self.known >> 1).zero_extended(1)
     }
 
     /// Whether `real` has other bytes where this value knows them.

@@ -40,6 +40,11 @@ pub struct Machine {
     pub l2: Geometry,
     /// The first-level instruction TLB.
     pub itlb: Geometry,
+    /// Entries of a first-level instruction TLB of its own for large pages; 0 where they share `itlb`. (Intel has 8, fully associative, from
+    /// Haswell on: Optimization Reference Manual, "Cache Parameters".)
+    pub large_itlb: usize,
+    /// Whether the hot code of versions lies in large pages of 2 MiB.
+    pub large_pages: bool,
     /// The second-level TLB that serves instructions.
     pub stlb: Geometry,
     /// The branch target buffer.
@@ -74,11 +79,20 @@ impl Machine {
         machine
     }
 
+    /// The same machine, with the hot code of versions in large pages.
+    pub fn with_large_pages(mut self) -> Self {
+        self.large_pages = true;
+        self.name.push_str(", hot code in large pages");
+        self
+    }
+
     fn named(name: &str) -> Self {
         let make = |l1i, l2, itlb, stlb, btb| Self {
             name: name.to_owned(),
             line: 64,
             page: 4096,
+            large_itlb: if matches!(name, "haswell" | "kaby-lake") { 8 } else { 0 },
+            large_pages: false,
             l1i,
             l2,
             itlb,

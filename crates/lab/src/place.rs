@@ -1,5 +1,7 @@
 //! Where the blocks of a layout stand.
 
+use std::ops::Range;
+
 use restitch_layout::Layout;
 use restitch_program::{BlockId, Program, Terminator};
 
@@ -15,6 +17,8 @@ pub struct Placement {
     pub starts: Vec<u64>,
     /// Bytes, by [`BlockId`]: a jump more where the order needs one, and none where it needs none any more.
     pub lengths: Vec<u64>,
+    /// The hot code of the version.
+    pub hot: Range<u64>,
 }
 
 impl Placement {
@@ -23,6 +27,7 @@ impl Placement {
         Self {
             starts: program.blocks.iter().map(|b| b.start.get()).collect(),
             lengths: program.blocks.iter().map(|b| u64::from(b.len)).collect(),
+            hot: 0..0,
         }
     }
 
@@ -31,6 +36,7 @@ impl Placement {
         let mut placement = Self::original(program);
         let end = program.blocks.last().map_or(0, |b| b.end().get());
         let mut at = end.saturating_add(PAGE).next_multiple_of(PAGE);
+        placement.hot = at..at;
         let fragments: Vec<_> = layout.hot.iter().chain(&layout.cold).collect();
         for (i, fragment) in fragments.iter().enumerate() {
             at = at.next_multiple_of(u64::from(fragment.align.max(1)));
@@ -41,6 +47,9 @@ impl Placement {
                 placement.starts[block.index()] = at;
                 placement.lengths[block.index()] = length;
                 at += length;
+            }
+            if i < layout.hot.len() {
+                placement.hot.end = at;
             }
         }
         placement

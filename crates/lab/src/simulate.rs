@@ -39,12 +39,24 @@ impl Counts {
     }
 }
 
+/// The number of the page that holds `at`, and whether it is a large one. (A version begins at a large page's start.)
+fn page_of(at: u64, placement: &Placement, machine: &Machine) -> (u64, bool) {
+    const LARGE: u64 = 2 << 20;
+    if machine.large_pages && placement.hot.contains(&at) {
+        // Above all small pages' numbers.
+        return ((1 << 60) + (at - placement.hot.start) / LARGE, true);
+    }
+    (at / machine.page, false)
+}
+
 /// Runs `trace` over code that stands like this.
 pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine: &Machine) -> Counts {
     let half = Geometry { ways: machine.l2.ways.div_ceil(2), ..machine.l2 };
     let mut l1i = Cache::new(machine.l1i);
     let (mut l2, mut btb) = (Cache::new(half), Cache::new(machine.btb));
     let (mut itlb, mut stlb) = (Cache::new(machine.itlb), Cache::new(machine.stlb));
+    let large_itlb = Geometry { sets: 1, ways: machine.large_itlb.max(1) };
+    let mut large_itlb = Cache::new(large_itlb);
     let mut counts = Counts::default();
     let (mut line_before, mut page_before) = (u64::MAX, u64::MAX);
     for (i, step) in trace.steps.iter().enumerate() {
@@ -62,8 +74,9 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
                 continue;
             }
             line_before = line;
-            let page = line * machine.line / machine.page;
-            if page != page_before && !itlb.touch(page) {
+            let (page, large) = page_of(line * machine.line, placement, machine);
+            let first = if large && machine.large_itlb > 0 { &mut large_itlb } else { &mut itlb };
+            if page != page_before && !first.touch(page) {
                 stlb.touch(page);
             }
             page_before = page;
@@ -77,7 +90,7 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
             btb.touch(to);
         }
     }
-    let misses = [l1i.misses, l2.misses, itlb.misses, stlb.misses, btb.misses];
+    let misses = [l1i.misses, l2.misses, itlb.misses + large_itlb.misses, stlb.misses, btb.misses];
     [counts.l1i, counts.l2, counts.itlb, counts.stlb, counts.btb] = misses;
     counts
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use restitch_lab::{
-    Machine, Occupancy, Placement, Step, Trace, compare, comparison_svg, occupancy_svg, simulate,
+    Counts, Machine, Occupancy, Placement, Step, Trace, compare, comparison_svg, occupancy_svg, simulate,
 };
 use restitch_layout::{HotChains, LayoutAlgorithm, LayoutChoice};
 use restitch_profile::Profile;
@@ -93,6 +93,26 @@ fn a_comparison_can_be_read_drawn_and_repeated() {
     assert_eq!(json["entries"][1]["name"], "c3");
     for svg in [comparison_svg(&comparison).unwrap(), occupancy_svg(&comparison).unwrap()] {
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("ext-tsp"));
+    }
+}
+
+#[test]
+fn hot_code_in_large_pages_misses_the_tlb_once_for_each() {
+    let (program, profile) = looping();
+    let trace = Trace::walk(&program, &profile, 10_000, 1);
+    let layout = HotChains { align: 4096, ..HotChains::default() }.layout(&program, &profile);
+    let placement = Placement::of(&program, &layout);
+    assert!(placement.hot.start < placement.hot.end);
+    for name in ["haswell", "zen4"] {
+        let machine: Machine = name.parse().unwrap();
+        let small = simulate(&program, &trace, &placement, &machine);
+        let large = simulate(&program, &trace, &placement, &machine.clone().with_large_pages());
+        assert!(large.itlb <= small.itlb && large.itlb >= 1, "{small:?} {large:?}");
+        assert_eq!(Counts { itlb: 0, stlb: 0, ..small }, Counts { itlb: 0, stlb: 0, ..large });
+        // What stays in the original code has the pages that it had.
+        let original = Placement::original(&program);
+        let before = simulate(&program, &trace, &original, &machine);
+        assert_eq!(before, simulate(&program, &trace, &original, &machine.with_large_pages()));
     }
 }
 

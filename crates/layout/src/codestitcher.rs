@@ -95,15 +95,20 @@ pub(crate) fn collocate(
     graph: &HotGraph,
     mut sequences: Vec<Vec<u32>>,
     distances: &[u64],
-    mut order: Option<&mut Order>,
+    order: Option<&mut Order>,
 ) -> Vec<Vec<u32>> {
-    for &distance in distances {
-        let reach = i64::try_from(distance).unwrap_or(i64::MAX);
+    let reach = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
+    let Some(order) = order else {
         let mut chains = Chains::new(&graph.sizes, &graph.links, sequences);
-        if let Some(order) = order.as_deref_mut() {
-            order.restart(&chains);
+        for &distance in distances {
+            chains.run(&mut Close { reach: reach(distance), order: None });
         }
-        chains.run(&mut Close { reach, order: order.as_deref_mut() });
+        return chains.into_chains();
+    };
+    for &distance in distances {
+        let mut chains = Chains::new(&graph.sizes, &graph.links, sequences);
+        order.restart(&chains);
+        chains.run(&mut Close { reach: reach(distance), order: Some(&mut *order) });
         sequences = chains.into_chains();
     }
     sequences
@@ -118,18 +123,21 @@ pub(crate) struct Close<'o> {
 impl Objective for Close<'_> {
     fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate> {
         let [a, b] = chains.ends(edge);
-        let mut best: Option<((f64, f64), Join)> = None;
-        for (first, second) in [(a, b), (b, a)] {
-            if self.order.as_deref_mut().is_some_and(|o| !o.allows(first, second)) {
-                continue;
-            }
-            let worth = self.close(chains, edge, first);
-            if worth.0 > 0.0 && best.is_none_or(|(w, _)| worth > w) {
-                best = Some((worth, Join::Concat { first, second }));
-            }
+        let bytes = chains.size(a) + chains.size(b);
+        let (weight, join) = if bytes <= self.reach && self.order.is_none() {
+            // All is close, whichever is first: `settle` looks at the links, if ever.
+            (chains.weight(edge), Join::Concat { first: a, second: b })
+        } else {
+            self.closer(chains, edge)?
+        };
+        (weight > 0.0).then_some(Candidate { gain: weight / bytes as f64, join })
+    }
+
+    fn settle(&mut self, chains: &Chains<'_>, edge: u32, join: Join) -> Join {
+        match self.order {
+            None => self.closer(chains, edge).map_or(join, |(_, join)| join),
+            Some(_) => join,
         }
-        let bytes = (chains.size(a) + chains.size(b)) as f64;
-        best.map(|((weight, _), join)| Candidate { gain: weight / bytes, join })
     }
 
     fn permits(&mut self, _: &Chains<'_>, join: Join) -> bool {
@@ -147,6 +155,22 @@ impl Objective for Close<'_> {
 }
 
 impl Close<'_> {
+    /// The better of the two ways to join the chains of an edge, and the transfers that are close then.
+    fn closer(&mut self, chains: &Chains<'_>, edge: u32) -> Option<(f64, Join)> {
+        let [a, b] = chains.ends(edge);
+        let mut best: Option<((f64, f64), Join)> = None;
+        for (first, second) in [(a, b), (b, a)] {
+            if self.order.as_deref_mut().is_some_and(|o| !o.allows(first, second)) {
+                continue;
+            }
+            let worth = self.close(chains, edge, first);
+            if worth.0 > 0.0 && best.is_none_or(|(w, _)| worth > w) {
+                best = Some((worth, Join::Concat { first, second }));
+            }
+        }
+        best.map(|((weight, _), join)| (weight, join))
+    }
+
     /// Transfers that are close if `first` stands in front, and, for ties, how many of them go forward.
     fn close(&self, chains: &Chains<'_>, edge: u32, first: u32) -> (f64, f64) {
         let size = chains.size(first);

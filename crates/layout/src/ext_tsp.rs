@@ -130,15 +130,35 @@ fn cuts(chains: &Chains<'_>, edge: u32, outer: u32, inner: u32, best: &mut Optio
     places.dedup();
     places.retain(|&at| at > 0 && at < x.len());
     for at in places {
+        let crossing = crossing(chains, outer, at);
         for shape in [Shape::Between, Shape::Behind, Shape::Before] {
-            let gain = cut(chains, edge, outer, inner, at, shape);
+            let gain = cut(chains, edge, (outer, inner), at, &crossing, shape);
             consider(best, gain, Join::Split { outer, inner, at, shape });
         }
     }
 }
 
-/// What it gains to cut `outer` in front of its node number `at` and to put it together with `inner` like this.
-fn cut(chains: &Chains<'_>, edge: u32, outer: u32, inner: u32, at: usize, shape: Shape) -> f64 {
+/// The links within a chain that a cut in front of its node number `at` parts.
+fn crossing<'g>(chains: &Chains<'g>, chain: u32, at: usize) -> Vec<&'g Link> {
+    let nodes = chains.members(chain);
+    let Some(&second) = nodes.get(at) else { return Vec::new() };
+    let border = chains.offset(second);
+    let links = nodes.iter().flat_map(|&node| chains.links_from(node));
+    let parted = |l: &&Link| {
+        chains.chain_of(l.to) == chain && (chains.offset(l.from) < border) != (chains.offset(l.to) < border)
+    };
+    links.filter(parted).collect()
+}
+
+/// What it gains to cut the first of two chains in front of its node number `at` and to put it together with the second like this.
+fn cut(
+    chains: &Chains<'_>,
+    edge: u32,
+    (outer, inner): (u32, u32),
+    at: usize,
+    crossing: &[&Link],
+    shape: Shape,
+) -> f64 {
     let nodes = chains.members(outer);
     let border = nodes.get(at).map_or(0, |&n| chains.offset(n));
     let (head, tail, whole) = (border, chains.size(outer) - border, chains.size(inner));
@@ -154,16 +174,9 @@ fn cut(chains: &Chains<'_>, edge: u32, outer: u32, inner: u32, at: usize, shape:
         () if old(node) < border => x1 + old(node),
         () => x2 + old(node) - border,
     };
-    let mut gain: f64 = chains.links_of(edge).map(|l| value(l, new(l.from), new(l.to))).sum();
-    for &node in nodes {
-        for l in chains.links_from(node) {
-            let crosses = chains.chain_of(l.to) == outer && (old(l.from) < border) != (old(l.to) < border);
-            if crosses {
-                gain += value(l, new(l.from), new(l.to)) - value(l, old(l.from), old(l.to));
-            }
-        }
-    }
-    gain
+    let between: f64 = chains.links_of(edge).map(|l| value(l, new(l.from), new(l.to))).sum();
+    let within = |l: &&Link| value(l, new(l.from), new(l.to)) - value(l, old(l.from), old(l.to));
+    between + crossing.iter().map(within).sum::<f64>()
 }
 
 /// The value of a link between nodes that begin at these places.

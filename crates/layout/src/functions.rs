@@ -71,7 +71,8 @@ pub(crate) fn arcs(program: &Program, profile: &Profile, group: impl Fn(BlockId)
         arc(edge.from, edge.to, count, u64::from(program.block(edge.from).len));
     }
     for (call, &count) in program.calls.iter().zip(&profile.calls) {
-        if let CallTarget::Direct(target) = call.target
+        if count > 0
+            && let CallTarget::Direct(target) = call.target
             && let Some(callee) = program.block_starting_at(target)
         {
             arc(call.block, callee, count, call.at.get() - program.block(call.block).start.get());

@@ -117,9 +117,12 @@ impl HotGraph {
         for (call, &count) in program.calls.iter().zip(&profile.calls) {
             let CallTarget::Direct(target) = call.target else { continue };
             let from = node[call.block.index()];
+            if count == 0 || from == NONE {
+                continue;
+            }
             let Some(callee) = program.block_starting_at(target) else { continue };
             let to = node[callee.index()];
-            if count == 0 || from == NONE || to == NONE || from == to {
+            if to == NONE || from == to {
                 continue;
             }
             let behind = (call.at.get() - program.block(call.block).start.get()) as u32 + u32::from(call.len);

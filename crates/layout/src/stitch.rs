@@ -63,13 +63,11 @@ impl Stitch {
     /// Steps 2 to 4 for the marked blocks.
     fn fragments(&self, program: &Program, profile: &Profile, marked: &[bool], align: u32) -> Vec<Fragment> {
         let graph = HotGraph::new(program, profile, marked, Links::All);
-        let mut sequences = cover_chains(program, &graph);
+        let mut chains = Chains::new(&graph.sizes, &graph.links, cover_chains(program, &graph));
         for &distance in &self.distances {
-            let mut chains = Chains::new(&graph.sizes, &graph.links, sequences);
             chains.run(&mut Near { reach: distance as f64 });
-            sequences = chains.into_chains();
         }
-        let ordered = graph.to_blocks(densest_first(&graph, sequences));
+        let ordered = graph.to_blocks(densest_first(&graph, chains.into_chains()));
         ordered.into_iter().map(|blocks| Fragment { blocks, align }).collect()
     }
 }

@@ -13,6 +13,7 @@
 //! **What it will not do**: change settings of the system, translate addresses, or stop anybody. The parser of the
 //! ring's records ([`parse_record`]) is a pure function of bytes.
 
+mod alarm_choice;
 mod counters;
 mod error;
 mod event;
@@ -22,6 +23,7 @@ mod ring;
 mod sampler;
 mod thread_event;
 
+pub use alarm_choice::Vendor;
 pub use counters::{CounterEvent, CounterOptions, Counters, Reading};
 pub use error::PerfError;
 pub use pmu::{Availability, Pmu, PmuFacts};

@@ -11,7 +11,7 @@
 //! handling"; fcntl(2), "Managing signals"; ptrace(2), "Signal-delivery-stop".
 
 use crate::PerfError;
-use crate::event::{Attributes, Event, attributes, bindings, execution_breakpoint};
+use crate::event::{Attributes, Event, execution_breakpoint};
 use perf_event_open_sys as sys;
 use restitch_address::Avma;
 use std::io;
@@ -21,6 +21,8 @@ use std::io;
 pub enum AlarmEvent {
     /// So many nanoseconds of the thread's own CPU time, seen when it is in user code.
     TaskClock,
+    /// So many CPU cycles in user code.
+    Cycles,
     /// So many taken branches. `raw` is the processor's event code (`r20c4` on Intel, `rc4` on AMD).
     TakenBranches {
         /// Event code.
@@ -37,12 +39,7 @@ pub struct ThreadAlarm {
 impl ThreadAlarm {
     /// Opens an alarm for thread `tid` that sends it `signal`; it is silent until [`start`](Self::start).
     pub fn open(tid: i32, what: AlarmEvent, signal: i32) -> Result<Self, PerfError> {
-        let mut attributes = match what {
-            AlarmEvent::TaskClock => {
-                attributes(bindings::PERF_TYPE_SOFTWARE, bindings::PERF_COUNT_SW_TASK_CLOCK.into())
-            }
-            AlarmEvent::TakenBranches { raw } => attributes(bindings::PERF_TYPE_RAW, raw),
-        };
+        let mut attributes = what.attributes();
         attributes.__bindgen_anon_1.sample_period = SILENT;
         attributes.set_remove_on_exec(1);
         let event = open(&attributes, tid, "an alarm")?;

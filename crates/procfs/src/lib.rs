@@ -29,7 +29,7 @@ pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
 pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
-pub use pages::{MappingFlags, PageState, Pagemap, mapping_flags};
+pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
 pub use process::{
     ProcessId, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping, status,
     thread_cpu_time, thread_stat, thread_status, threads,

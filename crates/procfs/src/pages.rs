@@ -82,6 +82,39 @@ pub fn mapping_flags(pid: i32, starts: &[Avma]) -> Result<Vec<Option<MappingFlag
     parse_flags(BufReader::new(File::open(&path).map_err(failed)?), starts).map_err(failed)
 }
 
+/// How many bytes of the mapping of process `pid` that starts at `start` the processor reads by large pages (`FilePmdMapped`,
+/// `ShmemPmdMapped` and `AnonHugePages` of smaps).
+///
+/// # Errors
+/// If the process is gone or may not be read.
+pub fn large_page_bytes(pid: i32, start: Avma) -> Result<u64, ProcError> {
+    let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+    let failed = |e| ProcError::from_io(pid, &path, e);
+    parse_large(BufReader::new(File::open(&path).map_err(failed)?), start).map_err(failed)
+}
+
+fn parse_large(reader: impl BufRead, start: Avma) -> std::io::Result<u64> {
+    let (mut inside, mut bytes) = (false, 0);
+    for line in reader.lines() {
+        let line = line?;
+        let mut words = line.split_ascii_whitespace();
+        match words.next() {
+            Some("FilePmdMapped:" | "ShmemPmdMapped:" | "AnonHugePages:") if inside => {
+                bytes += 1024 * words.next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+            }
+            Some(first) if !first.ends_with(':') => {
+                if inside {
+                    break;
+                }
+                let first = first.split_once('-').and_then(|(at, _)| u64::from_str_radix(at, 16).ok());
+                inside = first == Some(start.get());
+            }
+            _ => {}
+        }
+    }
+    Ok(bytes)
+}
+
 fn parse_flags(reader: impl BufRead, starts: &[Avma]) -> std::io::Result<Vec<Option<MappingFlags>>> {
     let mut found: Vec<Option<MappingFlags>> = vec![None; starts.len()];
     let mut current: Option<usize> = None;
@@ -122,6 +155,15 @@ mod tests {
     const SMAPS: &str = "00400000-00401000 r-xp 00000000 fe:00 7   /bin/with: colon\nSize: 4 kB\nTHPeligible:    0\n\
         ProtectionKey:         0\nVmFlags: rd ex mr mw me sd \n\
         00500000-00501000 rw-p 00000000 00:00 0 \nSize: 4 kB\nProtectionKey:   3\nVmFlags: rd wr lo \n";
+
+    #[test]
+    fn large_pages_of_one_mapping_are_summed() {
+        let text = "1000-2000 r-xp 0 08:01 7 /a\nRss: 4 kB\nFilePmdMapped: 2048 kB\nVmFlags: rd ex\n\
+                    200000-800000 r-xp 0 08:01 8 /b\nAnonHugePages: 0 kB\nShmemPmdMapped: 2048 kB\nFilePmdMapped: 4096 kB\n\
+                    800000-900000 r-xp 0 08:01 9 /c\nFilePmdMapped: 2048 kB\n";
+        let large = |at| parse_large(text.as_bytes(), Avma::new(at)).expect("readable");
+        assert_eq!([large(0x1000), large(0x20_0000), large(0x30_0000)], [2 << 20, 6 << 20, 0]);
+    }
 
     #[test]
     fn flags_are_those_of_the_mapping_that_was_asked_for() {

@@ -14,9 +14,9 @@
 //! **What BOLT wants.** It takes no profile of a function in which one step or branch does not fit its own flow graph. So steps
 //! are written only into blocks that BOLT sees as well ([`BoltBlocks`]).
 
-use crate::{BoltBlocks, FormatError, Names, Records, records::way};
+use crate::{BoltBlocks, FormatError, Names, Records};
 use restitch_address::Svma;
-use restitch_profile::Profile;
+use restitch_profile::{Profile, matching::run_between};
 use restitch_program::{BlockId, Edge, EdgeKind, Program};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -185,7 +185,7 @@ pub fn write(records: &Records, program: &Program, names: &Names, blocks: &BoltB
         }
     };
     for (&(start, end), &count) in &records.ranges {
-        if let Some((first, way)) = way(program, start, end) {
+        if let Some((first, way)) = run_between(program, start, end) {
             (first.0..first.0 + way.len() as u32).for_each(|b| step(BlockId(b), count));
         }
     }

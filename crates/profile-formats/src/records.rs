@@ -1,8 +1,9 @@
 //! `Records`: what a profile file says of one module, before it is matched with the module's code.
 
 use restitch_address::Svma;
+use restitch_profile::matching::{count_branch, count_run, fall_through_to, raise_blocks};
 use restitch_profile::{BranchSamples, ModuleSamples, Profile};
-use restitch_program::{BlockId, CallTarget, EdgeId, EdgeKind, Program, Terminator};
+use restitch_program::{BlockId, CallTarget, EdgeKind, Program};
 use std::collections::BTreeMap;
 
 use crate::flow::{entries, fall_through_ranges};
@@ -52,6 +53,21 @@ impl Records {
         let taken = self.branches.entry((from, to)).or_default();
         add(&mut taken.count, count);
         add(&mut taken.mispredicted, mispredicted);
+    }
+
+    /// Adds a stack of branches, **newest first**, as the hardware gives it: the branches, and what ran between each two.
+    /// `None` is a place outside of the module; it ends ranges. Everything counts `weight` times.
+    pub fn add_stack(&mut self, stack: &[(Option<Svma>, Option<Svma>)], weight: u64) {
+        for &(from, to) in stack.iter().filter(|(from, to)| from.is_some() || to.is_some()) {
+            self.add_branch(from, to, weight, 0);
+        }
+        for pair in stack.windows(2) {
+            if let ((Some(end), _), (_, Some(start))) = (pair[0], pair[1])
+                && start <= end
+            {
+                self.add_range(start, end, weight);
+            }
+        }
     }
 
     /// Adds a range that ran without a taken branch.
@@ -125,7 +141,7 @@ impl Records {
             add(if used { &mut report.used_branches } else { &mut report.other_branches }, taken.count);
         }
         for (&(start, end), &count) in &self.ranges {
-            let used = place_range(program, &mut profile, start, end, count);
+            let used = count_run(program, &mut profile, start, end, count);
             add(if used { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
         }
         for (&(from, to), &count) in &self.fall_throughs {
@@ -173,86 +189,23 @@ fn place_branch(
     to: Option<Svma>,
     count: u64,
 ) -> bool {
-    let block = from.and_then(|from| program.block_at(from));
-    let mut used = false;
-    if let Some((from, block)) = from.zip(block) {
-        if let Ok(call) = program.calls.binary_search_by_key(&from, |c| c.at) {
-            add(&mut profile.calls[call], count);
-            used = true;
-        } else if let Some(edge) = to.and_then(|to| edge_to(program, block, from, to)) {
-            add(&mut profile.edges[edge.index()], count);
-            return true;
-        }
+    let is_call = |from| program.calls.binary_search_by_key(&from, |c| c.at).is_ok();
+    let used = from.is_some_and(|from| count_branch(program, profile, from, to, count));
+    // An edge is no entry; a call may be one.
+    if used && !from.is_some_and(is_call) {
+        return true;
     }
-    if let Some(entry) = to.and_then(|to| function_entry(program, to)) {
+    let entry = to.and_then(|to| function_entry(program, to));
+    if let Some(entry) = entry {
         add(&mut entered[entry.index()], count);
-        used = true;
     }
-    used
-}
-
-/// The edge of `block` that a branch at `from` to `to` takes.
-fn edge_to(program: &Program, block: BlockId, from: Svma, to: Svma) -> Option<EdgeId> {
-    if program.block(block).terminator_at() != from {
-        return None;
-    }
-    let taken = |kind| kind != EdgeKind::FallThrough;
-    let mut edges = program.out_edges(block);
-    edges.find(|(_, e)| taken(e.kind) && program.block(e.to).start == to).map(|(id, _)| id)
-}
-
-fn fall_through_to(program: &Program, block: BlockId, to: Svma) -> Option<EdgeId> {
-    let mut edges = program.out_edges(block);
-    edges.find(|(_, e)| e.kind == EdgeKind::FallThrough && program.block(e.to).start == to).map(|(id, _)| id)
+    used || entry.is_some()
 }
 
 /// The block at `at`, if a function begins there.
 fn function_entry(program: &Program, at: Svma) -> Option<BlockId> {
     let block = program.block_starting_at(at)?;
     (program.function(program.block(block).function).first_block == block).then_some(block)
-}
-
-/// Counts the blocks and fall-through edges from `start` to the branch at `end`; false if there is no such way.
-fn place_range(program: &Program, profile: &mut Profile, start: Svma, end: Svma, count: u64) -> bool {
-    let Some((first, way)) = way(program, start, end) else { return false };
-    way.iter().for_each(|edge| add(&mut profile.edges[edge.index()], count));
-    // A range that begins inside a block is the continuation behind a call: the block was counted before.
-    let entered = if program.block(first).start == start { first.0 } else { first.0 + 1 };
-    (entered..=first.0 + way.len() as u32).for_each(|b| add(&mut profile.blocks[b as usize], count));
-    true
-}
-
-/// The block that holds `start`, and the fall-through edges from there to the block that holds `end`.
-pub(crate) fn way(program: &Program, start: Svma, end: Svma) -> Option<(BlockId, Vec<EdgeId>)> {
-    let (first, last) = (program.block_at(start)?, program.block_at(end)?);
-    if first > last {
-        return None;
-    }
-    let step = |b: u32| {
-        let (from, to) = (BlockId(b), BlockId(b + 1));
-        if matches!(program.block(from).terminator, Terminator::Jump(_)) {
-            return None;
-        }
-        fall_through_to(program, from, program.block(to).start)
-    };
-    let edges: Option<Vec<EdgeId>> = (first.0..last.0).map(step).collect();
-    Some((first, edges?))
-}
-
-fn raise_blocks(program: &Program, profile: &mut Profile, entered: &[u64]) {
-    let mut inward = entered.to_vec();
-    let mut outward = vec![0u64; program.blocks.len()];
-    for (edge, &count) in program.edges.iter().zip(&profile.edges) {
-        add(&mut outward[edge.from.index()], count);
-        add(&mut inward[edge.to.index()], count);
-    }
-    for (block, count) in profile.blocks.iter_mut().enumerate() {
-        *count = (*count).max(inward[block]).max(outward[block]);
-    }
-    for (call, count) in program.calls.iter().zip(&profile.calls) {
-        let block = &mut profile.blocks[call.block.index()];
-        *block = (*block).max(*count);
-    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use restitch_address::Svma;
-use restitch_program::{BlockId, EdgeKind, Program, Terminator};
+use restitch_program::Program;
 
 use crate::Profile;
+use crate::matching::{count_branch, count_run, raise_blocks};
 
 /// Aggregated branch records of one module, in canonical coordinates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,73 +55,20 @@ impl BranchSamples {
         let mut profile = Profile::empty(program);
         let mut report = BranchReport::default();
         for (&(from, to), &count) in &self.branches {
-            let slot = slot_of(program, &mut profile, from, to);
-            add(if slot.is_some() { &mut report.used_branches } else { &mut report.other_branches }, count);
-            if let Some(slot) = slot {
-                add(slot, count);
-            }
+            let used = count_branch(program, &mut profile, from, Some(to), count);
+            add(if used { &mut report.used_branches } else { &mut report.other_branches }, count);
         }
         for (&(start, end), &count) in &self.ranges {
-            let used = add_range(program, &mut profile, start, end, count);
+            let used = count_run(program, &mut profile, start, end, count);
             add(if used { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
         }
-        raise_blocks(program, &mut profile);
+        raise_blocks(program, &mut profile, &[]);
         (profile, report)
     }
 }
 
 fn add(slot: &mut u64, count: u64) {
     *slot = slot.saturating_add(count);
-}
-
-/// The count that a taken branch belongs to.
-fn slot_of<'p>(program: &Program, profile: &'p mut Profile, from: Svma, to: Svma) -> Option<&'p mut u64> {
-    let block = program.block_at(from)?;
-    if let Ok(call) = program.calls.binary_search_by_key(&from, |c| c.at) {
-        return profile.calls.get_mut(call);
-    }
-    if program.block(block).terminator_at() != from {
-        return None;
-    }
-    let taken = |kind| kind != EdgeKind::FallThrough;
-    let edge = program.out_edges(block).find(|(_, e)| taken(e.kind) && program.block(e.to).start == to);
-    edge.map(|(id, _)| &mut profile.edges[id.index()])
-}
-
-/// Counts the blocks and fall-through edges from `start` to the branch at `end`; false if there is no such way.
-fn add_range(program: &Program, profile: &mut Profile, start: Svma, end: Svma, count: u64) -> bool {
-    let (Some(first), Some(last)) = (program.block_at(start), program.block_at(end)) else { return false };
-    let way: Option<Vec<_>> =
-        (first.0..last.0).map(|b| fall_through_edge(program, BlockId(b), BlockId(b + 1))).collect();
-    let Some(way) = way else { return false };
-    way.into_iter().for_each(|edge| add(&mut profile.edges[edge], count));
-    // A range that begins inside a block is the continuation behind a call: the block was counted before.
-    let entered = if program.block(first).start == start { first.0 } else { first.0 + 1 };
-    (entered..=last.0).for_each(|b| add(&mut profile.blocks[b as usize], count));
-    true
-}
-
-fn fall_through_edge(program: &Program, from: BlockId, to: BlockId) -> Option<usize> {
-    if matches!(program.block(from).terminator, Terminator::Jump(_)) {
-        return None;
-    }
-    let falls = |kind| kind == EdgeKind::FallThrough;
-    program.out_edges(from).find(|(_, e)| falls(e.kind) && e.to == to).map(|(id, _)| id.index())
-}
-
-fn raise_blocks(program: &Program, profile: &mut Profile) {
-    let (mut inward, mut outward) = (vec![0u64; program.blocks.len()], vec![0u64; program.blocks.len()]);
-    for (edge, &count) in program.edges.iter().zip(&profile.edges) {
-        add(&mut outward[edge.from.index()], count);
-        add(&mut inward[edge.to.index()], count);
-    }
-    for (block, count) in profile.blocks.iter_mut().enumerate() {
-        *count = (*count).max(inward[block]).max(outward[block]);
-    }
-    for (call, count) in program.calls.iter().zip(&profile.calls) {
-        let block = &mut profile.blocks[call.block.index()];
-        *block = (*block).max(*count);
-    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod counts_file;
 mod derive;
 mod equations;
 mod estimate;
+pub mod matching;
 mod merge;
 mod model;
 mod perf_data;

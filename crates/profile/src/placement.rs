@@ -61,7 +61,7 @@ pub enum Calls {
 /// The counters of a counting version.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CounterPlan {
-    /// What is counted, sorted.
+    /// What is counted, block by block: its own counter, then those of the edges that leave it.
     pub counted: Vec<Counted>,
     /// The blocks of the counting version, by [`BlockId`].
     pub scope: Vec<bool>,
@@ -153,7 +153,11 @@ pub fn plan_counters(program: &Program, scope: &[bool], weights: Weights<'_>, ca
             counted => plan.counted.push(counted),
         }
     }
-    plan.counted.sort_unstable();
+    // Counters that run together share cache lines.
+    plan.counted.sort_unstable_by_key(|&counted| match counted {
+        Counted::Block(block) => (block, None),
+        Counted::Edge(edge) => (program.edges[edge.index()].from, Some(edge)),
+    });
     plan.undetermined.sort_unstable();
     plan.scope = scope;
     plan

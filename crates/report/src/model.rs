@@ -146,6 +146,9 @@ pub struct VersionSummary {
     pub redirects: u64,
     /// What the independent checker compared.
     pub checked: CheckCounts,
+    /// Bytes that the processor reads by large pages, as the kernel says at the end of a run; 0 for files.
+    #[serde(default)]
+    pub large_page_bytes: u64,
 }
 
 /// What the independent checker compared.
@@ -165,6 +168,9 @@ pub struct CheckCounts {
     pub call_sites: u64,
     /// Redirects.
     pub redirects: u64,
+    /// Calls and jumps through the global offset table that became direct.
+    #[serde(default)]
+    pub direct: u64,
 }
 
 /// A function and what it ran.

@@ -79,7 +79,9 @@ fn sample() -> RunResult {
                 rows: 250_000,
                 call_sites: 30_000,
                 redirects: 2_801,
+                direct: 57,
             },
+            large_page_bytes: 2 << 20,
         }),
         counting: Some(Counting {
             blocks: 39_000,

@@ -1,5 +1,5 @@
 //! How well a traced profile agrees with an exact one: `trace_fidelity OVERHEAD-PERCENT DEPTH -p PID SECONDS`, or
-//! `trace_fidelity OVERHEAD-PERCENT DEPTH -- COMMAND...`. The exact profile comes from a counting version.
+//! `trace_fidelity OVERHEAD-PERCENT DEPTH -- COMMAND...`; `burst` before that takes bursts in tracing versions instead. The exact profile comes from a counting version.
 //!
 //! Overlap is the sum over all edges (blocks) of the smaller of the two normalized weights: 1 for equal profiles, as
 //! AutoFDO's profile_diff computes it.
@@ -9,8 +9,8 @@ use restitch_profile::{Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_session::profiles::{ProfileOutput, WriteOptions};
 use restitch_session::{
-    Quiet, RecordOptions, RecordSubject, TraceRecordOptions, TraceSubject, analyze_image, record,
-    record_traced,
+    Bursts, Quiet, RecordOptions, RecordSubject, TraceRecordOptions, TraceSubject, Traced, analyze_image,
+    record, record_bursts, record_traced,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let is_burst = arguments.first().is_some_and(|first| first == "burst");
+    arguments.drain(..usize::from(is_burst));
     let (overhead, depth) = (arguments[0].parse::<f64>()? / 100.0, arguments[1].parse()?);
     let folder = std::env::temp_dir().join(format!("trace-fidelity-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
@@ -37,8 +39,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         true => TraceSubject::Process(pid, duration),
         false => TraceSubject::Command(command()),
     };
-    let options = TraceRecordOptions { subject, depth, overhead, output: own(&traced) };
-    let result = record_traced(options, &mut Quiet)?;
+    let options = TraceRecordOptions { subject, depth, overhead, weigh: false, output: own(&traced) };
+    match is_burst {
+        true => tell_of_bursts(&record_bursts(options, &mut Quiet)?),
+        false => tell(&record_traced(options, &mut Quiet)?),
+    }
+    let subject = match is_process {
+        true => RecordSubject::Process { pid, tree: false, duration },
+        false => RecordSubject::Command { command: command(), only: Vec::new() },
+    };
+    record(RecordOptions { subject, output: own(&exact) }, &mut Quiet)?;
+    compare(&read(&traced)?, &read(&exact)?)?;
+    std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+fn tell(result: &Traced) {
     let r = &result.report;
     println!(
         "traced: {} branches, {:?}, overhead {:.2} % (of CPU {:.1} s), {:.1} branches a breakpoint ({:.2} without evaluation), {} confirmed, {} contradicted, {:.0} branches/s, elsewhere {}",
@@ -53,14 +69,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         r.branches as f64 / r.cpu.as_secs_f64(),
         result.elsewhere
     );
-    let subject = match is_process {
-        true => RecordSubject::Process { pid, tree: false, duration },
-        false => RecordSubject::Command { command: command(), only: Vec::new() },
-    };
-    record(RecordOptions { subject, output: own(&exact) }, &mut Quiet)?;
-    compare(&read(&traced)?, &read(&exact)?)?;
-    std::fs::remove_dir_all(&folder)?;
-    Ok(())
+}
+
+fn tell_of_bursts(result: &Bursts) {
+    let r = &result.report;
+    println!(
+        "bursts: {} branches, {:?}, mean {:.0}, refused {:?}, overhead {:.2} % (held {:.2} %, of CPU {:.1} s), {:.0} branches/s, elsewhere {}, mapped {} KiB, ended at {:?}",
+        r.branches,
+        r.bursts,
+        r.mean_length(),
+        r.refused,
+        100.0 * r.overhead(),
+        100.0 * r.held.as_secs_f64() / r.cpu.as_secs_f64(),
+        r.cpu.as_secs_f64(),
+        r.branches as f64 / r.cpu.as_secs_f64(),
+        result.elsewhere,
+        result.mapped >> 10,
+        result.ended_at
+    );
 }
 
 /// restitch's own format.

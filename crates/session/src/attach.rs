@@ -1,19 +1,21 @@
 //! `attach`: from a running process to a faster one.
 
-use crate::make::{Place, estimate, make};
+use crate::huge::alignment;
+use crate::make::{Place, Wanted, check_version, emit_version, estimate};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
 use crate::profiling::{count, make_counting};
 use crate::sampling::{IpSamples, sample};
 use crate::verdict::{Metric, Windows};
-use crate::{ExitCode, SessionError, Watcher};
-use restitch_apply_process::{StateDir, SwitchReport, VersionKind};
+use crate::{ExitCode, HugePages, SessionError, Watcher};
+use restitch_apply_process::{StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Score};
 use restitch_profile::Profile;
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
@@ -40,6 +42,10 @@ pub struct AttachOptions {
     pub measure: Duration,
     /// How to lay out.
     pub layout: LayoutChoice,
+    /// Calls through slots of the global offset table that cannot change any more become direct ones.
+    pub direct_calls: bool,
+    /// Large pages for hot code.
+    pub huge_pages: HugePages,
 }
 
 impl AttachOptions {
@@ -54,6 +60,8 @@ impl AttachOptions {
             metric: None,
             measure: Duration::from_secs(3),
             layout: LayoutChoice::default(),
+            direct_calls: true,
+            huge_pages: HugePages::default(),
         }
     }
 }
@@ -123,15 +131,15 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     };
 
     watcher.phase("laying out", None);
-    let made = make_optimized(&set, &chosen, &profiled.profiles, options.layout);
+    let made = make_optimized(&set, &chosen, &profiled.profiles, options, &mut phases);
     let (layouts, versions) = match made {
         Ok(made) => made,
         Err(error) => {
             set.switch(&[], VersionKind::Optimized, watcher)?;
+            set.sweep();
             return Err(error);
         }
     };
-    phases.end("layout, emission, check");
     watcher.phase("moving over", None);
     let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
     phases.end("moving over");
@@ -149,6 +157,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     }
     result.profile = Some(profiled.summary(samples.total));
     result.apply = Some(apply_summary(&profiled.switch, &second));
+    result.warnings.extend(written(set.leader.target(), &[&profiled.switch, &second]));
     for (pid, number, why) in set.sweep() {
         result.warnings.push(format!("process {pid}: version {number} stays mapped, unused: {why}"));
     }
@@ -156,6 +165,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
     judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
+    large_page_bytes(&set, &versions, &mut result);
     phases.end("measuring");
     result.target = target_of(&set);
     phases.finish(&mut result);
@@ -199,20 +209,34 @@ fn make_optimized(
     set: &ProcessSet,
     chosen: &[Chosen],
     profiles: &[Profile],
-    choice: LayoutChoice,
+    options: &AttachOptions,
+    phases: &mut Phases,
 ) -> Result<Made, SessionError> {
-    let (mut layouts, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
-    for (module, profile) in chosen.iter().zip(profiles) {
+    let lay_out = |m: &Chosen, profile: &Profile| options.layout.layout(&m.analyzed.program, profile);
+    let layouts: Vec<Layout> = chosen.iter().zip(profiles).map(|(m, profile)| lay_out(m, profile)).collect();
+    phases.end("layout");
+    let (mut emitted, mut taken) = (Vec::new(), Vec::new());
+    for (module, layout) in chosen.iter().zip(&layouts) {
         let program = &module.analyzed.program;
-        let layout = choice.layout(program, profile);
-        let len = estimate(program, &layout, 0);
-        let held = set.reserve(module.index, len, &taken)?;
+        let large_pages = options.huge_pages.wanted(program, layout);
+        let align = alignment(large_pages);
+        let len = estimate(program, layout, 0).next_multiple_of(align);
+        let held = set.reserve(module.index, len, &taken, align)?;
         taken.push((module.index, held));
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
-        versions.push((module.index, make(&module.path, &module.analyzed, &layout, place, None)?));
-        layouts.push(layout);
+        let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
+        let wanted = Wanted { bound: &bound, large_pages, counted: None };
+        let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
+        emitted.push((version, place.bias));
     }
+    phases.end("emission");
+    let mut versions = Vec::new();
+    for ((module, layout), (version, bias)) in chosen.iter().zip(&layouts).zip(emitted) {
+        let checked = check_version(&module.path, &module.analyzed, layout, version, bias)?;
+        versions.push((module.index, checked));
+    }
+    phases.end("check");
     Ok((layouts, versions))
 }
 
@@ -295,6 +319,29 @@ fn by_counting(
     })
 }
 
+/// Which code could not be exchanged as a whole, and why.
+fn written(target: &Target, switches: &[&SwitchReport]) -> Vec<String> {
+    let all: BTreeSet<_> = switches.iter().flat_map(|s| &s.written_in_stop).collect();
+    let told = all.into_iter().map(|(at, why)| {
+        let module = target.module_at(*at).map(|m| target.modules[m].path.display().to_string());
+        let module = module.unwrap_or_else(|| at.to_string());
+        format!("{module}: its code was written page by page in the pause, which made that longer: {why}")
+    });
+    told.collect()
+}
+
+/// Adds what the kernel says of large pages, now that the code has run.
+fn large_page_bytes(set: &ProcessSet, versions: &[(usize, CheckedVersion)], result: &mut RunResult) {
+    let target = set.leader.target();
+    for (entry, (module, version)) in result.modules.iter_mut().zip(versions) {
+        let at = target.modules[*module].bias.to_actual(version.range.start);
+        if let (Some(summary), true) = (&mut entry.version, version.large > 0) {
+            // A process that has ended has none.
+            summary.large_page_bytes = restitch_procfs::large_page_bytes(target.pid(), at).unwrap_or(0);
+        }
+    }
+}
+
 fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySummary {
     let part = |name: &str, us: u64| report::PausePart { name: name.into(), us: us as f64 };
     report::ApplySummary {
@@ -370,7 +417,9 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
             rows: checked.rows,
             call_sites: checked.call_sites,
             redirects: checked.redirects,
+            direct: checked.direct,
         },
+        large_page_bytes: 0,
     }
 }
 

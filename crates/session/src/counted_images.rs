@@ -2,7 +2,7 @@
 //! place, however many processes run it.
 
 use crate::analysis::{Analyzed, analyze_image};
-use crate::make::{Place, counting_layout, estimate, make};
+use crate::make::{Place, Wanted, counting_layout, estimate, make};
 use crate::{SessionError, derivation};
 use restitch_address::Svma;
 use restitch_apply_process::{Incoming, Live, Module, VersionKind};
@@ -51,7 +51,7 @@ impl CountedImages {
             let it = &self.images[image];
             let area = (8 * it.plan.counted.len() as u64).next_multiple_of(4096);
             let len = estimate(&it.analyzed.program, &it.layout, it.plan.counted.len());
-            let place = live.reserve(index, len + area, &taken, &[])?;
+            let place = live.reserve(index, len + area, &taken, &[], 4096)?;
             taken.push((index, place));
             // Without a load bias: the same version serves every process.
             let place =
@@ -76,7 +76,7 @@ impl CountedImages {
         if it.versions.contains_key(&(place.number, place.start)) {
             return Ok(());
         }
-        let version = make(&it.path, &it.analyzed, &it.layout, place, Some(&it.plan.counted))?;
+        let version = make(&it.path, &it.analyzed, &it.layout, place, Wanted::counting(&it.plan.counted))?;
         it.missing.extend(version.counters.iter().flat_map(|c| &c.missing));
         it.missing.sort_unstable();
         it.missing.dedup();

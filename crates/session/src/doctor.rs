@@ -112,7 +112,8 @@ fn huge_pages() -> Check {
         name: "transparent huge pages",
         available: state.is_some(),
         state: state.map_or("not in this kernel".into(), |s| format!("{s:?}").to_lowercase()),
-        meaning: "large pages for hot code; not used yet",
+        meaning: "large pages for hot code (--huge-pages); files get them from file systems with large folios (ext4, xfs and btrfs of \
+                  recent kernels), from others if the kernel has CONFIG_READ_ONLY_THP_FOR_FS",
         remedy: None,
     }
 }

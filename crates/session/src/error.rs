@@ -201,7 +201,7 @@ fn of_branch_trace(error: &restitch_trace::BranchTraceError) -> ExitCode {
         B::Perf(PerfError::Denied { .. }) => ExitCode::NotPermitted,
         B::Perf(PerfError::NoProcess { .. }) => ExitCode::Vanished,
         B::NoSignal { .. } => ExitCode::Refused,
-        B::Perf(_) | B::Thread { .. } => ExitCode::Failure,
+        B::Perf(_) | B::Thread { .. } | B::Window { .. } => ExitCode::Failure,
     }
 }
 
@@ -215,8 +215,10 @@ fn of_process(error: &ProcessError) -> ExitCode {
         ProcessError::Busy { .. }
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
+        | ProcessError::Foreign { .. }
         | ProcessError::Overlaid { .. }
-        | ProcessError::Foreign { .. } => ExitCode::Refused,
+        | ProcessError::Occupied { .. }
+        | ProcessError::Unbound { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,
     }

@@ -2,10 +2,12 @@
 
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
-use crate::make::{Place, check_version, emit_version, estimate};
+use crate::huge::alignment;
+use crate::make::{Place, Wanted, check_version, emit_version, estimate};
 use crate::phases::Phases;
-use crate::{ExitCode, SessionError, Watcher};
-use restitch_apply_elf::ElfPlan;
+use crate::{ExitCode, HugePages, SessionError, Watcher};
+use restitch_apply::{Existing, Outlives};
+use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_image::Image;
 use restitch_layout::LayoutChoice;
 use restitch_report::{self as report, Outcome, RunResult};
@@ -24,6 +26,8 @@ pub struct OptimizeOptions {
     pub output: PathBuf,
     /// How to lay out.
     pub layout: LayoutChoice,
+    /// Large pages for hot code.
+    pub huge_pages: HugePages,
 }
 
 /// The facts about a file.
@@ -98,17 +102,19 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let layout = options.layout.layout(&module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
-    let start =
-        restitch_apply_elf::place(&module.image, estimate(&module.program, &layout, 0), &Default::default())
-            .map_err(|e| bad(e.to_string()))?;
+    let large_pages = options.huge_pages.wanted(&module.program, &layout);
+    let file = OutputOptions { large_pages, ..OutputOptions::default() };
+    let len = estimate(&module.program, &layout, 0).next_multiple_of(alignment(large_pages));
+    let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let version = emit_version(&options.program, &module, &layout, place, None)?;
+    let version =
+        emit_version(&options.program, &module, &layout, place, Wanted { large_pages, ..Wanted::default() })?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");
     watcher.phase("writing", None);
-    let plan = restitch_apply_elf::plan_output(&module.image, &version, &Default::default())
-        .map_err(|e| bad(e.to_string()))?;
+    let plan =
+        restitch_apply_elf::plan_output(&module.image, &version, &file).map_err(|e| bad(e.to_string()))?;
     write_output(&plan, &options.program, &options.output)?;
     phases.end("write");
 
@@ -161,19 +167,8 @@ pub fn check_writable(path: &Path) -> Result<(), SessionError> {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file whole or not at all, in place of one that is there.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<(), SessionError> {
-    let fail = |source| SessionError::File { operation: "writing", path: path.into(), source };
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".tmp{}", std::process::id()));
-    let temporary = PathBuf::from(temporary);
-    let written = (|| {
-        std::fs::write(&temporary, bytes)?;
-        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
-        std::fs::rename(&temporary, path)
-    })();
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&temporary);
-        fail(e)
-    })
+    restitch_apply::write_atomically(path, bytes, mode, Existing::Replace, Outlives::PowerCut)
+        .map_err(|source| SessionError::File { operation: "writing", path: path.into(), source })
 }

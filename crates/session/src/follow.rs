@@ -83,10 +83,16 @@ pub(crate) fn follow(
         uncounted: BTreeMap::new(),
     };
     let status = follower.run(&mut events, root);
+    let trap = events.trap_in_code().map(|why| {
+        format!(
+            "hardware breakpoints are not available ({why}), so programs were stopped at their entry points by traps in their code: \
+             had restitch been killed meanwhile, one of them could have ended by SIGTRAP"
+        )
+    });
     drop(events);
     follower.leave_the_rest();
     follower.dir.collect_garbage();
-    let warnings = follower.warnings();
+    let warnings = trap.into_iter().chain(follower.warnings()).collect();
     let Follower { images, counted, .. } = follower;
     Ok(Followed { images, status: status?, program, counted, warnings })
 }

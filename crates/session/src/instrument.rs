@@ -5,7 +5,7 @@ use crate::analysis::Analyzed;
 use crate::attach::version_summary;
 use crate::derivation;
 use crate::files::{load_original, read_file, write_output};
-use crate::make::{Place, check_version, counting_layout, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
 use crate::phases::Phases;
 use crate::{ExitCode, SessionError, Watcher, check_writable};
 use restitch_address::FileOffset;
@@ -63,7 +63,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let (area, start) =
         place_counting(&module.image, size, area, &Default::default()).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: area, bias: None };
-    let version = emit_version(&options.program, &module, &layout, place, Some(&plan.counted))?;
+    let version = emit_version(&options.program, &module, &layout, place, Wanted::counting(&plan.counted))?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");

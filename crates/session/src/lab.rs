@@ -2,7 +2,7 @@
 
 use crate::files::load_original;
 use crate::imports::read_profile;
-use crate::{OptimizeOptions, SessionError, Watcher};
+use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_lab::{Comparison, Geometry, Machine, compare};
 use restitch_layout::LayoutChoice;
 use restitch_procfs::system::{CpuCache, cpu_caches, cpu_model};
@@ -19,6 +19,8 @@ pub struct LabOptions {
     pub layouts: Vec<LayoutChoice>,
     /// The machine to model; `None` for this one.
     pub machine: Option<Machine>,
+    /// The hot code of the layouts in large pages.
+    pub large_pages: bool,
     /// Steps of the trace.
     pub steps: usize,
     /// Seed of the trace.
@@ -43,6 +45,7 @@ pub fn lab(
         profile: options.profile.clone(),
         output: PathBuf::new(),
         layout: LayoutChoice::default(),
+        huge_pages: HugePages::Off,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));
@@ -54,7 +57,10 @@ pub fn lab(
         seconds.push((choice.name(), started.elapsed().as_secs_f64()));
     }
     watcher.phase("running the models", None);
-    let machine = options.machine.clone().unwrap_or_else(this_machine);
+    let mut machine = options.machine.clone().unwrap_or_else(this_machine);
+    if options.large_pages {
+        machine = machine.with_large_pages();
+    }
     let run = (options.steps, options.seed);
     Ok((compare(&module.program, &profile, machine, &layouts, run), seconds))
 }

@@ -4,7 +4,7 @@ use crate::SessionError;
 use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::{CounterRequest, Request, Version, emit};
+use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit};
 use restitch_layout::{Fragment, Layout};
 use restitch_profile::{Counted, CounterPlan};
 use restitch_program::{BlockId, Program};
@@ -18,6 +18,24 @@ pub(crate) struct Place {
     /// Behind the version, for counters.
     pub counters: Svma,
     pub bias: Option<LoadBias>,
+}
+
+/// What a version is to have besides the layout.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wanted<'a> {
+    /// What is counted, if it is a counting version.
+    pub counted: Option<&'a [Counted]>,
+    /// Slots that are bound for good.
+    pub bound: &'a [BoundSlot],
+    /// Large pages for the hot code.
+    pub large_pages: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// A counting version.
+    pub fn counting(counted: &'a [Counted]) -> Self {
+        Self { counted: Some(counted), ..Self::default() }
+    }
 }
 
 /// Blocks of the planned functions in original order.
@@ -56,9 +74,9 @@ pub(crate) fn make(
     module: &Analyzed,
     layout: &Layout,
     place: Place,
-    counted: Option<&[Counted]>,
+    wanted: Wanted<'_>,
 ) -> Result<CheckedVersion, SessionError> {
-    let version = emit_version(path, module, layout, place, counted)?;
+    let version = emit_version(path, module, layout, place, wanted)?;
     check_version(path, module, layout, version, place.bias)
 }
 
@@ -80,7 +98,7 @@ pub(crate) fn emit_version(
     module: &Analyzed,
     layout: &Layout,
     place: Place,
-    counted: Option<&[Counted]>,
+    wanted: Wanted<'_>,
 ) -> Result<Version, SessionError> {
     let request = Request {
         image: &module.image,
@@ -90,7 +108,9 @@ pub(crate) fn emit_version(
         start: place.start,
         bias: place.bias,
         number: place.number,
-        counters: counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
+        bound: wanted.bound,
+        large_pages: wanted.large_pages,
+        counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
     };
     emit(&request).map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
 }

@@ -2,8 +2,11 @@
 
 use crate::{SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
-use restitch_apply_process::{Incoming, Live, Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{
+    Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
+};
 use restitch_check::CheckedVersion;
+use restitch_emit::BoundSlot;
 use restitch_procfs as procfs;
 use restitch_tracee::TraceError;
 use std::collections::BTreeSet;
@@ -118,16 +121,31 @@ impl ProcessSet {
         Ok(found)
     }
 
-    /// A free place near a module of the leader that is free in all processes of the set.
+    /// The slots of the leader's module number `module` that are bound for good, and to the same place in all processes of the set.
+    pub fn bound_slots(&self, module: usize) -> Result<Vec<BoundSlot>, SessionError> {
+        let mut bound = self.leader.bound_slots(module)?;
+        let wanted = &self.leader.target().modules[module];
+        for live in &self.others {
+            let same = |m: &Module| m.path == wanted.path && m.bias == wanted.bias;
+            let Some(i) = live.target().modules.iter().position(same) else { continue };
+            // One that has ended does not count.
+            let Ok(theirs) = live.bound_slots(i) else { continue };
+            bound.retain(|b| theirs.binary_search(b).is_ok());
+        }
+        Ok(bound)
+    }
+
+    /// A free place near a module of the leader that is free in all processes of the set, aligned to `align` bytes.
     pub fn reserve(
         &self,
         module: usize,
         len: u64,
         taken: &[(usize, Reservation)],
+        align: u64,
     ) -> Result<Reservation, SessionError> {
         let others: Vec<i32> = self.others.iter().map(|l| l.target().pid()).collect();
         let number = self.all().map(|l| l.journal().next_number).max().unwrap_or(1);
-        let mut place = self.leader.reserve(module, len, taken, &others)?;
+        let mut place = self.leader.reserve(module, len, taken, &others, align)?;
         place.number = number + taken.len() as u32;
         Ok(place)
     }

@@ -1,7 +1,7 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
 use crate::derivation;
-use crate::make::{Place, counting_layout, estimate, make};
+use crate::make::{Place, Wanted, counting_layout, estimate, make};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::selection::select;
@@ -37,12 +37,12 @@ pub(crate) fn make_counting(set: &ProcessSet, chosen: &[Chosen]) -> Result<Count
         let layout = counting_layout(program, &plan);
         let area = (8 * plan.counted.len() as u64).next_multiple_of(4096);
         let len = estimate(program, &layout, plan.counted.len());
-        let place = set.reserve(module.index, len + area, &taken)?;
+        let place = set.reserve(module.index, len + area, &taken, 4096)?;
         taken.push((module.index, place));
         let bias = set.leader.target().modules[module.index].bias;
         let place =
             Place { number: place.number, start: place.start, counters: place.start + len, bias: Some(bias) };
-        let version = make(&module.path, &module.analyzed, &layout, place, Some(&plan.counted))?;
+        let version = make(&module.path, &module.analyzed, &layout, place, Wanted::counting(&plan.counted))?;
         let (counted, missing) =
             version.counters.as_ref().map(|c| (c.counted.clone(), c.missing.clone())).unwrap_or_default();
         counting.push(Counting { plan, number: place.number, counted, missing, functions: functions.len() });

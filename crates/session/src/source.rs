@@ -29,6 +29,8 @@ pub enum SourceChoice {
     Count,
     /// Software branch tracing.
     Trace,
+    /// Bursts in tracing versions.
+    Burst,
 }
 
 impl FromStr for Source {
@@ -69,10 +71,7 @@ impl Source {
                 ),
                 no => missing("hardware branch records", format!("{}; use --source trace or count", reason(&no))),
             },
-            Self::Burst => missing(
-                "burst versions",
-                "restitch has no tracing versions yet; use --source trace (changes nothing in the process) or count (exact)".into(),
-            ),
+            Self::Burst => Ok(SourceChoice::Burst),
             Self::Ip => missing(
                 "instruction pointers alone",
                 "layouts made from them are slower than the original more often than not; use --source trace or count"
@@ -94,12 +93,13 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused_with_an_alternative() {
-        for name in ["burst", "ip", "lbr"] {
+        for name in ["ip", "lbr"] {
             let error = name.parse::<Source>().unwrap().choose().unwrap_err();
             assert!(error.to_string().contains("--source trace"), "{error}");
             assert_eq!(error.exit_code(), crate::ExitCode::Refused);
         }
         assert_eq!("auto".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Count);
+        assert_eq!("burst".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Burst);
         assert!("lbrs".parse::<Source>().unwrap_err().contains("burst"));
     }
 }

@@ -78,7 +78,15 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
         program: target.modules[target.program].path.display().to_string(),
         versions: present
             .iter()
-            .map(|v| (v.number, v.kind, v.module.display().to_string(), v.len, !leads_to(v)))
+            .map(|v| {
+                (
+                    v.number,
+                    v.kind,
+                    v.module.display().to_string(),
+                    v.len,
+                    v.kind != VersionKind::Burst && !leads_to(v),
+                )
+            })
             .collect(),
         patches: jumps.iter().filter(in_any).count(),
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,

@@ -1,6 +1,6 @@
 //! Traces a process for some seconds and prints the figures: `trace_process PID [SECONDS [DEPTH [OVERHEAD-PERCENT [fixed]]]]`.
 
-use restitch_trace::{LookAhead, TraceOptions, trace};
+use restitch_trace::{LookAhead, Record, TraceOptions, trace};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn main() {
         look_ahead,
         ..TraceOptions::default()
     };
-    match trace(number(0, 0.0) as i32, options, &AtomicBool::new(false), &mut |_| {}) {
+    match trace(number(0, 0.0) as i32, options, &AtomicBool::new(false), &mut |_: Record<'_>| {}) {
         Ok(report) => {
             println!("{report:#?}");
             println!(

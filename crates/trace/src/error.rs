@@ -24,6 +24,14 @@ pub enum BranchTraceError {
         /// The process.
         pid: i32,
     },
+    /// The memory that is shared with the process cannot be used.
+    #[error("reading the branch records of process {pid}: {source}; try again, or use --source trace")]
+    Window {
+        /// The process.
+        pid: i32,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The tracing thread could not be started.
     #[error("starting a thread to trace process {pid}: {source}; free memory or processes and try again")]
     Thread {

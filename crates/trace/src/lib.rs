@@ -10,17 +10,21 @@
 //!
 //! **What it does beyond the paper**: it evaluates ahead ([`restitch_evaluate`]), so that a record needs few breakpoints or
 //! none; each breakpoint that is reached also checks what was evaluated before it; the rate follows a budget; threads that
-//! start meanwhile are traced too; code that was loaded meanwhile is found.
+//! start meanwhile are traced too, and processes with what they execute (`children`); code that was loaded meanwhile is found.
 //!
 //! **What it promises**: the process is never written to, and executes what it would have executed. No state of ours is in
 //! it: alarms and breakpoints belong to descriptors of this program, and their signal is one that the target ignores. So
 //! this program may be killed at any instruction and the target runs on; a test does that. A record holds branches that
 //! were executed one after the other by one thread, up to what [`TraceReport::contradicted`] counts.
 //!
-//! **What it will not do**: trace processes that have another tracer, follow forked children, look into signal handlers
-//! (a record ends where one begins), trace code that the process may be writing (just-in-time compilers), or set
-//! breakpoints in restartable sequences.
+//! [`trace_bursts`] does the same through a tracing version ([`BurstCode`]) that somebody else has put into the process: nanoseconds a
+//! branch instead of microseconds. The process's memory is not written to by it, but for the window that it shares.
+//!
+//! **What it will not do**: trace processes that have another tracer, look into signal handlers (a record ends where one begins), trace code that the process may be writing (just-in-time compilers), or set
+//! breakpoints in restartable sequences. Like every tracer without `CAP_SYS_PTRACE` it keeps programs with a set-user-id bit from
+//! their rights when a traced process executes them: leave `children` off there.
 
+mod burst;
 mod code;
 mod data;
 mod error;
@@ -33,8 +37,9 @@ mod tracer;
 #[cfg(test)]
 mod truth;
 
+pub use burst::{BurstCode, BurstEnd, BurstOptions, BurstReport, Refusal, trace_bursts};
 pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
-pub use report::{Record, RecordEnd, TraceReport};
+pub use report::{Record, RecordEnd, Sink, TraceReport};
 pub use restitch_evaluate::Taken;
 pub use tracer::trace;

@@ -17,13 +17,13 @@ pub enum LookAhead {
 #[derive(Debug, Clone)]
 pub struct TraceOptions {
     /// Taken branches in a record. Records start where time is spent, not where branches are; the longer they are, the less
-    /// that counts (`docs/tracing.md`).
+    /// that counts (`docs/profiling.md`).
     pub depth: usize,
     /// The share of the threads' running time that records may cost, 0 to 1.
     pub overhead: f64,
     /// How to look ahead.
     pub look_ahead: LookAhead,
-    /// What starts a record.
+    /// What starts a record: by default the best event that the machine has.
     pub event: AlarmEvent,
     /// A fixed period (nanoseconds, or taken branches) instead of the budget.
     pub period: Option<u64>,
@@ -31,6 +31,8 @@ pub struct TraceOptions {
     pub check_every: u32,
     /// Critical sections of restartable sequences: no breakpoints in there.
     pub restartable: Vec<AvmaRange>,
+    /// Whether processes that the traced one makes are traced, too.
+    pub children: bool,
     /// End after this time.
     pub duration: Option<Duration>,
     /// Start of the random numbers that jitter the periods.
@@ -43,10 +45,11 @@ impl Default for TraceOptions {
             depth: 512,
             overhead: 0.01,
             look_ahead: LookAhead::Evaluate,
-            event: AlarmEvent::TaskClock,
+            event: AlarmEvent::best(),
             period: None,
             check_every: 16,
             restartable: Vec::new(),
+            children: true,
             duration: None,
             seed: 1,
         }

@@ -19,25 +19,32 @@ pub(crate) struct Pace {
     overhead: f64,
     fixed: Option<u64>,
     cost: f64,
+    /// The part of the cost that is told of later.
+    later: f64,
     /// Sum of costs and of the running time between them, both in nanoseconds, slowly forgotten.
     spent: f64,
     ran: f64,
     /// Periods are set shorter or longer by this: alarms that fall into the kernel are lost, and threads differ.
     gain: f64,
     random: u64,
+    /// Events in a nanosecond of running.
+    rate: f64,
 }
 
 impl Pace {
-    pub fn new(overhead: f64, fixed: Option<u64>, seed: u64) -> Self {
+    /// `rate`: about how many events there are in a nanosecond of running.
+    pub fn new(overhead: f64, fixed: Option<u64>, rate: f64, seed: u64) -> Self {
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Self {
             overhead: overhead.clamp(1e-5, 1.0),
             fixed,
             cost: FIRST_COST,
+            later: 0.0,
             spent: 0.0,
             ran: 0.0,
             gain: 1.0,
             random,
+            rate,
         }
     }
 
@@ -45,6 +52,13 @@ impl Pace {
     pub fn paid(&mut self, cost: Duration) {
         let cost = cost.as_nanos() as f64;
         self.cost += (cost - self.cost) * NEWS;
+        self.spent += cost;
+    }
+
+    /// A part of a record's cost that becomes known later: it is made up for, and expected of the next one.
+    pub fn paid_more(&mut self, cost: Duration) {
+        let cost = cost.as_nanos() as f64;
+        self.later += (cost - self.later) * NEWS;
         self.spent += cost;
     }
 
@@ -56,7 +70,7 @@ impl Pace {
         }
     }
 
-    /// The period until the next alarm of a thread, with a jitter of a quarter up and down so that no loop of the target
+    /// The period until the next alarm of a thread, in events, with a jitter of a quarter up and down so that no loop of the target
     /// keeps step with it.
     pub fn next_period(&mut self) -> u64 {
         let jitter = 0.75 + 0.5 * self.unit();
@@ -65,13 +79,20 @@ impl Pace {
         }
         // What was overdrawn is saved up again; what was left is not spent at once.
         let drawn = if self.ran > 0.0 { self.spent / (self.ran * self.overhead) } else { 1.0 };
-        let wanted = self.cost / self.overhead * drawn.clamp(0.9, 8.0) * jitter;
+        let wanted = (self.cost + self.later) / self.overhead * drawn.clamp(0.9, 8.0) * jitter;
         let period = (wanted * self.gain).clamp(PERIODS.0, PERIODS.1);
         self.ran += period / self.gain;
         if self.ran > 20e9 {
             (self.ran, self.spent) = (self.ran / 2.0, self.spent / 2.0);
         }
-        period as u64
+        (period * self.rate) as u64
+    }
+
+    /// The first period of a thread: its alarm is somewhere between two, so that threads that live for less than a period
+    /// have their share of records, too.
+    pub fn first_period(&mut self) -> u64 {
+        let period = self.next_period() as f64;
+        (period * self.unit()) as u64
     }
 
     /// One in `n`.
@@ -95,7 +116,7 @@ mod tests {
     #[test]
     fn the_budget_is_kept_whatever_records_cost() {
         for (overhead, cost) in [(0.01, 20.0), (0.01, 900.0), (0.02, 100.0), (0.001, 50.0)] {
-            let mut pace = Pace::new(overhead, None, 7);
+            let mut pace = Pace::new(overhead, None, 1.0, 7);
             let (mut ran, mut spent) = (0.0, 0.0);
             for i in 0..20_000 {
                 let this = cost * if i % 10 == 0 { 5.0 } else { 0.6 };
@@ -111,7 +132,7 @@ mod tests {
     #[test]
     fn alarms_that_are_lost_in_the_kernel_are_made_up_for() {
         for (user_share, overhead) in [(1.0, 0.01), (0.2, 0.01), (0.5, 0.1)] {
-            let mut pace = Pace::new(overhead, None, 11);
+            let mut pace = Pace::new(overhead, None, 1.0, 11);
             let (mut held, mut cpu, mut told) = (0.0, 0.0, 0.0);
             while cpu < 60.0 {
                 cpu += pace.next_period() as f64 / 1e9;
@@ -131,7 +152,7 @@ mod tests {
 
     #[test]
     fn periods_are_jittered_around_a_fixed_one() {
-        let mut pace = Pace::new(0.01, Some(1_000_000), 3);
+        let mut pace = Pace::new(0.01, Some(1_000_000), 1.0, 3);
         let periods: Vec<u64> = (0..1000).map(|_| pace.next_period()).collect();
         assert!(periods.iter().all(|p| (750_000..=1_250_000).contains(p)));
         let mean = periods.iter().sum::<u64>() / 1000;

@@ -7,12 +7,36 @@ use std::time::Duration;
 /// Taken branches that one thread executed one after the other, oldest first.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
+    /// The process.
+    pub pid: i32,
     /// The thread.
     pub tid: i32,
     /// The branches.
     pub branches: &'a [Taken],
+    /// Taken branches for each instruction that was evaluated for the record; 0 where that is not known.
+    pub density: f64,
     /// Why it ends where it does.
     pub end: RecordEnd,
+}
+
+/// Takes what a source of branch records gives. A plain function that takes [`Record`]s is one, too.
+pub trait Sink: Send {
+    /// A record. Threads run meanwhile, so the process may be gone.
+    fn record(&mut self, record: Record<'_>);
+    /// `pid` is a new process: a copy of `parent`. It is held; be quick.
+    fn forked(&mut self, pid: i32, parent: i32) {
+        let _ = (pid, parent);
+    }
+    /// `pid` executes another program. All records of the old one have come. It is held; be quick.
+    fn executed(&mut self, pid: i32) {
+        let _ = pid;
+    }
+}
+
+impl<F: FnMut(Record<'_>) + Send> Sink for F {
+    fn record(&mut self, record: Record<'_>) {
+        self(record);
+    }
 }
 
 /// Why a record ends.
@@ -60,6 +84,8 @@ pub struct TraceReport {
     pub cpu: Duration,
     /// Threads that were traced.
     pub threads: usize,
+    /// Processes that were traced, each once whatever it executes.
+    pub processes: usize,
     /// Threads that started while tracing and for which no events could be opened.
     pub missed_threads: usize,
     /// Of the threads at the end, those that block the signal: they can be seen only when they unblock it.

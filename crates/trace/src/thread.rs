@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 /// A thread with its events.
 #[derive(Debug)]
 pub(crate) struct Thread {
+    pub pid: i32,
     pub tid: i32,
     pub alarm: ThreadAlarm,
     pub breakpoint: ThreadBreakpoint,
@@ -35,6 +36,8 @@ pub(crate) struct Chase {
     pub guessed: usize,
     /// What the thread is expected to look like at the breakpoint.
     pub expected: State,
+    /// Branches and instructions that were evaluated, also those that were dropped afterwards.
+    pub evaluated: (u64, u64),
     /// The breakpoint only checks what was evaluated; the record is full.
     pub is_check: bool,
     /// What the record has cost so far.
@@ -49,10 +52,16 @@ impl Chase {
             branches: Vec::with_capacity(depth.min(4096)),
             guessed: 0,
             expected,
+            evaluated: (0, 0),
             is_check: false,
             cost: Duration::ZERO,
             resumed: Instant::now(),
         }
+    }
+
+    /// Taken branches for each instruction.
+    pub fn density(&self) -> f64 {
+        self.evaluated.0 as f64 / self.evaluated.1.max(1) as f64
     }
 
     /// Drops what was evaluated and not confirmed; whether there was any.
@@ -64,38 +73,22 @@ impl Chase {
 }
 
 impl Thread {
-    pub fn open(tid: i32, event: AlarmEvent, signal: i32, period: u64) -> Result<Self, BranchTraceError> {
+    pub fn open(
+        pid: i32,
+        tid: i32,
+        event: AlarmEvent,
+        signal: i32,
+        period: u64,
+    ) -> Result<Self, BranchTraceError> {
         let alarm = ThreadAlarm::open(tid, event, signal)?;
         let breakpoint = ThreadBreakpoint::open(tid, signal)?;
         alarm.set_period(period)?;
         alarm.start()?;
-        Ok(Self { tid, alarm, breakpoint, phase: Phase::Waiting, rseq: None })
+        Ok(Self { pid, tid, alarm, breakpoint, phase: Phase::Waiting, rseq: None })
     }
-}
-
-/// General registers in encoding order.
-pub(crate) fn general(r: &Registers) -> [u64; 16] {
-    [
-        r.rax,
-        r.rcx,
-        r.rdx,
-        r.rbx,
-        r.rsp.get(),
-        r.rbp,
-        r.rsi,
-        r.rdi,
-        r.r8,
-        r.r9,
-        r.r10,
-        r.r11,
-        r.r12,
-        r.r13,
-        r.r14,
-        r.r15,
-    ]
 }
 
 /// The whole state of a stopped thread.
 pub(crate) fn state_of(r: &Registers) -> State {
-    State::new(r.rip, general(r), r.eflags, r.fs_base, r.gs_base)
+    State::new(r.rip, r.general(), r.eflags, r.fs_base, r.gs_base)
 }

@@ -3,19 +3,19 @@
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
 use crate::pace::Pace;
-use crate::thread::{Chase, Phase, Thread, general, state_of};
-use crate::{BranchTraceError, LookAhead, Record, RecordEnd, TraceOptions, TraceReport, signal};
+use crate::thread::{Chase, Phase, Thread, state_of};
+use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;
-use restitch_tracee::{FollowEvent, Followed, Registers};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// A thread that runs so long (nanoseconds, or taken branches) before its record is full has gone elsewhere.
+/// A thread that runs so long (nanoseconds) before its record is full has gone elsewhere.
 const WATCHDOG: u64 = 3_000_000;
 /// ... and so much longer for each branch of the record: system calls lie between some.
 const WATCHDOG_BRANCH: u64 = 10_000;
@@ -32,7 +32,8 @@ const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
 /// Offset of `rseq_cs` in `struct rseq`, and size of `struct rseq_cs` (`linux/rseq.h`).
 const RSEQ_CS: u64 = 8;
 
-/// Traces process `pid` until `stop` is set, the duration is over, or the process ends. `sink` takes the records.
+/// Traces process `pid`, and its children if that is asked for, until `stop` is set, the duration is over, or the process
+/// ends. `sink` takes the records.
 ///
 /// # Errors
 /// If the process cannot be traced; nothing was changed then.
@@ -40,7 +41,7 @@ pub fn trace(
     pid: i32,
     options: TraceOptions,
     stop: &AtomicBool,
-    sink: &mut (dyn FnMut(Record<'_>) + Send),
+    sink: &mut dyn Sink,
 ) -> Result<TraceReport, BranchTraceError> {
     // The end of the tracing thread is what lets the target go, without interrupting anything: see `Followed`.
     std::thread::scope(|scope| {
@@ -55,40 +56,44 @@ pub fn trace(
     })
 }
 
+/// One of the traced processes.
+struct Process {
+    code: LiveCode,
+    /// Critical sections of restartable sequences that its modules state.
+    restartable: Vec<AvmaRange>,
+}
+
 struct Tracer<'a> {
     options: TraceOptions,
     signal: i32,
     followed: Followed,
-    code: LiveCode,
+    processes: BTreeMap<i32, Process>,
     pages: Pages,
     pace: Pace,
     threads: BTreeMap<i32, Thread>,
     report: TraceReport,
-    sink: &'a mut (dyn FnMut(Record<'_>) + Send),
+    sink: &'a mut dyn Sink,
     /// Records that wait until no thread is held.
-    outbox: Vec<(i32, Vec<Taken>, RecordEnd)>,
+    outbox: Vec<(i32, i32, Box<Chase>, RecordEnd)>,
     /// A running average of what lies between letting a thread go and seeing it at its breakpoint.
     leg: Duration,
-    /// CPU time of threads when they were first and last looked at.
-    cpu: BTreeMap<i32, (Duration, Duration)>,
+    /// Process of threads, and CPU time when they were first and last looked at.
+    cpu: BTreeMap<i32, (i32, Duration, Duration)>,
     accounted: Instant,
 }
 
 impl<'a> Tracer<'a> {
-    fn attach(
-        pid: i32,
-        options: TraceOptions,
-        sink: &'a mut (dyn FnMut(Record<'_>) + Send),
-    ) -> Result<Self, BranchTraceError> {
+    fn attach(pid: i32, options: TraceOptions, sink: &'a mut dyn Sink) -> Result<Self, BranchTraceError> {
         let signal = signal::choose(pid)?;
-        let followed = Followed::seize(pid, signal)?;
-        let code = LiveCode::open(pid)?;
-        let pace = Pace::new(options.overhead, options.period, options.seed);
+        let children = if options.children { Children::Follow } else { Children::Leave };
+        let followed = Followed::seize(pid, signal, children)?;
+        let process = Process { code: LiveCode::open(pid)?, restartable: options.restartable.clone() };
+        let pace = Pace::new(options.overhead, options.period, options.event.per_nanosecond(), options.seed);
         let mut tracer = Self {
             options,
             signal,
             followed,
-            code,
+            processes: BTreeMap::from([(pid, process)]),
             pages: Pages::default(),
             pace,
             threads: BTreeMap::new(),
@@ -99,23 +104,23 @@ impl<'a> Tracer<'a> {
             cpu: BTreeMap::new(),
             accounted: Instant::now(),
         };
+        tracer.report.processes = 1;
         let tids: Vec<i32> = tracer.followed.threads().collect();
         for tid in tids {
-            tracer.add_thread(tid)?;
+            tracer.add_thread(pid, tid)?;
         }
         Ok(tracer)
     }
 
     /// Opens the events of a thread. One that has ended already is left out.
-    fn add_thread(&mut self, tid: i32) -> Result<(), BranchTraceError> {
-        let pid = self.followed.pid();
-        let period = self.pace.next_period();
-        match Thread::open(tid, self.options.event, self.signal, period) {
+    fn add_thread(&mut self, pid: i32, tid: i32) -> Result<(), BranchTraceError> {
+        let period = self.pace.first_period();
+        match Thread::open(pid, tid, self.options.event, self.signal, period) {
             Ok(thread) => {
                 self.report.threads += 1;
                 self.threads.insert(tid, thread);
                 let now = procfs::thread_cpu_time(pid, tid).unwrap_or_default();
-                self.cpu.insert(tid, (now, now));
+                self.cpu.insert(tid, (pid, now, now));
                 Ok(())
             }
             Err(BranchTraceError::Perf(restitch_perf::PerfError::NoProcess { .. })) => Ok(()),
@@ -132,8 +137,8 @@ impl<'a> Tracer<'a> {
             }
             match self.followed.next_event(left)? {
                 None if self.followed.threads().next().is_none() => break,
-                None => self.code.refresh_now_and_then(),
-                Some(FollowEvent::Exited { status }) => {
+                None => self.refresh_code(),
+                Some(FollowEvent::Exited { pid, status }) if pid == self.followed.pid() => {
                     self.report.exit = Some(status);
                     break;
                 }
@@ -142,58 +147,88 @@ impl<'a> Tracer<'a> {
             self.post();
             if self.accounted.elapsed() > ACCOUNT + ACCOUNT_THREAD * self.cpu.len() as u32 {
                 self.account();
-                self.code.refresh_now_and_then();
+                self.refresh_code();
             }
         }
         Ok(())
+    }
+
+    fn refresh_code(&mut self) {
+        self.processes.values_mut().for_each(|process| process.code.refresh_now_and_then());
     }
 
     fn handle(&mut self, event: FollowEvent) -> Result<(), BranchTraceError> {
         match event {
             FollowEvent::Notified { tid, number } => self.notified(tid, number)?,
             FollowEvent::Signal { tid, .. } => self.interrupted(tid)?,
+            // Nothing is to be caught.
+            FollowEvent::Caught { tid, signal } => self.followed.resume_with(tid, signal)?,
             FollowEvent::Started { tid } => {
                 // One more thread than events can be opened for is no reason to give up the others.
-                self.report.missed_threads += usize::from(self.add_thread(tid).is_err());
+                let pid = self.followed.process_of(tid).unwrap_or(tid);
+                self.report.missed_threads += usize::from(self.add_thread(pid, tid).is_err());
                 self.followed.resume(tid)?;
             }
+            FollowEvent::Forked { pid, parent } => self.forked(pid, parent)?,
             FollowEvent::Executed { tid } => self.executed(tid)?,
             FollowEvent::Ended { tid } => self.drop_thread(tid),
             FollowEvent::Stepped { tid } => self.followed.resume(tid)?,
-            FollowEvent::Exited { .. } => {}
+            FollowEvent::Exited { pid, .. } => self.drop_process(pid),
         }
         Ok(())
     }
 
+    /// A new process: what is in the parent's memory is in its own.
+    fn forked(&mut self, pid: i32, parent: i32) -> Result<(), BranchTraceError> {
+        let restartable = self.processes.get(&parent).map(|p| p.restartable.clone()).unwrap_or_default();
+        self.post();
+        self.sink.forked(pid, parent);
+        self.report.processes += 1;
+        self.add_process(pid, restartable);
+        Ok(self.followed.resume(pid)?)
+    }
+
+    /// A process that is gone already, or for which no events can be opened, is no reason to give up the others.
+    fn add_process(&mut self, pid: i32, restartable: Vec<AvmaRange>) {
+        let Ok(code) = LiveCode::open(pid) else { return };
+        self.processes.insert(pid, Process { code, restartable });
+        self.report.missed_threads += usize::from(self.add_thread(pid, pid).is_err());
+    }
+
     /// Another program: nothing that was known of the old one is true.
-    fn executed(&mut self, tid: i32) -> Result<(), BranchTraceError> {
-        let tids: Vec<i32> = self.threads.keys().copied().collect();
+    fn executed(&mut self, pid: i32) -> Result<(), BranchTraceError> {
+        self.drop_process(pid);
+        self.post();
+        self.sink.executed(pid);
+        self.add_process(pid, Vec::new());
+        Ok(self.followed.resume(pid)?)
+    }
+
+    fn drop_process(&mut self, pid: i32) {
+        let own = self.cpu.iter().filter(|(_, (process, ..))| *process == pid);
+        let tids: Vec<i32> = own.map(|(tid, _)| *tid).collect();
         tids.into_iter().for_each(|tid| self.drop_thread(tid));
-        self.code = LiveCode::open(self.followed.pid())?;
-        self.options.restartable.clear();
-        self.add_thread(tid)?;
-        Ok(self.followed.resume(tid)?)
+        self.processes.remove(&pid);
     }
 
     fn drop_thread(&mut self, tid: i32) {
-        if let Some(Thread { phase: Phase::Chasing(mut chase), .. }) = self.threads.remove(&tid) {
+        if let Some(Thread { pid, phase: Phase::Chasing(mut chase), .. }) = self.threads.remove(&tid) {
             chase.drop_guesses();
-            self.deliver(tid, *chase, RecordEnd::Gone);
+            self.deliver(pid, tid, *chase, RecordEnd::Gone);
         }
-        if let Some((first, last)) = self.cpu.remove(&tid) {
+        if let Some((_, first, last)) = self.cpu.remove(&tid) {
             self.report.cpu += last.saturating_sub(first);
         }
     }
 
     /// Reads the threads' CPU times, which are gone when a thread ends.
     fn account(&mut self) {
-        let pid = self.followed.pid();
-        for (&tid, (_, last)) in &mut self.cpu {
-            if let Ok(now) = procfs::thread_cpu_time(pid, tid) {
+        for (&tid, (pid, _, last)) in &mut self.cpu {
+            if let Ok(now) = procfs::thread_cpu_time(*pid, tid) {
                 *last = now;
             }
         }
-        let running: Duration = self.cpu.values().map(|(first, last)| last.saturating_sub(*first)).sum();
+        let running: Duration = self.cpu.values().map(|(_, first, last)| last.saturating_sub(*first)).sum();
         self.pace.observed(self.report.held, self.report.cpu + running);
         self.accounted = Instant::now();
     }
@@ -208,7 +243,8 @@ impl<'a> Tracer<'a> {
     }
 
     fn blocks_signal(&self, tid: i32) -> bool {
-        let status = procfs::thread_status(self.followed.pid(), tid);
+        let pid = self.followed.process_of(tid).unwrap_or(tid);
+        let status = procfs::thread_status(pid, tid);
         let blocked = status.ok().and_then(|status| status.blocked_signals).unwrap_or(0);
         blocked & 1 << (self.signal - 1) != 0
     }
@@ -249,7 +285,8 @@ impl<'a> Tracer<'a> {
                 if self.in_restartable(thread, &registers) {
                     return self.finish(thread, *chase, RecordEnd::Restartable);
                 }
-                thread.alarm.set_period(WATCHDOG + WATCHDOG_BRANCH * self.options.depth as u64)?;
+                let patience = (WATCHDOG + WATCHDOG_BRANCH * self.options.depth as u64) as f64;
+                thread.alarm.set_period((patience * self.options.event.per_nanosecond()) as u64)?;
                 self.advance(thread, chase, &registers, begun)
             }
             // A breakpoint signal that was blocked until its record was over.
@@ -276,7 +313,7 @@ impl<'a> Tracer<'a> {
         let expected = &chase.expected;
         let is_there = registers.rip == expected.pc;
         self.report.breakpoints += u64::from(is_there);
-        if !is_there || expected.contradicts(&general(registers), registers.eflags) {
+        if !is_there || expected.contradicts(&registers.general(), registers.eflags) {
             self.report.contradicted += u64::from(chase.drop_guesses());
             return self.finish(thread, *chase, RecordEnd::Lost);
         }
@@ -302,7 +339,7 @@ impl<'a> Tracer<'a> {
     ) -> Result<(), BranchTraceError> {
         let looking = Instant::now();
         let start = chase.expected.clone();
-        let ended = self.look_ahead(&mut chase);
+        let ended = self.look_ahead(thread.pid, &mut chase);
         let end = match ended {
             Ended::Full if !self.pace.one_in(self.options.check_every) => Some(RecordEnd::Full),
             Ended::Full => {
@@ -319,7 +356,7 @@ impl<'a> Tracer<'a> {
         };
         if end.is_none() {
             let resumes = registers.eflags & RESUME_FLAG != 0;
-            self.stop_at_first_pass(&mut chase, start, resumes);
+            self.stop_at_first_pass(thread.pid, &mut chase, start, resumes);
         }
         self.report.looking += looking.elapsed();
         chase.cost += begun.elapsed();
@@ -332,30 +369,41 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    fn look_ahead(&mut self, chase: &mut Chase) -> Ended {
-        let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+    /// The code and the memory of a process, during one stop; `None` if it is gone.
+    fn view(&mut self, pid: i32) -> Option<(&mut Process, Data<'_>)> {
+        let process = self.processes.get_mut(&pid)?;
+        Some((process, Data { pages: &mut self.pages, memory: self.followed.memory(pid)? }))
+    }
+
+    fn look_ahead(&mut self, pid: i32, chase: &mut Chase) -> Ended {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ended::NoCode };
+        let Some(memory) = self.followed.memory(pid) else { return Ended::NoCode };
+        let (code, mut data) = (&mut process.code, Data { pages: &mut self.pages, memory });
         let (branches, state) = (&mut chase.branches, &mut chase.expected);
         let (depth, before) = (self.options.depth, branches.len());
         let tally = &mut self.report.tally;
         if self.options.look_ahead == LookAhead::Fixed {
-            resolve_one(state, &mut self.code, &mut data, branches, tally);
+            resolve_one(state, code, &mut data, branches, tally);
             *state = State::blank(state.pc);
         }
         let left = depth.saturating_sub(branches.len());
-        let ended = follow(state, &mut self.code, &mut data, left, tally, &mut |taken| branches.push(taken));
+        let instructions = tally.instructions;
+        let ended = follow(state, code, &mut data, left, tally, &mut |taken| branches.push(taken));
         chase.guessed = branches.len() - before;
+        chase.evaluated.0 += chase.guessed as u64;
+        chase.evaluated.1 += tally.instructions - instructions;
         ended
     }
 
     /// The way to the breakpoint may lead over its address before (in a loop): the thread will stop there the first time, so
     /// what is expected is cut back to that.
-    fn stop_at_first_pass(&mut self, chase: &mut Chase, mut start: State, resumes: bool) {
+    fn stop_at_first_pass(&mut self, pid: i32, chase: &mut Chase, mut start: State, resumes: bool) {
         let first = chase.branches.len() - chase.guessed;
         let Some(passes) = first_pass(&chase.branches[first..], start.pc, chase.expected.pc, resumes) else {
             return;
         };
-        let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
-        if run_to(&mut start, &mut self.code, &mut data, passes, chase.expected.pc) {
+        let Some((process, mut data)) = self.view(pid) else { return };
+        if run_to(&mut start, &mut process.code, &mut data, passes, chase.expected.pc) {
             chase.expected = start;
             chase.branches.truncate(first + passes);
             chase.guessed = passes;
@@ -366,8 +414,8 @@ impl<'a> Tracer<'a> {
     /// Whether a breakpoint at the chase's place would be in the way of a restartable sequence.
     fn refuse_breakpoint(&mut self, thread: &Thread, chase: &Chase) -> Option<RecordEnd> {
         let at = chase.expected.pc;
-        let known = self.options.restartable.iter().any(|range| range.contains(at));
-        let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+        let (process, mut data) = self.view(thread.pid)?;
+        let known = process.restartable.iter().any(|range| range.contains(at));
         let mut announced = || {
             let area = thread.rseq.flatten()?;
             let descriptor = chase.expected.load(area + RSEQ_CS, 8, &mut data).low(8)?;
@@ -382,7 +430,7 @@ impl<'a> Tracer<'a> {
         let followed = &self.followed;
         let area = *thread.rseq.get_or_insert_with(|| followed.rseq_area(thread.tid));
         let Some(area) = area else { return false };
-        let mut data = Data { pages: &mut self.pages, memory: followed.memory() };
+        let Some((_, mut data)) = self.view(thread.pid) else { return false };
         let mut word = [0; 8];
         let section = data.read(area + RSEQ_CS, &mut word).then(|| u64::from_le_bytes(word));
         section
@@ -396,23 +444,24 @@ impl<'a> Tracer<'a> {
         self.pace.paid(chase.cost);
         thread.alarm.set_period(self.pace.next_period())?;
         thread.phase = Phase::Waiting;
-        self.deliver(thread.tid, chase, end);
+        self.deliver(thread.pid, thread.tid, chase, end);
         Ok(())
     }
 
-    fn deliver(&mut self, tid: i32, chase: Chase, end: RecordEnd) {
+    fn deliver(&mut self, pid: i32, tid: i32, chase: Chase, end: RecordEnd) {
         self.report.held += chase.cost;
         *self.report.records.entry(end).or_default() += 1;
         self.report.branches += chase.branches.len() as u64;
         if !chase.branches.is_empty() {
-            self.outbox.push((tid, chase.branches, end));
+            self.outbox.push((pid, tid, Box::new(chase), end));
         }
     }
 
     /// Hands out the records, while all threads run.
     fn post(&mut self) {
-        for (tid, branches, end) in self.outbox.drain(..) {
-            (self.sink)(Record { tid, branches: &branches, end });
+        for (pid, tid, chase, end) in self.outbox.drain(..) {
+            let (branches, density) = (&chase.branches[..], chase.density());
+            self.sink.record(Record { pid, tid, branches, density, end });
         }
     }
 }

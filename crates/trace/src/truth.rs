@@ -2,13 +2,13 @@
 
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
-use crate::thread::{general, state_of};
+use crate::thread::state_of;
 use restitch_address::{Avma, LoadBias};
 use restitch_branch_table::{Branch, Outcome, Table};
 use restitch_evaluate::{Code, State, Step};
 use restitch_perf::{AlarmEvent, ThreadAlarm};
 use restitch_testkit::{Guarded, find_program, skipped};
-use restitch_tracee::{FollowEvent, Followed, Registers};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers};
 use restitch_x86::{Action, Semantic};
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -27,7 +27,7 @@ struct Race {
 
 impl Race {
     fn start(pid: i32) -> Option<(Self, ThreadAlarm)> {
-        let mut followed = Followed::seize(pid, libc::SIGURG).expect("can be traced");
+        let mut followed = Followed::seize(pid, libc::SIGURG, Children::Leave).expect("can be traced");
         let alarm = match ThreadAlarm::open(pid, AlarmEvent::TaskClock, libc::SIGURG) {
             Ok(alarm) => alarm,
             Err(error) => {
@@ -68,7 +68,9 @@ impl Race {
                 match self.followed.next_event(Duration::from_secs(10)).unwrap()? {
                     FollowEvent::Stepped { .. } => break,
                     FollowEvent::Notified { .. } => self.followed.step(self.tid).unwrap(),
-                    FollowEvent::Signal { .. } | FollowEvent::Exited { .. } => return None,
+                    FollowEvent::Signal { .. } | FollowEvent::Caught { .. } | FollowEvent::Exited { .. } => {
+                        return None;
+                    }
                     _ => {}
                 }
             }
@@ -87,7 +89,7 @@ impl Race {
             let semantic = run.instructions[0];
             let bias = run.bias;
             let before = state.clone();
-            let mut data = Data { pages: &mut self.pages, memory: self.followed.memory() };
+            let mut data = Data { pages: &mut self.pages, memory: self.followed.memory(self.tid).unwrap() };
             let step = state.step(&semantic, bias, &mut data);
             let Some(real) = self.step_for_real(&semantic) else { return };
             let opaque_kernel = matches!(semantic.action, Action::Opaque(effects) if effects.kernel);
@@ -111,7 +113,7 @@ impl Race {
 
     fn check(&mut self, before: &State, after: &State, semantic: &Semantic, real: &Registers) {
         self.compared += 1;
-        let wrong = after.pc != real.rip || after.contradicts(&general(real), real.eflags);
+        let wrong = after.pc != real.rip || after.contradicts(&real.general(), real.eflags);
         assert!(!wrong, "{semantic:?}\nbefore {before:?}\nafter {after:?}\nreal {real:?}");
     }
 }
@@ -127,9 +129,12 @@ fn name(action: &Action) -> &'static str {
 
 fn race(program: &str, arguments: &[&str], steps: u64) {
     let Some(path) = find_program(program) else { return skipped(&format!("no {program}")) };
-    let mut command = Command::new(path);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let child = Guarded::spawn(&mut command).unwrap();
+    race_command(program, Command::new(path).args(arguments), steps);
+}
+
+fn race_command(program: &str, command: &mut Command, steps: u64) {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = Guarded::spawn(command).unwrap();
     let pid = child.pid() as i32;
     // Into its main work.
     std::thread::sleep(Duration::from_millis(150));
@@ -172,6 +177,23 @@ fn evaluation_agrees_with_single_steps_of_gzip_and_perl() {
     );
 }
 
+/// The same for the C library's string functions in the forms for old, newer and new processors.
+#[test]
+fn evaluation_agrees_with_single_steps_of_string_functions() {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/strings.c");
+    let Ok(binary) = restitch_testkit::compile(&source, &["-O1", "-fno-builtin"]) else {
+        return skipped("no compiler");
+    };
+    for without in
+        ["", "-AVX512VL,-AVX512BW", "-AVX2,-AVX512VL,-AVX512BW,-SSE4_2", "-AVX2,-AVX512VL,-AVX512BW"]
+    {
+        let tunables = format!("glibc.cpu.hwcaps={without}");
+        let mut command = Command::new(&binary);
+        command.env("GLIBC_TUNABLES", tunables);
+        race_command(&format!("strings {without}"), &mut command, 60_000);
+    }
+}
+
 /// The look-ahead tables of all modules of a process.
 struct Tables {
     target: restitch_apply_process::Target,
@@ -204,12 +226,12 @@ impl Tables {
 /// Where a branch goes, from the table's form alone.
 fn outcome(race: &Race, branch: &Branch, bias: LoadBias, real: &Registers) -> Option<Outcome> {
     let thread = restitch_branch_table::Thread {
-        registers: general(real),
+        registers: real.general(),
         rflags: real.eflags,
         fs_base: real.fs_base.get(),
         gs_base: real.gs_base.get(),
     };
-    branch.resolve(&thread, bias, |at| race.followed.memory().read_u64(at).ok())
+    branch.resolve(&thread, bias, |at| race.followed.memory(race.tid).unwrap().read_u64(at).ok())
 }
 
 /// Branch after branch as the tables predict them, against single steps: the order of the paper's algorithm.
@@ -258,7 +280,9 @@ fn wait_for_step(race: &mut Race) -> Option<Registers> {
         match race.followed.next_event(Duration::from_secs(10)).unwrap()? {
             FollowEvent::Stepped { .. } => return Some(race.registers()),
             FollowEvent::Notified { .. } => race.followed.step(race.tid).unwrap(),
-            FollowEvent::Signal { .. } | FollowEvent::Exited { .. } => return None,
+            FollowEvent::Signal { .. } | FollowEvent::Caught { .. } | FollowEvent::Exited { .. } => {
+                return None;
+            }
             _ => {}
         }
     }

@@ -91,6 +91,18 @@ fn ends_well(program: &Path, arguments: &[&str], options: TraceOptions) -> Optio
     Some(seen)
 }
 
+/// The same for a mode of the odd program, until the report is as it should be: on a busy machine the program may get next to no
+/// processor time, and it gets more of it then.
+fn ends_well_until(odd: &Path, mode: &str, enough: impl Fn(&TraceReport) -> bool) {
+    for seconds in ["1.5", "6", "20"] {
+        let Some(seen) = ends_well(odd, &[mode, seconds], busy(0.0)) else { return };
+        if enough(&seen.report) {
+            return;
+        }
+        assert!(seconds != "20", "{mode}: {:?}", seen.report);
+    }
+}
+
 fn odd() -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/odd.c");
     match compile(&source, &["-O1"]) {
@@ -148,8 +160,7 @@ fn static_programs_are_traced_too() {
 fn odd_signals_end_records_and_nothing_else() {
     let Some(odd) = odd() else { return };
     for mode in ["returns", "leaves", "blocked", "urgent"] {
-        let Some(seen) = ends_well(&odd, &[mode, "1.5"], busy(0.0)) else { return };
-        assert!(seen.report.branches > 100, "{mode}: {:?}", seen.report);
+        ends_well_until(&odd, mode, |report| report.branches > 100);
     }
 }
 
@@ -177,6 +188,115 @@ fn another_program_is_traced_after_exec() {
     assert!(pages.len() >= 2, "{pages:x?}");
 }
 
+/// Forked children, and what they execute, have records of their own, with their own process's number.
+#[test]
+fn children_and_what_they_execute_are_traced() {
+    let Some(odd) = odd() else { return };
+    let child = start(&odd, &["children", "1.5"]);
+    std::thread::sleep(Duration::from_millis(50));
+    let (mut by_process, mut forked, mut executed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let mut family = Family { records: &mut by_process, forked: &mut forked, executed: &mut executed };
+    let options = TraceOptions { duration: Some(Duration::from_secs(60)), ..busy(0.0) };
+    let pid = child.pid() as i32;
+    let report = match trace(pid, options, &AtomicBool::new(false), &mut family) {
+        Ok(report) => report,
+        Err(error @ restitch_trace::BranchTraceError::Perf(_)) => return skipped(&error.to_string()),
+        Err(error) => panic!("{error}"),
+    };
+    println!("{report:?}");
+    assert_eq!(report.exit, Some(ExitStatus::Code(42)));
+    assert!(forked.len() >= 2 && forked.values().all(|parent| *parent == pid), "{forked:?}");
+    assert_eq!(report.processes, forked.len() + 1);
+    assert!(executed.iter().all(|pid| forked.contains_key(pid)) && executed.len() + 1 >= forked.len());
+    let with_records = forked.keys().filter(|pid| by_process.get(pid).is_some_and(|n| *n > 100));
+    assert!(with_records.count() >= 2, "{by_process:?}");
+    // Left alone if that is asked for.
+    let child = start(&odd, &["children", "0.7"]);
+    let options = TraceOptions { children: false, duration: Some(Duration::from_secs(60)), ..busy(0.0) };
+    let seen = traced(child.pid() as i32, options).unwrap();
+    assert_eq!((seen.report.exit, seen.report.processes), (Some(ExitStatus::Code(42)), 1));
+}
+
+struct Family<'a> {
+    records: &'a mut BTreeMap<i32, usize>,
+    forked: &'a mut BTreeMap<i32, i32>,
+    executed: &'a mut Vec<i32>,
+}
+
+impl restitch_trace::Sink for Family<'_> {
+    fn record(&mut self, record: Record<'_>) {
+        *self.records.entry(record.pid).or_default() += record.branches.len();
+    }
+
+    fn forked(&mut self, pid: i32, parent: i32) {
+        self.forked.insert(pid, parent);
+    }
+
+    fn executed(&mut self, pid: i32) {
+        self.executed.push(pid);
+    }
+}
+
+#[test]
+fn sixty_four_threads_are_traced() {
+    let Some(odd) = odd() else { return };
+    let child = start(&odd, &["many", "3"]);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut threads = std::collections::BTreeSet::new();
+    let mut sink = |r: Record<'_>| {
+        threads.insert(r.tid);
+    };
+    let options = TraceOptions { duration: Some(Duration::from_secs(60)), ..busy(0.0) };
+    let report = match trace(child.pid() as i32, options, &AtomicBool::new(false), &mut sink) {
+        Ok(report) => report,
+        Err(error @ restitch_trace::BranchTraceError::Perf(_)) => return skipped(&error.to_string()),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!((report.exit, report.missed_threads), (Some(ExitStatus::Code(42)), 0));
+    assert!(report.threads >= 65 && threads.len() >= 32, "{} seen of {report:?}", threads.len());
+}
+
+/// Being stopped in a restartable sequence aborts it: no breakpoint may stand in there, or it would never end.
+#[test]
+fn restartable_sequences_get_no_breakpoints() {
+    let Some(odd) = odd() else { return };
+    let ends = |report: &TraceReport| report.records.get(&RecordEnd::Restartable).copied().unwrap_or(0);
+    ends_well_until(&odd, "rseq", |report| ends(report) > 0 && report.branches > 100);
+}
+
+/// Code that the process may write is not looked into; records end there.
+#[test]
+fn records_end_where_the_process_writes_its_own_code() {
+    let Some(odd) = odd() else { return };
+    if let Some(seen) = ends_well(&odd, &["jit", "1.5"], busy(0.0)) {
+        let ends = seen.report.records.get(&RecordEnd::UnknownCode).copied().unwrap_or(0);
+        assert!(ends > 0, "{:?}", seen.report);
+        assert_eq!(seen.report.contradicted, 0, "{:?}", seen.report);
+    }
+}
+
+#[test]
+fn code_of_the_kernel_is_followed_or_ends_records() {
+    let Some(odd) = odd() else { return };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let modes = if maps.contains("[vsyscall]") { &["vdso", "vsyscall"][..] } else { &["vdso"] };
+    for mode in modes {
+        let child = start(&odd, &[mode, "1.5"]);
+        std::thread::sleep(Duration::from_millis(50));
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.pid())).unwrap();
+        let vdso = maps.lines().find(|line| line.ends_with("[vdso]")).unwrap().split([' ', '-']);
+        let vdso: Vec<u64> = vdso.take(2).map(|at| u64::from_str_radix(at, 16).unwrap()).collect();
+        let options = TraceOptions { duration: Some(Duration::from_secs(60)), ..busy(0.0) };
+        let Some(seen) = traced(child.pid() as i32, options) else { return };
+        assert_eq!(seen.report.exit, Some(ExitStatus::Code(42)), "{mode}");
+        let inside = |b: &&Taken| (vdso[0]..vdso[1]).contains(&b.from.get());
+        let branches = seen.records.iter().flat_map(|r| &r.0).filter(inside).count();
+        assert!(branches > 20, "{mode}: {:?}", seen.report);
+        let ends = seen.report.records.get(&RecordEnd::UnknownCode).copied().unwrap_or(0);
+        assert!(*mode == "vdso" || ends > 0, "{mode}: {:?}", seen.report);
+    }
+}
+
 /// Runs in a process of its own, which the test below kills. Does nothing when the tests run as usual.
 #[test]
 fn tracer_that_gets_killed() {
@@ -184,16 +304,19 @@ fn tracer_that_gets_killed() {
     let fixed = std::env::var("TRACE_FIXED").is_ok();
     let look_ahead = if fixed { LookAhead::Fixed } else { LookAhead::Evaluate };
     let options = TraceOptions { look_ahead, period: Some(100_000), ..busy(60.0) };
-    let _ = trace(pid.parse().unwrap(), options, &AtomicBool::new(false), &mut |_| {});
+    let _ = trace(pid.parse().unwrap(), options, &AtomicBool::new(false), &mut |_: Record<'_>| {});
 }
 
 #[test]
 fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
     let Ok(binary) = compile(&program("threads.c"), &["-O2"]) else { return skipped("no compiler") };
     let Some(odd) = odd() else { return };
-    for (target, arguments) in
-        [(&binary, ["--seconds", "4"]), (&odd, ["returns", "4"]), (&odd, ["threads", "4"])]
-    {
+    for (target, arguments) in [
+        (&binary, ["--seconds", "4"]),
+        (&odd, ["returns", "4"]),
+        (&odd, ["threads", "4"]),
+        (&odd, ["children", "4"]),
+    ] {
         let mut child = start(target, &arguments);
         let begun = Instant::now();
         let mut kills = 0u64;

@@ -112,6 +112,17 @@ impl Batch {
         self.add("munmap", libc::SYS_munmap, [range.start.get(), range.len(), 0, 0, 0, 0]);
     }
 
+    /// `munlock`.
+    pub fn munlock(&mut self, range: AvmaRange) {
+        self.add("munlock", libc::SYS_munlock, [range.start.get(), range.len(), 0, 0, 0, 0]);
+    }
+
+    /// As [`Borrow::madvise`].
+    pub fn madvise(&mut self, range: AvmaRange, advice: i32) {
+        let args = [range.start.get(), range.len(), advice as u64, 0, 0, 0];
+        self.add("madvise", libc::SYS_madvise, args);
+    }
+
     /// As [`Borrow::mremap`].
     pub fn mremap(&mut self, from: AvmaRange, to: Avma) {
         self.remap(from, to, 0);

@@ -145,7 +145,7 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// A remote system call failed in the target.
-    #[error("{call} in process {pid} failed: {source}")]
+    #[error("{call} in process {pid} failed: {source}{}", next_step(call, source))]
     RemoteCall {
         /// The process.
         pid: i32,
@@ -195,5 +195,24 @@ impl TraceError {
     /// Whether the target has ended: nothing remains to be undone.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Vanished { .. } | Self::Zombie { .. } | Self::Proc(ProcError::Gone { .. }))
+    }
+}
+
+/// What can be done about a system call that failed in a target: the limits are the target's.
+fn next_step(call: &str, source: &std::io::Error) -> &'static str {
+    match (call, source.raw_os_error()) {
+        ("mmap", Some(libc::EAGAIN)) => {
+            "; it locks its memory and may lock no more: raise its limit of locked memory (RLIMIT_MEMLOCK: prlimit --memlock)"
+        }
+        ("mmap" | "mremap", Some(libc::ENOMEM)) => {
+            "; raise its limit of address space (RLIMIT_AS: prlimit --as) or vm.max_map_count, or free memory"
+        }
+        ("openat", Some(libc::EACCES)) => {
+            "; it has to be able to read restitch's state directory (RESTITCH_STATE_DIR)"
+        }
+        ("openat" | "memfd_create", Some(libc::EMFILE)) => {
+            "; raise its limit of open files (RLIMIT_NOFILE: prlimit --nofile)"
+        }
+        _ => "",
     }
 }

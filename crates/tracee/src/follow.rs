@@ -15,8 +15,9 @@ use crate::urgent::Urgent;
 use crate::wait::{ExitStatus, StopKind, decode};
 use crate::wake::WakeTimer;
 use crate::{Memory, TraceError};
+use restitch_address::AvmaRange;
 use restitch_procfs as procfs;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
@@ -37,12 +38,27 @@ pub enum FollowEvent {
         /// The signal.
         signal: i32,
     },
+    /// Another signal is to be delivered to a thread that stands in code that the caller has named
+    /// ([`Followed::hold_signals_in`]). It is held before that; [`Followed::resume_with`] delivers it.
+    Caught {
+        /// The thread.
+        tid: i32,
+        /// The signal.
+        signal: i32,
+    },
     /// A new thread. It is held before its first instruction.
     Started {
         /// The thread.
         tid: i32,
     },
-    /// The process executes another program, with one thread, which is held before its first instruction.
+    /// A new process, with one thread, which is held before its first instruction.
+    Forked {
+        /// The process and its thread.
+        pid: i32,
+        /// The process that it is a copy of, or whose memory it shares until it executes a program.
+        parent: i32,
+    },
+    /// A process executes another program, with one thread, which is held before its first instruction.
     Executed {
         /// The thread: the process's number.
         tid: i32,
@@ -57,24 +73,40 @@ pub enum FollowEvent {
         /// The thread.
         tid: i32,
     },
-    /// The process has ended.
+    /// A process has ended.
     Exited {
+        /// Which.
+        pid: i32,
         /// How.
         status: ExitStatus,
     },
 }
 
-/// A process whose threads are followed.
+/// Whether processes that a followed process makes are followed, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Children {
+    /// They are let go at once.
+    Leave,
+    /// They are followed, with all that they execute and make.
+    Follow,
+}
+
+/// A process whose threads are followed, and its children.
 #[derive(Debug)]
 pub struct Followed {
     pid: i32,
     signal: i32,
-    memory: Memory,
-    threads: BTreeSet<i32>,
+    children: Children,
+    /// Memory of the followed processes.
+    processes: BTreeMap<i32, Memory>,
+    /// Threads and their processes.
+    threads: BTreeMap<i32, i32>,
     /// Threads that are held for the caller.
     held: BTreeSet<i32>,
     /// Threads that execute one instruction for the caller.
     stepping: BTreeSet<i32>,
+    /// Where signals are not delivered before the caller has seen it.
+    catching: Vec<AvmaRange>,
     timer: WakeTimer,
     /// Held threads wait until this one has a processor.
     _urgent: Urgent,
@@ -93,19 +125,21 @@ impl Followed {
     /// # Errors
     /// As for [`crate::Stopped::seize_all`]; no thread was disturbed. Threads that were seized already are let go when
     /// the calling thread ends.
-    pub fn seize(pid: i32, signal: i32) -> Result<Self, TraceError> {
+    pub fn seize(pid: i32, signal: i32, children: Children) -> Result<Self, TraceError> {
         let pid = preflight(pid)?.pid;
-        let memory = Memory::open_read_only(pid)?;
+        let processes = BTreeMap::from([(pid, Memory::open_read_only(pid)?)]);
         let timer =
             WakeTimer::new().map_err(|source| TraceError::Ptrace { request: "timer", tid: pid, source })?;
-        let (threads, held, stepping) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let (threads, held, stepping) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let mut followed = Self {
             pid,
             signal,
-            memory,
+            children,
+            processes,
             threads,
             held,
             stepping,
+            catching: Vec::new(),
             timer,
             _urgent: Urgent::begin(),
             not_send: PhantomData,
@@ -120,25 +154,30 @@ impl Followed {
     fn seize_new_threads(&mut self) -> Result<bool, TraceError> {
         let mut found = false;
         for thread in procfs::threads(self.pid)? {
-            if self.threads.contains(&thread.tid) {
+            if self.threads.contains_key(&thread.tid) {
                 continue;
             }
-            let options = OPTIONS | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
-            match sys::seize(thread.tid, options) {
+            match sys::seize(thread.tid, self.options()) {
                 Ok(()) => {
-                    self.threads.insert(thread.tid);
+                    self.threads.insert(thread.tid, self.pid);
                     found = true;
                 }
                 // It ended; or it was attached to by itself, as the child of a thread that was seized before.
                 Err(TraceError::Vanished { .. }) => found = true,
                 Err(_) if self.is_ours_already(thread.tid) => {
-                    self.threads.insert(thread.tid);
+                    self.threads.insert(thread.tid, self.pid);
                     found = true;
                 }
                 Err(error) => return self.judge(thread.tid, error).map(|()| found),
             }
         }
         Ok(found)
+    }
+
+    fn options(&self) -> i32 {
+        let forks = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+        let children = if self.children == Children::Follow { forks } else { 0 };
+        OPTIONS | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | children
     }
 
     fn is_ours_already(&self, tid: i32) -> bool {
@@ -155,19 +194,24 @@ impl Followed {
         }
     }
 
-    /// The process.
+    /// The process that was seized first.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The threads that are followed.
+    /// The threads that are followed, of all processes.
     pub fn threads(&self) -> impl Iterator<Item = i32> + '_ {
-        self.threads.iter().copied()
+        self.threads.keys().copied()
     }
 
-    /// The process's memory, read-only.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
+    /// The process of a followed thread.
+    pub fn process_of(&self, tid: i32) -> Option<i32> {
+        self.threads.get(&tid).copied()
+    }
+
+    /// The memory of a followed process, read-only.
+    pub fn memory(&self, pid: i32) -> Option<&Memory> {
+        self.processes.get(&pid)
     }
 
     /// The next event, or `None` when `limit` has passed without one (a few milliseconds late at most).
@@ -210,18 +254,25 @@ impl Followed {
                 self.quietly(sys::listen(tid))?;
                 Ok(Handled::Done)
             }
-            StopKind::Interrupt if !self.threads.contains(&tid) => self.arrived(tid),
-            StopKind::Event(libc::PTRACE_EVENT_EXEC) => {
-                self.threads = BTreeSet::from([self.pid]);
-                self.held = BTreeSet::from([self.pid]);
-                self.memory = Memory::open_read_only(self.pid)?;
-                Ok(Handled::Event(FollowEvent::Executed { tid: self.pid }))
-            }
+            StopKind::Interrupt if !self.threads.contains_key(&tid) => self.arrived(tid),
+            StopKind::Event(libc::PTRACE_EVENT_EXEC) => self.executed(tid),
             _ => {
                 self.quietly(sys::resume(tid, Resume::Continue, 0))?;
                 Ok(Handled::Done)
             }
         }
+    }
+
+    /// All threads but one are gone, and that one has the process's number.
+    fn executed(&mut self, pid: i32) -> Result<Handled, TraceError> {
+        self.threads.retain(|_, process| *process != pid);
+        let threads = &self.threads;
+        self.held.retain(|tid| threads.contains_key(tid));
+        self.stepping.retain(|tid| threads.contains_key(tid));
+        self.threads.insert(pid, pid);
+        self.held.insert(pid);
+        self.processes.insert(pid, Memory::open_read_only(pid)?);
+        Ok(Handled::Event(FollowEvent::Executed { tid: pid }))
     }
 
     /// A tracee that is not there any more needs no answer.
@@ -233,23 +284,42 @@ impl Followed {
     }
 
     fn ended(&mut self, tid: i32, status: ExitStatus) -> Handled {
-        self.threads.remove(&tid);
+        let known = self.threads.remove(&tid);
         self.held.remove(&tid);
-        Handled::Event(match tid == self.pid {
-            true => FollowEvent::Exited { status },
-            false => FollowEvent::Ended { tid },
-        })
+        self.stepping.remove(&tid);
+        if tid == self.pid || self.processes.contains_key(&tid) {
+            self.processes.remove(&tid);
+            self.threads.retain(|_, process| *process != tid);
+            return Handled::Event(FollowEvent::Exited { pid: tid, status });
+        }
+        match known {
+            Some(_) => Handled::Event(FollowEvent::Ended { tid }),
+            None => Handled::Done,
+        }
     }
 
-    /// A tracee that was attached by itself: a thread of the process, or a process that shares its memory.
+    /// A tracee that was attached by itself: a thread, or a process that a followed one has made.
     fn arrived(&mut self, tid: i32) -> Result<Handled, TraceError> {
-        if !std::path::Path::new(&format!("/proc/{}/task/{tid}", self.pid)).exists() {
+        let Ok(status) = procfs::status(tid) else {
+            // It is ending: whatever it still reports is answered.
+            self.quietly(sys::resume(tid, Resume::Continue, 0))?;
+            return Ok(Handled::Done);
+        };
+        let (pid, parent) = (status.tgid.unwrap_or(tid), status.ppid.unwrap_or(self.pid));
+        if self.processes.contains_key(&pid) {
+            self.threads.insert(tid, pid);
+            self.held.insert(tid);
+            return Ok(Handled::Event(FollowEvent::Started { tid }));
+        }
+        let memory = Memory::open_read_only(pid);
+        let (Children::Follow, true, Ok(memory)) = (self.children, pid == tid, memory) else {
             self.quietly(sys::detach(tid, 0))?;
             return Ok(Handled::Done);
-        }
-        self.threads.insert(tid);
+        };
+        self.processes.insert(pid, memory);
+        self.threads.insert(tid, pid);
         self.held.insert(tid);
-        Ok(Handled::Event(FollowEvent::Started { tid }))
+        Ok(Handled::Event(FollowEvent::Forked { pid, parent }))
     }
 
     fn signalled(&mut self, tid: i32, signal: i32) -> Result<Handled, TraceError> {
@@ -264,8 +334,42 @@ impl Followed {
             self.held.insert(tid);
             return Ok(Handled::Event(FollowEvent::Stepped { tid }));
         }
+        if self.stands_in_caught_code(tid)? {
+            self.held.insert(tid);
+            return Ok(Handled::Event(FollowEvent::Caught { tid, signal }));
+        }
         self.quietly(sys::resume(tid, Resume::Continue, signal))?;
         Ok(Handled::Event(FollowEvent::Signal { tid, signal }))
+    }
+
+    fn stands_in_caught_code(&self, tid: i32) -> Result<bool, TraceError> {
+        if self.catching.is_empty() {
+            return Ok(false);
+        }
+        match sys::get_registers(tid) {
+            Ok(registers) => Ok(self.catching.iter().any(|range| range.contains(registers.rip))),
+            Err(TraceError::Vanished { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// From now on, signals to threads that stand in one of `ranges` are reported before they are delivered.
+    pub fn hold_signals_in(&mut self, ranges: Vec<AvmaRange>) {
+        self.catching = ranges;
+    }
+
+    /// Lets a held thread run on and delivers `signal` to it. Should this program die before, the kernel delivers it.
+    pub fn resume_with(&mut self, tid: i32, signal: i32) -> Result<(), TraceError> {
+        match self.held.remove(&tid) {
+            true => self.quietly(sys::resume(tid, Resume::Continue, signal)),
+            false => Err(TraceError::UnknownThread { tid }),
+        }
+    }
+
+    /// Sets the registers of a held thread that is in no system call: what they say is where and how it goes on.
+    pub fn set_registers(&self, tid: i32, registers: &Registers) -> Result<(), TraceError> {
+        self.require_held(tid)?;
+        sys::set_registers(tid, registers)
     }
 
     /// A signal that was blocked and comes when a system call returns can have interrupted that call.

@@ -63,25 +63,14 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
+/// General registers by number, in the order of `struct sigcontext_64`.
+const SIGCONTEXT_ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
+
 /// `struct sigcontext_64`.
 fn sigcontext(r: &Registers, fpstate: u64) -> [u8; 192] {
-    let words = [
-        r.r8,
-        r.r9,
-        r.r10,
-        r.r11,
-        r.r12,
-        r.r13,
-        r.r14,
-        r.r15,
-        r.rdi,
-        r.rsi,
-        r.rbp,
-        r.rbx,
-        r.rdx,
-        r.rax,
-        r.rcx,
-        r.rsp.get(),
+    let general = r.general();
+    let mut words = SIGCONTEXT_ORDER.map(|number| general[number]).to_vec();
+    words.extend([
         r.rip.get(),
         r.eflags,
         // u16 cs, gs, fs, ss.
@@ -92,7 +81,7 @@ fn sigcontext(r: &Registers, fpstate: u64) -> [u8; 192] {
         0,
         0,
         fpstate,
-    ];
+    ]);
     let mut bytes = [0; 192];
     for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
         slot.copy_from_slice(&word.to_le_bytes());

@@ -102,6 +102,8 @@ pub struct TraceEvents {
     pub(crate) queued: VecDeque<TraceEvent>,
     /// Where processes are to be reported, by process.
     pub(crate) breakpoints: BTreeMap<i32, Breakpoint>,
+    /// Why the first `int3` was written.
+    pub(crate) trap_in_code: Option<String>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -168,6 +170,7 @@ impl TraceEvents {
             early: VecDeque::new(),
             queued: VecDeque::new(),
             breakpoints: BTreeMap::new(),
+            trap_in_code: None,
             not_send: PhantomData,
         };
         match events.wait_for_exec(&helper)? {
@@ -304,14 +307,7 @@ impl TraceEvents {
                 return Ok(event);
             }
             StopKind::Group(_) => sys::listen(tid)?,
-            StopKind::Signal(signal) => {
-                if signal == libc::SIGTRAP
-                    && let Some(event) = self.reached(pid, tid)?
-                {
-                    return Ok(Some(event));
-                }
-                sys::resume(tid, Resume::Continue, signal)?;
-            }
+            StopKind::Signal(signal) => return self.notified(pid, tid, signal),
             _ => sys::resume(tid, Resume::Continue, 0)?,
         }
         Ok(None)

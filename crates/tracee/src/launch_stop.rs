@@ -112,7 +112,12 @@ impl TraceEvents {
             StopKind::Interrupt | StopKind::Group(_) | StopKind::Signal(_) => {
                 let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
                 match hold_thread(tid, signal) {
-                    Ok(thread) => drop(held.insert(tid, thread)),
+                    Ok(mut thread) => {
+                        if signal != 0 {
+                            self.put_off(pid, &mut thread)?;
+                        }
+                        held.insert(tid, thread);
+                    }
                     // Killed in the stop: its end is still to be reported.
                     Err(TraceError::Vanished { .. }) => {}
                     Err(error) => return Err(error),

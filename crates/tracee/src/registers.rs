@@ -101,6 +101,13 @@ pub enum PendingRestart {
 }
 
 impl Registers {
+    /// The general registers by their numbers in instructions: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+    pub fn general(&self) -> [u64; 16] {
+        let low = [self.rax, self.rcx, self.rdx, self.rbx, self.rsp.get(), self.rbp, self.rsi, self.rdi];
+        let high = [self.r8, self.r9, self.r10, self.r11, self.r12, self.r13, self.r14, self.r15];
+        std::array::from_fn(|i| if i < 8 { low[i] } else { high[i - 8] })
+    }
+
     /// Whether the thread runs 64-bit code.
     pub fn is_64_bit(&self) -> bool {
         self.cs == USER_CS_64

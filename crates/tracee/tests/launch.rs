@@ -114,6 +114,57 @@ fn a_breakpoint_does_not_outlive_the_tracer() {
     assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 7);
 }
 
+/// The end of the tracing thread is what the death of the tracer is to its tracees. The process is on its way to its entry point then;
+/// it has to get past it, and on to its own end.
+#[test]
+fn a_process_on_its_way_to_its_entry_point_outlives_the_tracer() {
+    for _ in 0..20 {
+        let tracer = std::thread::spawn(|| {
+            let mut events = TraceEvents::spawn(shell("exit 7"), LaunchOptions::default()).unwrap();
+            let root = events.root();
+            let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else {
+                panic!("no exec")
+            };
+            let entry = restitch_procfs::auxv(stopped.pid()).unwrap().entry().unwrap();
+            events.run_to(stopped, entry).unwrap();
+            let trap = events.trap_in_code().map(str::to_owned);
+            // Nothing is cleaned up, as after SIGKILL.
+            std::mem::forget(events);
+            (root, trap)
+        });
+        let (root, trap) = tracer.join().unwrap();
+        if let Some(why) = trap {
+            println!("SKIPPED: no hardware breakpoints here: {why}");
+            return;
+        }
+        assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 7);
+    }
+}
+
+/// A process that is stopped and let go again, over and over, on its way to its entry point still gets there.
+#[test]
+fn stops_on_the_way_to_the_entry_point_lose_nothing() {
+    for _ in 0..10 {
+        let mut events = TraceEvents::spawn(shell("exit 6"), LaunchOptions::default()).unwrap();
+        let pid = events.root().pid;
+        let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else { panic!("no exec") };
+        let entry = restitch_procfs::auxv(stopped.pid()).unwrap().entry().unwrap();
+        events.run_to(stopped, entry).unwrap();
+        let mut log = Vec::new();
+        while !events.is_empty() {
+            if let Ok(stopped) = events.stop(pid, LIMIT) {
+                stopped.resume();
+            }
+            match events.next_event(Duration::from_micros(50)).unwrap() {
+                Some(TraceEvent::Reached(_)) => log.push("reached".to_owned()),
+                Some(TraceEvent::Exited { status, .. }) => log.push(format!("{status:?}")),
+                _ => {}
+            }
+        }
+        assert_eq!(log, ["reached", "Code(6)"]);
+    }
+}
+
 #[test]
 fn threads_and_signals_pass_through() {
     let Some(program) = common::compile("signals") else { return };

@@ -14,14 +14,16 @@ pub mod encode;
 mod ops;
 mod semantics;
 mod semantics_decode;
+mod vector;
 mod vector_decode;
 
 pub use decode::{Flow, Insn, RipField, relocate_field, scan};
 pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
 pub use semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, Flag, Operand, Part, Scan, Segment, Semantic,
-    Shift, Stores, Unary, Vector, VectorOp, VectorSource, decode_semantic,
+    Action, Address, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Operand, Part, Scan, Segment,
+    Semantic, Shift, Stores, Unary, decode_semantic,
 };
+pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 
 /// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).
 pub const ALL_FLAGS: u8 = 0x3f;

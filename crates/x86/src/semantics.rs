@@ -9,6 +9,7 @@
 use crate::decode::{Insn, classify};
 use crate::ops::Reg;
 use crate::semantics_decode::action_of;
+use crate::vector::Vector;
 use iced_x86::{Decoder, DecoderOptions};
 use restitch_address::Svma;
 
@@ -158,6 +159,17 @@ pub enum Scan {
     Popcnt,
 }
 
+/// The instructions on the lowest set bit (BMI1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LowBit {
+    /// `blsr`: cleared.
+    Reset,
+    /// `blsmsk`: it and all bits below it.
+    Mask,
+    /// `blsi`: alone.
+    Isolate,
+}
+
 /// The conditional branches with 8-bit displacement only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CountBranch {
@@ -186,52 +198,6 @@ pub enum Stores {
     Anywhere,
 }
 
-/// Byte-wise and bit-wise vector operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum VectorOp {
-    /// `pand`.
-    And,
-    /// `pandn`: not the destination, and the source.
-    AndNot,
-    /// `por`.
-    Or,
-    /// `pxor`.
-    Xor,
-    /// `pminub`.
-    MinBytes,
-    /// `pcmpeqb`, `pcmpeqw`, `pcmpeqd`: elements of so many bytes become all ones where they are equal.
-    Equal(u8),
-}
-
-/// The source of a [`VectorOp`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum VectorSource {
-    /// Register number.
-    Register(u8),
-    /// 16 bytes of memory.
-    Memory(Address),
-}
-
-/// What the commonest vector instructions (SSE2 encodings) do to the low 128 bits of vector registers: enough for copies
-/// through them and for the C library's string functions of old processors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Vector {
-    /// A load of 4, 8 or 16 bytes; the rest of the 128 bits is cleared.
-    Load(u8, Address, u8),
-    /// A store of the low 4, 8 or 16 bytes.
-    Store(Address, u8, u8),
-    /// A move between registers of the low 8 (rest cleared) or all 16 bytes.
-    Move(u8, u8, u8),
-    /// From a general register; the rest is cleared.
-    FromGeneral(u8, Part),
-    /// The low bytes to a general register.
-    ToGeneral(Part, u8),
-    /// `dst = dst op src`.
-    Combine(VectorOp, u8, VectorSource),
-    /// `pmovmskb`: the highest bit of each byte.
-    Mask(Part, u8),
-}
-
 /// What an opaque instruction may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Effects {
@@ -243,6 +209,10 @@ pub struct Effects {
     pub stores: Stores,
     /// Vector registers, as a set by number.
     pub vectors: u32,
+    /// Mask registers, as a set by number.
+    pub masks: u8,
+    /// The direction flag of string instructions.
+    pub direction: bool,
     /// It enters the kernel (`syscall`, `int`, `sysenter`): anybody may run meanwhile, and it may not come back here.
     pub kernel: bool,
 }
@@ -299,6 +269,18 @@ pub enum Action {
     BitTest(BitChange, Operand, Operand),
     /// `bsf`, `bsr`, `tzcnt`, `lzcnt`, `popcnt`.
     Scan(Scan, Part, Operand),
+    /// `dst = a shifted by b`, without flags (`shlx` and its relatives, `rorx`).
+    ShiftTo(Shift, Part, Operand, Operand),
+    /// `andn`: not the register, and the operand.
+    AndNot(Part, Part, Operand),
+    /// `blsr`, `blsmsk`, `blsi`.
+    LowBit(LowBit, Part, Operand),
+    /// `bzhi`: the bits of the operand below the number in the register.
+    ZeroHigh(Part, Operand, Part),
+    /// `rep stos` of elements of so many bytes, upwards or downwards by the direction flag.
+    RepeatStore(u8),
+    /// `rep movs` of elements of so many bytes.
+    RepeatMove(u8),
     /// `bswap`.
     SwapBytes(Part),
     /// `clc`, `stc`, `cmc`: 0, 1, complement.

@@ -3,12 +3,13 @@
 use crate::decode::{Flow, Insn, all_flags_of};
 use crate::ops::Reg;
 use crate::semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, Operand, Part, Scan, Segment, Shift, Stores,
-    Unary,
+    Action, Address, Binary, BitChange, CountBranch, Effects, LowBit, Operand, Part, Scan, Segment, Shift,
+    Stores, Unary,
 };
 use crate::vector_decode::vector;
 use iced_x86::{
-    Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, UsedMemory,
+    Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, RflagsBits,
+    UsedMemory,
 };
 
 pub(crate) fn action_of(i: &Instruction, insn: &Insn) -> Action {
@@ -157,9 +158,28 @@ fn second_part(i: &Instruction) -> Option<Part> {
 fn integer(i: &Instruction) -> Option<Action> {
     if i.has_rep_prefix() || i.has_repne_prefix() {
         // `repz` on `tzcnt` and the like is part of their opcode and not reported as a prefix.
-        return None;
+        return repeated(i);
     }
     moves(i).or_else(|| arithmetic(i)).or_else(|| bits(i)).or_else(|| other(i))
+}
+
+/// The string instructions that only store, with 64-bit registers and without a segment.
+fn repeated(i: &Instruction) -> Option<Action> {
+    let plain = i.segment_prefix() == Register::None
+        && (i.op0_kind() == OpKind::MemoryESRDI)
+        && matches!(i.op1_kind(), OpKind::MemorySegRSI | OpKind::Register);
+    plain.then_some(())?;
+    match i.mnemonic() {
+        M::Stosb => Some(Action::RepeatStore(1)),
+        M::Stosw => Some(Action::RepeatStore(2)),
+        M::Stosd => Some(Action::RepeatStore(4)),
+        M::Stosq => Some(Action::RepeatStore(8)),
+        M::Movsb => Some(Action::RepeatMove(1)),
+        M::Movsw => Some(Action::RepeatMove(2)),
+        M::Movsd => Some(Action::RepeatMove(4)),
+        M::Movsq => Some(Action::RepeatMove(8)),
+        _ => None,
+    }
 }
 
 fn moves(i: &Instruction) -> Option<Action> {
@@ -237,9 +257,22 @@ fn bits(i: &Instruction) -> Option<Action> {
         M::Tzcnt => scan(Scan::Tzcnt),
         M::Lzcnt => scan(Scan::Lzcnt),
         M::Popcnt => scan(Scan::Popcnt),
+        M::Shlx => shift_to(i, Shift::Shl),
+        M::Shrx => shift_to(i, Shift::Shr),
+        M::Sarx => shift_to(i, Shift::Sar),
+        M::Rorx => shift_to(i, Shift::Ror),
+        M::Andn => Some(Action::AndNot(first_part(i)?, second_part(i)?, operand(i, 2)?)),
+        M::Blsr => Some(Action::LowBit(LowBit::Reset, first_part(i)?, second(i)?)),
+        M::Blsmsk => Some(Action::LowBit(LowBit::Mask, first_part(i)?, second(i)?)),
+        M::Blsi => Some(Action::LowBit(LowBit::Isolate, first_part(i)?, second(i)?)),
+        M::Bzhi => Some(Action::ZeroHigh(first_part(i)?, second(i)?, part(i.op2_register())?)),
         M::Bswap => first_part(i).filter(|p| p.size >= 4).map(Action::SwapBytes),
         _ => None,
     }
+}
+
+fn shift_to(i: &Instruction, op: Shift) -> Option<Action> {
+    Some(Action::ShiftTo(op, first_part(i)?, second(i)?, operand(i, 2)?))
 }
 
 /// A bit number in a register reaches beyond a memory operand; that form is opaque.
@@ -290,7 +323,7 @@ impl Conditional for Instruction {
 fn effects(i: &Instruction) -> Effects {
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(i);
-    let (mut registers, mut vectors) = (0u16, 0u32);
+    let (mut registers, mut vectors, mut masks) = (0u16, 0u32, 0u8);
     for used in info.used_registers() {
         let full = used.register().full_register();
         if writes(used.access()) && full.is_gpr64() {
@@ -299,6 +332,9 @@ fn effects(i: &Instruction) -> Effects {
         if writes(used.access()) && full.is_vector_register() {
             vectors |= 1 << full.number();
         }
+        if writes(used.access()) && full.is_k() {
+            masks |= 1 << full.number();
+        }
     }
     let kernel = matches!(i.mnemonic(), M::Syscall | M::Sysenter | M::Int | M::Int1 | M::Into);
     if kernel {
@@ -306,28 +342,25 @@ fn effects(i: &Instruction) -> Effects {
         registers |= 1 | 1 << 1 | 1 << 11;
     }
     if restores_state(i.mnemonic()) {
-        vectors = u32::MAX;
+        (vectors, masks) = (u32::MAX, u8::MAX);
     }
-    let stores = if kernel || i.has_rep_prefix() || i.has_repne_prefix() {
-        Stores::Anywhere
-    } else {
-        stores(info.used_memory())
-    };
+    let repeats =
+        (i.has_rep_prefix() || i.has_repne_prefix()) && info.used_memory().iter().any(|m| writes(m.access()));
+    let stores = if kernel || repeats { Stores::Anywhere } else { stores(info.used_memory()) };
     Effects {
         registers,
         flags: if kernel { 0 } else { all_flags_of(i.rflags_modified()) },
         stores,
         vectors,
+        masks,
+        direction: i.rflags_modified() & RflagsBits::DF != 0,
         kernel,
     }
 }
 
 /// Whether an instruction writes vector registers that depend on a mask.
 fn restores_state(mnemonic: M) -> bool {
-    matches!(
-        mnemonic,
-        M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64 | M::Vzeroall
-    )
+    matches!(mnemonic, M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64)
 }
 
 fn stores(used: &[UsedMemory]) -> Stores {

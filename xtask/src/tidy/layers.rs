@@ -4,10 +4,11 @@ use super::{DECODING, EDGE, PURE};
 use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
-pub const LAYERS: [&[&str]; 16] = [
+pub const LAYERS: [&[&str]; 17] = [
     &["address", "demo-workload", "preload", "report", "testkit"],
     &["procfs"],
-    &["perf", "tracee"],
+    &["perf"],
+    &["tracee"],
     &["cfi", "image", "x86"],
     &["evaluate", "program"],
     &["branch-table"],

@@ -22,8 +22,8 @@ pub enum Order {
 
 pub const ORDERS: [Order; 3] = [Order::Original, Order::Reversed, Order::Random(7)];
 
-pub const IN_PLACE: OutputOptions = OutputOptions { move_program_headers: false };
-pub const MOVED: OutputOptions = OutputOptions { move_program_headers: true };
+pub const IN_PLACE: OutputOptions = OutputOptions { move_program_headers: false, large_pages: false };
+pub const MOVED: OutputOptions = OutputOptions { move_program_headers: true, large_pages: false };
 
 pub fn image(path: &Path) -> Image {
     Image::parse(std::fs::read(path).expect("readable")).expect("an ELF image")
@@ -55,6 +55,8 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
         start,
         bias: None,
         number: 3,
+        bound: &[],
+        large_pages: false,
         counters: None,
     };
     let version = emit(&request).expect("emitted");

@@ -41,6 +41,8 @@ impl Module {
             start,
             bias: self.bias(),
             number: 1,
+            bound: &[],
+            large_pages: false,
             counters: (!counted.is_empty()).then_some(counters),
         })
         .unwrap()

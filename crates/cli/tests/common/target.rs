@@ -44,9 +44,18 @@ impl Target {
 
     /// The same with more arguments.
     pub fn start_with(program: &Path, arguments: &[&str]) -> Self {
+        Self::launch(program, arguments, &[])
+    }
+
+    /// The same with more in its environment.
+    pub fn start_in(program: &Path, environment: &[(&str, &str)]) -> Self {
+        Self::launch(program, &[], environment)
+    }
+
+    fn launch(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let folder = scratch();
         let mut command = Command::new(program);
-        command.args(["--seconds", "600"]).args(arguments);
+        command.args(["--seconds", "600"]).args(arguments).envs(environment.iter().copied());
         command.env("RESTITCH_TEST_STOP", folder.path().join("stop")).stdin(Stdio::null());
         command.stderr(File::create(folder.path().join("stderr")).expect("the folder is writable"));
         let process = Guarded::spawn(&mut command).expect("a compiled program starts");
@@ -55,7 +64,9 @@ impl Target {
         let pid = out.pid();
         let began = wait_until(PATIENCE, || (cpu_ticks(pid) >= 5).then_some(()));
         assert!(began.is_some() || !out.is_running(), "{} does not compute", out.name);
-        out.before = Some(Snapshot::of(pid));
+        if out.is_running() {
+            out.before = Some(Snapshot::of(pid));
+        }
         out
     }
 

@@ -45,6 +45,8 @@ impl Small {
             start: Svma::new(START),
             bias: None,
             number: 1,
+            bound: &[],
+            large_pages: false,
             counters: None,
         }
     }

@@ -5,7 +5,7 @@ use super::progress::Progress;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
-use crate::make::{Place, check_version, counting_layout, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
@@ -228,7 +228,7 @@ fn make_overlay(
     let size = estimate(&module.program, layout, counted.map_or(0, <[_]>::len));
     let places = place(&module.image, size, counters).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
-    let version = emit_version(path, module, layout, place, counted)?;
+    let version = emit_version(path, module, layout, place, Wanted { counted, ..Wanted::default() })?;
     let version = check_version(path, module, layout, version, None)?;
     let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
     let overlay = Overlay::plan(&module.image, &version, identity).map_err(|e| bad(e.to_string()))?;

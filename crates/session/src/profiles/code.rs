@@ -51,6 +51,12 @@ impl Code {
         Self { named: vec![path.into()], known: vec![Known::new(path, analyzed)] }
     }
 
+    /// Adds a module that is analysed already.
+    pub fn add(&mut self, path: &Path, analyzed: Analyzed) -> &Known {
+        self.known.push(Known::new(path, analyzed));
+        &self.known[self.known.len() - 1]
+    }
+
     /// The one file that the user named, for formats that do not say what they are of.
     pub fn only(&mut self, profile: &Path) -> Result<&Known, SessionError> {
         match &self.named[..] {

@@ -4,16 +4,21 @@ use super::code::Code;
 use super::load::{Loaded, load, resolve};
 use super::{ProfileInput, SessionError};
 use restitch_profile::{Features, Profile, similarity};
+use restitch_program::Program;
 use restitch_report::{ComparedProfile, Comparison, TakenDifference};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Compares each profile with each. Modules are compared where their code is known; a module that a profile does not have counts as
-/// not run in it.
+/// not run in it. `only_movable`: leave out code that cannot be moved, which counting versions do not count.
 ///
 /// # Errors
 /// If a profile cannot be read, or no module's code is there.
-pub fn compare_profiles(inputs: &[ProfileInput], programs: &[PathBuf]) -> Result<Comparison, SessionError> {
+pub fn compare_profiles(
+    inputs: &[ProfileInput],
+    programs: &[PathBuf],
+    only_movable: bool,
+) -> Result<Comparison, SessionError> {
     let mut code = Code::new(programs);
     let mut notes = Vec::new();
     let mut all: Vec<BTreeMap<PathBuf, Profile>> = Vec::new();
@@ -28,7 +33,10 @@ pub fn compare_profiles(inputs: &[ProfileInput], programs: &[PathBuf]) -> Result
     for path in &paths {
         let program = &code.at(path)?.analyzed.program;
         let nothing = Profile::empty(program);
-        for (features, profiles) in features.iter_mut().zip(&all) {
+        for (features, profiles) in features.iter_mut().zip(&mut all) {
+            if let Some(profile) = profiles.get_mut(path).filter(|_| only_movable) {
+                keep_movable(program, profile);
+            }
             features.add(program, profiles.get(path).unwrap_or(&nothing));
         }
     }
@@ -53,6 +61,19 @@ pub fn compare_profiles(inputs: &[ProfileInput], programs: &[PathBuf]) -> Result
         comparison.taken.push(taken.collect());
     }
     Ok(comparison)
+}
+
+/// Clears what cannot be moved.
+fn keep_movable(program: &Program, profile: &mut Profile) {
+    for block in program.block_ids().filter(|b| !program.is_movable(*b)) {
+        profile.blocks[block.index()] = 0;
+    }
+    for (edge, count) in program.edges.iter().zip(&mut profile.edges) {
+        *count = if program.is_movable(edge.from) { *count } else { 0 };
+    }
+    for (call, count) in program.calls.iter().zip(&mut profile.calls) {
+        *count = if program.is_movable(call.block) { *count } else { 0 };
+    }
 }
 
 /// The counts of each module whose code is known, by the file that it was read from.

@@ -59,7 +59,12 @@ impl Loaded {
             content: Content::Stored(m),
         };
         let modules = file.modules.into_iter().map(module).collect();
-        Self { path: path.into(), format: Format::Store, modules, order: Vec::new(), notes: Vec::new() }
+        Self { modules, ..Self::empty(Format::Store, path) }
+    }
+
+    /// Nothing yet.
+    pub fn empty(format: Format, path: &Path) -> Self {
+        Self { path: path.into(), format, modules: Vec::new(), order: Vec::new(), notes: Vec::new() }
     }
 }
 
@@ -126,8 +131,7 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
         Some(format) => format,
         None => Format::detect(bytes).map_err(|e| bad(e.to_string()))?,
     };
-    let mut loaded =
-        Loaded { path: path.clone(), format, modules: Vec::new(), order: Vec::new(), notes: Vec::new() };
+    let mut loaded = Loaded::empty(format, path);
     match format {
         Format::Store => {
             let file = ProfileFile::read(bytes).map_err(|e| bad(e.to_string()))?;

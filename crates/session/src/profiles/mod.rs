@@ -105,6 +105,40 @@ pub(crate) fn save_counts(file: ProfileFile, output: &ProfileOutput) -> Result<C
     save(&loaded, &mut Code::new(&[]), &output)
 }
 
+/// What was recorded of one module.
+pub(crate) struct RecordedModule {
+    /// Its file, in the view of the process.
+    pub path: PathBuf,
+    /// What the process had mapped.
+    pub image: std::sync::Arc<restitch_image::Image>,
+    /// By address in the file.
+    pub records: restitch_profile_formats::Records,
+}
+
+/// Writes branch records that were just made. A file name that tells no format gets restitch's own.
+pub(crate) fn save_records(
+    modules: Vec<RecordedModule>,
+    output: &ProfileOutput,
+) -> Result<Converted, SessionError> {
+    let output = ProfileOutput { format: Some(format_of(output).unwrap_or(Format::Store)), ..output.clone() };
+    // Formats that hold one module get the program that ran most, not a library.
+    let weight = |m: &&RecordedModule| m.records.branches.values().map(|t| t.count).sum::<u64>();
+    let programs = modules.iter().filter(|m| m.image.kind() != restitch_image::ImageKind::SharedObject);
+    let program: Vec<PathBuf> = programs.max_by_key(weight).map(|m| m.path.clone()).into_iter().collect();
+    let mut code = Code::new(&program);
+    let mut loaded = Loaded::empty(Format::PreAggregated, &output.path);
+    for module in modules {
+        let Ok(analyzed) = crate::analysis::analyze_image(module.image) else {
+            loaded.notes.push(format!("left out: {} cannot be analysed", module.path.display()));
+            continue;
+        };
+        let build_id = code.add(&module.path, analyzed).build_id();
+        let content = load::Content::Records(module.records);
+        loaded.modules.push(LoadedModule { path: module.path, build_id, content });
+    }
+    save(&loaded, &mut code, &output)
+}
+
 fn save(loaded: &Loaded, code: &mut Code, output: &ProfileOutput) -> Result<Converted, SessionError> {
     let format = format_of(output)?;
     let mut notes = loaded.notes.clone();

@@ -1,6 +1,5 @@
 //! Writing a file so that nobody ever sees half of it.
 
-use crate::ElfError;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -16,24 +15,35 @@ pub enum Existing {
     Replace,
 }
 
+/// What a file that was written has to outlive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outlives {
+    /// The death of this program at any moment.
+    Death,
+    /// A power cut, too: it is synchronized, which takes milliseconds.
+    PowerCut,
+}
+
 /// Writes `bytes` to `path` with the permission bits `mode` (as in `st_mode`; the process's umask does not apply). The
-/// file is written under another name in the same directory, synchronized and then given its name, so `path` holds the
+/// file is written under another name in the same directory and then given its name, so `path` holds the
 /// old content or the new one at every moment.
 ///
 /// # Errors
-/// [`ElfError::Exists`] or [`ElfError::Io`]; nothing is left behind.
-pub fn write_atomically(path: &Path, bytes: &[u8], mode: u32, existing: Existing) -> Result<(), ElfError> {
-    let failed = |source| ElfError::Io { path: path.into(), source };
+/// [`io::ErrorKind::AlreadyExists`] if something is there that is to be left alone, else the system's reason; nothing is left behind.
+pub fn write_atomically(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    existing: Existing,
+    outlives: Outlives,
+) -> io::Result<()> {
     if existing == Existing::Refuse && fs::symlink_metadata(path).is_ok() {
-        return Err(ElfError::Exists(path.into()));
+        return Err(io::ErrorKind::AlreadyExists.into());
     }
-    let temporary = Temporary::write(path, bytes, mode).map_err(failed)?;
+    let temporary = Temporary::write(path, bytes, mode, outlives)?;
     match existing {
-        Existing::Replace => temporary.rename(path).map_err(failed),
-        Existing::Refuse => temporary.link(path).map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => ElfError::Exists(path.into()),
-            _ => failed(source),
-        }),
+        Existing::Replace => temporary.rename(path),
+        Existing::Refuse => temporary.link(path),
     }
 }
 
@@ -41,16 +51,24 @@ pub fn write_atomically(path: &Path, bytes: &[u8], mode: u32, existing: Existing
 struct Temporary(PathBuf);
 
 impl Temporary {
-    fn write(beside: &Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
+    fn write(beside: &Path, bytes: &[u8], mode: u32, outlives: Outlives) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = beside.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = beside.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let this = Self(path);
+        let (this, mut file) = loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = beside.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => break (Self(path), file),
+                // Left behind by a killed process of the same number.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        };
         file.write_all(bytes)?;
         file.set_permissions(Permissions::from_mode(mode & 0o7777))?;
-        file.sync_all()?;
+        if outlives == Outlives::PowerCut {
+            file.sync_all()?;
+        }
         Ok(this)
     }
     fn rename(self, to: &Path) -> io::Result<()> {
@@ -82,15 +100,21 @@ mod tests {
         fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
     }
 
+    fn write(path: &Path, bytes: &[u8], mode: u32, existing: Existing) -> io::Result<()> {
+        write_atomically(path, bytes, mode, existing, Outlives::PowerCut)
+    }
+
     #[test]
     fn files_get_content_and_mode() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
-        write_atomically(&path, b"one", 0o100_755, Existing::Refuse).unwrap();
+        write(&path, b"one", 0o100_755, Existing::Refuse).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o755);
-        write_atomically(&path, b"two", 0o600, Existing::Replace).unwrap();
+        write(&path, b"two", 0o600, Existing::Replace).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
+        write_atomically(&path, b"three", 0o600, Existing::Replace, Outlives::Death).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
         assert_eq!(names(folder.path()), ["program"]);
     }
 
@@ -99,8 +123,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
         fs::write(&path, b"input").unwrap();
-        let error = write_atomically(&path, b"output", 0o755, Existing::Refuse).unwrap_err();
-        assert!(error.to_string().contains("the file exists; choose another output path"), "{error}");
+        let error = write(&path, b"output", 0o755, Existing::Refuse).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).unwrap(), b"input");
         assert_eq!(names(folder.path()), ["program"]);
     }
@@ -109,14 +133,14 @@ mod tests {
     fn failures_leave_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing/program");
-        assert!(matches!(
-            write_atomically(&missing, b"", 0o755, Existing::Replace),
-            Err(ElfError::Io { .. })
-        ));
+        assert_eq!(
+            write(&missing, b"", 0o755, Existing::Replace).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
         // A directory cannot be replaced by a file.
         let path = folder.path().join("directory");
         fs::create_dir(&path).unwrap();
-        assert!(matches!(write_atomically(&path, b"x", 0o755, Existing::Replace), Err(ElfError::Io { .. })));
+        assert!(write(&path, b"x", 0o755, Existing::Replace).is_err());
         assert_eq!(names(folder.path()), ["directory"]);
     }
 }

@@ -1,0 +1,187 @@
+"""restitch and llvm-bolt side by side: the same programs, the same exact profile, the same inputs.
+
+Fetches Debian sources, builds programs with their relocations kept (which llvm-bolt needs for its best options; restitch does
+not), records one exact profile of the training input with `restitch record`, gives it to both (to llvm-bolt as fdata, by
+`restitch profile convert`), and measures the three files on an input that neither has seen: instruction-cache misses under
+cachegrind, CPU time in interleaved rounds. Time and peak memory are those from the profile to the finished file. The table
+goes to docs/layout.md. What was built stays in out/bolt.
+"""
+
+import argparse
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from statistics import median
+
+from . import report
+from .bolt_inputs import LOADS
+from .machine import Failed, Missing, copy_as_written, find
+from .main import ROOT
+from .stats import interval
+
+BEGIN, END = "<!-- bolt:begin -->", "<!-- bolt:end -->"
+SIDES = ("original", "restitch", "llvm-bolt")
+BOLT = ["-reorder-blocks=ext-tsp", "-reorder-functions=cdsort", "-split-functions", "-split-strategy=cdsplit", "-split-eh", "-split-all-cold"]
+CACHES = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=1048576,8,64"]
+SOURCES = "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {suite} main\n"
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", **options)
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(command)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+    return done.stdout
+
+
+def fetch(package, folder):
+    """The Debian source of a package, with package lists of our own: the system's need not have sources."""
+    with open("/etc/os-release") as f:
+        suite = re.search(r"VERSION_CODENAME=(\w+)", f.read())[1]
+    lists = os.path.join(folder, "lists")
+    os.makedirs(os.path.join(lists, "partial"), exist_ok=True)
+    with open(os.path.join(folder, "sources.list"), "w") as f:
+        f.write(SOURCES.format(suite=suite))
+    options = [f"Dir::Etc::sourcelist={folder}/sources.list", "Dir::Etc::sourceparts=-", f"Dir::State::lists={lists}", "APT::Sandbox::User=root"]
+    apt = ["apt-get", "-qq", *(x for o in options for x in ("-o", o))]
+    run([*apt, "update"])
+    run([*apt, "source", package], cwd=folder)
+
+
+def build(load, folder):
+    """The folder in which the program stands; built if it is not there yet."""
+    os.makedirs(folder, exist_ok=True)
+    trees = lambda: sorted(e.path for e in os.scandir(folder) if e.is_dir() and e.name.startswith(load.package))
+    if not trees():
+        fetch(load.package, folder)
+    place = os.path.join(trees()[0], "b")
+    os.makedirs(place, exist_ok=True)
+    if not os.path.exists(os.path.join(place, load.program)):
+        for step in load.build:
+            run(["sh", "-c", step], cwd=place)
+    return place
+
+
+def finished(command, **options):
+    """Runs to the end: seconds, and the most memory that it had resident, in bytes."""
+    start = time.monotonic()
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options)
+    text = child.stdout.read()
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != 0:
+        raise Failed(f"{' '.join(command)} ended with {child.returncode}:\n{text[-2000:]}")
+    return time.monotonic() - start, used.ru_maxrss * 1024
+
+
+def cpu_seconds(command, **options):
+    """User CPU time of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, **options)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+def cachegrind(command, **options):
+    """{what: number} of instructions and instruction-cache misses."""
+    tool = [find("valgrind"), "--tool=cachegrind", *CACHES, "--cachegrind-out-file=/dev/null"]
+    done = subprocess.run(tool + command, capture_output=True, text=True, errors="replace", **options)
+    found = dict(re.findall(r"(I +refs|I1 +misses|LLi +misses): +([\d,]+)", done.stderr))
+    if done.returncode != 0 or len(found) < 3:
+        raise Failed(f"cachegrind: {' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return {name.split()[0]: int(number.replace(",", "")) for name, number in found.items()}
+
+
+def measure(name, options, log):
+    load = LOADS[name]
+    bolt = find("llvm-bolt-19", "llvm-bolt")
+    place = build(load, os.path.join(ROOT, "out", "bolt", name))
+    at = lambda file: os.path.join(place, file)
+    scripts = {}
+    for which in ("training", "test"):
+        file, text = getattr(load, which)
+        scripts[which] = at(file)
+        with open(at(file), "w") as f:
+            f.write(text)
+    env = dict(os.environ, **load.environment(place))
+    command = lambda program, which: load.command(program, scripts[which], place)
+    original, profile, fdata = at(load.program), at("x.profile"), at("x.fdata")
+    run([options.restitch, "record", "-o", profile, "--", *command(original, "training")], env=env, cwd=place)
+    run([options.restitch, "profile", "convert", profile, "--program", original, "-o", fdata])
+    # The same file name for all, in folders of their own, where the program finds its library all the same.
+    makers = {
+        "restitch": [options.restitch, "optimize", original, "--profile", profile, "-o", at("x.restitch")],
+        "llvm-bolt": [bolt, original, "-o", at("x.llvm-bolt"), f"-data={fdata}", *BOLT],
+    }
+    made = {side: finished(maker, cwd=place) for side, maker in makers.items()}
+    files = {side: at(f"x-{side}") for side in SIDES}
+    for side in SIDES:
+        copy_as_written(original if side == "original" else at(f"x.{side}"), files[side])
+    for which in scripts:
+        texts = {side: run(command(files[side], which), env=env, cwd=place) for side in SIDES}
+        for side in SIDES[1:]:
+            if texts[side] != texts["original"]:
+                raise Failed(f"{side}: the program prints something else than its original does")
+    log("  cachegrind")
+    caches = {which: {side: cachegrind(command(files[side], which), env=env, cwd=place) for side in SIDES} for which in scripts}
+    rounds = []
+    for number in range(options.rounds):
+        turn = SIDES[number % 3 :] + SIDES[: number % 3]
+        seconds = {side: cpu_seconds(command(files[side], "test"), env=env, cwd=place) for side in turn}
+        rounds.append({side: seconds[side] / seconds["original"] for side in SIDES[1:]})
+    log(f"  {options.rounds} rounds")
+    return {"title": load.title, "made": made, "caches": caches, "rounds": rounds, "sizes": {s: os.path.getsize(files[s]) for s in SIDES}}
+
+
+def table(rows):
+    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "user CPU time, test input [interval]", "time to the file", "peak memory", "file"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        for side in SIDES[1:]:
+            ratio = lambda which, what: f"{row['caches'][which][side][what] / row['caches'][which]['original'][what]:.3f}"
+            values = [r[side] for r in row["rounds"]]
+            low, high, _ = interval(values)
+            seconds, memory = row["made"][side]
+            cells = [row["title"], side, ratio("training", "I1"), ratio("test", "I1"), ratio("test", "I"), f"{median(values):.3f} [{low:.3f}, {high:.3f}]"]
+            cells += [f"{seconds:.2f} s", f"{memory / 2**20:.0f} MiB", f"{row['sizes'][side] / 2**20:.1f} MiB"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def page(rows, options):
+    version = run([find("llvm-bolt-19", "llvm-bolt"), "--version"])
+    version = re.search(r"LLVM version (\S+)", version)[1]
+    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    text = [f"Original = 1, less is better; {options.rounds} interleaved rounds; llvm-bolt {version} with `{' '.join(BOLT)}`; {where}.", ""]
+    return "\n".join([*text, *table(rows), ""])
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="bench/bolt", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loads", nargs="*", choices=[[], *LOADS], metavar="LOAD", help=f"all, if none is named: {', '.join(LOADS)}")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--no-page", action="store_true", help="print the table instead of writing docs/layout.md")
+    parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
+    options = parser.parse_args(argv)
+    options.restitch = os.path.abspath(options.restitch)
+    log = lambda text: print(text, file=sys.stderr, flush=True)
+    rows, failed = [], False
+    for name in options.loads or LOADS:
+        log(name)
+        try:
+            rows.append(measure(name, options, log))
+        except Missing as missing:
+            log(f"  left out: {missing}")
+        except Failed as problem:
+            failed = True
+            log(f"  failed: {problem}")
+    if not rows:
+        sys.exit("nothing was measured")
+    text = page(rows, options)
+    if options.no_page or options.loads:
+        print(text)
+    else:
+        report.insert(os.path.join(ROOT, "docs", "layout.md"), text, BEGIN, END)
+    return 1 if failed else 0
+

@@ -1,0 +1,634 @@
+//! Tracing versions: each instruction of the text is a copy or belongs to one of the few forms of recording code, which are
+//! written down here a second time, as text.
+//!
+//! What is proved: copied blocks are the original's, and each way out of one is a recorded branch to the equivalent of its
+//! target, a look-up whose pairs are proved too, or a way out to the very original instruction that comes next. Recording code takes nothing
+//! but `rcx` before it has saved more, gives back what it has taken, and stores into the window only, apart from the
+//! return addresses of calls, which are the original ones. What the tracer is told of inserted code is what is there.
+
+use crate::finding::{CheckReport, Findings, Problem};
+use crate::subject::Subject;
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, OpKind, Register,
+};
+use restitch_address::Svma;
+use restitch_emit::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
+use restitch_emit::{MapPiece, PieceKind};
+use restitch_program::{BlockAttrs, Movability};
+use std::collections::BTreeSet;
+
+/// Where it went wrong, and how.
+type Checked<T = ()> = Result<T, (Svma, &'static str)>;
+
+/// What a branch of the version leads to, to be looked at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// At the first address: the taken branch at the second one to the third.
+    Edge(Svma, Svma, Svma),
+    /// At the first address: the way out to the second.
+    Leave(Svma, Svma),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Return,
+    Jump,
+    Call,
+}
+
+struct Reader<'s, 'a> {
+    s: &'s Subject<'a>,
+    table: &'a BurstTable,
+    /// The next instruction.
+    v: Svma,
+    gas: GasFormatter,
+    found: String,
+    read: Vec<bool>,
+    numbers: Vec<bool>,
+    routines: [Svma; 3],
+    inserted: Vec<Inserted>,
+    pieces: Vec<MapPiece>,
+    entries: Vec<(Svma, Svma)>,
+    due: BTreeSet<Due>,
+    report: CheckReport,
+}
+
+/// Checks the text of a tracing version, and everything that is said about it.
+pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, findings: &mut Findings) -> CheckReport {
+    let mut reader = Reader::new(s, table);
+    let walked = reader.form().and_then(|()| reader.walk()).and_then(|()| reader.compare());
+    if let Err((at, why)) = walked {
+        findings.version(at, Problem::Burst { why, found: std::mem::take(&mut reader.found) });
+    }
+    reader.report
+}
+
+impl<'s, 'a> Reader<'s, 'a> {
+    fn new(s: &'s Subject<'a>, table: &'a BurstTable) -> Self {
+        let mut gas = GasFormatter::new();
+        let options = gas.options_mut();
+        options.set_uppercase_hex(false);
+        options.set_small_hex_numbers_in_decimal(false);
+        options.set_branch_leading_zeros(false);
+        options.set_rip_relative_addresses(false);
+        Self {
+            s,
+            table,
+            v: s.version.text.start,
+            gas,
+            found: String::new(),
+            read: vec![false; s.version.text.len() as usize],
+            numbers: vec![false; table.branches.len()],
+            routines: [Svma::default(); 3],
+            inserted: Vec::new(),
+            pieces: Vec::new(),
+            entries: Vec::new(),
+            due: BTreeSet::new(),
+            report: CheckReport::default(),
+        }
+    }
+
+    /// What a tracing version has not, and its window.
+    fn form(&self) -> Checked {
+        let v = self.s.version;
+        let fail = |why| Err((v.range.start, why));
+        let none = v.redirects.is_empty() && v.map.places.is_empty() && v.counters.is_none();
+        if !none || [v.tables, v.eh_frame, v.eh_frame_hdr, v.lsda].iter().any(|part| !part.is_empty()) {
+            return fail("it has redirects, places, counters or tables");
+        }
+        if !(4..=24).contains(&self.table.bits) {
+            return fail("the table of its window has an odd size");
+        }
+        let window = self.table.window;
+        let own = window::window_len(self.table.bits) == window.len();
+        if !own || window.overlaps(&v.loaded()) || window.overlaps(&self.s.image.span()) {
+            return fail("its window is too short or lies on something else");
+        }
+        Ok(())
+    }
+
+    fn walk(&mut self) -> Checked {
+        for (i, kind) in [Kind::Return, Kind::Jump, Kind::Call].into_iter().enumerate() {
+            self.routines[i] = self.v;
+            self.look_up(kind)?;
+        }
+        for index in 0..self.s.version.blocks.len() {
+            self.block(index)?;
+        }
+        while let Some(due) = self.due.pop_first() {
+            match due {
+                Due::Edge(at, from, to) => {
+                    self.v = at;
+                    self.edge(from, to)?;
+                }
+                Due::Leave(at, to) => {
+                    self.v = at;
+                    if !self.read[self.offset(at)?] {
+                        self.leave(to)?;
+                    } else if !self.inserted.iter().any(|p| p.at == at && p.leads == Leads::To(to)) {
+                        return Err((at, "a way out leads elsewhere"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what is said with what was found.
+    fn compare(&mut self) -> Checked {
+        let text = self.s.version.text.start;
+        if let Some(i) = self.read.iter().position(|read| !read) {
+            return Err((text + i as u64, "nothing leads to this byte"));
+        }
+        self.inserted.sort_unstable_by_key(|p| p.at.offset_from(text));
+        self.pieces.sort_unstable_by_key(|p| p.version.offset_from(text));
+        self.entries.sort_unstable();
+        self.entries.dedup_by_key(|entry| entry.0);
+        if self.inserted != self.table.inserted {
+            return Err((text, "what is said of inserted code is not what is there"));
+        }
+        if self.entries != self.table.entries {
+            return Err((text, "what is said of where indirect branches come in is not what is there"));
+        }
+        if self.pieces != self.s.version.map.pieces {
+            return Err((text, "the address map is not what is there"));
+        }
+        self.report.map_pieces = self.pieces.len() as u64;
+        Ok(())
+    }
+
+    fn offset(&self, at: Svma) -> Checked<usize> {
+        let text = self.s.version.text;
+        if text.contains(at) {
+            Ok(at.offset_from(text.start) as usize)
+        } else {
+            Err((at, "it is outside of the text"))
+        }
+    }
+
+    /// The next instruction, which nothing else has read.
+    fn next(&mut self) -> Checked<Instruction> {
+        let at = self.v;
+        let instruction = self.s.decode(at).ok_or((at, "there is no instruction"))?;
+        let from = self.offset(at)?;
+        let bytes = self.read.get_mut(from..from + instruction.len()).ok_or((at, "the text ends in it"))?;
+        if bytes.iter().any(|read| *read) {
+            return Err((at, "two instructions share bytes"));
+        }
+        bytes.fill(true);
+        self.report.instructions += 1;
+        self.v = at + instruction.len() as u64;
+        Ok(instruction)
+    }
+
+    /// The next instruction has to be this one.
+    fn expect(&mut self, wanted: &str) -> Checked {
+        let at = self.v;
+        let instruction = self.next()?;
+        self.format(&instruction);
+        // What names no register names an address relative to the program counter.
+        let absolute = instruction.memory_base() == Register::None && has_memory(&instruction);
+        if self.found != wanted || absolute || instruction.segment_prefix() != Register::None {
+            return Err((at, "inserted code is none of the known forms"));
+        }
+        Ok(())
+    }
+
+    fn format(&mut self, instruction: &Instruction) {
+        self.found.clear();
+        self.gas.format(instruction, &mut self.found);
+    }
+
+    /// Whether the next instruction is this one.
+    fn is_next(&mut self, wanted: &str) -> bool {
+        let Some(instruction) = self.s.decode(self.v) else { return false };
+        self.format(&instruction);
+        self.found == wanted
+    }
+
+    fn word(&self, word: u64) -> String {
+        format!("0x{:x}", (self.table.window.start + word).get())
+    }
+    fn save(&mut self, register: &str, word: u64) -> Checked {
+        let wanted = format!("mov %{register},{}", self.word(word));
+        self.expect(&wanted)
+    }
+    fn load(&mut self, word: u64, register: &str) -> Checked {
+        let wanted = format!("mov {},%{register}", self.word(word));
+        self.expect(&wanted)
+    }
+    fn lea(&mut self, address: Svma, register: &str) -> Checked {
+        self.expect(&format!("lea 0x{:x},%{register}", address.get()))
+    }
+    /// A jump: where it goes.
+    fn jump(&mut self) -> Checked<Svma> {
+        let at = self.v;
+        let i = self.next()?;
+        match i.code() {
+            Code::Jmp_rel32_64 | Code::Jmp_rel8_64 => Ok(Svma::new(i.near_branch_target())),
+            _ => Err((at, "there is no jump")),
+        }
+    }
+    /// `jcc`: where it goes.
+    fn branch(&mut self, mnemonic: &str) -> Checked<Svma> {
+        let at = self.v;
+        let i = self.next()?;
+        self.format(&i);
+        let to = i.near_branch_target();
+        if self.found == format!("{mnemonic} 0x{to:x}") {
+            Ok(Svma::new(to))
+        } else {
+            Err((at, "a branch of inserted code is none of the known forms"))
+        }
+    }
+
+    fn note(&mut self, at: Svma, taken: Taken, leads: Leads) {
+        let len = self.v.offset_from(at) as u32;
+        self.inserted.push(Inserted { at, len, taken, leads });
+        let (kind, original) = match (taken, leads) {
+            (Taken::Nothing, Leads::To(original)) => (PieceKind::Inserted, original),
+            _ => (PieceKind::Opaque, Svma::default()),
+        };
+        self.pieces.push(MapPiece { version: at, original, len, kind });
+    }
+
+    /// The number that the instruction stores, which has to mean this branch and no other.
+    fn number(&mut self, from: Svma, to: Option<Svma>, into: &str) -> Checked {
+        let at = self.v;
+        let i = self.s.decode(at).ok_or((at, "there is no instruction"))?;
+        if i.code() != Code::Mov_rm32_imm32 {
+            return Err((at, "there is no number"));
+        }
+        let number = i.immediate32();
+        self.expect(&format!("movl $0x{number:x},{into}"))?;
+        let index = number.wrapping_sub(self.table.first) as usize;
+        if self.table.branches.get(index) != Some(&BurstBranch { from, to }) {
+            return Err((at, "the number means another branch"));
+        }
+        if std::mem::replace(&mut self.numbers[index], true) {
+            return Err((at, "two branches have one number"));
+        }
+        self.report.counters += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self, to: Svma) -> Checked {
+        let at = self.v;
+        let i = self.s.decode(at).ok_or((at, "there is no instruction"))?;
+        let why = i.immediate32();
+        let state = self.word(window::STATE);
+        if ![window::FULL, window::NO_COPY, window::NO_TARGET].contains(&why) {
+            return Err((at, "a way out leaves an odd state"));
+        }
+        self.expect(&format!("movl $0x{why:x},{state}"))?;
+        if self.jump()? != to {
+            return Err((at, "a way out leads elsewhere"));
+        }
+        self.note(at, Taken::Nothing, Leads::To(to));
+        self.report.branches += 1;
+        Ok(())
+    }
+
+    /// A jump to the copy of `to`.
+    fn jump_to_copy(&mut self, to: Svma) -> Checked {
+        let at = self.v;
+        let target = self.jump()?;
+        if self.s.copy_at(target, to).is_none() {
+            return Err((at, "a jump does not go to the copy of its target"));
+        }
+        self.note(at, Taken::Nothing, Leads::To(to));
+        self.report.branches += 1;
+        Ok(())
+    }
+
+    fn edge(&mut self, from: Svma, to: Svma) -> Checked {
+        let at = self.v;
+        self.save("rcx", window::SAVED_RCX)?;
+        self.note(at, Taken::Nothing, Leads::To(to));
+        self.record(from, to)
+    }
+
+    /// The branch is recorded, `rcx` being saved, and control goes on at `to`.
+    fn record(&mut self, from: Svma, to: Svma) -> Checked {
+        let at = self.v;
+        self.load(window::CURSOR, "rcx")?;
+        self.number(from, Some(to), "(%rcx)")?;
+        self.expect("lea 0x4(%rcx),%rcx")?;
+        self.save("rcx", window::CURSOR)?;
+        if self.is_next("movzwl %cx,%ecx") {
+            self.expect("movzwl %cx,%ecx")?;
+            let full = self.branch("jrcxz")?;
+            self.load(window::SAVED_RCX, "rcx")?;
+            self.note(at, Taken::Rcx, Leads::To(to));
+            self.jump_to_copy(to)?;
+            if self.v != full {
+                return Err((at, "a full record goes astray"));
+            }
+        } else {
+            self.note(at, Taken::Rcx, Leads::To(to));
+        }
+        let at = self.v;
+        self.load(window::SAVED_RCX, "rcx")?;
+        self.note(at, Taken::Rcx, Leads::To(to));
+        self.leave(to)
+    }
+
+    fn give_back(&mut self) -> Checked {
+        self.load(window::SAVED_FLAGS, "rax")?;
+        self.expect("add $0x7f,%al")?;
+        self.expect("sahf")?;
+        self.load(window::SAVED_RDX, "rdx")?;
+        self.load(window::SAVED_RAX, "rax")?;
+        self.load(window::SAVED_RCX, "rcx")
+    }
+
+    fn look_up(&mut self, kind: Kind) -> Checked {
+        let at = self.v;
+        self.save("rax", window::SITE)?;
+        self.note(at, Taken::RcxRax, Leads::ToRax);
+        let at = self.v;
+        self.save("rcx", window::ORIGINAL)?;
+        self.save("rdx", window::SAVED_RDX)?;
+        self.expect("lahf")?;
+        self.expect("seto %al")?;
+        self.save("rax", window::SAVED_FLAGS)?;
+        self.note(at, Taken::RcxRax, Leads::ToSite);
+        let at = self.v;
+        self.expect(&format!("movabs $0x{:x},%rax", window::HASH))?;
+        self.expect("imul %rcx,%rax")?;
+        self.expect(&format!("shr $0x{:x},%rax", 64 - self.table.bits))?;
+        self.expect("shl $0x4,%rax")?;
+        self.lea(self.table.window.start + window::TABLE, "rdx")?;
+        self.expect("add %rdx,%rax")?;
+        let search = self.v;
+        self.expect("mov (%rax),%rdx")?;
+        self.expect("cmp %rcx,%rdx")?;
+        let hit = self.branch("je")?;
+        self.expect("test %rdx,%rdx")?;
+        let miss = self.branch("je")?;
+        self.expect("add $0x10,%rax")?;
+        if self.jump()? != search || self.v != hit {
+            return Err((search, "the search goes astray"));
+        }
+        self.expect("mov 0x8(%rax),%rax")?;
+        self.save("rax", window::TARGET)?;
+        self.load(window::CURSOR, "rdx")?;
+        self.load(window::NUMBER, "eax")?;
+        for wanted in ["mov %eax,(%rdx)", "mov %ecx,0x4(%rdx)", "add $0x8,%rdx"] {
+            self.expect(wanted)?;
+        }
+        self.save("rdx", window::CURSOR)?;
+        self.expect("movzwl %dx,%edx")?;
+        self.expect("cmp $0x8,%edx")?;
+        let full = self.branch("jb")?;
+        self.give_back()?;
+        self.note(at, Taken::All, Leads::ToSite);
+        self.go(kind)?;
+        let at = self.v;
+        if miss != at || full != at {
+            return Err((at, "a search without result goes astray"));
+        }
+        self.give_back()?;
+        self.note(at, Taken::All, Leads::ToSite);
+        let at = self.v;
+        let site = self.word(window::SITE);
+        self.expect(&format!("jmpq *{site}"))?;
+        self.note(at, Taken::Nothing, Leads::ToSite);
+        Ok(())
+    }
+
+    fn go(&mut self, kind: Kind) -> Checked {
+        let at = self.v;
+        let returns = self.word(window::RETURN);
+        match kind {
+            Kind::Return => self.expect("lea 0x8(%rsp),%rsp")?,
+            Kind::Call => self.expect(&format!("pushq {returns}"))?,
+            Kind::Jump => {}
+        }
+        if kind != Kind::Jump {
+            self.note(at, Taken::Nothing, Leads::ToSite);
+        }
+        let at = self.v;
+        let target = self.word(window::TARGET);
+        self.expect(&format!("jmpq *{target}"))?;
+        self.note(at, Taken::Nothing, Leads::ToOriginal);
+        Ok(())
+    }
+
+    fn block(&mut self, index: usize) -> Checked {
+        let placed = self.s.version.blocks[index];
+        let fail = |why| Err((placed.version.start, why));
+        let Some(block) = self.s.program.blocks.get(placed.block.index()) else {
+            return fail("it names a block that is not there");
+        };
+        let movability = self.s.program.function(block.function).movability;
+        if !matches!(movability, Movability::Movable | Movability::Linkage)
+            || block.attrs.contains(BlockAttrs::PINNED)
+            || self.s.place(placed.block) != Some(index)
+        {
+            return fail("the block may not be copied, or is copied twice");
+        }
+        self.v = placed.version.start;
+        self.entries.push((block.start, self.v));
+        let mut o = block.start;
+        while o != block.end() {
+            match self.instruction(o, block.end())? {
+                Some(next) => o = next,
+                None => break,
+            }
+        }
+        if o == block.end() {
+            self.fall(o)?;
+        }
+        self.report.blocks += 1;
+        if self.v == placed.version.end { Ok(()) } else { fail("the block does not end where it should") }
+    }
+
+    /// One original instruction; where the original goes on, if the copy goes on too.
+    fn instruction(&mut self, o: Svma, end: Svma) -> Checked<Option<Svma>> {
+        let state = self.word(window::STATE);
+        let leaves = [window::NO_COPY, window::FULL].map(|why| format!("movl $0x{why:x},{state}"));
+        if leaves.iter().any(|leave| self.is_next(leave)) {
+            return self.leave(o).map(|()| None);
+        }
+        let left = end.offset_from(o).clamp(0, 15) as usize;
+        let bytes = self.s.image.read(o, left).ok_or((o, "the original has no bytes"))?;
+        let mut decoder = Decoder::with_ip(64, bytes, o.get(), DecoderOptions::NONE);
+        let original = decoder.decode();
+        if original.is_invalid() {
+            return Err((self.v, "the original has no instruction"));
+        }
+        let next = o + original.len() as u64;
+        match original.flow_control() {
+            FlowControl::Next => {
+                let field = decoder.get_constant_offsets(&original).displacement_offset();
+                self.copied(&original, &bytes[..original.len()], field)?;
+            }
+            FlowControl::Call if original.code() == Code::Call_rel32_64 => self.call(&original, o, next)?,
+            FlowControl::IndirectCall => self.site(Kind::Call, &original, o, next)?,
+            FlowControl::UnconditionalBranch
+                if matches!(original.code(), Code::Jmp_rel8_64 | Code::Jmp_rel32_64) =>
+            {
+                return self.edge(o, Svma::new(original.near_branch_target())).map(|()| None);
+            }
+            FlowControl::ConditionalBranch => {
+                self.conditional(&original, &bytes[..original.len()], o, next)?;
+                return Ok(None);
+            }
+            FlowControl::Return if original.code() == Code::Retnq => {
+                return self.site(Kind::Return, &original, o, next).map(|()| None);
+            }
+            FlowControl::IndirectBranch => return self.site(Kind::Jump, &original, o, next).map(|()| None),
+            _ => return Err((self.v, "an instruction is copied that only the original may execute")),
+        }
+        Ok(Some(next))
+    }
+
+    fn copied(&mut self, original: &Instruction, bytes: &[u8], field: usize) -> Checked {
+        let at = self.v;
+        let copy = self.next()?;
+        let found = self.s.text(at, copy.len()).unwrap_or_default();
+        let equal = if original.is_ip_rel_memory_operand() {
+            let apart = |b: &[u8]| b.len() >= field + 4 && b.len() == bytes.len();
+            apart(found)
+                && original.memory_base() == Register::RIP
+                && copy.is_ip_rel_memory_operand()
+                && copy.ip_rel_memory_address() == original.ip_rel_memory_address()
+                && found[..field] == bytes[..field]
+                && found[field + 4..] == bytes[field + 4..]
+        } else {
+            found == bytes
+        };
+        if !equal {
+            return Err((at, "a copied instruction differs"));
+        }
+        self.piece(at, Svma::new(original.ip()), PieceKind::Linear);
+        Ok(())
+    }
+
+    /// A piece of the map, as part of the one before it where that goes on.
+    fn piece(&mut self, version: Svma, original: Svma, kind: PieceKind) {
+        let len = self.v.offset_from(version) as u32;
+        match self.pieces.last_mut() {
+            Some(last)
+                if (last.kind, kind) == (PieceKind::Linear, PieceKind::Linear)
+                    && last.version + u64::from(last.len) == version
+                    && last.original + u64::from(last.len) == original =>
+            {
+                last.len += len;
+            }
+            _ => self.pieces.push(MapPiece { version, original, len, kind }),
+        }
+    }
+
+    fn call(&mut self, original: &Instruction, o: Svma, returns: Svma) -> Checked {
+        let at = self.v;
+        self.save("rcx", window::SAVED_RCX)?;
+        self.note(at, Taken::Nothing, Leads::To(o));
+        let at = self.v;
+        self.lea(returns, "rcx")?;
+        self.expect("push %rcx")?;
+        self.note(at, Taken::Rcx, Leads::To(o));
+        self.record(o, Svma::new(original.near_branch_target()))?;
+        self.entries.push((returns, self.v));
+        self.report.call_sites += 1;
+        Ok(())
+    }
+
+    fn site(&mut self, kind: Kind, original: &Instruction, o: Svma, returns: Svma) -> Checked {
+        let at = self.v;
+        self.save("rcx", window::SAVED_RCX)?;
+        self.note(at, Taken::Nothing, Leads::To(o));
+        let at = self.v;
+        if kind == Kind::Return {
+            self.expect("mov (%rsp),%rcx")?;
+        } else {
+            let load = self.next()?;
+            if !loads_target(&load, original) {
+                return Err((at, "the target of an indirect branch is taken from somewhere else"));
+            }
+        }
+        self.save("rax", window::SAVED_RAX)?;
+        self.note(at, Taken::Rcx, Leads::To(o));
+        let at = self.v;
+        if kind == Kind::Call {
+            self.lea(returns, "rax")?;
+            self.save("rax", window::RETURN)?;
+        }
+        let number = self.word(window::NUMBER);
+        self.number(o, None, &number)?;
+        let lea = self.s.decode(self.v).ok_or((self.v, "there is no instruction"))?;
+        let leave = Svma::new(lea.memory_displacement64());
+        self.lea(leave, "rax")?;
+        if self.jump()? != self.routines[kind as usize] || self.v != leave {
+            return Err((at, "an indirect branch is looked up the wrong way"));
+        }
+        self.note(at, Taken::RcxRax, Leads::To(o));
+        self.leave(o)?;
+        if kind == Kind::Call {
+            self.entries.push((returns, self.v));
+            self.report.call_sites += 1;
+        }
+        Ok(())
+    }
+
+    fn conditional(&mut self, original: &Instruction, bytes: &[u8], o: Svma, falls: Svma) -> Checked {
+        let at = self.v;
+        let copy = self.next()?;
+        let to = Svma::new(original.near_branch_target());
+        self.piece(at, o, PieceKind::Branch);
+        self.report.branches += 1;
+        if original.is_jcc_short_or_near() {
+            if !copy.is_jcc_short_or_near() || copy.condition_code() != original.condition_code() {
+                return Err((at, "a conditional branch has another condition"));
+            }
+            self.due.insert(Due::Edge(Svma::new(copy.near_branch_target()), o, to));
+            return self.fall(falls);
+        }
+        let short = original.is_loop() || original.is_loopcc() || original.is_jcx_short();
+        let found = self.s.text(at, copy.len()).unwrap_or_default();
+        if !short || found.len() != bytes.len() || found[..found.len() - 1] != bytes[..bytes.len() - 1] {
+            return Err((at, "a short conditional branch differs"));
+        }
+        let taken = Svma::new(copy.near_branch_target());
+        let jump = self.v;
+        let target = self.jump()?;
+        if self.s.copy_at(target, falls).is_none() {
+            self.due.insert(Due::Leave(target, falls));
+        }
+        self.note(jump, Taken::Nothing, Leads::To(falls));
+        if self.v != taken {
+            return Err((at, "a short conditional branch goes astray"));
+        }
+        self.edge(o, to)
+    }
+
+    /// Control goes on at the original address `to`.
+    fn fall(&mut self, to: Svma) -> Checked {
+        if self.s.copy_at(self.v, to).is_some() {
+            return Ok(());
+        }
+        let jumps = |i: Instruction| i.flow_control() == FlowControl::UnconditionalBranch;
+        if self.s.decode(self.v).is_some_and(jumps) { self.jump_to_copy(to) } else { self.leave(to) }
+    }
+}
+
+fn has_memory(i: &Instruction) -> bool {
+    i.op_kinds().any(|kind| kind == OpKind::Memory)
+}
+
+/// Whether `load` is `mov operand,%rcx` for the operand of an indirect branch.
+fn loads_target(load: &Instruction, branch: &Instruction) -> bool {
+    let near = matches!(branch.code(), Code::Jmp_rm64 | Code::Call_rm64);
+    if !near || load.code() != Code::Mov_r64_rm64 || load.op0_register() != Register::RCX {
+        return false;
+    }
+    if branch.op0_kind() == OpKind::Register {
+        return load.op1_kind() == OpKind::Register && load.op1_register() == branch.op0_register();
+    }
+    let operand = |i: &Instruction| {
+        let place = (i.memory_base(), i.memory_index(), i.memory_index_scale());
+        (place, i.memory_displacement64(), i.memory_segment())
+    };
+    load.op1_kind() == OpKind::Memory && operand(load) == operand(branch)
+}

@@ -1,0 +1,88 @@
+//! Calls and jumps through the global offset table that become direct ones.
+//!
+//! A slot of the table that was filled before its page became read-only (RELRO) holds the same address for as long as the module
+//! is loaded: the original code would go there, too, whatever happens to the target. So a call of the slot's PLT stub
+//! can call the target; and `call *slot(%rip)` and `jmp *slot(%rip)` become `addr32 call` and `addr32 jmp`, which are as long
+//! (x86-64 psABI, section B.2, where linkers do the same). The state at the target is the same: a stub that is bound changes no
+//! register. Where the target has a copy, that is called.
+
+use crate::select::Reach;
+use crate::{BoundSlot, Request};
+use restitch_address::Svma;
+use restitch_image::Image;
+use restitch_program::Program;
+
+/// `call *disp32(%rip)`, without prefixes.
+const CALL_SLOT: [u8; 2] = [0xff, 0x15];
+/// `jmp *disp32(%rip)`, without prefixes.
+const JUMP_SLOT: [u8; 2] = [0xff, 0x25];
+
+/// How a copied instruction's displacement is made anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// It leads to the same address.
+    Operand,
+    /// A direct call: goes to the target's copy, if there is one.
+    Call,
+    /// A call or jump through a slot that becomes a direct one, to the target's copy if there is one.
+    Direct(Transfer),
+}
+
+/// What becomes direct.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    Call,
+    Jump,
+}
+
+impl Transfer {
+    /// What stands in front of the displacement: `addr32` and the opcode.
+    pub fn opcode(self) -> [u8; 2] {
+        match self {
+            Self::Call => [0x67, 0xe8],
+            Self::Jump => [0x67, 0xe9],
+        }
+    }
+
+    /// Of an instruction that consists of `bytes`, if it has an equally long direct form.
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [a, b, _, _, _, _] if [*a, *b] == CALL_SLOT => Some(Self::Call),
+            [a, b, _, _, _, _] if [*a, *b] == JUMP_SLOT => Some(Self::Jump),
+            _ => None,
+        }
+    }
+}
+
+/// The slots that are bound for good and whose targets are in reach of the version.
+#[derive(Clone, Copy)]
+pub(crate) struct Direct<'a> {
+    image: &'a Image,
+    program: &'a Program,
+    bound: &'a [BoundSlot],
+    reach: Reach,
+}
+
+impl<'a> Direct<'a> {
+    pub fn new(request: &Request<'a>, reach: Reach) -> Self {
+        Self { image: request.image, program: request.program, bound: request.bound, reach }
+    }
+
+    /// What `slot` is bound to. (A target inside of a block of this module might be covered by a redirect: nobody is sent there.)
+    pub fn slot(&self, slot: Svma) -> Option<BoundSlot> {
+        let i = self.bound.binary_search_by_key(&slot, |b| b.slot).ok()?;
+        let target = self.bound[i].target;
+        let whole =
+            self.program.block_starting_at(target).is_some() || self.program.block_at(target).is_none();
+        (whole && self.reach.covers(target)).then_some(self.bound[i])
+    }
+
+    /// What the slot of the stub at `at` is bound to.
+    pub fn stub(&self, at: Svma) -> Option<BoundSlot> {
+        if self.bound.is_empty() {
+            return None;
+        }
+        let stub = self.image.plt_slot_at(at).filter(|s| s.stub.start == at)?;
+        self.slot(stub.slot)
+    }
+}

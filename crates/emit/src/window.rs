@@ -1,0 +1,151 @@
+//! What a tracing version and its tracer share: a window of memory near each module, all windows being one file.
+//!
+//! ```text
+//! 0        words: where to write next, whether a burst is under way, registers that inserted code has taken
+//! 4096     records, 4 bytes a direct branch (its number), 8 an indirect one (its number, low half of the target's address)
+//! TABLE    from original to copied addresses: pairs of 8-byte addresses, open addressing, zero for none
+//! ```
+//! One thread at a time is in a burst. Addresses in the window are those of the process.
+
+use restitch_address::{Avma, Svma, SvmaRange};
+
+/// Where the next record is written: the address in the first module's window. A burst is over when its low 16 bits are zero
+/// or just behind.
+pub const CURSOR: u64 = 0;
+/// [`RUNNING`] while a thread is in a burst; else why the last one ended.
+pub const STATE: u64 = 8;
+/// `rcx` of the program, while inserted code uses it.
+pub const SAVED_RCX: u64 = 16;
+/// `rax`.
+pub const SAVED_RAX: u64 = 24;
+/// `rdx`.
+pub const SAVED_RDX: u64 = 32;
+/// Status flags: `lahf` in bits 8 to 15, the overflow flag in bit 0.
+pub const SAVED_FLAGS: u64 = 40;
+/// Where an indirect branch that is looked up is left, if its target has no copy.
+pub const SITE: u64 = 48;
+/// Where it goes in the copy.
+pub const TARGET: u64 = 56;
+/// Where it goes in the original code.
+pub const ORIGINAL: u64 = 64;
+/// Its number.
+pub const NUMBER: u64 = 72;
+/// The return address that an indirect call pushes.
+pub const RETURN: u64 = 80;
+
+/// [`STATE`]: a thread is in a burst.
+pub const RUNNING: u32 = 1;
+/// [`STATE`]: the burst has all of its records.
+pub const FULL: u32 = 2;
+/// [`STATE`]: it came to code that is not copied.
+pub const NO_COPY: u32 = 3;
+/// [`STATE`]: an indirect branch went to code that is not copied.
+pub const NO_TARGET: u32 = 4;
+/// [`STATE`]: the tracer took the thread out (a signal).
+pub const TAKEN_OUT: u32 = 5;
+
+/// Where records begin.
+pub const RECORDS: u64 = 4096;
+/// The address behind the last record is a multiple of this.
+pub const RECORDS_END: u64 = 1 << 16;
+/// Most bytes of records in a burst.
+pub const MOST_RECORDS: u64 = 62 << 10;
+/// Where the table begins.
+pub const TABLE: u64 = RECORDS + 2 * RECORDS_END + 4096;
+/// Further pairs behind the table, so that no search has to wrap. The last ones stay empty.
+pub const TABLE_SLACK: u64 = 1024;
+/// The hash of an address is the high bits of its product with this (Knuth's multiplicative hashing).
+pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Length in bytes of a window whose table has `2^bits` pairs.
+pub fn window_len(bits: u8) -> u64 {
+    (TABLE + 16 * ((1 << bits) + TABLE_SLACK)).next_multiple_of(4096)
+}
+
+/// The table that leads from `pairs` of original and copied addresses, from the first to the second; `None` if they are
+/// too many for `2^bits`.
+pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
+    let len = (1usize << bits) + TABLE_SLACK as usize;
+    let mut slots = vec![(0u64, 0u64); len];
+    for (from, to) in pairs {
+        let first = (from.get().wrapping_mul(HASH) >> (64 - u32::from(bits))) as usize;
+        // The last pair stays empty: searches end there.
+        let found = (first..len - 1).find(|i| slots[*i].0 == 0 || slots[*i].0 == from.get())?;
+        slots[found] = (from.get(), to.get());
+    }
+    Some(slots.into_iter().flat_map(|(from, to)| [from.to_le_bytes(), to.to_le_bytes()].concat()).collect())
+}
+
+/// What there is to know about a tracing version beside its code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BurstTable {
+    /// The window near this version, in canonical coordinates.
+    pub window: SvmaRange,
+    /// The window's table has `2^bits` pairs.
+    pub bits: u8,
+    /// Number of the first branch.
+    pub first: u32,
+    /// What the numbers mean.
+    pub branches: Vec<BurstBranch>,
+    /// Where indirect branches may come in: original address and its copy, by original address.
+    pub entries: Vec<(Svma, Svma)>,
+    /// Inserted code by address: what a thread has to be given back that is taken out there.
+    pub inserted: Vec<Inserted>,
+}
+
+/// A branch that is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BurstBranch {
+    /// The branch instruction.
+    pub from: Svma,
+    /// Its target; `None` where the record says it.
+    pub to: Option<Svma>,
+}
+
+/// Instructions that are not the program's, among which the same is to be done to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inserted {
+    /// The first one.
+    pub at: Svma,
+    /// Length in bytes of all.
+    pub len: u32,
+    /// What is taken of the program's state.
+    pub taken: Taken,
+    /// Where the program goes on.
+    pub leads: Leads,
+}
+
+/// What of the program's state is in the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Taken {
+    /// Nothing.
+    Nothing,
+    /// `rcx`.
+    Rcx,
+    /// `rcx` and `rax`.
+    RcxRax,
+    /// `rcx`, `rax`, `rdx` and the status flags.
+    All,
+}
+
+/// Where a thread that is in inserted code goes on in the original code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leads {
+    /// To this instruction.
+    To(Svma),
+    /// To what the instruction at the address in [`SITE`] is equivalent to.
+    ToSite,
+    /// To what the instruction at the address in `rax` is equivalent to.
+    ToRax,
+    /// To the address in [`ORIGINAL`].
+    ToOriginal,
+}
+
+impl BurstTable {
+    /// The inserted code that holds `at`.
+    pub fn inserted_at(&self, at: Svma) -> Option<&Inserted> {
+        let i = self.inserted.partition_point(|p| p.at.offset_from(at) <= 0).checked_sub(1)?;
+        let found = &self.inserted[i];
+        ((at.offset_from(found.at) as u64) < u64::from(found.len)).then_some(found)
+    }
+}

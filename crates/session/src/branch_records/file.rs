@@ -1,0 +1,116 @@
+//! Branch records as they came, in the form in which `perf` records those of the hardware.
+
+use restitch_address::{Avma, AvmaRange, FileOffset};
+use restitch_apply_process::Module;
+use restitch_procfs as procfs;
+use restitch_profile_formats::{PerfDataWriter, PerfMapping, PerfSample, TakenBranch};
+use restitch_trace::Taken;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+const PAGE: u64 = 4096;
+/// Bytes of records that are kept in memory; what comes later is counted and left out.
+const MOST_BYTES: usize = 1 << 30;
+
+/// Writes what happens in the order in which it happens.
+pub(super) struct RecordFile {
+    writer: PerfDataWriter,
+    begun: Instant,
+    /// Time of the last record, in nanoseconds: times only rise.
+    time: u64,
+    named: BTreeSet<(i32, i32)>,
+    samples: u64,
+    left_out: u64,
+}
+
+impl RecordFile {
+    /// Stacks of `depth`: a longer record makes several samples.
+    pub fn new(depth: usize) -> Self {
+        let mut writer = PerfDataWriter::new(depth, depth as u64);
+        writer.command_line(["restitch", "record"].map(String::from));
+        let (begun, named) = (Instant::now(), BTreeSet::new());
+        Self { writer, begun, time: 1, named, samples: 0, left_out: 0 }
+    }
+
+    /// Nanoseconds since the beginning.
+    fn now(&mut self) -> u64 {
+        self.time = (self.begun.elapsed().as_nanos() as u64).max(self.time + 1);
+        self.time
+    }
+
+    fn name(&mut self, pid: i32, tid: i32, executed: bool) {
+        if self.named.insert((pid, tid)) || executed {
+            let name = procfs::thread_status(pid, tid).map(|status| status.name).unwrap_or_default();
+            let time = self.now();
+            self.writer.command(pid as u32, tid as u32, time, &name, executed);
+        }
+    }
+
+    /// A process has a module mapped.
+    pub fn mapped(&mut self, pid: i32, module: &Module) {
+        self.name(pid, pid, false);
+        let build_id = module.image.build_id().map(|id| id.as_bytes().to_vec()).unwrap_or_default();
+        let path = module.path.display().to_string();
+        for segment in module.image.segments().iter().filter(|s| s.executable) {
+            let start = segment.range.start.align_down(PAGE);
+            let ahead = segment.range.start.get() - start.get();
+            let len = (segment.range.len() + ahead).next_multiple_of(PAGE);
+            let time = self.now();
+            self.writer.mapping(&PerfMapping {
+                pid: pid as u32,
+                tid: pid as u32,
+                time,
+                range: AvmaRange::new(module.bias.to_actual(start), len),
+                offset: FileOffset::new(segment.file_offset.get().saturating_sub(ahead)),
+                path: &path,
+                build_id: &build_id,
+            });
+        }
+    }
+
+    /// A process was made: it has the mappings of its parent.
+    pub fn forked(&mut self, pid: i32, parent: i32) {
+        let time = self.now();
+        self.writer.fork(pid as u32, pid as u32, parent as u32, parent as u32, time);
+    }
+
+    /// A process executes a program: it has no mappings any more.
+    pub fn executed(&mut self, pid: i32) {
+        self.name(pid, pid, true);
+    }
+
+    /// A record, oldest branch first.
+    pub fn add(&mut self, pid: i32, tid: i32, branches: &[Taken]) {
+        if self.writer.bytes() > MOST_BYTES {
+            self.left_out += branches.len() as u64;
+            return;
+        }
+        self.name(pid, tid, false);
+        for part in branches.chunks(self.writer.depth()) {
+            let stack: Vec<TakenBranch> = part.iter().rev().map(taken).collect();
+            let ip = stack.first().map_or(Avma::new(0), |newest| newest.to);
+            let time = self.now();
+            let sample = PerfSample { pid: pid as u32, tid: tid as u32, time, ip, branches: &stack };
+            self.writer.sample(&sample);
+            self.samples += 1;
+        }
+    }
+
+    /// What was written, for people.
+    pub fn describe(&self) -> String {
+        let left_out = match self.left_out {
+            0 => String::new(),
+            n => format!("; {n} branches were left out, because the file would be larger than 1 GiB"),
+        };
+        format!("{} branch stacks of up to {} branches{left_out}", self.samples, self.writer.depth())
+    }
+
+    /// The bytes of the file.
+    pub fn finish(self) -> Vec<u8> {
+        self.writer.finish()
+    }
+}
+
+fn taken(branch: &Taken) -> TakenBranch {
+    TakenBranch { from: branch.from, to: branch.to, mispredicted: None }
+}

@@ -1,0 +1,242 @@
+//! What becomes of branch records: counts by module, and on demand the records themselves as a `perf.data` file.
+//!
+//! Problem: records come from several sources, in the addresses of several processes, which load, fork and execute meanwhile.
+//! Idea: one sink for all sources. It knows what is mapped where in each process, looks again when an address is in
+//! nothing that it knows, and shares files between processes.
+//!
+//! Limits: a process that executes a program and is gone before its first record comes is not known; its branches count as
+//! "elsewhere".
+
+mod file;
+
+use crate::profiles::{ProfileOutput, RecordedModule, save_records};
+use crate::{SessionError, Watcher};
+use file::RecordFile;
+use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
+use restitch_apply_process::{ImageCache, Module, Target};
+use restitch_image::Image;
+use restitch_profile_formats::{Format, Records};
+use restitch_trace::{Record, Sink, Taken};
+use restitch_tracee::Memory;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a process's modules are looked at again when a branch is in none of them: at least, and in times of what looking costs.
+const LOOK_AGAIN: (Duration, u32) = (Duration::from_millis(10), 20);
+/// Steps of the weight of a record.
+const DENSITIES: f64 = 64.0;
+/// A module with less than this share of the branches is left out of the profile.
+const LEAST_SHARE: f64 = 0.001;
+
+/// A file that some process has mapped, and what was seen in it.
+struct Seen {
+    path: PathBuf,
+    image: Arc<Image>,
+    records: Records,
+    branches: u64,
+}
+
+/// Where things are in one process.
+#[derive(Debug, Clone, Default)]
+struct Places {
+    modules: Vec<(AvmaRange, LoadBias, usize)>,
+    looked: Option<Instant>,
+    took: Duration,
+}
+
+impl Places {
+    /// Newest first: a module that was mapped later may lie where an older one was.
+    fn find(&self, at: Avma) -> Option<(usize, Svma)> {
+        let found = self.modules.iter().rev().find(|(range, ..)| range.contains(at));
+        found.map(|(_, bias, module)| (*module, bias.to_stated(at)))
+    }
+
+    fn may_look(&self) -> bool {
+        let least = LOOK_AGAIN.0.max(self.took * LOOK_AGAIN.1);
+        self.looked.is_none_or(|looked| looked.elapsed() > least)
+    }
+}
+
+/// Takes branch records of any number of processes.
+#[derive(Default)]
+pub(crate) struct BranchRecords {
+    seen: Vec<Seen>,
+    processes: BTreeMap<i32, Places>,
+    images: ImageCache,
+    file: Option<RecordFile>,
+    /// Whether records count by the density of branches in them: alarms by time find code with few branches more often than its
+    /// branches deserve.
+    pub weigh: bool,
+    /// Branches that were in no module.
+    pub elsewhere: u64,
+}
+
+impl BranchRecords {
+    /// With the records themselves, in stacks of the output's depth, if the output is `perf.data`.
+    pub fn for_output(output: &ProfileOutput) -> Self {
+        let is_file = crate::profiles::format_of(output).is_ok_and(|format| format == Format::PerfData);
+        Self { file: is_file.then(|| RecordFile::new(output.options.depth)), ..Self::default() }
+    }
+
+    /// Looks at a process before its first record comes.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn open(&mut self, pid: i32) -> Result<(), SessionError> {
+        let target = Target::open_with(pid, &mut self.images)?;
+        self.know(pid, target);
+        Ok(())
+    }
+
+    /// Adds branches that thread `tid` of process `pid` has taken one after the other, oldest first. Each counts `weight`
+    /// times.
+    pub fn add(&mut self, pid: i32, tid: i32, branches: &[Taken], weight: u64) {
+        let locate = |records: &mut Self, at| records.locate(pid, at);
+        let mut stack: Vec<_> = branches.iter().map(|b| (locate(self, b.from), locate(self, b.to))).collect();
+        // Records want the newest one first.
+        stack.reverse();
+        self.elsewhere += stack.iter().filter(|(from, _)| from.is_none()).count() as u64;
+        let mut modules: Vec<usize> = stack.iter().flat_map(|(f, t)| [f, t]).flatten().map(|p| p.0).collect();
+        modules.sort_unstable();
+        modules.dedup();
+        // Each module sees the whole stack, with the places of other modules left blank.
+        for module in modules {
+            let own = |p: &Option<(usize, Svma)>| p.filter(|p| p.0 == module).map(|p| p.1);
+            let part: Vec<_> = stack.iter().map(|(from, to)| (own(from), own(to))).collect();
+            let seen = &mut self.seen[module];
+            seen.branches += part.iter().filter(|(from, _)| from.is_some()).count() as u64;
+            seen.records.add_stack(&part, weight);
+        }
+        if let Some(file) = &mut self.file {
+            file.add(pid, tid, branches);
+        }
+    }
+
+    fn locate(&mut self, pid: i32, at: Avma) -> Option<(usize, Svma)> {
+        let places = self.processes.entry(pid).or_default();
+        if let found @ Some(_) = places.find(at) {
+            return found;
+        }
+        if !places.may_look() {
+            return None;
+        }
+        let begun = Instant::now();
+        if let Ok(target) = Target::open_with(pid, &mut self.images) {
+            self.know(pid, target);
+        }
+        let places = self.processes.entry(pid).or_default();
+        (places.looked, places.took) = (Some(Instant::now()), begun.elapsed());
+        places.find(at)
+    }
+
+    /// Adds modules that are new in a process.
+    fn know(&mut self, pid: i32, target: Target) {
+        for module in target.modules {
+            let index = self.index_of(&module);
+            let places = self.processes.entry(pid).or_default();
+            let place = (module.range, module.bias, index);
+            if !places.modules.contains(&place) {
+                places.modules.push(place);
+                if let Some(file) = &mut self.file {
+                    file.mapped(pid, &module);
+                }
+            }
+        }
+        let places = self.processes.entry(pid).or_default();
+        places.looked = Some(Instant::now());
+    }
+
+    fn index_of(&mut self, module: &Module) -> usize {
+        let is_known = |seen: &Seen| seen.path == module.path && Arc::ptr_eq(&seen.image, &module.image);
+        self.seen.iter().position(is_known).unwrap_or_else(|| {
+            let (path, image) = (module.path.clone(), module.image.clone());
+            self.seen.push(Seen { path, image, records: Records::default(), branches: 0 });
+            self.seen.len() - 1
+        })
+    }
+
+    /// Critical sections of restartable sequences that the modules of a process state in their `__rseq_cs` sections.
+    pub fn restartable(&self, pid: i32) -> Vec<AvmaRange> {
+        let Ok(memory) = Memory::open_read_only(pid) else { return Vec::new() };
+        let modules = self.processes.get(&pid).map(|places| &places.modules[..]).unwrap_or_default();
+        let section = |(_, bias, module): &(AvmaRange, LoadBias, usize)| {
+            Some((*bias, self.seen[*module].image.section("__rseq_cs")?.range))
+        };
+        let sections = modules.iter().filter_map(section);
+        sections.flat_map(|(bias, range)| critical_sections(&memory, bias, range)).collect()
+    }
+
+    /// The module of process `pid` that holds `at`, and the address in its file, for people.
+    pub fn name(&self, pid: i32, at: Avma) -> String {
+        match self.processes.get(&pid).and_then(|places| places.find(at)) {
+            Some((module, stated)) => {
+                let file = self.seen[module].path.file_name().unwrap_or_default().to_string_lossy();
+                format!("{file} {stated}")
+            }
+            None => at.to_string(),
+        }
+    }
+
+    /// Modules with a part in the records that is worth mentioning.
+    pub fn modules(&self) -> usize {
+        let least = self.least();
+        self.seen.iter().filter(|seen| seen.branches >= least).count()
+    }
+
+    fn least(&self) -> u64 {
+        let all: u64 = self.seen.iter().map(|seen| seen.branches).sum();
+        ((LEAST_SHARE * all as f64).ceil() as u64).max(1)
+    }
+
+    /// Writes the output whole or not at all.
+    ///
+    /// # Errors
+    /// If it cannot be written, or nothing was recorded.
+    pub fn save(self, output: &ProfileOutput, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+        if let Some(file) = self.file {
+            watcher.note(&file.describe());
+            return crate::files::write_whole(&output.path, &file.finish(), 0o644);
+        }
+        let least = self.least();
+        let heavy = self.seen.into_iter().filter(|seen| seen.branches >= least);
+        let module = |s: Seen| RecordedModule { path: s.path, image: s.image, records: s.records };
+        for note in save_records(heavy.map(module).collect(), output)?.notes {
+            watcher.note(&note);
+        }
+        Ok(())
+    }
+}
+
+impl Sink for BranchRecords {
+    fn record(&mut self, record: Record<'_>) {
+        let weight =
+            if self.weigh { (DENSITIES * record.density).round().clamp(1.0, DENSITIES) } else { 1.0 };
+        self.add(record.pid, record.tid, record.branches, weight as u64);
+    }
+
+    fn forked(&mut self, pid: i32, parent: i32) {
+        let places = self.processes.get(&parent).cloned().unwrap_or_default();
+        self.processes.insert(pid, places);
+        if let Some(file) = &mut self.file {
+            file.forked(pid, parent);
+        }
+    }
+
+    fn executed(&mut self, pid: i32) {
+        self.processes.insert(pid, Places::default());
+        if let Some(file) = &mut self.file {
+            file.executed(pid);
+        }
+    }
+}
+
+/// The descriptors in a section, as the loader has relocated them: u32 version, flags; u64 start, length, abort.
+fn critical_sections(memory: &Memory, bias: LoadBias, section: SvmaRange) -> Vec<AvmaRange> {
+    const ENTRY: usize = 32;
+    let bytes = memory.read_vec(bias.to_actual(section.start), section.len().min(1 << 20) as usize);
+    let word = |entry: &[u8], at: usize| u64::from_le_bytes(std::array::from_fn(|i| entry[at + i]));
+    let range = |entry: &[u8]| AvmaRange::new(Avma::new(word(entry, 8)), word(entry, 16));
+    bytes.unwrap_or_default().chunks_exact(ENTRY).map(range).filter(|r| !r.is_empty()).collect()
+}

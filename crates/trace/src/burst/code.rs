@@ -1,0 +1,190 @@
+//! Tracing versions in a process, and what can be looked up in them.
+
+use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_check::CheckedVersion;
+use restitch_emit::window::{self, BurstTable, Inserted, Leads};
+use restitch_emit::{AddressMap, PieceKind};
+use restitch_evaluate::Taken;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// The tracing versions of a process and the memory that they share with it.
+#[derive(Debug)]
+pub struct BurstCode {
+    modules: Vec<BurstModule>,
+    /// The windows' file.
+    file: File,
+    /// The first module's window: records are addressed through it.
+    window: Avma,
+    /// Addresses that indirect branches come in at, by their low halves; `None` where two have the same.
+    targets: HashMap<u32, Option<Avma>>,
+}
+
+/// One module's version.
+#[derive(Debug)]
+struct BurstModule {
+    bias: LoadBias,
+    range: AvmaRange,
+    map: AddressMap,
+    table: BurstTable,
+    /// Copied stretches by original address: address, length, the copy's address.
+    ways_in: Vec<(Svma, u32, Svma)>,
+}
+
+/// What the window says of a burst.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Position {
+    pub cursor: Avma,
+    pub state: u32,
+}
+
+impl BurstCode {
+    /// The versions, each with what is added to its module's addresses, and the file that all windows map. Fills the file's table.
+    ///
+    /// # Errors
+    /// If there is no version, one is no tracing version, their addresses are too many for the table, or the file cannot be written.
+    pub fn new(versions: &[(LoadBias, &CheckedVersion)], file: File) -> io::Result<Self> {
+        let modules: Option<Vec<_>> = versions.iter().map(|(bias, v)| BurstModule::new(*bias, v)).collect();
+        let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let modules = modules.ok_or_else(|| wrong("a version records no branches"))?;
+        let first = modules.first().ok_or_else(|| wrong("there is no tracing version"))?;
+        let (window, bits) = (first.bias.to_actual(first.table.window.start), first.table.bits);
+        let pairs: Vec<(Avma, Avma)> = modules.iter().flat_map(BurstModule::entries).collect();
+        let table =
+            window::table(&pairs, bits).ok_or_else(|| wrong("more addresses than the table can hold"))?;
+        file.write_all_at(&table, window::TABLE)?;
+        let mut targets = HashMap::with_capacity(pairs.len());
+        for (from, _) in pairs {
+            let known = targets.entry(from.get() as u32).or_insert(Some(from));
+            *known = known.filter(|known| *known == from);
+        }
+        Ok(Self { modules, file, window, targets })
+    }
+
+    /// Where the versions are.
+    pub(crate) fn ranges(&self) -> Vec<AvmaRange> {
+        self.modules.iter().map(|m| m.range).collect()
+    }
+
+    /// The copy of the instruction at `at`.
+    pub(crate) fn way_in(&self, at: Avma) -> Option<Avma> {
+        self.modules.iter().find_map(|m| m.way_in(at))
+    }
+
+    /// What a thread that stands in a version at `at` has to be given back.
+    pub(crate) fn inserted(&self, at: Avma) -> Option<Inserted> {
+        self.modules.iter().find_map(|m| m.table.inserted_at(m.bias.to_stated(at)).copied())
+    }
+
+    /// The original address that leaving at `at` in the given way goes to.
+    pub(crate) fn leads(&self, at: Avma, leads: Leads, rax: u64) -> io::Result<Option<Avma>> {
+        let module = self.modules.iter().find(|m| m.range.contains(at));
+        let site = |at: Avma| {
+            let module = self.modules.iter().find(|m| m.range.contains(at))?;
+            match module.table.inserted_at(module.bias.to_stated(at))?.leads {
+                Leads::To(to) => Some(module.bias.to_actual(to)),
+                _ => None,
+            }
+        };
+        Ok(match leads {
+            Leads::To(to) => module.map(|m| m.bias.to_actual(to)),
+            Leads::ToRax => site(Avma::new(rax)),
+            Leads::ToSite => site(Avma::new(self.word(window::SITE)?)),
+            Leads::ToOriginal => Some(Avma::new(self.word(window::ORIGINAL)?)),
+        })
+    }
+
+    /// The original instruction of the copied one at `at`.
+    pub(crate) fn original(&self, at: Avma) -> Option<Avma> {
+        let module = self.modules.iter().find(|m| m.range.contains(at))?;
+        Some(module.bias.to_actual(module.map.to_original(module.bias.to_stated(at))?))
+    }
+
+    /// A word of the window.
+    pub(crate) fn word(&self, word: u64) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, word)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn position(&self) -> io::Result<Position> {
+        // The state first: once no burst is under way, the cursor stands still.
+        let state = self.word(window::STATE)?;
+        let cursor = self.word(window::CURSOR)?;
+        Ok(Position { cursor: Avma::new(cursor), state: state as u32 })
+    }
+
+    /// Most branches that a burst may be asked to have.
+    pub fn most_records() -> usize {
+        (window::MOST_RECORDS / 4) as usize
+    }
+
+    /// Makes room for `depth` records of direct branches and says that a thread is in the versions; where the records begin.
+    pub(crate) fn arm(&self, depth: usize) -> io::Result<Avma> {
+        let room = 4 * depth.clamp(1, Self::most_records()) as u64;
+        let end = (self.window + window::RECORDS + window::MOST_RECORDS).align_up(window::RECORDS_END);
+        let start = end.offset(-(room as i64));
+        self.file.write_all_at(&start.get().to_le_bytes(), window::CURSOR)?;
+        self.set_state(window::RUNNING)?;
+        Ok(start)
+    }
+
+    pub(crate) fn set_state(&self, state: u32) -> io::Result<()> {
+        self.file.write_all_at(&state.to_le_bytes(), window::STATE)
+    }
+
+    /// The bytes of the records between `start` and `end`.
+    pub(crate) fn read_records(&self, start: Avma, end: Avma) -> io::Result<Vec<u8>> {
+        let len = end.offset_from(start).clamp(0, window::MOST_RECORDS as i64 + 8) as usize;
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, start.offset_from(self.window) as u64)?;
+        Ok(bytes)
+    }
+
+    /// The branches of records, oldest first. It ends early where a record means nothing.
+    pub(crate) fn branches(&self, records: &[u8]) -> Vec<Taken> {
+        let mut words = records.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+        let mut branches = Vec::with_capacity(records.len() / 4);
+        while let Some(number) = words.next() {
+            let Some(taken) = self.branch(number, &mut words) else { break };
+            branches.push(taken);
+        }
+        branches
+    }
+
+    fn branch(&self, number: u32, words: &mut impl Iterator<Item = u32>) -> Option<Taken> {
+        let i = self.modules.partition_point(|m| m.table.first <= number).checked_sub(1)?;
+        let module = &self.modules[i];
+        let branch = module.table.branches.get((number - module.table.first) as usize)?;
+        let to = match branch.to {
+            Some(to) => module.bias.to_actual(to),
+            None => (*self.targets.get(&words.next()?)?)?,
+        };
+        Some(Taken { from: module.bias.to_actual(branch.from), to })
+    }
+}
+
+impl BurstModule {
+    fn new(bias: LoadBias, version: &CheckedVersion) -> Option<Self> {
+        let table = version.burst.clone()?;
+        let linear = version.map.pieces.iter().filter(|p| p.kind == PieceKind::Linear);
+        let mut ways_in: Vec<_> = linear.map(|p| (p.original, p.len, p.version)).collect();
+        ways_in.sort_unstable();
+        let range = AvmaRange::new(bias.to_actual(version.range.start), version.loaded_len);
+        Some(Self { bias, range, map: version.map.clone(), table, ways_in })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (Avma, Avma)> + '_ {
+        self.table.entries.iter().map(|(from, to)| (self.bias.to_actual(*from), self.bias.to_actual(*to)))
+    }
+
+    fn way_in(&self, at: Avma) -> Option<Avma> {
+        let stated = self.bias.to_stated(at);
+        let i = self.ways_in.partition_point(|w| w.0 <= stated).checked_sub(1)?;
+        let (original, len, version) = self.ways_in[i];
+        let delta = stated.offset_from(original) as u64;
+        (delta < u64::from(len)).then(|| self.bias.to_actual(version + delta))
+    }
+}

@@ -1,0 +1,9 @@
+//! Bursts: threads are put into a version that records branches, and leave it by themselves.
+
+mod code;
+mod report;
+mod tracer;
+
+pub use code::BurstCode;
+pub use report::{BurstEnd, BurstReport, Refusal};
+pub use tracer::{BurstOptions, trace_bursts};

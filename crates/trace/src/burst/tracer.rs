@@ -1,0 +1,449 @@
+//! The event loop of bursts.
+//!
+//! A thread that its alarm has stopped stands at an instruction of the original code. If that has a copy, room for records is made, the
+//! program counter is set to the copy, and the thread goes on; it leaves when the room is used up or it comes to code
+//! without a copy. The records are read at the next alarm, without stopping anybody. One thread at a time is in a burst.
+//!
+//! **No signal handler ever sees the copy**: the kernel shows a tracer each signal before it is delivered; a thread in the copy is then moved
+//! to the equivalent original instruction, and what recording code had borrowed is given back. Should this program die, the
+//! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
+
+use super::{BurstCode, BurstEnd, BurstReport, Refusal};
+use crate::Sink;
+use crate::pace::Pace;
+use crate::{BranchTraceError, Record, RecordEnd, signal};
+use restitch_address::{Avma, AvmaRange};
+use restitch_emit::window::{self, Taken};
+use restitch_perf::{AlarmEvent, PerfError, ThreadAlarm};
+use restitch_procfs as procfs;
+use restitch_tracee::{Children, FollowEvent, Followed, Registers};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long to wait for an event before looking whether tracing shall end.
+const LOOK_UP: Duration = Duration::from_millis(50);
+/// What a stop's way in and out costs beyond the time that is measured.
+const LEG: Duration = Duration::from_micros(12);
+/// How often CPU times are read.
+const ACCOUNT: Duration = Duration::from_millis(100);
+/// ... and how much less often for each thread.
+const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
+/// Recording n branches costs about this times the root of n, in nanoseconds: bursts begin with cold caches, so a branch
+/// costs less the longer they are (a prototype on cc1plus: 56 us for 1,000, 116 for 4,000, 224 for 16,000).
+const RECORDING: f64 = 1_800.0;
+/// How long the last burst may take to end.
+const LAST_BURST: Duration = Duration::from_secs(2);
+/// Places at which bursts ended, at most so many of them.
+const MOST_ENDS: usize = 4096;
+/// Offset of `rseq_cs` in `struct rseq` (`linux/rseq.h`).
+const RSEQ_CS: u64 = 8;
+/// Status flags that `lahf` gives, and the overflow flag.
+const LAHF: u64 = 0xd5;
+const OVERFLOW: u64 = 1 << 11;
+
+/// Settings.
+#[derive(Debug, Clone)]
+pub struct BurstOptions {
+    /// Branches in a burst (an indirect one counts twice), at most [`BurstCode::most_records`].
+    pub depth: usize,
+    /// The share of the threads' running time that bursts may cost, 0 to 1.
+    pub overhead: f64,
+    /// A fixed period in nanoseconds instead of the budget.
+    pub period: Option<u64>,
+    /// End after this time.
+    pub duration: Option<Duration>,
+    /// Start of the random numbers that jitter the periods.
+    pub seed: u64,
+}
+
+impl Default for BurstOptions {
+    fn default() -> Self {
+        Self { depth: 4000, overhead: 0.01, period: None, duration: None, seed: 1 }
+    }
+}
+
+/// Traces process `pid`, which has the versions of `code`, until `stop` is set, the duration is over, or the process ends.
+///
+/// # Errors
+/// If the process cannot be traced. It runs on in its original code in any case.
+pub fn trace_bursts(
+    pid: i32,
+    options: BurstOptions,
+    code: &BurstCode,
+    stop: &AtomicBool,
+    sink: &mut dyn Sink,
+) -> Result<BurstReport, BranchTraceError> {
+    // The end of the tracing thread is what lets the target go: see `Followed`.
+    std::thread::scope(|scope| {
+        let tracing = std::thread::Builder::new().name("burst trace".into()).spawn_scoped(scope, || {
+            let mut tracer = Tracer::attach(pid, options, code, sink)?;
+            let result = tracer.run(stop).and_then(|()| tracer.finish());
+            result.map(|()| tracer.report)
+        });
+        let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
+        tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A thread with its alarm.
+struct Thread {
+    alarm: ThreadAlarm,
+    /// Where its `struct rseq` is; `None` until it was looked up.
+    rseq: Option<Option<Avma>>,
+}
+
+/// A burst that is over, not decoded yet.
+struct Over {
+    tid: i32,
+    records: Vec<u8>,
+    end: BurstEnd,
+    /// Where an indirect branch went that had nowhere to go in the versions.
+    target: Option<Avma>,
+}
+
+/// A burst under way.
+#[derive(Debug, Clone, Copy)]
+struct Burst {
+    tid: i32,
+    start: Avma,
+}
+
+struct Tracer<'a> {
+    options: BurstOptions,
+    signal: i32,
+    followed: Followed,
+    code: &'a BurstCode,
+    ranges: Vec<AvmaRange>,
+    pace: Pace,
+    threads: BTreeMap<i32, Thread>,
+    burst: Option<Burst>,
+    report: BurstReport,
+    sink: &'a mut dyn Sink,
+    cpu: BTreeMap<i32, (Duration, Duration)>,
+    accounted: Instant,
+    /// Records that wait until no thread is held.
+    outbox: Vec<Over>,
+    /// No more bursts begin.
+    ending: bool,
+    /// The process executes another program.
+    left: bool,
+}
+
+impl<'a> Tracer<'a> {
+    fn attach(
+        pid: i32,
+        options: BurstOptions,
+        code: &'a BurstCode,
+        sink: &'a mut dyn Sink,
+    ) -> Result<Self, BranchTraceError> {
+        let signal = signal::choose(pid)?;
+        let mut followed = Followed::seize(pid, signal, Children::Leave)?;
+        let ranges = code.ranges();
+        followed.hold_signals_in(ranges.clone());
+        let pace = Pace::new(options.overhead, options.period, 1.0, options.seed);
+        let mut tracer = Self {
+            options,
+            signal,
+            followed,
+            code,
+            ranges,
+            pace,
+            threads: BTreeMap::new(),
+            burst: None,
+            report: BurstReport::default(),
+            sink,
+            cpu: BTreeMap::new(),
+            accounted: Instant::now(),
+            outbox: Vec::new(),
+            ending: false,
+            left: false,
+        };
+        let tids: Vec<i32> = tracer.followed.threads().collect();
+        for tid in tids {
+            tracer.add_thread(tid)?;
+        }
+        Ok(tracer)
+    }
+
+    fn add_thread(&mut self, tid: i32) -> Result<(), BranchTraceError> {
+        let open = |period| -> Result<ThreadAlarm, PerfError> {
+            let alarm = ThreadAlarm::open(tid, AlarmEvent::TaskClock, self.signal)?;
+            alarm.set_period(period)?;
+            alarm.start()?;
+            Ok(alarm)
+        };
+        match open(self.pace.next_period()) {
+            Ok(alarm) => {
+                self.report.threads += 1;
+                self.threads.insert(tid, Thread { alarm, rseq: None });
+                let now = procfs::thread_cpu_time(self.followed.pid(), tid).unwrap_or_default();
+                self.cpu.insert(tid, (now, now));
+                Ok(())
+            }
+            Err(PerfError::NoProcess { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {
+        let end = self.options.duration.map(|duration| Instant::now() + duration);
+        while !stop.load(Ordering::Relaxed) && !self.left {
+            let left = end.map_or(LOOK_UP, |end| end.saturating_duration_since(Instant::now()).min(LOOK_UP));
+            if left.is_zero() || !self.next(left)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for one event and handles it; false if there will be no more.
+    fn next(&mut self, limit: Duration) -> Result<bool, BranchTraceError> {
+        match self.followed.next_event(limit)? {
+            None if self.followed.threads().next().is_none() => return Ok(false),
+            None => {}
+            Some(FollowEvent::Exited { status, .. }) => {
+                self.report.exit = Some(status);
+                return Ok(false);
+            }
+            Some(event) => self.handle(event)?,
+        }
+        self.post();
+        if self.accounted.elapsed() > ACCOUNT + ACCOUNT_THREAD * self.cpu.len() as u32 {
+            self.account();
+        }
+        Ok(true)
+    }
+
+    fn handle(&mut self, event: FollowEvent) -> Result<(), BranchTraceError> {
+        match event {
+            FollowEvent::Notified { tid, .. } => {
+                let attended = self.attend(tid);
+                self.unless_gone(attended)?;
+                self.followed.resume(tid)?;
+            }
+            FollowEvent::Caught { tid, signal } => {
+                let taken_out = self.take_out(tid);
+                self.unless_gone(taken_out)?;
+                self.followed.resume_with(tid, signal)?;
+            }
+            FollowEvent::Started { tid } => {
+                self.report.missed_threads += usize::from(self.add_thread(tid).is_err());
+                self.followed.resume(tid)?;
+            }
+            FollowEvent::Executed { tid } => {
+                // The versions are gone with the old program.
+                self.left = true;
+                self.followed.hold_signals_in(Vec::new());
+                self.threads.clear();
+                self.followed.resume(tid)?;
+            }
+            FollowEvent::Ended { tid } => self.drop_thread(tid),
+            FollowEvent::Stepped { tid } => self.followed.resume(tid)?,
+            // Children are left: none is told of.
+            FollowEvent::Signal { .. } | FollowEvent::Exited { .. } | FollowEvent::Forked { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// A thread that has vanished meanwhile is no error.
+    fn unless_gone(&self, result: Result<(), BranchTraceError>) -> Result<(), BranchTraceError> {
+        match result {
+            Err(BranchTraceError::Trace(error)) if error.is_gone() => Ok(()),
+            other => other,
+        }
+    }
+
+    fn drop_thread(&mut self, tid: i32) {
+        self.threads.remove(&tid);
+        if let Some((first, last)) = self.cpu.remove(&tid) {
+            self.report.cpu += last.saturating_sub(first);
+        }
+    }
+
+    /// Reads the threads' CPU times, which are gone when a thread ends.
+    fn account(&mut self) {
+        let pid = self.followed.pid();
+        for (&tid, (_, last)) in &mut self.cpu {
+            if let Ok(now) = procfs::thread_cpu_time(pid, tid) {
+                *last = now;
+            }
+        }
+        let running: Duration = self.cpu.values().map(|(first, last)| last.saturating_sub(*first)).sum();
+        self.pace.observed(self.report.held + self.report.recording, self.report.cpu + running);
+        self.accounted = Instant::now();
+    }
+
+    /// Waits for the last burst and closes all alarms.
+    fn finish(&mut self) -> Result<(), BranchTraceError> {
+        self.ending = true;
+        let end = Instant::now() + LAST_BURST;
+        while self.burst.is_some() && !self.left && self.report.exit.is_none() && Instant::now() < end {
+            self.collect()?;
+            if self.burst.is_some() && !self.next(Duration::from_millis(1))? {
+                break;
+            }
+        }
+        self.post();
+        if self.burst.take().is_some() {
+            *self.report.bursts.entry(BurstEnd::Gone).or_default() += 1;
+        }
+        self.account();
+        let tids: Vec<i32> = self.cpu.keys().copied().collect();
+        tids.into_iter().for_each(|tid| self.drop_thread(tid));
+        Ok(())
+    }
+
+    fn shared<T>(&self, result: io::Result<T>) -> Result<T, BranchTraceError> {
+        result.map_err(|source| BranchTraceError::Window { pid: self.followed.pid(), source })
+    }
+
+    /// Reads the records of the last burst, if it is over.
+    fn collect(&mut self) -> Result<(), BranchTraceError> {
+        let Some(burst) = self.burst else { return Ok(()) };
+        let position = self.shared(self.code.position())?;
+        if position.state == window::RUNNING {
+            return Ok(());
+        }
+        self.burst = None;
+        let records = self.shared(self.code.read_records(burst.start, position.cursor))?;
+        let end = match position.state {
+            _ if position.cursor.get() % window::RECORDS_END < 8 => BurstEnd::Full,
+            window::NO_COPY => BurstEnd::NoCopy,
+            window::NO_TARGET => BurstEnd::NoTarget,
+            _ => BurstEnd::Signal,
+        };
+        let cost = Duration::from_nanos((RECORDING * (records.len() as f64 / 4.0).sqrt()) as u64);
+        self.report.recording += cost;
+        self.pace.paid_more(cost);
+        let target = match end {
+            BurstEnd::NoTarget => Some(Avma::new(self.shared(self.code.word(window::ORIGINAL))?)),
+            _ => None,
+        };
+        self.outbox.push(Over { tid: burst.tid, records, end, target });
+        Ok(())
+    }
+
+    /// Decodes records and hands them out, while all threads run.
+    fn post(&mut self) {
+        for Over { tid, records, end, target } in std::mem::take(&mut self.outbox) {
+            let branches = self.code.branches(&records);
+            let without_copy = matches!(end, BurstEnd::NoCopy | BurstEnd::NoTarget);
+            if let Some(at) = target.or(branches.last().map(|b| b.to)).filter(|_| without_copy) {
+                self.note_end(at);
+            }
+            *self.report.bursts.entry(end).or_default() += 1;
+            self.report.branches += branches.len() as u64;
+            let end = match end {
+                BurstEnd::Full => RecordEnd::Full,
+                BurstEnd::Signal => RecordEnd::Signal,
+                _ => RecordEnd::UnknownCode,
+            };
+            if !branches.is_empty() {
+                let (pid, density) = (self.followed.pid(), 0.0);
+                self.sink.record(Record { pid, tid, branches: &branches, density, end });
+            }
+        }
+    }
+
+    fn note_end(&mut self, at: Avma) {
+        let ended_at = &mut self.report.ended_at;
+        if ended_at.len() < MOST_ENDS || ended_at.contains_key(&at) {
+            *ended_at.entry(at).or_default() += 1;
+        }
+    }
+
+    /// A thread's alarm has gone off.
+    fn attend(&mut self, tid: i32) -> Result<(), BranchTraceError> {
+        let begun = Instant::now();
+        self.report.alarms += 1;
+        self.collect()?;
+        if !self.ending
+            && let Err(why) = self.begin(tid)?
+        {
+            *self.report.refused.entry(why).or_default() += 1;
+        }
+        let cost = begun.elapsed() + LEG;
+        self.report.held += cost;
+        self.pace.paid(cost);
+        let period = self.pace.next_period();
+        match self.threads.get(&tid) {
+            Some(thread) => Ok(thread.alarm.set_period(period)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts a held thread into the copy of where it stands.
+    fn begin(&mut self, tid: i32) -> Result<Result<(), Refusal>, BranchTraceError> {
+        if self.burst.is_some() {
+            return Ok(Err(Refusal::Busy));
+        }
+        let mut registers = self.followed.registers(tid)?;
+        let Some(way_in) = self.code.way_in(registers.rip) else { return Ok(Err(Refusal::NoCopy)) };
+        let in_system_call = registers.orig_rax as i64 >= 0;
+        if in_system_call || self.ranges.iter().any(|r| r.contains(registers.rip)) || self.in_restartable(tid)
+        {
+            return Ok(Err(Refusal::NotAtRest));
+        }
+        let start = self.shared(self.code.arm(self.options.depth))?;
+        registers.rip = way_in;
+        if let Err(error) = self.followed.set_registers(tid, &registers) {
+            self.shared(self.code.set_state(window::TAKEN_OUT))?;
+            return Err(error.into());
+        }
+        self.burst = Some(Burst { tid, start });
+        Ok(Ok(()))
+    }
+
+    /// Whether a held thread has announced a restartable sequence: it may be in it.
+    fn in_restartable(&mut self, tid: i32) -> bool {
+        let followed = &self.followed;
+        let Some(thread) = self.threads.get_mut(&tid) else { return true };
+        let area = *thread.rseq.get_or_insert_with(|| followed.rseq_area(tid));
+        let Some(area) = area else { return false };
+        let memory = followed.memory(followed.pid());
+        memory.is_none_or(|m| m.read_u64(area + RSEQ_CS).map_or(true, |descriptor| descriptor != 0))
+    }
+
+    /// A signal is about to be delivered to a thread that stands in a version: it goes on where it would be without.
+    fn take_out(&mut self, tid: i32) -> Result<(), BranchTraceError> {
+        let mut registers = self.followed.registers(tid)?;
+        let at = registers.rip;
+        let to = match self.code.inserted(at) {
+            Some(inserted) => {
+                let to = self.shared(self.code.leads(at, inserted.leads, registers.rax))?;
+                let given = give_back(&mut registers, inserted.taken, self.code);
+                self.shared(given)?;
+                to
+            }
+            None => self.code.original(at),
+        };
+        let Some(to) = to else { return Ok(()) };
+        registers.rip = to;
+        self.followed.set_registers(tid, &registers)?;
+        let position = self.shared(self.code.position())?;
+        if self.burst.is_some_and(|burst| burst.tid == tid) && position.state == window::RUNNING {
+            self.shared(self.code.set_state(window::TAKEN_OUT))?;
+            self.collect()?;
+        }
+        Ok(())
+    }
+}
+
+/// Undoes what recording code has done to the registers.
+fn give_back(registers: &mut Registers, taken: Taken, code: &BurstCode) -> io::Result<()> {
+    if taken >= Taken::Rcx {
+        registers.rcx = code.word(window::SAVED_RCX)?;
+    }
+    if taken >= Taken::RcxRax {
+        registers.rax = code.word(window::SAVED_RAX)?;
+    }
+    if taken == Taken::All {
+        registers.rdx = code.word(window::SAVED_RDX)?;
+        let saved = code.word(window::SAVED_FLAGS)?;
+        let flags = ((saved >> 8) & LAHF) | ((saved & 1) * OVERFLOW);
+        registers.eflags = registers.eflags & !(LAHF | OVERFLOW) | flags;
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! See `restitch_fuzz::foreign_profiles::fdata`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| restitch_fuzz::foreign_profiles::fdata(data));
