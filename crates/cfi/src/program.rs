@@ -98,6 +98,9 @@ fn factored(c: &mut Cursor<'_>, factors: &Factors, signed: bool) -> Result<i64, 
 #[derive(Clone, Default)]
 struct Rules {
     cfa: Option<Cfa>,
+    /// The offset that was stated last. It outlives an expression: assembly in libgcrypt names the register alone when it comes back from
+    /// one, and libgcc (unwind-dw2.c, execute_cfa_program) and gdb understand that.
+    offset: i64,
     registers: Vec<(Register, RegisterRule)>,
 }
 
@@ -214,16 +217,25 @@ impl Machine {
         use Instruction as I;
         match instruction {
             I::Nop | I::Advance(_) | I::SetLocation(_) => {}
-            I::DefCfa(register, offset) => self.rules.cfa = Some(Cfa::RegisterOffset { register, offset }),
+            I::DefCfa(register, offset) => {
+                self.rules.offset = offset;
+                self.rules.cfa = Some(Cfa::RegisterOffset { register, offset });
+            }
             I::DefCfaExpression(bytes) => self.rules.cfa = Some(Cfa::Expression(bytes.into())),
-            I::DefCfaRegister(new) => match &mut self.rules.cfa {
-                Some(Cfa::RegisterOffset { register, .. }) => *register = new,
-                _ => return Err(at.malformed("the frame address has no register to replace")),
+            I::DefCfaRegister(register) => match &self.rules.cfa {
+                Some(_) => {
+                    self.rules.cfa = Some(Cfa::RegisterOffset { register, offset: self.rules.offset });
+                }
+                None => return Err(at.malformed("the frame address has no register to replace")),
             },
-            I::DefCfaOffset(new) => match &mut self.rules.cfa {
-                Some(Cfa::RegisterOffset { offset, .. }) => *offset = new,
-                _ => return Err(at.malformed("the frame address has no offset to replace")),
-            },
+            I::DefCfaOffset(new) => {
+                self.rules.offset = new;
+                match &mut self.rules.cfa {
+                    Some(Cfa::RegisterOffset { offset, .. }) => *offset = new,
+                    Some(Cfa::Expression(_)) => {}
+                    None => return Err(at.malformed("the frame address has no offset to replace")),
+                }
+            }
             I::Rule(register, rule) => self.rules.set(register, Some(rule)),
             I::Restore(register) => self.rules.set(register, self.initial.get(register).cloned()),
             I::Remember if self.remembered.len() < MAX_REMEMBERED => self.remembered.push(self.rules.clone()),

@@ -347,7 +347,9 @@ struct Machine {
     data_align: i64,
     initial: Rules,
     row: Row,
-    remembered: Vec<Rules>,
+    /// The offset that was stated last, which outlives an expression (as in libgcc's execute_cfa_program).
+    offset: i64,
+    remembered: Vec<(Rules, i64)>,
 }
 
 impl Machine {
@@ -358,7 +360,8 @@ impl Machine {
             cie.personality_with_encoding().map(|(_, p)| pointer(p)),
         );
         let row = Row { frame, state: initial.clone(), args_size: 0 };
-        Self { data_align: cie.data_alignment_factor(), initial, row, remembered: Vec::new() }
+        let offset = if let Cfa::Register(_, offset) = initial.cfa { offset } else { 0 };
+        Self { data_align: cie.data_alignment_factor(), initial, row, offset, remembered: Vec::new() }
     }
     fn set(&mut self, register: gimli::Register, rule: Rule) {
         self.row.state.rules.insert(register.0, rule);
@@ -380,13 +383,13 @@ impl Machine {
             Ok(e.get(section).map_err(text)?.0.slice().into())
         };
         match instruction {
-            I::DefCfa { register, offset } => self.row.state.cfa = Cfa::Register(register.0, offset as i64),
-            I::DefCfaSf { register, factored_offset } => {
-                self.row.state.cfa = Cfa::Register(register.0, self.signed(factored_offset));
-            }
-            I::DefCfaRegister { register: new } => match &mut self.row.state.cfa {
-                Cfa::Register(register, _) => *register = new.0,
-                _ => return Err("a frame address without a register gets another register".to_owned()),
+            I::DefCfa { register, offset } => self.cfa(register, offset as i64),
+            I::DefCfaSf { register, factored_offset } => self.cfa(register, self.signed(factored_offset)),
+            I::DefCfaRegister { register } => match self.row.state.cfa {
+                Cfa::None => {
+                    return Err("a frame address without a register gets another register".to_owned());
+                }
+                _ => self.cfa(register, self.offset),
             },
             I::DefCfaOffset { offset } => self.cfa_offset(offset as i64)?,
             I::DefCfaOffsetSf { factored_offset } => self.cfa_offset(self.signed(factored_offset))?,
@@ -419,11 +422,11 @@ impl Machine {
                 None => drop(self.row.state.rules.remove(&register.0)),
             },
             I::RememberState if self.remembered.len() < MAX_REMEMBERED => {
-                self.remembered.push(self.row.state.clone());
+                self.remembered.push((self.row.state.clone(), self.offset));
             }
             I::RememberState => return Err("states are remembered too deeply".to_owned()),
             I::RestoreState => {
-                self.row.state =
+                (self.row.state, self.offset) =
                     self.remembered.pop().ok_or("a state is restored that was not remembered")?;
             }
             I::ArgsSize { size } => self.row.args_size = size,
@@ -433,10 +436,17 @@ impl Machine {
         Ok(())
     }
 
+    fn cfa(&mut self, register: gimli::Register, offset: i64) {
+        self.offset = offset;
+        self.row.state.cfa = Cfa::Register(register.0, offset);
+    }
+
     fn cfa_offset(&mut self, new: i64) -> Result<(), String> {
+        self.offset = new;
         match &mut self.row.state.cfa {
             Cfa::Register(_, offset) => *offset = new,
-            _ => return Err("a frame address without an offset gets another offset".to_owned()),
+            Cfa::Expression(_) => {}
+            Cfa::None => return Err("a frame address without an offset gets another offset".to_owned()),
         }
         Ok(())
     }
