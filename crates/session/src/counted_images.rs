@@ -37,13 +37,24 @@ pub(crate) struct CountedImages {
     images: Vec<CountedImage>,
     /// By build id, or by path where there is none: the index, or that there is nothing to count.
     known: BTreeMap<Vec<u8>, Option<usize>>,
+    refused: Vec<String>,
+}
+
+fn key_of(module: &Module) -> Vec<u8> {
+    match module.image.build_id() {
+        Some(id) => id.as_bytes().to_vec(),
+        None => module.path.as_os_str().as_encoded_bytes().to_vec(),
+    }
 }
 
 impl CountedImages {
     /// The versions for the process in `live`, reserved and made; indices of its modules with them.
     ///
+    /// A module of which none can be made (the checker refuses it, say) runs as it is in this and all other processes: see
+    /// [`Self::refused`].
+    ///
     /// # Errors
-    /// If there is no room for one, or the checker refuses one.
+    /// If there is no room for one.
     pub fn versions_for(&mut self, live: &Live) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
         let (mut found, mut taken) = (Vec::new(), Vec::new());
         for (index, module) in live.target().modules.iter().enumerate() {
@@ -56,10 +67,20 @@ impl CountedImages {
             // Without a load bias: the same version serves every process.
             let place =
                 Place { number: place.number, start: place.start, counters: place.start + len, bias: None };
-            self.make_version(image, place)?;
-            found.push((index, image, place.number, place.start));
+            match self.make_version(image, place) {
+                Ok(()) => found.push((index, image, place.number, place.start)),
+                Err(why) => {
+                    self.known.insert(key_of(module), None);
+                    self.refused.push(why.to_string());
+                }
+            }
         }
         Ok(found)
+    }
+
+    /// Why modules were left out.
+    pub fn refused(&self) -> &[String] {
+        &self.refused
     }
 
     /// The versions that [`Self::versions_for`] has found, to be installed.
@@ -90,10 +111,7 @@ impl CountedImages {
         if name.starts_with("ld-linux") || name.starts_with("ld-musl") {
             return None;
         }
-        let key = match module.image.build_id() {
-            Some(id) => id.as_bytes().to_vec(),
-            None => module.path.as_os_str().as_encoded_bytes().to_vec(),
-        };
+        let key = key_of(module);
         if let Some(known) = self.known.get(&key) {
             return *known;
         }

@@ -245,6 +245,7 @@ impl Follower<'_> {
             n => format!("{program} ran uncounted {n} times: {why}"),
         };
         let mut out: Vec<String> = self.uncounted.iter().map(one).take(MOST_NAMED).collect();
+        out.extend_from_slice(self.images.refused());
         if self.uncounted.len() > MOST_NAMED {
             out.push(format!("{} more programs ran uncounted", self.uncounted.len() - MOST_NAMED));
         }
