@@ -128,7 +128,7 @@ impl Optimized {
 }
 
 impl BatchReport {
-    /// The report as JSON, as `docs/json.md` describes it.
+    /// The report as JSON, as `docs/batch.md` describes it.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
