@@ -5,12 +5,15 @@ use crate::live::Live;
 use crate::map_file::StoredMap;
 use crate::old::OldVersion;
 use crate::patches::PatchSet;
+use crate::retire::leading_on;
 use crate::reverse::ReverseMap;
 use crate::stub::{StubSite, stub_site};
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, AvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_check::CheckedVersion;
+use restitch_tracee::Memory;
+use std::collections::BTreeSet;
 
 /// A version that is to be in force.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +72,8 @@ pub(crate) struct Prepared<'a> {
     pub arriving: Vec<Arriving>,
     pub patches: PatchSet,
     pub old: Vec<OldVersion>,
+    /// For each of `old` the function entries that lead out of it already.
+    pub leading_on: Vec<BTreeSet<Avma>>,
     pub stub: StubSite,
 }
 
@@ -113,11 +118,13 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
     }
     let mut old = OldVersion::all(&live.journal, &live.target);
     old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
+    let memory = Memory::open_read_only(live.target.pid())?;
+    let leading_on = old.iter().map(|old| leading_on(&memory, old)).collect();
     let stub = stub_site(&live.target, |module| {
         let is_changed = |p: &JournalPatch| module.contains(Avma::new(p.at));
         patches.any_in(module) || live.journal.patches.iter().any(is_changed)
     })?;
-    Ok(Prepared { incoming, arriving, patches, old, stub })
+    Ok(Prepared { incoming, arriving, patches, old, leading_on, stub })
 }
 
 /// Whether a function of the module takes part in unwinding (static C programs do too: thread cancellation).

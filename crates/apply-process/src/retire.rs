@@ -7,10 +7,11 @@ use crate::old::OldVersion;
 use crate::patches::{LEN, jump};
 use crate::plan::{Prepared, SwitchReport};
 use crate::threads::{ThreadView, words};
-use crate::writing::write_jumps;
+use crate::writing::{PAGE, write_jumps};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_emit::RedirectKind;
-use restitch_tracee::Stopped;
+use restitch_procfs::Pagemap;
+use restitch_tracee::{Memory, Stopped};
 use restitch_x86::{Flow, relocate_field};
 use std::collections::BTreeSet;
 
@@ -30,13 +31,12 @@ pub(crate) fn retire(
     if prepared.old.is_empty() {
         return Ok(());
     }
-    for old in &prepared.old {
+    for (old, leading_on) in prepared.old.iter().zip(&prepared.leading_on) {
         // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already, to a version that leaves
         // now and may be unmapped soon, somebody may be that no walk finds: on the stack of a coroutine.
         let led_into = leads_into(stopped, old.range, threads, Some(&translated))?.is_some();
-        let leading_on = leading_on(stopped, old);
         if led_into || !leading_on.is_empty() {
-            redirect_old_entries(stopped, prepared, old, threads, led_into, &leading_on)?;
+            redirect_old_entries(stopped, prepared, old, threads, led_into, leading_on)?;
         }
     }
     Ok(())
@@ -143,11 +143,20 @@ pub(crate) fn leads_into(
     Ok(None)
 }
 
-/// The function entries of a version that an earlier switch made lead out of it.
-fn leading_on(stopped: &Stopped, old: &OldVersion) -> BTreeSet<Avma> {
+/// The function entries of a version that an earlier switch made lead out of it. Only restitch changes them, which holds the process's lock: so
+/// they can be looked at before the stop. They are in pages that the process has of its own; there are few of these, or none.
+pub(crate) fn leading_on(memory: &Memory, old: &OldVersion) -> BTreeSet<Avma> {
+    let states = Pagemap::open(memory.pid()).and_then(|pages| pages.states(old.range));
+    let own = |at: Avma| {
+        let page = (at.offset_from(old.range.start) / PAGE as i64) as usize;
+        // What the kernel does not tell may be so.
+        states.as_ref().map_or(true, |states| states.get(page).is_none_or(|state| state.is_own()))
+    };
     let entries = old.stored.redirects.iter().filter(|r| r.kind == RedirectKind::Entry);
-    let entries: Vec<(Avma, usize)> = entries.map(|r| (old.bias.to_actual(r.to), LEN)).collect();
-    let found = stopped.memory().read_many(&entries);
+    let entries = entries.map(|r| (old.bias.to_actual(r.to), LEN));
+    let entries: Vec<(Avma, usize)> =
+        entries.filter(|(at, len)| own(*at) || own(*at + *len as u64 - 1)).collect();
+    let found = memory.read_many(&entries);
     let leads_on = |at: Avma, bytes: &[u8]| match *bytes {
         [0xe9, a, b, c, d] => {
             let to = (at + LEN as u64).offset(i32::from_le_bytes([a, b, c, d]).into());
