@@ -68,9 +68,9 @@ unsafe fn entry_of_preload(given: List) -> Option<(usize, Text)> {
     }
     // SAFETY: the list ends in a null pointer, its texts in zero bytes.
     let entry = |i: usize| unsafe { *given.add(i) };
-    (0..)
-        .take_while(|i| !entry(*i).is_null())
-        .find_map(|i| unsafe { begins_with(entry(i), NAME).then(|| (i, entry(i).add(NAME.len()))) })
+    let mut all = (0..).take_while(|i| !entry(*i).is_null());
+    // SAFETY: as above; a text that begins with the name is at least as long.
+    all.find_map(|i| unsafe { begins_with(entry(i), NAME).then(|| (i, entry(i).add(NAME.len()))) })
 }
 
 /// Room for an environment with the agent in it.

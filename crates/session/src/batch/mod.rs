@@ -215,11 +215,9 @@ impl Session {
         match message {
             Message::Counting(path) => watcher.note(&format!("counting runs of {}", path.display())),
             Message::Done(entry) => {
-                watcher.note(&format!(
-                    "{} is optimized, from {} runs",
-                    entry.path.display(),
-                    entry.profiled_runs
-                ));
+                let done = if entry.layout.is_empty() { "profiled" } else { "optimized" };
+                let runs = entry.profiled_runs;
+                watcher.note(&format!("{} is {done}, from {runs} runs", entry.path.display()));
                 self.done.insert(entry.path.clone(), *entry);
             }
             Message::Left(path, why) => {
@@ -237,7 +235,7 @@ impl Session {
         for seen in observer.modules() {
             let optimized = self.done.get(&seen.path).or_else(|| known.get(&seen.path));
             let used = seen.ended.contains_key(&Mode::Optimized);
-            match optimized.filter(|e| used || (self.done.contains_key(&seen.path) && !e.layout.is_empty())) {
+            match optimized.filter(|_| used || self.done.contains_key(&seen.path)) {
                 Some(entry) => {
                     let new = self.done.contains_key(&seen.path);
                     report.optimized.push(Optimized::new(seen, entry, new));
