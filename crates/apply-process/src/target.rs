@@ -4,6 +4,7 @@ use crate::ProcessError;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_image::Image;
 use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
+use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
@@ -70,7 +71,7 @@ impl Target {
     /// Looks at process `pid`.
     ///
     /// # Errors
-    /// If the process cannot be read or its program is no x86-64 ELF file.
+    /// If the process has ended, cannot be read, or its program is no x86-64 ELF file.
     pub fn open(pid: i32) -> Result<Self, ProcessError> {
         Self::open_with(pid, &mut ImageCache::default())
     }
@@ -98,7 +99,7 @@ impl Target {
         modules.sort_by_key(|m| m.range.start);
         let program = headers
             .and_then(|at| modules.iter().position(|m| m.range.contains(at)))
-            .ok_or(ProcessError::NoProgram { pid })?;
+            .ok_or_else(|| no_program(process))?;
         Ok(Self { process, modules, program, unreadable })
     }
 
@@ -112,6 +113,12 @@ impl Target {
     pub fn pid(&self) -> i32 {
         self.process.pid
     }
+}
+
+/// A process that has ended has no mappings any more.
+fn no_program(process: ProcessId) -> ProcessError {
+    let pid = process.pid;
+    if process.is_alive() { ProcessError::NoProgram { pid } } else { TraceError::Zombie { pid }.into() }
 }
 
 /// Whether a file is an overlay of the preloaded agent: they are named by build id.
@@ -177,4 +184,22 @@ fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
 fn segments_at(image: &Image, bias: LoadBias, mappings: &[&Mapping]) -> usize {
     let is_mapped = |at: Avma| mappings.iter().any(|m| m.range.contains(at));
     image.segments().iter().filter(|s| is_mapped(bias.to_actual(s.range.start))).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_ended_is_said_to_have_ended() {
+        let mut child = std::process::Command::new("/bin/true").spawn().expect("it starts");
+        let pid = child.id() as i32;
+        let id = ProcessId::of(pid).expect("not collected yet");
+        while id.is_alive() {
+            std::thread::yield_now();
+        }
+        let error = Target::open(pid).expect_err("it is a zombie");
+        child.wait().expect("it ended");
+        assert!(error.to_string().contains("ended"), "{error}");
+    }
 }

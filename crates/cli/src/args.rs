@@ -263,9 +263,12 @@ pub struct Lab {
     /// Model the hot code of the layouts in large pages.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub huge_pages: Switch,
-    /// Steps of the made-up execution; a step is about a basic block.
+    /// Steps of the execution, at most; a step is about a basic block.
     #[arg(long, value_name = "NUMBER", default_value_t = 5_000_000)]
     pub steps: usize,
+    /// A perf.data file with branch stacks (`restitch record --source trace --depth 1024`): a real execution instead of a made-up one.
+    #[arg(long, value_name = "FILE", conflicts_with = "seed")]
+    pub records: Option<PathBuf>,
     /// Seed of the made-up execution. The same seed gives the same numbers.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,

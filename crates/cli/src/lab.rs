@@ -21,6 +21,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         large_pages: options.huge_pages == Switch::On,
         steps: options.steps,
         seed: options.seed,
+        records: options.records,
     };
     let (comparison, seconds) = lab(&wanted, &mut progress)?;
     progress.finish();

@@ -273,3 +273,26 @@ fn every_layout_makes_a_working_program_and_the_laboratory_compares_them() {
         run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
     }
 }
+
+#[test]
+fn the_laboratory_runs_on_branch_records() {
+    let original = require!(compiled("switch.c", &["-O2"]), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    record(&restitch, &original, &at("profile"));
+    let trace = ["record", "--source", "trace", "--overhead", "50%", "--depth", "256", "-o"];
+    finish(restitch.command(&trace).arg(at("perf.data")).arg("--").arg(&original)).expect(SUCCESS);
+    let lab = |records: &str| {
+        let mut lab = restitch.command(&["lab"]);
+        lab.arg(&original).arg("--profile").arg(at("profile")).arg("--records").arg(at(records));
+        finish(lab.args(["--layouts", "ext-tsp", "--json", "-"]))
+    };
+    let finished = lab("perf.data");
+    finished.expect(code::DONE);
+    let json: serde_json::Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    assert!(json["seed"].is_null() && json["steps"].as_u64().is_some_and(|n| n > 100), "{}", json["steps"]);
+    // In real execution too, a layout by the exact profile takes fewer branches than the compiler's order.
+    let taken = |entry: usize| json["entries"][entry]["counts"]["taken"].as_u64().expect("a count");
+    assert!(taken(1) < taken(0), "{} {}", taken(1), taken(0));
+    expect_message(&lab("profile"), code::BAD_INPUT, &["perf.data"]);
+}

@@ -19,8 +19,8 @@ pub struct Comparison {
     pub machine: Machine,
     /// Steps of the trace.
     pub steps: usize,
-    /// The seed of its walk.
-    pub seed: u64,
+    /// The seed of its walk; `None` for a trace of branch records.
+    pub seed: Option<u64>,
     /// The program as it is, then the layouts in the order asked for.
     pub entries: Vec<Entry>,
 }
@@ -44,15 +44,14 @@ pub struct Entry {
     pub occupancy: Occupancy,
 }
 
-/// Compares named layouts on a walk of so many steps with this seed.
+/// Compares named layouts on a trace; `seed` is that of its walk, if it is one.
 pub fn compare(
     program: &Program,
     profile: &Profile,
     machine: Machine,
     layouts: &[(&str, Layout)],
-    (steps, seed): (usize, u64),
+    (trace, seed): (&Trace, Option<u64>),
 ) -> Comparison {
-    let trace = Trace::walk(program, profile, steps, seed);
     let entry = |name: &str, layout: Option<&Layout>| {
         let placement =
             layout.map_or_else(|| Placement::original(program), |layout| Placement::of(program, layout));
@@ -60,7 +59,7 @@ pub fn compare(
             Some(layout) => Score::of(program, profile, layout),
             None => Score::of_original(program, profile),
         };
-        let counts = simulate(program, &trace, &placement, &machine);
+        let counts = simulate(program, trace, &placement, &machine);
         Entry {
             name: name.to_owned(),
             counts,
@@ -79,7 +78,9 @@ pub fn compare(
 impl Comparison {
     /// A table for people: events per 1,000 bytes of executed code.
     pub fn to_text(&self) -> String {
-        let mut out = format!("machine: {}; {} steps, seed {}\n", self.machine.name, self.steps, self.seed);
+        let source =
+            self.seed.map_or_else(|| "branch records".to_owned(), |seed| format!("a walk with seed {seed}"));
+        let mut out = format!("machine: {}; {} steps of {source}\n", self.machine.name, self.steps);
         out.push_str(
             "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them\n\n",
         );

@@ -2,8 +2,8 @@
 //!
 //! **What you do**: bring a program and a profile, choose a [`Machine`], and [`compare()`] layouts.
 //!
-//! **What it does**: makes one trace (a weighted random walk over the profile's branches, calls and returns,
-//! [`Trace::walk`]), runs it through models of instruction cache, L2, instruction TLBs and branch target buffer for each
+//! **What it does**: takes one trace (of real branch records, [`Trace::of_records`], or a weighted random walk over the profile's
+//! branches, calls and returns, [`Trace::walk`]), runs it through models of instruction cache, L2, instruction TLBs and branch target buffer for each
 //! layout ([`simulate`]), and prints the result as a table, JSON and pictures. Also the map of how many hot lines
 //! each set of the instruction cache has to hold (Tamches and Miller, *Dynamic kernel code optimization*, Figure 2).
 //! The same seed gives the same numbers.
@@ -18,6 +18,7 @@ mod machine;
 mod occupancy;
 mod picture;
 mod place;
+mod recorded;
 mod simulate;
 mod trace;
 
@@ -27,5 +28,6 @@ pub use machine::{Geometry, Machine, UnknownMachine};
 pub use occupancy::Occupancy;
 pub use picture::{PictureError, comparison_svg, occupancy_svg};
 pub use place::Placement;
+pub use recorded::RecordedBranch;
 pub use simulate::{Counts, simulate};
 pub use trace::{How, Step, Trace};

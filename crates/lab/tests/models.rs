@@ -1,13 +1,15 @@
 //! The models on programs whose numbers can be worked out by hand, and properties on random ones.
 
 use proptest::prelude::*;
+use restitch_address::Svma;
 use restitch_lab::{
-    Counts, Machine, Occupancy, Placement, Step, Trace, compare, comparison_svg, occupancy_svg, simulate,
+    Counts, How, Machine, Occupancy, Placement, RecordedBranch, Step, Trace, compare, comparison_svg,
+    occupancy_svg, simulate,
 };
 use restitch_layout::{HotChains, LayoutAlgorithm, LayoutChoice};
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, walk};
-use restitch_program::Program;
+use restitch_program::{Program, Terminator};
 
 const LOOP: &str = "\
 function 0x1000..0x1060 main movable
@@ -64,6 +66,52 @@ fn a_walk_follows_branches_calls_and_returns() {
     assert!(call.is_some() && back.is_some_and(|s| name(s) == 0x1050 && s.to == Step::END));
 }
 
+/// The branches of a trace, oldest first, as a processor would record them, and the runs between them that end in a branch.
+fn as_records(program: &Program, steps: &[Step]) -> (Vec<RecordedBranch>, Vec<Vec<Step>>) {
+    let (mut records, mut runs) = (Vec::new(), vec![Vec::new()]);
+    for pair in steps.windows(2) {
+        let block = program.block(pair[0].block);
+        let to = program.block(pair[1].block).start + u64::from(pair[1].from);
+        let (end, from) = match pair[0].to {
+            Step::END => (block.end(), (block.terminator_len > 0).then(|| block.terminator_at())),
+            inside => {
+                let end = block.start + u64::from(inside);
+                let call = program.calls_of(pair[0].block).iter().find(|c| c.at + u64::from(c.len) == end);
+                (end, call.map(|c| c.at))
+            }
+        };
+        runs.last_mut().unwrap().push(pair[0]);
+        // A jump to the next instruction is a taken branch all the same.
+        let jumps = pair[0].to == Step::END && matches!(block.terminator, Terminator::Jump(_));
+        if pair[0].how == How::Taken || to != end || jumps {
+            if from.is_none() {
+                runs.pop();
+            }
+            records.push((from, Some(to)));
+            runs.push(Vec::new());
+        }
+    }
+    (records, runs)
+}
+
+#[test]
+fn records_of_another_program_make_no_trace() {
+    let (program, _) = looping();
+    let at = |a| Some(Svma::new(a));
+    // Into unknown code, backwards, and over a jump that always goes elsewhere.
+    let stack = [
+        (at(0x10), at(0x20)),
+        (at(0x30), at(0x1050)),
+        (at(0x1042), at(0x1000)),
+        (at(0x101e), at(0x1040)),
+        (at(0x104e), None),
+    ];
+    let trace = Trace::of_records(&program, [&stack[..]], 100);
+    let blocks: Vec<u64> = trace.steps.iter().map(|s| program.block(s.block).start.get()).collect();
+    assert_eq!(blocks, [0x1040]);
+    assert_eq!(Trace::of_records(&program, [&stack[..], &stack[..]], 1).steps.len(), 1);
+}
+
 #[test]
 fn a_straightened_loop_takes_half_of_the_branches_and_saves_its_jumps() {
     let (program, profile) = looping();
@@ -83,7 +131,8 @@ fn a_comparison_can_be_read_drawn_and_repeated() {
     let layout =
         |name: &'static str| (name, name.parse::<LayoutChoice>().unwrap().layout(&program, &profile));
     let layouts = [layout("c3"), layout("ext-tsp")];
-    let run = || compare(&program, &profile, "haswell".parse().unwrap(), &layouts, (10_000, 7));
+    let trace = Trace::walk(&program, &profile, 10_000, 7);
+    let run = || compare(&program, &profile, "haswell".parse().unwrap(), &layouts, (&trace, Some(7)));
     let comparison = run();
     assert_eq!(comparison, run());
     let names: Vec<&str> = comparison.entries.iter().map(|e| e.name.as_str()).collect();
@@ -140,6 +189,23 @@ proptest! {
             ranges.sort_unstable();
             prop_assert!(ranges.windows(2).all(|w| w[0].1 <= w[1].0), "{}", layout.name());
         }
+    }
+
+    #[test]
+    fn the_records_of_a_walk_are_the_walk(seed: u64) {
+        let program = RandomProgram::shaped(seed, Shape { functions: 5, blocks: 12, unmovable: 0.1 }).program;
+        let profile = walk(&program, seed, 50, 0.02);
+        let steps = Trace::walk(&program, &profile, 3000, seed).steps;
+        let (records, runs) = as_records(&program, &steps);
+        let again = Trace::of_records(&program, [&records[..]], usize::MAX);
+        // What ran before the first branch and behind the last one is in no record.
+        let between: Vec<Step> = runs.get(1..runs.len() - 1).unwrap_or_default().concat();
+        let differs = between.iter().zip(&again.steps).position(|(a, b)| (a.block, a.from, a.to) != (b.block, b.from, b.to));
+        prop_assert_eq!((again.steps.len(), differs), (between.len(), None));
+        // A walk without a counted way on leaves by a jump as by a return; everything else is of the same kind.
+        let direct = |s: &Step| matches!(program.block(s.block).terminator, Terminator::Jump(_) | Terminator::Conditional(..) | Terminator::ShortConditional(_));
+        let differs = between.iter().zip(&again.steps).find(|(a, b)| a.how != b.how && !direct(a));
+        prop_assert_eq!(differs, None);
     }
 
     #[test]

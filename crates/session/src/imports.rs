@@ -6,7 +6,7 @@ use crate::files::{OptimizeOptions, read_file};
 use crate::profiles::{Code, ProfileInput, load, resolve};
 use crate::selection::weigh;
 use restitch_profile::{
-    ImportedModule, Known, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
+    ImportedModule, ImportedSamples, Known, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
 };
 use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
@@ -99,19 +99,28 @@ fn same_name(path: &str, program: &Path) -> bool {
     Path::new(path).file_name() == program.file_name()
 }
 
+/// The imported part of a module: by build id, else by file name.
+pub(crate) fn part_of<'a>(
+    imported: &'a ImportedSamples,
+    module: &Analyzed,
+    program: &Path,
+) -> Option<&'a ImportedModule> {
+    let id = build_id(module);
+    let fits = |m: &&ImportedModule| match &m.build_id {
+        Some(theirs) if !id.is_empty() => *theirs == id,
+        _ => same_name(&m.path, program),
+    };
+    imported.modules.iter().find(fits)
+}
+
 fn from_perf(
     bytes: &[u8],
     options: &OptimizeOptions,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
     let imported = import_perf_data(bytes).map_err(|e| bad(options, e.to_string()))?;
-    let id = build_id(module);
-    let fits = |m: &&ImportedModule| match &m.build_id {
-        Some(theirs) if !id.is_empty() => *theirs == id,
-        _ => same_name(&m.path, &options.program),
-    };
     let have: Vec<&str> = imported.modules.iter().map(|m| m.path.as_str()).collect();
-    let found = imported.modules.iter().find(fits).ok_or_else(|| no_part(options, &have))?;
+    let found = part_of(&imported, module, &options.program).ok_or_else(|| no_part(options, &have))?;
     let samples = found.to_svma(|offset| module.image.address_of(offset));
     let mut warnings = Vec::new();
     if imported.lost > 0 {

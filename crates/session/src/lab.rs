@@ -1,12 +1,18 @@
 //! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end.
 
-use crate::files::load_original;
-use crate::imports::read_profile;
+use crate::analysis::Analyzed;
+use crate::files::{load_original, read_file};
+use crate::imports::{part_of, read_profile};
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
-use restitch_lab::{Comparison, Geometry, Machine, compare};
+use restitch_address::FileOffset;
+use restitch_lab::{Comparison, Geometry, Machine, RecordedBranch, Trace, compare};
 use restitch_layout::LayoutChoice;
 use restitch_procfs::system::{CpuCache, cpu_caches, cpu_model};
-use std::path::PathBuf;
+use restitch_profile::{branch_stacks, import_perf_data};
+use std::path::{Path, PathBuf};
+
+/// Fewer steps than these fill no second-level cache.
+const FEW_STEPS: usize = 500_000;
 
 /// What to compare.
 #[derive(Debug, Clone)]
@@ -25,6 +31,8 @@ pub struct LabOptions {
     pub steps: usize,
     /// Seed of the trace.
     pub seed: u64,
+    /// A `perf.data` file with branch stacks: the execution, instead of a made-up one.
+    pub records: Option<PathBuf>,
 }
 
 /// The names of layouts, and the seconds that each took.
@@ -61,8 +69,44 @@ pub fn lab(
     if options.large_pages {
         machine = machine.with_large_pages();
     }
-    let run = (options.steps, options.seed);
-    Ok((compare(&module.program, &profile, machine, &layouts, run), seconds))
+    let trace = match &options.records {
+        Some(path) => recorded((path, &options.program), options.steps, &module, watcher)?,
+        None => Trace::walk(&module.program, &profile, options.steps, options.seed),
+    };
+    let seed = options.records.is_none().then_some(options.seed);
+    Ok((compare(&module.program, &profile, machine, &layouts, (&trace, seed)), seconds))
+}
+
+/// The trace of a file of branch records.
+fn recorded(
+    (path, program): (&Path, &Path),
+    steps: usize,
+    module: &Analyzed,
+    watcher: &mut dyn Watcher,
+) -> Result<Trace, SessionError> {
+    let bytes = read_file(path)?;
+    let bad = |why: String| SessionError::BadFile { path: path.to_owned(), why };
+    let imported = import_perf_data(&bytes).map_err(|e| bad(e.to_string()))?;
+    let own = part_of(&imported, module, program)
+        .ok_or_else(|| bad("it has no records of this build of the program".into()))?;
+    let stacks = branch_stacks(&bytes, &own.path).map_err(|e| bad(e.to_string()))?;
+    let place = |at: Option<FileOffset>| at.and_then(|at| module.image.address_of(at));
+    let stacks: Vec<Vec<RecordedBranch>> = stacks
+        .iter()
+        .map(|stack| stack.iter().map(|&(from, to)| (place(from), place(to))).collect())
+        .collect();
+    let trace = Trace::of_records(&module.program, stacks.iter().map(Vec::as_slice), steps);
+    if trace.steps.is_empty() {
+        let why = "it has no branch stacks of this program; record with `restitch record --source trace --depth 1024 -o FILE.perf.data`";
+        return Err(bad(why.into()));
+    }
+    if trace.steps.len() < FEW_STEPS {
+        watcher.note(&format!(
+            "the records make {} steps only: misses of cold caches weigh much",
+            trace.steps.len()
+        ));
+    }
+    Ok(trace)
 }
 
 /// This machine, as far as the kernel describes it.

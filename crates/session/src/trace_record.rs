@@ -4,8 +4,8 @@ use crate::branch_records::BranchRecords;
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
 use restitch_procfs::{self as procfs, ProcessId};
-use restitch_trace::{TraceOptions, TraceReport, trace};
-use restitch_tracee::{ExitStatus, LaunchOptions, TraceEvent, TraceEvents};
+use restitch_trace::{TraceOptions, TraceReport, trace, trace_held};
+use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -54,51 +54,81 @@ pub struct Traced {
 /// [`SessionError`]. The process was not changed.
 pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Traced, SessionError> {
     crate::check_writable(&options.output.path)?;
-    let mut launched = None;
-    let (pid, duration) = match options.subject {
-        TraceSubject::Process(pid, duration) => (pid, Some(duration)),
-        TraceSubject::Command(command) => (launched.insert(launch(command)?).pid, None),
+    let seconds = match &options.subject {
+        TraceSubject::Process(pid, duration) => {
+            crate::process_set::refuse_kernel_thread(*pid)?;
+            Some(duration.as_secs_f64())
+        }
+        TraceSubject::Command(_) => None,
     };
-    crate::process_set::refuse_kernel_thread(pid)?;
-    watcher.phase("tracing", duration.map(|d| d.as_secs_f64()));
+    watcher.phase("tracing", seconds);
     let mut records = BranchRecords::for_output(&options.output);
     records.weigh = options.weigh;
-    records.open(pid)?;
-    let tracing = TraceOptions {
-        depth: options.depth,
-        overhead: options.overhead,
-        duration,
-        restartable: records.restartable(pid),
-        ..TraceOptions::default()
+    let (depth, overhead) = (options.depth, options.overhead);
+    let tracing = TraceOptions { depth, overhead, ..TraceOptions::default() };
+    let (process, report) = match options.subject {
+        TraceSubject::Process(pid, duration) => {
+            records.open(pid)?;
+            let tracing =
+                TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
+            (None, trace(pid, tracing, &AtomicBool::new(false), &mut records)?)
+        }
+        TraceSubject::Command(command) => {
+            let (process, report) = trace_command(command, tracing, &mut records)?;
+            (Some(process), report)
+        }
     };
-    let report = trace(pid, tracing, &AtomicBool::new(false), &mut records)?;
     watcher.phase("analysing", None);
-    let status = launched.map(|process| exit_status(report.exit, process)).transpose()?;
+    let status = process.map(|process| exit_status(report.exit, process)).transpose()?;
     let (modules, elsewhere) = (records.modules(), records.elsewhere);
     if modules == 0 {
-        let why = format!("process {pid} used too little CPU time to be traced; try again under load");
+        let why = "the process used too little CPU time to be traced; try again under load".into();
         return Err(SessionError::NothingToDo(why));
     }
     records.save(&options.output, watcher)?;
     Ok(Traced { modules, elsewhere, status, report })
 }
 
+/// Traces a command from its program's entry point on.
+fn trace_command(
+    command: Command,
+    tracing: TraceOptions,
+    records: &mut BranchRecords,
+) -> Result<(ProcessId, TraceReport), SessionError> {
+    // A thread of its own: see `trace_held`.
+    std::thread::scope(|scope| {
+        let traced = scope.spawn(|| {
+            let (events, stopped) = launch_held(command)?;
+            let process = stopped.process();
+            records.open(process.pid)?;
+            let tracing = TraceOptions { restartable: records.restartable(process.pid), ..tracing };
+            let report = trace_held((events, stopped), tracing, &AtomicBool::new(false), records)?;
+            Ok((process, report))
+        });
+        traced.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// Starts a command and lets go of it at its program's entry point, where all of its libraries are mapped.
 pub(crate) fn launch(command: Command) -> Result<ProcessId, SessionError> {
+    let (events, stopped) = launch_held(command)?;
+    let process = stopped.process();
+    stopped.resume();
+    events.detach();
+    Ok(process)
+}
+
+/// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)
+fn launch_held(command: Command) -> Result<(TraceEvents, Stopped), SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut events = TraceEvents::spawn(command, LaunchOptions::default())?;
-    let process = events.root();
     loop {
         match events.next_event(LOADER_LIMIT)? {
-            Some(TraceEvent::Exec(stopped)) => match procfs::auxv(process.pid)?.entry() {
+            Some(TraceEvent::Exec(stopped)) => match procfs::auxv(stopped.pid())?.entry() {
                 Some(entry) => events.run_to(stopped, entry)?,
                 None => drop(stopped.resume()),
             },
-            Some(TraceEvent::Reached(stopped)) => {
-                stopped.resume();
-                events.detach();
-                return Ok(process);
-            }
+            Some(TraceEvent::Reached(stopped)) => return Ok((events, stopped)),
             Some(TraceEvent::Exited { .. }) | None => {
                 let why = "it ended before it began".into();
                 return Err(SessionError::Command { command: name, why });

@@ -42,4 +42,4 @@ pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
 pub use report::{Record, RecordEnd, Sink, TraceReport};
 pub use restitch_evaluate::Taken;
-pub use tracer::trace;
+pub use tracer::{trace, trace_held};

@@ -8,7 +8,7 @@ use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, 
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;
-use restitch_tracee::{Children, FollowEvent, Followed, Registers};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers, Stopped, TraceEvents};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -46,14 +46,38 @@ pub fn trace(
     // The end of the tracing thread is what lets the target go, without interrupting anything: see `Followed`.
     std::thread::scope(|scope| {
         let tracing = std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, || {
-            let mut tracer = Tracer::attach(pid, options, sink)?;
-            let result = tracer.run(stop);
-            tracer.finish_all();
-            result.map(|()| tracer.report)
+            let signal = signal::choose(pid)?;
+            let followed = Followed::seize(pid, signal, children(&options))?;
+            Tracer::with(followed, signal, options, sink)?.run_to_the_end(stop)
         });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
         tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// The same for a process that this thread has started and holds ([`TraceEvents`]): it is traced from there on.
+///
+/// It is let go by the end of the calling thread, so give it one of its own.
+///
+/// # Errors
+/// As [`trace`]; the process runs on then.
+pub fn trace_held(
+    held: (TraceEvents, Stopped),
+    options: TraceOptions,
+    stop: &AtomicBool,
+    sink: &mut dyn Sink,
+) -> Result<TraceReport, BranchTraceError> {
+    let (events, stopped) = held;
+    let pid = stopped.pid();
+    let signal = signal::choose(pid)?;
+    let followed = Followed::take_over(events, &stopped, signal, children(&options))?;
+    let tracer = Tracer::with(followed, signal, options, sink)?;
+    stopped.resume();
+    tracer.run_to_the_end(stop)
+}
+
+fn children(options: &TraceOptions) -> Children {
+    if options.children { Children::Follow } else { Children::Leave }
 }
 
 /// One of the traced processes.
@@ -83,10 +107,13 @@ struct Tracer<'a> {
 }
 
 impl<'a> Tracer<'a> {
-    fn attach(pid: i32, options: TraceOptions, sink: &'a mut dyn Sink) -> Result<Self, BranchTraceError> {
-        let signal = signal::choose(pid)?;
-        let children = if options.children { Children::Follow } else { Children::Leave };
-        let followed = Followed::seize(pid, signal, children)?;
+    fn with(
+        followed: Followed,
+        signal: i32,
+        options: TraceOptions,
+        sink: &'a mut dyn Sink,
+    ) -> Result<Self, BranchTraceError> {
+        let pid = followed.pid();
         let process = Process { code: LiveCode::open(pid)?, restartable: options.restartable.clone() };
         let pace = Pace::new(options.overhead, options.period, options.event.per_nanosecond(), options.seed);
         let mut tracer = Self {
@@ -126,6 +153,12 @@ impl<'a> Tracer<'a> {
             Err(BranchTraceError::Perf(restitch_perf::PerfError::NoProcess { .. })) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    fn run_to_the_end(mut self, stop: &AtomicBool) -> Result<TraceReport, BranchTraceError> {
+        let result = self.run(stop);
+        self.finish_all();
+        result.map(|()| self.report)
     }
 
     fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {

@@ -15,6 +15,7 @@ use crate::urgent::Urgent;
 use crate::wait::{ExitStatus, StopKind, decode};
 use crate::wake::WakeTimer;
 use crate::{Memory, TraceError};
+use crate::{Stopped, TraceEvents};
 use restitch_address::AvmaRange;
 use restitch_procfs as procfs;
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,28 +128,51 @@ impl Followed {
     /// the calling thread ends.
     pub fn seize(pid: i32, signal: i32, children: Children) -> Result<Self, TraceError> {
         let pid = preflight(pid)?.pid;
-        let processes = BTreeMap::from([(pid, Memory::open_read_only(pid)?)]);
-        let timer =
-            WakeTimer::new().map_err(|source| TraceError::Ptrace { request: "timer", tid: pid, source })?;
-        let (threads, held, stepping) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        let mut followed = Self {
-            pid,
-            signal,
-            children,
-            processes,
-            threads,
-            held,
-            stepping,
-            catching: Vec::new(),
-            timer,
-            _urgent: Urgent::begin(),
-            not_send: PhantomData,
-        };
+        let mut followed = Self::of(pid, signal, children)?;
         let mut clean = 0;
         while clean < 2 {
             clean = if followed.seize_new_threads()? { 0 } else { clean + 1 };
         }
         Ok(followed)
+    }
+
+    /// Takes over a process that `events` holds. It stays held until `stopped` lets it go; whatever else there were events of is
+    /// let go now.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn take_over(
+        mut events: TraceEvents,
+        stopped: &Stopped,
+        signal: i32,
+        children: Children,
+    ) -> Result<Self, TraceError> {
+        let pid = stopped.pid();
+        let mut followed = Self::of(pid, signal, children)?;
+        for tid in stopped.threads() {
+            sys::set_options(tid, followed.options())?;
+            followed.threads.insert(tid, pid);
+        }
+        events.give_up(pid);
+        Ok(followed)
+    }
+
+    fn of(pid: i32, signal: i32, children: Children) -> Result<Self, TraceError> {
+        let timer =
+            WakeTimer::new().map_err(|source| TraceError::Ptrace { request: "timer", tid: pid, source })?;
+        Ok(Self {
+            pid,
+            signal,
+            children,
+            processes: BTreeMap::from([(pid, Memory::open_read_only(pid)?)]),
+            threads: BTreeMap::new(),
+            held: BTreeSet::new(),
+            stepping: BTreeSet::new(),
+            catching: Vec::new(),
+            timer,
+            _urgent: Urgent::begin(),
+            not_send: PhantomData,
+        })
     }
 
     fn seize_new_threads(&mut self) -> Result<bool, TraceError> {

@@ -388,6 +388,12 @@ impl TraceEvents {
         self.let_all_go();
     }
 
+    /// Forgets a process that this thread goes on tracing in another way.
+    pub(crate) fn give_up(&mut self, pid: i32) {
+        self.tasks.retain(|_, process| *process != pid);
+        self.breakpoints.remove(&pid);
+    }
+
     fn let_all_go(&mut self) {
         self.queued.clear();
         for (tid, stop) in std::mem::take(&mut self.early) {

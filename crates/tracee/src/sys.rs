@@ -40,6 +40,11 @@ pub(crate) fn seize(tid: i32, options: i32) -> Result<(), TraceError> {
     plain("SEIZE", libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
 }
 
+/// `PTRACE_SETOPTIONS` for a thread that stands still.
+pub(crate) fn set_options(tid: i32, options: i32) -> Result<(), TraceError> {
+    plain("SETOPTIONS", libc::PTRACE_SETOPTIONS, tid, 0, options as usize).map(drop)
+}
+
 /// `PTRACE_INTERRUPT`.
 pub(crate) fn interrupt(tid: i32) -> Result<(), TraceError> {
     plain("INTERRUPT", libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)

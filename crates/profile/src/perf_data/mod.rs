@@ -130,6 +130,21 @@ pub fn import_perf_data(bytes: &[u8]) -> Result<ImportedSamples, PerfDataError> 
     Ok(samples)
 }
 
+/// Taken branches of one sample, **oldest first**: branch instruction, target; `None` is outside of the file.
+pub type FileStack = Vec<(Option<FileOffset>, Option<FileOffset>)>;
+
+/// The branch stacks of a `perf.data` file that have something of the mapped file `path`, in the order of time.
+///
+/// # Errors
+/// As [`import_perf_data`].
+pub fn branch_stacks(bytes: &[u8], path: &str) -> Result<Vec<FileStack>, PerfDataError> {
+    let header = attrs::Header::read(bytes)?;
+    let formats = attrs::Formats::read(bytes, &header)?;
+    let mut found = records::collect(header.data(bytes)?, &formats)?;
+    found.sort_by_time();
+    Ok(replay::stacks(header.data(bytes)?, &found, path))
+}
+
 /// Little-endian fields of a byte slice; reading past the end gives `None`.
 #[derive(Clone, Copy)]
 struct Fields<'a> {

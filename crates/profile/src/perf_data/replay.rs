@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use restitch_address::FileOffset;
 
 use super::records::{Event, Found, Mapping, Sample};
-use super::{Fields, ImportedModule, ImportedSamples};
+use super::{Fields, FileStack, ImportedModule, ImportedSamples};
 
 /// A part of a process's address space: its end, the file offset of its start, and its file, if it is one.
 #[derive(Clone, Copy)]
@@ -23,10 +23,21 @@ struct Replay {
     spaces: HashMap<u32, AddressSpace>,
     by_path: HashMap<String, usize>,
     samples: ImportedSamples,
+    /// The file whose stacks are kept, and they.
+    kept: Option<(String, Vec<FileStack>)>,
 }
 
 pub(super) fn replay(data: &[u8], found: &Found) -> ImportedSamples {
-    let mut replay = Replay::default();
+    run(Replay::default(), data, found).samples
+}
+
+/// The branch stacks that have something of the file at `path`.
+pub(super) fn stacks(data: &[u8], found: &Found, path: &str) -> Vec<FileStack> {
+    let replay = Replay { kept: Some((path.to_owned(), Vec::new())), ..Replay::default() };
+    run(replay, data, found).kept.map(|(_, stacks)| stacks).unwrap_or_default()
+}
+
+fn run(mut replay: Replay, data: &[u8], found: &Found) -> Replay {
     for (_, event) in &found.events {
         match event {
             Event::Map(mapping) => replay.map(mapping),
@@ -39,11 +50,11 @@ pub(super) fn replay(data: &[u8], found: &Found) -> ImportedSamples {
             Event::Sample(sample) => replay.sample(data, sample),
         }
     }
-    let mut samples = replay.samples;
+    let samples = &mut replay.samples;
     (samples.lost, samples.malformed) = (found.lost, found.malformed);
     samples.modules.retain(|m| !m.ips.is_empty() || !m.branches.is_empty() || !m.ranges.is_empty());
     samples.modules.sort_by(|a, b| a.path.cmp(&b.path));
-    samples
+    replay
 }
 
 impl Replay {
@@ -91,9 +102,10 @@ impl Replay {
         self.samples.branch_stacks += 1;
         let mut fields = Fields::new(data.get(sample.stack..).unwrap_or_default());
         let mut newer: Option<Place> = None;
+        let mut places = Vec::new();
         for _ in 0..sample.records {
             let record = fields.u64().zip(fields.u64()).zip(fields.u64());
-            let Some(((from, to), _flags)) = record else { return };
+            let Some(((from, to), _flags)) = record else { break };
             let (from, to) = (self.place(sample.pid, from), self.place(sample.pid, to));
             if let (Some(from), Some(to)) = (from, to) {
                 self.count_branch(from, to);
@@ -102,6 +114,20 @@ impl Replay {
                 self.count_range(start, end);
             }
             newer = from;
+            if self.kept.is_some() {
+                places.push((from, to));
+            }
+        }
+        self.keep(&places);
+    }
+
+    fn keep(&mut self, newest_first: &[(Option<Place>, Option<Place>)]) {
+        let Some((path, stacks)) = &mut self.kept else { return };
+        let Some(&module) = self.by_path.get(path) else { return };
+        let own = |place: Option<Place>| place.filter(|p| p.0 == module).map(|p| p.1);
+        let stack: FileStack = newest_first.iter().rev().map(|&(from, to)| (own(from), own(to))).collect();
+        if stack.iter().any(|(from, to)| from.is_some() || to.is_some()) {
+            stacks.push(stack);
         }
     }
 
