@@ -83,9 +83,7 @@ fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
 /// The unwinder's hook, if versions arrive and there is none yet. `None` also if the process needs none: nothing in it can unwind
 /// through moved frames.
 fn plan_hook(live: &Live, prepared: &Prepared<'_>) -> Result<Option<JournalHook>, ProcessError> {
-    // Nobody unwinds through tracing versions: the return addresses are the original ones.
-    let unwound = prepared.incoming.iter().any(|new| new.kind != VersionKind::Burst);
-    if !unwound || live.journal.hook.is_some() {
+    if prepared.incoming.is_empty() || live.journal.hook.is_some() {
         return Ok(None);
     }
     // There is an unwinder, or some function has a personality routine.

@@ -50,40 +50,29 @@ impl Live {
         switch(self, incoming, Some(held))
     }
 
-    /// Maps tracing versions, which nothing leads to, and their window; the process is not stopped, but for one thread that maps
-    /// them. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again.
+    /// Maps tracing versions, which nothing leads to, and their window, in place of earlier ones; unwinders learn of them, in a short
+    /// stop. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again.
     ///
     /// # Errors
-    /// [`ProcessError::Occupied`] if other versions are in the process. On any error it is as it was.
+    /// [`ProcessError::Occupied`] if versions of another kind are in the process. On any other error call [`Live::revert`].
     pub fn map_tracing(&mut self, incoming: &[Incoming<'_>]) -> Result<File, ProcessError> {
-        self.target.process.verify()?;
-        self.lock()?;
         let pid = self.target.pid();
-        if !self.journal.is_empty() || incoming.iter().any(|new| new.kind != VersionKind::Burst) {
+        let others = self.journal.versions.iter().any(|v| v.kind != VersionKind::Burst);
+        if others
+            || !self.journal.patches.is_empty()
+            || incoming.iter().any(|new| new.kind != VersionKind::Burst)
+        {
             return Err(ProcessError::Occupied { pid });
         }
-        let writing = self.dir.writing()?;
-        let prepared = prepare(self, incoming)?;
-        let ahead = ahead::plan(self, &prepared)?;
-        ahead.journal.save(&self.dir)?;
-        ahead.journal.save_records(&self.dir)?;
-        drop(writing);
-        let before = std::mem::replace(&mut self.journal, ahead.journal.clone());
-        let window = ahead.carry_out(self, &prepared, None).and_then(|_| {
-            let file = self.counters.first().map(|counters| counters.1.try_clone());
-            let source = io::Error::other("there is no tracing version");
-            let state = |source| ProcessError::State {
-                operation: "use the window in",
-                path: format!("/proc/{pid}").into(),
-                source,
-            };
-            file.unwrap_or(Err(source)).map_err(state)
-        });
-        if window.is_err() {
-            // What cannot be undone is in the journal; the first error tells more.
-            let _ = undo(self, before, &prepared, None);
-        }
-        window
+        switch(self, incoming, None)?;
+        let number = incoming.first().map(|new| new.version.number);
+        let window = self.counters.iter().find(|counters| Some(counters.0) == number);
+        let file = window.map_or(Err(io::Error::other("there is no tracing version")), |w| w.1.try_clone());
+        file.map_err(|source| ProcessError::State {
+            operation: "use the window in",
+            path: format!("/proc/{pid}").into(),
+            source,
+        })
     }
 
     /// Gives the process its original code back.

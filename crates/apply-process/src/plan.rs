@@ -12,6 +12,7 @@ use crate::{Module, ProcessError};
 use restitch_address::{Avma, AvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_check::CheckedVersion;
+use restitch_emit::MapPiece;
 use restitch_tracee::Memory;
 use std::collections::BTreeSet;
 
@@ -109,12 +110,7 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
             .versions
             .iter()
             .any(|v| (v.start, v.len, &v.file) == (record.start, record.len, &record.file));
-        arriving.push(Arriving {
-            record,
-            visible,
-            reverse: ReverseMap::new(&new.version.map.pieces),
-            inherited,
-        });
+        arriving.push(Arriving { record, visible, reverse: ReverseMap::new(ways_in(new)), inherited });
     }
     let mut old = OldVersion::all(&live.journal, &live.target);
     old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
@@ -125,6 +121,11 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
         patches.any_in(module) || live.journal.patches.iter().any(is_changed)
     })?;
     Ok(Prepared { incoming, arriving, patches, old, leading_on, stub })
+}
+
+/// Where threads and return addresses may be moved to. Nobody gets into a tracing version but by its tracer.
+fn ways_in<'a>(new: &Incoming<'a>) -> &'a [MapPiece] {
+    if new.kind == VersionKind::Burst { &[] } else { &new.version.map.pieces }
 }
 
 /// Whether a function of the module takes part in unwinding (static C programs do too: thread cancellation).

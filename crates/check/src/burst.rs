@@ -4,8 +4,10 @@
 //! What is proved: copied blocks are the original's, and each way out of one is a recorded branch to the equivalent of its
 //! target, a look-up whose pairs are proved too, or a way out to the very original instruction that comes next. Recording code takes nothing
 //! but `rcx` before it has saved more, gives back what it has taken, and stores into the window only, apart from the
-//! return addresses of calls, which are the original ones. What the tracer is told of inserted code is what is there.
+//! return addresses of calls, which are the original ones. What the tracer is told of inserted code is what is there, and unwinders are
+//! told the same.
 
+use crate::burst_frames;
 use crate::finding::{CheckReport, Findings, Problem};
 use crate::subject::Subject;
 use iced_x86::{
@@ -44,6 +46,8 @@ struct Reader<'s, 'a> {
     gas: GasFormatter,
     found: String,
     read: Vec<bool>,
+    /// Where instructions begin.
+    boundaries: Vec<Svma>,
     numbers: Vec<bool>,
     routines: [Svma; 3],
     inserted: Vec<Inserted>,
@@ -59,7 +63,10 @@ pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, findings: &mut Findings
     let walked = reader.form().and_then(|()| reader.walk()).and_then(|()| reader.compare());
     if let Err((at, why)) = walked {
         findings.version(at, Problem::Burst { why, found: std::mem::take(&mut reader.found) });
+        return reader.report;
     }
+    reader.boundaries.sort_unstable_by_key(|at| at.offset_from(s.version.text.start));
+    burst_frames::check(s, table, &reader.boundaries, findings);
     reader.report
 }
 
@@ -78,6 +85,7 @@ impl<'s, 'a> Reader<'s, 'a> {
             gas,
             found: String::new(),
             read: vec![false; s.version.text.len() as usize],
+            boundaries: Vec::new(),
             numbers: vec![false; table.branches.len()],
             routines: [Svma::default(); 3],
             inserted: Vec::new(),
@@ -93,7 +101,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         let v = self.s.version;
         let fail = |why| Err((v.range.start, why));
         let none = v.redirects.is_empty() && v.map.places.is_empty() && v.counters.is_none();
-        if !none || [v.tables, v.eh_frame, v.eh_frame_hdr, v.lsda].iter().any(|part| !part.is_empty()) {
+        if !none || [v.tables, v.lsda].iter().any(|part| !part.is_empty()) {
             return fail("it has redirects, places, counters or tables");
         }
         if !(4..=24).contains(&self.table.bits) {
@@ -176,6 +184,7 @@ impl<'s, 'a> Reader<'s, 'a> {
             return Err((at, "two instructions share bytes"));
         }
         bytes.fill(true);
+        self.boundaries.push(at);
         self.report.instructions += 1;
         self.v = at + instruction.len() as u64;
         Ok(instruction)

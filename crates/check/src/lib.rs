@@ -25,6 +25,7 @@
 //! re-derived); that functions do not *return* results in status flags (the ABI).
 
 mod burst;
+mod burst_frames;
 mod direct;
 mod elf;
 mod finding;

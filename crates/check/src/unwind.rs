@@ -88,6 +88,17 @@ impl Interner {
         self.shifted.insert((id, bytes), new);
         new
     }
+    /// The row of a signal frame without a size: the CFA is one byte above the stack pointer; each register is the value of an
+    /// expression (`true`), or is stored where it says.
+    pub fn exact(&mut self, registers: Vec<(u16, bool, Vec<u8>)>) -> RowId {
+        let rule = |(register, is_value, bytes): (u16, bool, Vec<u8>)| {
+            let bytes = bytes.into_boxed_slice();
+            (register, if is_value { Rule::ValExpression(bytes) } else { Rule::Expression(bytes) })
+        };
+        let rules = registers.into_iter().map(rule).collect();
+        let state = Rules { cfa: Cfa::Register(RSP, 1), rules };
+        self.id(&Row { frame: (16, true, None), state, args_size: 0 })
+    }
     /// The row in words.
     pub fn text(&self, id: Option<RowId>) -> String {
         match id {
@@ -204,6 +215,11 @@ impl Table {
     /// The ranges of the entries, in order.
     pub fn ranges(&self) -> impl Iterator<Item = SvmaRange> {
         self.entries.iter().map(|e| e.range)
+    }
+
+    /// Whether no entry has an exception table.
+    pub fn has_no_handlers(&self) -> bool {
+        self.entries.iter().all(|e| e.lsda.is_none())
     }
 
     /// The entry that holds `at`: its index and itself.

@@ -4,6 +4,7 @@ mod common;
 
 use common::Module;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
+use restitch_address::{LoadBias, Svma};
 use restitch_check::check;
 use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, Version, burst_bound, emit_burst};
@@ -20,9 +21,10 @@ fn version(module: &Module, blocks: &[bool]) -> Version {
     let above = module.image.span().end.align_up(4096) + 0x20_0000;
     let window = if module.image.kind() == ImageKind::Executable { above } else { below };
     let start = window + window_len(BITS);
-    let (image, program) = (&module.image, &module.program);
-    emit_burst(&BurstRequest { image, program, blocks, start, number: 1, window, bits: BITS, first: 7 })
-        .unwrap()
+    let (image, program, bias) = (&module.image, &module.program, module.bias().unwrap_or_default());
+    let request =
+        BurstRequest { image, program, blocks, start, number: 1, window, bits: BITS, first: 7, bias };
+    emit_burst(&request).unwrap()
 }
 
 fn files() -> Vec<PathBuf> {
@@ -82,6 +84,41 @@ fn every_changed_bit_is_found() {
         }
     }
     assert!(changed > 100, "{changed}");
+}
+
+/// Bytes of the unwind tables: another row is found, or the table says the same in other words (padding, lengths in two forms).
+#[test]
+fn changed_unwind_tables_are_found() {
+    let path = match compile(&program("switch.c"), &["-O2"]) {
+        Ok(path) => path,
+        Err(error) => return skipped(&error.to_string()),
+    };
+    let module = Module::parse(std::fs::read(path).unwrap());
+    let version = version(&module, &vec![true; module.program.blocks.len()]);
+    let from = version.eh_frame_hdr.start.offset_from(version.range.start) as usize;
+    let to = version.eh_frame.end.offset_from(version.range.start) as usize;
+    let (changed, mut found) = (40, 0);
+    for i in (0..changed).map(|i| i * 7919 % (8 * (to - from))) {
+        let mut version = version.clone();
+        version.bytes[from + i / 8] ^= 1 << (i % 8);
+        let checked = check(&module.image, &module.program, &Layout::default(), version, module.bias());
+        found += usize::from(checked.is_err());
+    }
+    assert!(10 * found > 9 * changed, "{found} of {changed}");
+}
+
+/// Another process has its window elsewhere.
+#[test]
+fn tables_of_another_process_are_refused() {
+    let path = match compile(&program("switch.c"), &["-O2", "-fPIE", "-pie"]) {
+        Ok(path) => path,
+        Err(error) => return skipped(&error.to_string()),
+    };
+    let module = Module::parse(std::fs::read(path).unwrap());
+    let version = version(&module, &vec![true; module.program.blocks.len()]);
+    let bias = module.bias().unwrap_or_default();
+    let there = Some(LoadBias::between(Svma::new(0), bias.to_actual(Svma::new(0x1000))));
+    assert!(check(&module.image, &module.program, &Layout::default(), version, there).is_err());
 }
 
 fn decoded_at(version: &Version, offset: usize) -> Option<Instruction> {

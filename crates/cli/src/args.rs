@@ -180,7 +180,10 @@ pub struct Attach {
     /// Optimize once and leave. This is the default, and all that there is so far.
     #[arg(long)]
     pub once: bool,
-    /// Seconds of profiling: a third sampling, the rest counting.
+    /// Where the profile comes from: count (a counting version), trace or burst (branch records); auto counts.
+    #[arg(long, value_name = "SOURCE", default_value = "auto")]
+    pub source: restitch_session::Source,
+    /// Seconds of profiling: a third sampling, the rest counting or tracing.
     #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
     pub duration: f64,
     /// Seconds of measuring afterwards, for the verdict.

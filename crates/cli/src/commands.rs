@@ -88,6 +88,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
     AttachOptions {
         pid,
         tree: options.tree,
+        source: options.source,
         duration: Duration::from_secs_f64(options.duration),
         dry_run: options.dry_run,
         revert_if_slower: options.revert_if_slower,

@@ -11,14 +11,13 @@ use restitch_session::{
 /// Options of `record` that choose the source.
 #[derive(Debug, Args)]
 pub struct SourceOptions {
-    /// Where the profile comes from: auto, lbr, trace, burst (not for production yet: docs/DESIGN.md, "Bursts", limits), ip,
-    /// count.
+    /// Where the profile comes from: auto, lbr, trace, burst, ip, count.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: Source,
     /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
-    /// With --source trace: let records count by the density of branches in them (an experiment; see docs/profiling.md).
+    /// With --source trace and burst: let records count by the density of branches in them (an experiment; see docs/profiling.md).
     #[arg(long, hide = true)]
     pub weigh: bool,
 }
@@ -56,7 +55,8 @@ impl SourceOptions {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
         let depth = usize::from(depth.unwrap_or(4000));
-        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, weigh: false, output };
+        let options =
+            TraceRecordOptions { subject, depth, overhead: self.overhead, weigh: self.weigh, output };
         let bursts = record_bursts(options, &mut progress)?;
         progress.finish();
         tell_of_bursts(&bursts);
@@ -103,6 +103,11 @@ fn tell_of_bursts(bursts: &Bursts) {
     let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", end_in_words(*end))).collect();
     let refused = r.refused.iter().map(|(why, n)| format!("{n} {}", refusal_in_words(*why))).collect();
     eprintln!("restitch: bursts ended: {}; alarms without one: {}", list(ends), list(refused));
+    if bursts.rounds.len() > 1 {
+        let rounds =
+            bursts.rounds.iter().map(|r| format!("{:.0} ({} blocks)", r.mean_length, r.blocks)).collect();
+        eprintln!("restitch: mean length of bursts as more code was copied: {}", list(rounds));
+    }
     if !bursts.ended_at.is_empty() {
         let places = bursts.ended_at.iter().map(|(place, n)| format!("{place} ({n})")).collect();
         eprintln!("restitch: code without a copy was most often: {}", list(places));

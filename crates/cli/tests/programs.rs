@@ -15,6 +15,7 @@ const PROGRAMS: &[&str] = &[
     "fork.c",
     "goto.c",
     "loops.c",
+    "noncall.cc",
     "server.c",
     "setjmp.c",
     "signals.c",

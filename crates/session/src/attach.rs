@@ -1,5 +1,6 @@
 //! `attach`: from a running process to a faster one.
 
+use crate::attach_records::profiles_of_records;
 use crate::huge::alignment;
 use crate::make::{Place, Wanted, check_version, emit_version, estimate};
 use crate::modules::{Chosen, choose};
@@ -8,7 +9,7 @@ use crate::process_set::ProcessSet;
 use crate::profiling::{count, make_counting};
 use crate::sampling::{IpSamples, sample};
 use crate::verdict::{Metric, Windows};
-use crate::{ExitCode, HugePages, SessionError, Watcher};
+use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
 use restitch_apply_process::{StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Score};
@@ -30,6 +31,8 @@ pub struct AttachOptions {
     pub pid: i32,
     /// Also all processes that run its program.
     pub tree: bool,
+    /// Where the profile comes from.
+    pub source: Source,
     /// How long to profile, sampling and counting together.
     pub duration: Duration,
     /// Plan only; nothing is touched. The profile is then of samples alone.
@@ -54,6 +57,7 @@ impl AttachOptions {
         Self {
             pid,
             tree: false,
+            source: Source::default(),
             duration: Duration::from_secs(6),
             dry_run: false,
             revert_if_slower: false,
@@ -82,6 +86,7 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 }
 
 fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+    let source = options.source.choose()?;
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     let mut result = RunResult::new("attach", target_of(&set));
     let mut phases = Phases::new();
@@ -127,6 +132,11 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     }
     let profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
+        None if source != SourceChoice::Count => {
+            let profiles = profiles_of_records(&mut set, &chosen, source, counting_time, watcher)?;
+            phases.end("tracing");
+            Profiled { seconds: counting_time.as_secs_f64(), ..Profiled::of_records(profiles) }
+        }
         None => by_counting(&mut set, &chosen, counting_time, &mut phases, watcher)?,
     };
 
@@ -257,6 +267,17 @@ struct Profiled {
 }
 
 impl Profiled {
+    fn of_records(profiles: Vec<Profile>) -> Self {
+        Self {
+            profiles,
+            source: "branch records",
+            seconds: 0.0,
+            exact_edge_share: 0.0,
+            counting: Vec::new(),
+            switch: SwitchReport::default(),
+        }
+    }
+
     fn summary(&self, samples: u64) -> report::ProfileSummary {
         report::ProfileSummary {
             source: self.source.into(),
@@ -276,14 +297,7 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
         Some(records) => records.to_profile(&c.analyzed.program).0,
         None => Profile::empty(&c.analyzed.program),
     };
-    Some(Profiled {
-        profiles: chosen.iter().map(profile).collect(),
-        source: "branch records",
-        seconds: 0.0,
-        exact_edge_share: 0.0,
-        counting: Vec::new(),
-        switch: SwitchReport::default(),
-    })
+    Some(Profiled::of_records(chosen.iter().map(profile).collect()))
 }
 
 /// Exact profiles from a counting version, which stays in force.

@@ -1,35 +1,35 @@
 //! `record --source burst`: a profile from bursts in tracing versions ([`restitch_trace::trace_bursts`]).
 //!
 //! Instruction pointers pick the functions; tracing versions of them, of those around them and of the linkage tables are mapped
-//! beside the modules, checked like every version; threads are put into them for a moment each. Afterwards the versions go again.
+//! beside the modules, checked like every version; threads are put into them for a moment each. Where bursts end
+//! tells what else has to be copied: the first versions only probe for that. Afterwards the versions go again.
 
 use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
+use crate::burst_scope::BurstScope;
 use crate::modules::{Chosen, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
 use crate::sampling::sample;
-use crate::selection::select;
 use crate::trace_record::{exit_status, launch};
 use crate::verdict::Windows;
 use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::LoadBias;
-use restitch_apply_process::{Incoming, Module, Target, VersionKind};
+use restitch_apply_process::{Incoming, VersionKind};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
 use restitch_layout::Layout;
-use restitch_profile::scope_of;
-use restitch_program::{FuncId, Movability};
 use restitch_trace::{BurstCode, BurstEnd, BurstOptions, BurstReport, trace_bursts};
-use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// What came of it.
 #[derive(Debug)]
 pub struct Bursts {
-    /// The tracer's figures.
+    /// The tracer's figures, all rounds together; where bursts ended is of the last one.
     pub report: BurstReport,
+    /// The rounds: probing ones, in which what is copied still grows, and the last one.
+    pub rounds: Vec<BurstRound>,
     /// Branches that were in no module.
     pub elsewhere: u64,
     /// The command's exit status as a shell gives it, if a command was traced.
@@ -44,13 +44,31 @@ pub struct Bursts {
     pub kept: Option<String>,
 }
 
+/// A tracing version's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BurstRound {
+    /// Blocks that it copies.
+    pub blocks: usize,
+    /// Bursts.
+    pub bursts: u64,
+    /// Branches in a burst, on average.
+    pub mean_length: f64,
+}
+
 /// How long instruction pointers are sampled, at least and at most.
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
 /// Pairs of the window's table for each address in it, at least: searches are short then.
 const SPARSE: u64 = 2;
-
 /// So many places that ended bursts are named.
 const MOST_ENDS: usize = 6;
+/// Tracing versions that are made only to see where their bursts end, at most.
+const PROBES: usize = 4;
+/// How long such a version is used: this share of the time that there is, but so long at least and at most.
+const PROBING: (f64, Duration, Duration) = (0.1, Duration::from_millis(400), Duration::from_secs(2));
+/// Bursts of this share of the wanted length are long enough.
+const LONG_ENOUGH: f64 = 0.9;
+/// What is copied has to grow by this share for another version to be worth its making.
+const WORTHWHILE: f64 = 0.001;
 
 /// Records bursts, and writes the profile file whole or not at all.
 ///
@@ -63,8 +81,41 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         TraceSubject::Process(pid, duration) => (pid, Some(duration)),
         TraceSubject::Command(command) => (launched.insert(launch(command)?).pid, None),
     };
+    let mut records = BranchRecords::for_output(&options.output);
+    records.weigh = options.weigh;
+    records.open(pid)?;
+    let tracing =
+        BurstOptions { depth: options.depth, overhead: options.overhead, ..BurstOptions::default() };
+    let (set, traced) = trace_process(pid, duration, tracing, &mut records, watcher)?;
+    watcher.phase("analysing", None);
+    let status = launched.map(|process| exit_status(traced.report.exit, process)).transpose()?;
+    let (modules, elsewhere) = (records.modules(), records.elsewhere);
+    if modules == 0 {
+        return Err(too_little(pid));
+    }
+    let ended_at = most_ends(&records, pid, &traced.report);
+    records.save(&options.output, watcher)?;
+    if !set.leader_is_alive() {
+        set.leader.forget();
+    }
+    let Traced { report, rounds, mapped, kept } = traced;
+    Ok(Bursts { ended_at, report, rounds, elsewhere, status, modules, mapped, kept })
+}
+
+fn too_little(pid: i32) -> SessionError {
+    let why = format!("process {pid} used too little CPU time to be traced; try again under load");
+    SessionError::NothingToDo(why)
+}
+
+/// Samples, traces, and takes the tracing versions out again.
+fn trace_process(
+    pid: i32,
+    duration: Option<Duration>,
+    tracing: BurstOptions,
+    records: &mut BranchRecords,
+    watcher: &mut dyn Watcher,
+) -> Result<(ProcessSet, Traced), SessionError> {
     refuse_kernel_thread(pid)?;
-    refuse_shadow_stack(pid)?;
     let mut set = ProcessSet::open(pid, false)?;
     if set.all().any(|live| !live.journal().is_empty()) {
         set.switch(&[], VersionKind::Burst, watcher)?;
@@ -75,45 +126,139 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
     let samples = sample(&set, sampling, &mut windows)?;
     watcher.phase("analysing", None);
-    let (mut chosen, _) = choose(&set, &samples)?;
-    let permanent = permanent_modules(set.leader.target());
-    chosen.retain(|c| permanent.contains(&c.index));
-    if chosen.is_empty() {
-        let why = format!("process {pid} used too little CPU time to be traced; try again under load");
-        return Err(SessionError::NothingToDo(why));
-    }
-    let versions = make_tracing(&set, &chosen)?;
-    let mut records = BranchRecords::for_output(&options.output);
-    records.open(pid)?;
+    let (chosen, _) = choose(&set, &samples)?;
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
+    let traced = trace_and_take_out(&mut set, chosen, rest, tracing, records, watcher)?;
+    Ok((set, traced))
+}
+
+/// Traces in a set that is open, with the modules that sampling has chosen, for `rest` or to the end of the process, and takes the
+/// tracing versions out again.
+///
+/// # Errors
+/// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its journal.
+pub(crate) fn trace_and_take_out(
+    set: &mut ProcessSet,
+    chosen: Vec<Chosen>,
+    rest: Option<Duration>,
+    tracing: BurstOptions,
+    records: &mut BranchRecords,
+    watcher: &mut dyn Watcher,
+) -> Result<Traced, SessionError> {
+    let pid = set.leader.target().pid();
+    refuse_shadow_stack(pid)?;
+    let scope = BurstScope::new(set, chosen);
+    if scope.modules.is_empty() {
+        return Err(too_little(pid));
+    }
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
-    let tracing = BurstOptions {
-        depth: options.depth,
-        overhead: options.overhead,
-        duration: rest,
-        ..BurstOptions::default()
-    };
-    let traced = run(&mut set, &versions, tracing, &mut records);
-    let in_order = |report: &BurstReport| !report.bursts.contains_key(&BurstEnd::Gone);
-    if !traced.as_ref().is_ok_and(in_order) {
+    let mut rounds = Rounds { scope, rest, tracing, traced: Traced::default() };
+    let result = rounds.all(set, records);
+    let mut traced = rounds.traced;
+    if result.is_err() || traced.report.bursts.contains_key(&BurstEnd::Gone) {
         set.leader.distrust_tracing();
     }
-    let kept = take_out(&mut set, watcher);
-    if !set.leader_is_alive() {
-        set.leader.forget();
+    let kept = take_out(set, watcher);
+    result?;
+    traced.kept = kept?;
+    Ok(traced)
+}
+
+/// What tracing has given.
+#[derive(Debug, Default)]
+pub(crate) struct Traced {
+    pub report: BurstReport,
+    rounds: Vec<BurstRound>,
+    mapped: u64,
+    /// Why something of the tracing versions had to stay in the process, if it had.
+    pub kept: Option<String>,
+}
+
+/// Tracing in one version after the other.
+struct Rounds {
+    scope: BurstScope,
+    /// Time that is left.
+    rest: Option<Duration>,
+    tracing: BurstOptions,
+    traced: Traced,
+}
+
+impl Rounds {
+    fn all(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<(), SessionError> {
+        loop {
+            match self.one(set, records) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // Its end has come between two rounds.
+                Err(_) if !set.leader_is_alive() && !self.traced.rounds.is_empty() => return Ok(()),
+                Err(_) if !set.leader_is_alive() => {
+                    let why = "the process ended before its tracing versions were ready".into();
+                    return Err(SessionError::NothingToDo(why));
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
-    let report = traced?;
-    watcher.phase("analysing", None);
-    let status = launched.map(|process| exit_status(report.exit, process)).transpose()?;
-    let (modules, elsewhere) = (records.modules(), records.elsewhere);
-    if modules == 0 {
-        let why = format!("process {pid} used too little CPU time to be traced; try again under load");
-        return Err(SessionError::NothingToDo(why));
+
+    /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False if that was all.
+    fn one(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<bool, SessionError> {
+        let versions = make_tracing(set, &self.scope)?;
+        let code = map(set, &versions)?;
+        if !self.traced.rounds.is_empty() {
+            set.sweep();
+        }
+        self.traced.mapped = versions.iter().map(|(_, v)| v.loaded_len).sum();
+        self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0 });
+        let (share, least, most) = PROBING;
+        let probe = self.rest.map_or(least, |rest| rest.mul_f64(share).clamp(least, most));
+        let may_probe = self.traced.rounds.len() <= PROBES && self.rest.is_none_or(|rest| rest > 2 * probe);
+        if may_probe {
+            if self.trace(set, &code, Some(probe), records)? {
+                return Ok(false);
+            }
+            let before = self.scope.len();
+            let is_short = self.mean_length() < LONG_ENOUGH * self.tracing.depth as f64;
+            if is_short {
+                let grown = self.scope.grow(set, &self.traced.report.ended_at)?;
+                if grown as f64 > WORTHWHILE * before as f64 {
+                    return Ok(true);
+                }
+            }
+        }
+        let rest = self.rest;
+        self.trace(set, &code, rest, records)?;
+        Ok(false)
     }
-    let ended_at = most_ends(&records, pid, &report);
-    records.save(&options.output, watcher)?;
-    let mapped = versions.iter().map(|(_, v)| v.loaded_len).sum();
-    Ok(Bursts { ended_at, report, elsewhere, status, modules, mapped, kept: kept? })
+
+    fn mean_length(&self) -> f64 {
+        self.traced.rounds.last().map_or(0.0, |round| round.mean_length)
+    }
+
+    /// True if the process has ended or executes another program.
+    fn trace(
+        &mut self,
+        set: &ProcessSet,
+        code: &BurstCode,
+        duration: Option<Duration>,
+        records: &mut BranchRecords,
+    ) -> Result<bool, SessionError> {
+        let options = BurstOptions {
+            duration,
+            seed: self.tracing.seed + self.traced.rounds.len() as u64,
+            ..self.tracing.clone()
+        };
+        let stop = AtomicBool::new(false);
+        let report = trace_bursts(set.leader.target().pid(), options, code, &stop, records)?;
+        self.rest = self.rest.map(|rest| rest.saturating_sub(duration.unwrap_or_default()));
+        if let Some(round) = self.traced.rounds.last_mut() {
+            let before = round.mean_length * round.bursts as f64;
+            round.bursts += report.all();
+            round.mean_length = (before + report.branches as f64) / round.bursts.max(1) as f64;
+        }
+        let is_over = report.exit.is_some() || report.left;
+        self.traced.report.add(report);
+        Ok(is_over)
+    }
 }
 
 /// The places that ended most bursts, as module and address or symbol in it.
@@ -124,13 +269,8 @@ fn most_ends(records: &BranchRecords, pid: i32, report: &BurstReport) -> Vec<(St
     ends
 }
 
-/// Maps the versions and traces.
-fn run(
-    set: &mut ProcessSet,
-    versions: &[(usize, CheckedVersion)],
-    options: BurstOptions,
-    records: &mut BranchRecords,
-) -> Result<BurstReport, SessionError> {
+/// Maps the versions, in place of those that are there.
+fn map(set: &mut ProcessSet, versions: &[(usize, CheckedVersion)]) -> Result<BurstCode, SessionError> {
     let incoming: Vec<Incoming<'_>> = versions
         .iter()
         .map(|(module, version)| Incoming { module: *module, version, kind: VersionKind::Burst })
@@ -140,10 +280,8 @@ fn run(
     let biased: Vec<(LoadBias, &CheckedVersion)> =
         versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
     let pid = target.pid();
-    let code = BurstCode::new(&biased, window)
-        .map_err(|source| restitch_trace::BranchTraceError::Window { pid, source })?;
-    let stop = AtomicBool::new(false);
-    Ok(trace_bursts(pid, options, &code, &stop, records)?)
+    let code = BurstCode::new(&biased, window);
+    Ok(code.map_err(|source| restitch_trace::BranchTraceError::Window { pid, source })?)
 }
 
 /// Takes the versions out; gives the reason why something had to stay.
@@ -160,28 +298,6 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
     Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
 }
 
-/// The program and the libraries that it names, directly or through others: they stay where they are for as long as it runs. What was
-/// opened by `dlopen` may go, and something else may come where it was; a tracing version would then be entered from there.
-fn permanent_modules(target: &Target) -> BTreeSet<usize> {
-    let is_named = |module: &Module, name: &str| {
-        let file = module.path.file_name().is_some_and(|file| file == name);
-        file || module.image.soname() == Some(name)
-    };
-    let mut found = BTreeSet::from([target.program]);
-    let mut open = vec![target.program];
-    while let Some(index) = open.pop() {
-        for name in target.modules[index].image.needed() {
-            let modules = target.modules.iter().enumerate();
-            for (i, _) in modules.filter(|(_, module)| is_named(module, name)) {
-                if found.insert(i) {
-                    open.push(i);
-                }
-            }
-        }
-    }
-    found
-}
-
 /// Returns that match no call end a process whose shadow stack is on.
 fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -193,43 +309,25 @@ fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// Makes and checks tracing versions of the functions with samples, those around them, and the linkage tables.
-fn make_tracing(set: &ProcessSet, chosen: &[Chosen]) -> Result<Vec<(usize, CheckedVersion)>, SessionError> {
-    let blocks: Vec<Vec<bool>> = chosen.iter().map(blocks_of).collect();
-    let entries: u64 = chosen.iter().zip(&blocks).map(|(c, b)| entries(&c.analyzed, b)).sum();
-    let bits = (SPARSE * entries).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
+/// Makes and checks tracing versions.
+fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Vec<(usize, CheckedVersion)>, SessionError> {
+    let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
     let (mut versions, mut taken, mut first) = (Vec::new(), Vec::new(), 0);
-    for (module, blocks) in chosen.iter().zip(&blocks) {
+    for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
         let Analyzed { image, program, .. } = &module.analyzed;
         let place =
             set.reserve(module.index, window_len(bits) + burst_bound(program, blocks), &taken, 4096)?;
         taken.push((module.index, place));
         let (window, start) = (place.start, place.start + window_len(bits));
+        let bias = set.leader.target().modules[module.index].bias;
         let request =
-            BurstRequest { image, program, blocks, start, number: place.number, window, bits, first };
+            BurstRequest { image, program, blocks, start, number: place.number, window, bits, first, bias };
         let wrong = |why: String| SessionError::Emit { module: module.path.clone(), why };
         let version = emit_burst(&request).map_err(|e| wrong(e.to_string()))?;
         first += version.burst.as_ref().map_or(0, |b| b.branches.len() as u32);
-        let bias = set.leader.target().modules[module.index].bias;
         let checked = check(image, program, &Layout::default(), version, Some(bias))
             .map_err(|e| SessionError::Check { module: module.path.clone(), why: e.to_string() })?;
         versions.push((module.index, checked));
     }
     Ok(versions)
-}
-
-fn blocks_of(module: &Chosen) -> Vec<bool> {
-    let program = &module.analyzed.program;
-    let linkage = |f: &FuncId| program.function(*f).movability == Movability::Linkage;
-    let mut blocks = scope_of(program, &select(program, &module.weights));
-    for function in program.function_ids().filter(linkage) {
-        program.blocks_of(function).for_each(|b| blocks[b.index()] = true);
-    }
-    blocks
-}
-
-/// Addresses that indirect branches can come in at: starts of blocks, and behind calls.
-fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
-    let chosen = module.program.block_ids().filter(|b| blocks[b.index()]);
-    chosen.map(|b| 1 + u64::from(module.program.block(b).call_count)).sum()
 }

@@ -8,9 +8,11 @@
 
 mod analysis;
 mod attach;
+mod attach_records;
 pub mod batch;
 mod branch_records;
 mod burst_record;
+mod burst_scope;
 mod counted_images;
 mod derivation;
 mod doctor;
@@ -38,7 +40,7 @@ mod verdict;
 
 pub use analysis::{Analyzed, analyze_image};
 pub use attach::{AttachOptions, attach};
-pub use burst_record::{Bursts, record_bursts};
+pub use burst_record::{BurstRound, Bursts, record_bursts};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
 pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};

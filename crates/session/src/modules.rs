@@ -12,6 +12,7 @@ use std::path::PathBuf;
 const LEAST_SHARE: f64 = 0.01;
 
 /// A module that will get versions.
+#[derive(Clone)]
 pub(crate) struct Chosen {
     /// Its index in the leader's modules.
     pub index: usize,
@@ -60,6 +61,6 @@ fn is_worth_counting(program: &Program, weights: &Weights) -> bool {
 }
 
 /// The loader runs before and beneath everything else, `_dl_find_object` included.
-fn is_runtime_loader(path: &str) -> bool {
+pub(crate) fn is_runtime_loader(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld-musl"))
 }

@@ -9,13 +9,12 @@
 //! What one thread at a time needs in memory is in a window ([`crate::window`]) that it reaches relative to the program counter:
 //! no register and no segment base is taken. Limits: processes with a shadow stack (returns must then match calls).
 
+mod frames;
 mod template;
 
 use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
-use crate::{
-    AddressMap, EmitError, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, elf, frames, tables,
-};
-use restitch_address::{Svma, SvmaRange};
+use crate::{AddressMap, EmitError, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, elf, tables};
+use restitch_address::{LoadBias, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
 use restitch_x86::{Flow, encode, relocate_field};
@@ -41,6 +40,8 @@ pub struct BurstRequest<'a> {
     pub bits: u8,
     /// Number of the first branch.
     pub first: u32,
+    /// What turns addresses into those of the process: the unwind tables name words of the window.
+    pub bias: LoadBias,
 }
 
 /// How an indirect branch goes on once its target is found.
@@ -66,7 +67,8 @@ pub(crate) fn may_trace(program: &Program, id: BlockId) -> bool {
 /// More bytes than a tracing version of these blocks has.
 pub fn burst_bound(program: &Program, blocks: &[bool]) -> u64 {
     let chosen = program.block_ids().filter(|b| blocks[b.index()]).map(|b| program.block(b));
-    let bytes: u64 = chosen.map(|b| 2 * u64::from(b.len) + 160 + 90 * u64::from(b.call_count)).sum();
+    // Code, and about as much again for unwind tables.
+    let bytes: u64 = chosen.map(|b| 2 * u64::from(b.len) + 460 + 260 * u64::from(b.call_count)).sum();
     // Names of functions are not mapped.
     (bytes + (64 << 10)).next_multiple_of(4096)
 }
@@ -514,7 +516,10 @@ impl<'r> Burst<'r> {
         self.fill_in()?;
         let request = self.request;
         let text_end = self.code.here() as u32;
-        let tables = text_end.next_multiple_of(8);
+        let text =
+            SvmaRange::between(request.start + u64::from(elf::HEADERS), request.start + u64::from(text_end));
+        // Pages of code hold nothing else.
+        let tables = text_end.next_multiple_of(elf::PAGE as u32);
         let areas = tables::Areas {
             hot_end: text_end,
             text_end,
@@ -523,13 +528,12 @@ impl<'r> Burst<'r> {
             shared: Vec::new(),
             tables_end: tables,
         };
-        let mut bytes = self.code.bytes;
+        let mut bytes = std::mem::take(&mut self.code.bytes);
         bytes.resize(tables as usize, 0);
         let none = SvmaRange::new(request.start + u64::from(tables), 0);
-        let unwind = frames::UnwindAreas { lsda: none, eh_frame_hdr: none, eh_frame: none };
+        let [eh_frame_hdr, eh_frame] = frames::write(&self, text, &mut bytes)?;
+        let unwind = crate::frames::UnwindAreas { lsda: none, eh_frame_hdr, eh_frame };
         let loaded_len = elf::finish(&mut bytes, request.start, &areas, &unwind, &self.symbols);
-        let text =
-            SvmaRange::between(request.start + u64::from(elf::HEADERS), request.start + u64::from(text_end));
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|entry| entry.0);
         Ok(Version {
@@ -542,8 +546,8 @@ impl<'r> Burst<'r> {
             text,
             hot_text: text,
             tables: none,
-            eh_frame: none,
-            eh_frame_hdr: none,
+            eh_frame,
+            eh_frame_hdr,
             lsda: none,
             blocks: self.placed,
             // Nobody is to be moved into a tracing version but by its tracer: there is no way in.

@@ -15,11 +15,13 @@ use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
 use restitch_apply_process::{ImageCache, Module, Target};
 use restitch_image::Image;
+use restitch_profile::Profile;
 use restitch_profile_formats::{Format, Records};
+use restitch_program::Program;
 use restitch_trace::{Record, Sink, Taken};
 use restitch_tracee::Memory;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -177,6 +179,17 @@ impl BranchRecords {
             }
             None => at.to_string(),
         }
+    }
+
+    /// Branches in modules.
+    pub fn branches(&self) -> u64 {
+        self.seen.iter().map(|seen| seen.branches).sum()
+    }
+
+    /// What the records say of the file at `path`, whose code is `program`.
+    pub fn profile(&self, path: &Path, program: &Program) -> Profile {
+        let seen = self.seen.iter().find(|seen| seen.path == path);
+        seen.map_or_else(|| Profile::empty(program), |seen| seen.records.to_profile(program).0)
     }
 
     /// Modules with a part in the records that is worth mentioning.

@@ -55,9 +55,29 @@ pub struct BurstReport {
     pub missed_threads: usize,
     /// The process's end, if it came.
     pub exit: Option<restitch_tracee::ExitStatus>,
+    /// The process executes another program.
+    pub left: bool,
 }
 
 impl BurstReport {
+    /// Adds what another session in the same process has given: sums, but where bursts ended and the process's end are of the later one.
+    pub fn add(&mut self, later: Self) {
+        for (end, n) in later.bursts {
+            *self.bursts.entry(end).or_default() += n;
+        }
+        for (why, n) in later.refused {
+            *self.refused.entry(why).or_default() += n;
+        }
+        self.ended_at = later.ended_at;
+        self.branches += later.branches;
+        self.alarms += later.alarms;
+        self.held += later.held;
+        self.recording += later.recording;
+        self.cpu += later.cpu;
+        self.threads = self.threads.max(later.threads);
+        self.missed_threads += later.missed_threads;
+        (self.exit, self.left) = (later.exit, later.left);
+    }
     /// All bursts.
     pub fn all(&self) -> u64 {
         self.bursts.values().sum()

@@ -235,6 +235,7 @@ impl<'a> Tracer<'a> {
             FollowEvent::Executed { tid } => {
                 // The versions are gone with the old program.
                 self.left = true;
+                self.report.left = true;
                 self.followed.hold_signals_in(Vec::new());
                 self.threads.clear();
                 self.followed.resume(tid)?;
@@ -341,7 +342,7 @@ impl<'a> Tracer<'a> {
                 _ => RecordEnd::UnknownCode,
             };
             if !branches.is_empty() {
-                let (pid, density) = (self.followed.pid(), 0.0);
+                let (pid, density) = (self.followed.pid(), density(&branches));
                 self.sink.record(Record { pid, tid, branches: &branches, density, end });
             }
         }
@@ -446,4 +447,33 @@ fn give_back(registers: &mut Registers, taken: Taken, code: &BurstCode) -> io::R
         registers.eflags = registers.eflags & !(LAHF | OVERFLOW) | flags;
     }
     Ok(())
+}
+
+/// Taken branches for each instruction that was executed between them, about: instructions have four bytes on average.
+fn density(branches: &[restitch_evaluate::Taken]) -> f64 {
+    const INSTRUCTION: f64 = 4.0;
+    const LONGEST_RUN: i64 = 1 << 16;
+    let run = |pair: &[restitch_evaluate::Taken]| {
+        let len = pair[1].from.offset_from(pair[0].to);
+        if (0..LONGEST_RUN).contains(&len) { len as f64 / INSTRUCTION + 1.0 } else { 1.0 }
+    };
+    let instructions: f64 = branches.windows(2).map(run).sum();
+    branches.len().saturating_sub(1) as f64 / instructions.max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn density_is_branches_for_each_instruction() {
+        let taken =
+            |from: u64, to: u64| restitch_evaluate::Taken { from: Avma::new(from), to: Avma::new(to) };
+        // Runs of 12 bytes before each branch: three instructions and the branch.
+        let loops = [taken(12, 0), taken(12, 0), taken(12, 0)];
+        assert!((density(&loops) - 0.25).abs() < 1e-9);
+        assert!((density(&[taken(5, 5), taken(5, 5)]) - 1.0).abs() < 1e-9);
+        assert_eq!(density(&loops[..1]), 0.0);
+        assert_eq!(density(&[]), 0.0);
+    }
 }
