@@ -21,7 +21,7 @@ use restitch_emit::{BurstRequest, burst_bound, emit_burst};
 use restitch_layout::Layout;
 use restitch_trace::{BurstCode, BurstEnd, BurstOptions, BurstReport, trace_bursts};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What came of it.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ const MOST_ENDS: usize = 6;
 const PROBES: usize = 4;
 /// How long such a version is used: this share of the time that there is, but so long at least and at most.
 const PROBING: (f64, Duration, Duration) = (0.1, Duration::from_millis(400), Duration::from_secs(2));
+/// Making versions may take as long as there is time to trace; so long, where that is to the end of a command.
+const MAKING: Duration = Duration::from_secs(5);
 /// Bursts of this share of the wanted length are long enough.
 const LONG_ENOUGH: f64 = 0.9;
 /// What is copied has to grow by this share for another version to be worth its making.
@@ -152,7 +154,7 @@ pub(crate) fn trace_and_take_out(
         return Err(too_little(pid));
     }
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
-    let mut rounds = Rounds { scope, rest, tracing, traced: Traced::default() };
+    let mut rounds = Rounds { scope, rest, tracing, traced: Traced::default(), making: Duration::ZERO };
     let result = rounds.all(set, records);
     let mut traced = rounds.traced;
     if result.is_err() || traced.report.bursts.contains_key(&BurstEnd::Gone) {
@@ -181,6 +183,8 @@ struct Rounds {
     rest: Option<Duration>,
     tracing: BurstOptions,
     traced: Traced,
+    /// How long versions have been made.
+    making: Duration,
 }
 
 impl Rounds {
@@ -202,8 +206,10 @@ impl Rounds {
 
     /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False if that was all.
     fn one(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<bool, SessionError> {
+        let begun = Instant::now();
         let versions = make_tracing(set, &self.scope)?;
         let code = map(set, &versions)?;
+        self.making += begun.elapsed();
         if !self.traced.rounds.is_empty() {
             set.sweep();
         }
@@ -211,7 +217,9 @@ impl Rounds {
         self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0 });
         let (share, least, most) = PROBING;
         let probe = self.rest.map_or(least, |rest| rest.mul_f64(share).clamp(least, most));
-        let may_probe = self.traced.rounds.len() <= PROBES && self.rest.is_none_or(|rest| rest > 2 * probe);
+        let is_quick = self.making < self.rest.unwrap_or(MAKING);
+        let is_early = self.traced.rounds.len() <= PROBES && self.rest.is_none_or(|rest| rest > 2 * probe);
+        let may_probe = is_quick && is_early;
         if may_probe {
             if self.trace(set, &code, Some(probe), records)? {
                 return Ok(false);
