@@ -105,6 +105,14 @@ class Report(unittest.TestCase):
         self.assertIn("restitch | 0.500 | 0.500 | 0.500 | 0.900 [0.900, 0.900] | 1.50 s | 1 MiB | 2.0 MiB", lines[2])
         self.assertIn("llvm-bolt | 0.400", lines[3])
 
+    def test_functions_that_llvm_bolt_cannot_take_are_left_out(self):
+        says = "BOLT-ERROR: no address in function {}. Consider adding this function to --skip-funcs=..."
+        script = 'case "$*" in *one,two*) exit 0;; *one*) echo "' + says.format("two(*2)") + '";; *) echo "' + says.format("one") + '";; esac; exit 1'
+        *finished, left_out = side_by_side.bolted(["sh", "-c", script, "bolt"], "/")
+        self.assertEqual((len(finished), left_out), (2, ["one", "two"]))
+        with self.assertRaises(Failed):
+            side_by_side.bolted(["sh", "-c", 'echo "some other error"; exit 1'], "/")
+
     def test_no_results_are_no_error(self):
         self.assertEqual(report.table("nowhere", LOADS), "No results yet.\n")
 

@@ -76,6 +76,19 @@ def finished(command, **options):
     return time.monotonic() - start, used.ru_maxrss * 1024
 
 
+def bolted(command, place):
+    """As `finished`, of llvm-bolt, without the functions that it cannot take; and which these are."""
+    left = []
+    while True:
+        try:
+            return *finished(command + ([f"-skip-funcs={','.join(left)}"] if left else []), cwd=place), left
+        except Failed as problem:
+            found = re.findall(r"in function (\S+?)(?:\(\*\d+\))?\. Consider adding this function to --skip-funcs", str(problem))
+            if not found or found[-1] in left:
+                raise
+            left.append(found[-1])
+
+
 def cpu_seconds(command, **options):
     """User CPU time of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -110,11 +123,9 @@ def measure(name, options, log):
     run([options.restitch, "record", "-o", profile, "--", *command(original, "training")], env=env, cwd=place)
     run([options.restitch, "profile", "convert", profile, "--program", original, "-o", fdata])
     # The same file name for all, in folders of their own, where the program finds its library all the same.
-    makers = {
-        "restitch": [options.restitch, "optimize", original, "--profile", profile, "-o", at("x.restitch")],
-        "llvm-bolt": [bolt, original, "-o", at("x.llvm-bolt"), f"-data={fdata}", *BOLT],
-    }
-    made = {side: finished(maker, cwd=place) for side, maker in makers.items()}
+    ours = [options.restitch, "optimize", original, "--profile", profile, "-o", at("x.restitch")]
+    *theirs, left_out = bolted([bolt, original, "-o", at("x.llvm-bolt"), f"-data={fdata}", *BOLT], place)
+    made = {"restitch": finished(ours, cwd=place), "llvm-bolt": theirs}
     files = {side: at(f"x-{side}") for side in SIDES}
     for side in SIDES:
         copy_as_written(original if side == "original" else at(f"x.{side}"), files[side])
@@ -123,6 +134,8 @@ def measure(name, options, log):
         for side in SIDES[1:]:
             if texts[side] != texts["original"]:
                 raise Failed(f"{side}: the program prints something else than its original does")
+    if left_out:
+        log(f"  llvm-bolt cannot take {', '.join(left_out)}")
     log("  cachegrind")
     caches = {which: {side: cachegrind(command(files[side], which), env=env, cwd=place) for side in SIDES} for which in scripts}
     rounds = []
@@ -131,7 +144,7 @@ def measure(name, options, log):
         seconds = {side: cpu_seconds(command(files[side], "test"), env=env, cwd=place) for side in turn}
         rounds.append({side: seconds[side] / seconds["original"] for side in SIDES[1:]})
     log(f"  {options.rounds} rounds")
-    return {"title": load.title, "made": made, "caches": caches, "rounds": rounds, "sizes": {s: os.path.getsize(files[s]) for s in SIDES}}
+    return {"title": load.title, "left_out": left_out, "made": made, "caches": caches, "rounds": rounds, "sizes": {s: os.path.getsize(files[s]) for s in SIDES}}
 
 
 def table(rows):
@@ -154,17 +167,21 @@ def page(rows, options):
     version = re.search(r"LLVM version (\S+)", version)[1]
     where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d', time.gmtime())}"
     text = [f"Original = 1, less is better; {options.rounds} interleaved rounds; llvm-bolt {version} with `{' '.join(BOLT)}`; {where}.", ""]
-    return "\n".join([*text, *table(rows), ""])
+    left = [f"llvm-bolt cannot take `{'`, `'.join(r['left_out'])}` of {r['title']}: left as they were." for r in rows if r["left_out"]]
+    return "\n".join([*text, *table(rows), *(["", *left] if left else []), ""])
 
 
 def main(argv):
     parser = argparse.ArgumentParser(prog="bench/bolt", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("loads", nargs="*", choices=[[], *LOADS], metavar="LOAD", help=f"all, if none is named: {', '.join(LOADS)}")
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--quick", action="store_true", help="does it run? One round, no page, no result")
     parser.add_argument("--no-page", action="store_true", help="print the table instead of writing docs/layout.md")
     parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
     options = parser.parse_args(argv)
     options.restitch = os.path.abspath(options.restitch)
+    if options.quick:
+        options.rounds, options.no_page = 1, True
     log = lambda text: print(text, file=sys.stderr, flush=True)
     rows, failed = [], False
     for name in options.loads or LOADS:
