@@ -32,6 +32,7 @@ mod plan;
 mod raw;
 mod sections;
 mod segment;
+mod shortcut;
 mod startup;
 mod unwind;
 mod verify;

@@ -8,6 +8,7 @@ use crate::place::{self, OutputOptions, PAGE};
 use crate::raw::{self, FileHeader, PHDR_LEN};
 use crate::sections::{self, TEXT_SECTION, Tail};
 use crate::segment::{NewSegment, Part};
+use crate::shortcut::{self, ShortcutWrite};
 use crate::startup::{self, CountsSource, Startup};
 use crate::unwind::{self, Registration};
 use object::elf;
@@ -27,6 +28,7 @@ pub struct ElfPlan {
     pub(crate) note: RestitchNote,
     pub(crate) slot: Slot,
     pub(crate) redirects: Vec<Write>,
+    pub(crate) shortcuts: Vec<ShortcutWrite>,
     pub(crate) registrations: Vec<Registration>,
     /// Each place of the original that changes, except for headers, with its new bytes.
     pub(crate) patches: Vec<(FileOffset, Vec<u8>)>,
@@ -144,7 +146,8 @@ pub(crate) fn build(
     let code = segment.range();
     let tables = unwind::append(image, version, &mut segment)?;
     let redirects = redirects(image, version)?;
-    let mut patches = patches(image, &redirects, &tables.registrations)?;
+    let shortcuts = shortcut::writes(image, version, slot.growth())?;
+    let mut patches = patches(image, &redirects, &shortcuts, &tables.registrations)?;
     patches.extend(startup.as_ref().and_then(Startup::patch));
     let moved =
         slot.growth().map(|growth| make_room(image, growth, &mut segment, &mut patches)).transpose()?;
@@ -176,6 +179,7 @@ pub(crate) fn build(
         note,
         slot,
         redirects,
+        shortcuts,
         registrations,
         patches,
         startup,
@@ -307,11 +311,15 @@ fn redirect(image: &Image, version: &Version, r: &Redirect) -> Result<Write, Elf
 fn patches(
     image: &Image,
     redirects: &[Write],
+    shortcuts: &[ShortcutWrite],
     registrations: &[Registration],
 ) -> Result<Vec<(FileOffset, Vec<u8>)>, ElfError> {
     let offset = |at| image.file_offset(at).ok_or(ElfError::BadRedirect { at, why: "is not in the file" });
     let mut patches = Vec::with_capacity(redirects.len() + registrations.len());
     for write in redirects {
+        patches.push((offset(write.at)?, write.after.clone()));
+    }
+    for write in shortcuts {
         patches.push((offset(write.at)?, write.after.clone()));
     }
     for r in registrations {

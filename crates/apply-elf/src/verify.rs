@@ -72,6 +72,9 @@ fn patches(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
             return Err(Mismatch::Patch(write.at));
         }
     }
+    if let Some(at) = crate::shortcut::missing(&plan.shortcuts, output) {
+        return Err(Mismatch::Patch(at));
+    }
     for (offset, bytes) in plan.startup.iter().filter_map(|s| s.patch()) {
         let at = output.address_of(offset).unwrap_or_default();
         if output.read(at, bytes.len()) != Some(&bytes) {

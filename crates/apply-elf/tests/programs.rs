@@ -4,7 +4,8 @@ mod common;
 
 use common::{IN_PLACE, MOVED, ORDERS, Order, available, image, install, output, runs_alone};
 use restitch_apply_elf::original_bytes;
-use restitch_image::Image;
+use restitch_emit::ShortcutKind;
+use restitch_image::{Image, RelocationKind};
 use restitch_testkit::{
     SUCCESS, compile, compile_with, programs, require, run, scratch, strip, without_section_headers,
 };
@@ -38,6 +39,45 @@ fn position_independent_programs_run_in_every_order() {
 #[test]
 fn programs_at_fixed_addresses_run() {
     each_program(&["-O2", "-no-pie"], &[Order::Reversed], |p| strip(p).expect("strip"));
+}
+
+/// Functions that stay call those that moved straight, and the other way round.
+#[test]
+fn programs_of_which_half_moves_run() {
+    each_program(&["-O2", "-pie", "-fPIE"], &[Order::Half], Path::to_path_buf);
+}
+
+#[test]
+fn labels_and_calls_that_stay_lead_straight_into_the_version() {
+    let folder = scratch();
+    let source = restitch_testkit::program("goto.c");
+    let compiled = require!(available(compile(&source, &["-O2", "-pie", "-fPIE"])), "no compiler");
+    let image = image(&compiled);
+    let (mut labels, mut branches) = (0, 0);
+    for order in [Order::Reversed, Order::Half] {
+        for options in [IN_PLACE, MOVED] {
+            let version = common::version_at(&image, order, common::place_of(&image, &options));
+            let bytes = output(&image, order, &options);
+            let out = Image::parse(bytes.clone()).expect("an image");
+            for shortcut in &version.shortcuts {
+                match shortcut.kind {
+                    ShortcutKind::Pointer => {
+                        let says = out.relocation_at(shortcut.at).map(|r| r.kind.clone());
+                        assert_eq!(says, Some(RelocationKind::Relative { target: shortcut.to }));
+                        labels += 1;
+                    }
+                    ShortcutKind::Displacement => {
+                        let displacement = out.read_i32(shortcut.at).expect("in the file");
+                        assert_eq!((shortcut.at + 4).offset(displacement.into()), shortcut.to);
+                        branches += 1;
+                    }
+                }
+            }
+            assert!(original_bytes(&out).expect("turns back") == image.data());
+            run(&mut Command::new(install(folder.path(), "out", &bytes)), LIMIT).expect(SUCCESS);
+        }
+    }
+    assert!(labels > 0 && branches > 0, "{labels} labels, {branches} branches");
 }
 
 /// Unwind tables of these are registered by a call in crtbeginT.o.

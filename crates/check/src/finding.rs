@@ -116,6 +116,9 @@ pub enum Problem {
     /// A redirect.
     #[error("a redirect: {0}")]
     Redirect(&'static str),
+    /// A shortcut.
+    #[error("a shortcut: {0}")]
+    Shortcut(&'static str),
     /// The unwind tables cannot be read.
     #[error("{of} unwind tables: {why}")]
     Unwind {
@@ -156,6 +159,8 @@ pub struct CheckReport {
     pub direct: u64,
     /// Redirects.
     pub redirects: u64,
+    /// Shortcuts.
+    pub shortcuts: u64,
     /// Counters.
     pub counters: u64,
     /// Pieces of the address map.

@@ -19,6 +19,7 @@
 //!
 //! 8. A call or jump through a slot of the global offset table, or its stub, that became direct goes to what the version says that
 //!    the slot holds ([`Version::assumes`]), or to its copy; and the loader makes such slots read-only.
+//! 9. Each shortcut replaces the target of a direct branch, or the address of a label, by the start of the target's copy.
 //!
 //! What is taken on trust: that the slots hold that (the process applier compares); that the original bytes in the image are those that run; the program's claims about where
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
@@ -35,6 +36,7 @@ mod lsda;
 mod map;
 mod path;
 mod redirect;
+mod shortcut;
 mod subject;
 mod tables;
 mod unwind;
@@ -123,5 +125,6 @@ fn examine(
     let mut walk = Walk::new(&subject, frames, findings);
     walk.run();
     walk.redirects();
+    walk.shortcuts();
     (walk.findings, walk.report)
 }

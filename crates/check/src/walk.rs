@@ -7,7 +7,9 @@ use crate::map::{Boundary, MapCursor, MapProblem, PlaceCursor};
 use crate::subject::Subject;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use restitch_address::{Svma, SvmaRange};
-use restitch_program::{Block, BlockId, JumpTable, Terminator};
+use restitch_program::{Block, BlockId, CallTarget, JumpTable, Terminator};
+use std::cell::OnceCell;
+use std::collections::HashSet;
 
 /// A byte of text that no instruction has been found to own yet.
 const FREE: u8 = 0;
@@ -31,6 +33,8 @@ pub(crate) struct Walk<'s, 'a> {
     marks: Vec<u8>,
     /// Whether each counter was met.
     pub counted: Vec<bool>,
+    /// What is called directly, once somebody has asked.
+    pub called: OnceCell<HashSet<CallTarget>>,
 }
 
 /// The block that is walked.
@@ -75,6 +79,7 @@ impl<'s, 'a> Walk<'s, 'a> {
             exits: Vec::new(),
             marks: vec![FREE; s.version.text.len() as usize],
             counted: vec![false; counters],
+            called: OnceCell::new(),
         }
     }
 

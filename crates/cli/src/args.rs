@@ -137,6 +137,9 @@ pub enum Command {
         /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
         #[arg(long, value_name = "WHETHER", default_value = "auto")]
         huge_pages: Huge,
+        /// Place hot code within cache lines by how often it runs: loops in as few as they need.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        align: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,

@@ -65,10 +65,12 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, layout, huge_pages, json } => {
+        Command::Optimize { program, profile, output, layout, huge_pages, align, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
-            let options = OptimizeOptions { program, profile, output, layout, huge_pages: huge_pages.into() };
+            let huge_pages = huge_pages.into();
+            let align = align == Switch::On;
+            let options = OptimizeOptions { program, profile, output, layout, huge_pages, align };
             let result = optimize(&options, &mut progress)?;
             progress.finish();
             publish(&result, json.as_deref(), None)

@@ -13,6 +13,7 @@
 //! Invariants: same request, same bytes. At every instruction boundary but those in [`PieceKind::Opaque`] pieces, the
 //! machine's state equals the one that the original code has at [`AddressMap::to_original`].
 
+mod align;
 mod burst;
 mod counters;
 mod direct;
@@ -28,6 +29,7 @@ mod redirects;
 mod relax;
 mod request;
 mod select;
+mod shortcuts;
 mod stretch;
 mod tables;
 mod text;
@@ -45,10 +47,22 @@ use restitch_address::SvmaRange;
 /// # Errors
 /// If the request contradicts itself or the program: see [`EmitError`]. That a block cannot be copied is none.
 pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
+    emit_for(request, &[])
+}
+
+/// As [`emit`], with hot code placed within cache lines by how often it runs. `heat`: executions by [`BlockId`](restitch_program::BlockId);
+/// empty, or too short: blocks behind its end are taken as never executed. Padding is at most a sixteenth of the hot code.
+///
+/// # Errors
+/// As [`emit`].
+pub fn emit_for(request: &Request<'_>, heat: &[u64]) -> Result<Version, EmitError> {
     let mut selection = select::select(request)?;
     let counters = counters::place(request, &selection)?;
     let mut plan = plan::build(request, &selection, &counters);
     relax::relax(&mut plan);
+    if !heat.is_empty() {
+        align::align(&mut plan, request.program, heat);
+    }
     let areas = tables::areas(request, &plan);
     let mut bytes = text::write(request, &selection, &plan, &areas, &counters)?;
     tables::write(request, &selection, &plan, &areas, &mut bytes);
@@ -60,6 +74,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
     let loaded_len = elf::finish(&mut bytes, plan.start, &areas, &unwind, &symbols);
     let map = map::build(request, &selection, &plan);
     let redirects = redirects::choose(request, &mut selection, &plan, &map);
+    let shortcuts = shortcuts::choose(request, &selection, &map, &redirects);
     let range = |from, to| SvmaRange::between(plan.at(from), plan.at(to));
     Ok(Version {
         number: request.number,
@@ -75,6 +90,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
         blocks: placed_blocks(&plan),
         map,
         redirects,
+        shortcuts,
         symbols,
         assumes: assumptions(&selection, &plan),
         counters: counters.table(request),

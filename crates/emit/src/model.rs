@@ -44,6 +44,8 @@ pub struct Version {
     pub map: AddressMap,
     /// 5-byte jumps that make the original code go to this version.
     pub redirects: Vec<Redirect>,
+    /// Places of the module, outside of the version, that may lead straight into it in an output file; any subset. Sorted by address.
+    pub shortcuts: Vec<Shortcut>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
     pub symbols: Vec<VersionSymbol>,
     /// What the version takes for granted of the process, sorted by slot: it is equal to the module only where these slots hold these
@@ -107,6 +109,29 @@ pub enum RedirectKind {
     Entry,
     /// A landing pad, or a block that computed gotos or unrecognised jump tables reach.
     Landing,
+}
+
+/// A place of the module that may lead into the version instead of to the original code: not needed, but shorter than the way through a
+/// redirect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shortcut {
+    /// What is written: the displacement of a branch, or the address that the loader relocates.
+    pub at: Svma,
+    /// Where it leads in the original module.
+    pub original: Svma,
+    /// The equivalent in the version.
+    pub to: Svma,
+    /// What it is.
+    pub kind: ShortcutKind,
+}
+
+/// What leads into the version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ShortcutKind {
+    /// The last 4 bytes of a direct call (`e8`) or jump (`e9`) in code that is not copied.
+    Displacement,
+    /// 8 bytes with a relative relocation: the address of a label.
+    Pointer,
 }
 
 /// A named range of the version.

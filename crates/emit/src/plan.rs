@@ -99,6 +99,8 @@ pub(crate) struct Slot {
     pub ops: (u32, u32),
     /// Alignment in bytes.
     pub align: u32,
+    /// Where in a cache line it starts, if that was chosen; nothing falls into it then.
+    pub in_line: Option<u8>,
     /// A stub.
     pub stub: bool,
     /// Offset of its first byte from the start of the version (set by relaxation).
@@ -272,7 +274,7 @@ impl Builder<'_, '_> {
     fn close(&mut self, block: BlockId, first: u32, align: u32, stub: bool) {
         let function = self.request.program.block(block).function;
         let ops = (first, self.plan.ops.len() as u32);
-        self.plan.slots.push(Slot { block, function, ops, align, stub, start: 0, end: 0 });
+        self.plan.slots.push(Slot { block, function, ops, align, in_line: None, stub, start: 0, end: 0 });
     }
 
     /// The slot that stands directly behind this one.

@@ -30,6 +30,9 @@ fn place(plan: &mut Plan) {
         let len: u32 = plan.ops[plan.ops_of(slot)].iter().map(Op::len).sum();
         let slot = &mut plan.slots[slot];
         slot.start = at.next_multiple_of(slot.align);
+        if let Some(place) = slot.in_line {
+            slot.start += u32::from(place).wrapping_sub(slot.start) % 64;
+        }
         slot.end = slot.start + len;
         at = slot.end;
     }

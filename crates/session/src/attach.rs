@@ -226,7 +226,7 @@ fn make_optimized(
     let layouts: Vec<Layout> = chosen.iter().zip(profiles).map(|(m, profile)| lay_out(m, profile)).collect();
     phases.end("layout");
     let (mut emitted, mut taken) = (Vec::new(), Vec::new());
-    for (module, layout) in chosen.iter().zip(&layouts) {
+    for ((module, layout), profile) in chosen.iter().zip(&layouts).zip(profiles) {
         let program = &module.analyzed.program;
         let large_pages = options.huge_pages.wanted(program, layout);
         let align = alignment(large_pages);
@@ -236,7 +236,7 @@ fn make_optimized(
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        let wanted = Wanted { bound: &bound, large_pages, counted: None };
+        let wanted = Wanted { bound: &bound, large_pages, counted: None, heat: &profile.blocks };
         let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
         emitted.push((version, place.bias));
     }

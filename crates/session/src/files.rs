@@ -28,6 +28,8 @@ pub struct OptimizeOptions {
     pub layout: LayoutChoice,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Whether hot code is placed within cache lines by how often it runs.
+    pub align: bool,
 }
 
 /// The facts about a file.
@@ -107,8 +109,9 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let len = estimate(&module.program, &layout, 0).next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let version =
-        emit_version(&options.program, &module, &layout, place, Wanted { large_pages, ..Wanted::default() })?;
+    let heat = if options.align { &profile.blocks[..] } else { &[] };
+    let wanted = Wanted { large_pages, heat, ..Wanted::default() };
+    let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");

@@ -4,7 +4,7 @@ use crate::SessionError;
 use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit};
+use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit_for};
 use restitch_layout::{Fragment, Layout};
 use restitch_profile::{Counted, CounterPlan};
 use restitch_program::{BlockId, Program};
@@ -29,6 +29,8 @@ pub(crate) struct Wanted<'a> {
     pub bound: &'a [BoundSlot],
     /// Large pages for the hot code.
     pub large_pages: bool,
+    /// Executions by block, to place hot code within cache lines by; empty: as it comes.
+    pub heat: &'a [u64],
 }
 
 impl<'a> Wanted<'a> {
@@ -112,5 +114,6 @@ pub(crate) fn emit_version(
         large_pages: wanted.large_pages,
         counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
     };
-    emit(&request).map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
+    emit_for(&request, wanted.heat)
+        .map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
 }

@@ -5,7 +5,7 @@ use restitch_address::Svma;
 use restitch_apply::CheckedVersion;
 use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, verify};
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Request, emit};
+use restitch_emit::{Request, emit_for};
 use restitch_image::Image;
 use restitch_layout::{Fragment, Layout};
 use restitch_program::{BlockId, analyze};
@@ -18,6 +18,8 @@ pub enum Order {
     Original,
     Reversed,
     Random(u64),
+    /// Every other function only.
+    Half,
 }
 
 pub const ORDERS: [Order; 3] = [Order::Original, Order::Reversed, Order::Random(7)];
@@ -34,6 +36,11 @@ pub fn version(image: &Image, order: Order, options: &OutputOptions) -> CheckedV
     version_at(image, order, place(image, 1 << 20, options).expect("a place"))
 }
 
+/// Where `options` put a version of a test program.
+pub fn place_of(image: &Image, options: &OutputOptions) -> Svma {
+    place(image, 1 << 20, options).expect("a place")
+}
+
 pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
     let at = image.eh_frame().expect("unwind tables");
     let unwind = UnwindInfo::parse(image.read(at.start, at.len() as usize).unwrap_or_default(), at.start)
@@ -44,7 +51,13 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
         Order::Original => {}
         Order::Reversed => blocks.reverse(),
         Order::Random(seed) => shuffle(&mut blocks, seed),
+        Order::Half => blocks.retain(|b| program.block(*b).function.index().is_multiple_of(2)),
     }
+    // Numbers without a pattern: where a block stands in a cache line must not matter.
+    let heat: Vec<u64> = match order {
+        Order::Random(seed) => (0..program.blocks.len() as u64).map(|b| (b + seed) * 7919 % 1009).collect(),
+        _ => Vec::new(),
+    };
     let hot = blocks.into_iter().map(|b| Fragment { blocks: vec![b], align: 1 }).collect();
     let layout = Layout { hot, cold: Vec::new() };
     let request = Request {
@@ -59,7 +72,7 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
         large_pages: false,
         counters: None,
     };
-    let version = emit(&request).expect("emitted");
+    let version = emit_for(&request, &heat).expect("emitted");
     restitch_check::check(image, &program, &layout, version, None)
         .unwrap_or_else(|e| panic!("{} findings, the first: {:?}", e.total, e.findings.first()))
 }

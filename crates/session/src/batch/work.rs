@@ -14,8 +14,8 @@ use restitch_image::Image;
 use restitch_layout::{Layout, LayoutChoice};
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_profile::{
-    Calls, Counted, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive,
-    plan_counters, scope_of,
+    Calls, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive, plan_counters,
+    scope_of,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -97,7 +97,13 @@ impl Job {
     fn put_counting(&mut self, cache: &Cache, layout: &Layout) -> Result<(), SessionError> {
         let identity = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64);
         let counted = Some(&self.plan.counted[..]);
-        let (overlay, missing) = make_overlay(&self.path, &self.analyzed, layout, counted, identity)?;
+        let (overlay, missing) = make_overlay(
+            &self.path,
+            &self.analyzed,
+            layout,
+            Wanted { counted, ..Wanted::default() },
+            identity,
+        )?;
         self.missing = missing;
         cache.note_path(&self.id_text, &self.path)?;
         // First the counts, so that the overlay is never there without them.
@@ -208,7 +214,8 @@ pub(crate) fn optimize(
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
     let layout = choice.layout(&module.program, &profile);
-    let overlay = make_overlay(&entry.path, module, &layout, None, 0)?.0;
+    let wanted = Wanted { heat: &profile.blocks, ..Wanted::default() };
+    let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
     entry.layout = choice.name().into();
     cache.keep(&entry, overlay.bytes())?;
@@ -220,15 +227,16 @@ fn make_overlay(
     path: &Path,
     module: &Analyzed,
     layout: &Layout,
-    counted: Option<&[Counted]>,
+    wanted: Wanted<'_>,
     identity: u64,
 ) -> Result<(Overlay, Vec<u32>), SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+    let counted = wanted.counted;
     let counters = counted.map_or(0, |c| 8 * c.len() as u64);
     let size = estimate(&module.program, layout, counted.map_or(0, <[_]>::len));
     let places = place(&module.image, size, counters).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
-    let version = emit_version(path, module, layout, place, Wanted { counted, ..Wanted::default() })?;
+    let version = emit_version(path, module, layout, place, wanted)?;
     let version = check_version(path, module, layout, version, None)?;
     let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
     let overlay = Overlay::plan(&module.image, &version, identity).map_err(|e| bad(e.to_string()))?;

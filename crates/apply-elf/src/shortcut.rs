@@ -1,0 +1,116 @@
+//! Shortcuts into the version: displacements of branches that stay, and addresses that the loader relocates.
+
+use crate::ElfError;
+use crate::grow::Growth;
+use crate::raw::{u32_at, u64_at};
+use object::elf;
+use restitch_address::{Svma, SvmaRange};
+use restitch_emit::{Shortcut, ShortcutKind, Version};
+use restitch_image::{Image, RelocationKind};
+use std::collections::HashMap;
+
+/// Size of `Elf64_Rela`, and where its addend is.
+const RELA_LEN: usize = 24;
+const ADDEND: u64 = 16;
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ShortcutWrite {
+    /// Where the bytes are: for a pointer, the relocation's addend, or (packed relocations) the pointer itself.
+    pub at: Svma,
+    /// The new bytes.
+    pub after: Vec<u8>,
+    /// What is changed by them.
+    pub shortcut: Shortcut,
+}
+
+/// The changes that the version asks for. What lies where this file cannot be changed is left out: the redirects serve it.
+pub(crate) fn writes(
+    image: &Image,
+    version: &Version,
+    growth: Option<&Growth>,
+) -> Result<Vec<ShortcutWrite>, ElfError> {
+    let mut addends = None;
+    let moved: Vec<SvmaRange> = growth.map_or(Vec::new(), |growth| {
+        growth.tables.iter().filter_map(|t| Some(image.sections().get(t.section)?.range)).collect()
+    });
+    let mut out = Vec::with_capacity(version.shortcuts.len());
+    for shortcut in &version.shortcuts {
+        if !version.text.contains(shortcut.to) {
+            let why = "does not lead into the version";
+            return Err(ElfError::BadRedirect { at: shortcut.at, why });
+        }
+        let write = match shortcut.kind {
+            ShortcutKind::Displacement => displacement(image, shortcut)?,
+            ShortcutKind::Pointer => pointer(image, shortcut, addends.get_or_insert_with(|| places(image))),
+        };
+        let lies_in_moved = |w: &ShortcutWrite| moved.iter().any(|range| range.contains(w.at));
+        out.extend(write.filter(|w| !lies_in_moved(w)));
+    }
+    Ok(out)
+}
+
+/// `None` where the loader writes.
+fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<ShortcutWrite>, ElfError> {
+    let bad = |why| ElfError::BadRedirect { at: shortcut.at, why };
+    if !image.segment_at(shortcut.at).is_some_and(|s| s.executable && !s.writable) {
+        return Err(bad("is not in read-only code"));
+    }
+    if !image.relocations_in(SvmaRange::new(shortcut.at.offset(-7), 11)).is_empty() {
+        return Ok(None);
+    }
+    let displacement = i32::try_from(shortcut.to.offset_from(shortcut.at + 4));
+    let after = displacement.map_err(|_| bad("does not reach the version"))?.to_le_bytes().to_vec();
+    Ok(Some(ShortcutWrite { at: shortcut.at, after, shortcut: *shortcut }))
+}
+
+/// `None` where the relocation is not found, or is another one.
+fn pointer(image: &Image, shortcut: &Shortcut, addends: &HashMap<Svma, Svma>) -> Option<ShortcutWrite> {
+    let says = image.relocation_at(shortcut.at).map(|r| &r.kind);
+    let at = addends.get(&shortcut.at).copied().unwrap_or(shortcut.at);
+    let holds = image.read_u64(at) == Some(shortcut.original.get());
+    let as_known = says == Some(&RelocationKind::Relative { target: shortcut.original }) && holds;
+    let after = shortcut.to.get().to_le_bytes().to_vec();
+    as_known.then_some(ShortcutWrite { at, after, shortcut: *shortcut })
+}
+
+/// The addend of each relative relocation of DT_RELA, by the place that it is for.
+fn places(image: &Image) -> HashMap<Svma, Svma> {
+    let mut out = HashMap::new();
+    let Some((start, bytes)) = table(image) else { return out };
+    for (i, entry) in bytes.chunks_exact(RELA_LEN).enumerate() {
+        if u32_at(entry, 8) == Some(elf::R_X86_64_RELATIVE)
+            && let Some(place) = u64_at(entry, 0)
+        {
+            out.entry(Svma::new(place)).or_insert(start + (i * RELA_LEN) as u64 + ADDEND);
+        }
+    }
+    out
+}
+
+/// DT_RELA.
+fn table(image: &Image) -> Option<(Svma, &[u8])> {
+    let dynamic = image.program_headers().iter().find(|h| h.kind == elf::PT_DYNAMIC)?;
+    let entries = image.read(dynamic.address, usize::try_from(dynamic.file_len).ok()?)?;
+    let value = |tag: u32| {
+        let mut found = entries.chunks_exact(16).filter(|e| u64_at(e, 0) == Some(u64::from(tag)));
+        u64_at(found.next()?, 8)
+    };
+    let start = Svma::new(value(elf::DT_RELA)?);
+    Some((start, image.read(start, usize::try_from(value(elf::DT_RELASZ)?).ok()?)?))
+}
+
+/// The first change that `output` does not have.
+pub(crate) fn missing(writes: &[ShortcutWrite], output: &Image) -> Option<Svma> {
+    let is_there = |w: &ShortcutWrite| {
+        let relocated = match w.shortcut.kind {
+            ShortcutKind::Displacement => true,
+            ShortcutKind::Pointer => {
+                let says = output.relocation_at(w.shortcut.at).map(|r| &r.kind);
+                says == Some(&RelocationKind::Relative { target: w.shortcut.to })
+            }
+        };
+        relocated && output.read(w.at, w.after.len()) == Some(&w.after)
+    };
+    writes.iter().find(|w| !is_there(w)).map(|w| w.shortcut.at)
+}

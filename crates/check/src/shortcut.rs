@@ -1,0 +1,86 @@
+//! Ways from the code that stays straight into the version.
+//!
+//! A branch that goes to a block's copy does what it did, since being there equals being at the block. An address in data may be used for
+//! other things than jumps, so it has to be one of a label: of a block that indirect jumps reach, and that is neither a function's entry nor
+//! called nor named.
+
+use crate::finding::Problem;
+use crate::walk::Walk;
+use iced_x86::{Code, Decoder, DecoderOptions};
+use restitch_address::{Svma, SvmaRange};
+use restitch_emit::{Shortcut, ShortcutKind};
+use restitch_image::RelocationKind;
+use restitch_program::{BlockAttrs, CallTarget};
+
+impl Walk<'_, '_> {
+    /// Checks all of them; the walk has to be over.
+    pub fn shortcuts(&mut self) {
+        let shortcuts = &self.s.version.shortcuts;
+        let len = |s: &Shortcut| if s.kind == ShortcutKind::Pointer { 8 } else { 4 };
+        let mut wrong: Vec<(Shortcut, &str)> = shortcuts
+            .windows(2)
+            .filter(|pair| pair[1].at.offset_from(pair[0].at) < len(&pair[0]))
+            .map(|pair| (pair[1], "it overlaps the one before it, or they are not sorted"))
+            .collect();
+        let patched = |s: &Shortcut| {
+            let range = SvmaRange::new(s.at, len(s) as u64);
+            self.s.version.redirects.iter().any(|r| SvmaRange::new(r.at, 5).overlaps(&range))
+        };
+        wrong.extend(shortcuts.iter().filter(|s| patched(s)).map(|s| (*s, "a redirect overwrites it")));
+        wrong.extend(shortcuts.iter().filter_map(|s| Some((*s, self.shortcut(s).err()?))));
+        self.report.shortcuts += shortcuts.len() as u64;
+        for (shortcut, why) in wrong {
+            self.findings.at(shortcut.to, shortcut.at, Problem::Shortcut(why));
+        }
+    }
+
+    fn shortcut(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
+        if self.s.copy_at(shortcut.to, shortcut.original).is_none() {
+            return Err("it does not lead to the copy of its target");
+        }
+        match shortcut.kind {
+            ShortcutKind::Displacement => self.displacement(shortcut),
+            ShortcutKind::Pointer => self.pointer(shortcut),
+        }
+    }
+
+    fn displacement(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
+        let at = shortcut.at.offset(-1);
+        let block = self.s.program.block_at(at).ok_or("it is in no block")?;
+        let bytes = self.s.image.read(at, 5).ok_or("it is not in the file")?;
+        let branch = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE).decode();
+        if !matches!(branch.code(), Code::Call_rel32_64 | Code::Jmp_rel32_64) {
+            return Err("no direct call or jump is there");
+        }
+        if Svma::new(branch.near_branch64()) != shortcut.original {
+            return Err("the branch goes somewhere else");
+        }
+        let known = self.s.program.calls.binary_search_by_key(&at, |c| c.at).is_ok()
+            || self.s.program.block(block).terminator_at() == at;
+        if !known {
+            return Err("the program knows no branch there");
+        }
+        let reaches = i32::try_from(shortcut.to.offset_from(at + 5)).is_ok();
+        if reaches { Ok(()) } else { Err("it does not reach") }
+    }
+
+    fn pointer(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
+        let found = self.s.image.relocation_at(shortcut.at).map(|r| &r.kind);
+        if found != Some(&RelocationKind::Relative { target: shortcut.original }) {
+            return Err("the loader does not put that address there");
+        }
+        let block = self.s.program.block_starting_at(shortcut.original).ok_or("no block starts there")?;
+        let attrs = self.s.program.block(block).attrs;
+        if !attrs.contains(BlockAttrs::INDIRECT)
+            || attrs.intersects(BlockAttrs::ENTRY | BlockAttrs::LANDING_PAD)
+            || self.s.image.symbol_at(shortcut.original).is_some()
+        {
+            return Err("it is the address of something else than a label");
+        }
+        let called = CallTarget::Direct(shortcut.original);
+        let is_called = self.called.get_or_init(|| {
+            self.s.program.calls.iter().map(|c| c.target).filter(|t| *t != CallTarget::Indirect).collect()
+        });
+        if is_called.contains(&called) { Err("what it points to is called") } else { Ok(()) }
+    }
+}
