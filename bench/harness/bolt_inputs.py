@@ -63,7 +63,7 @@ class Account:
         self.balance += amount
         Account.total += amount
 accounts = {name: Account(name) for name in ("a%d" % i for i in range(200))}
-for n, p in enumerate(sieve(60000)):
+for n, p in enumerate(sieve(600000)):
     for k in range(4):
         try: accounts["a%d" % ((n * 7 + k) % 210)].pay(p % 13 - 1)
         except (KeyError, ValueError) as e: Account.total -= len(str(e))

@@ -30,7 +30,7 @@ fn version(m: &Module, layout: &Layout) -> Version {
 }
 
 fn report(m: &Module, layout: &Layout, version: Version) -> Option<CheckReport> {
-    check(&m.image, &m.program, layout, version, None).ok().map(|checked| checked.report().clone())
+    check(&m.image, &m.program, layout, version, None).ok().map(|checked| *checked.report())
 }
 
 /// Layouts of some functions, with the shortcuts that they get.
