@@ -6,7 +6,7 @@ use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit};
 use restitch_layout::{Fragment, Layout};
-use restitch_profile::{Counted, CounterPlan};
+use restitch_profile::{Counted, CounterPlan, Promotion};
 use restitch_program::{BlockId, Program};
 use std::path::Path;
 
@@ -27,6 +27,8 @@ pub(crate) struct Wanted<'a> {
     pub counted: Option<&'a [Counted]>,
     /// Slots that are bound for good.
     pub bound: &'a [BoundSlot],
+    /// Indirect calls that become comparisons and direct calls.
+    pub promote: &'a [Promotion],
     /// Large pages for the hot code.
     pub large_pages: bool,
 }
@@ -109,6 +111,7 @@ pub(crate) fn emit_version(
         bias: place.bias,
         number: place.number,
         bound: wanted.bound,
+        promote: wanted.promote,
         large_pages: wanted.large_pages,
         counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
     };

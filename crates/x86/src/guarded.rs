@@ -235,7 +235,7 @@ mod tests {
                 }
             }
         }
-        assert!(guarded > 2000, "{guarded}");
+        assert!(guarded > 1500, "{guarded}");
     }
 
     fn same_operand(original: &Instruction, made: &GuardedCall) {

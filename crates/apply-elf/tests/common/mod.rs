@@ -56,6 +56,7 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
         bias: None,
         number: 3,
         bound: &[],
+        promote: &[],
         large_pages: false,
         counters: None,
     };
