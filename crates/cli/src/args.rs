@@ -137,6 +137,9 @@ pub enum Command {
         /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
         #[arg(long, value_name = "WHETHER", default_value = "auto")]
         huge_pages: Huge,
+        /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
+        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        promote_calls: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -216,6 +219,9 @@ pub struct Attach {
     /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
     #[arg(long, value_name = "WHETHER", default_value = "auto")]
     pub huge_pages: Huge,
+    /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub promote_calls: Switch,
 }
 
 /// Whether hot code gets large pages.

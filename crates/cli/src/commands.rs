@@ -65,10 +65,17 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, layout, huge_pages, json } => {
+        Command::Optimize { program, profile, output, layout, huge_pages, promote_calls, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
-            let options = OptimizeOptions { program, profile, output, layout, huge_pages: huge_pages.into() };
+            let options = OptimizeOptions {
+                program,
+                profile,
+                output,
+                layout,
+                huge_pages: huge_pages.into(),
+                promote_calls: promote_calls == Switch::On,
+            };
             let result = optimize(&options, &mut progress)?;
             progress.finish();
             publish(&result, json.as_deref(), None)
@@ -97,6 +104,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         layout: options.layout,
         direct_calls: options.direct_calls == Switch::On,
         huge_pages: options.huge_pages.into(),
+        promote_calls: options.promote_calls == Switch::On,
     }
 }
 

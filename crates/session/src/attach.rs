@@ -2,7 +2,7 @@
 
 use crate::attach_records::profiles_of_records;
 use crate::huge::alignment;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate, worth_promoting};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
@@ -49,6 +49,8 @@ pub struct AttachOptions {
     pub direct_calls: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Indirect calls with one usual target compare with it and call it directly.
+    pub promote_calls: bool,
 }
 
 impl AttachOptions {
@@ -66,6 +68,7 @@ impl AttachOptions {
             layout: LayoutChoice::default(),
             direct_calls: true,
             huge_pages: HugePages::default(),
+            promote_calls: false,
         }
     }
 }
@@ -226,7 +229,7 @@ fn make_optimized(
     let layouts: Vec<Layout> = chosen.iter().zip(profiles).map(|(m, profile)| lay_out(m, profile)).collect();
     phases.end("layout");
     let (mut emitted, mut taken) = (Vec::new(), Vec::new());
-    for (module, layout) in chosen.iter().zip(&layouts) {
+    for ((module, layout), profile) in chosen.iter().zip(&layouts).zip(profiles) {
         let program = &module.analyzed.program;
         let large_pages = options.huge_pages.wanted(program, layout);
         let align = alignment(large_pages);
@@ -236,7 +239,8 @@ fn make_optimized(
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        let wanted = Wanted { bound: &bound, large_pages, counted: None };
+        let promote = worth_promoting(options.promote_calls, program, profile);
+        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None };
         let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
         emitted.push((version, place.bias));
     }
@@ -432,6 +436,7 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
             call_sites: checked.call_sites,
             redirects: checked.redirects,
             direct: checked.direct,
+            promoted: checked.promoted,
         },
         large_page_bytes: 0,
     }

@@ -3,7 +3,7 @@
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate, worth_promoting};
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
@@ -28,6 +28,8 @@ pub struct OptimizeOptions {
     pub layout: LayoutChoice,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Indirect calls with one usual target compare with it and call it directly.
+    pub promote_calls: bool,
 }
 
 /// The facts about a file.
@@ -107,8 +109,9 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let len = estimate(&module.program, &layout, 0).next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let version =
-        emit_version(&options.program, &module, &layout, place, Wanted { large_pages, ..Wanted::default() })?;
+    let promote = worth_promoting(options.promote_calls, &module.program, &profile);
+    let wanted = Wanted { promote: &promote, large_pages, ..Wanted::default() };
+    let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");

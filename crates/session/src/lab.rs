@@ -54,6 +54,7 @@ pub fn lab(
         output: PathBuf::new(),
         layout: LayoutChoice::default(),
         huge_pages: HugePages::Off,
+        promote_calls: false,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));

@@ -6,7 +6,7 @@ use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit};
 use restitch_layout::{Fragment, Layout};
-use restitch_profile::{Counted, CounterPlan, Promotion};
+use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
 use restitch_program::{BlockId, Program};
 use std::path::Path;
 
@@ -38,6 +38,11 @@ impl<'a> Wanted<'a> {
     pub fn counting(counted: &'a [Counted]) -> Self {
         Self { counted: Some(counted), ..Self::default() }
     }
+}
+
+/// The indirect calls that are to be promoted, if any are.
+pub(crate) fn worth_promoting(wanted: bool, program: &Program, profile: &Profile) -> Vec<Promotion> {
+    if wanted { promotions(program, profile, &PromotionLimits::default()) } else { Vec::new() }
 }
 
 /// Blocks of the planned functions in original order.
