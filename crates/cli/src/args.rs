@@ -222,6 +222,9 @@ pub struct Attach {
     /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
+    /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call: counting does not.
+    #[arg(long, value_name = "FILE")]
+    pub call_targets: Option<PathBuf>,
 }
 
 /// Whether hot code gets large pages.

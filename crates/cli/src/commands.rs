@@ -105,6 +105,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         direct_calls: options.direct_calls == Switch::On,
         huge_pages: options.huge_pages.into(),
         promote_calls: options.promote_calls == Switch::On,
+        call_targets: options.call_targets.clone(),
     }
 }
 

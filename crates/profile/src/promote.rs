@@ -73,6 +73,24 @@ fn promotion(
     (pays && starts(target) && program.is_movable(site.block)).then_some(Promotion { call, target })
 }
 
+impl Profile {
+    /// Takes over from `other`, a profile of the same program, what indirect calls called: of each site, the shares of its targets, for
+    /// as many executions as are counted here. (Counting versions know how often a call ran, branch records know where it went.)
+    pub fn adopt_targets(&mut self, other: &Profile) {
+        for (&call, targets) in &other.targets {
+            let here = self.calls.get(call.index()).copied().unwrap_or(0);
+            let known = targets.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
+            let there = known.max(other.calls.get(call.index()).copied().unwrap_or(0));
+            for (&to, &n) in targets {
+                let scaled = (u128::from(n) * u128::from(here)).checked_div(u128::from(there)).unwrap_or(0);
+                if scaled > 0 {
+                    self.add_target(call, to, u64::try_from(scaled).unwrap_or(u64::MAX));
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +135,20 @@ function 0x1050..0x1060 h movable
     fn cold_sites_stay() {
         assert_eq!(targets(&[(0, 0x1040, 1_000_000), (1, 0x1050, 500)]), [(0, 0x1040)]);
         assert_eq!(targets(&[(1, 0x1040, 1_000_000), (0, 0x1050, 900_000)]).len(), 2);
+    }
+
+    #[test]
+    fn adopted_targets_have_the_counts_of_the_site() {
+        let program = Program::from_text(TEXT).unwrap();
+        let (mut counted, mut traced) = (Profile::empty(&program), Profile::empty(&program));
+        counted.calls = vec![1_000_000, 0, 7];
+        traced.calls = vec![10, 10, 10];
+        traced.add_target(CallId(0), Svma::new(0x1040), 9);
+        traced.add_target(CallId(1), Svma::new(0x1040), 10);
+        counted.adopt_targets(&traced);
+        assert_eq!(counted.targets.len(), 1, "what did not run has no targets");
+        assert_eq!(counted.targets[&CallId(0)], [(Svma::new(0x1040), 900_000)].into());
+        assert_eq!(promotions(&program, &counted, &PromotionLimits::default()).len(), 1);
     }
 
     #[test]

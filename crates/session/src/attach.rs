@@ -2,6 +2,7 @@
 
 use crate::attach_records::profiles_of_records;
 use crate::huge::alignment;
+use crate::imports::{adopt_targets, read_call_targets};
 use crate::make::{Place, Wanted, check_version, emit_version, estimate, worth_promoting};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
@@ -17,6 +18,7 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
@@ -51,6 +53,9 @@ pub struct AttachOptions {
     pub huge_pages: HugePages,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
+    /// does not tell.
+    pub call_targets: Option<PathBuf>,
 }
 
 impl AttachOptions {
@@ -69,6 +74,7 @@ impl AttachOptions {
             direct_calls: true,
             huge_pages: HugePages::default(),
             promote_calls: false,
+            call_targets: None,
         }
     }
 }
@@ -90,6 +96,7 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 
 fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
     let source = options.source.choose()?;
+    let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     let mut result = RunResult::new("attach", target_of(&set));
     let mut phases = Phases::new();
@@ -133,7 +140,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     if options.dry_run {
         return Ok(planned(result, &chosen, phases, samples.total));
     }
-    let profiled = match from_records(&chosen, &samples) {
+    let mut profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
         None if source != SourceChoice::Count => {
             let profiles = profiles_of_records(&mut set, &chosen, source, counting_time, watcher)?;
@@ -142,6 +149,13 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
         }
         None => by_counting(&mut set, &chosen, counting_time, &mut phases, watcher)?,
     };
+    for (module, profile) in chosen.iter().zip(&mut profiled.profiles) {
+        known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
+    }
+    if options.promote_calls && profiled.profiles.iter().all(|p| p.targets.is_empty()) {
+        watcher.note(UNKNOWN_TARGETS);
+        result.warnings.push(UNKNOWN_TARGETS.into());
+    }
 
     watcher.phase("laying out", None);
     let made = make_optimized(&set, &chosen, &profiled.profiles, options, &mut phases);
@@ -253,6 +267,10 @@ fn make_optimized(
     phases.end("check");
     Ok((layouts, versions))
 }
+
+/// Why nothing is promoted.
+const UNKNOWN_TARGETS: &str = "no indirect call is promoted: nothing is known of what they call; record it with `restitch record \
+     --source trace` and give the file as --call-targets";
 
 /// Fewer hardware branch records than this leave too much unseen; a counting version does better (half a million gave 5 %
 /// less cycles on cc1plus in a prototype, exact counts 12 %).
