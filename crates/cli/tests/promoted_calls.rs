@@ -69,7 +69,8 @@ NOINLINE uint32_t Usual::step(uint32_t x, unsigned n) {
 
 static void *exchange(void *) {
     for (unsigned n = 0;; n++) {
-        __atomic_store_n(&pointer, n % 8 ? usual : other, __ATOMIC_RELAXED);
+        Step next = n % 8 ? &usual : &other;
+        __atomic_store_n(&pointer, next, __ATOMIC_RELAXED);
         for (volatile int i = 0; i < 100; i++) {}
         if (n % 1024 == 0) usleep(1000);
     }
@@ -103,7 +104,7 @@ static void one_round(unsigned round) {
         y = (y * 3 + n) ^ 1;
         x = by_table(x, n);
         y = (y * 3 + n) ^ 2;
-        x = by_register(n % 64 ? usual : other, x, 8);
+        x = by_register(n % 64 ? &usual : &other, x, 8);
         for (unsigned i = 0; i < 8; i++) y = (y * 3 + i) ^ 4;
         bool rare = n % 32 == 5;
         x = by_object(rare ? (Base *)&two : &one, x, n);
@@ -179,7 +180,8 @@ fn cycle(flags: &[&str]) {
     let pid = target.pid();
     for switch in ["on", "off", "on"] {
         // Over one another, without going back in between.
-        let attached = restitch.attach(pid, &["--json", "-", "--promote-calls", switch, "--call-targets", known]);
+        let attached =
+            restitch.attach(pid, &["--json", "-", "--promote-calls", switch, "--call-targets", known]);
         let promoted = promoted(&attached);
         // How often each ran is counted: the coldest may be left out.
         assert_eq!(promoted >= 3, switch == "on", "{flags:?} {switch}: {promoted}");
