@@ -3,7 +3,7 @@
 use crate::attach_records::profiles_of_records;
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
-use crate::make::{Place, Wanted, check_version, emit_version, estimate, worth_promoting};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
@@ -247,13 +247,13 @@ fn make_optimized(
         let program = &module.analyzed.program;
         let large_pages = options.huge_pages.wanted(program, layout);
         let align = alignment(large_pages);
-        let len = estimate(program, layout, 0).next_multiple_of(align);
+        let promote = worth_promoting(options.promote_calls, program, profile);
+        let len = (estimate(program, layout, 0) + promoted_bytes(&promote)).next_multiple_of(align);
         let held = set.reserve(module.index, len, &taken, align)?;
         taken.push((module.index, held));
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        let promote = worth_promoting(options.promote_calls, program, profile);
         let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None };
         let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
         emitted.push((version, place.bias));

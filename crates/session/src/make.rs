@@ -45,6 +45,11 @@ pub(crate) fn worth_promoting(wanted: bool, program: &Program, profile: &Profile
     if wanted { promotions(program, profile, &PromotionLimits::default()) } else { Vec::new() }
 }
 
+/// Address space that promoted calls may need on top of [`estimate`], in bytes.
+pub(crate) fn promoted_bytes(promote: &[Promotion]) -> u64 {
+    64 * promote.len() as u64
+}
+
 /// Blocks of the planned functions in original order.
 pub(crate) fn counting_layout(program: &Program, plan: &CounterPlan) -> Layout {
     let mut layout = Layout::default();
