@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{IN_PLACE, MOVED, ORDERS, Order, available, image, install, output, runs_alone};
-use restitch_apply_elf::original_bytes;
-use restitch_emit::ShortcutKind;
-use restitch_image::{Image, RelocationKind};
+use common::{IN_PLACE, MOVED, ORDERS, Order, available, image, install, output, runs_alone, version_with};
+use restitch_address::Svma;
+use restitch_apply_elf::{original_bytes, place, plan_output};
+use restitch_emit::{Promotion, ShortcutKind};
+use restitch_image::{DynamicRelocation, Image, RelocationKind};
+use restitch_program::{CallId, CallTarget, Program};
 use restitch_testkit::{
     SUCCESS, compile, compile_with, programs, require, run, scratch, strip, without_section_headers,
 };
@@ -78,6 +80,54 @@ fn labels_and_calls_that_stay_lead_straight_into_the_version() {
         }
     }
     assert!(labels > 0 && branches > 0, "{labels} labels, {branches} branches");
+}
+
+/// Each indirect call compares with a function that some pointer in the file's data leads to, chosen at random: right or wrong,
+/// often called or never, the program has to do what it did.
+#[test]
+fn programs_with_promoted_calls_run() {
+    let folder = scratch();
+    for name in ["virt.cc", "throw.cc", "setjmp.c", "signals.c", "threads.c", "coroutine.c", "fork.c"] {
+        let source = restitch_testkit::program(name);
+        for (seed, flags) in [&["-O2", "-pie", "-fPIE"][..], &["-O1", "-pie", "-fPIE"], &["-O2", "-no-pie"]]
+            .into_iter()
+            .cycle()
+            .take(6)
+            .enumerate()
+        {
+            let image = image(&require!(available(compile(&source, flags)), "no compiler"));
+            let start = place(&image, 1 << 20, &IN_PLACE).expect("a place");
+            let version = version_with(&image, Order::Random(seed as u64 + 1), start, |program| {
+                promote_at_random(&image, program, seed as u64)
+            });
+            assert!(name != "virt.cc" || version.report().promoted > 10, "{}", version.report().promoted);
+            let plan = plan_output(&image, &version, &IN_PLACE).expect("planned");
+            let file = install(folder.path(), "out", &plan.write());
+            println!("{name} {flags:?} {seed}: {} promoted", version.report().promoted);
+            run(&mut Command::new(&file), LIMIT).expect(SUCCESS);
+        }
+    }
+}
+
+fn promote_at_random(image: &Image, program: &Program, mut seed: u64) -> Vec<Promotion> {
+    let pointed_to = |r: &DynamicRelocation| match r.kind {
+        RelocationKind::Relative { target } => Some(target),
+        _ => None,
+    };
+    let mut targets: Vec<Svma> = image.relocations().iter().filter_map(pointed_to).collect();
+    let starts: Vec<Svma> = program.functions.iter().map(|f| f.range.start).collect();
+    targets.retain(|t| starts.contains(t));
+    if targets.is_empty() {
+        targets = starts;
+    }
+    let indirect = program.calls.iter().enumerate().filter(|(_, c)| c.target == CallTarget::Indirect);
+    let mut promote: Vec<Promotion> = Vec::new();
+    for (i, _) in indirect {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let target = targets[(seed >> 33) as usize % targets.len()];
+        promote.push(Promotion { call: CallId(i as u32), target });
+    }
+    promote
 }
 
 /// Unwind tables of these are registered by a call in crtbeginT.o.

@@ -113,6 +113,9 @@ pub enum Problem {
     /// A slot of the global offset table.
     #[error("a slot that is taken to be bound: {0}")]
     Bound(&'static str),
+    /// A promoted call.
+    #[error("a promoted call: {0}")]
+    Promoted(&'static str),
     /// A redirect.
     #[error("a redirect: {0}")]
     Redirect(&'static str),
@@ -157,6 +160,8 @@ pub struct CheckReport {
     pub call_sites: u64,
     /// Calls and jumps through a slot or a stub that became direct.
     pub direct: u64,
+    /// Indirect calls that compare their operand and call directly.
+    pub promoted: u64,
     /// Redirects.
     pub redirects: u64,
     /// Shortcuts.

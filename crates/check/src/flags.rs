@@ -39,15 +39,24 @@ enum Scan {
 }
 
 impl Flags {
-    /// Whether they are dead on entry of the code at `at`.
+    /// Whether those that a counter changes are dead on entry of the code at `at`.
     pub fn dead_at(&mut self, s: &Subject<'_>, at: Svma) -> bool {
+        self.none_read(s, at, WRITTEN_BY_INC)
+    }
+
+    /// Whether all of them are dead on entry of the code at `at`.
+    pub fn all_dead_at(&mut self, s: &Subject<'_>, at: Svma) -> bool {
+        self.none_read(s, at, WRITTEN_BY_INC | RflagsBits::CF)
+    }
+
+    fn none_read(&mut self, s: &Subject<'_>, at: Svma, pending: u32) -> bool {
         let Some(block) = s.program.block_at(at) else {
             // Not code that is known: fine for a tail call into the PLT, which takes no flags.
             return s.image.plt_slot_at(at).is_some() || !s.image.is_executable(at);
         };
         let mut found = HashSet::new();
         let mut todo = Vec::new();
-        let first = State { block, pending: WRITTEN_BY_INC };
+        let first = State { block, pending };
         if !self.step(s, first, at, &mut todo) {
             return false;
         }

@@ -75,7 +75,7 @@ impl Frames {
         findings.at(at, original, Problem::Row(text));
     }
 
-    /// Compares what an exception meets that is thrown by the instruction of `len` bytes. A call is looked up as an unwinder does, by
+    /// Compares what an exception meets that is thrown by the instruction of `len` bytes (in the version, in the original). A call is looked up as an unwinder does, by
     /// the last byte before its return address; any other instruction by its first byte, and only where the original handles
     /// exceptions (code compiled with `-fnon-call-exceptions`).
     pub fn compare_handling(
@@ -83,12 +83,12 @@ impl Frames {
         s: &Subject<'_>,
         v: Svma,
         o: Svma,
-        len: u32,
+        len: (u32, u32),
         is_call: bool,
         findings: &mut Findings,
     ) {
-        let last = if is_call { u64::from(len) - 1 } else { 0 };
-        let (v, o) = (v + last, o + last);
+        let last = |len: u32| if is_call { u64::from(len) - 1 } else { 0 };
+        let (v, o) = (v + last(len.0), o + last(len.1));
         let memory = |at| s.image.read_tail(at);
         let original = match self.original_lsdas.lookup(&self.original, o, memory, &mut self.chains) {
             Ok(handling) => handling,

@@ -21,9 +21,13 @@
 //!    the slot holds ([`Version::assumes`]), or to its copy; and the loader makes such slots read-only.
 //! 9. Each shortcut replaces the target of a direct branch, or the address of a label, by the start of the target's copy.
 //!
+//! 9. An indirect call that was promoted compares the very operand of the original, calls the function at the address that it was compared
+//!    with, or its copy, and else executes the original.
+//!
 //! What is taken on trust: that the slots hold that (the process applier compares); that the original bytes in the image are those that run; the program's claims about where
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
-//! re-derived); that functions do not *return* results in status flags (the ABI).
+//! re-derived); that functions do not *return* results in status flags, and that none are handed to what an indirect call may call (the ABI); that no
+//! indirect call reads its target from below the stack pointer by way of another register.
 
 mod burst;
 mod burst_frames;
@@ -35,6 +39,7 @@ mod frames;
 mod lsda;
 mod map;
 mod path;
+mod promoted;
 mod redirect;
 mod shortcut;
 mod subject;

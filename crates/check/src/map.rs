@@ -17,7 +17,10 @@ pub(crate) enum Boundary {
     /// The first instruction of a counter in front of the first original address; of an original jump to it, if there is a
     /// second one.
     Inserted(Svma, Option<Svma>),
-    /// Inside a counter: no equivalent.
+    /// The direct call of a promoted one: being at its start equals being at the original call, of this length, and its last byte
+    /// has to be that of the original, so that return addresses are equal.
+    Called(Svma, u32),
+    /// Inside a counter or a comparison: no equivalent.
     Inside,
 }
 
@@ -58,6 +61,16 @@ impl<'a> MapCursor<'a> {
         };
         let whole = delta + u64::from(len) <= u64::from(piece.len);
         let exact = delta == 0 && len == piece.len;
+        if let Boundary::Called(o, old) = boundary {
+            let inserted = piece.kind == PieceKind::Inserted && delta == 0 && piece.len == len - 1;
+            return self.ends_call(at + u64::from(len) - 1, o + u64::from(old) - 1).and_then(
+                |()| match says {
+                    Some(says) if says == o && inserted => Ok(()),
+                    Some(says) if says == o => Err(MapProblem::Form),
+                    says => Err(MapProblem::Wrong(says)),
+                },
+            );
+        }
         let (equal, form) = match boundary {
             Boundary::Copied(o) => (says == Some(o), linear_or_exact(piece, whole, exact)),
             Boundary::InTableWindow(o) => (
@@ -75,6 +88,7 @@ impl<'a> MapCursor<'a> {
                 says == Some(o) || says.is_some() && says == jump,
                 whole && piece.kind == PieceKind::Inserted,
             ),
+            Boundary::Called(..) => (false, false),
             Boundary::Inside => {
                 (says.is_none(), whole && matches!(piece.kind, PieceKind::Opaque | PieceKind::Inserted))
             }
@@ -83,6 +97,16 @@ impl<'a> MapCursor<'a> {
             (false, _) => Err(MapProblem::Wrong(says)),
             (true, false) => Err(MapProblem::Form),
             (true, true) => Ok(()),
+        }
+    }
+
+    /// The byte at `at` is the last one of a call, the copy of the byte at `original`.
+    fn ends_call(&mut self, at: Svma, original: Svma) -> Result<(), MapProblem> {
+        let piece = self.piece_at(at).ok_or(MapProblem::Missing)?;
+        let says = piece.original + at.offset_from(piece.version) as u64;
+        match piece.kind {
+            PieceKind::Linear if says == original => Ok(()),
+            _ => Err(MapProblem::Wrong(Some(says))),
         }
     }
 }

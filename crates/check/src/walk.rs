@@ -263,6 +263,11 @@ impl<'s, 'a> Walk<'s, 'a> {
                 return None;
             }
         }
+        if self.is_promoted(i, v) {
+            c.called = true;
+            self.report.call_sites += 1;
+            return self.promoted(c, i, bytes, v);
+        }
         let boundary = match c.copied {
             Some(_) => Boundary::InTableWindow(o),
             None => Boundary::Copied(o),
@@ -280,7 +285,8 @@ impl<'s, 'a> Walk<'s, 'a> {
             self.report.call_sites += 1;
         }
         let is_call = i.mnemonic() == Mnemonic::Call;
-        self.frames.compare_handling(self.s, v, o, i.len() as u32, is_call, &mut self.findings);
+        let len = i.len() as u32;
+        self.frames.compare_handling(self.s, v, o, (len, len), is_call, &mut self.findings);
         Some(end)
     }
 

@@ -45,6 +45,7 @@ fn version(m: &Module, layout: &Layout, bound: &[BoundSlot]) -> Version {
         bias: m.bias(),
         number: 1,
         bound,
+        promote: &[],
         large_pages: false,
         counters: None,
     })

@@ -140,6 +140,9 @@ pub enum Command {
         /// Place hot code within cache lines by how often it runs: loops in as few as they need.
         #[arg(long, value_name = "WHETHER", default_value = "on")]
         align: Switch,
+        /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
+        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        promote_calls: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -219,6 +222,12 @@ pub struct Attach {
     /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
     #[arg(long, value_name = "WHETHER", default_value = "auto")]
     pub huge_pages: Huge,
+    /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub promote_calls: Switch,
+    /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call: counting does not.
+    #[arg(long, value_name = "FILE")]
+    pub call_targets: Option<PathBuf>,
 }
 
 /// Whether hot code gets large pages.

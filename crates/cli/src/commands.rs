@@ -65,12 +65,18 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, layout, huge_pages, align, json } => {
+        Command::Optimize { program, profile, output, layout, huge_pages, align, promote_calls, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
-            let huge_pages = huge_pages.into();
-            let align = align == Switch::On;
-            let options = OptimizeOptions { program, profile, output, layout, huge_pages, align };
+            let options = OptimizeOptions {
+                program,
+                profile,
+                output,
+                layout,
+                huge_pages: huge_pages.into(),
+                align: align == Switch::On,
+                promote_calls: promote_calls == Switch::On,
+            };
             let result = optimize(&options, &mut progress)?;
             progress.finish();
             publish(&result, json.as_deref(), None)
@@ -99,6 +105,8 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         layout: options.layout,
         direct_calls: options.direct_calls == Switch::On,
         huge_pages: options.huge_pages.into(),
+        promote_calls: options.promote_calls == Switch::On,
+        call_targets: options.call_targets.clone(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Unwind tables for the version: one entry for each stretch, with the original states of what it copies.
 
-use crate::plan::{Op, Plan, tail_frame};
+use crate::plan::{Dest, Op, Plan, tail_frame};
 use crate::select::{Frames, Selection, copied_len};
 use crate::stretch::{Stretch, Stretches};
 use crate::{EmitError, Request, lsda};
@@ -93,6 +93,16 @@ fn rows(
                 Op::Load { from, old, .. } => {
                     out.push(at, frames.state_at(here));
                     done = from + u32::from(old);
+                }
+                Op::Guarded { from, old, .. } => {
+                    out.push(at, frames.state_at(block.start + u64::from(from)));
+                    done = from + u32::from(old);
+                }
+                // Behind the original of a promoted call.
+                Op::Branch { dest: Dest::Behind { .. }, .. } => {
+                    let back = block.start + u64::from(done);
+                    let inside = request.program.function(block.function).range.contains(back);
+                    out.push(at, frames.state_at(if inside { back } else { back - 1 }));
                 }
                 Op::Count { counter, .. } => {
                     let state = frames.state_at(here);

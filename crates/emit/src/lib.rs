@@ -3,7 +3,7 @@
 //! Stage five of the pipeline. **You** say what goes where in a [`Request`]; [`emit`] copies the blocks of a
 //! [`Layout`](restitch_layout::Layout) as they are, byte for byte, apart from RIP-relative displacements (which keep
 //! their absolute target), direct calls (which go to the callee's copy, if there is one), calls and jumps through slots that
-//! are bound for good (which become direct) and direct branches (which change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
+//! are bound for good (which become direct), indirect calls that are promoted (which get a comparison and a direct call in front) and direct branches (which change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
 //! original ones, and the patches that lead into it.
 //!
 //! **It does not** do I/O, read processes or decide on an order. What cannot be copied stays where it is and is listed
@@ -25,6 +25,7 @@ mod lsda;
 mod map;
 mod model;
 mod plan;
+mod promote;
 mod redirects;
 mod relax;
 mod request;

@@ -1,11 +1,11 @@
 //! The map between the version's addresses and the original ones, both ways.
 
-use crate::plan::{Op, Plan};
+use crate::plan::{Dest, Op, Plan};
 use crate::select::{NONE, Selection, copied_len};
 use crate::{AddressMap, MapPiece, PieceKind, Place, Request};
 use restitch_address::Svma;
 use restitch_program::Terminator;
-use restitch_x86::encode;
+use restitch_x86::{GuardedCall, encode};
 
 /// Makes the map.
 pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> AddressMap {
@@ -27,6 +27,10 @@ fn pieces(request: &Request<'_>, plan: &Plan) -> Vec<MapPiece> {
                     out.push(whole(block.start + u64::from(from), PieceKind::Opaque));
                 }
                 Op::Load { from, .. } => out.push(whole(block.start + u64::from(from), PieceKind::Branch)),
+                Op::Guarded { from, old, call, .. } => {
+                    let original = block.start + u64::from(from);
+                    guarded(&mut out, &plan.guarded[call as usize].code, version, original, old);
+                }
                 Op::Count { counter, original } if !counter.keeps => {
                     out.push(whole(original, PieceKind::Inserted));
                 }
@@ -49,11 +53,31 @@ fn pieces(request: &Request<'_>, plan: &Plan) -> Vec<MapPiece> {
 }
 
 /// The original address of a branch target.
-fn original_target(request: &Request<'_>, plan: &Plan, dest: crate::plan::Dest) -> Svma {
+fn original_target(request: &Request<'_>, plan: &Plan, dest: Dest) -> Svma {
+    let block = |slot: u32| request.program.block(plan.slots[slot as usize].block).start;
     match dest {
-        crate::plan::Dest::Slot(slot) => request.program.block(plan.slots[slot as usize].block).start,
-        crate::plan::Dest::Outside(at) => at,
+        Dest::Slot(slot) => block(slot),
+        Dest::Behind { slot, op } => block(slot) + u64::from(plan.ops[op as usize].copied_to().unwrap_or(0)),
+        Dest::Outside(at) => at,
     }
+}
+
+/// The pieces of a promoted call. Its comparison changes nothing that lives on, so all but where the scratch register holds something
+/// else equals standing at the original call. The last byte of the direct call is that of the original: a return address behind
+/// the one is equal to that behind the other. (Nobody is sent to the direct call from the original code: it is no
+/// [`PieceKind::Branch`].)
+fn guarded(out: &mut Vec<MapPiece>, code: &GuardedCall, version: Svma, original: Svma, old: u8) {
+    let mut add = |from: u32, to: u32, original, kind| {
+        out.push(MapPiece { version: version + u64::from(from), original, len: to - from, kind });
+    };
+    let ends = code.before.iter().skip(1).map(|b| b.0).chain([code.branch]);
+    for (&(from, temporary), to) in code.before.iter().zip(ends) {
+        add(from, to, original, if temporary { PieceKind::Opaque } else { PieceKind::Inserted });
+    }
+    add(code.branch, code.call, original, PieceKind::Inserted);
+    let end = code.bytes.len() as u32;
+    add(code.call, end - 1, original, PieceKind::Inserted);
+    add(end - 1, end, original + u64::from(old) - 1, PieceKind::Linear);
 }
 
 /// Adds a linear piece, as part of the last one if it goes on there.
@@ -88,6 +112,10 @@ fn places(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> Vec<
                     done = from + len;
                 }
                 Op::Load { from, old, .. } => {
+                    out.push(Place { original: block.start + u64::from(from), version, len: 1 });
+                    done = from + u32::from(old);
+                }
+                Op::Guarded { from, old, .. } => {
                     out.push(Place { original: block.start + u64::from(from), version, len: 1 });
                     done = from + u32::from(old);
                 }

@@ -2,7 +2,7 @@
 
 pub use crate::window::BurstTable;
 use restitch_address::{Svma, SvmaRange};
-pub use restitch_profile::Counted;
+pub use restitch_profile::{Counted, Promotion};
 use restitch_program::{BlockId, FuncId};
 
 /// Bytes of a large page (a page of the second level of x86-64).
@@ -187,7 +187,8 @@ pub enum PieceKind {
     Branch,
     /// A branch added for the new order: being at its start equals being at `original` (its target).
     Added,
-    /// Inserted code that leaves the state alone (a counter): being at its start, or at any boundary in it that is
+    /// Inserted code that leaves the state alone (a counter, the comparison in front of a promoted call, and all but the last byte of
+    /// its direct call): being at its start, or at any boundary in it that is
     /// listed as a piece of its own, equals being at `original`.
     Inserted,
     /// Inside inserted code where registers or stack hold temporary values: no equivalent. A thread that stands here has to be stepped on.

@@ -1,16 +1,16 @@
 //! The version as a list of small operations: what is copied, which branches are written, where counters stand.
 //!
-//! A *slot* is one block's copy, or a stub: a counter on a taken branch, out of line. Slots are numbered in layout order,
+//! A *slot* is one block's copy, or a stub: a counter on a taken branch or the original of a promoted call, out of line. Slots are numbered in layout order,
 //! stubs last; they are emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
 //!
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
 
 use crate::counters::{Counter, Counters};
 use crate::select::{NONE, Selection, copied_len};
-use crate::{BoundSlot, Request, tables};
+use crate::{BoundSlot, Promotion, Request, promote, tables};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, EdgeKind, FuncId, Program, TableId, Terminator};
-use restitch_x86::encode;
+use restitch_x86::{GuardedCall, encode};
 use std::ops::Range;
 
 /// Where a branch goes.
@@ -18,6 +18,13 @@ use std::ops::Range;
 pub(crate) enum Dest {
     /// The start of a slot.
     Slot(u32),
+    /// Behind an operation of a slot: a promoted call.
+    Behind {
+        /// The slot.
+        slot: u32,
+        /// The operation, as an index into [`Plan::ops`].
+        op: u32,
+    },
     /// The original code, or an unknown place.
     Outside(Svma),
 }
@@ -44,6 +51,17 @@ pub(crate) enum Op {
         new: u8,
         /// Index into [`Plan::copies`].
         copy: u32,
+    },
+    /// A promoted call: comparison, branch to the stub with the original, direct call.
+    Guarded {
+        /// Offset in the block of the original call.
+        from: u32,
+        /// Its length there.
+        old: u8,
+        /// Its length now.
+        new: u8,
+        /// Index into [`Plan::guarded`].
+        call: u32,
     },
     /// A counter.
     Count {
@@ -73,11 +91,19 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// The offset in the block behind the last original instruction that it copies, if it copies any.
+    pub fn copied_to(&self) -> Option<u32> {
+        match *self {
+            Self::Copy { from, len, .. } => Some(from + len),
+            Self::Load { from, old, .. } | Self::Guarded { from, old, .. } => Some(from + u32::from(old)),
+            Self::Count { .. } | Self::Branch { .. } | Self::Short { .. } => None,
+        }
+    }
     /// Bytes that it takes now.
     pub fn len(&self) -> u32 {
         match *self {
             Self::Copy { len, .. } => len,
-            Self::Load { new, .. } => u32::from(new),
+            Self::Load { new, .. } | Self::Guarded { new, .. } => u32::from(new),
             Self::Count { counter, .. } => counter.len(),
             Self::Branch { condition: None, near: false, .. } => encode::JMP_SHORT,
             Self::Branch { condition: None, near: true, .. } => encode::JMP_NEAR,
@@ -86,6 +112,17 @@ impl Op {
             Self::Short { len, .. } => u32::from(len),
         }
     }
+}
+
+/// A promoted call.
+#[derive(Debug, Clone)]
+pub(crate) struct Guarded {
+    /// Its code.
+    pub code: GuardedCall,
+    /// The usual target.
+    pub target: Svma,
+    /// The slot of the stub with the original call.
+    pub stub: u32,
 }
 
 /// A block's copy or a stub.
@@ -127,6 +164,8 @@ pub(crate) struct Plan {
     pub copies: Vec<TableId>,
     /// Slots that direct jumps in place of jumps to stubs rely on; some more than once.
     pub used: Vec<BoundSlot>,
+    /// Promoted calls.
+    pub guarded: Vec<Guarded>,
 }
 
 impl Plan {
@@ -158,8 +197,14 @@ impl Plan {
     pub fn target(&self, dest: Dest) -> Svma {
         match dest {
             Dest::Slot(slot) => self.address(slot),
+            Dest::Behind { slot, op } => self.at(self.behind(slot, op)),
             Dest::Outside(at) => at,
         }
+    }
+    /// The offset behind an operation of a slot.
+    fn behind(&self, slot: u32, op: u32) -> u32 {
+        let slot = &self.slots[slot as usize];
+        slot.start + self.ops[slot.ops.0 as usize..=op as usize].iter().map(Op::len).sum::<u32>()
     }
     /// The operations of a slot, as indices.
     pub fn ops_of(&self, slot: usize) -> Range<usize> {
@@ -199,13 +244,14 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
         hot_len: 0,
         copies: Vec::new(),
         used: Vec::new(),
+        guarded: Vec::new(),
     };
     let mut builder = Builder { request, selection, counters, plan, stubs: Vec::new() };
     for slot in 0..placed {
         builder.slot(slot);
     }
-    for (block, arm) in std::mem::take(&mut builder.stubs) {
-        builder.stub(block, arm);
+    for (block, stub) in std::mem::take(&mut builder.stubs) {
+        builder.stub(block, stub);
     }
     let mut plan = builder.plan;
     set_order(&mut plan, &selection.slot_of);
@@ -246,13 +292,29 @@ struct Arm {
     counter: Option<Counter>,
 }
 
+/// What stands out of line.
+#[derive(Clone, Copy)]
+enum Stub {
+    /// A way out with its counter.
+    Way(Arm),
+    /// The original of a promoted call, and the way back behind it.
+    Call {
+        /// Offset in the block.
+        from: u32,
+        /// Length.
+        len: u32,
+        /// Where it goes on.
+        back: Dest,
+    },
+}
+
 struct Builder<'r, 'a> {
     request: &'r Request<'a>,
     selection: &'r Selection<'a>,
     counters: &'r Counters,
     plan: Plan,
     /// The source block of each stub, and what the stub does.
-    stubs: Vec<(BlockId, Arm)>,
+    stubs: Vec<(BlockId, Stub)>,
 }
 
 impl Builder<'_, '_> {
@@ -260,14 +322,20 @@ impl Builder<'_, '_> {
         let chosen = self.selection.chosen[slot];
         let block = self.request.program.block(chosen.block);
         let first = self.plan.ops.len() as u32;
-        self.body(chosen.block, block, chosen.copies_table);
+        self.body(slot, block, chosen.copies_table);
         self.tail(chosen.block, block, self.next(slot));
         self.close(chosen.block, first, chosen.align, false);
     }
 
-    fn stub(&mut self, block: BlockId, arm: Arm) {
+    fn stub(&mut self, block: BlockId, stub: Stub) {
         let first = self.plan.ops.len() as u32;
-        self.straight(arm, None);
+        match stub {
+            Stub::Way(arm) => self.straight(arm, None),
+            Stub::Call { from, len, back } => {
+                self.plan.ops.push(Op::Copy { from, len, opaque: false });
+                self.plan.ops.push(Op::Branch { condition: None, near: true, added: true, dest: back });
+            }
+        }
         self.close(block, first, 1, true);
     }
 
@@ -285,18 +353,47 @@ impl Builder<'_, '_> {
     }
 
     /// What is copied, with the block's own counter in it.
-    fn body(&mut self, id: BlockId, block: &Block, copies_table: bool) {
+    fn body(&mut self, slot: usize, block: &Block, copies_table: bool) {
+        let id = self.selection.chosen[slot].block;
         let mut from = 0;
         if let Some((at, counter)) = self.counters.in_block(id) {
             self.copy(0, at, false);
             self.plan.ops.push(Op::Count { counter, original: block.start + u64::from(at) });
             from = at;
         }
+        for promotion in promote::in_block(self.request, block) {
+            let at = self.request.program.calls[promotion.call.index()].at.offset_from(block.start) as u32;
+            if at >= from
+                && let Some(code) = promote::guard(self.request, self.selection, slot, promotion)
+            {
+                self.copy(from, at, false);
+                from = self.guarded(slot, id, at, promotion, code);
+            }
+        }
         let len = copied_len(block);
         match block.terminator {
             Terminator::Table(table) if copies_table => self.through_copy(block, from, table),
             _ => self.copy(from, len, false),
         }
+    }
+
+    /// A promoted call at offset `from`, and its stub. Gives the offset behind the original.
+    fn guarded(
+        &mut self,
+        slot: usize,
+        id: BlockId,
+        from: u32,
+        promotion: Promotion,
+        code: GuardedCall,
+    ) -> u32 {
+        let old = self.request.program.calls[promotion.call.index()].len;
+        let stub = (self.plan.placed + self.stubs.len()) as u32;
+        let back = Dest::Behind { slot: slot as u32, op: self.plan.ops.len() as u32 };
+        self.stubs.push((id, Stub::Call { from, len: old.into(), back }));
+        let (new, call) = (code.bytes.len() as u8, self.plan.guarded.len() as u32);
+        self.plan.ops.push(Op::Guarded { from, old, new, call });
+        self.plan.guarded.push(Guarded { code, target: promotion.target, stub });
+        from + u32::from(old)
     }
 
     fn copy(&mut self, from: u32, to: u32, opaque: bool) {
@@ -385,7 +482,7 @@ impl Builder<'_, '_> {
         let mut dest = away.dest;
         if away.counter.is_some() {
             dest = Dest::Slot((self.plan.placed + self.stubs.len()) as u32);
-            self.stubs.push((id, away));
+            self.stubs.push((id, Stub::Way(away)));
         }
         self.branch(Some(condition), dest, false);
         self.straight(on, next);
@@ -410,7 +507,7 @@ impl Builder<'_, '_> {
     }
 
     fn branch(&mut self, condition: Option<u8>, dest: Dest, added: bool) {
-        let near = matches!(dest, Dest::Outside(_));
+        let near = !matches!(dest, Dest::Slot(_));
         self.plan.ops.push(Op::Branch { condition, near, added, dest });
     }
 }

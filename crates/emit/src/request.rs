@@ -1,6 +1,6 @@
 //! What a version is made from.
 
-use crate::{BoundSlot, Counted};
+use crate::{BoundSlot, Counted, Promotion};
 use restitch_address::{LoadBias, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -28,6 +28,9 @@ pub struct Request<'a> {
     /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot. Calls and jumps
     /// through them become direct ones. Empty for an ELF file.
     pub bound: &'a [BoundSlot],
+    /// Indirect calls that become a comparison with their usual target and a direct call of it, sorted. What cannot become one
+    /// stays as it is; a counting version has none.
+    pub promote: &'a [Promotion],
     /// The hot code is to be mapped by large pages: what is mapped covers the last one that holds hot code. `start` has to be a
     /// multiple of [`LARGE_PAGE`](crate::LARGE_PAGE) then, or it is in vain.
     pub large_pages: bool,

@@ -3,7 +3,7 @@
 
 use crate::direct::{Direct, Form, Transfer};
 use crate::lookup::Lookup;
-use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped, align, tables};
+use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped, align, promote, tables};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
 use restitch_layout::Fragment;
@@ -169,6 +169,7 @@ fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
             }
         }
     }
+    total += promote::GROWTH * request.promote.len() as u64;
     let per_counter = u64::from(encode::KEEPING_COUNT + encode::JMP_NEAR);
     total += request.counters.map_or(0, |c| c.counted.len() as u64 * per_counter);
     total += total / u64::from(align::MOST) + 64;

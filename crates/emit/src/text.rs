@@ -2,7 +2,7 @@
 
 use crate::counters::Counters;
 use crate::direct::Form;
-use crate::plan::{Op, Plan};
+use crate::plan::{Guarded, Op, Plan};
 use crate::select::Selection;
 use crate::tables::Areas;
 use crate::{EmitError, Request, elf};
@@ -49,6 +49,7 @@ impl Writer<'_, '_> {
         for (i, op) in ops.iter().enumerate() {
             match *op {
                 Op::Copy { from, len, .. } => self.copy(slot, bytes, from, len),
+                Op::Guarded { from, call, .. } => self.guarded(slot, from, &self.plan.guarded[call as usize]),
                 Op::Load { from, copy, .. } => {
                     self.load(&bytes[from as usize..], block.start + from.into(), copy)
                 }
@@ -85,7 +86,13 @@ impl Writer<'_, '_> {
         let origin = self.here().offset(-i64::from(from));
         let offset = self.out.len();
         self.out.extend_from_slice(&bytes[from as usize..(from + len) as usize]);
-        for fix in self.selection.fixes_of(slot).iter().filter(|f| f.field >= from && f.field < from + len) {
+        // What a stub copies is of the block that it belongs to.
+        let source = match self.plan.slots[slot].stub {
+            true => self.selection.slot_of[self.plan.slots[slot].block.index()] as usize,
+            false => slot,
+        };
+        for fix in self.selection.fixes_of(source).iter().filter(|f| f.field >= from && f.field < from + len)
+        {
             let copied = if fix.form == Form::Operand { None } else { self.selection.slot_at(fix.target) };
             let to = copied.map_or(fix.target, |slot| self.plan.address(slot));
             let displacement = Self::near(to, origin + u64::from(fix.end));
@@ -95,6 +102,29 @@ impl Writer<'_, '_> {
                 self.out[field - 2..field].copy_from_slice(&transfer.opcode());
             }
         }
+    }
+
+    /// A promoted call, whose original is at offset `from` of its block.
+    fn guarded(&mut self, slot: usize, from: u32, call: &Guarded) {
+        let (start, code) = (self.out.len(), &call.code);
+        let here = self.here();
+        self.out.extend_from_slice(&code.bytes);
+        let mut set = |field: u32, end: u32, to: Svma| {
+            let displacement = Self::near(to, here + u64::from(end));
+            let field = start + field as usize;
+            self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
+        };
+        if let Some(field) = code.address {
+            set(field, field + 4, call.target);
+        }
+        let operand = self.selection.fixes_of(slot).iter().find(|f| f.field > from);
+        if let (Some((field, end)), Some(fix)) = (code.operand, operand) {
+            set(field, end, fix.target);
+        }
+        set(code.call - 4, code.call, self.plan.address(call.stub));
+        let end = code.bytes.len() as u32;
+        let copied = self.selection.slot_at(call.target);
+        set(end - 4, end, copied.map_or(call.target, |slot| self.plan.address(slot)));
     }
 
     fn load(&mut self, bytes: &[u8], at: Svma, copy: u32) {

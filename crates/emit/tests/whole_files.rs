@@ -55,6 +55,7 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         bias: Some(LoadBias::default()),
         number: 1,
         bound: &[],
+        promote: &[],
         large_pages: false,
         counters: None,
     }

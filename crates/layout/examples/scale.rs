@@ -51,6 +51,7 @@ fn everything_runs(program: &Program) -> Profile {
         edges: program.edges.iter().map(|e| ends(e.from, e.to)).collect(),
         calls: program.calls.iter().map(|c| blocks[c.block.index()]).collect(),
         blocks,
+        ..Profile::default()
     }
 }
 

@@ -4,7 +4,7 @@ use restitch_profile::Profile;
 use restitch_program::{BlockId, CallTarget, EdgeKind, Program, Terminator};
 use std::collections::BTreeMap;
 
-/// How often each block was entered by something that is no edge and no direct call of the program: indirect calls, calls
+/// How often each block was entered by something that is no edge and no known call of the program: other indirect calls, calls
 /// from other modules, indirect jumps, unwinding. Blocks without such entries are left out.
 pub fn entries(program: &Program, profile: &Profile) -> Vec<(BlockId, u64)> {
     let mut inward = vec![0u64; program.blocks.len()];
@@ -15,6 +15,11 @@ pub fn entries(program: &Program, profile: &Profile) -> Vec<(BlockId, u64)> {
         if let CallTarget::Direct(target) = call.target
             && let Some(block) = program.block_starting_at(target)
         {
+            inward[block.index()] = inward[block.index()].saturating_add(count);
+        }
+    }
+    for (&to, &count) in profile.targets.values().flatten() {
+        if let Some(block) = program.block_starting_at(to) {
             inward[block.index()] = inward[block.index()].saturating_add(count);
         }
     }

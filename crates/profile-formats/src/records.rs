@@ -3,7 +3,7 @@
 use restitch_address::Svma;
 use restitch_profile::matching::{count_branch, count_run, fall_through_to, raise_blocks};
 use restitch_profile::{BranchSamples, ModuleSamples, Profile};
-use restitch_program::{BlockId, CallTarget, EdgeKind, Program};
+use restitch_program::{BlockId, CallId, CallTarget, EdgeKind, Program};
 use std::collections::BTreeMap;
 
 use crate::flow::{entries, fall_through_ranges};
@@ -110,13 +110,21 @@ impl Records {
                 records.add_branch(Some(from), Some(to), count, 0);
             }
         }
-        for (call, &count) in program.calls.iter().zip(&profile.calls) {
+        for (i, (call, &count)) in program.calls.iter().zip(&profile.calls).enumerate() {
             let target = match call.target {
                 CallTarget::Direct(target) => Some(target),
                 CallTarget::Indirect => None,
             };
-            if count > 0 {
-                records.add_branch(Some(call.at), target, count, 0);
+            let mut rest = count;
+            for (&to, &n) in profile.targets.get(&CallId(i as u32)).into_iter().flatten() {
+                let n = n.min(rest);
+                rest -= n;
+                if n > 0 {
+                    records.add_branch(Some(call.at), Some(to), n, 0);
+                }
+            }
+            if rest > 0 {
+                records.add_branch(Some(call.at), target, rest, 0);
             }
         }
         for (block, count) in entries(program, profile) {
@@ -243,6 +251,24 @@ function 0x1040..0x1050 g movable
         assert_eq!((profile.calls.clone(), profile.blocks.clone()), (vec![2], vec![5, 2, 5, 0, 2]));
         let expected = Matched { used_branches: 10, other_branches: 2, used_ranges: 4, broken_ranges: 2 };
         assert_eq!(matched, expected);
+    }
+
+    #[test]
+    fn targets_of_indirect_calls_come_back() {
+        let text = TEXT.replace("call 0x1014 +5 -> 0x1040", "call 0x1014 +2 indirect");
+        let program = Program::from_text(&text).unwrap();
+        let mut profile = Profile::empty(&program);
+        profile.blocks = vec![9, 9, 0, 9, 7];
+        profile.edges[0] = 9;
+        profile.calls = vec![9];
+        profile.add_target(CallId(0), Svma::new(0x1040), 7);
+        let records = Records::of_profile(&program, &profile);
+        let at = |a| Some(Svma::new(a));
+        assert_eq!(records.branches[&(at(0x1014), at(0x1040))].count, 7);
+        assert_eq!(records.branches[&(at(0x1014), None)].count, 2);
+        assert!(!records.branches.contains_key(&(None, at(0x1040))), "each entry is known");
+        let (back, _) = records.to_profile(&program);
+        assert_eq!((back.targets, back.calls), (profile.targets, profile.calls));
     }
 
     proptest! {

@@ -429,7 +429,7 @@ mod tests {
     fn a_loop_without_an_entry_is_walked() {
         let text = "function 0x1000..0x1020 f movable\n 0x1000 +16 entry,target cond(4)/2 -> 0x1000\n 0x1010 +16 - jump/2 -> 0x1000\n";
         let program = Program::from_text(text).unwrap();
-        let profile = Profile { blocks: vec![100, 40], edges: vec![40, 60, 40], calls: vec![] };
+        let profile = Profile { blocks: vec![100, 40], edges: vec![40, 60, 40], ..Profile::default() };
         let back = again(&program, &profile, 1000, 16);
         assert!(overlap(&profile.edges, &back.edges) > 0.9, "{:?}", back.edges);
     }
@@ -453,6 +453,7 @@ function 0x1030..0x1060 work movable
             blocks: vec![1, 900, 1, 900, 300, 900],
             edges: vec![1, 1, 899, 300, 600, 300],
             calls: vec![900],
+            ..Profile::default()
         };
         let mut steps = Vec::new();
         let walked = walk(&program, &profile, u64::MAX, 1, |step| steps.push(step));

@@ -24,6 +24,7 @@ mod merge;
 mod model;
 mod perf_data;
 mod placement;
+mod promote;
 mod similarity;
 mod store;
 #[cfg(any(test, feature = "testing"))]
@@ -39,6 +40,7 @@ pub use merge::{MergeError, MergeWeights, merge_profiles};
 pub use model::*;
 pub use perf_data::*;
 pub use placement::*;
+pub use promote::*;
 pub use similarity::*;
 pub use store::*;
 pub use text::*;

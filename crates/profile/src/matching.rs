@@ -2,7 +2,7 @@
 
 use crate::Profile;
 use restitch_address::Svma;
-use restitch_program::{BlockId, EdgeId, EdgeKind, Program, Terminator};
+use restitch_program::{BlockId, CallId, CallTarget, EdgeId, EdgeKind, Program, Terminator};
 
 fn add(slot: &mut u64, count: u64) {
     *slot = slot.saturating_add(count);
@@ -19,6 +19,11 @@ pub fn count_branch(
     let Some(block) = program.block_at(from) else { return false };
     if let Ok(call) = program.calls.binary_search_by_key(&from, |c| c.at) {
         add(&mut profile.calls[call], count);
+        if program.calls[call].target == CallTarget::Indirect
+            && let Some(to) = to.filter(|to| count > 0 && program.block_at(*to).is_some())
+        {
+            profile.add_target(CallId(call as u32), to, count);
+        }
         return true;
     }
     let edge = to.and_then(|to| edge_to(program, block, from, to));

@@ -1,6 +1,11 @@
 //! The counts.
 
+use restitch_address::Svma;
 use restitch_program::{BlockId, CallId, EdgeId, Program};
+use std::collections::BTreeMap;
+
+/// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or is unknown.
+pub type CallTargets = BTreeMap<Svma, u64>;
 
 /// Execution counts of one module, parallel to the tables of its [`Program`].
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -11,6 +16,8 @@ pub struct Profile {
     pub edges: Vec<u64>,
     /// Executions of each call site, by [`CallId`]. Equal to the block's count unless calls do not return.
     pub calls: Vec<u64>,
+    /// What indirect calls called, as far as it is known and in this module; call sites of which nothing is known are left out.
+    pub targets: BTreeMap<CallId, CallTargets>,
 }
 
 impl Profile {
@@ -20,6 +27,7 @@ impl Profile {
             blocks: vec![0; program.blocks.len()],
             edges: vec![0; program.edges.len()],
             calls: vec![0; program.calls.len()],
+            targets: BTreeMap::new(),
         }
     }
     /// Executions of `block`.
@@ -29,6 +37,11 @@ impl Profile {
     /// Traversals of `edge`.
     pub fn edge(&self, edge: EdgeId) -> u64 {
         self.edges[edge.index()]
+    }
+    /// Adds `count` executions of the indirect call `call` that called `to`, in the same module.
+    pub fn add_target(&mut self, call: CallId, to: Svma, count: u64) {
+        let slot = self.targets.entry(call).or_default().entry(to).or_default();
+        *slot = slot.saturating_add(count);
     }
     /// Executions of `call`.
     pub fn call(&self, call: CallId) -> u64 {

@@ -2,22 +2,24 @@
 //!
 //! ```text
 //! "RSTPROF\0"  version: u32  payload length: u64  CRC-32 of the payload: u32  payload
-//! payload: number of modules, then for each: build id, path, blocks, edges, calls
+//! payload: number of modules, then for each: build id, path, blocks, edges, calls, targets of indirect calls
 //! ```
 //!
 //! Fixed-width numbers are little-endian, all others LEB128; strings and tables carry their lengths first. Addresses are
 //! stored as differences from the one before, so that a count takes about three bytes. Reading is pure, allocates in
-//! proportion to the input, and refuses what does not agree with the checksum.
+//! proportion to the input, and refuses what does not agree with the checksum. Version 1, which had no targets, is still read.
 
 use std::collections::BTreeMap;
 
 use restitch_address::Svma;
-use restitch_program::{Edge, EdgeId, EdgeKind, Program};
+use restitch_program::{CallId, CallTarget, Edge, EdgeId, EdgeKind, Program};
 
 use crate::Profile;
 
 /// The version of the format that is written.
-pub const STORE_VERSION: u32 = 1;
+pub const STORE_VERSION: u32 = 2;
+/// The oldest version that is read.
+const OLDEST_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"RSTPROF\0";
 const HEADER: usize = 8 + 4 + 8 + 4;
 
@@ -31,7 +33,7 @@ pub enum StoreError {
     Magic,
     /// Another version of the format.
     #[error(
-        "reading a stored profile: it has format version {found}, this program reads version {STORE_VERSION}; record it again"
+        "reading a stored profile: it has format version {found}, this program reads versions 1 to {STORE_VERSION}; record it again"
     )]
     Version {
         /// The version found.
@@ -73,6 +75,8 @@ pub struct ModuleProfile {
     pub edges: BTreeMap<(Svma, Svma, EdgeKind), u64>,
     /// Executions by address of the call instruction.
     pub calls: BTreeMap<Svma, u64>,
+    /// Executions of indirect calls by address of the call instruction and of what was called in the module.
+    pub targets: BTreeMap<(Svma, Svma), u64>,
 }
 
 /// Counts that have no place in the program.
@@ -98,12 +102,16 @@ impl ModuleProfile {
         let edges =
             program.edges.iter().zip(&profile.edges).map(|(e, &n)| ((start(e.from), start(e.to), e.kind), n));
         let calls = program.calls.iter().zip(&profile.calls).map(|(c, &n)| (c.at, n));
+        let targets =
+            profile.targets.iter().filter_map(|(c, to)| Some((program.calls.get(c.index())?.at, to)));
+        let targets = targets.flat_map(|(at, to)| to.iter().map(move |(&to, &n)| ((at, to), n)));
         Self {
             build_id: build_id.to_vec(),
             path: path.to_owned(),
             blocks: blocks.filter(|(_, n)| *n > 0).collect(),
             edges: edges.filter(|(_, n)| *n > 0).collect(),
             calls: calls.filter(|(_, n)| *n > 0).collect(),
+            targets: targets.filter(|(_, n)| *n > 0).collect(),
         }
     }
 
@@ -123,6 +131,14 @@ impl ModuleProfile {
             let call = program.calls.binary_search_by_key(&at, |c| c.at).ok();
             place(call.map(|c| &mut profile.calls[c]), count, &mut lost, |l| &mut l.calls);
         }
+        for (&(at, to), &count) in &self.targets {
+            // A call that is not there is among the lost calls.
+            if let Ok(call) = program.calls.binary_search_by_key(&at, |c| c.at)
+                && program.calls[call].target == CallTarget::Indirect
+            {
+                profile.add_target(CallId(call as u32), to, count);
+            }
+        }
         (profile, lost)
     }
 
@@ -131,6 +147,7 @@ impl ModuleProfile {
         add_scaled(&mut self.blocks, &other.blocks, weight);
         add_scaled(&mut self.edges, &other.edges, weight);
         add_scaled(&mut self.calls, &other.calls, weight);
+        add_scaled(&mut self.targets, &other.targets, weight);
     }
 }
 
@@ -222,7 +239,7 @@ impl ProfileFile {
         let header = bytes.get(MAGIC.len()..HEADER).ok_or(cut(HEADER as u64))?;
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        if word(0) != STORE_VERSION {
+        if !(OLDEST_VERSION..=STORE_VERSION).contains(&word(0)) {
             return Err(StoreError::Version { found: word(0) });
         }
         let len = u64::from(word(4)) | u64::from(word(8)) << 32;
@@ -236,7 +253,7 @@ impl ProfileFile {
         if crc32(payload) != word(12) {
             return Err(StoreError::Corrupt { what: "wrong checksum" });
         }
-        let mut reader = Reader { rest: payload };
+        let mut reader = Reader { rest: payload, version: word(0) };
         let count = reader.count()?;
         let modules = (0..count).map(|_| reader.module()).collect::<Result<_, _>>()?;
         match reader.rest {
@@ -279,6 +296,19 @@ impl Writer {
             last = from;
         }
         self.addresses(&module.calls);
+        self.targets(&module.targets);
+    }
+
+    /// Calls as differences; targets as the distance from the call.
+    fn targets(&mut self, targets: &BTreeMap<(Svma, Svma), u64>) {
+        let mut last = Svma::new(0);
+        self.number(targets.len() as u64);
+        for (&(at, to), &count) in targets {
+            self.number(at.offset_from(last) as u64);
+            self.number(zigzag(to.offset_from(at)));
+            self.number(count);
+            last = at;
+        }
     }
 
     fn addresses(&mut self, counts: &BTreeMap<Svma, u64>) {
@@ -302,6 +332,7 @@ fn unzigzag(value: u64) -> i64 {
 
 struct Reader<'a> {
     rest: &'a [u8],
+    version: u32,
 }
 
 const ENDS: StoreError = StoreError::Corrupt { what: "a table is longer than the file" };
@@ -356,7 +387,19 @@ impl<'a> Reader<'a> {
             edges.insert((last, to, kind), self.number()?);
         }
         let calls = self.addresses()?;
-        Ok(ModuleProfile { build_id, path, blocks, edges, calls })
+        let targets = if self.version < 2 { BTreeMap::new() } else { self.targets()? };
+        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets })
+    }
+
+    fn targets(&mut self) -> Result<BTreeMap<(Svma, Svma), u64>, StoreError> {
+        let mut targets = BTreeMap::new();
+        let mut last = Svma::new(0);
+        for _ in 0..self.count()? {
+            last = last + self.number()?;
+            let to = last.offset(unzigzag(self.number()?));
+            targets.insert((last, to), self.number()?);
+        }
+        Ok(targets)
     }
 
     fn addresses(&mut self) -> Result<BTreeMap<Svma, u64>, StoreError> {
@@ -444,6 +487,25 @@ mod tests {
     }
 
     #[test]
+    fn the_version_without_targets_is_read() {
+        let mut file = example(7).2;
+        file.modules.iter_mut().for_each(|m| m.targets.clear());
+        let mut bytes = file.write();
+        // Without targets, the tables end in one zero a module; here the last module has nothing but zeros behind its path.
+        file.modules.truncate(1);
+        let mut one = file.write();
+        assert_eq!(one.pop(), Some(0));
+        one[8..12].copy_from_slice(&1u32.to_le_bytes());
+        let len = (one.len() - HEADER) as u64;
+        one[12..20].copy_from_slice(&len.to_le_bytes());
+        let crc = crc32(&one[HEADER..]);
+        one[20..24].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(ProfileFile::read(&one), Ok(file));
+        bytes[8] = 3;
+        assert_eq!(ProfileFile::read(&bytes), Err(StoreError::Version { found: 3 }));
+    }
+
+    #[test]
     fn merging_weighs() {
         let file = |n| {
             let blocks = BTreeMap::from([(Svma::new(16), n)]);
@@ -471,6 +533,7 @@ mod tests {
             for (a, b, n) in counts {
                 module.blocks.insert(Svma::new(a), n);
                 module.edges.insert((Svma::new(a), Svma::new(b), EdgeKind::Table), n);
+                module.targets.insert((Svma::new(a), Svma::new(b)), n);
             }
             let file = ProfileFile { modules: vec![module] };
             prop_assert_eq!(ProfileFile::read(&file.write()), Ok(file));

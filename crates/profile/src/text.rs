@@ -4,15 +4,16 @@
 //! block 0x1000 = 1001
 //! edge 0x1000 fall 0x1010 = 1000
 //! call 0x1004 = 1001
+//! target 0x1004 0x2000 = 990
 //! ```
 //!
 //! One count a line, zeros left out, `#` begins a comment. Edges name the starts of their blocks, and `fall`, `taken` or
-//! `table`.
+//! `table`; targets name an indirect call and what it called.
 
 use std::fmt::Write as _;
 
 use restitch_address::Svma;
-use restitch_program::{EdgeKind, Program};
+use restitch_program::{CallTarget, EdgeKind, Program};
 
 use crate::store::find_edge;
 use crate::{ModuleProfile, Profile};
@@ -47,6 +48,9 @@ impl Profile {
         for (at, count) in &sparse.calls {
             let _ = writeln!(out, "call {at} = {count}");
         }
+        for ((at, to), count) in &sparse.targets {
+            let _ = writeln!(out, "target {at} {to} = {count}");
+        }
         out
     }
 
@@ -75,6 +79,13 @@ fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Resul
             let at = svma(at)?;
             let exists = program.calls.binary_search_by_key(&at, |c| c.at).is_ok();
             (exists, sparse.calls.entry(at).or_default(), count)
+        }
+        ["target", at, to, "=", count] => {
+            let at = svma(at)?;
+            let to = svma(to)?;
+            let indirect = |i: usize| program.calls[i].target == CallTarget::Indirect;
+            let exists = program.calls.binary_search_by_key(&at, |c| c.at).is_ok_and(indirect);
+            (exists, sparse.targets.entry((at, to)).or_default(), count)
         }
         ["edge", from, kind, to, "=", count] => {
             let kind = KINDS.iter().find(|(_, name)| *name == kind);

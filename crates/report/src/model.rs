@@ -171,6 +171,9 @@ pub struct CheckCounts {
     /// Calls and jumps through the global offset table that became direct.
     #[serde(default)]
     pub direct: u64,
+    /// Indirect calls that compare with their usual target and call it directly.
+    #[serde(default)]
+    pub promoted: u64,
 }
 
 /// A function and what it ran.

@@ -2,7 +2,8 @@
 
 use crate::attach_records::profiles_of_records;
 use crate::huge::alignment;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate};
+use crate::imports::{adopt_targets, read_call_targets};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
 use crate::modules::{Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
@@ -17,6 +18,7 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
@@ -49,6 +51,11 @@ pub struct AttachOptions {
     pub direct_calls: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Indirect calls with one usual target compare with it and call it directly.
+    pub promote_calls: bool,
+    /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
+    /// does not tell.
+    pub call_targets: Option<PathBuf>,
 }
 
 impl AttachOptions {
@@ -66,6 +73,8 @@ impl AttachOptions {
             layout: LayoutChoice::default(),
             direct_calls: true,
             huge_pages: HugePages::default(),
+            promote_calls: false,
+            call_targets: None,
         }
     }
 }
@@ -87,6 +96,7 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 
 fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
     let source = options.source.choose()?;
+    let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     let mut result = RunResult::new("attach", target_of(&set));
     let mut phases = Phases::new();
@@ -130,7 +140,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     if options.dry_run {
         return Ok(planned(result, &chosen, phases, samples.total));
     }
-    let profiled = match from_records(&chosen, &samples) {
+    let mut profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
         None if source != SourceChoice::Count => {
             let profiles = profiles_of_records(&mut set, &chosen, source, counting_time, watcher)?;
@@ -139,6 +149,13 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
         }
         None => by_counting(&mut set, &chosen, counting_time, &mut phases, watcher)?,
     };
+    for (module, profile) in chosen.iter().zip(&mut profiled.profiles) {
+        known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
+    }
+    if options.promote_calls && profiled.profiles.iter().all(|p| p.targets.is_empty()) {
+        watcher.note(UNKNOWN_TARGETS);
+        result.warnings.push(UNKNOWN_TARGETS.into());
+    }
 
     watcher.phase("laying out", None);
     let made = make_optimized(&set, &chosen, &profiled.profiles, options, &mut phases);
@@ -230,13 +247,15 @@ fn make_optimized(
         let program = &module.analyzed.program;
         let large_pages = options.huge_pages.wanted(program, layout);
         let align = alignment(large_pages);
-        let len = estimate(program, layout, 0).next_multiple_of(align);
+        let promote = worth_promoting(options.promote_calls, program, profile);
+        let len = (estimate(program, layout, 0) + promoted_bytes(&promote)).next_multiple_of(align);
         let held = set.reserve(module.index, len, &taken, align)?;
         taken.push((module.index, held));
         let bias = set.leader.target().modules[module.index].bias;
         let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        let wanted = Wanted { bound: &bound, large_pages, counted: None, heat: &profile.blocks };
+        let heat = &profile.blocks[..];
+        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None, heat };
         let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
         emitted.push((version, place.bias));
     }
@@ -249,6 +268,10 @@ fn make_optimized(
     phases.end("check");
     Ok((layouts, versions))
 }
+
+/// Why nothing is promoted.
+const UNKNOWN_TARGETS: &str = "no indirect call is promoted: nothing is known of what they call; record it with `restitch record \
+     --source trace` and give the file as --call-targets";
 
 /// Fewer hardware branch records than this leave too much unseen; a counting version does better (half a million gave 5 %
 /// less cycles on cc1plus in a prototype, exact counts 12 %).
@@ -432,6 +455,7 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
             call_sites: checked.call_sites,
             redirects: checked.redirects,
             direct: checked.direct,
+            promoted: checked.promoted,
         },
         large_page_bytes: 0,
     }

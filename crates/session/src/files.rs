@@ -3,7 +3,7 @@
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
@@ -30,6 +30,8 @@ pub struct OptimizeOptions {
     pub huge_pages: HugePages,
     /// Whether hot code is placed within cache lines by how often it runs.
     pub align: bool,
+    /// Indirect calls with one usual target compare with it and call it directly.
+    pub promote_calls: bool,
 }
 
 /// The facts about a file.
@@ -106,11 +108,13 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);
     let file = OutputOptions { large_pages, ..OutputOptions::default() };
-    let len = estimate(&module.program, &layout, 0).next_multiple_of(alignment(large_pages));
+    let promote = worth_promoting(options.promote_calls, &module.program, &profile);
+    let len = estimate(&module.program, &layout, 0) + promoted_bytes(&promote);
+    let len = len.next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
     let heat = if options.align { &profile.blocks[..] } else { &[] };
-    let wanted = Wanted { large_pages, heat, ..Wanted::default() };
+    let wanted = Wanted { promote: &promote, large_pages, heat, ..Wanted::default() };
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;

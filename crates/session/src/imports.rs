@@ -91,6 +91,23 @@ fn stored_part<'a>(
     found.ok_or_else(|| no_part(options, &have))
 }
 
+/// Reads a profile in restitch's own format, for what it says of indirect calls.
+///
+/// # Errors
+/// If the file cannot be read or is of another kind.
+pub(crate) fn read_call_targets(path: &Path) -> Result<ProfileFile, SessionError> {
+    ProfileFile::read(&read_file(path)?)
+        .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
+}
+
+/// Adds to `profile` what `known` says of the indirect calls of this build of the module, if it says anything.
+pub(crate) fn adopt_targets(known: &ProfileFile, module: &Analyzed, profile: &mut Profile) {
+    let id = build_id(module);
+    if let Some(part) = known.module(&id).filter(|_| !id.is_empty()) {
+        profile.adopt_targets(&part.resolve(&module.program).0);
+    }
+}
+
 fn build_id(module: &Analyzed) -> Vec<u8> {
     module.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
 }

@@ -55,6 +55,7 @@ pub fn lab(
         layout: LayoutChoice::default(),
         huge_pages: HugePages::Off,
         align: false,
+        promote_calls: false,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));

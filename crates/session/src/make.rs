@@ -6,7 +6,7 @@ use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit_for};
 use restitch_layout::{Fragment, Layout};
-use restitch_profile::{Counted, CounterPlan};
+use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
 use restitch_program::{BlockId, Program};
 use std::path::Path;
 
@@ -27,6 +27,8 @@ pub(crate) struct Wanted<'a> {
     pub counted: Option<&'a [Counted]>,
     /// Slots that are bound for good.
     pub bound: &'a [BoundSlot],
+    /// Indirect calls that become comparisons and direct calls.
+    pub promote: &'a [Promotion],
     /// Large pages for the hot code.
     pub large_pages: bool,
     /// Executions by block, to place hot code within cache lines by; empty: as it comes.
@@ -38,6 +40,16 @@ impl<'a> Wanted<'a> {
     pub fn counting(counted: &'a [Counted]) -> Self {
         Self { counted: Some(counted), ..Self::default() }
     }
+}
+
+/// The indirect calls that are to be promoted, if any are.
+pub(crate) fn worth_promoting(wanted: bool, program: &Program, profile: &Profile) -> Vec<Promotion> {
+    if wanted { promotions(program, profile, &PromotionLimits::default()) } else { Vec::new() }
+}
+
+/// Address space that promoted calls may need on top of [`estimate`], in bytes.
+pub(crate) fn promoted_bytes(promote: &[Promotion]) -> u64 {
+    64 * promote.len() as u64
 }
 
 /// Blocks of the planned functions in original order.
@@ -111,6 +123,7 @@ pub(crate) fn emit_version(
         bias: place.bias,
         number: place.number,
         bound: wanted.bound,
+        promote: wanted.promote,
         large_pages: wanted.large_pages,
         counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
     };

@@ -5,12 +5,14 @@
 //! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
 //! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for evaluation.
 //! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
-//! * [`encode`] writes direct jumps, conditional branches and counters.
+//! * [`encode`] writes direct jumps, conditional branches and counters; [`guarded_call`] a comparison and a direct call in front of an
+//!   indirect one.
 //!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.
 
 mod decode;
 pub mod encode;
+mod guarded;
 mod ops;
 mod semantics;
 mod semantics_decode;
@@ -18,6 +20,7 @@ mod vector;
 mod vector_decode;
 
 pub use decode::{Flow, Insn, RipField, relocate_field, scan};
+pub use guarded::{Compare, GuardedCall, guarded_call};
 pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
 pub use semantics::{
     Action, Address, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Operand, Part, Scan, Segment,

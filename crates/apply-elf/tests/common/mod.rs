@@ -5,10 +5,10 @@ use restitch_address::Svma;
 use restitch_apply::CheckedVersion;
 use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, verify};
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Request, emit_for};
+use restitch_emit::{Promotion, Request, emit_for};
 use restitch_image::Image;
 use restitch_layout::{Fragment, Layout};
-use restitch_program::{BlockId, analyze};
+use restitch_program::{BlockId, Program, analyze};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +42,16 @@ pub fn place_of(image: &Image, options: &OutputOptions) -> Svma {
 }
 
 pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
+    version_with(image, order, start, |_| Vec::new())
+}
+
+/// With the promoted calls that `promote` chooses.
+pub fn version_with(
+    image: &Image,
+    order: Order,
+    start: Svma,
+    promote: impl Fn(&Program) -> Vec<Promotion>,
+) -> CheckedVersion {
     let at = image.eh_frame().expect("unwind tables");
     let unwind = UnwindInfo::parse(image.read(at.start, at.len() as usize).unwrap_or_default(), at.start)
         .expect("unwind tables");
@@ -69,6 +79,7 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
         bias: None,
         number: 3,
         bound: &[],
+        promote: &promote(&program),
         large_pages: false,
         counters: None,
     };

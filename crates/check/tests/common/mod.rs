@@ -42,6 +42,7 @@ impl Module {
             bias: self.bias(),
             number: 1,
             bound: &[],
+            promote: &[],
             large_pages: false,
             counters: (!counted.is_empty()).then_some(counters),
         })

@@ -46,6 +46,7 @@ impl Small {
             bias: None,
             number: 1,
             bound: &[],
+            promote: &[],
             large_pages: false,
             counters: None,
         }
