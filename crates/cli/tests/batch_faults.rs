@@ -35,7 +35,7 @@ fn is_root() -> bool {
 fn halves(batch: &Batch) -> Vec<PathBuf> {
     let folders = [batch.cache().join("v1"), batch.cache().join("v1/store")];
     let all = folders.iter().flat_map(|f| std::fs::read_dir(f).into_iter().flatten().flatten());
-    all.map(|e| e.path()).filter(|p| p.to_string_lossy().contains(".tmp")).collect()
+    all.filter(|e| e.file_name().to_string_lossy().contains(".tmp")).map(|e| e.path()).collect()
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn what_is_not_laid_out_in_the_end_is_laid_out_afterwards() {
         assert!(counted.is_some(), "{said}");
         let report = batch.report();
         assert_eq!(report["goes_on"] == true, when == "background", "{report:#}");
-        let done = wait_until(PATIENCE, || batch.optimized().contains(&throw).then_some(()));
+        let done = wait_until(PATIENCE, || batch.in_force().contains(&throw).then_some(()));
         assert!(done.is_some(), "{when}: {said}");
         assert!(when == "background" || said.contains("is optimized"), "{said}");
         assert_eq!(batch.kinds(&throw), (0, 2), "{when}");

@@ -60,6 +60,19 @@ impl Batch {
         self.files("optimized").into_iter().filter_map(path).map(PathBuf::from).collect()
     }
 
+    /// The modules whose optimized overlays are used.
+    pub fn in_force(&self) -> Vec<PathBuf> {
+        let is_used = |stored: &PathBuf| {
+            let name = stored.with_extension("overlay");
+            let used = self.cache().join("v1").join(name.file_name().expect("a name"));
+            let inode = |p: &Path| std::fs::metadata(p).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok();
+            inode(&used).is_some() && inode(&used) == inode(stored)
+        };
+        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
+        let used = self.files("optimized").into_iter().filter(is_used);
+        used.filter_map(path).map(PathBuf::from).collect()
+    }
+
     /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so several times.
     #[track_caller]
     pub fn optimize(&self, programs: &[PathBuf]) {

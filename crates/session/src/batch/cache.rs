@@ -262,11 +262,18 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes counting overlays out of force that a session which was killed has left.
+    /// Takes counting overlays and counts away that a session which was killed has left.
     pub fn tidy(&self) {
         for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = file.file_name().to_string_lossy().into_owned();
             if name.contains(".tmp") && !is_recent(&file.path()) {
+                let _ = std::fs::remove_file(file.path());
+            }
+            if let Some(id) = name.strip_suffix(".counts")
+                && !self.path.join(format!("{id}.overlay")).exists()
+                && let Some(_lock) = self.lock(id)
+            {
+                // It was killed just before the overlay that counts there was written.
                 let _ = std::fs::remove_file(file.path());
             }
             let Some(id) = name.strip_suffix(".overlay") else { continue };
