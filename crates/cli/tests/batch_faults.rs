@@ -79,6 +79,7 @@ fn a_killed_session_leaves_nothing_that_hurts_or_stays() {
     // The next session takes what was left out of force, and begins anew.
     assert_eq!(batch.kinds(&throw), (2, 0));
     assert_eq!((batch.files("counts"), batch.files("overlay")), (Vec::new(), Vec::new()));
+    std::fs::remove_file(&stop).expect("removed");
     batch.optimize(std::slice::from_ref(&throw));
     assert_eq!(batch.kinds(&throw), (0, 2));
 }
@@ -215,7 +216,15 @@ fn what_is_not_laid_out_in_the_end_is_laid_out_afterwards() {
         let child = start(batch.command_that_finishes(when, &options), std::slice::from_ref(&throw), &stop);
         let counted = wait_until(PATIENCE * 2, || {
             let counts = batch.files("counts");
-            let started = |p: &PathBuf| std::fs::read(p).is_ok_and(|b| b.get(48).is_some_and(|n| *n > 2));
+            // The number of processes that have begun to count is at 40.
+            let started = |p: &PathBuf| {
+                let module = batch
+                    .cache()
+                    .join("v1/store")
+                    .join(p.with_extension("path").file_name().expect("a name"));
+                std::fs::read(module).is_ok_and(|m| Path::new(&*String::from_utf8_lossy(&m)) == throw)
+                    && std::fs::read(p).is_ok_and(|b| b.get(40).is_some_and(|n| *n > 2))
+            };
             counts.iter().any(started).then_some(())
         });
         let said = end(child, &stop);

@@ -83,7 +83,7 @@ impl Batch {
         command.args(["sh", "-c", script, "sh"]).args(programs).env("STOP", &stop);
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
         let complete = wait_until(PATIENCE * 2, || {
-            let optimized = self.optimized();
+            let optimized = self.in_force();
             (programs.iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some()))
                 .then_some(())
         });
