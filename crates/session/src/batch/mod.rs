@@ -19,7 +19,7 @@ mod worker;
 pub use report::{BatchReport, Left, Optimized, Runs};
 
 use crate::{SessionError, Watcher};
-use budget::{Budget, IdleCores};
+use budget::{Budget, COUNTING_COSTS, IdleCores};
 use cache::{Cache, Entry, read_meta};
 use observe::{Mode, Observer, Overlays, Seen};
 use restitch_layout::LayoutChoice;
@@ -37,7 +37,7 @@ const LEAST_SECONDS: f64 = 0.5;
 /// What an optimization costs: seconds for each byte of the file (cc1plus, 33 MB, takes about six).
 const SECONDS_PER_BYTE: f64 = 6.0 / 33e6;
 /// What it costs to begin counting, likewise.
-const BEGIN_SECONDS_PER_BYTE: f64 = 1.5 / 33e6;
+const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 33e6;
 /// With so many idle cores, work of the lowest priority goes on.
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
@@ -240,7 +240,7 @@ impl Session {
                 continue;
             }
             // The first run that counts is paid for as well.
-            let haste = match budget.take(begin_cost(&seen.path) + 0.2 * seen.seconds_per_run()) {
+            let haste = match budget.take(begin_cost(&seen.path) + COUNTING_COSTS * seen.seconds_per_run()) {
                 true => Haste::Ordinary,
                 false if idle_cores >= IDLE => Haste::Lowest,
                 false => continue,
@@ -299,11 +299,11 @@ impl Session {
         let cost = optimize_cost(&seen.path);
         let why = match self.left.get(&seen.path) {
             Some(why) => why.clone(),
+            None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
             None if seen.begun < 2 => "it ran once only; `restitch attach` optimizes long runs".into(),
             None if seen.seconds() < WORTH * cost => {
                 format!("to optimize it takes about {cost:.1} s, too much for the time that it used")
             }
-            None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
             None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; a later one will".into(),
         };
         Some(Left { path: seen.path.clone(), seconds: seen.seconds(), runs: seen.begun, why })

@@ -142,7 +142,8 @@ impl Job {
             |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
         let (started, ended) = (word(Counts::STARTED_AT), word(Counts::ENDED_AT));
         let due = self.progress.is_due(started, ended);
-        if !due && !(at_end && started > 0) {
+        let is_last_look = at_end && started > 0;
+        if !due && !is_last_look {
             return Ok(false);
         }
         let mut bytes = vec![0; 8 * self.plan.counted.len()];

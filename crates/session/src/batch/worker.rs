@@ -7,7 +7,7 @@
 //! made now, by another process, or the next time ([`Finish`]); a thread that is at it is left behind, and ends with the process: nothing that
 //! it does can be seen half done.
 
-use super::budget::Budget;
+use super::budget::{Budget, COUNTING_COSTS};
 use super::cache::{Cache, Entry};
 use super::work::{Held, Job, optimize, optimize_stored, read_module};
 use super::{Finish, Making, is_old, optimize_cost};
@@ -26,8 +26,6 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(100);
 /// The nice value of the ordinary maker and of the accountant: the command's processes go first.
 const NICE: i32 = 5;
-/// By how much a counting run takes longer.
-const COUNTING_COSTS: f64 = 0.2;
 
 /// Who does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
