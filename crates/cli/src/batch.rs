@@ -4,7 +4,9 @@ use crate::commands::{check_outputs, child};
 use clap::{Args, Subcommand};
 use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
 use restitch_session::batch::config::Config;
-use restitch_session::batch::{BatchOptions, BatchReport, Optimized, batch};
+use restitch_session::batch::{
+    BatchOptions, BatchReport, Finish, Making, Optimized, batch, optimize_pending,
+};
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -33,6 +35,13 @@ pub struct Batch {
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME")]
     layout: Option<LayoutChoice>,
+    /// What happens when the command ends with profiles that are not laid out yet: a process in the background goes on, `batch` waits for it,
+    /// or the next batch begins with it.
+    #[arg(long, value_name = "WHEN", default_value = "background")]
+    finish: When,
+    /// Count exactly so many runs of each module, instead of as many as are useful.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    profile_runs: Option<u64>,
     /// Copy the agent and all optimized code into this folder in the end, for an image or another machine.
     #[arg(long, value_name = "FOLDER")]
     export: Option<PathBuf>,
@@ -47,6 +56,14 @@ pub struct Batch {
     command: Vec<OsString>,
 }
 
+/// When what was profiled is laid out.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum When {
+    Background,
+    Wait,
+    Later,
+}
+
 /// What to do with the cache of `batch`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
@@ -54,6 +71,17 @@ pub enum CacheCommand {
     List {
         #[command(flatten)]
         cache: CacheArgument,
+    },
+    /// Lay out what was profiled, but not laid out yet when its command ended.
+    Optimize {
+        #[command(flatten)]
+        cache: CacheArgument,
+        /// How to lay out; docs/layout.md describes each way.
+        #[arg(long, value_name = "NAME")]
+        layout: Option<LayoutChoice>,
+        /// At the lowest priority, with what other processes leave.
+        #[arg(long)]
+        background: bool,
     },
     /// Remove what was optimized longest ago, until it is small enough.
     Prune {
@@ -104,7 +132,15 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
         exclude: [options.exclude, config.exclude].concat(),
         eager: options.eager,
         cache: options.cache.or(config.cache),
-        layout: options.layout.or(named).unwrap_or_default(),
+        making: Making {
+            layout: options.layout.or(named).unwrap_or_default(),
+            runs: options.profile_runs,
+            finish: match options.finish {
+                When::Background => Finish::Background,
+                When::Wait => Finish::Wait,
+                When::Later => Finish::Later,
+            },
+        },
         export: options.export,
         cache_size: options.cache_size.or(config.cache_size).map_or(MOST_BYTES, |mib| mib << 20),
     };
@@ -150,6 +186,9 @@ fn text(report: &BatchReport) -> String {
             report.lost_records
         ));
     }
+    if report.goes_on {
+        out.push_str("  a process in the background lays out what was only profiled\n");
+    }
     if let Some(count) = report.exported {
         out.push_str(&format!("  exported: {count} optimized modules\n"));
     }
@@ -162,8 +201,7 @@ fn optimized(o: &Optimized) -> String {
         "  {}: {}\n",
         o.path.display(),
         match (o.in_force, o.new) {
-            (false, _) =>
-                format!("profiled in {} runs; the next session begins with optimizing it", o.profiled_runs),
+            (false, _) => format!("profiled in {} runs, not laid out yet", o.profiled_runs),
             (true, true) => format!("optimized in this session, from {} runs", o.profiled_runs),
             (true, false) => "optimized before".into(),
         }
@@ -196,8 +234,16 @@ fn optimized(o: &Optimized) -> String {
 
 /// Runs `cache`.
 pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
-    let (CacheCommand::List { cache } | CacheCommand::Prune { cache, .. } | CacheCommand::Verify { cache }) =
-        command;
+    let (CacheCommand::List { cache }
+    | CacheCommand::Optimize { cache, .. }
+    | CacheCommand::Prune { cache, .. }
+    | CacheCommand::Verify { cache }) = command;
+    if let (CacheCommand::Optimize { background: true, .. }, Some(folder)) = (command, &cache.folder)
+        && !folder.exists()
+    {
+        // It was removed before its session's last words were read.
+        return Ok(ExitCode::Done.number());
+    }
     let cache = Cache::open(cache.folder.as_deref())?;
     let entries = cache.entries();
     match command {
@@ -214,6 +260,12 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
             }
             let bytes: u64 = entries.iter().map(|e| cache.size(e)).sum();
             println!("{} modules, {:.1} MiB", entries.len(), bytes as f64 / f64::from(1 << 20));
+        }
+        CacheCommand::Optimize { layout, background, .. } => {
+            for (path, outcome) in optimize_pending(&cache, layout.unwrap_or_default(), *background) {
+                let said = outcome.map_or_else(|e| e.to_string(), |_| "optimized".into());
+                println!("{}: {said}", path.display());
+            }
         }
         CacheCommand::Prune { size, .. } => {
             println!("{} of {} modules removed", cache.prune(size << 20), entries.len())

@@ -2,108 +2,12 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, code, expect_message, finish};
-use restitch_testkit::{TempDir, compile, program, require, scratch, wait_until};
+use common::batching::{Batch, compiled};
+use common::{PATIENCE, code, expect_message, finish};
+use restitch_testkit::{program, require, wait_until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-fn compiled(source: &Path, flags: &[&str]) -> Option<PathBuf> {
-    match compile(source, &[flags, &["-Wl,--build-id=sha1"]].concat()) {
-        Ok(path) => Some(path),
-        Err(restitch_testkit::Error::Missing { .. }) => None,
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// A batch of its own cache.
-struct Batch {
-    restitch: Restitch,
-    folder: TempDir,
-}
-
-impl Batch {
-    fn new() -> Self {
-        Self { restitch: Restitch::new(), folder: scratch() }
-    }
-    fn cache(&self) -> PathBuf {
-        self.folder.path().join("cache")
-    }
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = self.restitch.command(&["batch"]);
-        command.env("RESTITCH_CACHE_DIR", self.cache()).arg("--json").arg(self.folder.path().join("json"));
-        command.args(arguments).arg("--");
-        command
-    }
-    /// The report of the batch that ran last.
-    fn report(&self) -> serde_json::Value {
-        let text = std::fs::read_to_string(self.folder.path().join("json")).expect("a report was written");
-        serde_json::from_str(&text).expect("JSON")
-    }
-    fn cache_command(&self, arguments: &[&str]) -> restitch_testkit::Finished {
-        finish(self.restitch.command(&["cache"]).args(arguments).env("RESTITCH_CACHE_DIR", self.cache()))
-    }
-    fn files(&self, ending: &str) -> Vec<PathBuf> {
-        let folder = |p: PathBuf| std::fs::read_dir(p).into_iter().flatten().flatten().map(|e| e.path());
-        let all = folder(self.cache().join("v1")).chain(folder(self.cache().join("v1/store")));
-        let mut found: Vec<PathBuf> =
-            all.filter(|p| p.to_string_lossy().ends_with(&format!(".{ending}"))).collect();
-        found.sort();
-        found
-    }
-
-    /// The modules that there are optimized overlays of.
-    fn optimized(&self) -> Vec<PathBuf> {
-        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
-        self.files("optimized").into_iter().filter_map(path).map(PathBuf::from).collect()
-    }
-
-    /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so several times.
-    #[track_caller]
-    fn optimize(&self, programs: &[PathBuf]) {
-        let stop = self.folder.path().join("stop");
-        let script =
-            "while [ ! -e \"$STOP\" ]; do for p; do \"$p\" --seconds 0.3; [ $? = 42 ] || exit 9; done; done";
-        let mut command = self.command(&["--eager"]);
-        command.args(["sh", "-c", script, "sh"]).args(programs).env("STOP", &stop);
-        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
-        let complete = wait_until(PATIENCE * 2, || {
-            let optimized = self.optimized();
-            (programs.iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some()))
-                .then_some(())
-        });
-        std::thread::sleep(std::time::Duration::from_secs(2));
-        std::fs::write(&stop, "").expect("written");
-        let output = child.wait_with_output().expect("it ends");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(complete.is_some() && output.status.code() == Some(0), "{}: {said}", output.status);
-        std::fs::remove_file(&stop).expect("removed");
-    }
-
-    /// Runs `program` once and says in how many runs of which kind it was seen.
-    #[track_caller]
-    fn kinds(&self, program: &Path) -> (u64, u64) {
-        // Two runs: a process whose end comes together with that of the command may be missed.
-        let script = "\"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; \"$0\"; [ $? = 42 ] || exit 9; sleep 0.3";
-        finish(self.command(&[]).args(["sh", "-c", script]).arg(program)).expect(code::DONE);
-        let report = self.report();
-        let of = |list: &str| {
-            report[list]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .find(|m| m["path"] == *program.to_string_lossy())
-                .cloned()
-        };
-        match of("optimized") {
-            Some(m) => (
-                m["original"]["runs"].as_u64().expect("a number"),
-                m["optimized"]["runs"].as_u64().expect("a number"),
-            ),
-            None => (2, 0),
-        }
-    }
-}
 
 #[test]
 fn programs_are_optimized_between_their_runs() {
@@ -255,7 +159,7 @@ int main(int argc, char **argv) {
     char *empty[] = {0}, *one[] = {"A=1", 0}, *other[] = {"LD_PRELOAD=/nonexistent.so", "A=1", 0};
     if (argc > 1 && !strcmp(argv[1], "end")) {
         const char *preload = getenv("LD_PRELOAD");
-        return preload && strstr(preload, "librestitch-preload.so") && argc == 4 && !strcmp(argv[3], "b") ? 0 : 1;
+        return preload && strstr(preload, "librestitch-$PLATFORM.so") && argc == 4 && !strcmp(argv[3], "b") ? 0 : 1;
     }
     if (readlink("/proc/self/exe", own, sizeof own - 1) < 0) return 2;
     char *words[] = {own, "end", "a", "b", 0};
@@ -282,6 +186,13 @@ int main(int argc, char **argv) {
         }
         int status;
         if (waitpid(pid, &status, 0) != pid || status) printf("way %d: %x\n", way, status), failed = 1;
+    }
+    for (int way = 0; way < 2; way++) {
+        clearenv();
+        char command[5000];
+        snprintf(command, sizeof command, "'%s' end a b", own);
+        int status = way ? pclose(popen(command, "r")) : system(command);
+        if (status || getenv("LD_PRELOAD")) printf("%s: %x\n", way ? "popen" : "system", status), failed = 1;
     }
     if (execl("/nonexistent", "1", "2", "3", "4", "5", "6", "7", (char *)0) != -1) return 4;
     return failed;

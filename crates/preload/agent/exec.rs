@@ -1,7 +1,8 @@
 //! Starting other programs: `LD_PRELOAD` keeps naming the agent, whatever environment a program gives to the next one.
 //!
 //! Each function adds the agent to the environment that it was given, if it is not there, in a copy on its own stack (a child of
-//! `vfork` must leave no traces in its parent's memory), and calls the C library's function of the same name.
+//! `vfork` must leave no traces in its parent's memory), and calls the C library's function of the same name. `system` and `popen` give their
+//! shell the process's own environment, which is exchanged for such a copy meanwhile, where no other thread can look.
 
 use crate::libc::{self, Next};
 use crate::{sys, versions};
@@ -23,10 +24,12 @@ static EXECVPE: Next = Next::new(b"execvpe\0");
 static FEXECVE: Next = Next::new(b"fexecve\0");
 static SPAWN: Next = Next::new(b"posix_spawn\0");
 static SPAWNP: Next = Next::new(b"posix_spawnp\0");
+static SYSTEM: Next = Next::new(b"system\0");
+static POPEN: Next = Next::new(b"popen\0");
 
 /// Finds all, while the process is in one thread.
 pub fn find() {
-    for next in [&EXECVE, &EXECVEAT, &EXECVPE, &FEXECVE, &SPAWN, &SPAWNP] {
+    for next in [&EXECVE, &EXECVEAT, &EXECVPE, &FEXECVE, &SPAWN, &SPAWNP, &SYSTEM, &POPEN] {
         next.find();
     }
 }
@@ -37,8 +40,8 @@ pub fn find() {
 /// # Safety
 /// `given` is null or a list of texts that ends in a null pointer.
 unsafe fn with_agent(given: List, call: impl FnOnce(List) -> c_int) -> c_int {
-    let own = versions::own_path();
-    // SAFETY: promised by the caller; the path ends in a zero byte.
+    let own = versions::preload_text();
+    // SAFETY: promised by the caller; the text ends in a zero byte.
     if own.is_null()
         || unsafe { entry_of_preload(given) }.is_some_and(|(_, value)| unsafe { names(value, own.cast()) })
     {
@@ -347,6 +350,63 @@ macro_rules! variadic {
 variadic!(execl, execv);
 variadic!(execlp, execvp);
 variadic!(execle, execv_with_environment);
+
+/// Calls `call` while the process's own environment has the agent in it. With other threads, which could change the environment
+/// meanwhile, it stays as it is.
+///
+/// # Safety
+/// As for the C library's function that is called.
+unsafe fn with_agent_in_own<T>(mut call: impl FnMut() -> T) -> T {
+    let mut result = None;
+    if let Some(slot) = libc::environment_slot()
+        && libc::is_single_threaded_glibc()
+    {
+        // SAFETY: there is one thread, which waits here; the copy lives until the C library's function has returned.
+        unsafe {
+            let own = *slot;
+            with_agent(own, |list| {
+                *slot = list;
+                result = Some(call());
+                if *slot == list {
+                    *slot = own;
+                }
+                0
+            });
+        }
+    }
+    match result {
+        Some(result) => result,
+        None => call(),
+    }
+}
+
+/// # Safety
+/// As `system(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn system(command: Text) -> c_int {
+    type System = unsafe extern "C" fn(Text) -> c_int;
+    // SAFETY: the caller's promise is that of the function that is called.
+    unsafe {
+        with_agent_in_own(|| match SYSTEM.get() {
+            0 => -1,
+            next => core::mem::transmute::<usize, System>(next)(command),
+        })
+    }
+}
+
+/// # Safety
+/// As `popen(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn popen(command: Text, kind: Text) -> *mut u8 {
+    type Popen = unsafe extern "C" fn(Text, Text) -> *mut u8;
+    // SAFETY: as above.
+    unsafe {
+        with_agent_in_own(|| match POPEN.get() {
+            0 => core::ptr::null_mut(),
+            next => core::mem::transmute::<usize, Popen>(next)(command, kind),
+        })
+    }
+}
 
 /// # Safety
 /// `arguments` end in a null pointer, and behind it is the environment.

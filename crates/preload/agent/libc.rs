@@ -123,12 +123,14 @@ pub fn is_single_threaded_glibc() -> bool {
     version != 0 && single != 0 && unsafe { *(single as *const c_char) } != 0
 }
 
+/// Where the C library keeps the environment: `char **environ`.
+pub fn environment_slot() -> Option<*mut *const *const u8> {
+    let environ = weak!("environ");
+    (environ != 0).then_some(environ as *mut *const *const u8)
+}
+
 /// The environment as programs see it; null if there is none.
 pub fn environment() -> *const *const u8 {
-    let environ = weak!("environ");
-    if environ == 0 {
-        return core::ptr::null();
-    }
-    // SAFETY: `char **environ`.
-    unsafe { *(environ as *const *const *const u8) }
+    // SAFETY: see `environment_slot`.
+    environment_slot().map_or(core::ptr::null(), |slot| unsafe { *slot })
 }

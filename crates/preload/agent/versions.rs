@@ -3,6 +3,7 @@
 //! The functions here stand in front of the C library's by symbol interposition. The table is filled before the program's
 //! first instruction and never changes, so that they need no lock.
 
+use crate::format::{AGENT_NAME, AGENT_OF_EVERY_KIND};
 use crate::libc::{
     AddressInfo, EachObject, FIND_OBJECT, FIND_SYMBOL, FIND_SYMBOL1, FindObject, FindSymbol, FindSymbol1,
     FoundObject, ITERATE_OBJECTS, IterateObjects, PhdrInfo,
@@ -227,7 +228,49 @@ pub fn own_path() -> *const c_char {
     OWN_PATH.load(Ordering::Relaxed)
 }
 
-/// Finds [`own_path`].
+/// What stands in `LD_PRELOAD` for this library; null if nobody knows. Where it was loaded by a name for its kind of processes, that is the name for
+/// all kinds.
+pub fn preload_text() -> *const u8 {
+    PRELOAD_TEXT.load(Ordering::Relaxed)
+}
+
+static PRELOAD_TEXT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+
+/// What all names of the agent begin with.
+const EVERY_KIND_BEGIN: &str = "librestitch-";
+/// Longest text for `LD_PRELOAD`, with its zero byte.
+const MOST_TEXT: usize = 320;
+
+struct Text(UnsafeCell<[u8; MOST_TEXT]>);
+// SAFETY: written by `find_preload_text` alone, while there is one thread; read behind PRELOAD_TEXT only.
+unsafe impl Sync for Text {}
+static TEXT: Text = Text(UnsafeCell::new([0; MOST_TEXT]));
+
+/// Finds [`preload_text`].
+fn find_preload_text(own: *const u8) {
+    // SAFETY: the path ends in a zero byte, up to which it is read.
+    let bytes = || (0..).map(|i| unsafe { own.add(i).read() }).take_while(|b| *b != 0);
+    let mut name_at = 0;
+    bytes().enumerate().filter(|(_, b)| *b == b'/').for_each(|(i, _)| name_at = i + 1);
+    let is_plain = bytes().skip(name_at).eq(AGENT_NAME.bytes());
+    if is_plain || !bytes().skip(name_at).take(EVERY_KIND_BEGIN.len()).eq(EVERY_KIND_BEGIN.bytes()) {
+        PRELOAD_TEXT.store(own.cast_mut(), Ordering::Relaxed);
+        return;
+    }
+    // SAFETY: there is one thread, and nobody has the address yet.
+    let text = unsafe { &mut *TEXT.0.get() };
+    let whole = bytes().take(name_at).chain(AGENT_OF_EVERY_KIND.bytes());
+    let mut len = 0;
+    for (slot, byte) in text.iter_mut().take(MOST_TEXT - 1).zip(whole) {
+        *slot = byte;
+        len += 1;
+    }
+    if len == name_at + AGENT_OF_EVERY_KIND.len() {
+        PRELOAD_TEXT.store(text.as_mut_ptr(), Ordering::Relaxed);
+    }
+}
+
+/// Finds [`own_path`] and [`preload_text`].
 pub fn find_own_path() {
     let next = FIND_SYMBOL.get();
     let mut info = AddressInfo { file: null(), base: null_mut(), symbol: null(), symbol_at: null_mut() };
@@ -240,6 +283,7 @@ pub fn find_own_path() {
     };
     if found != 0 {
         OWN_PATH.store(info.file.cast_mut(), Ordering::Relaxed);
+        find_preload_text(info.file.cast());
     }
 }
 

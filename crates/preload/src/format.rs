@@ -14,6 +14,11 @@ pub const MAX_BUILD_ID: usize = 64;
 /// Bytes in front of the counters.
 pub const COUNTS_HEADER: u64 = PAGE;
 
+/// The agent's file name. Overlays are looked for in the folder that it was loaded from.
+pub const AGENT_NAME: &str = "librestitch-preload.so";
+/// The name for `LD_PRELOAD` that each kind of process finds its library by: the loader puts its platform in (ld.so(8), "Dynamic string tokens").
+pub const AGENT_OF_EVERY_KIND: &str = "librestitch-$PLATFORM.so";
+
 const MAGIC: [u8; 16] = *b"restitch overlay";
 const FIELDS_AT: usize = 96;
 

@@ -10,21 +10,33 @@
 //! **What you do**: write [`AGENT`] to a file named [`AGENT_NAME`], put overlays beside it as [`overlay_name`] says, and start
 //! commands with `LD_PRELOAD` naming the agent. The agent passes itself on when a program starts another with an environment of its own.
 //!
+//! 32-bit loaders complain about a 64-bit library. `LD_PRELOAD` therefore names [`AGENT_OF_EVERY_KIND`], and beside the agent under the names of
+//! [`PLATFORMS`] lies [`empty_library_32`] under those of [`PLATFORMS_32`].
+//!
 //! **What the agent does not do**: allocate, start threads, open anything but overlays and their counts, or print. Where anything
 //! is not as expected (another C library, a thread that runs already, a place that is taken, a file of another owner), the
 //! process runs its original code.
 //!
 //! The agent is compiled apart (`agent/`, no standard library, no libc of its own) and shares [`Meta`] with this crate.
 
+mod empty;
 mod format;
 
-pub use format::{COUNTS_HEADER, Counts, FORMAT, MAX_BUILD_ID, Meta, PAGE};
+pub use empty::empty_library_32;
+pub use format::{AGENT_NAME, AGENT_OF_EVERY_KIND, COUNTS_HEADER, Counts, FORMAT, MAX_BUILD_ID, Meta, PAGE};
 
 /// The agent: a shared library for x86-64 Linux.
 pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/librestitch-preload.so"));
 
-/// The agent's file name. Overlays are looked for in the folder that it was loaded from.
-pub const AGENT_NAME: &str = "librestitch-preload.so";
+/// What the loaders of 64-bit processes put in for `$PLATFORM`: the kernel's word, or what glibc before 2.37 knows better.
+pub const PLATFORMS: [&str; 3] = ["x86_64", "haswell", "xeon_phi"];
+/// What those of 32-bit processes put in.
+pub const PLATFORMS_32: [&str; 4] = ["i686", "i586", "i486", "i386"];
+
+/// The file name of the library for a platform: the agent's own, or that of [`empty_library_32`].
+pub fn platform_name(platform: &str) -> String {
+    AGENT_OF_EVERY_KIND.replace("$PLATFORM", platform)
+}
 
 /// The file name of the overlay of the module with this build id.
 pub fn overlay_name(build_id: &[u8]) -> String {

@@ -258,6 +258,21 @@ pub(crate) fn set_nice(nice: i32) -> bool {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.clamp(0, 19)) == 0 }
 }
 
+/// The calling thread's nice value.
+#[cfg(test)]
+pub(crate) fn nice() -> i32 {
+    // SAFETY: touches no memory.
+    unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+}
+
+/// Puts the calling thread into the idle class of I/O; without effect where the system refuses.
+pub(crate) fn set_idle_io() {
+    const THREAD: i32 = 1;
+    const IDLE_CLASS: i32 = 3 << 13;
+    // SAFETY: touches no memory; 0 names the calling thread.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, THREAD, 0, IDLE_CLASS) };
+}
+
 /// Sets the calling thread's scheduling policy and real-time priority; whether that was permitted.
 pub(crate) fn set_scheduling(policy: i32, priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };

@@ -2,6 +2,7 @@
 //! are told to end, and looks at a process from outside that owe nothing to restitch's own code.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part of this module")]
 
+pub mod batching;
 pub mod look;
 pub mod target;
 pub mod truth;

@@ -3,12 +3,14 @@
 //! ```text
 //! CACHE/v1/                      (mode 0700)
 //!   librestitch-preload.so       the agent; it looks for overlays beside itself
+//!   librestitch-PLATFORM.so      the same, and an empty library for processes of 32 bits
 //!   ID.overlay                   in force: optimized or, for a short time, counting
 //!   ID.counts                    of a counting overlay
 //!   store/ID.optimized           the optimized overlay
 //!   store/ID.profile             the profile (our own format)
 //!   store/ID.json                an [`Entry`]
 //!   store/ID.lock                held by the session that works on the module
+//!   store/budget                 processor seconds that earlier commands have left for optimizing
 //! ```
 //!
 //! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
@@ -16,7 +18,10 @@
 
 use crate::SessionError;
 use crate::files::write_whole;
-use restitch_preload::{AGENT, AGENT_NAME, Meta, counts_name, overlay_name};
+use restitch_preload::{
+    AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, Meta, PLATFORMS, PLATFORMS_32, counts_name, empty_library_32,
+    overlay_name, platform_name,
+};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -105,27 +110,39 @@ impl Cache {
         Ok(Self { path })
     }
 
+    /// The folder that was opened.
+    pub(crate) fn base(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
     /// Puts the agent in place and tries it. Its path, for `LD_PRELOAD`.
     ///
     /// # Errors
     /// If it cannot be written, or programs do not start with it.
     pub fn agent(&self) -> Result<PathBuf, SessionError> {
-        let path = self.path.join(AGENT_NAME);
-        if std::fs::read(&path).ok().as_deref() != Some(AGENT) {
-            write_whole(&path, AGENT, 0o755)?;
+        let put = |name: &str, content: &[u8]| {
+            let path = self.path.join(name);
+            match std::fs::read(&path).is_ok_and(|old| old == content) {
+                true => Ok(()),
+                false => write_whole(&path, content, 0o755),
+            }
+        };
+        put(AGENT_NAME, AGENT)?;
+        PLATFORMS.iter().try_for_each(|platform| put(&platform_name(platform), AGENT))?;
+        let empty = empty_library_32();
+        PLATFORMS_32.iter().try_for_each(|platform| put(&platform_name(platform), &empty))?;
+        let (any, plain) = (self.path.join(AGENT_OF_EVERY_KIND), self.path.join(AGENT_NAME));
+        if probe(&any).is_ok() {
+            return Ok(any);
         }
-        let mut probe = Command::new("/bin/sh");
-        probe.args(["-c", ":"]).env("LD_PRELOAD", &path).stdin(Stdio::null());
-        let seen = probe.output();
-        let works = seen.as_ref().is_ok_and(|o| o.status.success() && o.stderr.is_empty());
-        if works {
-            return Ok(path);
-        }
-        let said = seen.map(|o| String::from_utf8_lossy(&o.stderr).trim().to_owned()).unwrap_or_default();
-        let why = format!(
-            "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
-        );
-        Err(SessionError::BadFile { path, why })
+        // A loader with another word for this platform.
+        let why = match probe(&plain) {
+            Ok(()) => return Ok(plain),
+            Err(said) => format!(
+                "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
+            ),
+        };
+        Err(SessionError::BadFile { path: plain, why })
     }
 
     /// Where the overlay in force of a module is.
@@ -153,6 +170,19 @@ impl Cache {
     pub fn path_of(&self, id: &str) -> Option<PathBuf> {
         let bytes = std::fs::read(self.stored(id, "path")).ok()?;
         Some(OsString::from_vec(bytes).into())
+    }
+
+    /// Processor seconds that earlier commands have left for optimizing.
+    pub(crate) fn kept_budget(&self) -> f64 {
+        std::fs::read_to_string(self.budget_file()).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0.0)
+    }
+    /// Keeps them for the next command.
+    pub(crate) fn keep_budget(&self, seconds: f64) {
+        // Failing, the next command begins with what there was.
+        let _ = write_whole(&self.budget_file(), format!("{seconds:.3}\n").as_bytes(), 0o600);
+    }
+    fn budget_file(&self) -> PathBuf {
+        self.path.join("store").join("budget")
     }
 
     /// Takes an optimized overlay out of force, so that the module is profiled anew.
@@ -232,11 +262,18 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes counting overlays out of force that a session which was killed has left.
+    /// Takes counting overlays and counts away that a session which was killed has left.
     pub fn tidy(&self) {
         for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = file.file_name().to_string_lossy().into_owned();
             if name.contains(".tmp") && !is_recent(&file.path()) {
+                let _ = std::fs::remove_file(file.path());
+            }
+            if let Some(id) = name.strip_suffix(".counts")
+                && !self.path.join(format!("{id}.overlay")).exists()
+                && let Some(_lock) = self.lock(id)
+            {
+                // It was killed just before the overlay that counts there was written.
                 let _ = std::fs::remove_file(file.path());
             }
             let Some(id) = name.strip_suffix(".overlay") else { continue };
@@ -316,6 +353,19 @@ impl Cache {
             }
         }
         Ok(count)
+    }
+}
+
+/// Whether a shell starts with the agent at `path` and has it in its memory; else what was said.
+fn probe(path: &Path) -> Result<(), String> {
+    const LOOK: &str =
+        "while read -r line; do case $line in *librestitch-*) exit 0;; esac; done </proc/self/maps; exit 1";
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", LOOK]).env("LD_PRELOAD", path).stdin(Stdio::null());
+    let seen = shell.output().map_err(|e| e.to_string())?;
+    match seen.status.success() && seen.stderr.is_empty() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&seen.stderr).trim().to_owned()),
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! Nothing here may hurt the command: what goes wrong is a note in the report, and the original code runs.
 
+mod budget;
 pub mod cache;
 pub mod config;
 mod observe;
@@ -18,20 +19,27 @@ mod worker;
 pub use report::{BatchReport, Left, Optimized, Runs};
 
 use crate::{SessionError, Watcher};
+use budget::{Budget, COUNTING_COSTS, IdleCores};
 use cache::{Cache, Entry, read_meta};
 use observe::{Mode, Observer, Overlays, Seen};
 use restitch_layout::LayoutChoice;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use worker::{Message, Worker};
+use worker::{Haste, Message, Worker};
 
 const POLL: Duration = Duration::from_millis(50);
 /// Less time in a module than this, in seconds, is not worth anything.
 const LEAST_SECONDS: f64 = 0.5;
 /// What an optimization costs: seconds for each byte of the file (cc1plus, 33 MB, takes about six).
 const SECONDS_PER_BYTE: f64 = 6.0 / 33e6;
+/// What it costs to begin counting, likewise.
+const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 33e6;
+/// With so many idle cores, work of the lowest priority goes on.
+const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
 const WORTH: f64 = 2.0;
 /// Profiles are made anew after so many seconds.
@@ -50,12 +58,35 @@ pub struct BatchOptions {
     pub eager: bool,
     /// The cache directory, if not the usual one.
     pub cache: Option<PathBuf>,
-    /// How to lay out.
-    pub layout: LayoutChoice,
+    /// How overlays are made.
+    pub making: Making,
     /// Where to copy agent and overlays to in the end.
     pub export: Option<PathBuf>,
     /// Largest size of the cache in bytes.
     pub cache_size: u64,
+}
+
+/// How overlays are made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Making {
+    /// How to lay out.
+    pub layout: LayoutChoice,
+    /// How many runs count; as many as are useful, if not given.
+    pub runs: Option<u64>,
+    /// What happens with profiles that are not laid out yet when the command ends.
+    pub finish: Finish,
+}
+
+/// What happens with profiles that are not laid out yet when the command ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Finish {
+    /// Another process goes on with them, at the lowest priority; nobody has to wait.
+    #[default]
+    Background,
+    /// They are laid out now.
+    Wait,
+    /// The next session begins with them.
+    Later,
 }
 
 /// Runs the command to its end, and optimizes what it runs. The command's exit status (as a shell gives it) is in the report.
@@ -156,27 +187,37 @@ impl Session {
         report: &mut BatchReport,
         watcher: &mut dyn Watcher,
     ) -> Result<(), SessionError> {
-        let mut worker = Worker::start(self.cache.clone(), self.options.layout);
+        let budget = Arc::new(Budget::new(self.cache.kept_budget(), self.options.eager));
+        let mut worker = Worker::start(&self.cache, self.options.making, budget.clone());
+        let mut idle = IdleCores::default();
         if self.observer.is_some() {
-            self.cache.entries().iter().filter(|e| is_old(e)).for_each(|e| self.cache.retire(&e.build_id));
+            // An old one stays in force until a new profile can be paid for.
+            let dear = |e: &Entry| !budget.take(begin_cost(&e.path));
+            let old = self.cache.entries().into_iter().filter(|e| is_old(e) && !e.layout.is_empty());
+            old.filter(|e| !dear(e)).for_each(|e| self.cache.retire(&e.build_id));
             self.cache.pending().into_iter().for_each(|entry| {
                 self.given.insert(entry.path.clone());
-                worker.pending(entry);
+                worker.pending(if self.options.eager { Haste::Ordinary } else { Haste::Lowest }, entry);
             });
         }
         report.status = wait(child, |ended| {
             if let Some(observer) = &mut self.observer {
                 observer.poll(&self.cache);
+                budget.earn(observer.seconds());
             }
             if !ended {
-                self.consider(&mut worker);
+                self.consider(&mut worker, &budget, idle.now());
             }
             self.listen(&mut worker, watcher);
         });
         report.command_seconds = start.elapsed().as_secs_f64();
-        report.own_seconds = worker.stop(|message| self.hear(message, watcher));
+        let finish = self.options.making.finish;
+        worker.stop(finish == Finish::Wait, |message| self.hear(message, watcher));
+        report.own_seconds = own_seconds();
+        self.cache.keep_budget(budget.left());
         self.describe(report);
         self.cache.prune(self.options.cache_size);
+        report.goes_on = finish == Finish::Background && go_on(&self.cache, self.options.making.layout);
         if let Some(folder) = &self.options.export {
             report.exported = Some(self.cache.export(folder)?);
         }
@@ -184,24 +225,28 @@ impl Session {
     }
 
     /// Gives modules that are worth it to the worker.
-    fn consider(&mut self, worker: &mut Worker) {
+    fn consider(&mut self, worker: &mut Worker, budget: &Budget, idle_cores: f64) {
         let Some(observer) = &self.observer else { return };
         for seen in observer.modules() {
             if is_named(&seen.path, &self.options.exclude) {
                 self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
                 continue;
             }
-            if self.given.contains(&seen.path) || seen.begun < 2 || seen.samples == 0 {
+            if self.given.contains(&seen.path) || seen.overlaid || seen.begun < 2 || seen.samples == 0 {
                 continue;
             }
-            let Ok(file) = std::fs::metadata(&seen.path) else { continue };
-            let cost = file.len() as f64 * SECONDS_PER_BYTE;
-            let worth_it = seen.seconds() >= LEAST_SECONDS.max(WORTH * cost);
-            if !file.is_file() || !(worth_it || self.options.eager) {
+            let worth_it = seen.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
+            if !seen.path.is_file() || !(worth_it || self.options.eager) {
                 continue;
             }
+            // The first run that counts is paid for as well.
+            let haste = match budget.take(begin_cost(&seen.path) + COUNTING_COSTS * seen.seconds_per_run()) {
+                true => Haste::Ordinary,
+                false if idle_cores >= IDLE => Haste::Lowest,
+                false => continue,
+            };
             self.given.insert(seen.path.clone());
-            worker.module(seen.path.clone(), seen.places.clone(), seen.seconds_per_run());
+            worker.module(haste, seen.path.clone(), seen.places.clone(), seen.seconds_per_run());
         }
     }
 
@@ -251,15 +296,15 @@ impl Session {
         if seen.seconds() < LEAST_SECONDS {
             return None;
         }
-        let size = std::fs::metadata(&seen.path).map_or(0, |m| m.len());
-        let cost = size as f64 * SECONDS_PER_BYTE;
+        let cost = optimize_cost(&seen.path);
         let why = match self.left.get(&seen.path) {
             Some(why) => why.clone(),
+            None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
             None if seen.begun < 2 => "it ran once only; `restitch attach` optimizes long runs".into(),
             None if seen.seconds() < WORTH * cost => {
                 format!("to optimize it takes about {cost:.1} s, too much for the time that it used")
             }
-            None => "the command ended before its runs could be counted".into(),
+            None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; a later one will".into(),
         };
         Some(Left { path: seen.path.clone(), seconds: seen.seconds(), runs: seen.begun, why })
     }
@@ -278,9 +323,63 @@ impl Overlays for Cache {
     }
 }
 
+/// Processor seconds that it takes to optimize a module.
+fn optimize_cost(path: &Path) -> f64 {
+    std::fs::metadata(path).map_or(0.0, |m| m.len() as f64 * SECONDS_PER_BYTE)
+}
+
+/// Processor seconds that it takes until runs of it can count.
+fn begin_cost(path: &Path) -> f64 {
+    std::fs::metadata(path).map_or(0.0, |m| m.len() as f64 * BEGIN_SECONDS_PER_BYTE)
+}
+
 /// Whether a file has one of these names or paths.
 pub(crate) fn is_named(path: &Path, names: &[String]) -> bool {
     names.iter().any(|name| Path::new(name) == path || path.file_name().is_some_and(|n| n == name.as_str()))
+}
+
+/// Processor seconds of this process, without the command.
+fn own_seconds() -> f64 {
+    /// The unit of /proc/PID/stat, on every x86-64 Linux.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind_name = stat.rsplit(") ").next().unwrap_or_default();
+    // utime and stime are the fields 14 and 15; the third one is the first behind the name.
+    behind_name.split(' ').skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum::<f64>() / TICKS
+}
+
+/// Starts a process that goes on with what is not laid out yet, and outlives this one; whether there is one.
+fn go_on(cache: &Cache, layout: LayoutChoice) -> bool {
+    let Ok(own) = std::env::current_exe() else { return false };
+    if cache.pending().is_empty() {
+        return false;
+    }
+    let mut command = Command::new(own);
+    command
+        .args(["cache", "optimize", "--background", "--layout", layout.name(), "--cache"])
+        .arg(cache.base());
+    // A group of its own: what a terminal sends to the command's is not for it.
+    command.process_group(0).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().is_ok()
+}
+
+/// Lays out what was only profiled; in the `background`, at the lowest priority. What came of each module.
+pub fn optimize_pending(
+    cache: &Cache,
+    layout: LayoutChoice,
+    background: bool,
+) -> Vec<(PathBuf, Result<Entry, SessionError>)> {
+    if background {
+        restitch_tracee::be_lowest();
+    }
+    let mut outcomes = Vec::new();
+    for entry in cache.pending() {
+        let (path, start) = (entry.path.clone(), worker::cpu_seconds());
+        let cost = || worker::cpu_seconds() - start;
+        outcomes.push((path, work::optimize_stored(cache, entry, layout, cost)));
+    }
+    outcomes
 }
 
 /// Seconds since 1970.

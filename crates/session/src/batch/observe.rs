@@ -48,6 +48,8 @@ pub(crate) struct Seen {
     pub samples: u64,
     /// Runs that were begun.
     pub begun: u64,
+    /// A run of it was optimized.
+    pub overlaid: bool,
     /// Samples in the original code, by place in the file.
     pub places: BTreeMap<FileOffset, u64>,
 }
@@ -134,6 +136,11 @@ impl Observer {
         &self.modules
     }
 
+    /// Processor seconds in user code of everything that was seen.
+    pub fn seconds(&self) -> f64 {
+        self.modules.iter().map(|m| m.samples).sum::<u64>() as f64 / FREQUENCY as f64
+    }
+
     /// Records that did not fit into the kernel's ring.
     pub fn lost(&self) -> u64 {
         self.lost
@@ -184,6 +191,7 @@ impl Observer {
             Some((path, mode)) => (self.module(path), *mode),
             None => (self.module(path), Mode::Original),
         };
+        self.modules[module].overlaid |= mode == Mode::Optimized;
         let process = self.processes.entry(pid).or_default();
         let begins = !process.runs.contains_key(&module);
         let run = process.runs.entry(module).or_insert(Run { mode, samples: 0, own: true });

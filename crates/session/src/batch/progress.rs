@@ -2,7 +2,8 @@
 //!
 //! OCOLOS (section VI-D) finds about five runs of a compiler best: fewer miss code, more delay the gain. Here the number is not
 //! fixed. One run may count, then two in all, then four: each time the profile is compared with the one from half as many
-//! runs, and what the second half has not changed the next half will not change much either.
+//! runs, and what the second half has not changed the next half will not change much either. For experiments the number can be
+//! given ([`Progress::of`]).
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +20,26 @@ pub(crate) struct Progress {
     granted: u64,
     runs: u64,
     waiting: Option<Instant>,
+    /// The number of runs was given.
+    fixed: bool,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { granted: 1, runs: 0, waiting: None }
+        Self { granted: 1, runs: 0, waiting: None, fixed: false }
     }
 }
 
 impl Progress {
+    /// Exactly so many runs count, or as many as are useful.
+    pub fn of(runs: Option<u64>) -> Self {
+        match runs {
+            // The kernel's counter of tickets is signed.
+            Some(runs) => Self { granted: runs.clamp(1, 1 << 40), fixed: true, ..Self::default() },
+            None => Self::default(),
+        }
+    }
+
     /// How many runs may count in all.
     pub fn granted(&self) -> u64 {
         self.granted
@@ -50,7 +62,7 @@ impl Progress {
     /// Whether the profile is complete, given its overlap with the last one.
     pub fn is_enough(&mut self, started: u64, overlap: Option<f64>) -> bool {
         self.runs = started;
-        overlap.is_some_and(|o| o >= ENOUGH) || self.granted >= MOST_RUNS
+        self.fixed || overlap.is_some_and(|o| o >= ENOUGH) || self.granted >= MOST_RUNS
     }
 
     /// Twice as many may count.
@@ -76,6 +88,15 @@ mod tests {
         assert!(!progress.is_due(4, 3), "one is still running");
         assert!(progress.is_due(4, 4) && progress.is_enough(4, Some(0.95)));
         assert_eq!(progress.runs(), 4);
+    }
+
+    #[test]
+    fn a_given_number_of_runs_is_counted_at_once() {
+        let mut progress = Progress::of(Some(5));
+        assert_eq!(progress.granted(), 5);
+        assert!(!progress.is_due(4, 4) && progress.is_due(5, 5));
+        assert!(progress.is_enough(5, None));
+        assert_eq!(progress.runs(), 5);
     }
 
     #[test]

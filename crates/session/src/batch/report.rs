@@ -20,6 +20,8 @@ pub struct BatchReport {
     pub optimized: Vec<Optimized>,
     /// Modules that used half a second or more and were left alone.
     pub left: Vec<Left>,
+    /// A process in the background goes on with what was only profiled.
+    pub goes_on: bool,
     /// Overlays that were exported.
     pub exported: Option<usize>,
     /// Records of the kernel's that were lost: times are too low by their share.

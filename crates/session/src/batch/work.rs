@@ -33,9 +33,15 @@ pub(crate) struct Job {
     plan: CounterPlan,
     missing: Vec<u32>,
     /// Held until the work is done, so that no other session works on the same.
-    _lock: File,
+    lock: File,
     earlier: Option<Profile>,
     progress: Progress,
+}
+
+/// A module that nobody else works on.
+pub(crate) struct Held {
+    pub module: Analyzed,
+    _lock: File,
 }
 
 /// Reads a module's file. What its build id is, and whether it can be worked on.
@@ -57,7 +63,7 @@ pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
 }
 
 impl Job {
-    /// Analyses the module, chooses functions by the samples, and puts a counting overlay with one ticket in force.
+    /// Analyses the module, chooses functions by the samples, and puts a counting overlay in force: of `runs` runs, or of as many as are useful.
     ///
     /// # Errors
     /// [`SessionError::NothingToDo`] if nothing can be counted, or another session is at it; other errors as they come.
@@ -66,6 +72,7 @@ impl Job {
         path: &Path,
         image: Image,
         samples: &BTreeMap<FileOffset, u64>,
+        runs: Option<u64>,
     ) -> Result<Self, SessionError> {
         let bad = |why: String| SessionError::BadFile { path: path.into(), why };
         let id = image.build_id().map(|id| id.as_bytes().to_vec()).unwrap_or_default();
@@ -88,8 +95,8 @@ impl Job {
         let layout = counting_layout(program, &plan);
         let missing = Vec::new();
         let earlier = None;
-        let (path, progress) = (path.to_path_buf(), Progress::default());
-        let mut job = Self { path, id, id_text, analyzed, plan, missing, _lock: lock, earlier, progress };
+        let (path, progress) = (path.to_path_buf(), Progress::of(runs));
+        let mut job = Self { path, id, id_text, analyzed, plan, missing, lock, earlier, progress };
         job.put_counting(cache, &layout)?;
         Ok(job)
     }
@@ -122,10 +129,16 @@ impl Job {
     }
 
     /// Looks at the counts. Whether the profile is complete; if not, more processes may count when those that may have ended.
+    /// What was counted so far is the profile at the end of the command, and where so many more runs are not `affordable`.
     ///
     /// # Errors
     /// If the counts cannot be read.
-    pub fn look(&mut self, cache: &Cache) -> Result<bool, SessionError> {
+    pub fn look(
+        &mut self,
+        cache: &Cache,
+        at_end: bool,
+        affordable: impl FnOnce(u64) -> bool,
+    ) -> Result<bool, SessionError> {
         let path = cache.counts(&self.id);
         let fail = |source| SessionError::File { operation: "reading", path: path.clone(), source };
         let file = File::open(&path).map_err(fail)?;
@@ -134,7 +147,9 @@ impl Job {
         let word =
             |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
         let (started, ended) = (word(Counts::STARTED_AT), word(Counts::ENDED_AT));
-        if !self.progress.is_due(started, ended) {
+        let due = self.progress.is_due(started, ended);
+        let is_last_look = at_end && started > 0;
+        if !due && !is_last_look {
             return Ok(false);
         }
         let mut bytes = vec![0; 8 * self.plan.counted.len()];
@@ -146,7 +161,10 @@ impl Job {
         let overlap = self.earlier.as_ref().map(|e| overlap(&e.edges, &derived.profile.edges));
         let counted = derived.profile.blocks.iter().any(|n| *n > 0);
         self.earlier = counted.then_some(derived.profile);
-        if counted && self.progress.is_enough(started, overlap) {
+        if counted && self.progress.is_enough(started, overlap) || at_end {
+            return Ok(true);
+        }
+        if counted && !affordable(self.progress.granted()) {
             return Ok(true);
         }
         self.progress.go_on();
@@ -180,8 +198,8 @@ impl Job {
     }
 
     /// The module, to be optimized.
-    pub fn into_module(self) -> Analyzed {
-        self.analyzed
+    pub fn into_held(self) -> Held {
+        Held { module: self.analyzed, _lock: self.lock }
     }
 
     /// Gives up: the stored overlay is in force again, or none.
@@ -220,6 +238,31 @@ pub(crate) fn optimize(
     entry.layout = choice.name().into();
     cache.keep(&entry, overlay.bytes())?;
     Ok(entry)
+}
+
+/// [`optimize`] for a module whose profile was made in another session.
+///
+/// # Errors
+/// As there; and if the file is another one by now, or another session is at it.
+pub(crate) fn optimize_stored(
+    cache: &Cache,
+    entry: Entry,
+    layout: LayoutChoice,
+    cost: impl FnOnce() -> f64,
+) -> Result<Entry, SessionError> {
+    let bad = |why: String| SessionError::BadFile { path: entry.path.clone(), why };
+    let nothing = |why: &str| SessionError::NothingToDo(why.into());
+    let _lock = cache.lock(&entry.build_id).ok_or_else(|| nothing("another session is working on it"))?;
+    if cache.entry(&entry.build_id).is_some_and(|now| !now.layout.is_empty()) {
+        return Err(nothing("another session has optimized it meanwhile"));
+    }
+    let image = read_module(&entry.path)?;
+    if image.build_id().is_none_or(|id| id.to_string() != entry.build_id) {
+        cache.remove(&entry.build_id);
+        return Err(bad("it has changed since it was profiled".into()));
+    }
+    let module = analyze_image(Arc::new(image)).map_err(bad)?;
+    optimize(cache, entry, &module, layout, cost)
 }
 
 /// Emits and checks a version, and makes an overlay of it; with the counters that nothing increments.

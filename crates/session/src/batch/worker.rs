@@ -1,73 +1,136 @@
-//! The thread in the background that makes overlays, one after the other, at low priority.
+//! The threads in the background: makers make overlays, one after the other, the accountant looks after the runs that count.
+//!
+//! **Priority.** There are two makers: an ordinary one, whose time is paid for out of the [`Budget`], and one that does with what
+//! the command's processes leave. Where a build keeps every core busy the latter gets about 1.5 % of one.
+//!
+//! **The end.** When the command ends, what was counted becomes a profile, which is the matter of a moment. Overlays that are not made yet are
+//! made now, by another process, or the next time ([`Finish`]); a thread that is at it is left behind, and ends with the process: nothing that
+//! it does can be seen half done.
 
+use super::budget::{Budget, COUNTING_COSTS};
 use super::cache::{Cache, Entry};
-use super::is_old;
-use super::work::{Job, optimize, read_module};
+use super::work::{Held, Job, optimize, optimize_stored, read_module};
+use super::{Finish, Making, is_old, optimize_cost};
 use crate::SessionError;
-use crate::analysis::analyze_image;
 use restitch_address::FileOffset;
-use restitch_layout::LayoutChoice;
-use restitch_tracee::be_nice;
+use restitch_tracee::{be_lowest, be_nice};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How often counts are looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// The thread's nice value: the command's processes go first.
+/// The nice value of the ordinary maker and of the accountant: the command's processes go first.
 const NICE: i32 = 5;
 
-/// What the thread tells.
+/// Who does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Haste {
+    /// It is paid for.
+    Ordinary,
+    /// With what the command leaves.
+    Lowest,
+}
+
+/// What the threads tell.
 pub(crate) enum Message {
     /// The next runs of this module are counted.
     Counting(PathBuf),
-    /// The module is optimized; or, with an empty layout, its profile is kept for the next session.
+    /// The module is optimized; or, with an empty layout, its profile is kept.
     Done(Box<Entry>),
     /// The module is left alone, for this reason.
     Left(PathBuf, String),
 }
 
-/// What it is given.
+/// What the maker is given.
 enum Task {
-    Module { path: PathBuf, samples: BTreeMap<FileOffset, u64>, seconds_per_run: f64 },
+    Begin { path: PathBuf, samples: BTreeMap<FileOffset, u64>, seconds_per_run: f64 },
     Pending(Entry),
+    Optimize { entry: Entry, held: Box<Held>, spent: f64 },
+}
+
+/// A module whose runs are counted.
+struct Counting {
+    job: Job,
+    seconds_per_run: f64,
+    /// Processor seconds that were spent on it.
+    spent: f64,
 }
 
 pub(crate) struct Worker {
-    tasks: Option<Sender<Task>>,
+    makers: Option<Makers>,
     messages: Receiver<Message>,
-    thread: Option<JoinHandle<f64>>,
+    stop: Arc<AtomicBool>,
+    accountant: JoinHandle<()>,
+    threads: [JoinHandle<()>; 2],
+}
+
+/// The ways to the makers.
+#[derive(Clone)]
+struct Makers {
+    ordinary: Sender<Task>,
+    lowest: Sender<Task>,
+}
+
+impl Makers {
+    fn give(&self, haste: Haste, task: Task) {
+        // A thread that has ended takes no tasks: nothing is optimized then, and the command runs on.
+        let _ = match haste {
+            Haste::Ordinary => self.ordinary.send(task),
+            Haste::Lowest => self.lowest.send(task),
+        };
+    }
 }
 
 impl Worker {
-    pub fn start(cache: Cache, layout: LayoutChoice) -> Self {
-        let ((tasks, given), (tell, messages)) = (channel(), channel());
-        let thread = std::thread::spawn(move || {
-            // Where the system refuses, the thread competes with the command's.
+    pub fn start(cache: &Cache, making: Making, budget: Arc<Budget>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ((tell, messages), (begun, jobs)) = (channel(), channel());
+        let ((ordinary, first), (lowest, second)) = (channel(), channel());
+        let makers = Makers { ordinary, lowest };
+        let start = |haste: Haste, given: Receiver<Task>| {
+            let (cache, tell, begun, stop) = (cache.clone(), tell.clone(), begun.clone(), stop.clone());
+            // Where the system refuses a lower priority, the threads compete with the command's.
+            std::thread::spawn(move || {
+                match haste {
+                    Haste::Ordinary => be_nice(NICE),
+                    Haste::Lowest => be_lowest(),
+                };
+                Maker { cache, making, tell, begun, stop }.run(&given);
+            })
+        };
+        let threads = [start(Haste::Ordinary, first), start(Haste::Lowest, second)];
+        let (cache, next, stopped) = (cache.clone(), makers.clone(), stop.clone());
+        let accountant = std::thread::spawn(move || {
             be_nice(NICE);
-            Thread { cache, layout, tell, jobs: Vec::new() }.run(&given);
-            cpu_seconds()
+            Accountant { cache, making, tell, counting: Vec::new(), next, stop: stopped, budget }.run(&jobs);
         });
-        Self { tasks: Some(tasks), messages, thread: Some(thread) }
+        Self { makers: Some(makers), messages, stop, accountant, threads }
     }
 
     /// A module that is worth it.
-    pub fn module(&self, path: PathBuf, samples: BTreeMap<FileOffset, u64>, seconds_per_run: f64) {
-        self.give(Task::Module { path, samples, seconds_per_run });
+    pub fn module(
+        &self,
+        haste: Haste,
+        path: PathBuf,
+        samples: BTreeMap<FileOffset, u64>,
+        seconds_per_run: f64,
+    ) {
+        self.give(haste, Task::Begin { path, samples, seconds_per_run });
     }
 
     /// A module whose profile was made before.
-    pub fn pending(&self, entry: Entry) {
-        self.give(Task::Pending(entry));
+    pub fn pending(&self, haste: Haste, entry: Entry) {
+        self.give(haste, Task::Pending(entry));
     }
 
-    fn give(&self, task: Task) {
-        // A thread that has ended takes no tasks: nothing is optimized then, and the command runs on.
-        if let Some(tasks) = &self.tasks {
-            let _ = tasks.send(task);
+    fn give(&self, haste: Haste, task: Task) {
+        if let Some(makers) = &self.makers {
+            makers.give(haste, task);
         }
     }
 
@@ -75,131 +138,159 @@ impl Worker {
         self.messages.try_recv().ok()
     }
 
-    /// The command has ended: what can be kept is kept. The processor seconds that the thread has used.
-    pub fn stop(mut self, mut hear: impl FnMut(Message)) -> f64 {
-        self.tasks = None;
-        let seconds = self.thread.take().and_then(|t| t.join().ok()).unwrap_or_default();
+    /// The command has ended: what was counted is kept, and what is not made yet is waited for only if that is wanted.
+    pub fn stop(mut self, wait: bool, mut hear: impl FnMut(Message)) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.makers = None;
+        // A thread that has panicked has told what it could.
+        let _ = self.accountant.join();
+        if wait {
+            self.threads.into_iter().for_each(|thread| drop(thread.join()));
+        }
         self.messages.try_iter().for_each(&mut hear);
-        seconds
     }
 }
 
-struct Thread {
+/// Makes overlays.
+struct Maker {
     cache: Cache,
-    layout: LayoutChoice,
+    making: Making,
     tell: Sender<Message>,
-    /// Modules whose runs are being counted, with the seconds of a run and the processor seconds spent on them.
-    jobs: Vec<(Job, f64, f64)>,
+    begun: Sender<Counting>,
+    stop: Arc<AtomicBool>,
 }
 
-impl Thread {
-    fn run(mut self, given: &Receiver<Task>) {
-        loop {
-            match given.recv_timeout(LOOK) {
-                Ok(Task::Module { path, samples, seconds_per_run }) => {
-                    self.begin(path, &samples, seconds_per_run);
+impl Maker {
+    fn run(self, given: &Receiver<Task>) {
+        while let Ok(task) = given.recv() {
+            match task {
+                Task::Begin { .. } if self.stop.load(Ordering::Relaxed) => {}
+                Task::Begin { path, samples, seconds_per_run } => self.begin(path, &samples, seconds_per_run),
+                Task::Pending(entry) => {
+                    let start = cpu_seconds();
+                    let path = entry.path.clone();
+                    let done =
+                        optimize_stored(&self.cache, entry, self.making.layout, || cpu_seconds() - start);
+                    report(&self.tell, &path, done);
                 }
-                Ok(Task::Pending(entry)) => self.optimize_pending(entry),
-                Err(RecvTimeoutError::Timeout) => self.look(),
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        // What was counted is kept; to make overlays of it now would keep the user waiting.
-        for (mut job, seconds, _) in std::mem::take(&mut self.jobs) {
-            let _ = job.look(&self.cache);
-            let path = job.path().to_path_buf();
-            match job.keep_profile(&self.cache, seconds) {
-                Ok(entry) => self.tell(Message::Done(Box::new(entry))),
-                Err(error) => {
-                    job.abandon(&self.cache);
-                    self.tell(Message::Left(path, error.to_string()));
+                Task::Optimize { entry, held, spent } => {
+                    let (start, path) = (cpu_seconds(), entry.path.clone());
+                    let cost = || spent + cpu_seconds() - start;
+                    let done = optimize(&self.cache, entry, &held.module, self.making.layout, cost);
+                    report(&self.tell, &path, done);
                 }
             }
         }
     }
 
-    fn tell(&self, message: Message) {
-        // Nobody listens any more when the session is over.
-        let _ = self.tell.send(message);
-    }
-
-    fn begin(&mut self, path: PathBuf, samples: &BTreeMap<FileOffset, u64>, seconds_per_run: f64) {
+    fn begin(&self, path: PathBuf, samples: &BTreeMap<FileOffset, u64>, seconds_per_run: f64) {
         let start = cpu_seconds();
         let begun = read_module(&path).and_then(|image| {
             let id = image.build_id().map(ToString::to_string).unwrap_or_default();
             if self.cache.entry(&id).is_some_and(|e| !e.layout.is_empty() && !is_old(&e)) {
                 return Err(SessionError::NothingToDo("it is optimized already".into()));
             }
-            Job::begin(&self.cache, &path, image, samples)
+            Job::begin(&self.cache, &path, image, samples, self.making.runs)
         });
         match begun {
             Ok(job) => {
-                self.tell(Message::Counting(path));
-                self.jobs.push((job, seconds_per_run, cpu_seconds() - start));
+                tell(&self.tell, Message::Counting(path));
+                let counting = Counting { job, seconds_per_run, spent: cpu_seconds() - start };
+                if let Err(late) = self.begun.send(counting) {
+                    late.0.job.abandon(&self.cache);
+                }
             }
-            Err(error) => self.tell(Message::Left(path, why(&error))),
+            Err(error) => tell(&self.tell, Message::Left(path, why(&error))),
         }
     }
+}
 
-    fn look(&mut self) {
+/// Looks after the runs that count.
+struct Accountant {
+    cache: Cache,
+    making: Making,
+    tell: Sender<Message>,
+    counting: Vec<Counting>,
+    /// Profiles that are complete go there.
+    next: Makers,
+    stop: Arc<AtomicBool>,
+    budget: Arc<Budget>,
+}
+
+impl Accountant {
+    fn run(mut self, jobs: &Receiver<Counting>) {
+        while !self.stop.load(Ordering::Relaxed) {
+            match jobs.recv_timeout(LOOK) {
+                Ok(begun) => self.counting.push(begun),
+                Err(RecvTimeoutError::Timeout) => self.look(false),
+                // The maker is gone: nothing new will come, but what is being counted is looked after.
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.look(false);
+                    std::thread::sleep(LOOK);
+                }
+            }
+        }
+        self.counting.extend(jobs.try_iter());
+        self.look(true);
+    }
+
+    /// Takes those modules further whose profiles are complete; at the end, all.
+    fn look(&mut self, at_end: bool) {
         let mut index = 0;
-        while index < self.jobs.len() {
+        while index < self.counting.len() {
             let start = cpu_seconds();
-            let (job, _, spent) = &mut self.jobs[index];
-            let complete = job.look(&self.cache);
-            *spent += cpu_seconds() - start;
+            let (counting, budget) = (&mut self.counting[index], &self.budget);
+            let seconds_per_run = counting.seconds_per_run;
+            let affordable = |runs: u64| budget.take(runs as f64 * seconds_per_run * COUNTING_COSTS);
+            let complete = counting.job.look(&self.cache, at_end, affordable);
+            counting.spent += cpu_seconds() - start;
             match complete {
-                Ok(false) => index += 1,
-                Ok(true) => {
-                    let (job, seconds, spent) = self.jobs.remove(index);
-                    self.finish(job, seconds, spent);
+                Ok(false) if !at_end => index += 1,
+                Ok(_) => {
+                    let counting = self.counting.remove(index);
+                    self.finish(counting, at_end);
                 }
                 Err(error) => {
-                    let (job, ..) = self.jobs.remove(index);
-                    self.tell(Message::Left(job.path().to_path_buf(), why(&error)));
+                    let job = self.counting.remove(index).job;
+                    tell(&self.tell, Message::Left(job.path().to_path_buf(), why(&error)));
                     job.abandon(&self.cache);
                 }
             }
         }
     }
 
-    fn finish(&mut self, mut job: Job, seconds: f64, spent: f64) {
+    fn finish(&self, counting: Counting, at_end: bool) {
+        let Counting { mut job, seconds_per_run, spent } = counting;
         let (start, path) = (cpu_seconds(), job.path().to_path_buf());
-        let done = job.keep_profile(&self.cache, seconds).and_then(|entry| {
-            let cost = move || spent + cpu_seconds() - start;
-            optimize(&self.cache, entry, &job.into_module(), self.layout, cost)
-        });
-        self.report(&path, done);
-    }
-
-    fn optimize_pending(&mut self, entry: Entry) {
-        let (start, path) = (cpu_seconds(), entry.path.clone());
-        let done = self.load(&path, &entry.build_id).and_then(|module| {
-            let _lock = self
-                .cache
-                .lock(&entry.build_id)
-                .ok_or_else(|| SessionError::NothingToDo("another session is working on it".into()))?;
-            optimize(&self.cache, entry, &module, self.layout, || cpu_seconds() - start)
-        });
-        self.report(&path, done);
-    }
-
-    fn load(&self, path: &Path, build_id: &str) -> Result<crate::Analyzed, SessionError> {
-        let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-        let image = read_module(path)?;
-        if image.build_id().is_none_or(|id| id.to_string() != build_id) {
-            self.cache.remove(build_id);
-            return Err(bad("it has changed since it was profiled".into()));
+        match job.keep_profile(&self.cache, seconds_per_run) {
+            Ok(entry) => {
+                tell(&self.tell, Message::Done(Box::new(entry.clone())));
+                if !at_end || self.making.finish == Finish::Wait {
+                    let paid = at_end || self.budget.take(optimize_cost(&path));
+                    let haste = if paid { Haste::Ordinary } else { Haste::Lowest };
+                    let spent = spent + cpu_seconds() - start;
+                    self.next.give(haste, Task::Optimize { entry, held: Box::new(job.into_held()), spent });
+                }
+            }
+            Err(error) => {
+                job.abandon(&self.cache);
+                tell(&self.tell, Message::Left(path, why(&error)));
+            }
         }
-        analyze_image(Arc::new(image)).map_err(bad)
     }
+}
 
-    fn report(&self, path: &Path, done: Result<Entry, SessionError>) {
-        self.tell(match done {
-            Ok(entry) => Message::Done(Box::new(entry)),
-            Err(error) => Message::Left(path.into(), why(&error)),
-        });
-    }
+fn tell(listener: &Sender<Message>, message: Message) {
+    // Nobody listens any more when the session is over.
+    let _ = listener.send(message);
+}
+
+fn report(listener: &Sender<Message>, path: &Path, done: Result<Entry, SessionError>) {
+    let message = match done {
+        Ok(entry) => Message::Done(Box::new(entry)),
+        Err(error) => Message::Left(path.into(), why(&error)),
+    };
+    tell(listener, message);
 }
 
 /// What went wrong, without the file's name, which stands beside it in the report.
@@ -211,7 +302,7 @@ fn why(error: &SessionError) -> String {
 }
 
 /// Processor seconds of this thread.
-fn cpu_seconds() -> f64 {
+pub(super) fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split(' ').next().and_then(|n| n.parse::<f64>().ok()).map_or(0.0, |nanoseconds| nanoseconds / 1e9)
 }

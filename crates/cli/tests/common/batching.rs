@@ -1,0 +1,121 @@
+//! What the tests of `batch` share.
+
+use super::{PATIENCE, Restitch, code, finish};
+use restitch_testkit::{TempDir, compile, scratch, wait_until};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A test program with a build id; nothing if the compiler is missing.
+pub fn compiled(source: &Path, flags: &[&str]) -> Option<PathBuf> {
+    match compile(source, &[flags, &["-Wl,--build-id=sha1"]].concat()) {
+        Ok(path) => Some(path),
+        Err(restitch_testkit::Error::Missing { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A batch of its own cache.
+pub struct Batch {
+    pub restitch: Restitch,
+    pub folder: TempDir,
+}
+
+impl Batch {
+    pub fn new() -> Self {
+        Self { restitch: Restitch::new(), folder: scratch() }
+    }
+    pub fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+    /// `batch` with options, up to where the command follows. Nothing outlives the test.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        self.command_that_finishes("later", arguments)
+    }
+    pub fn command_that_finishes(&self, when: &str, arguments: &[&str]) -> Command {
+        let mut command = self.restitch.command(&["batch"]);
+        command.env("RESTITCH_CACHE_DIR", self.cache()).arg("--json").arg(self.folder.path().join("json"));
+        command.args(["--finish", when]).args(arguments).arg("--");
+        command
+    }
+    /// The report of the batch that ran last.
+    pub fn report(&self) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.folder.path().join("json")).expect("a report was written");
+        serde_json::from_str(&text).expect("JSON")
+    }
+    pub fn cache_command(&self, arguments: &[&str]) -> restitch_testkit::Finished {
+        finish(self.restitch.command(&["cache"]).args(arguments).env("RESTITCH_CACHE_DIR", self.cache()))
+    }
+    pub fn files(&self, ending: &str) -> Vec<PathBuf> {
+        let folder = |p: PathBuf| std::fs::read_dir(p).into_iter().flatten().flatten().map(|e| e.path());
+        let all = folder(self.cache().join("v1")).chain(folder(self.cache().join("v1/store")));
+        let mut found: Vec<PathBuf> =
+            all.filter(|p| p.to_string_lossy().ends_with(&format!(".{ending}"))).collect();
+        found.sort();
+        found
+    }
+
+    /// The modules that there are optimized overlays of.
+    pub fn optimized(&self) -> Vec<PathBuf> {
+        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
+        self.files("optimized").into_iter().filter_map(path).map(PathBuf::from).collect()
+    }
+
+    /// The modules whose optimized overlays are used.
+    pub fn in_force(&self) -> Vec<PathBuf> {
+        let is_used = |stored: &PathBuf| {
+            let name = stored.with_extension("overlay");
+            let used = self.cache().join("v1").join(name.file_name().expect("a name"));
+            let inode = |p: &Path| std::fs::metadata(p).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok();
+            inode(&used).is_some() && inode(&used) == inode(stored)
+        };
+        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
+        let used = self.files("optimized").into_iter().filter(is_used);
+        used.filter_map(path).map(PathBuf::from).collect()
+    }
+
+    /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so several times.
+    #[track_caller]
+    pub fn optimize(&self, programs: &[PathBuf]) {
+        let stop = self.folder.path().join("stop");
+        let script =
+            "while [ ! -e \"$STOP\" ]; do for p; do \"$p\" --seconds 0.3; [ $? = 42 ] || exit 9; done; done";
+        let mut command = self.command(&["--eager"]);
+        command.args(["sh", "-c", script, "sh"]).args(programs).env("STOP", &stop);
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+        let complete = wait_until(PATIENCE * 2, || {
+            let optimized = self.in_force();
+            (programs.iter().all(|p| optimized.contains(p)) || child.try_wait().is_ok_and(|s| s.is_some()))
+                .then_some(())
+        });
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::fs::write(&stop, "").expect("written");
+        let output = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(complete.is_some() && output.status.code() == Some(0), "{}: {said}", output.status);
+        std::fs::remove_file(&stop).expect("removed");
+    }
+
+    /// Runs `program` once and says in how many runs of which kind it was seen.
+    #[track_caller]
+    pub fn kinds(&self, program: &Path) -> (u64, u64) {
+        // Two runs: a process whose end comes together with that of the command may be missed.
+        let script = "\"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; \"$0\"; [ $? = 42 ] || exit 9; sleep 0.3";
+        finish(self.command(&[]).args(["sh", "-c", script]).arg(program)).expect(code::DONE);
+        let report = self.report();
+        let of = |list: &str| {
+            report[list]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .find(|m| m["path"] == *program.to_string_lossy())
+                .cloned()
+        };
+        match of("optimized") {
+            Some(m) => (
+                m["original"]["runs"].as_u64().expect("a number"),
+                m["optimized"]["runs"].as_u64().expect("a number"),
+            ),
+            None => (2, 0),
+        }
+    }
+}
