@@ -79,6 +79,7 @@ fn output(file: &[u8]) -> Option<Vec<u8>> {
         bias,
         number: 1,
         bound: &[],
+        promote: &[],
         large_pages: false,
         counters: None,
     })

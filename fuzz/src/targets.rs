@@ -4,11 +4,11 @@ use restitch_address::{LoadBias, Svma, SvmaRange};
 use restitch_apply_elf::{is_restitch_output, original_bytes, place, plan_output, verify};
 use restitch_cfi::{Bytes, Lsda, UnwindInfo, read_eh_frame_hdr};
 use restitch_check::check;
-use restitch_emit::{BoundSlot, EmitError, Request, emit};
+use restitch_emit::{BoundSlot, EmitError, Promotion, Request, emit};
 use restitch_image::{DynamicRelocation, Image, RelocationKind};
 use restitch_layout::{Fragment, HotChains, Layout, LayoutAlgorithm};
 use restitch_profile::{Profile, ProfileFile, import_perf_data, testing};
-use restitch_program::{Program, analyze};
+use restitch_program::{CallId, CallTarget, Program, analyze};
 use std::fmt::Display;
 use std::sync::OnceLock;
 
@@ -119,9 +119,17 @@ fn everything(program: &Program) -> Layout {
     Layout { hot: ids.map(|id| Fragment { blocks: vec![id], align: 1 }).collect(), cold: Vec::new() }
 }
 
+/// Every indirect call compares with some function: right or wrong, the version has to be the program.
+fn promote_all(program: &Program) -> Vec<Promotion> {
+    let indirect = program.calls.iter().enumerate().filter(|(_, c)| c.target == CallTarget::Indirect);
+    let targets = program.functions.iter().map(|f| f.range.start).cycle();
+    indirect.zip(targets).map(|((i, _), target)| Promotion { call: CallId(i as u32), target }).collect()
+}
+
 fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &Layout) -> Result<(), String> {
     let start = place(image, 64 * image.data().len() as u64, &Default::default()).map_err(text)?;
     let bias = Some(LoadBias::default());
+    let promote = promote_all(program);
     let request = Request {
         image,
         program,
@@ -131,6 +139,7 @@ fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &L
         bias,
         number: 1,
         bound: &[],
+        promote: &promote,
         large_pages: false,
         counters: None,
     };

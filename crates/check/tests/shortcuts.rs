@@ -23,6 +23,7 @@ fn version(m: &Module, layout: &Layout) -> Version {
         bias: None,
         number: 1,
         bound: &[],
+        promote: &[],
         large_pages: false,
         counters: None,
     };
