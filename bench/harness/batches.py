@@ -4,14 +4,12 @@ The three take turns, every other round in the opposite order; wall time and pro
 started, restitch included) are compared within a round. Every file that the work writes has to be the same to the byte in all three.
 """
 
-import argparse
 import hashlib
 import json
 import os
 import resource
 import shutil
 import subprocess
-import sys
 import time
 from statistics import median
 
@@ -19,8 +17,8 @@ from . import report
 from .machine import Failed, Machine, Missing, find
 from .restitch import Restitch
 from .stats import interval
+from .tables import Table
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BEGIN, END = "<!-- batch:begin -->", "<!-- batch:end -->"
 VARIANTS = ("plain", "first", "warm")
 GOOGLETEST = "/usr/src/googletest"
@@ -157,34 +155,5 @@ def page(rows, quick):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="bench/batch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("loads", nargs="*", choices=[[], *LOADS], metavar="LOAD", help=f"all, if none is named: {', '.join(LOADS)}")
-    parser.add_argument("--rounds", type=int, help="default 6; 1 with --quick")
-    parser.add_argument("--quick", action="store_true", help="shows that it runs; prints the table")
-    parser.add_argument("--no-page", action="store_true", help="print the table instead of writing docs/batch.md")
-    parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
-    options = parser.parse_args(argv)
-    options.rounds = options.rounds or (1 if options.quick else 6)
-    log = lambda text: print(text, file=sys.stderr, flush=True)
-    rows, failed = [], False
-    for name in options.loads or LOADS:
-        log(name)
-        try:
-            rows.append(measure(name, options, log))
-        except Missing as missing:
-            log(f"  left out: {missing}")
-        except Failed as problem:
-            failed = True
-            log(f"  failed: {problem}")
-    if not rows:
-        sys.exit("nothing was measured")
-    folder = os.path.join(ROOT, "out", "bench")
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "batch.json"), "w") as f:
-        json.dump(rows, f, indent=1)
-    text = page(rows, options.quick)
-    if options.quick or options.no_page or options.loads:
-        print(text)
-    else:
-        report.insert(os.path.join(ROOT, "docs", "batch.md"), text, BEGIN, END)
-    return 1 if failed else 0
+    text = lambda rows, options: page(rows, options.quick)
+    return Table("bench/batch", __doc__, LOADS, measure, text, "batch.md", (BEGIN, END), 6, 1, "batch.json").main(argv)
