@@ -47,6 +47,12 @@ LOADS = {
 }
 
 
+def in_force(restitch, machine, pid):
+    """What `restitch status` says of the versions that are in force. (Retired ones may stay mapped, unused.)"""
+    lines = restitch.call(["status", str(pid)], machine).splitlines()
+    return [line for line in lines if line.startswith("  version ") and "retired" not in line]
+
+
 class Recording:
     """`restitch record` at work on a process."""
 
@@ -62,8 +68,7 @@ class Recording:
         """Whether the counting version is in force now."""
         if self.child.poll() is not None:
             return False
-        text = self.restitch.call(["status", str(self.pid)], self.machine)
-        return any(": counting," in line and "retired" not in line for line in text.splitlines())
+        return any(": counting," in line for line in in_force(self.restitch, self.machine, self.pid))
 
     def finish(self):
         """What it has counted, as its JSON result says."""
@@ -117,7 +122,7 @@ def measure(name, options, log):
             finally:
                 if recording.child.poll() is None:
                     recording.child.wait()
-            wait_for("the original code", lambda: "original code" in restitch.call(["status", str(pid)], machine) or time.sleep(1))
+            wait_for("the original code", lambda: not in_force(restitch, machine, pid))
             phases["after"] += interleave(options.each, count, lambda _: None)
             log(f"  recording {number + 1} of {options.rounds}: {len(phases['counting'])} rounds so far")
         if not phases["counting"]:

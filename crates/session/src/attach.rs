@@ -228,6 +228,9 @@ fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u6
     result
 }
 
+/// What was made for the modules, and the checked versions with the modules' indices.
+type AllMade = (Vec<Made>, Vec<(usize, CheckedVersion)>);
+
 /// What was made for a module, besides its version.
 struct Made {
     profile: Origin,
@@ -265,7 +268,7 @@ fn make_optimized(
     options: &AttachOptions,
     left_out: &mut LeftOut,
     phases: &mut Phases,
-) -> Result<(Vec<Made>, Vec<(usize, CheckedVersion)>), SessionError> {
+) -> Result<AllMade, SessionError> {
     let records = std::mem::take(&mut profiled.profiles).into_iter().map(Origin::Records);
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
     let profiles: Vec<Origin> = records.chain(counted).collect();
