@@ -6,10 +6,11 @@ import tempfile
 import unittest
 from types import SimpleNamespace
 
-from harness import counters, pauses, report, side_by_side, stats
+from harness import counters, counting_live, pauses, report, side_by_side, stats
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, parse
 from harness.rounds import interleave
+from harness.tables import Table
 
 
 class Stats(unittest.TestCase):
@@ -63,7 +64,7 @@ class Report(unittest.TestCase):
         arguments = SimpleNamespace(quick=False, same=False)
         rounds = [{"original": {"cycles": 10.0, "l1i_misses": 4.0}, "optimized": {"cycles": 9.0, "l1i_misses": 1.0}}] * 6
         row = {"title": "x, live", "unit": "request", "rounds": rounds, "summary": stats.ratios(rounds), "restitch": "restitch 1"}
-        row["attach"] = {"apply": {"pause_us": 1500}, "phases": [{"name": "a", "ms": 2000}, {"name": "b", "ms": 500}]}
+        row["attach"] = {"apply": {"pause_us": 1500, "in_force_ms": 2500}, "phases": [{"name": "a", "ms": 2000}, {"name": "b", "ms": 500}]}
         with tempfile.TemporaryDirectory() as folder:
             with open(f"{folder}/redis.json", "w") as f:
                 json.dump(report.record("redis", [row], "cycles", "how", arguments), f)
@@ -83,7 +84,7 @@ class Report(unittest.TestCase):
     def test_pauses_become_tables(self):
         parts = [{"name": n, "us": us} for n, us in ((pauses.COUNTING, 2000), (pauses.LAYOUT, 1000), (pauses.PART + "stopping threads", 700), (pauses.HELD, 300))]
         attach = {
-            "apply": {"pause_us": 3000, "pause_parts": parts, "patches": 5000},
+            "apply": {"in_force_ms": 8200, "pause_us": 3000, "pause_parts": parts, "patches": 5000},
             "target": {"threads": 4},
             "modules": [{"code_bytes": 1 << 20}],
             "phases": [{"name": "sampling", "ms": 2000}, {"name": "layout", "ms": 40}, {"name": "check", "ms": 60}],
@@ -93,7 +94,20 @@ class Report(unittest.TestCase):
         paused, planned = pauses.pause_table(rows)[2], pauses.plan_table(rows)
         self.assertIn("| 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00) | stopping threads 0.70 | 0.50", paused)
         self.assertNotIn("sampling", planned[0])
-        self.assertIn("| 1.0 | 100 (100 to 100) | 40 | 60 | 10 (10 to 10) |", planned[2])
+        self.assertIn("| 1.0 | 8.2 (8.2 to 8.2) | 100 (100 to 100) | 40 | 60 | 10 (10 to 10) |", planned[2])
+
+    def test_counting_is_compared_with_before_and_after(self):
+        rounds = lambda ratio: [{"original": {"c": 2.0}, "optimized": {"c": 2.0 * ratio}}] * 6
+        counted = [{"blocks": 100, "counters_per_block": 0.5}, {"blocks": 300, "counters_per_block": 0.25}]
+        phases = dict(zip(counting_live.PHASES, map(rounds, (1.0, 1.1, 1.01))))
+        row = {"title": "x", "restitch": "restitch 1", "measured": "how", "deciding": "c", "phases": phases, "counted": counted}
+        text = counting_live.table([row], SimpleNamespace(rounds=3, quick=False))
+        self.assertIn("| x | 1.000 (1.000 to 1.000, 6) | 1.100 (1.100 to 1.100, 6) | 1.010 (1.010 to 1.010, 6) | 400 | 0.312 |", text)
+
+    def test_a_table_has_its_options(self):
+        made = Table("p", "about", {"a": 1, "b": 2}, None, None, "p.md", ("x", "y"), 11, 2)
+        self.assertEqual((made.options([]).rounds, made.options(["--quick"]).rounds, made.options(["--rounds", "3", "a"]).rounds), (11, 2, 3))
+        self.assertFalse(Table("p", "about", {}, None, None, "p.md", ("x", "y"), 11).options([]).quick)
 
     def test_both_tools_get_a_row(self):
         caches = {side: {"I1": n, "I": 10 * n} for side, n in zip(side_by_side.SIDES, (100, 50, 40))}

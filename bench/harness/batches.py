@@ -11,14 +11,12 @@ A round of one compiler takes about five minutes on two cores that are otherwise
 everything. --rounds 3 --no-curve gives a first impression in forty minutes, --quick shows in ten that it runs.
 """
 
-import argparse
 import hashlib
 import json
 import os
 import resource
 import shutil
 import subprocess
-import sys
 import time
 from statistics import median
 
@@ -26,8 +24,8 @@ from . import report
 from .machine import Failed, Machine, Missing, find
 from .restitch import Restitch
 from .stats import interval
+from .tables import Table
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BEGIN, END = "<!-- batch:begin -->", "<!-- batch:end -->"
 VARIANTS = ("plain", "first", "eager", "warm", "bound")
 CURVE = (1, 2, 5, 10, 20)
@@ -248,37 +246,15 @@ def page(rows, quick):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="bench/batch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("loads", nargs="*", choices=[[], *LOADS], metavar="LOAD", help=f"all, if none is named: {', '.join(LOADS)}")
-    parser.add_argument("--rounds", type=int, help="default 6; 1 with --quick")
+    text = lambda rows, options: page(rows, options.quick)
+    table = Table("bench/batch", __doc__, LOADS, measure, text, "batch.md", (BEGIN, END), 6, 1, "batch.json")
+    return table.main(argv, add_curve, settle_curve)
+
+
+def add_curve(parser):
     parser.add_argument("--curve-rounds", type=int, help="default 3; 1 with --quick")
     parser.add_argument("--no-curve", action="store_true", help="leave the curve over the number of profiled runs out")
-    parser.add_argument("--quick", action="store_true", help="shows that it runs; prints the table")
-    parser.add_argument("--no-page", action="store_true", help="print the table instead of writing docs/batch.md")
-    parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
-    options = parser.parse_args(argv)
-    options.rounds = options.rounds or (1 if options.quick else 6)
+
+
+def settle_curve(options):
     options.curve_rounds = 0 if options.no_curve else options.curve_rounds or (1 if options.quick else 3)
-    log = lambda text: print(text, file=sys.stderr, flush=True)
-    rows, failed = [], False
-    for name in options.loads or LOADS:
-        log(name)
-        try:
-            rows.append(measure(name, options, log))
-        except Missing as missing:
-            log(f"  left out: {missing}")
-        except Failed as problem:
-            failed = True
-            log(f"  failed: {problem}")
-    if not rows:
-        sys.exit("nothing was measured")
-    folder = os.path.join(ROOT, "out", "bench")
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "batch.json"), "w") as f:
-        json.dump(rows, f, indent=1)
-    text = page(rows, options.quick)
-    if options.quick or options.no_page or options.loads:
-        print(text)
-    else:
-        report.insert(os.path.join(ROOT, "docs", "batch.md"), text, BEGIN, END)
-    return 1 if failed else 0

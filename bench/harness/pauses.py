@@ -4,20 +4,18 @@ Each round attaches to a server under load and reverts it: three stops (to the c
 the original code). The tables in docs/benchmarks.md have the median and the extremes over the rounds. See that page.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import re
-import sys
 import threading
 import time
 from statistics import median
 
 from . import report
-from .machine import Failed, Machine, Missing, wait_for
-from .main import ROOT
+from .machine import Failed, Machine, wait_for
 from .restitch import Restitch
+from .tables import Table
 from loads import demo, mariadb, postgres, redis
 
 BEGIN, END = "<!-- pause:begin -->", "<!-- pause:end -->"
@@ -86,10 +84,11 @@ def under_load(work):
         raise Failed(f"the load failed: {problems[0]}")
 
 
-def one_round(restitch, machine, pid, tree, seconds):
+def one_round(restitch, machine, pid, tree, quick):
     """The attach's JSON result, and the pause of the revert in microseconds."""
+    duration = ["--duration", "2"] if quick else []
     result, more = machine.path("attach.json"), ["--tree"] if tree else []
-    restitch.call(["attach", str(pid), "--duration", str(seconds), "--measure", "0", "--json", result, *more], machine)
+    restitch.call(["attach", str(pid), *duration, "--measure", "0", "--json", result, *more], machine)
     with open(result) as f:
         attached = json.load(f)
     text = restitch.call(["revert", str(pid), *more], machine)
@@ -107,7 +106,7 @@ def measure(name, options, log):
         rounds = []
         with under_load(work):
             for number in range(options.rounds):
-                rounds.append(one_round(restitch, machine, pid, tree, options.seconds))
+                rounds.append(one_round(restitch, machine, pid, tree, options.quick))
                 log(f"  round {number + 1} of {options.rounds}")
         return {"title": title, "restitch": restitch.version(), "rounds": rounds}
 
@@ -150,12 +149,13 @@ def plan_table(rows):
     names = []
     for row in rows:
         names += [p["name"] for p in row["rounds"][0]["attach"]["phases"] if p["name"] not in names + list(WATCHING)]
-    head = ["program and load", "code, MiB", "all of these, ms", *(f"{n}, ms" for n in names), "peak memory, MiB"]
+    head = ["program and load", "code, MiB", "in force after, s", "all of these, ms", *(f"{n}, ms" for n in names), "peak memory, MiB"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         results = [r["attach"] for r in row["rounds"]]
         phases = [{p["name"]: p["ms"] for p in r["phases"] if p["name"] not in WATCHING} for r in results]
-        cells = [row["title"], f"{sum(m['code_bytes'] for m in results[0]['modules']) / 2**20:.1f}", spread((sum(p.values()) for p in phases), 1, 0)]
+        in_force = spread((r["apply"]["in_force_ms"] for r in results), 1000, 1)
+        cells = [row["title"], f"{sum(m['code_bytes'] for m in results[0]['modules']) / 2**20:.1f}", in_force, spread((sum(p.values()) for p in phases), 1, 0)]
         cells += [f"{median(p.get(n, 0) for p in phases):.0f}" for n in names]
         cells.append(spread((r["peak_memory_bytes"] for r in results), 2**20, 0))
         lines.append("| " + " | ".join(cells) + " |")
@@ -171,36 +171,5 @@ def page(rows, quick):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="bench/pause", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("loads", nargs="*", choices=[[], *LOADS], metavar="LOAD", help=f"all, if none is named: {', '.join(LOADS)}")
-    parser.add_argument("--rounds", type=int, help="default 11; 2 with --quick")
-    parser.add_argument("--quick", action="store_true", help="shows that it runs; prints the tables")
-    parser.add_argument("--no-page", action="store_true", help="print the tables instead of writing docs/benchmarks.md")
-    parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
-    options = parser.parse_args(argv)
-    options.rounds = options.rounds or (2 if options.quick else 11)
-    options.seconds = 2 if options.quick else 6
-    log = lambda text: print(text, file=sys.stderr, flush=True)
-    rows, failed = [], False
-    for name in options.loads or LOADS:
-        log(name)
-        try:
-            rows.append(measure(name, options, log))
-        except Missing as missing:
-            log(f"  left out: {missing}")
-        except Failed as problem:
-            failed = True
-            log(f"  failed: {problem}")
-    if not rows:
-        sys.exit("nothing was measured")
-    folder = os.path.join(ROOT, "out", "bench")
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "pause.json"), "w") as f:
-        json.dump(rows, f, indent=1)
-    text = page(rows, options.quick)
-    if options.quick or options.no_page or options.loads:
-        print(text)
-    else:
-        report.insert(os.path.join(ROOT, "docs", "benchmarks.md"), text, BEGIN, END)
-    return 1 if failed else 0
-
+    text = lambda rows, options: page(rows, options.quick)
+    return Table("bench/pause", __doc__, LOADS, measure, text, "benchmarks.md", (BEGIN, END), 11, 2, "pause.json").main(argv)

@@ -80,8 +80,8 @@ def pause(apply):
 
 
 def in_force(apply):
-    phases = apply.get("phases") or []
-    return f"{sum(p['ms'] for p in phases) / 1000:.1f} s" if phases else "-"
+    ms = (apply.get("apply") or {}).get("in_force_ms")
+    return f"{ms / 1000:.1f} s" if ms else "-"
 
 
 def insert(page, text, begin=BEGIN, end=END):

@@ -7,20 +7,18 @@ cachegrind, CPU time in interleaved rounds. Time and peak memory are those from 
 goes to docs/layout.md. What was built stays in out/bolt.
 """
 
-import argparse
 import os
 import re
 import resource
 import subprocess
-import sys
 import time
 from statistics import median
 
 from . import report
 from .bolt_inputs import LOADS
 from .machine import Failed, Missing, copy_as_written, find
-from .main import ROOT
 from .stats import interval
+from .tables import ROOT, Table
 
 BEGIN, END = "<!-- bolt:begin -->", "<!-- bolt:end -->"
 SIDES = ("original", "restitch", "llvm-bolt")
@@ -174,34 +172,4 @@ def page(rows, options):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="bench/bolt", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("loads", nargs="*", choices=[[], *LOADS], metavar="LOAD", help=f"all, if none is named: {', '.join(LOADS)}")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--quick", action="store_true", help="do the loads build, record, optimize, and print the same? Nothing is measured")
-    parser.add_argument("--no-page", action="store_true", help="print the table instead of writing docs/layout.md")
-    parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
-    options = parser.parse_args(argv)
-    options.restitch = os.path.abspath(options.restitch)
-    log = lambda text: print(text, file=sys.stderr, flush=True)
-    rows, failed = [], False
-    for name in options.loads or LOADS:
-        log(name)
-        try:
-            row = measure(name, options, log)
-            rows += [row] if row else []
-        except Missing as missing:
-            log(f"  left out: {missing}")
-        except Failed as problem:
-            failed = True
-            log(f"  failed: {problem}")
-    if options.quick:
-        return 1 if failed else 0
-    if not rows:
-        sys.exit("nothing was measured")
-    text = page(rows, options)
-    if options.no_page or options.loads:
-        print(text)
-    else:
-        report.insert(os.path.join(ROOT, "docs", "layout.md"), text, BEGIN, END)
-    return 1 if failed else 0
-
+    return Table("bench/bolt", __doc__, LOADS, measure, page, "layout.md", (BEGIN, END), 21, 1).main(argv)

@@ -76,7 +76,9 @@ fn planned_journal(now: &Journal, prepared: &Prepared<'_>) -> Journal {
     }
     planned.versions.extend(prepared.arriving.iter().map(|a| a.record.clone()));
     planned.used.extend(prepared.arriving.iter().map(|a| (a.record.start, a.record.len)));
-    planned.next_number += prepared.arriving.len() as u32;
+    // Numbers may have been given to versions that did not come to be.
+    let behind = prepared.arriving.iter().map(|a| a.record.number + 1);
+    planned.next_number = behind.fold(planned.next_number, u32::max);
     planned
 }
 

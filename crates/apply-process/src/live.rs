@@ -6,7 +6,7 @@ use crate::map_file::StoredMap;
 use crate::patches::{LEN, crosses_page, jump};
 use crate::store::lock_process;
 use crate::stub::stub_sites;
-use crate::{Module, ProcessError, StateDir, Target};
+use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::Redirect;
@@ -49,7 +49,15 @@ impl Live {
     /// # Errors
     /// If the process cannot be read or the journal is damaged.
     pub fn open(pid: i32, dir: StateDir) -> Result<Self, ProcessError> {
-        let target = Target::open(pid)?;
+        Self::open_with(pid, dir, &mut ImageCache::default())
+    }
+
+    /// The same with files that were read before: processes that share their modules share what was read of them.
+    ///
+    /// # Errors
+    /// As for [`Live::open`].
+    pub fn open_with(pid: i32, dir: StateDir, images: &mut ImageCache) -> Result<Self, ProcessError> {
+        let target = Target::open_with(pid, images)?;
         let journal = find_journal(&dir, &target)?;
         Ok(Self { target, dir, journal, counters: Vec::new(), lock: None })
     }

@@ -28,8 +28,8 @@ pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, boundaries: &[Svma], fi
         return fail(at, "they are outside its image");
     };
     let mut ids = Interner::default();
-    let read = Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start, &mut ids);
-    let read = match read {
+    let read = Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start);
+    let mut read = match read.and_then(|mut table| table.evaluate(&mut ids).map(|()| table)) {
         Ok(read) => read,
         Err(why) => return fail(at, &why),
     };
@@ -50,7 +50,8 @@ pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, boundaries: &[Svma], fi
         let Some((_, want)) = known.filter(|(piece, _)| reaches(piece) && piece.version <= boundary) else {
             return fail(boundary, "the address map does not know the instruction");
         };
-        let found = read.row(boundary);
+        // (All entries were evaluated when they were read.)
+        let found = read.row(boundary, &mut expected.ids).unwrap_or_default();
         if found != Some(want) {
             let text = format!("is {}, and not {}", expected.ids.text(found), expected.ids.text(Some(want)));
             return findings.version(boundary, Problem::Row(text));

@@ -3,28 +3,34 @@
 use crate::finding::{Findings, Problem};
 use crate::lsda::{Chains, Handling};
 use crate::subject::Subject;
-use crate::unwind::{Interner, Lsdas, Table, ranges_in};
+use crate::unwind::{Interner, Lsdas, RowId, Table, ranges_in};
 use crate::walk::RowAt;
 use restitch_address::Svma;
 
 /// Both sets of tables.
-#[derive(Default)]
-pub(crate) struct Frames {
+pub(crate) struct Frames<'a> {
     ids: Interner,
-    original: Table,
-    version: Table,
+    original: Table<'a>,
+    version: Table<'a>,
     original_lsdas: Lsdas,
     version_lsdas: Lsdas,
     chains: Chains,
 }
 
-impl Frames {
-    /// Reads both tables; what cannot be read is a finding.
-    pub fn read(s: &Subject<'_>, findings: &mut Findings) -> Self {
-        let mut frames = Self::default();
+impl<'a> Frames<'a> {
+    /// Reads both tables; what cannot be read is a finding. Of the original, programs are run for what has copies only.
+    pub fn read(s: &Subject<'a>, findings: &mut Findings) -> Self {
+        let mut frames = Self {
+            ids: Interner::default(),
+            original: Table::empty(),
+            version: Table::empty(),
+            original_lsdas: Lsdas::default(),
+            version_lsdas: Lsdas::default(),
+            chains: Chains::default(),
+        };
         if let Some(range) = s.image.eh_frame() {
             let bytes = s.image.read(range.start, range.len() as usize).unwrap_or_default();
-            match Table::linear(bytes, range.start, &mut frames.ids) {
+            match Table::linear(bytes, range.start) {
                 Ok(table) => frames.original = table,
                 Err(why) => findings.add(None, None, Problem::Unwind { of: "the original's", why }),
             }
@@ -38,7 +44,8 @@ impl Frames {
             return frames;
         };
         let at = version.eh_frame.start;
-        match Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start, &mut frames.ids) {
+        let indexed = Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start);
+        match indexed.and_then(|mut table| table.evaluate(&mut frames.ids).map(|()| table)) {
             Ok(table) => frames.version = table,
             Err(why) => findings.version(at, Problem::Unwind { of, why }),
         }
@@ -56,10 +63,10 @@ impl Frames {
 
     /// Compares the rows at one instruction boundary.
     pub fn compare_row(&mut self, at: Svma, row: RowAt, findings: &mut Findings) {
-        let found = self.version.row(at);
+        let found = self.version_row(at);
         let mut any = false;
         for original in row.originals.into_iter().flatten() {
-            let Some(want) = self.original.row(original) else { continue };
+            let Some(want) = self.original_row(at, original, findings) else { continue };
             any = true;
             if found == Some(self.ids.lowered(want, row.lowered)) {
                 return;
@@ -70,9 +77,23 @@ impl Frames {
         if !any && found.is_some() {
             return;
         }
-        let want = self.original.row(original).map(|want| self.ids.lowered(want, row.lowered));
+        let want = self.original_row(at, original, findings);
+        let want = want.map(|want| self.ids.lowered(want, row.lowered));
         let text = format!("is {}, and not {}", self.ids.text(found), self.ids.text(want));
         findings.at(at, original, Problem::Row(text));
+    }
+
+    /// The original's row at `o`, to be compared with that at `v`. A row that cannot be read is a finding.
+    fn original_row(&mut self, v: Svma, o: Svma, findings: &mut Findings) -> Option<RowId> {
+        self.original.row(o, &mut self.ids).unwrap_or_else(|why| {
+            findings.at(v, o, Problem::Unwind { of: "the original's", why });
+            None
+        })
+    }
+
+    /// The version's row. (All its entries were evaluated when they were read.)
+    fn version_row(&mut self, v: Svma) -> Option<RowId> {
+        self.version.row(v, &mut self.ids).unwrap_or_default()
     }
 
     /// Compares what an exception meets that is thrown by the instruction of `len` bytes (in the version, in the original). A call is looked up as an unwinder does, by
@@ -90,7 +111,7 @@ impl Frames {
         let last = |len: u32| if is_call { u64::from(len) - 1 } else { 0 };
         let (v, o) = (v + last(len.0), o + last(len.1));
         let memory = |at| s.image.read_tail(at);
-        let original = match self.original_lsdas.lookup(&self.original, o, memory, &mut self.chains) {
+        let original = match self.original_lsdas.lookup(&mut self.original, o, memory, &mut self.chains) {
             Ok(handling) => handling,
             Err(why) => return findings.at(v, o, Problem::Lsda(format!("of the original: {why}"))),
         };
@@ -101,7 +122,7 @@ impl Frames {
             let lsda = s.version.lsda;
             lsda.contains(at).then(|| s.bytes(restitch_address::Range { start: at, end: lsda.end }))?
         };
-        let version = match self.version_lsdas.lookup(&self.version, v, memory, &mut self.chains) {
+        let version = match self.version_lsdas.lookup(&mut self.version, v, memory, &mut self.chains) {
             Ok(handling) => handling,
             Err(why) => return findings.at(v, o, Problem::Lsda(format!("of the version: {why}"))),
         };
@@ -116,7 +137,7 @@ impl Frames {
 
     /// An unwinder evaluates a caller's row at the last byte of its call.
     fn compare_call_row(&mut self, v: Svma, o: Svma, findings: &mut Findings) {
-        let (found, want) = (self.version.row(v), self.original.row(o));
+        let (found, want) = (self.version_row(v), self.original_row(v, o, findings));
         if found != want {
             let text = format!("behind a call is {}, and not {}", self.ids.text(found), self.ids.text(want));
             findings.at(v, o, Problem::Row(text));

@@ -114,53 +114,52 @@ impl Interner {
     }
 }
 
-/// One FDE, evaluated: its range, its exception table, its rows.
-type Evaluated = (SvmaRange, Option<Svma>, Vec<(Svma, RowId)>);
+/// The rows of one FDE, in order: where each begins, and what it says.
+type Rows = Vec<(Svma, RowId)>;
 
 /// One FDE in a table.
 pub(crate) struct Entry {
     pub range: SvmaRange,
     pub lsda: Option<Svma>,
-    first_row: usize,
+    /// Its offset in the section.
+    offset: usize,
+    /// What its program gives, once somebody has asked: most functions of a large file have no copy, so nobody asks.
+    rows: Option<Result<Rows, String>>,
 }
 
-/// All rows of one `.eh_frame`.
-#[derive(Default)]
-pub(crate) struct Table {
+/// The entries of one `.eh_frame`.
+pub(crate) struct Table<'a> {
+    reader: Reader<'a>,
     /// Sorted by start, disjoint.
     entries: Vec<Entry>,
-    /// `(start, row)`, sorted.
-    rows: Vec<(Svma, RowId)>,
-    last: std::cell::Cell<(usize, usize)>,
+    /// Indices of the entry and of its row that were asked for last.
+    last: (usize, usize),
 }
 
-impl Table {
-    /// Reads all entries, in whatever order they stand. `of` is a name for errors.
-    pub fn linear(eh_frame: &[u8], at: Svma, ids: &mut Interner) -> Result<Self, String> {
-        let section = section(eh_frame);
-        let bases = BaseAddresses::default().set_eh_frame(at.get());
-        let mut iter = section.entries(&bases);
+impl<'a> Table<'a> {
+    /// No entries.
+    pub fn empty() -> Self {
+        Self { reader: Reader::new(&[], Svma::new(0)), entries: Vec::new(), last: (0, 0) }
+    }
+
+    /// Reads all entries, in whatever order they stand.
+    pub fn linear(eh_frame: &'a [u8], at: Svma) -> Result<Self, String> {
+        let reader = Reader::new(eh_frame, at);
+        let mut iter = reader.section.entries(&reader.bases);
         let mut found = Vec::new();
-        let mut evaluator = Evaluator { section, at, bases: &bases, ids, frames: HashMap::new() };
         while let Some(entry) = iter.next().map_err(text)? {
             if let CieOrFde::Fde(partial) = entry {
                 let fde = partial.parse(EhFrame::cie_from_offset).map_err(text)?;
                 if fde.len() != 0 {
-                    found.push(evaluator.evaluate(&fde)?);
+                    found.push(reader.entry(&fde));
                 }
             }
         }
-        Self::assemble(found)
+        Self::assemble(reader, found)
     }
 
     /// Reads the entries that the binary search table `hdr` at `hdr_at` lists. Version 1, encodings 1b 03 3b.
-    pub fn indexed(
-        eh_frame: &[u8],
-        at: Svma,
-        hdr: &[u8],
-        hdr_at: Svma,
-        ids: &mut Interner,
-    ) -> Result<Self, String> {
+    pub fn indexed(eh_frame: &'a [u8], at: Svma, hdr: &[u8], hdr_at: Svma) -> Result<Self, String> {
         let word =
             |i: usize| -> Option<i32> { Some(i32::from_le_bytes(hdr.get(i..i + 4)?.try_into().ok()?)) };
         if hdr.get(..4) != Some(&[1, 0x1b, 0x03, 0x3b]) {
@@ -170,9 +169,7 @@ impl Table {
         if (hdr_at + 4).offset(pointer.into()) != at {
             return Err(".eh_frame_hdr does not point to .eh_frame".to_owned());
         }
-        let section = section(eh_frame);
-        let bases = BaseAddresses::default().set_eh_frame(at.get());
-        let mut evaluator = Evaluator { section, at, bases: &bases, ids, frames: HashMap::new() };
+        let reader = Reader::new(eh_frame, at);
         let mut found = Vec::new();
         let mut before = i32::MIN;
         for i in 0..count as u32 as usize {
@@ -186,30 +183,23 @@ impl Table {
             let offset = hdr_at.offset(fde_at.into()).offset_from(at);
             let offset =
                 usize::try_from(offset).map_err(|_| format!("entry {i} points outside .eh_frame"))?;
-            let fde = section
-                .fde_from_offset(&bases, gimli::EhFrameOffset(offset), EhFrame::cie_from_offset)
-                .map_err(text)?;
+            let fde = reader.fde(offset)?;
             if Svma::new(fde.initial_address()) != hdr_at.offset(start.into()) {
                 return Err(format!("entry {i} of the search table has another start than its FDE"));
             }
-            found.push(evaluator.evaluate(&fde)?);
+            found.push(reader.entry(&fde));
         }
-        Self::assemble(found)
+        Self::assemble(reader, found)
     }
 
-    fn assemble(mut found: Vec<Evaluated>) -> Result<Self, String> {
-        found.sort_by_key(|(range, ..)| range.start);
-        let mut table = Self::default();
-        for (range, lsda, rows) in found {
-            if let Some(before) = table.entries.last()
-                && before.range.overlaps(&range)
-            {
-                return Err(format!("the entries for {} and {range} overlap", before.range));
+    fn assemble(reader: Reader<'a>, mut entries: Vec<Entry>) -> Result<Self, String> {
+        entries.sort_by_key(|entry| entry.range.start);
+        for pair in entries.windows(2) {
+            if pair[0].range.overlaps(&pair[1].range) {
+                return Err(format!("the entries for {} and {} overlap", pair[0].range, pair[1].range));
             }
-            table.entries.push(Entry { range, lsda, first_row: table.rows.len() });
-            table.rows.extend(rows);
         }
-        Ok(table)
+        Ok(Self { reader, entries, last: (0, 0) })
     }
 
     /// The ranges of the entries, in order.
@@ -223,35 +213,52 @@ impl Table {
     }
 
     /// The entry that holds `at`: its index and itself.
-    pub fn entry(&self, at: Svma) -> Option<(usize, &Entry)> {
-        let (last, row) = self.last.get();
-        if let Some(entry) = self.entries.get(last).filter(|e| e.range.contains(at)) {
-            return Some((last, entry));
-        }
-        let i = self.entries.partition_point(|e| e.range.start <= at).checked_sub(1)?;
-        let entry = self.entries.get(i).filter(|e| e.range.contains(at))?;
-        self.last.set((i, row));
-        Some((i, entry))
+    pub fn entry(&mut self, at: Svma) -> Option<(usize, &Entry)> {
+        let i = self.index(at)?;
+        Some((i, &self.entries[i]))
     }
 
-    /// The row that holds at `at`.
-    pub fn row(&self, at: Svma) -> Option<RowId> {
-        let (i, entry) = self.entry(at)?;
-        let last = self.entries.get(i + 1).map_or(self.rows.len(), |next| next.first_row);
-        let (_, hint) = self.last.get();
+    fn index(&mut self, at: Svma) -> Option<usize> {
+        let (last, _) = self.last;
+        if self.entries.get(last).is_some_and(|e| e.range.contains(at)) {
+            return Some(last);
+        }
+        let i = self.entries.partition_point(|e| e.range.start <= at).checked_sub(1)?;
+        self.entries.get(i).filter(|e| e.range.contains(at))?;
+        self.last = (i, 0);
+        Some(i)
+    }
+
+    /// The row that holds at `at`; an error if the program of the entry there is none.
+    pub fn row(&mut self, at: Svma, ids: &mut Interner) -> Result<Option<RowId>, String> {
+        let Some(i) = self.index(at) else { return Ok(None) };
+        let entry = &mut self.entries[i];
+        let rows = entry.rows.get_or_insert_with(|| self.reader.rows(entry.offset, ids));
+        let rows = rows.as_ref().map_err(String::clone)?;
+        let hint = self.last.1;
         for h in [hint, hint + 1] {
-            if (entry.first_row..last).contains(&h)
-                && self.rows[h].0 <= at
-                && (h + 1 == last || self.rows[h + 1].0 > at)
-            {
-                self.last.set((i, h));
-                return Some(self.rows[h].1);
+            if rows.get(h).is_some_and(|r| r.0 <= at) && rows.get(h + 1).is_none_or(|next| next.0 > at) {
+                self.last.1 = h;
+                return Ok(Some(rows[h].1));
             }
         }
-        let rows = &self.rows[entry.first_row..last];
-        let row = rows.partition_point(|(start, _)| *start <= at).checked_sub(1)?;
-        self.last.set((i, entry.first_row + row));
-        Some(rows[row].1)
+        let Some(row) = rows.partition_point(|(start, _)| *start <= at).checked_sub(1) else {
+            return Ok(None);
+        };
+        self.last.1 = row;
+        Ok(Some(rows[row].1))
+    }
+
+    /// Evaluates all entries.
+    ///
+    /// # Errors
+    /// That of the first entry whose program is none.
+    pub fn evaluate(&mut self, ids: &mut Interner) -> Result<(), String> {
+        for entry in &mut self.entries {
+            let rows = entry.rows.get_or_insert_with(|| self.reader.rows(entry.offset, ids));
+            rows.as_ref().map_err(String::clone)?;
+        }
+        Ok(())
     }
 }
 
@@ -288,13 +295,12 @@ pub(crate) fn ranges_in(eh_frame: &[u8], at: Svma) -> Result<Vec<SvmaRange>, Str
     Ok(found)
 }
 
-/// Runs call frame programs.
-struct Evaluator<'i, 'b, 'a> {
+/// Reads entries and runs call frame programs.
+struct Reader<'a> {
     section: EhFrame<Bytes<'a>>,
     /// Where the section begins.
     at: Svma,
-    bases: &'b BaseAddresses,
-    ids: &'i mut Interner,
+    bases: BaseAddresses,
     /// What each CIE's initial instructions leave, by its offset.
     frames: HashMap<usize, Rules>,
 }
@@ -302,7 +308,25 @@ struct Evaluator<'i, 'b, 'a> {
 /// States that a program may remember at once.
 const MAX_REMEMBERED: usize = 64;
 
-impl<'a> Evaluator<'_, '_, 'a> {
+impl<'a> Reader<'a> {
+    fn new(eh_frame: &'a [u8], at: Svma) -> Self {
+        let bases = BaseAddresses::default().set_eh_frame(at.get());
+        Self { section: section(eh_frame), at, bases, frames: HashMap::new() }
+    }
+
+    fn fde(&self, offset: usize) -> Result<FrameDescriptionEntry<Bytes<'a>>, String> {
+        let offset = gimli::EhFrameOffset(offset);
+        self.section.fde_from_offset(&self.bases, offset, EhFrame::cie_from_offset).map_err(text)
+    }
+
+    /// What an entry says of itself; its program is not run.
+    fn entry(&self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> Entry {
+        // A raw 0 is null in a relative encoding too; gimli makes it the address of the field itself.
+        let lsda = fde.lsda().map(|p| Svma::new(pointer(p).1));
+        let lsda = lsda.filter(|at| at.get() != 0 && !self.own_bytes(fde).contains(*at));
+        Entry { range: range_of(fde), lsda, offset: fde.offset(), rows: None }
+    }
+
     /// Where the entry itself stands. (A file without section headers has the exception tables in the same range of bytes
     /// as the entries, so the section's range would tell nothing.)
     fn own_bytes(&self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> SvmaRange {
@@ -310,17 +334,16 @@ impl<'a> Evaluator<'_, '_, 'a> {
         SvmaRange::new(self.at + fde.offset() as u64, fde.entry_len() as u64 + 4)
     }
 
-    fn evaluate(&mut self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> Result<Evaluated, String> {
+    /// The rows of the entry at `offset`.
+    fn rows(&mut self, offset: usize, ids: &mut Interner) -> Result<Rows, String> {
+        let fde = self.fde(offset)?;
         let cie = fde.cie();
-        let range = SvmaRange::new(Svma::new(fde.initial_address()), fde.len());
-        // A raw 0 is null in a relative encoding too; gimli makes it the address of the field itself.
-        let lsda = fde.lsda().map(|p| Svma::new(pointer(p).1));
-        let lsda = lsda.filter(|at| at.get() != 0 && !self.own_bytes(fde).contains(*at));
+        let range = range_of(&fde);
         let initial = match self.frames.get(&cie.offset()) {
             Some(initial) => initial.clone(),
             None => {
                 let mut machine = Machine::new(cie, Rules { cfa: Cfa::None, rules: BTreeMap::new() });
-                let mut program = cie.instructions(&self.section, self.bases);
+                let mut program = cie.instructions(&self.section, &self.bases);
                 while let Some(instruction) = program.next().map_err(text)? {
                     machine.step(instruction, &self.section)?;
                 }
@@ -329,9 +352,9 @@ impl<'a> Evaluator<'_, '_, 'a> {
             }
         };
         let mut machine = Machine::new(cie, initial);
-        let mut rows: Vec<(Svma, RowId)> = Vec::new();
+        let mut rows: Rows = Vec::new();
         let mut at = range.start;
-        let mut program = fde.instructions(&self.section, self.bases);
+        let mut program = fde.instructions(&self.section, &self.bases);
         loop {
             let instruction = program.next().map_err(text)?;
             let next = match instruction {
@@ -349,14 +372,18 @@ impl<'a> Evaluator<'_, '_, 'a> {
                 return Err(format!("the program of the entry for {range} goes backwards"));
             }
             if next != at {
-                rows.push((at, self.ids.id(&machine.row)));
+                rows.push((at, ids.id(&machine.row)));
                 at = next;
             }
             if instruction.is_none() || !range.contains(at) {
-                return Ok((range, lsda, rows));
+                return Ok(rows);
             }
         }
     }
+}
+
+fn range_of(fde: &FrameDescriptionEntry<Bytes<'_>>) -> SvmaRange {
+    SvmaRange::new(Svma::new(fde.initial_address()), fde.len())
 }
 
 struct Machine {
@@ -478,7 +505,7 @@ impl Lsdas {
     /// What the table of the entry around `at` says, if there is one.
     pub fn lookup<'a>(
         &mut self,
-        table: &Table,
+        table: &mut Table<'_>,
         at: Svma,
         memory: impl Fn(Svma) -> Option<&'a [u8]>,
         chains: &mut lsda::Chains,
@@ -514,16 +541,18 @@ mod tests {
     #[test]
     fn rows_are_numbered_by_what_they_say() {
         let mut ids = Interner::default();
-        let read = Table::linear(&table(), Svma::new(0x1000), &mut ids).unwrap();
-        let row = |at| read.row(Svma::new(at));
+        let bytes = table();
+        let mut read = Table::linear(&bytes, Svma::new(0x1000)).unwrap();
+        let mut row = |at| read.row(Svma::new(at), &mut ids).unwrap();
         assert_eq!(row(0x1fff), None);
         assert_eq!(row(0x2010), None);
         assert!(row(0x2000).is_some() && row(0x2000) == row(0x2008) && row(0x2008) == row(0x200f));
         assert!(row(0x2001) == row(0x2007) && row(0x2001) != row(0x2000));
         // Pushed without saving rbp is another row than the function's own after its push.
-        let lowered = ids.lowered(row(0x2000).unwrap(), 8);
-        assert!(Some(lowered) != row(0x2001) && Some(lowered) != row(0x2000));
-        assert_eq!(ids.lowered(row(0x2000).unwrap(), 8), lowered);
+        let (own, pushed) = (row(0x2000).unwrap(), row(0x2001).unwrap());
+        let lowered = ids.lowered(own, 8);
+        assert!(lowered != pushed && lowered != own);
+        assert_eq!(ids.lowered(own, 8), lowered);
     }
 
     proptest! {
@@ -535,9 +564,9 @@ mod tests {
                 *old = new;
             }
             let mut ids = Interner::default();
-            let _ = Table::linear(&t, Svma::new(0x1000), &mut ids);
+            let _ = Table::linear(&t, Svma::new(0x1000)).and_then(|mut read| read.evaluate(&mut ids));
             let _ = ranges_in(&t, Svma::new(0x1000));
-            let _ = Table::indexed(&t, Svma::new(0x1000), &t, Svma::new(0x1000), &mut ids);
+            let _ = Table::indexed(&t, Svma::new(0x1000), &t, Svma::new(0x1000)).and_then(|mut read| read.evaluate(&mut ids));
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Walk<'s, 'a> {
     pub findings: Findings,
     pub report: CheckReport,
     pub flags: Flags,
-    pub frames: Frames,
+    pub frames: Frames<'a>,
     map: MapCursor<'a>,
     places: PlaceCursor<'a>,
     /// Original addresses that the version's control goes to.
@@ -66,7 +66,7 @@ impl RowAt {
 }
 
 impl<'s, 'a> Walk<'s, 'a> {
-    pub fn new(s: &'s Subject<'a>, frames: Frames, findings: Findings) -> Self {
+    pub fn new(s: &'s Subject<'a>, frames: Frames<'a>, findings: Findings) -> Self {
         let counters = s.version.counters.as_ref().map_or(0, |c| c.counted.len());
         Self {
             s,

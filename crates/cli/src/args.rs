@@ -189,9 +189,9 @@ pub struct Attach {
     /// Where the profile comes from: count (a counting version), trace or burst (branch records); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
-    /// Seconds of profiling: a third sampling, the rest counting or tracing.
-    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
-    pub duration: f64,
+    /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the profile has settled, after 6 seconds at most.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<f64>,
     /// Seconds of measuring afterwards, for the verdict.
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     pub measure: f64,

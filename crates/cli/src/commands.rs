@@ -97,7 +97,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         pid,
         tree: options.tree,
         source: options.source,
-        duration: Duration::from_secs_f64(options.duration),
+        duration: options.duration.map(Duration::from_secs_f64),
         dry_run: options.dry_run,
         revert_if_slower: options.revert_if_slower,
         metric: options.metric.clone().map(|command| Metric { command }),

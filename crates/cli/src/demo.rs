@@ -53,7 +53,6 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
     println!("restitch attach {} ...", child.0.id());
     let during = Instant::now();
     let mut options = AttachOptions::new(child.0.id() as i32);
-    options.duration = Duration::from_secs_f64((seconds * 0.8).clamp(2.0, 6.0));
     options.measure = Duration::ZERO;
     options.metric = Some(Metric { command: format!("od -An -t u8 -N 8 {}", progress_file.display()) });
     let mut progress = Progress::new();

@@ -98,6 +98,9 @@ impl RunResult {
             let words =
                 format!("{}: {} patches, {} threads moved", a.how, count(a.patches), count(a.moved_threads));
             page.pair("Applied", words);
+            if a.in_force_ms > 0.0 {
+                page.pair("In force after", micros(a.in_force_ms * 1e3));
+            }
             let parts: Vec<_> =
                 a.pause_parts.iter().map(|p| format!("{} {}", p.name, micros(p.us))).collect();
             page.pair("Pause", format!("{} ({})", micros(a.pause_us), parts.join(", ")));

@@ -28,12 +28,24 @@ pub struct RunResult {
     pub phases: Vec<Phase>,
     /// The most memory that restitch itself had resident, in bytes.
     pub peak_memory_bytes: u64,
+    /// Modules with a share of the work that stay as they are, though others are changed. Each is a warning, too.
+    #[serde(default)]
+    pub left_out: Vec<LeftOut>,
     /// What the user should know, in words.
     pub warnings: Vec<String>,
     /// How it ended.
     pub outcome: Outcome,
     /// The process's exit code.
     pub exit_code: i32,
+}
+
+/// A module that stays as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Its path.
+    pub path: String,
+    /// Why, in words that follow the path.
+    pub why: String,
 }
 
 /// What a run worked on.
@@ -209,6 +221,9 @@ pub struct ProfileSummary {
 pub struct ApplySummary {
     /// How: `process`, `file`.
     pub how: String,
+    /// From the start of the session to the new layout in force, in milliseconds; 0 for a file.
+    #[serde(default)]
+    pub in_force_ms: f64,
     /// How long the target stood still in all, in microseconds; 0 for a file.
     pub pause_us: f64,
     /// What the pause was spent on.
@@ -320,6 +335,7 @@ impl RunResult {
             verdict: None,
             phases: Vec::new(),
             peak_memory_bytes: 0,
+            left_out: Vec::new(),
             warnings: Vec::new(),
             outcome: Outcome::Failed,
             exit_code: 1,

@@ -103,6 +103,9 @@ impl RunResult {
                 self.phases.iter().map(|p| format!("{} {}", p.name, micros(p.ms * 1e3))).collect();
             page.entry("time", &format!("{}: {}", micros(total * 1e3), parts.join(", ")));
         }
+        if let Some(ms) = self.apply.as_ref().map(|a| a.in_force_ms).filter(|ms| *ms > 0.0) {
+            page.entry("in force", &format!("{} after the start", micros(ms * 1e3)));
+        }
         if self.peak_memory_bytes > 0 {
             page.entry("memory", &format!("{} at most", bytes(self.peak_memory_bytes)));
         }

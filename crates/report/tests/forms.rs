@@ -120,8 +120,10 @@ fn sample() -> RunResult {
         samples: 120_000,
         exact_edge_share: 0.996,
     });
+    result.left_out = vec![LeftOut { path: "/lib/libodd.so".into(), why: "the checker refused it".into() }];
     result.apply = Some(ApplySummary {
         how: "process".into(),
+        in_force_ms: 8_250.0,
         pause_us: 412.0,
         pause_parts: vec![
             PausePart { name: "stop".into(), us: 50.0 },

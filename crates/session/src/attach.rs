@@ -1,28 +1,29 @@
 //! `attach`: from a running process to a faster one.
 
 use crate::attach_records::profiles_of_records;
+use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
+use crate::left_out::LeftOut;
 use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
 use crate::modules::{Chosen, choose};
+use crate::parallel;
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
-use crate::profiling::{count, make_counting};
-use crate::sampling::{IpSamples, sample};
+use crate::profiling::{Counting, count, make_counting};
+use crate::sampling::IpSamples;
 use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
-use restitch_apply_process::{StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Score};
-use restitch_profile::Profile;
+use restitch_profile::{Derived, Profile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Too few samples to tell anything.
-const LEAST_SAMPLES: u64 = 50;
 /// Hottest functions in a report.
 const HOTTEST: usize = 12;
 
@@ -35,8 +36,8 @@ pub struct AttachOptions {
     pub tree: bool,
     /// Where the profile comes from.
     pub source: Source,
-    /// How long to profile, sampling and counting together.
-    pub duration: Duration,
+    /// How long to profile, sampling and counting together; without it until the profile has settled, six seconds at most.
+    pub duration: Option<Duration>,
     /// Plan only; nothing is touched. The profile is then of samples alone.
     pub dry_run: bool,
     /// Take it back if it was shown to be slower.
@@ -59,13 +60,13 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    /// The defaults for a process: ten seconds in all.
+    /// The defaults for a process: ten seconds in all, at most.
     pub fn new(pid: i32) -> Self {
         Self {
             pid,
             tree: false,
             source: Source::default(),
-            duration: Duration::from_secs(6),
+            duration: None,
             dry_run: false,
             revert_if_slower: false,
             metric: None,
@@ -95,11 +96,12 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 }
 
 fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+    let mut phases = Phases::new();
     let source = options.source.choose()?;
     let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     let mut result = RunResult::new("attach", target_of(&set));
-    let mut phases = Phases::new();
+    phases.end("opening");
     if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run {
         watcher.note("the process is under restitch already: it gets its original code back first");
         set.switch(&[], VersionKind::Optimized, watcher)?;
@@ -107,19 +109,14 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     }
 
     let (sampling, counting_time) = split(options.duration);
-    watcher.phase("sampling", Some(sampling.as_secs_f64()));
+    watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
     let mut windows = Windows::new(options.metric.clone(), &set.pids(), Duration::from_millis(250));
-    windows.start();
-    let mut samples = sample(&set, sampling, &mut windows)?;
-    let before = windows.take();
-    // Processes that have just started, or are idle now and then: wait for them a little.
-    let patience = Instant::now() + (sampling * 3).min(Duration::from_secs(30));
-    while samples.total < LEAST_SAMPLES && Instant::now() < patience && set.leader_is_alive() {
-        set.refresh()?;
-        samples.merge(sample(&set, sampling, &mut windows)?);
-    }
-    windows.take();
+    let look = look_at(&mut set, sampling, &mut windows)?;
+    let before = look.before.clone();
     phases.end("sampling");
+
+    watcher.phase("analysing", None);
+    let (samples, analyses) = look.finish();
     if samples.total < LEAST_SAMPLES {
         return Err(SessionError::NothingToDo(format!(
             "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
@@ -129,37 +126,37 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
             phases.list.last().map_or(0.0, |p| p.ms / 1e3)
         )));
     }
-
-    watcher.phase("analysing", None);
-    let (chosen, left) = choose(&set, &samples)?;
-    result.warnings.extend(left.into_iter().map(|(path, why)| format!("{}: {why}", path.display())));
+    let mut left_out = LeftOut::default();
+    let (mut chosen, left) = choose(&set, &samples, analyses)?;
+    left.into_iter().for_each(|(path, why)| left_out.add(&path, why));
     phases.end("analysis");
     if chosen.is_empty() {
         return Err(SessionError::NothingToDo("no module with enough samples can be moved".into()));
     }
     if options.dry_run {
+        left_out.tell(&mut result);
         return Ok(planned(result, &chosen, phases, samples.total));
     }
     let mut profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
         None if source != SourceChoice::Count => {
-            let profiles = profiles_of_records(&mut set, &chosen, source, counting_time, watcher)?;
+            let profiles = profiles_of_records(&mut set, &chosen, source, counting_time.most(), watcher)?;
             phases.end("tracing");
-            Profiled { seconds: counting_time.as_secs_f64(), ..Profiled::of_records(profiles) }
+            Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
         }
-        None => by_counting(&mut set, &chosen, counting_time, &mut phases, watcher)?,
+        None => by_counting(&mut set, &mut chosen, counting_time, &mut left_out, &mut phases, watcher)?,
     };
-    for (module, profile) in chosen.iter().zip(&mut profiled.profiles) {
+    for (module, profile) in chosen.iter().zip(profiled.each_profile()) {
         known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
     }
-    if options.promote_calls && profiled.profiles.iter().all(|p| p.targets.is_empty()) {
+    if options.promote_calls && profiled.each_profile().all(|p| p.targets.is_empty()) {
         watcher.note(UNKNOWN_TARGETS);
         result.warnings.push(UNKNOWN_TARGETS.into());
     }
 
     watcher.phase("laying out", None);
-    let made = make_optimized(&set, &chosen, &profiled.profiles, options, &mut phases);
-    let (layouts, versions) = match made {
+    let made = make_optimized(&set, &mut chosen, &mut profiled, options, &mut left_out, &mut phases);
+    let (made, versions) = match made {
         Ok(made) => made,
         Err(error) => {
             set.switch(&[], VersionKind::Optimized, watcher)?;
@@ -170,6 +167,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     watcher.phase("moving over", None);
     let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
     phases.end("moving over");
+    let in_force_ms = phases.elapsed_ms();
 
     if second.patched == 0 {
         set.switch(&[], VersionKind::Optimized, watcher)?;
@@ -178,12 +176,10 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
             "none of the functions that ran can be redirected, so nothing was moved; the process is as it was".into(),
         ));
     }
-    describe(&mut result, &chosen, &profiled.profiles, &layouts, &versions, options.layout);
-    for (entry, counting) in result.modules.iter_mut().zip(&profiled.counting) {
-        entry.counting = Some(counting.clone());
-    }
+    describe(&mut result, &chosen, &made, &versions, options.layout, &mut phases);
+    left_out.tell(&mut result);
     result.profile = Some(profiled.summary(samples.total));
-    result.apply = Some(apply_summary(&profiled.switch, &second));
+    result.apply = Some(report::ApplySummary { in_force_ms, ..apply_summary(&profiled.switch, &second) });
     result.warnings.extend(written(set.leader.target(), &[&profiled.switch, &second]));
     for (pid, number, why) in set.sweep() {
         result.warnings.push(format!("process {pid}: version {number} stays mapped, unused: {why}"));
@@ -199,10 +195,29 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     Ok(result)
 }
 
-/// Sampling takes a third, counting the rest.
-fn split(duration: Duration) -> (Duration, Duration) {
-    let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
-    (sampling, duration.saturating_sub(sampling).max(Duration::from_millis(500)))
+/// Watches until there are enough samples.
+fn look_at(set: &mut ProcessSet, sampling: Length, windows: &mut Windows) -> Result<FirstLook, SessionError> {
+    let mut look = FirstLook::new();
+    look.watch(set, sampling, windows)?;
+    // Processes that have just started, or are idle now and then: wait for them a little.
+    let patience = Instant::now() + (sampling.most() * 3).min(Duration::from_secs(30));
+    while look.samples.total < LEAST_SAMPLES && Instant::now() < patience && set.leader_is_alive() {
+        set.refresh()?;
+        look.watch(set, sampling, windows)?;
+    }
+    Ok(look)
+}
+
+/// How long to sample, and how long to count. Of a time that was asked for, sampling takes a third.
+fn split(duration: Option<Duration>) -> (Length, Length) {
+    const SHORTEST: Duration = Duration::from_millis(500);
+    let seconds = Duration::from_secs;
+    let Some(duration) = duration else {
+        let sampling = Length::UntilSettled { least: SHORTEST, most: seconds(2) };
+        return (sampling, Length::UntilSettled { least: seconds(1), most: seconds(4) });
+    };
+    let sampling = (duration / 3).clamp(SHORTEST, seconds(20));
+    (Length::Exactly(sampling), Length::Exactly(duration.saturating_sub(sampling).max(SHORTEST)))
 }
 
 /// What a session works on.
@@ -230,43 +245,98 @@ fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u6
     result
 }
 
-type Made = (Vec<Layout>, Vec<(usize, CheckedVersion)>);
+/// What was made for the modules, and the checked versions with the modules' indices.
+type AllMade = (Vec<Made>, Vec<(usize, CheckedVersion)>);
 
+/// What was made for a module, besides its version.
+struct Made {
+    profile: Origin,
+    layout: Layout,
+}
+
+/// A module's profile and how it came about.
+enum Origin {
+    Records(Profile),
+    Counted(Box<(Counting, Derived)>),
+}
+
+impl Origin {
+    fn profile(&self) -> &Profile {
+        match self {
+            Self::Records(profile) => profile,
+            Self::Counted(counted) => &counted.1.profile,
+        }
+    }
+
+    /// What the counts say of themselves.
+    fn summary(&self, program: &Program) -> Option<report::Counting> {
+        match self {
+            Self::Records(_) => None,
+            Self::Counted(counted) => Some(counted.0.summary(program, &counted.1)),
+        }
+    }
+}
+
+/// Layouts and versions of the profiled modules. Those of which none can be made are taken out of `chosen` and listed in `left_out`.
 fn make_optimized(
     set: &ProcessSet,
-    chosen: &[Chosen],
-    profiles: &[Profile],
+    chosen: &mut Vec<Chosen>,
+    profiled: &mut Profiled,
     options: &AttachOptions,
+    left_out: &mut LeftOut,
     phases: &mut Phases,
-) -> Result<Made, SessionError> {
-    let lay_out = |m: &Chosen, profile: &Profile| options.layout.layout(&m.analyzed.program, profile);
-    let layouts: Vec<Layout> = chosen.iter().zip(profiles).map(|(m, profile)| lay_out(m, profile)).collect();
+) -> Result<AllMade, SessionError> {
+    let records = std::mem::take(&mut profiled.profiles).into_iter().map(Origin::Records);
+    let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
+    let profiles: Vec<Origin> = records.chain(counted).collect();
+    let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
+    let lay_out =
+        |(m, source): (&Chosen, &Origin)| options.layout.layout(&m.analyzed.program, source.profile());
+    let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
-    let (mut emitted, mut taken) = (Vec::new(), Vec::new());
-    for ((module, layout), profile) in chosen.iter().zip(&layouts).zip(profiles) {
-        let program = &module.analyzed.program;
-        let large_pages = options.huge_pages.wanted(program, layout);
-        let align = alignment(large_pages);
-        let promote = worth_promoting(options.promote_calls, program, profile);
-        let len = (estimate(program, layout, 0) + promoted_bytes(&promote)).next_multiple_of(align);
-        let held = set.reserve(module.index, len, &taken, align)?;
-        taken.push((module.index, held));
-        let bias = set.leader.target().modules[module.index].bias;
-        let place = Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) };
+    let (mut jobs, mut taken) = (Vec::new(), Vec::new());
+    for ((module, layout), profile) in chosen.iter().zip(layouts).zip(profiles) {
+        let promote = worth_promoting(options.promote_calls, &module.analyzed.program, profile.profile());
+        let room = promoted_bytes(&promote);
+        let place = place_for(set, module, &layout, room, options, &mut taken);
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        let heat = &profile.blocks[..];
+        jobs.push((module, Made { profile, layout }, place, bound, promote));
+    }
+    let emitted = parallel::map(jobs, |(module, made, place, bound, promote)| -> Result<_, SessionError> {
+        let place = place?;
+        let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
+        let heat = &made.profile.profile().blocks[..];
         let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None, heat };
-        let version = emit_version(&module.path, &module.analyzed, layout, place, wanted)?;
-        emitted.push((version, place.bias));
-    }
+        let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
+        Ok((module, made, version, place.bias))
+    });
     phases.end("emission");
-    let mut versions = Vec::new();
-    for ((module, layout), (version, bias)) in chosen.iter().zip(&layouts).zip(emitted) {
-        let checked = check_version(&module.path, &module.analyzed, layout, version, bias)?;
-        versions.push((module.index, checked));
-    }
+    let checked = parallel::map(emitted, |emitted| {
+        let (module, made, version, bias) = emitted?;
+        let checked = check_version(&module.path, &module.analyzed, &made.layout, version, bias)?;
+        Ok((made, (module.index, checked)))
+    });
+    let kept = left_out.keep(chosen, checked)?;
     phases.end("check");
-    Ok((layouts, versions))
+    Ok(kept.into_iter().unzip())
+}
+
+/// A free place for a module's version, with `room` bytes for promoted calls.
+fn place_for(
+    set: &ProcessSet,
+    module: &Chosen,
+    layout: &Layout,
+    room: u64,
+    options: &AttachOptions,
+    taken: &mut Vec<(usize, Reservation)>,
+) -> Result<Place, SessionError> {
+    let program = &module.analyzed.program;
+    let align = alignment(options.huge_pages.wanted(program, layout));
+    let len = (estimate(program, layout, 0) + room).next_multiple_of(align);
+    let held = set.reserve(module.index, len, taken, align)?;
+    taken.push((module.index, held));
+    let bias = set.leader.target().modules[module.index].bias;
+    Ok(Place { number: held.number, start: held.start, counters: held.start, bias: Some(bias) })
 }
 
 /// Why nothing is promoted.
@@ -279,12 +349,13 @@ const ENOUGH_RECORDS: u64 = 500_000;
 
 /// The profiles of the chosen modules, and how they came about.
 struct Profiled {
+    /// By module, if they were not counted.
     profiles: Vec<Profile>,
     source: &'static str,
     seconds: f64,
     exact_edge_share: f64,
     /// By module, if they were counted.
-    counting: Vec<report::Counting>,
+    counted: Vec<(Counting, Derived)>,
     /// The switch to the counting version, if there was one.
     switch: SwitchReport,
 }
@@ -296,9 +367,14 @@ impl Profiled {
             source: "branch records",
             seconds: 0.0,
             exact_edge_share: 0.0,
-            counting: Vec::new(),
+            counted: Vec::new(),
             switch: SwitchReport::default(),
         }
+    }
+
+    /// The profiles, by module.
+    fn each_profile(&mut self) -> impl Iterator<Item = &mut Profile> {
+        self.profiles.iter_mut().chain(self.counted.iter_mut().map(|(_, derived)| &mut derived.profile))
     }
 
     fn summary(&self, samples: u64) -> report::ProfileSummary {
@@ -326,31 +402,30 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
 /// Exact profiles from a counting version, which stays in force.
 fn by_counting(
     set: &mut ProcessSet,
-    chosen: &[Chosen],
-    duration: Duration,
+    chosen: &mut Vec<Chosen>,
+    length: Length,
+    left_out: &mut LeftOut,
     phases: &mut Phases,
     watcher: &mut dyn Watcher,
 ) -> Result<Profiled, SessionError> {
-    let (counting, versions) = make_counting(set, chosen)?;
+    let (counting, versions) = make_counting(set, chosen, left_out)?;
     phases.end("counting version");
-    for (c, m) in counting.iter().zip(chosen) {
+    for (c, m) in counting.iter().zip(chosen.iter()) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();
         let (samples, functions, counters) = (m.samples, c.functions, c.counted.len());
         watcher.note(&format!(
             "{name}: {samples} samples, counting {functions} functions with {counters} counters"
         ));
     }
-    let (derived, switch) = count(set, chosen, &counting, &versions, duration, watcher)?;
+    let (derived, switch, time) = count(set, chosen, &counting, &versions, length, watcher)?;
     phases.end("counting");
     let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
     let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();
-    let summaries =
-        chosen.iter().zip(&counting).zip(&derived).map(|((m, c), d)| c.summary(&m.analyzed.program, d));
     Ok(Profiled {
-        counting: summaries.collect(),
-        profiles: derived.into_iter().map(|d| d.profile).collect(),
+        counted: counting.into_iter().zip(derived).collect(),
+        profiles: Vec::new(),
         source: "counting version",
-        seconds: duration.as_secs_f64(),
+        seconds: time.as_secs_f64(),
         exact_edge_share: if edges == 0 { 0.0 } else { exact as f64 / edges as f64 },
         switch,
     })
@@ -383,6 +458,7 @@ fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySu
     let part = |name: &str, us: u64| report::PausePart { name: name.into(), us: us as f64 };
     report::ApplySummary {
         how: "process".into(),
+        in_force_ms: 0.0,
         pause_us: (first.pause_us + second.pause_us) as f64,
         pause_parts: vec![
             part("to the counting version", first.pause_us),
@@ -405,20 +481,22 @@ fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySu
 fn describe(
     result: &mut RunResult,
     chosen: &[Chosen],
-    profiles: &[Profile],
-    layouts: &[Layout],
+    made: &[Made],
     versions: &[(usize, CheckedVersion)],
     choice: LayoutChoice,
+    phases: &mut Phases,
 ) {
-    for (((module, profile), layout), (_, version)) in chosen.iter().zip(profiles).zip(layouts).zip(versions)
-    {
-        let program = &module.analyzed.program;
+    let modules: Vec<_> = chosen.iter().zip(made).zip(versions).collect();
+    result.modules = parallel::map(modules, |((module, made), (_, version))| {
+        let (program, profile) = (&module.analyzed.program, made.profile.profile());
         let mut entry = module.analyzed.report(&module.path.display().to_string());
-        entry.layout = Some(layout_summary(program, profile, layout, choice));
+        entry.layout = Some(layout_summary(program, profile, &made.layout, choice));
         entry.version = Some(version_summary(version));
         entry.hottest = hottest(program, profile, version);
-        result.modules.push(entry);
-    }
+        entry.counting = made.profile.summary(program);
+        entry
+    });
+    phases.end("report");
 }
 
 pub(crate) fn layout_summary(

@@ -7,7 +7,7 @@
 use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
 use crate::burst_scope::BurstScope;
-use crate::modules::{Chosen, choose};
+use crate::modules::{Analyses, Chosen, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, launch};
@@ -128,7 +128,7 @@ fn trace_process(
     let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
     let samples = sample(&set, sampling, &mut windows)?;
     watcher.phase("analysing", None);
-    let (chosen, _) = choose(&set, &samples)?;
+    let (chosen, _) = choose(&set, &samples, Analyses::new())?;
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
     let traced = trace_and_take_out(&mut set, chosen, rest, tracing, records, watcher)?;
     Ok((set, traced))

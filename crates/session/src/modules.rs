@@ -2,10 +2,12 @@
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
+use crate::parallel;
 use crate::process_set::ProcessSet;
 use crate::sampling::IpSamples;
 use crate::selection::{Weights, select, weigh};
 use restitch_program::Program;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A module with less than this share of the samples is left alone.
@@ -25,21 +27,44 @@ pub(crate) struct Chosen {
 /// What was chosen, and what was left alone, with the reason.
 pub(crate) type Choice = (Vec<Chosen>, Vec<(PathBuf, String)>);
 
-/// Analyses the modules that have a share of the samples; those that cannot be analysed come back with the reason.
-pub(crate) fn choose(set: &ProcessSet, samples: &IpSamples) -> Result<Choice, SessionError> {
+/// Analyses by module index.
+pub(crate) type Analyses = BTreeMap<usize, Result<Analyzed, String>>;
+
+/// The modules that have a share of the samples, the largest share first.
+pub(crate) fn with_a_share(samples: &IpSamples) -> Vec<usize> {
+    let all = samples.by_module.keys().map(|&index| (samples.in_module(index), index));
+    let mut all: Vec<_> = all.filter(|(n, _)| *n as f64 >= LEAST_SHARE * samples.total as f64).collect();
+    all.sort_by_key(|(n, index)| (std::cmp::Reverse(*n), *index));
+    all.into_iter().map(|(_, index)| index).collect()
+}
+
+/// Whether a module may be changed at all; nothing else has to be known of it.
+pub(crate) fn may_be_changed(set: &ProcessSet, index: usize) -> bool {
+    !is_runtime_loader(&set.leader.target().modules[index].path.to_string_lossy())
+}
+
+/// Analyses the modules that have a share of the samples, but for those that are `ready`; those that cannot be analysed come back with
+/// the reason.
+pub(crate) fn choose(
+    set: &ProcessSet,
+    samples: &IpSamples,
+    mut ready: Analyses,
+) -> Result<Choice, SessionError> {
     let (mut chosen, mut left) = (Vec::new(), Vec::new());
     let target = set.leader.target();
-    for (&index, addresses) in &samples.by_module {
-        let module = &target.modules[index];
+    let mut wanted = with_a_share(samples);
+    let missing = wanted.iter().copied().filter(|i| may_be_changed(set, *i) && !ready.contains_key(i));
+    let analyze = |index: usize| (index, analyze_image(target.modules[index].image.clone()));
+    ready.extend(parallel::map(missing.collect(), analyze));
+    wanted.sort_unstable();
+    for index in wanted {
+        let (module, addresses) = (&target.modules[index], &samples.by_module[&index]);
         let n = samples.in_module(index);
-        if (n as f64) < LEAST_SHARE * samples.total as f64 {
-            continue;
-        }
-        if is_runtime_loader(&module.path.to_string_lossy()) {
+        let Some(analyzed) = ready.remove(&index) else {
             left.push((module.path.clone(), "the dynamic loader is never changed".into()));
             continue;
-        }
-        match analyze_image(module.image.clone()) {
+        };
+        match analyzed {
             Ok(mut analyzed) => {
                 analyzed.leave(&set.foreign_code(index)?);
                 let weights = weigh(&analyzed.program, addresses);

@@ -7,11 +7,17 @@ use std::time::Instant;
 pub(crate) struct Phases {
     pub list: Vec<report::Phase>,
     since: Instant,
+    began: Instant,
 }
 
 impl Phases {
     pub fn new() -> Self {
-        Self { list: Vec::new(), since: Instant::now() }
+        let now = Instant::now();
+        Self { list: Vec::new(), since: now, began: now }
+    }
+    /// Milliseconds since the beginning.
+    pub fn elapsed_ms(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1e3
     }
     /// What has passed since the last end (or the beginning) was the phase `name`.
     pub fn end(&mut self, name: &str) {

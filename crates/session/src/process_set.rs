@@ -3,7 +3,7 @@
 use crate::{SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
-    Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
+    ImageCache, Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
@@ -27,6 +27,8 @@ pub(crate) struct ProcessSet {
     tree: bool,
     /// The named process.
     named: i32,
+    /// Files of the modules, read once for all processes.
+    images: ImageCache,
 }
 
 impl ProcessSet {
@@ -34,10 +36,11 @@ impl ProcessSet {
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let dir = StateDir::open()?;
         refuse_kernel_thread(pid)?;
-        let mut leader = Live::open(pid, dir.clone())?;
+        let mut images = ImageCache::default();
+        let mut leader = Live::open_with(pid, dir.clone(), &mut images)?;
         crate::refusal::refuse(leader.target())?;
         leader.lock()?;
-        let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid };
+        let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid, images };
         set.refresh()?;
         Ok(set)
     }
@@ -51,7 +54,9 @@ impl ProcessSet {
             if known.contains(&candidate.pid) {
                 continue;
             }
-            let Ok(live) = Live::open(candidate.pid, self.dir.clone()) else { continue };
+            let Ok(live) = Live::open_with(candidate.pid, self.dir.clone(), &mut self.images) else {
+                continue;
+            };
             let inherited = !live.journal().versions.is_empty();
             if (self.tree || inherited) && self.same_addresses(&live) {
                 self.others.push(live);

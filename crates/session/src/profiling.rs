@@ -1,13 +1,17 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
 use crate::derivation;
+use crate::first_look::Length;
+use crate::left_out::LeftOut;
 use crate::make::{Place, Wanted, counting_layout, estimate, make};
 use crate::modules::Chosen;
+use crate::parallel;
 use crate::process_set::ProcessSet;
 use crate::selection::select;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::{SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
+use restitch_layout::Layout;
 use restitch_profile::{Calls, Counted, CounterPlan, Derived, Weights, derive, plan_counters, scope_of};
 use restitch_program::{FuncId, Program};
 use std::time::{Duration, Instant};
@@ -25,50 +29,136 @@ pub(crate) struct Counting {
 /// What was planned for each module, and its checked version with the module's index.
 pub(crate) type CountingVersions = (Vec<Counting>, Vec<(usize, CheckedVersion)>);
 
-/// Makes counting versions of the functions with samples, and those around them, of all chosen modules.
-pub(crate) fn make_counting(set: &ProcessSet, chosen: &[Chosen]) -> Result<CountingVersions, SessionError> {
-    let (mut counting, mut versions, mut taken) = (Vec::new(), Vec::new(), Vec::new());
-    for module in chosen {
+/// What a counting version of one module is to be, and where.
+struct Planned {
+    plan: CounterPlan,
+    layout: Layout,
+    functions: usize,
+}
+
+/// Makes counting versions of the functions with samples, and those around them, of all chosen modules. Modules of which none can be made are
+/// taken out of `chosen` and listed in `left_out`.
+///
+/// # Errors
+/// The first module's, if none is left.
+pub(crate) fn make_counting(
+    set: &ProcessSet,
+    chosen: &mut Vec<Chosen>,
+    left_out: &mut LeftOut,
+) -> Result<CountingVersions, SessionError> {
+    let planned = parallel::map(chosen.iter().collect(), |module: &Chosen| {
         let program = &module.analyzed.program;
         let functions: Vec<FuncId> = select(program, &module.weights);
         let scope = scope_of(program, &functions);
-        let weights = Weights::Blocks(&module.weights.blocks);
-        let plan = plan_counters(program, &scope, weights, Calls::Return);
+        let plan = plan_counters(program, &scope, Weights::Blocks(&module.weights.blocks), Calls::Return);
         let layout = counting_layout(program, &plan);
-        let area = (8 * plan.counted.len() as u64).next_multiple_of(4096);
-        let len = estimate(program, &layout, plan.counted.len());
-        let place = set.reserve(module.index, len + area, &taken, 4096)?;
-        taken.push((module.index, place));
-        let bias = set.leader.target().modules[module.index].bias;
-        let place =
-            Place { number: place.number, start: place.start, counters: place.start + len, bias: Some(bias) };
-        let version = make(&module.path, &module.analyzed, &layout, place, Wanted::counting(&plan.counted))?;
+        Planned { plan, layout, functions: functions.len() }
+    });
+    let (mut jobs, mut taken) = (Vec::new(), Vec::new());
+    for (module, planned) in chosen.iter().zip(planned) {
+        let program = &module.analyzed.program;
+        let area = (8 * planned.plan.counted.len() as u64).next_multiple_of(4096);
+        let len = estimate(program, &planned.layout, planned.plan.counted.len());
+        let place = set.reserve(module.index, len + area, &taken, 4096);
+        let place = place.map(|held| {
+            taken.push((module.index, held));
+            let bias = Some(set.leader.target().modules[module.index].bias);
+            Place { number: held.number, start: held.start, counters: held.start + len, bias }
+        });
+        jobs.push((module, planned, place));
+    }
+    let made = parallel::map(jobs, |(module, planned, place)| {
+        let (place, plan) = (place?, planned.plan);
+        let wanted = Wanted::counting(&plan.counted);
+        let version = make(&module.path, &module.analyzed, &planned.layout, place, wanted)?;
         let (counted, missing) =
             version.counters.as_ref().map(|c| (c.counted.clone(), c.missing.clone())).unwrap_or_default();
-        counting.push(Counting { plan, number: place.number, counted, missing, functions: functions.len() });
-        versions.push((module.index, version));
-    }
-    Ok((counting, versions))
+        let counting =
+            Counting { plan, number: place.number, counted, missing, functions: planned.functions };
+        Ok((counting, (module.index, version)))
+    });
+    Ok(left_out.keep(chosen, made)?.into_iter().unzip())
 }
 
-/// Installs counting versions, waits, and derives a profile for each chosen module. The counting versions stay in force.
+/// Counters are looked at for the first time after this time, and then each time as much has passed again.
+const FIRST_LOOK: Duration = Duration::from_millis(500);
+/// The counts of the two halves of the time so far have to agree as much as this (overlap of their distributions).
+const SETTLED: f64 = 0.97;
+/// Fewer increments than this tell nothing.
+const LEAST_INCREMENTS: u64 = 100_000;
+
+/// Whether counters have settled: what the second half of the time has not changed, more time will not change much either.
+struct Settling {
+    next: Duration,
+    before: Option<Vec<u64>>,
+    settled: bool,
+}
+
+impl Settling {
+    fn new() -> Self {
+        Self { next: FIRST_LOOK, before: None, settled: false }
+    }
+
+    /// Takes in the counters as they are after `elapsed`, if it is time to.
+    fn look(&mut self, elapsed: Duration, read: impl FnOnce() -> Option<Vec<u64>>) {
+        if elapsed < self.next {
+            return;
+        }
+        self.next = elapsed * 2;
+        let now = read();
+        if let (Some(before), Some(now)) = (&self.before, &now) {
+            self.settled = overlap(before, now) >= SETTLED;
+        }
+        self.before = now;
+    }
+}
+
+/// The overlap of what was counted until `before` and of what has come until `now`: the sum over the counters of the smaller one of their
+/// two shares. 0 if either is too little to tell.
+fn overlap(before: &[u64], now: &[u64]) -> f64 {
+    let grown = || before.iter().zip(now).map(|(b, n)| (*b, n.saturating_sub(*b)));
+    let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0u64, u64::saturating_add);
+    let (first, second) = (sum(&mut grown().map(|g| g.0)), sum(&mut grown().map(|g| g.1)));
+    if first.min(second) < LEAST_INCREMENTS {
+        return 0.0;
+    }
+    grown().map(|(a, b)| (a as f64 / first as f64).min(b as f64 / second as f64)).sum()
+}
+
+/// Installs counting versions, waits, and derives a profile for each chosen module. The counting versions stay in force. Also: for how long was
+/// counted.
 pub(crate) fn count(
     set: &mut ProcessSet,
     chosen: &[Chosen],
     counting: &[Counting],
     versions: &[(usize, CheckedVersion)],
-    duration: Duration,
+    length: Length,
     watcher: &mut dyn Watcher,
-) -> Result<(Vec<Derived>, SwitchReport), SessionError> {
+) -> Result<(Vec<Derived>, SwitchReport, Duration), SessionError> {
+    const STEP: Duration = Duration::from_millis(50);
     let report = set.switch(versions, VersionKind::Counting, watcher)?;
-    watcher.phase("counting", Some(duration.as_secs_f64()));
-    let end = Instant::now() + duration;
-    while Instant::now() < end && set.leader_is_alive() {
-        std::thread::sleep(end.saturating_duration_since(Instant::now()).min(Duration::from_millis(100)));
+    watcher.phase("counting", Some(length.most().as_secs_f64()));
+    let began = Instant::now();
+    let mut settling = Settling::new();
+    while !length.is_over(began.elapsed(), || settling.settled) && set.leader_is_alive() {
+        std::thread::sleep(length.most().saturating_sub(began.elapsed()).min(STEP));
+        if matches!(length, Length::UntilSettled { .. }) {
+            settling.look(began.elapsed(), || all_counters(set, counting).ok());
+        }
     }
+    let time = began.elapsed();
     // Children forked meanwhile inherited the counting version: they are to move on with the others.
     set.refresh()?;
-    Ok((derive_all(set, chosen, counting)?, report))
+    Ok((derive_all(set, chosen, counting)?, report, time))
+}
+
+/// The counters of all modules, one behind the other.
+fn all_counters(set: &ProcessSet, counting: &[Counting]) -> Result<Vec<u64>, SessionError> {
+    let mut all = Vec::new();
+    for one in counting {
+        all.extend(set.counters(one.number)?);
+    }
+    Ok(all)
 }
 
 /// The profiles that the counters give now.
@@ -77,14 +167,12 @@ pub(crate) fn derive_all(
     chosen: &[Chosen],
     counting: &[Counting],
 ) -> Result<Vec<Derived>, SessionError> {
-    chosen
-        .iter()
-        .zip(counting)
-        .map(|(module, counting)| {
-            let values = set.counters(counting.number)?;
-            Ok(derive_one(module, counting, &values))
-        })
-        .collect()
+    let pairs = chosen.iter().zip(counting).map(|(module, counting)| {
+        let values = set.counters(counting.number)?;
+        Ok((module, counting, values))
+    });
+    let pairs: Vec<_> = pairs.collect::<Result<_, SessionError>>()?;
+    Ok(parallel::map(pairs, |(module, counting, values)| derive_one(module, counting, &values)))
 }
 
 fn derive_one(module: &Chosen, counting: &Counting, values: &[u64]) -> Derived {
@@ -96,5 +184,31 @@ impl Counting {
     /// What the counts have given, to be reported.
     pub fn summary(&self, program: &Program, derived: &Derived) -> restitch_report::Counting {
         derivation::summary(program, &self.plan, self.missing.len(), derived)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_settle_when_the_second_half_is_like_the_first() {
+        let many = LEAST_INCREMENTS;
+        assert_eq!(overlap(&[many, many], &[3 * many, 3 * many]), 1.0);
+        assert_eq!(overlap(&[many, 0], &[many, many]), 0.0);
+        assert_eq!(overlap(&[3 * many, many], &[6 * many, 4 * many]), 0.75);
+        assert_eq!(overlap(&[10, 10], &[20, 20]), 0.0, "too few to tell");
+        // What wraps or was torn does no harm.
+        assert!(overlap(&[u64::MAX, many], &[0, 2 * many]) < SETTLED);
+
+        let mut settling = Settling::new();
+        let ms = Duration::from_millis;
+        settling.look(ms(499), || panic!("it is too early"));
+        settling.look(ms(500), || Some(vec![many, many]));
+        settling.look(ms(900), || panic!("it is too early"));
+        settling.look(ms(1000), || Some(vec![2 * many, 4 * many]));
+        assert!(!settling.settled);
+        settling.look(ms(2000), || Some(vec![4 * many, 8 * many]));
+        assert!(settling.settled);
     }
 }

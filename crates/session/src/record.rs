@@ -1,9 +1,11 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
 use crate::derivation;
+use crate::first_look::Length;
 use crate::follow::follow;
 use crate::instrument::from_counts;
-use crate::modules::{Chosen, choose};
+use crate::left_out::LeftOut;
+use crate::modules::{Analyses, Chosen, choose};
 use crate::phases::Phases;
 use crate::process_set::ProcessSet;
 use crate::profiles::{ProfileOutput, save_counts};
@@ -95,22 +97,25 @@ fn record_process(
     let samples = sample(&set, sampling, &mut windows)?;
     phases.end("sampling");
     watcher.phase("analysing", None);
-    let (chosen, _) = choose(&set, &samples)?;
+    let (mut chosen, _) = choose(&set, &samples, Analyses::new())?;
     if chosen.is_empty() {
         let why = format!("process {pid} used too little CPU time to be profiled; try again under load");
         return Err(SessionError::NothingToDo(why));
     }
     phases.end("analysis");
-    let (counting, versions) = make_counting(&set, &chosen)?;
+    let mut left_out = LeftOut::default();
+    let (counting, versions) = make_counting(&set, &mut chosen, &mut left_out)?;
     phases.end("counting version");
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
-    let derived = count(&mut set, &chosen, &counting, &versions, rest, watcher).map(|d| d.0);
+    let length = Length::Exactly(rest);
+    let derived = count(&mut set, &chosen, &counting, &versions, length, watcher).map(|d| d.0);
     set.switch(&[], VersionKind::Counting, watcher)?;
     set.sweep();
     phases.end("counting");
     let derived = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(&set));
     describe(&mut result, &chosen, &counting, &derived);
+    left_out.tell(&mut result);
     derivation::finish(&mut result, "counting version", rest.as_secs_f64());
     phases.finish(&mut result);
     Ok((profile_file(&chosen, &derived), result))

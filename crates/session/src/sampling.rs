@@ -23,42 +23,75 @@ pub(crate) struct IpSamples {
     pub records: u64,
 }
 
+/// Sampling that is under way.
+pub(crate) struct Sampling<'s> {
+    set: &'s ProcessSet,
+    sampler: IpSampler,
+    samples: IpSamples,
+}
+
+impl<'s> Sampling<'s> {
+    /// Begins to sample all processes of the set.
+    pub fn start(set: &'s ProcessSet) -> Result<Self, SessionError> {
+        let options = SampleOptions {
+            frequency: 4000,
+            inherit: true,
+            exclude_kernel: true,
+            ..SampleOptions::default()
+        };
+        let branch_stack = Pmu::probe().branch_stack.is_yes();
+        // Where the probe was too hopeful (a container, an odd hypervisor), plain samples do.
+        let sampler = match IpSampler::open(&set.pids(), SampleOptions { branch_stack, ..options }) {
+            Err(_) if branch_stack => IpSampler::open(&set.pids(), options)?,
+            other => other?,
+        };
+        sampler.enable()?;
+        Ok(Self { set, sampler, samples: IpSamples::default() })
+    }
+
+    /// Waits for samples, `at_most` so long or until the running `window` ends, and takes them in.
+    pub fn step(&mut self, at_most: Duration, windows: &mut Windows) {
+        self.sampler.wait(at_most.min(windows.until_next()));
+        windows.tick();
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        for record in self.sampler.drain() {
+            if let Record::Sample(s) = record {
+                self.samples.add(self.set, &s);
+            }
+        }
+    }
+
+    /// What has been sampled so far.
+    pub fn samples(&self) -> &IpSamples {
+        &self.samples
+    }
+
+    /// Ends it.
+    pub fn finish(mut self) -> Result<IpSamples, SessionError> {
+        self.sampler.disable()?;
+        self.drain();
+        Ok(self.samples)
+    }
+}
+
 /// Samples all processes of the set for `duration`, taking a measurement `window` now and then.
 pub(crate) fn sample(
     set: &ProcessSet,
     duration: Duration,
     windows: &mut Windows,
 ) -> Result<IpSamples, SessionError> {
-    let options =
-        SampleOptions { frequency: 4000, inherit: true, exclude_kernel: true, ..SampleOptions::default() };
-    let branch_stack = Pmu::probe().branch_stack.is_yes();
-    // Where the probe was too hopeful (a container, an odd hypervisor), plain samples do.
-    let mut sampler = match IpSampler::open(&set.pids(), SampleOptions { branch_stack, ..options }) {
-        Err(_) if branch_stack => IpSampler::open(&set.pids(), options)?,
-        other => other?,
-    };
-    sampler.enable()?;
-    let mut out = IpSamples::default();
+    let mut sampling = Sampling::start(set)?;
     let end = Instant::now() + duration;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
-        sampler.wait(left.min(windows.until_next()));
-        windows.tick();
-        for record in sampler.drain() {
-            if let Record::Sample(s) = record {
-                out.add(set, &s);
-            }
-        }
+        sampling.step(left, windows);
         if !set.leader_is_alive() {
             break;
         }
     }
-    sampler.disable()?;
-    for record in sampler.drain() {
-        if let Record::Sample(s) = record {
-            out.add(set, &s);
-        }
-    }
-    Ok(out)
+    sampling.finish()
 }
 
 impl IpSamples {

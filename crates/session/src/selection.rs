@@ -2,6 +2,11 @@
 //!
 //! "Not sampled" does not mean "cold": with a few thousand samples most of the functions that run have none. So the sampled
 //! functions are joined by their direct callers and callees, step by step, and by the parts that branch into them.
+//!
+//! **Not the callers of what everybody calls.** That an allocator or a string function runs says little about any one of its thousand callers,
+//! and they were half of all that was counted. Found on processes that had few samples (682 in mariadbd, 1870 in postgres), of all block executions
+//! that two full rings see: two rings without callers 0.982 and 0.997, with the callers of functions that have up to 16 of them 0.994 and 0.999, up to 32
+//! 0.996 and 0.9995, in 57 and 70 % of the blocks.
 
 use restitch_address::Svma;
 use restitch_program::{CallTarget, FuncId, Program};
@@ -9,6 +14,8 @@ use std::collections::BTreeMap;
 
 /// How far around the sampled functions to go.
 pub(crate) const RINGS: usize = 2;
+/// The callers of functions that have more of them than this do not join.
+const MOST_CALLERS: usize = 32;
 
 /// What sampling says of one program.
 #[derive(Debug, Clone, Default)]
@@ -49,29 +56,36 @@ pub(crate) fn select(program: &Program, weights: &Weights) -> Vec<FuncId> {
     program.function_ids().filter(|f| chosen[f.index()]).collect()
 }
 
-/// Functions that call or branch to each other, both ways.
+/// Which functions are drawn in by which.
 struct Links {
     pairs: Vec<(u32, u32)>,
 }
 
 impl Links {
     fn of(program: &Program) -> Self {
-        let mut pairs = Vec::new();
+        let (mut calls, mut pairs) = (Vec::new(), Vec::new());
         for call in &program.calls {
             if let CallTarget::Direct(target) = call.target
                 && let Some(callee) = program.function_at(target)
             {
-                pairs.push((program.block(call.block).function.0, callee.0));
+                calls.push((callee.0, program.block(call.block).function.0));
             }
         }
+        calls.sort_unstable();
+        calls.dedup();
+        for callers in calls.chunk_by(|a, b| a.0 == b.0) {
+            pairs.extend(callers.iter().map(|&(callee, caller)| (caller, callee)));
+            if callers.len() <= MOST_CALLERS {
+                pairs.extend(callers);
+            }
+        }
+        // Parts of functions belong together, whichever is the one that was sampled.
         for edge in &program.edges {
             let (from, to) = (program.block(edge.from).function.0, program.block(edge.to).function.0);
             if from != to {
-                pairs.push((from, to));
+                pairs.extend([(from, to), (to, from)]);
             }
         }
-        let back: Vec<_> = pairs.iter().map(|&(a, b)| (b, a)).collect();
-        pairs.extend(back);
         pairs.sort_unstable();
         pairs.dedup();
         Self { pairs }
@@ -80,5 +94,45 @@ impl Links {
     fn of_function(&self, f: usize) -> impl Iterator<Item = usize> + '_ {
         let from = self.pairs.partition_point(|p| (p.0 as usize) < f);
         self.pairs[from..].iter().take_while(move |p| p.0 as usize == f).map(|p| p.1 as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Function 0 calls 1, which calls 2; functions 3 to 42 call 1 or, if `popular`, 2.
+    fn program(popular: bool) -> Program {
+        let mut text = String::from(
+            "function 0x0..0x10 a movable\n  0x0 +16 entry return/1\n    call 0x4 +5 -> 0x10\n\
+             function 0x10..0x20 b movable\n  0x10 +16 entry return/1\n    call 0x14 +5 -> 0x20\n\
+             function 0x20..0x30 c movable\n  0x20 +16 entry return/1\n",
+        );
+        let target = if popular { "0x20" } else { "0x10" };
+        for i in 3..43 {
+            let at = i * 16;
+            text += &format!(
+                "function {at:#x}..{:#x} f{i} movable\n  {at:#x} +16 entry return/1\n    call {:#x} +5 -> {target}\n",
+                at + 16,
+                at + 4
+            );
+        }
+        Program::from_text(&text).expect("a program")
+    }
+
+    fn chosen(program: &Program, sampled: usize) -> Vec<u32> {
+        let mut weights = Weights { functions: vec![0; program.functions.len()], blocks: Vec::new() };
+        weights.functions[sampled] = 1;
+        select(program, &weights).into_iter().map(|f| f.0).collect()
+    }
+
+    #[test]
+    fn callers_and_callees_join_but_not_the_callers_of_what_everybody_calls() {
+        assert_eq!(chosen(&program(true), 0), [0, 1, 2]);
+        // Of what has few callers they join; of what has many only the callees do.
+        assert_eq!(chosen(&program(true), 1), [0, 1, 2]);
+        assert_eq!(chosen(&program(true), 2), [2]);
+        assert_eq!(chosen(&program(false), 2), [1, 2]);
+        assert_eq!(chosen(&program(false), 3), [1, 2, 3]);
     }
 }

@@ -134,6 +134,11 @@ impl Windows {
         }
     }
 
+    /// Windows that were measured and not taken yet.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
     /// The windows' values so far; they start anew.
     pub fn take(&mut self) -> Vec<f64> {
         std::mem::take(&mut self.values)

@@ -1,0 +1,71 @@
+"""What the commands that write a table into a page share: which loads, how often, where the table goes."""
+
+import argparse
+import json
+import os
+import sys
+
+from . import report
+from .machine import Failed, Missing
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Table:
+    """A table of docs/ between two marks.
+
+    `measure(name, options, log)` gives the row of one load (None if it was only to show that it runs), `text(rows, options)` the table. `rounds` is the default of --rounds;
+    with `quick`, another default for --quick, which shows that the command runs and never writes to the page. `raw` names the
+    file in out/bench that keeps the rows."""
+
+    def __init__(self, prog, about, loads, measure, text, page, marks, rounds, quick=None, raw=None):
+        self.prog, self.about, self.loads, self.measure, self.text = prog, about, loads, measure, text
+        self.page, self.marks, self.rounds, self.quick, self.raw = page, marks, rounds, quick, raw
+
+    def options(self, argv, add, settle):
+        parser = argparse.ArgumentParser(prog=self.prog, description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("loads", nargs="*", choices=[[], *self.loads], metavar="LOAD", help=f"all, if none is named: {', '.join(self.loads)}")
+        quick = f"; {self.quick} with --quick" if self.quick else ""
+        parser.add_argument("--rounds", type=int, help=f"default {self.rounds}{quick}")
+        if self.quick:
+            parser.add_argument("--quick", action="store_true", help="shows that it runs; prints the table")
+        parser.add_argument("--no-page", action="store_true", help=f"print the table instead of writing docs/{self.page}")
+        parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
+        add(parser)
+        options = parser.parse_args(argv)
+        options.quick = bool(self.quick and options.quick)
+        options.rounds = options.rounds or (self.quick if options.quick else self.rounds)
+        options.restitch = os.path.abspath(options.restitch)
+        settle(options)
+        return options
+
+    def main(self, argv, add=lambda parser: None, settle=lambda options: None):
+        """The command; its exit code. `add` gives the parser more options, `settle` completes what was given."""
+        options = self.options(argv, add, settle)
+        log = lambda text: print(text, file=sys.stderr, flush=True)
+        rows, failed = [], False
+        for name in options.loads or self.loads:
+            log(name)
+            try:
+                row = self.measure(name, options, log)
+                rows += [row] if row else []
+            except Missing as missing:
+                log(f"  left out: {missing}")
+            except Failed as problem:
+                failed = True
+                log(f"  failed: {problem}")
+        if not rows and options.quick:
+            return 1 if failed else 0
+        if not rows:
+            sys.exit("nothing was measured")
+        if self.raw:
+            folder = os.path.join(ROOT, "out", "bench")
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, self.raw), "w") as f:
+                json.dump(rows, f, indent=1)
+        text = self.text(rows, options)
+        if options.quick or options.no_page or options.loads:
+            print(text)
+        else:
+            report.insert(os.path.join(ROOT, "docs", self.page), text, *self.marks)
+        return 1 if failed else 0

@@ -1,0 +1,80 @@
+//! Modules that were not changed though something else was, with the reasons.
+
+use crate::SessionError;
+use crate::modules::Chosen;
+use restitch_apply_process::ProcessError;
+use restitch_report as report;
+use std::path::{Path, PathBuf};
+
+/// The modules that were left out.
+#[derive(Debug, Default)]
+pub(crate) struct LeftOut {
+    list: Vec<(PathBuf, String)>,
+}
+
+impl LeftOut {
+    /// Adds a module.
+    pub fn add(&mut self, path: &Path, why: String) {
+        self.list.push((path.into(), why));
+    }
+
+    /// Takes those modules out of `chosen` whose version could not be `made`, and gives the others' versions, in order.
+    ///
+    /// # Errors
+    /// The first module's error if nothing is left, and any error that is not one module's own.
+    pub fn keep<T>(
+        &mut self,
+        chosen: &mut Vec<Chosen>,
+        made: Vec<Result<T, SessionError>>,
+    ) -> Result<Vec<T>, SessionError> {
+        let (mut kept, mut versions, mut first) = (Vec::new(), Vec::new(), None);
+        for (module, made) in chosen.drain(..).zip(made) {
+            match made {
+                Ok(version) => {
+                    kept.push(module);
+                    versions.push(version);
+                }
+                Err(error) if is_of_one_module(&error) => {
+                    self.add(&module.path, reason(&error));
+                    first.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        *chosen = kept;
+        match first {
+            Some(error) if versions.is_empty() => Err(error),
+            _ => Ok(versions),
+        }
+    }
+
+    /// Writes them into a result.
+    pub fn tell(&self, result: &mut report::RunResult) {
+        for (path, why) in &self.list {
+            let path = path.display().to_string();
+            result.warnings.push(format!("{path}: {why}"));
+            result.left_out.push(report::LeftOut { path, why: why.clone() });
+        }
+    }
+}
+
+/// Whether an error says nothing of the other modules.
+fn is_of_one_module(error: &SessionError) -> bool {
+    let no_room = matches!(error, SessionError::Process(ProcessError::NoRoom { .. }));
+    no_room || matches!(error, SessionError::Emit { .. } | SessionError::Check { .. })
+}
+
+/// The error in words that follow the module's name.
+fn reason(error: &SessionError) -> String {
+    match error {
+        SessionError::Check { why, .. } => {
+            format!(
+                "the checker refused its new version, so it stays as it is ({why}); please report this with the file"
+            )
+        }
+        SessionError::Emit { why, .. } => {
+            format!("no new version of it could be made, so it stays as it is: {why}")
+        }
+        other => format!("it stays as it is: {other}"),
+    }
+}
