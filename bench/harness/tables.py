@@ -22,7 +22,7 @@ class Table:
         self.prog, self.about, self.loads, self.measure, self.text = prog, about, loads, measure, text
         self.page, self.marks, self.rounds, self.quick, self.raw = page, marks, rounds, quick, raw
 
-    def options(self, argv, add, settle):
+    def options(self, argv, add=lambda parser: None, settle=lambda options: None):
         parser = argparse.ArgumentParser(prog=self.prog, description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("loads", nargs="*", choices=[[], *self.loads], metavar="LOAD", help=f"all, if none is named: {', '.join(self.loads)}")
         quick = f"; {self.quick} with --quick" if self.quick else ""
