@@ -132,7 +132,7 @@ fn libraries_of(compiler: &str) -> Vec<String> {
 }
 
 const SCRIPT: &str = r#"
-use strict; my %count; my @words = map { chr(97 + $_ % 26) x (1 + $_ % 5) . ($_ % 97) } 1 .. 60000;
+use strict; my %count; my @words = map { chr(97 + $_ % 26) x (1 + $_ % 5) . ($_ % 97) } 1 .. 250000;
 for my $w (@words) { $count{$w}++; my $r = reverse $w; $count{$r} .= "x" if $w =~ /^([a-f]+)(\d*)$/; }
 print join(",", map { "$_=$count{$_}" } sort keys %count), "\n";
 "#;

@@ -119,7 +119,7 @@ fn restitch_may_be_killed_at_any_moment() {
             let _ = run.kill();
             target.assert_computing(&format!("after kill {round}"));
             // What leads to the unwinders' hook, and nothing else.
-            let differences = look::differences(target.pid());
+            let differences = look::differences_in_code(target.pid());
             assert!(differences.len() <= 2, "{source} after kill {round}: {differences:?}");
         }
         let gone = || {

@@ -97,6 +97,8 @@ fn rows(
                 Op::Guarded { from, old, .. } => {
                     out.push(at, frames.state_at(block.start + u64::from(from)));
                     done = from + u32::from(old);
+                    // Unwinders look a call up by its last byte. (Compilers give an instruction one row.)
+                    out.push(at + op.len() - 1, frames.state_at(block.start + u64::from(done - 1)));
                 }
                 // Behind the original of a promoted call.
                 Op::Branch { dest: Dest::Behind { .. }, .. } => {

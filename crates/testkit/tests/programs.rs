@@ -51,9 +51,10 @@ fn at_fixed_addresses() {
 #[test]
 fn by_clang() {
     require!(find_program("clang").and(find_program("clang++")), "clang");
-    for source in programs() {
+    // clang makes no unwind tables for exceptions of instructions that are no calls.
+    for source in programs().iter().filter(|p| !p.ends_with("noncall.cc")) {
         let compiler = if source.extension().unwrap() == "c" { "clang" } else { "clang++" };
-        let file = compile_with(compiler, &source, &["-O2"]).unwrap_or_else(|e| panic!("{e}"));
+        let file = compile_with(compiler, source, &["-O2"]).unwrap_or_else(|e| panic!("{e}"));
         holds(&file, &[]);
     }
 }

@@ -128,6 +128,24 @@ pub fn ours(pid: u32) -> Vec<Line> {
     maps(pid).into_iter().filter(Line::is_ours).collect()
 }
 
+/// The same without what stands in padding between functions and behind them, where restitch lets a thread execute system calls: nothing leads
+/// there, and a killed restitch may leave it behind for the next one to clear away.
+pub fn differences_in_code(pid: u32) -> Vec<Difference> {
+    let lines = maps(pid);
+    let is_padding = |d: &Difference| {
+        let line = lines.iter().find(|l| l.start <= d.at && d.at < l.end);
+        let file = std::fs::read(&d.file).unwrap_or_default();
+        let original = line.and_then(|l| {
+            let at = (l.offset + d.at - l.start) as usize;
+            Some(file.get(at..(at + 5).min(file.len()))?.to_vec())
+        });
+        original.is_some_and(|bytes| bytes.iter().all(|b| [0, 0x90, 0xcc].contains(b)))
+    };
+    let mut out = differences(pid);
+    out.retain(|d| !is_padding(d));
+    out
+}
+
 /// Whether `at` is in executable memory without a file: the hook's page, to which the unwinders' lookup functions lead.
 pub fn is_hook(pid: u32, at: u64) -> bool {
     maps(pid).iter().any(|l| l.is_anonymous_code() && l.start <= at && at < l.end)
