@@ -122,6 +122,7 @@ fn restitch_may_be_killed_at_any_moment() {
             let differences = look::differences_in_code(target.pid());
             assert!(differences.len() <= 2, "{source} after kill {round}: {differences:?}");
         }
+        let mut told = String::new();
         let gone = || {
             let reverted = restitch.revert(target.pid());
             // Nothing to do: it was killed before it had mapped anything.
@@ -130,15 +131,21 @@ fn restitch_may_be_killed_at_any_moment() {
                 "{}",
                 reverted.stderr
             );
+            told = format!("{}{}", reverted.stdout, reverted.stderr);
             look::ours(target.pid()).is_empty().then_some(())
         };
-        assert!(
-            wait_until(Duration::from_secs(20), gone).is_some(),
-            "{source}: {:?}",
-            look::ours(target.pid())
-        );
+        let gone = wait_until(Duration::from_secs(5), gone).is_some();
         target.assert_computing("after revert");
-        target.assert_untouched("after revert");
+        if gone {
+            target.assert_untouched("after revert");
+        } else {
+            // Addresses in the copy that its look-up routines pushed stay below the stack pointers of coroutines, whose stacks are memory
+            // like any other: the copy has to stay as well, unused, and revert says so.
+            assert_eq!(source, "setjmp.c", "{told}");
+            let left = look::ours(target.pid());
+            assert!(told.contains("stays mapped, unused: a word in memory"), "{source}: {left:?}: {told}");
+            assert_eq!(look::differences_but_hook(target.pid()), [], "{source}: {told}");
+        }
         target.stop();
     }
 }
