@@ -139,10 +139,10 @@ fn restitch_may_be_killed_at_any_moment() {
         if gone {
             target.assert_untouched("after revert");
         } else {
+            let left = look::ours(target.pid());
             // Addresses in the copy that its look-up routines pushed stay below the stack pointers of coroutines, whose stacks are memory
             // like any other: the copy has to stay as well, unused, and revert says so.
-            assert_eq!(source, "setjmp.c", "{told}");
-            let left = look::ours(target.pid());
+            assert_eq!(source, "setjmp.c", "{left:?}: {told}");
             assert!(told.contains("stays mapped, unused: a word in memory"), "{source}: {left:?}: {told}");
             assert_eq!(look::differences_but_hook(target.pid()), [], "{source}: {told}");
         }
