@@ -12,6 +12,7 @@ use crate::mapping::Mapped;
 use crate::plan::{Prepared, has_personality};
 use crate::spare::{self, Filled, Planned};
 use crate::stub::with_borrowed;
+use crate::sweep::joined;
 use crate::writing::Sites;
 use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
@@ -249,9 +250,10 @@ pub(crate) fn undo(
         hook.filter(|h| hook::is_there(h, &memory) && is_anonymous(h.range().start)).map(JournalHook::range),
     );
     if !ranges.is_empty() {
+        let mut batch = Batch::new();
+        joined(ranges).into_iter().for_each(|range| batch.munmap(range));
         let result = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
-            ranges.iter().try_for_each(|range| borrow.munmap(*range))?;
-            Ok(())
+            Ok(borrow.run(&batch)?.into_iter().try_for_each(|result| result.map(drop))?)
         });
         if let Err(error) = result {
             live.journal.save(&live.dir)?;

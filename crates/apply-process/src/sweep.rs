@@ -219,13 +219,28 @@ fn unmap(
         }
     }
     if !ranges.is_empty() {
+        // In one go, which the borrowed thread ends by itself if this program dies: what is mapped in parts only is in no journal.
+        let mut batch = Batch::new();
+        joined(ranges).into_iter().for_each(|range| batch.munmap(range));
         let mut borrow = borrow(stopped, stub, &maps)?;
-        for range in ranges {
-            borrow.munmap(range)?;
-        }
+        let results = borrow.run(&batch)?;
         borrow.finish()?;
+        results.into_iter().collect::<Result<Vec<_>, _>>()?;
     }
     Ok(kept)
+}
+
+/// The same bytes in as few ranges as can be: parts of a version may be mappings of their own.
+pub(crate) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
+    ranges.sort_by_key(|r| r.start);
+    ranges.dedup_by(|next, before| {
+        let touch = next.start <= before.end;
+        if touch {
+            before.end = before.end.max(next.end);
+        }
+        touch
+    });
+    ranges
 }
 
 fn reason_to_keep(
@@ -278,4 +293,19 @@ fn hidden_addresses(target: &Target) -> Option<String> {
 fn ours_in(range: AvmaRange, maps: &[Mapping]) -> Vec<AvmaRange> {
     let ours = maps.iter().filter(|m| m.range.overlaps(&range) && is_ours(m));
     ours.map(|m| AvmaRange::between(m.range.start.max(range.start), m.range.end.min(range.end))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_version_are_unmapped_at_once() {
+        let range = |start, end| AvmaRange::between(Avma::new(start), Avma::new(end));
+        let parts =
+            vec![range(0x5000, 0x6000), range(0x1000, 0x2000), range(0x2000, 0x4000), range(0x8000, 0x9000)];
+        let all = [range(0x1000, 0x4000), range(0x5000, 0x6000), range(0x8000, 0x9000)];
+        assert_eq!(joined(parts), all);
+        assert_eq!(joined(Vec::new()), []);
+    }
 }

@@ -118,6 +118,12 @@ fn restitch_may_be_killed_at_any_moment() {
             std::thread::sleep(Duration::from_micros(random.below(900_000)));
             let _ = run.kill();
             target.assert_computing(&format!("after kill {round}"));
+            // What is mapped is known.
+            let left = look::ours(target.pid());
+            assert!(
+                left.is_empty() || !restitch.journals().is_empty(),
+                "{source} after kill {round}: {left:?}"
+            );
             // What leads to the unwinders' hook, and nothing else.
             let differences = look::differences_in_code(target.pid());
             assert!(differences.len() <= 2, "{source} after kill {round}: {differences:?}");
