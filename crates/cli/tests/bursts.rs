@@ -124,10 +124,8 @@ fn restitch_may_be_killed_at_any_moment() {
                 left.is_empty() || !restitch.journals().is_empty(),
                 "{source} after kill {round}: {left:?}"
             );
-            // What leads to the unwinders' hook (in spare copies of code, too), and nothing else.
-            let mut differences = look::differences_in_code(target.pid());
-            differences.retain(|d| !d.target().is_some_and(|to| look::is_hook(target.pid(), to)));
-            assert_eq!(differences, [], "{source} after kill {round}");
+            // What leads to the unwinders' hook, and nothing else.
+            assert_eq!(look::differences_after_a_kill(target.pid()), [], "{source} after kill {round}");
         }
         let mut told = String::new();
         let gone = || {

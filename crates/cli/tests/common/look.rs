@@ -128,21 +128,30 @@ pub fn ours(pid: u32) -> Vec<Line> {
     maps(pid).into_iter().filter(Line::is_ours).collect()
 }
 
-/// The same without what stands in padding between functions and behind them, where restitch lets a thread execute system calls: nothing leads
-/// there, and a killed restitch may leave it behind for the next one to clear away.
-pub fn differences_in_code(pid: u32) -> Vec<Difference> {
+/// What a killed restitch must not leave behind: the same without what leads to the hook (from a spare copy of the code, as it would from the code
+/// itself), and without what stands in padding between functions and behind them, where restitch lets a thread execute system calls.
+pub fn differences_after_a_kill(pid: u32) -> Vec<Difference> {
     let lines = maps(pid);
+    let line_at = |at: u64| lines.iter().find(|l| l.start <= at && at < l.end);
     let is_padding = |d: &Difference| {
-        let line = lines.iter().find(|l| l.start <= d.at && d.at < l.end);
         let file = std::fs::read(&d.file).unwrap_or_default();
-        let original = line.and_then(|l| {
+        let original = line_at(d.at).and_then(|l| {
             let at = (l.offset + d.at - l.start) as usize;
             Some(file.get(at..(at + 5).min(file.len()))?.to_vec())
         });
         original.is_some_and(|bytes| bytes.iter().all(|b| [0, 0x90, 0xcc].contains(b)))
     };
+    let leads_to_hook = |d: &Difference| {
+        let Some(own) = line_at(d.at) else { return false };
+        let offset = own.offset + d.at - own.start;
+        let same = lines.iter().filter(|l| l.is_code() && l.name == own.name && l.offset <= offset);
+        let places = same.map(|l| l.start + offset - l.offset);
+        places
+            .into_iter()
+            .any(|at| Difference { at, ..d.clone() }.target().is_some_and(|to| is_hook(pid, to)))
+    };
     let mut out = differences(pid);
-    out.retain(|d| !is_padding(d));
+    out.retain(|d| !is_padding(d) && !leads_to_hook(d));
     out
 }
 
