@@ -186,7 +186,7 @@ pub struct Attach {
     /// Optimize once and leave. This is the default, and all that there is so far.
     #[arg(long)]
     pub once: bool,
-    /// Where the profile comes from: count (a counting version), trace or burst (branch records); auto counts.
+    /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
     /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the profile has settled, after 6 seconds at most.

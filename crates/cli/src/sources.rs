@@ -11,7 +11,7 @@ use restitch_session::{
 /// Options of `record` that choose the source.
 #[derive(Debug, Args)]
 pub struct SourceOptions {
-    /// Where the profile comes from: auto, lbr, trace, burst, ip, count.
+    /// Where the profile comes from: auto, lbr, trace, burst (not for production yet), ip, count.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: Source,
     /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
