@@ -47,6 +47,15 @@ pub fn write_atomically(
     }
 }
 
+/// Finds out whether [`write_atomically`] can make a file beside `path`, by making one under another name, which is
+/// removed at once: `path` itself is not touched, so that whoever writes it at the same time is not disturbed.
+///
+/// # Errors
+/// The system's reason; nothing is left behind.
+pub fn can_be_made(path: &Path) -> io::Result<()> {
+    Temporary::write(path, &[], 0o600, Outlives::Death).map(drop)
+}
+
 /// A file that is removed when dropped.
 struct Temporary(PathBuf);
 
@@ -116,6 +125,22 @@ mod tests {
         write_atomically(&path, b"three", 0o600, Existing::Replace, Outlives::Death).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"three");
         assert_eq!(names(folder.path()), ["program"]);
+    }
+
+    #[test]
+    fn asking_leaves_everything_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        can_be_made(&path).unwrap();
+        assert!(names(folder.path()).is_empty());
+        fs::write(&path, b"input").unwrap();
+        can_be_made(&path).unwrap();
+        assert_eq!(
+            (fs::read(&path).unwrap(), names(folder.path())),
+            (b"input".into(), vec!["program".into()])
+        );
+        let error = can_be_made(&folder.path().join("none/program")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use restitch_session::batch::config::Config;
 use restitch_session::batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, batch, optimize_pending,
 };
-use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher};
+use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, write_result};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -153,11 +153,7 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
         if path.as_os_str() == "-" {
             print!("{json}");
         } else {
-            std::fs::write(path, json).map_err(|source| SessionError::File {
-                operation: "writing",
-                path: path.clone(),
-                source,
-            })?;
+            write_result(path, json.as_bytes(), 0o644)?;
         }
     }
     Ok(report.status)

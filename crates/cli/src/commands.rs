@@ -9,7 +9,7 @@ use restitch_report::RunResult;
 use restitch_session::{
     AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, ProcessStatus, RecordOptions,
     RecordSubject, SessionError, TraceSubject, analyze_file, attach, check_writable, doctor, instrument,
-    optimize, record, revert, status,
+    optimize, record, revert, status, write_result,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -298,18 +298,11 @@ fn as_json(result: &RunResult) -> Result<String, SessionError> {
 
 /// Writes the result to the files that were asked for.
 fn publish_files(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<(), SessionError> {
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text).map_err(|source| SessionError::File {
-            operation: "writing",
-            path: path.into(),
-            source,
-        })
-    };
     if let Some(path) = json.filter(|path| path.as_os_str() != "-") {
-        write(path, as_json(result)?)?;
+        write_result(path, as_json(result)?.as_bytes(), 0o644)?;
     }
     if let Some(path) = html {
-        write(path, result.to_html())?;
+        write_result(path, result.to_html().as_bytes(), 0o644)?;
     }
     Ok(())
 }

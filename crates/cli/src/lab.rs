@@ -4,7 +4,7 @@ use crate::args::{Lab, Switch};
 use crate::commands::check_outputs;
 use crate::progress::Progress;
 use restitch_lab::{comparison_svg, occupancy_svg};
-use restitch_session::{ExitCode, LabOptions, LayoutChoice, SessionError, lab};
+use restitch_session::{ExitCode, LabOptions, LayoutChoice, SessionError, lab, write_result};
 use std::path::Path;
 
 /// Compares layouts; prints the table and writes the pictures.
@@ -49,9 +49,5 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), SessionError> {
-    std::fs::write(path, text).map_err(|source| SessionError::File {
-        operation: "writing",
-        path: path.into(),
-        source,
-    })
+    write_result(path, text.as_bytes(), 0o644)
 }

@@ -5,7 +5,7 @@ use restitch_session::profiles::{
     Converted, Format, Holds, MergeWeights, ProfileInput, ProfileOutput, WriteOptions, compare_profiles,
     convert_profile, merge_profile_files, show_profile,
 };
-use restitch_session::{ExitCode, SessionError, check_writable};
+use restitch_session::{ExitCode, SessionError, check_writable, write_result};
 use std::path::{Path, PathBuf};
 
 /// Runs a command; the exit code.
@@ -69,13 +69,7 @@ fn compare(
     [json.filter(is_file), svg].into_iter().flatten().try_for_each(check_writable)?;
     let inputs: Vec<ProfileInput> = profiles.into_iter().map(|p| input_of(p, input)).collect();
     let comparison = compare_profiles(&inputs, &input.program, movable)?;
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text).map_err(|source| SessionError::File {
-            operation: "writing",
-            path: path.into(),
-            source,
-        })
-    };
+    let write = |path: &Path, text: String| write_result(path, text.as_bytes(), 0o644);
     comparison.warnings.iter().for_each(|note| eprintln!("restitch: {note}"));
     let as_json = comparison
         .to_json()

@@ -7,7 +7,7 @@ use crate::derivation;
 use crate::files::{load_original, read_file, write_output};
 use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
 use crate::phases::Phases;
-use crate::{ExitCode, SessionError, Watcher, check_writable};
+use crate::{ExitCode, SessionError, Watcher, check_writable, write_result};
 use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
 use restitch_profile::{
@@ -78,7 +78,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let output = plan_counting(&module.image, &version, &source, &Default::default())
         .map_err(|e| bad(e.to_string()))?;
     // First the counts, so that the program is never there without them.
-    crate::files::write_whole(&options.counts, &file.write(), 0o644)?;
+    write_result(&options.counts, &file.write(), 0o644)?;
     write_output(&output, &options.program, &options.output)?;
     phases.end("write");
 

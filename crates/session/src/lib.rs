@@ -46,7 +46,7 @@ pub use attach::{AttachOptions, attach};
 pub use burst_record::{BurstRound, Bursts, record_bursts};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
-pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize};
+pub use files::{AnalyzeFile, OptimizeOptions, analyze_file, check_writable, optimize, write_result};
 pub use huge::HugePages;
 pub use instrument::{InstrumentOptions, instrument};
 pub use lab::{LabOptions, LayoutTimes, lab};

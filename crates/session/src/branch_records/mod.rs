@@ -210,7 +210,7 @@ impl BranchRecords {
     pub fn save(self, output: &ProfileOutput, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
         if let Some(file) = self.file {
             watcher.note(&file.describe());
-            return crate::files::write_whole(&output.path, &file.finish(), 0o644);
+            return crate::write_result(&output.path, &file.finish(), 0o644);
         }
         let least = self.least();
         let heavy = self.seen.into_iter().filter(|seen| seen.branches >= least);

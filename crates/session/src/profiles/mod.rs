@@ -98,7 +98,7 @@ pub(crate) fn save_counts(file: ProfileFile, output: &ProfileOutput) -> Result<C
     let output = ProfileOutput { format: Some(format_of(output).unwrap_or(Format::Store)), ..output.clone() };
     if output.format == Some(Format::Store) {
         let bytes = file.write();
-        crate::files::write_whole(&output.path, &bytes, 0o644)?;
+        crate::write_result(&output.path, &bytes, 0o644)?;
         return Ok(Converted { format: output.format, bytes: bytes.len() as u64, notes: Vec::new() });
     }
     let loaded = Loaded::of_counts(file, &output.path);
@@ -143,7 +143,7 @@ fn save(loaded: &Loaded, code: &mut Code, output: &ProfileOutput) -> Result<Conv
     let format = format_of(output)?;
     let mut notes = loaded.notes.clone();
     let bytes = write::encode(loaded, code, format, &output.options, &mut notes)?;
-    crate::files::write_whole(&output.path, &bytes, 0o644)?;
+    crate::write_result(&output.path, &bytes, 0o644)?;
     notes.dedup();
     Ok(Converted { format: Some(format), bytes: bytes.len() as u64, notes })
 }
