@@ -106,6 +106,8 @@ def contents(folder):
 def one_run(command, fresh, folder, machine):
     """Wall and processor seconds of a command (restitch included), and what it has written. A hanging one is ended."""
     fresh()
+    # What is there already is none of the command's: cmake's logs name temporary files.
+    prepared = contents(folder)
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=LIMIT)
@@ -116,7 +118,8 @@ def one_run(command, fresh, folder, machine):
     if done.returncode != 0:
         raise Failed(f"{' '.join(command)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall": wall, "cpu": cpu, "files": contents(folder)}
+    written = {path: hash for path, hash in contents(folder).items() if prepared.get(path) != hash}
+    return {"wall": wall, "cpu": cpu, "files": written}
 
 
 class Work:
