@@ -1,7 +1,7 @@
 //! The command line of `restitch profile`.
 
-use clap::{Args, Subcommand};
-use restitch_session::profiles::Format;
+use clap::{Args, Subcommand, ValueEnum};
+use restitch_session::profiles::{Format, Sampled};
 use std::path::PathBuf;
 
 const CONVERT: &str = "\
@@ -97,6 +97,27 @@ pub struct Input {
     /// The format of the input, where it is not to be found out.
     #[arg(long, value_name = "FORMAT", value_parser = Format::named)]
     pub from: Option<Format>,
+    /// How counts are made of a profile that has instruction samples only: the nearest flow, or what the flow equations and bounds give.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Edges::Repaired)]
+    pub edges: Edges,
+}
+
+/// How counts are made of instruction samples.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Edges {
+    /// Flow repair: the counts nearest to the samples that satisfy the flow equations
+    Repaired,
+    /// Block counts as sampled, edges derived from them
+    Derived,
+}
+
+impl From<Edges> for Sampled {
+    fn from(edges: Edges) -> Self {
+        match edges {
+            Edges::Repaired => Sampled::Repaired,
+            Edges::Derived => Sampled::Derived,
+        }
+    }
 }
 
 /// What is written.

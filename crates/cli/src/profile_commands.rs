@@ -43,7 +43,7 @@ pub fn recorded(path: PathBuf, format: Option<Format>, depth: u16) -> ProfileOut
 }
 
 fn input_of(path: PathBuf, input: &Input) -> ProfileInput {
-    ProfileInput { path, format: input.from }
+    ProfileInput { path, format: input.from, sampled: input.edges.into() }
 }
 
 fn output_of(output: Output) -> ProfileOutput {

@@ -91,7 +91,7 @@ fn correct(program: &Program, shares: &mut [f64], counts: &[u64]) {
 }
 
 /// The probability of each edge, given that its source runs.
-fn shares(program: &Program) -> Vec<f64> {
+pub(crate) fn shares(program: &Program) -> Vec<f64> {
     let mut shares = vec![1.0; program.edges.len()];
     for block in program.block_ids() {
         let ways: Vec<(EdgeId, &Edge)> = program.out_edges(block).collect();

@@ -5,13 +5,12 @@
 //!
 //! **What you do**: bring counts of some kind. Counter values of a counting version that [`plan_counters`] planned
 //! ([`CounterPlan::known`], then [`derive()`]); branch records ([`BranchSamples::to_profile`]); a `perf.data` file
-//! ([`import_perf_data`]); or a stored profile ([`ProfileFile::read`], [`ModuleProfile::resolve`]).
+//! ([`import_perf_data`]); samples of instructions ([`repair`](repair())); or a stored profile ([`ProfileFile::read`], [`ModuleProfile::resolve`]).
 //!
 //! **What it does**: makes a whole profile of them by flow equations, says how much of it is exact, and how well it agrees
 //! with itself ([`Profile::check_flow`]).
 //!
-//! **What it does not**: read files or processes; guess what code without samples does; repair samples that contradict
-//! each other (they are clamped and counted).
+//! **What it does not**: read files or processes; guess what functions without samples do.
 
 mod branches;
 mod check;
@@ -25,6 +24,7 @@ mod model;
 mod perf_data;
 mod placement;
 mod promote;
+mod repair;
 mod similarity;
 mod store;
 #[cfg(any(test, feature = "testing"))]
@@ -41,6 +41,7 @@ pub use model::*;
 pub use perf_data::*;
 pub use placement::*;
 pub use promote::*;
+pub use repair::*;
 pub use similarity::*;
 pub use store::*;
 pub use text::*;

@@ -3,10 +3,9 @@
 use crate::SessionError;
 use crate::analysis::Analyzed;
 use crate::files::{OptimizeOptions, read_file};
-use crate::profiles::{Code, ProfileInput, load, resolve};
-use crate::selection::weigh;
+use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, resolve};
 use restitch_profile::{
-    ImportedModule, ImportedSamples, Known, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
+    ImportedModule, ImportedSamples, ModuleProfile, Profile, ProfileFile, import_perf_data,
 };
 use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
@@ -54,7 +53,8 @@ fn from_text(
         return Err(bad(options, why));
     }
     let mut code = Code::with(&options.program, module.clone());
-    let input = ProfileInput { path: options.profile.clone(), format: Some(format) };
+    let input =
+        ProfileInput { path: options.profile.clone(), format: Some(format), sampled: Sampled::default() };
     let loaded = load(&input, &mut code)?;
     let part = loaded.modules.first().ok_or_else(|| no_part(options, &[]))?;
     let (profile, mut warnings) = resolve(part, code.of(part, &options.profile)?)?;
@@ -154,7 +154,5 @@ fn from_perf(
          `restitch record` gives an exact profile"
             .into(),
     );
-    let weights = weigh(&module.program, &samples.ips);
-    let known = Known { blocks: weights.blocks.iter().map(|n| Some(*n)).collect(), ..Known::default() };
-    Ok((derive(&module.program, &known).profile, warnings))
+    Ok((of_samples(&module.program, &samples.ips, Sampled::default()), warnings))
 }

@@ -1,16 +1,20 @@
 //! From a file in any format to what it says.
 
 use super::code::{Code, Known};
-use super::{ProfileInput, same_name};
+use super::{ProfileInput, Sampled, same_name};
 use crate::SessionError;
 use crate::files::read_file;
 use crate::selection::weigh;
+use restitch_address::Svma;
 use restitch_profile::{
     ImportedModule, Known as KnownCounts, ModuleProfile, Profile, ProfileFile, derive, import_perf_data,
+    repair,
 };
 use restitch_profile_formats::{
     Format, Holds, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
 };
+use restitch_program::Program;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What a file says of one module.
@@ -22,6 +26,8 @@ pub(crate) struct LoadedModule {
     pub build_id: Vec<u8>,
     /// The counts.
     pub content: Content,
+    /// What becomes of instruction samples.
+    pub sampled: Sampled,
 }
 
 /// The counts of one module.
@@ -57,6 +63,7 @@ impl Loaded {
             path: PathBuf::from(&m.path),
             build_id: m.build_id.clone(),
             content: Content::Stored(m),
+            sampled: Sampled::default(),
         };
         let modules = file.modules.into_iter().map(module).collect();
         Self { modules, ..Self::empty(Format::Store, path) }
@@ -139,7 +146,7 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
             return Ok(loaded);
         }
         Format::PerfData => {
-            load_perf_data(bytes, &mut loaded).map_err(bad)?;
+            load_perf_data(bytes, input.sampled, &mut loaded).map_err(bad)?;
             return Ok(loaded);
         }
         _ => {}
@@ -186,11 +193,12 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
         path: known.path.clone(),
         build_id: known.build_id(),
         content: Content::Records(records),
+        sampled: input.sampled,
     });
     Ok(loaded)
 }
 
-fn load_perf_data(bytes: &[u8], loaded: &mut Loaded) -> Result<(), String> {
+fn load_perf_data(bytes: &[u8], sampled: Sampled, loaded: &mut Loaded) -> Result<(), String> {
     let imported = import_perf_data(bytes).map_err(|e| e.to_string())?;
     if imported.lost > 0 {
         loaded.notes.push(format!("perf lost {} records", imported.lost));
@@ -202,6 +210,7 @@ fn load_perf_data(bytes: &[u8], loaded: &mut Loaded) -> Result<(), String> {
         path: PathBuf::from(&m.path),
         build_id: m.build_id.clone().unwrap_or_default(),
         content: Content::Offsets(m),
+        sampled,
     }));
     Ok(())
 }
@@ -229,12 +238,24 @@ pub(crate) fn resolve(module: &LoadedModule, known: &Known) -> Result<(Profile, 
         }
         return Ok((profile, notes));
     }
-    let weights = weigh(program, &records.ips);
-    let blocks = weights.blocks.iter().map(|n| Some(*n)).collect();
-    let derived = derive(program, &KnownCounts { blocks, ..KnownCounts::default() });
     let note = "it has no branches, only samples: what was not sampled is not cold, so the layout may not pay; \
                 `restitch record` gives an exact profile";
-    Ok((derived.profile, vec![note.into()]))
+    Ok((of_samples(program, &records.ips, module.sampled), vec![note.into()]))
+}
+
+/// A profile of instruction samples alone.
+pub(crate) fn of_samples(program: &Program, samples: &BTreeMap<Svma, u64>, how: Sampled) -> Profile {
+    if how == Sampled::Derived {
+        let blocks = weigh(program, samples).blocks.iter().map(|n| Some(*n)).collect();
+        return derive(program, &KnownCounts { blocks, ..KnownCounts::default() }).profile;
+    }
+    let mut counts = vec![0; program.blocks.len()];
+    for (&at, &n) in samples {
+        if let Some(block) = program.block_at(at) {
+            counts[block.index()] += n;
+        }
+    }
+    repair(program, &counts).profile
 }
 
 /// The module that `path` is, of several; else the one with most counts.

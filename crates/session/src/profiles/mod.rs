@@ -14,7 +14,7 @@ pub use restitch_profile_formats::{Format, Holds};
 
 pub(crate) use code::Code;
 pub use compare::compare_profiles;
-pub(crate) use load::{load, resolve};
+pub(crate) use load::{load, of_samples, resolve};
 pub use write::WriteOptions;
 
 use crate::SessionError;
@@ -29,6 +29,18 @@ pub struct ProfileInput {
     pub path: PathBuf,
     /// Its format, if it is not to be found out.
     pub format: Option<Format>,
+    /// How counts are made of instruction samples, if it has no more than these.
+    pub sampled: Sampled,
+}
+
+/// How counts are made of instruction samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sampled {
+    /// The nearest flow ([`restitch_profile::repair`]).
+    #[default]
+    Repaired,
+    /// Block counts by samples and length, edges by the equations of Tamches and Miller ([`restitch_profile::derive()`]).
+    Derived,
 }
 
 /// A profile file to write.
@@ -134,7 +146,12 @@ pub(crate) fn save_records(
         };
         let build_id = code.add(&module.path, analyzed).build_id();
         let content = load::Content::Records(module.records);
-        loaded.modules.push(LoadedModule { path: module.path, build_id, content });
+        loaded.modules.push(LoadedModule {
+            path: module.path,
+            build_id,
+            content,
+            sampled: Sampled::default(),
+        });
     }
     save(&loaded, &mut code, &output)
 }
