@@ -311,8 +311,13 @@ fn tracer_that_gets_killed() {
 fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
     let Ok(binary) = compile(&program("threads.c"), &["-O2"]) else { return skipped("no compiler") };
     let Some(odd) = odd() else { return };
+    let Ok(signals) = compile(&program("signals.c"), &["-O2"]) else { return skipped("no compiler") };
+    let Ok(jumps) = compile(&program("setjmp.c"), &["-O2"]) else { return skipped("no compiler") };
     for (target, arguments) in [
         (&binary, ["--seconds", "4"]),
+        // These miss a single signal that is lost.
+        (&signals, ["--seconds", "4"]),
+        (&jumps, ["--seconds", "4"]),
         (&odd, ["returns", "4"]),
         (&odd, ["threads", "4"]),
         (&odd, ["children", "4"]),
@@ -332,7 +337,9 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
             std::thread::sleep(Duration::from_micros(20_000 + kills * 7919 % 60_000));
             tracer.kill().unwrap();
             kills += 1;
-            assert!(child.is_running(), "died after kill {kills}");
+            // On a busy machine its seconds may be over before the last kill; its status is looked at below.
+            let in_time = begun.elapsed() < Duration::from_secs(4);
+            assert!(child.is_running() || !in_time, "{} died after kill {kills}", target.display());
         }
         let status = child.wait_within(Duration::from_secs(20)).expect("it ends");
         assert_eq!(status.code(), Some(42), "after {kills} kills of the tracer: {status:?}");
