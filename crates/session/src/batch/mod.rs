@@ -42,6 +42,10 @@ const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 33e6;
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
 const WORTH: f64 = 2.0;
+/// So many samples of at least two whole runs show nearly all functions that run, with those around them.
+const ENOUGH_SAMPLES: u64 = 2000;
+/// So many whole runs do, however short they are.
+const ENOUGH_RUNS: u64 = 4;
 /// Profiles are made anew after so many seconds.
 const OLD: u64 = 7 * 24 * 3600;
 
@@ -232,7 +236,11 @@ impl Session {
                 self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
                 continue;
             }
-            if self.given.contains(&seen.path) || seen.overlaid || seen.begun < 2 || seen.samples == 0 {
+            if self.given.contains(&seen.path) || seen.overlaid || !is_known(seen) {
+                continue;
+            }
+            // The agent is no part of the command.
+            if seen.path.parent() == self.cache.overlay(&[]).parent() {
                 continue;
             }
             let worth_it = seen.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
@@ -321,6 +329,13 @@ impl Overlays for Cache {
         let mode = if counts { Mode::Counting } else { Mode::Optimized };
         Some((self.path_of(id)?, mode))
     }
+}
+
+/// Whether the samples of a module say which of its functions run: those are counted, all others stay in the original code. The samples of
+/// a run that has just begun show its start alone (with two begun runs of cc1plus, 5 % of the instructions ran in the version that came of it).
+fn is_known(seen: &Seen) -> bool {
+    let runs: u64 = seen.ended.values().map(|u| u.runs).sum();
+    seen.samples > 0 && (runs >= ENOUGH_RUNS || runs >= 2 && seen.samples >= ENOUGH_SAMPLES)
 }
 
 /// Processor seconds that it takes to optimize a module.
