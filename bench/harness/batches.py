@@ -4,11 +4,11 @@ one (warm cache), and with a profile of all runs from the beginning (bound): mor
 They take turns, every other round in the opposite order; wall time and processor time (user and system, of everything that was
 started, restitch included) are compared within a round. Every file that the work writes has to be the same to the byte in all of them.
 
-Then the curve over the number of profiled runs (OCOLOS, Figure 10): the same work from caches whose profiles were counted in 1, 2, 5, 10
-and 20 runs.
+In the first of these rounds the same work also runs from caches whose profiles were counted in 1, 2, 5 and 10 runs: the curve over
+the number of profiled runs (OCOLOS, Figure 10), which ends in the bound.
 
-A round of one compiler takes about five minutes on two cores that are otherwise idle, its curve about twenty: two hours and a half for
-everything. --rounds 3 --no-curve gives a first impression in forty minutes, --quick shows in ten that it runs.
+On two cores that are otherwise idle a compiler takes about half an hour, the scripts ten minutes: `bench/batch gcc clang` an hour. The time that
+is left is said after each run. --rounds 3 --no-curve gives a first impression in half of that, --quick shows that it runs.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 import time
 from statistics import median
 
@@ -28,7 +29,7 @@ from .tables import Table
 
 BEGIN, END = "<!-- batch:begin -->", "<!-- batch:end -->"
 VARIANTS = ("plain", "first", "eager", "warm", "bound")
-CURVE = (1, 2, 5, 10, 20)
+CURVE = (1, 2, 5, 10)
 ALL_RUNS = 1000000
 # Seconds that one run may take.
 LIMIT = 3600
@@ -40,12 +41,11 @@ print join(",", map { "$_=$count{$_}" } sort keys %count), "\\n";
 """
 
 
-# The libraries, and about thirty of the tests, which take a compiler about a second to four each.
-TARGETS = """gtest gtest_main gmock gmock_main gtest_unittest gtest-typed-test_test gtest_environment_test gtest_no_test_unittest
-gtest_pred_impl_unittest gtest_premature_exit_test gtest_prod_test gtest_repeat_test gtest_skip_test gtest_sole_header_test gtest_stress_test
-gtest-unittest-api_test googletest-death-test-test googletest-filepath-test googletest-listener-test googletest-message-test
-googletest-options-test googletest-param-test-test googletest-port-test googletest-printers-test googletest-test-part-test
-gmock-port_test gmock_link_test gmock_stress_test""".split()
+# The libraries, and about twenty of the tests, which take a compiler one or two seconds each. Those that take longer add time, not information.
+TARGETS = """gtest gtest_main gmock gmock_main gtest-typed-test_test gtest_environment_test gtest_no_test_unittest
+gtest_premature_exit_test gtest_prod_test gtest_repeat_test gtest_skip_test gtest_sole_header_test gtest_stress_test
+gtest-unittest-api_test googletest-filepath-test googletest-listener-test googletest-message-test
+googletest-options-test googletest-test-part-test gmock-port_test""".split()
 FEW_TARGETS = ["gtest_main", "gtest_prod_test", "gtest_environment_test"]
 
 
@@ -70,7 +70,7 @@ def googletest(compiler):
     return prepare
 
 
-def scripts(machine, quick):
+def perl_script(machine, quick):
     perl, folder = find("perl"), machine.path("out")
     with open(machine.path("script.pl"), "w") as f:
         f.write(SCRIPT)
@@ -84,10 +84,56 @@ def scripts(machine, quick):
     return ["sh", "-c", loop, perl, machine.path("script.pl"), folder], fresh, folder
 
 
+PYTHON = """
+import collections, json, re
+words = [chr(97 + i % 26) * (1 + i % 5) + str(i % 97) for i in range(20000)]
+count = collections.Counter(words)
+found = {w: re.sub(r"([a-f]+)([0-9]*)$", r"\\2\\1", w) for w in count}
+print(json.dumps({"count": sorted(count.items()), "found": sorted(found.items())}))
+"""
+
+
+def repository(folder):
+    """A repository of forty commits, the same each time."""
+    when = {"GIT_AUTHOR_DATE": "2020-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2020-01-01T00:00:00Z"}
+    who = {f"GIT_{role}_{what}": "bench@example.org" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment = dict(os.environ, **when, **who, GIT_CONFIG_GLOBAL="/dev/null", GIT_CONFIG_NOSYSTEM="1")
+    git = lambda *arguments: subprocess.run([find("git"), "-C", folder, *arguments], check=True, capture_output=True, env=environment)
+    os.makedirs(folder)
+    git("init", "-q")
+    for commit in range(40):
+        for number in range(20):
+            with open(os.path.join(folder, f"file{number}"), "w") as f:
+                f.writelines(f"line {line} of {number}: {line * (commit + 1) % (number + 7)}\n" for line in range(400))
+        git("add", ".")
+        git("commit", "-q", "-m", f"commit {commit}")
+
+
+def scripts(machine, quick):
+    """A loop of a shell that runs a Python script and three commands of git."""
+    folder, tree = machine.path("out"), machine.path("tree")
+    with open(machine.path("script.py"), "w") as f:
+        f.write(PYTHON)
+    repository(tree)
+
+    def fresh():
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+
+    runs = 10 if quick else 60
+    loop = f"""for i in $(seq 1 {runs}); do
+        "$0" -I "$1" > "$4/python$i" && "$2" -C "$3" log -p --stat > "$4/log$i" &&
+        "$2" -C "$3" diff --stat HEAD~20 > "$4/diff$i" && "$2" -C "$3" blame file7 > "$4/blame$i" || exit 1; done"""
+    # The interpreter itself: what is found by name may be a script that looks for it.
+    python = os.path.realpath(sys.executable)
+    return ["sh", "-c", loop, python, machine.path("script.py"), find("git"), tree, folder], fresh, folder
+
+
 LOADS = {
     "gcc": ("googletest and tests of it, g++", googletest(["g++"])),
     "clang": ("googletest and tests of it, clang++", googletest(["clang++-19", "clang++"])),
-    "perl": ("150 runs of a perl script", scripts),
+    "perl": ("150 runs of a perl script", perl_script),
+    "scripts": ("60 times a Python script and three commands of git", scripts),
 }
 
 
@@ -160,14 +206,21 @@ class Work:
         command[command.index("later")] = "wait"
         return self.run("preparing", command)["report"]
 
-    def rounds(self, count, commands):
-        """`commands`: {name: function that gives the command of this round}. Every other round is in the opposite order."""
-        rounds = []
+    def rounds(self, count, commands, curve, curve_count):
+        """`commands`: {name: function that gives the command of this round}; those of `curve` are in the first `curve_count` rounds only, and
+        compared with the same plain runs. Every other round is in the opposite order."""
+        rounds, done, start = [], 0, time.monotonic()
+        todo = count * len(commands) + min(count, curve_count) * len(curve)
         for number in range(count):
             self.log(f"  round {number + 1} of {count}")
-            names = list(commands) if number % 2 == 0 else list(commands)[::-1]
-            runs = {name: self.run(name, commands[name](number)) for name in names}
-            rounds.append({name: runs[name] for name in commands})
+            these = commands | curve if number < curve_count else commands
+            runs = {}
+            for name in list(these) if number % 2 == 0 else list(these)[::-1]:
+                runs[name] = self.run(name, these[name](number))
+                done += 1
+                left = (time.monotonic() - start) / done * (todo - done)
+                self.log(f"      about {left / 60:.0f} min of this work are left")
+            rounds.append({name: runs[name] for name in these})
         return rounds
 
 
@@ -193,18 +246,17 @@ def measure(name, options, log):
             "warm": lambda _: work.batch(warm),
             "bound": lambda _: work.batch(bound),
         }
-        rounds = work.rounds(options.rounds, commands)
-        curve = measure_curve(work, options, log) if options.curve_rounds else None
-        return {"title": work.title, "restitch": work.restitch.version(), "rounds": rounds, "curve": curve,
+        curve = prepare_curve(work) if options.curve_rounds else {}
+        rounds = work.rounds(options.rounds, commands, curve, options.curve_rounds)
+        return {"title": work.title, "restitch": work.restitch.version(), "rounds": rounds,
                 "files": len(work.files), "report": rounds[-1]["warm"]["report"], "prepared": prepared}
 
 
-def measure_curve(work, options, log):
-    log("  the curve over the number of profiled runs")
+def prepare_curve(work):
+    """The caches of the curve, as commands for Work.rounds."""
     for runs in CURVE:
         work.prepare(work.machine.path(f"curve{runs}"), "--profile-runs", str(runs))
-    cached = {str(runs): (lambda _, runs=runs: work.batch(work.machine.path(f"curve{runs}"))) for runs in CURVE}
-    return work.rounds(options.curve_rounds, {"plain": lambda _: work.command} | cached)
+    return {str(runs): (lambda _, runs=runs: work.batch(work.machine.path(f"curve{runs}"))) for runs in CURVE}
 
 
 def ratio(rounds, variant, what):
@@ -230,14 +282,15 @@ def tables(rows):
         plain = f"{median(r['plain']['wall'] for r in rounds):.1f} s, {median(r['plain']['cpu'] for r in rounds):.1f} s"
         for variant in VARIANTS[1:]:
             body.append([row["title"], plain, variant, ratio(rounds, variant, "wall"), ratio(rounds, variant, "cpu"), own_share(rounds, variant)])
-        if row["curve"]:
-            curves.append([row["title"], *(ratio(row["curve"], str(runs), "cpu") for runs in CURVE)])
+        both = [r for r in rounds if str(CURVE[0]) in r]
+        if both:
+            curves.append([row["title"], *(ratio(both, str(runs), "cpu") for runs in CURVE), ratio(both, "bound", "cpu")])
         modules = [f"{os.path.basename(m['path'])} ({m['profiled_runs']} runs)" for m in row["report"]["optimized"] if m["in_force"]][:8]
         left = [f"{os.path.basename(m['path'])} ({m['seconds']:.1f} s): {m['why']}" for m in row["report"]["left"]][:5]
         shares.append([row["title"], str(row["files"]), ", ".join(modules) or "none", "; ".join(left) or "nothing"])
     lines = markdown(["work", "plain: wall, CPU", "variant", "wall", "CPU", "restitch's own CPU"], body)
     if curves:
-        lines += ["", "CPU over the number of profiled runs:", "", *markdown(["work", *map(str, CURVE)], curves)]
+        lines += ["", "CPU over the number of profiled runs:", "", *markdown(["work", *map(str, CURVE), "all"], curves)]
     return lines + ["", *markdown(["work", "files, all equal", "optimized, those that use most first", "left alone"], shares)]
 
 

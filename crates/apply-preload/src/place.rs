@@ -20,7 +20,9 @@ pub struct Places {
     pub counters: Svma,
 }
 
-/// Where a version of at most `size` bytes and `counters` bytes of counters go.
+/// Where a version of at most `size` bytes and `counters` bytes of counters go; the version starts at a multiple of `align`, a power of
+/// two of at least a page. (In memory that is one too for programs at a fixed address, and for modules of 2 MiB and more where the
+/// kernel maps files for large pages: Linux 6.7, `thp_get_unmapped_area`.)
 ///
 /// - A program at a fixed address: below it, where that is free and large enough; else 1.5 GiB behind it. The heap begins at
 ///   random within 1 GiB behind the program and finds other memory when it comes to the version.
@@ -30,16 +32,17 @@ pub struct Places {
 ///
 /// # Errors
 /// [`OverlayError::OutOfReach`] if 32-bit displacements cannot reach from there.
-pub fn place(image: &Image, size: u64, counters: u64) -> Result<Places, OverlayError> {
+pub fn place(image: &Image, size: u64, counters: u64, align: u64) -> Result<Places, OverlayError> {
     let (span, size) = (image.span(), size.next_multiple_of(PAGE));
     let header = if counters == 0 { 0 } else { COUNTS_HEADER };
     let whole = size.saturating_add(counters.next_multiple_of(PAGE)).saturating_add(header);
     let first = span.start.align_down(PAGE);
+    let align = align.max(PAGE);
     let start = match image.kind() {
-        ImageKind::Executable if first.get() >= LOWEST + whole => first - whole,
-        ImageKind::Executable => span.end.align_up(PAGE) + GIB * 3 / 2,
-        ImageKind::Pie => first - (1 << 20) - whole,
-        ImageKind::SharedObject => first - GIB - slot(image) * (16 << 20) - whole,
+        ImageKind::Executable if first.get() >= LOWEST + align + whole => (first - whole).align_down(align),
+        ImageKind::Executable => (span.end + GIB * 3 / 2).align_up(align),
+        ImageKind::Pie => (first - (1 << 20) - whole).align_down(align),
+        ImageKind::SharedObject => (first - GIB - slot(image) * (16 << 20) - whole).align_down(align),
     };
     let (start_distance, end_distance) =
         (start.offset_from(span.end), (start + whole).offset_from(span.start));

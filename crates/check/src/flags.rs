@@ -166,7 +166,7 @@ fn successors(s: &Subject<'_>, state: State, pending: u32, todo: &mut Vec<State>
         Terminator::Jump(to) => go(to),
         Terminator::Conditional(_, to) | Terminator::ShortConditional(to) => go(to) && go(block.end()),
         Terminator::Table(table) => match s.program.tables.get(table.index()) {
-            Some(table) => table.targets.iter().all(|to| go(*to)),
+            Some(table) => table.targets.iter().all(|to| s.program.is_unreachable_entry(*to) || go(*to)),
             None => false,
         },
     }

@@ -87,6 +87,7 @@ fn all_ways_out_are_edges(program: &Program, id: BlockId) -> bool {
         Terminator::Conditional(..) | Terminator::ShortConditional(_) => block.edge_count == 2,
         Terminator::Table(table) => {
             let mut targets = program.table(table).targets.clone();
+            targets.retain(|to| !program.is_unreachable_entry(*to));
             targets.sort_unstable();
             targets.dedup();
             !targets.is_empty() && targets.len() == block.edge_count as usize

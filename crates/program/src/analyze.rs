@@ -43,7 +43,8 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     let movability = movability(image, unwind, &sweep, &leaders);
     // A table into a function that has no blocks is one more indirect jump that is not understood.
     let has_blocks = |at: Svma| sweep.span_at(at).is_some_and(|s| movability[s] != Movability::Undecodable);
-    jump_tables.retain(|t| has_blocks(t.jump_at) && t.targets.iter().all(|to| has_blocks(*to)));
+    let may_be_entry = |to: &Svma| has_blocks(*to) || !sweep.starts.contains(*to);
+    jump_tables.retain(|t| has_blocks(t.jump_at) && t.targets.iter().all(may_be_entry));
     let mut builder = Builder::new(&sweep, &leaders, jump_tables);
     for (i, span) in sweep.spans.iter().enumerate() {
         builder.function(span, movability[i], image.function_name(span.range.start));
@@ -74,7 +75,7 @@ fn settle_tables(sweep: &Sweep, leaders: &mut Leaders, tables: &mut [JumpTable])
         // A table that a copy must not shorten: the original entries have to be those of one function family.
         table.copyable = !entered_between && span.is_some();
         if !table.copyable {
-            for &to in &table.targets {
+            for &to in table.targets.iter().filter(|to| sweep.starts.contains(**to)) {
                 leaders.indirect.insert(to);
             }
         }

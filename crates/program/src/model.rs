@@ -238,7 +238,8 @@ pub struct JumpTable {
     pub base: Svma,
     /// Encoding of the entries.
     pub encoding: TableEncoding,
-    /// Targets in table order, as far as the table is believed to go. All are block starts of the same module.
+    /// Targets in table order, as far as the table is believed to go. All are block starts of the same module, or the end of a function,
+    /// where no code is: what the compiler knows to be unreachable. The latter make no edges.
     pub targets: Vec<Svma>,
     /// Further entries behind them that still look like targets. They make no edges, but a copy holds them too: a copy
     /// that is too short is a crash, one that is too long is not.
@@ -293,6 +294,11 @@ impl Program {
     /// The block that starts exactly at `at`.
     pub fn block_starting_at(&self, at: Svma) -> Option<BlockId> {
         self.blocks.binary_search_by_key(&at, |b| b.start).ok().map(|i| BlockId(i as u32))
+    }
+    /// Whether a function ends at `at` and no block starts there: no execution of a jump table's entry leads there.
+    pub fn is_unreachable_entry(&self, at: Svma) -> bool {
+        let before = self.functions.partition_point(|f| f.range.start < at);
+        before > 0 && self.functions[before - 1].range.end == at && self.block_starting_at(at).is_none()
     }
     /// Whether the block may be copied: its function is movable, and the block is neither pinned nor padding.
     pub fn is_movable(&self, block: BlockId) -> bool {

@@ -202,6 +202,11 @@ impl Sweep {
         let i = self.spans.partition_point(|s| s.range.start <= at).checked_sub(1)?;
         self.spans[i].range.contains(at).then_some(i)
     }
+    /// Whether a function ends at `at`: in front of padding, or of the next one.
+    pub fn is_end(&self, at: Svma) -> bool {
+        let before = self.spans.partition_point(|s| s.range.start < at);
+        before > 0 && self.spans[before - 1].range.end == at
+    }
     /// The records of a span.
     pub fn minis_of(&self, span: &Span) -> &[Mini] {
         &self.minis[span.first..][..span.count]

@@ -5,9 +5,9 @@
 //!
 //! Idea: evaluate the straight-line code before the jump on symbols (constants and "entry of table T"). If the jump's
 //! target is an entry, the load that fetched it is the one instruction that a copy has to change. The table is then read
-//! forward for as long as its entries point to instruction boundaries of known functions. That never ends too early, since every real
-//! entry does; it may run on into the next table, which costs bytes but no correctness (entries behind the
-//! believed end make no edges, [`JumpTable::tail`]).
+//! forward for as long as its entries point to instruction boundaries of known functions, or to the end of one (what clang knows to be
+//! unreachable). That never ends too early, since every real entry does; it may run on into the next table, which costs bytes but no
+//! correctness (entries behind the believed end make no edges, [`JumpTable::tail`]).
 //!
 //! The believed end is the bound of the nearest preceding unsigned compare, else the next table, else the first entry
 //! that leaves the function's family. It only serves the edges of the flow graph.
@@ -342,7 +342,8 @@ fn read_entries(image: &Image, sweep: &Sweep, found: &Found, limit: usize) -> Ve
             },
         };
         match target {
-            Some(target) if sweep.starts.contains(target) => out.push(target),
+            // Clang sends what cannot happen (`__builtin_unreachable`) to the end of the function, where no code is.
+            Some(target) if sweep.starts.contains(target) || sweep.is_end(target) => out.push(target),
             _ => break,
         }
     }
@@ -355,7 +356,7 @@ fn same_family(sweep: &Sweep, span: usize, target: Svma) -> bool {
         Some(other) if other == span => true,
         // A split-off part begins anywhere; a table entry never is another function's entry.
         Some(other) => sweep.spans[other].range.start != target || is_split_part(sweep, span, other),
-        None => false,
+        None => sweep.spans[span].range.end == target,
     }
 }
 

@@ -5,6 +5,7 @@ use super::progress::Progress;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
+use crate::huge::{HugePages, alignment};
 use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
@@ -49,6 +50,9 @@ pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let image = Image::parse(crate::files::read_file(path)?).map_err(|e| bad(e.to_string()))?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    if name.starts_with("librestitch-") {
+        return Err(bad("it is restitch's own".into()));
+    }
     if name.starts_with("libc.so.") || name.starts_with("libc-2.") {
         return Err(bad("it is the C library, which every process shares".into()));
     }
@@ -58,7 +62,7 @@ pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
     if restitch_apply_elf::is_restitch_output(&image).is_some() {
         return Err(bad(restitch_apply_preload::OverlayError::Output.to_string()));
     }
-    place(&image, 4096, 0).map_err(|e| bad(e.to_string()))?;
+    place(&image, 4096, 0, 4096).map_err(|e| bad(e.to_string()))?;
     Ok(image)
 }
 
@@ -232,7 +236,8 @@ pub(crate) fn optimize(
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
     let layout = choice.layout(&module.program, &profile);
-    let wanted = Wanted { heat: &profile.blocks, ..Wanted::default() };
+    let large_pages = HugePages::Auto.wanted(&module.program, &layout);
+    let wanted = Wanted { heat: &profile.blocks, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
     entry.layout = choice.name().into();
@@ -276,8 +281,9 @@ fn make_overlay(
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let counted = wanted.counted;
     let counters = counted.map_or(0, |c| 8 * c.len() as u64);
-    let size = estimate(&module.program, layout, counted.map_or(0, <[_]>::len));
-    let places = place(&module.image, size, counters).map_err(|e| bad(e.to_string()))?;
+    let align = alignment(wanted.large_pages);
+    let size = estimate(&module.program, layout, counted.map_or(0, <[_]>::len)).next_multiple_of(align);
+    let places = place(&module.image, size, counters, align).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
     let version = emit_version(path, module, layout, place, wanted)?;
     let version = check_version(path, module, layout, version, None)?;
