@@ -139,7 +139,7 @@ impl<'a> Walk<'_, 'a> {
         match c.block.terminator {
             Terminator::FallThrough => None,
             Terminator::Jump(want) => {
-                self.place(at, v, v);
+                self.place(c, at, v, v);
                 self.leave(c, v, Outcome { kind: EdgeKind::Taken, want, only: true }, Some(at))?;
                 Some(v)
             }
@@ -161,7 +161,7 @@ impl<'a> Walk<'_, 'a> {
     /// Steps over the counters in front of the terminator.
     fn before_terminator(&mut self, c: &Current<'a>, entry: Svma, at: Svma) -> Option<Svma> {
         let v = self.counters_in_block(c, entry, at)?;
-        self.place(at, entry, v);
+        self.place(c, at, entry, v);
         Some(v)
     }
 
@@ -284,9 +284,12 @@ impl<'a> Walk<'_, 'a> {
                 self.exits.push(want);
                 return Some(());
             }
-            if let Some(place) = self.s.copy_at(v, want)
-                && (jumped || place > c.index)
-            {
+            // Control only falls into duplicates.
+            let there = match jumped {
+                true => self.s.copy_at(v, want).is_some(),
+                false => self.s.copy_behind(c.index, v, want),
+            };
+            if there {
                 return Some(());
             }
             if let Some(target) = self.s.through_stub(want)

@@ -49,6 +49,8 @@ pub(crate) struct Current<'a> {
     pub block: &'a Block,
     /// The table that its jump uses through a copy, once the load of the copy was seen.
     pub copied: Option<&'a JumpTable>,
+    /// A second copy: the map's way back does not speak of it.
+    pub duplicate: bool,
     /// Whether a call was passed (which may not return, so a block's counter has to be before it).
     pub called: bool,
 }
@@ -88,11 +90,13 @@ impl<'s, 'a> Walk<'s, 'a> {
     pub fn run(&mut self) {
         for (index, placed) in self.s.version.blocks.iter().enumerate() {
             let Some(block) = self.s.program.blocks.get(placed.block.index()) else { continue };
-            let current = Current { index, range: placed.version, block, copied: None, called: false };
+            let (range, duplicate) = (placed.version, placed.duplicate);
+            let current = Current { index, range, block, copied: None, duplicate, called: false };
             if self.block(current).is_none() {
                 self.findings.at(placed.version.start, block.start, Problem::NotChecked(placed.block));
             }
             self.report.blocks += 1;
+            self.report.duplicates += u64::from(duplicate);
         }
         self.leftovers();
         self.places_of_placed_blocks();
@@ -159,8 +163,11 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.frames.compare_row(at, row, &mut self.findings);
     }
 
-    /// Checks the map's way back for one original instruction: it leads to its copy, or to the counter in front of it.
-    pub fn place(&mut self, original: Svma, entry: Svma, copy: Svma) {
+    /// Checks the map's way back for one original instruction: it leads to its copy (no duplicate), or to the counter in front of it.
+    pub fn place(&mut self, c: &Current<'_>, original: Svma, entry: Svma, copy: Svma) {
+        if c.duplicate {
+            return;
+        }
         let (says, second) = self.places.version_of(original);
         if says != Some(entry) && says != Some(copy) {
             self.findings.at(copy, original, Problem::PlaceWrong { says });
@@ -224,7 +231,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         while o.offset_from(c.block.terminator_at()) < 0 {
             let entry = v;
             v = self.counters_in_block(&c, v, o)?;
-            self.place(o, entry, v);
+            self.place(&c, o, entry, v);
             decoder.decode_out(&mut instruction);
             if instruction.is_invalid() {
                 self.findings.at(v, o, Problem::Program("the original bytes do not decode"));
@@ -264,11 +271,11 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.visit(v, skip as u32, copied(o), RowAt::of(o));
         let at = Svma::new(locked.ip());
         let end = self.same_instruction(c, locked, &bytes[skip..][..locked.len()], second)?;
-        self.place(at, second, second);
+        self.place(c, at, second, second);
         self.visit(second, locked.len() as u32, copied(at), RowAt::of(at));
         // Behind the prefix a thread may stand, too.
         let (bare, inside) = (at + 1, second + 1);
-        self.place(bare, inside, inside);
+        self.place(c, bare, inside, inside);
         if self.map.check(inside, locked.len() as u32 - 1, copied(bare)).is_err() {
             let why = "the place behind a lock prefix to which a branch leads is not the original's";
             self.findings.at(inside, bare, Problem::Map(why));

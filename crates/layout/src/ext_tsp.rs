@@ -76,7 +76,7 @@ impl LayoutAlgorithm for ExtTspAcross {
         let (hot, seldom) = split_by_heat(program, profile, &executed, HOT_SHARE);
         let mut fragments = across(program, profile, &hot);
         fragments.extend(across(program, profile, &seldom));
-        Layout { hot: fragments, cold: cold_fragments(program, &executed) }
+        Layout { hot: fragments, cold: cold_fragments(program, &executed), tails: Vec::new() }
     }
 }
 

@@ -3,13 +3,15 @@
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
+use crate::make::{
+    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+};
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_image::Image;
-use restitch_layout::{LayoutChoice, Reaching, leave_in_place};
+use restitch_layout::{LayoutChoice, Reaching};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ pub struct OptimizeOptions {
     pub align: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// Blocks behind hot jumps get a second copy in place of the jump.
+    pub duplicate: bool,
 }
 
 /// The facts about a file.
@@ -103,8 +107,8 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let mut layout = options.layout.layout(&module.program, &profile);
-    leave_in_place(&module.program, &profile, Reaching::Straight, &mut layout);
+    let stay = Some(Reaching::Straight);
+    let layout = lay_out(options.layout, stay, options.duplicate, &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);
