@@ -122,7 +122,7 @@ class MariaDb:
     """A server that executes statements from its standard input and ends (`mariadbd --bootstrap`)."""
 
     title = "mariadbd, SQL"
-    items = 3000
+    items = 600
 
     def __init__(self, machine, _):
         self.machine, self.user, self.file = machine, machine.user("mysql"), find("mariadbd")
@@ -140,7 +140,7 @@ class MariaDb:
         self.bootstrap(self.file, self.state, fill, ())
 
     def bootstrap(self, file, data, lines, prefix):
-        options = ["--no-defaults", "--bootstrap", f"--datadir={data}", "--innodb-log-file-size=4M", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--secure-file-priv="]
+        options = ["--no-defaults", "--bootstrap", f"--datadir={data}", "--innodb-log-file-size=4M", "--innodb-buffer-pool-size=32M", "--loose-innodb-buffer-pool-size-max=64M", "--skip-log-bin", "--secure-file-priv="]
         options += ["--innodb-flush-log-at-trx-commit=0", "--innodb-flush-method=nosync", "--innodb-use-native-aio=0", "--innodb-read-io-threads=1", "--innodb-write-io-threads=1", "--innodb-buffer-pool-load-at-startup=0", "--innodb-buffer-pool-dump-at-shutdown=0"]
         return finished([*prefix, file, *options], stdin="\n".join(lines) + "\n", env=ENVIRONMENT, **self.machine.who(self.user, None))
 
@@ -150,7 +150,7 @@ class MariaDb:
         complex_ = [
             "insert into r(v) select concat_ws(',', kind, count(*), sum(amount * price)) from (select k % 17 kind, id, price from item) i join sale on i.id = sale.item where amount > {a} group by kind order by 1 limit 5;",
             "insert into r(v) select concat(c, price) from item where k between {k} and {k} + 30 order by price desc, id limit 4;",
-            "insert into r(v) select json_object('d', day, 'n', count(distinct item)) from sale where item between {i} and {i} + 200 group by day having count(*) > 1 order by day limit 6;",
+            "insert into r(v) select json_object('d', day, 'n', count(distinct item)) from sale where item between {i} and {i} + 100 group by day having count(*) > 1 order by day limit 6;",
             "update sale set amount = amount + 1, note = lower(note) where item between {i} and {i} + 5;",
             "insert into r(v) select (select max(amount) from sale where sale.item = item.id) from item where id between {i} and {i} + 20 and c like '%a{a}%';",
             "insert into r(v) select sum(amount) over (partition by day % 5 order by id) from sale where item between {i} and {i} + 40 limit 7;",
@@ -158,8 +158,8 @@ class MariaDb:
             "insert into r(v) select regexp_replace(c, '[0-4]+', date_format('2024-03-05' + interval id day, '%W %j')) from item where id between {i} and {i} + 6;",
         ]
         half = complex_[: len(complex_) // 2] if which == "training" else complex_
-        for n in range(240):
-            i, k, a = choose.randrange(1, self.items - 250), choose.randrange(980), choose.randrange(8)
+        for n in range(48):
+            i, k, a = choose.randrange(1, self.items - 110), choose.randrange(980), choose.randrange(8)
             lines += [f"insert into r(v) select c from item where id = {i};", f"insert into r(v) select sum(k) from item where id between {i} and {i} + 100;"]
             lines += ["begin;", f"update item set k = k + 1 where id = {i};", f"update item set c = concat('x', {n}) where id = {i + 1};", "commit;"]
             lines.append(half[n % len(half)].format(i=i, k=k, a=a, n=n).replace("; ", ";\n"))
