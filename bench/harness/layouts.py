@@ -55,8 +55,11 @@ def compare(load, files):
     """All files give what the original gives."""
     expected = load.run(files["original"], "test")[0]
     for side, file in files.items():
-        if load.run(file, "test")[0] != expected:
-            raise Failed(f"{side}: the program gives something else than its original does")
+        found = load.run(file, "test")[0]
+        if found != expected:
+            at = len(os.path.commonprefix([found, expected]))
+            near = [text[max(at - 40, 0) : at + 80] for text in (found, expected)]
+            raise Failed(f"{side}: the program gives something else than its original does: {near[0]!r} for {near[1]!r}")
 
 
 def simulate(load, machine, side, file):
