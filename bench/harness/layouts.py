@@ -17,7 +17,7 @@ from . import report
 from .layout_inputs import LOADS
 from .machine import Failed, Machine, Missing, copy_as_written
 from .restitch import Restitch
-from .simulated import cachegrind, callgrind, finished
+from .simulated import cachegrind, callgrind, fixed
 from .tables import ROOT, Table
 
 BEGIN, END = "<!-- layouts:begin -->", "<!-- layouts:end -->"
@@ -40,7 +40,7 @@ def prepare(load, machine, restitch, layouts):
     # Servers count as users of their own.
     os.chmod(counting, 0o777)
     os.chmod(counts, 0o666)
-    load.run(os.path.join(counting, name), "training")
+    load.run(os.path.join(counting, name), "training", fixed())
     restitch.call(["record", "--from-counts", counts, "-o", profile], machine)
     for layout in layouts:
         os.makedirs(machine.path(layout))
