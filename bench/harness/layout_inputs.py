@@ -115,7 +115,7 @@ class Postgres:
         try:
             return self.single(file, data, self.queries(which), prefix)
         finally:
-            shutil.rmtree(data)
+            shutil.rmtree(data, ignore_errors=True)
 
 
 class MariaDb:
@@ -173,7 +173,7 @@ class MariaDb:
             with open(os.path.join(data, "b", "out.txt")) as f:
                 return f.read(), errors
         finally:
-            shutil.rmtree(data)
+            shutil.rmtree(data, ignore_errors=True)
 
 
 class Apache:

@@ -32,7 +32,9 @@ EVENTS = {
 def prepare(load, machine, restitch, layouts):
     """The files to run by side ("original", "again", the names of layouts), each in a place of its own under the program's name."""
     name = os.path.basename(load.file)
-    files = {"original": load.file, "again": load.file} | {layout: machine.path(layout, f"{name}-{layout}") for layout in layouts}
+    files = {"original": load.file} | {side: machine.path(side, f"{name}-{side}") for side in ("again", *layouts)}
+    os.makedirs(machine.path("again"))
+    copy_as_written(load.file, files["again"])
     counting, profile = machine.path("counting"), machine.path("profile")
     os.makedirs(counting)
     counts = os.path.join(counting, "counts")
