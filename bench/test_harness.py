@@ -2,11 +2,12 @@
 
 import json
 import os
+import struct
 import tempfile
 import unittest
 from types import SimpleNamespace
 
-from harness import counters, counting_live, pauses, report, side_by_side, stats
+from harness import counters, counting_live, layout_inputs, layouts, pauses, report, side_by_side, simulated, stats, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, parse
 from harness.rounds import interleave
@@ -129,6 +130,83 @@ class Report(unittest.TestCase):
 
     def test_no_results_are_no_error(self):
         self.assertEqual(report.table("nowhere", LOADS), "No results yet.\n")
+
+
+class Simulated(unittest.TestCase):
+    def test_branches_are_told_by_their_bytes(self):
+        kinds = {
+            "always": ["eb10", "e900000000", "e800000000", "c3", "f3c3", "c20800", "ffd0", "41ffe2", "ff2500000000", "3effe0", "f2e900000000", "ff24c5"],
+            "maybe": ["7410", "0f8500000000", "2e7410", "e310"],
+            None: ["90", "0f1f4000", "4889c3", "ffc0", "ff30", "660f6fc0", "", "41", "e6"],
+        }
+        for kind, codes in kinds.items():
+            for code in codes:
+                self.assertEqual(simulated.branch_kind(bytes.fromhex(code)), kind, code)
+
+    def test_callgrind_output_is_read(self):
+        text = """events: Ir Dr I1mr ILmr
+ob=(1) /bin/a
+fn=(1) f
+0x1000 5 0 1 1
++3 5
+jcnd=2/5 +40
+*
++2 3 0 2
+cob=(2) /lib/b
+cfn=(2) g
+calls=3 0x500
+* 100 0 9 9
+jump=3 -5
+*
+ob=(2)
+fn=(2)
+0x500 3
+-16 1 1
+ob=(1)
+0x1003 1
+"""
+        a = {0x1000: [5, 1, 1, 0], 0x1003: [6, 0, 0, 2], 0x1005: [3, 2, 0, 3]}
+        self.assertEqual(simulated.read_callgrind(text.splitlines(True)), {"/bin/a": a, "/lib/b": {0x500: [3, 0, 0, 0], 0x4F0: [1, 0, 0, 0]}})
+
+    def test_misses_outside_of_added_code_are_left_with_large_pages(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # At 0x1000 a conditional branch and a return; what is added, at 0x200000 (with a second large page), a jump.
+            segments = [(0x1000, b"\x74\x01\x90\xc3"), (0x200000, b"\xeb\xfe" + bytes(LARGE := 2 << 20))]
+            for name, count in (("old", 1), ("new", 2)):
+                write_elf(f"{folder}/{name}", segments[:count])
+            counts = {f"{folder}/new": {0x1000: [10, 4, 1, 7], 0x1002: [3, 0, 0, 0], 0x1003: [10, 0, 0, 0]}, "???": {0x108000 + 0x200000: [6, 50, 20, 0]}}
+            counts["???"][0x108000 + 0x1000] = [2, 0, 0, 1]
+            total = simulated.summed(counts, f"{folder}/new", f"{folder}/old")
+            self.assertEqual(total, {"taken": 7 + 10 + 6 + 1, "itlb": 54, "walks": 21, "itlb_large": 6, "walks_large": 3})
+            counts["???"][0x108000 + 0x900000] = [1000, 0, 0, 0]
+            self.assertRaises(Failed, simulated.summed, counts, f"{folder}/new", f"{folder}/old")
+            self.assertEqual(LARGE, simulated.LARGE_PAGE)
+
+    def test_tables_have_the_least_in_bold(self):
+        events = dict.fromkeys(layouts.EVENTS, 100) | {"instructions": 1000}
+        half = {e: v / 2 for e, v in events.items()}
+        row = {"title": "x", "restitch": "restitch 1", "sides": {"original": events, "again": events, "ph": events, "c3": half}}
+        text = layouts.page([row], SimpleNamespace(layouts=["ph", "c3"]))
+        self.assertIn("| L1i misses | PH | C3 |\n|---|---|---|\n| x | 1.000 | **0.500** |\n| geometric mean | 1.000 | 0.500 |", text)
+        self.assertIn("| x | 0.0 | 100 | 100 |", text)
+
+    def test_training_and_test_differ_and_are_the_same_every_time(self):
+        self.assertEqual(verilog.design(4, 5, 4), verilog.design(4, 5, 4))
+        for kind, make in ((layout_inputs.Postgres, "queries"), (layout_inputs.MariaDb, "statements"), (layout_inputs.Apache, "requests")):
+            made = lambda which: getattr(kind, make)(kind.__new__(kind), which)
+            self.assertEqual(made("test"), made("test"))
+            self.assertNotEqual(made("test"), made("training"))
+
+
+def write_elf(path, segments):
+    """A file of nothing but executable segments, each (address, bytes)."""
+    header, body = 64 + 56 * len(segments), b""
+    table = b""
+    for address, code in segments:
+        table += struct.pack("<IIQQQQQQ", 1, 5, header + len(body), address, address, len(code), len(code), 4096)
+        body += code
+    with open(path, "wb") as f:
+        f.write(b"\x7fELF\x02\x01" + bytes(26) + struct.pack("<Q", 64) + bytes(14) + struct.pack("<HH", 56, len(segments)) + bytes(6) + table + body)
 
 
 class OnThisMachine(unittest.TestCase):
