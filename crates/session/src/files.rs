@@ -9,7 +9,7 @@ use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_image::Image;
-use restitch_layout::LayoutChoice;
+use restitch_layout::{LayoutChoice, Reaching, leave_in_place};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,8 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let layout = options.layout.layout(&module.program, &profile);
+    let mut layout = options.layout.layout(&module.program, &profile);
+    leave_in_place(&module.program, &profile, Reaching::Straight, &mut layout);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);
