@@ -146,8 +146,7 @@ impl Costs {
     }
 }
 
-/// How many lines more the function's code is spread over where it is than if it stood close, with the line of its redirect. Lines among hot
-/// code count half: those elsewhere fall into sets of the cache that are full already.
+/// How many lines more the function's code is spread over where it is than if it stood close, with the line of its redirect.
 fn more_lines(program: &Program, profile: &Profile, f: FuncId, calls: u64) -> f64 {
     let (mut lines, mut bytes) = (Vec::new(), 0);
     for block in program.blocks_of(f).filter(|b| profile.block(*b).saturating_mul(SELDOM) >= calls) {
@@ -157,7 +156,7 @@ fn more_lines(program: &Program, profile: &Profile, f: FuncId, calls: u64) -> f6
     }
     lines.sort_unstable();
     lines.dedup();
-    (lines.len() as f64 - bytes as f64 / (2 * LINE) as f64 - 1.0).max(0.0)
+    (lines.len() as f64 - bytes as f64 / LINE as f64 - 1.0).max(0.0)
 }
 
 #[cfg(test)]
