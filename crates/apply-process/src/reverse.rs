@@ -2,6 +2,7 @@
 
 use restitch_address::Svma;
 use restitch_emit::PieceKind;
+use std::cmp::Reverse;
 
 /// The address map turned around.
 pub(crate) struct ReverseMap {
@@ -10,6 +11,7 @@ pub(crate) struct ReverseMap {
 }
 
 impl ReverseMap {
+    /// Of duplicates any one is right: what is known already is kept.
     pub fn new(pieces: &[restitch_emit::MapPiece]) -> Self {
         let mut out: Vec<(Svma, Svma, u32)> = pieces
             .iter()
@@ -19,7 +21,18 @@ impl ReverseMap {
                 _ => None,
             })
             .collect();
-        out.sort_unstable();
+        // Of those that start together the longest comes first.
+        out.sort_unstable_by_key(|&(original, version, len)| (original, Reverse(len), version));
+        let mut end = Svma::default();
+        out.retain_mut(|(original, version, len)| {
+            let known = if *original < end { end.offset_from(*original) as u64 } else { 0 };
+            if known > 0 && known >= u64::from(*len) {
+                return false;
+            }
+            (*original, *version, *len) = (*original + known, *version + known, *len - known as u32);
+            end = *original + u64::from(*len).max(1);
+            true
+        });
         Self { pieces: out }
     }
 
@@ -37,5 +50,66 @@ impl ReverseMap {
         let (original, version, len) = self.pieces[i];
         let delta = at.offset_from(original) as u64;
         (delta < u64::from(len)).then_some(version + delta)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use restitch_emit::MapPiece;
+
+    /// A program of blocks of four bytes, the last one a branch; copies of runs of it, some of them of the same blocks.
+    fn pieces(runs: &[(u64, u64)]) -> Vec<MapPiece> {
+        let mut version = 0x10_0000;
+        let mut out = Vec::new();
+        for &(first, count) in runs {
+            for block in first..first + count {
+                let piece = |from: u64, len: u32, kind| MapPiece {
+                    version: Svma::new(version + from),
+                    original: Svma::new(0x1000 + 4 * block + from),
+                    len,
+                    kind,
+                };
+                // Every third block runs on into the next one without a branch: its piece may be one with that of the next.
+                if block % 3 == 0 {
+                    out.push(piece(0, 4, PieceKind::Linear));
+                } else {
+                    out.push(piece(0, 3, PieceKind::Linear));
+                    out.push(piece(3, 1, PieceKind::Branch));
+                }
+                version += 4;
+            }
+            version += 16;
+        }
+        out.dedup_by(|next, last| {
+            let joined = last.kind == PieceKind::Linear && next.kind == PieceKind::Linear;
+            let joined = joined && last.original + u64::from(last.len) == next.original;
+            let joined = joined && last.version + u64::from(last.len) == next.version;
+            if joined {
+                last.len += next.len;
+            }
+            joined
+        });
+        out
+    }
+
+    proptest! {
+        /// Wherever a copy of an instruction is, one is found, and it is equal.
+        #[test]
+        fn duplicates_hide_nothing(runs in prop::collection::vec((0u64..30, 1u64..12), 1..8)) {
+            let pieces = pieces(&runs);
+            let map = restitch_emit::AddressMap { pieces: pieces.clone(), places: Vec::new() };
+            let reverse = ReverseMap::new(&pieces);
+            for at in (0x1000..0x1000 + 4 * 45).map(Svma::new) {
+                let holds = |p: &MapPiece| (at.offset_from(p.original) as u64) < u64::from(p.len);
+                let copied = pieces.iter().any(holds);
+                prop_assert_eq!(reverse.boundary(at).is_some(), copied, "{}", at);
+                prop_assert_eq!(reverse.byte(at).is_some(), pieces.iter().any(|p| holds(p) && p.kind == PieceKind::Linear));
+                for found in [reverse.boundary(at), reverse.byte(at)].into_iter().flatten() {
+                    prop_assert_eq!(map.to_original(found), Some(at));
+                }
+            }
+        }
     }
 }

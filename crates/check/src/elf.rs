@@ -127,18 +127,22 @@ fn placement(s: &Subject<'_>, findings: &mut Findings) {
     let v = s.version;
     let mut bad = |at: Svma, why| findings.version(at, Problem::Placement(why));
     let mut end = v.text.start;
-    let mut layout = s.layout.blocks();
+    let fragments = s.layout.hot.iter().chain(&s.layout.cold);
+    let mut layout = fragments.flat_map(|f| s.layout.copies(f));
     for (i, p) in v.blocks.iter().enumerate() {
         let key = |a: Svma| a.offset_from(v.text.start);
         if key(p.version.start) < key(end) || !v.text.covers(&p.version) {
             bad(p.version.start, "a block overlaps the one before it, or is outside the text");
         }
         end = p.version.end;
-        if s.place(p.block) != Some(i) {
-            bad(p.version.start, "a block is unknown or is there twice");
+        let known = s.place(p.block);
+        if p.duplicate && v.counters.is_some() {
+            bad(p.version.start, "a counting version has a duplicate");
+        } else if p.duplicate && known.is_none() || !p.duplicate && known != Some(i) {
+            bad(p.version.start, "a block is unknown, is there twice, or only as a duplicate");
         } else if !s.program.is_movable(p.block) {
             bad(p.version.start, "a block must not be moved");
-        } else if !layout.any(|b| b == p.block) {
+        } else if !layout.any(|c| (c.block, c.duplicate) == (p.block, p.duplicate)) {
             bad(p.version.start, "a block is not in the layout, or in another order");
         }
     }

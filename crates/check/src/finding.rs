@@ -146,6 +146,8 @@ pub enum Problem {
 pub struct CheckReport {
     /// Copies of blocks.
     pub blocks: u64,
+    /// How many of them are second copies.
+    pub duplicates: u64,
     /// Instructions in the version's text, of all kinds.
     pub instructions: u64,
     /// Branch instructions that were written anew or added.

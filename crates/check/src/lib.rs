@@ -8,7 +8,7 @@
 //!
 //! What is proved for a checked version ([`Version`] documents the parts):
 //! 1. Every byte of text belongs to one instruction that was checked, or is filler that no checked instruction leads to.
-//! 2. Each placed block has the original's instructions in order, byte for byte, but for displacements that keep their
+//! 2. Each placed block, duplicates included, has the original's instructions in order, byte for byte, but for displacements that keep their
 //!    absolute target; between them stand only counters of two known forms, which leave all live state alone.
 //! 3. Each way out of a block leads to the copy of the original destination, or to the original destination.
 //! 4. Jump-table copies hold at least as many entries as the original, each to the equivalent of the original's.

@@ -139,7 +139,7 @@ impl<'a> Walk<'_, 'a> {
         match c.block.terminator {
             Terminator::FallThrough => None,
             Terminator::Jump(want) => {
-                self.place(at, v, v);
+                self.place(c, at, v, v);
                 self.leave(c, v, Outcome { kind: EdgeKind::Taken, want, only: true }, Some(at))?;
                 Some(v)
             }
@@ -161,7 +161,7 @@ impl<'a> Walk<'_, 'a> {
     /// Steps over the counters in front of the terminator.
     fn before_terminator(&mut self, c: &Current<'a>, entry: Svma, at: Svma) -> Option<Svma> {
         let v = self.counters_in_block(c, entry, at)?;
-        self.place(at, entry, v);
+        self.place(c, at, entry, v);
         Some(v)
     }
 

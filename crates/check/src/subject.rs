@@ -18,7 +18,10 @@ pub(crate) struct Subject<'a> {
     pub version: &'a Version,
     /// What turns the copies' absolute entries into addresses of the module; `None` if they cannot be known.
     pub bias: Option<LoadBias>,
+    /// By block, the place that is no duplicate.
     place_of: Vec<u32>,
+    /// Duplicates: block and place, sorted.
+    duplicates: Vec<(BlockId, usize)>,
 }
 
 impl<'a> Subject<'a> {
@@ -30,14 +33,18 @@ impl<'a> Subject<'a> {
         bias: Option<LoadBias>,
     ) -> Self {
         let mut place_of = vec![NOWHERE; program.blocks.len()];
-        for (i, p) in version.blocks.iter().enumerate() {
+        let placed = || version.blocks.iter().enumerate();
+        for (i, p) in placed().filter(|(_, p)| !p.duplicate) {
             if let Some(place) = place_of.get_mut(p.block.index()) {
                 *place = i as u32;
             }
         }
+        let mut duplicates: Vec<(BlockId, usize)> =
+            placed().filter(|(_, p)| p.duplicate).map(|(i, p)| (p.block, i)).collect();
+        duplicates.sort_unstable();
         let fixed = image.kind() == ImageKind::Executable;
         let bias = bias.or(fixed.then(LoadBias::default));
-        Self { image, program, layout, version, bias, place_of }
+        Self { image, program, layout, version, bias, place_of, duplicates }
     }
 
     /// Bytes of the version.
@@ -67,14 +74,17 @@ impl<'a> Subject<'a> {
         (!instruction.is_invalid()).then_some(instruction)
     }
 
-    /// Where `block` was placed, as an index of the version's blocks.
+    /// Where `block` was placed, as an index of the version's blocks: not as a duplicate.
     pub fn place(&self, block: BlockId) -> Option<usize> {
         self.place_of.get(block.index()).copied().filter(|p| *p != NOWHERE).map(|p| p as usize)
     }
-    /// Whether the copy of the block at `want` starts at `at`; gives its index in the version's blocks.
+    /// Whether a copy of the block at `want` starts at `at`, be it a duplicate: all of them are equal. Gives its index in the version's
+    /// blocks, of several (empty ones) the last.
     pub fn copy_at(&self, at: Svma, want: Svma) -> Option<usize> {
-        let place = self.place(self.program.block_starting_at(want)?)?;
-        (self.version.blocks[place].version.start == at).then_some(place)
+        let block = self.program.block_starting_at(want)?;
+        let first = self.duplicates.partition_point(|d| d.0 < block);
+        let again = self.duplicates[first..].iter().take_while(|d| d.0 == block).map(|d| d.1);
+        again.chain(self.place(block)).filter(|place| self.version.blocks[*place].version.start == at).max()
     }
     fn key(&self, at: Svma) -> u64 {
         at.get().wrapping_sub(self.version.range.start.get())

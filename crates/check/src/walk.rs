@@ -48,6 +48,8 @@ pub(crate) struct Current<'a> {
     pub block: &'a Block,
     /// The table that its jump uses through a copy, once the load of the copy was seen.
     pub copied: Option<&'a JumpTable>,
+    /// A second copy: the map's way back does not speak of it.
+    pub duplicate: bool,
     /// Whether a call was passed (which may not return, so a block's counter has to be before it).
     pub called: bool,
 }
@@ -87,11 +89,13 @@ impl<'s, 'a> Walk<'s, 'a> {
     pub fn run(&mut self) {
         for (index, placed) in self.s.version.blocks.iter().enumerate() {
             let Some(block) = self.s.program.blocks.get(placed.block.index()) else { continue };
-            let current = Current { index, range: placed.version, block, copied: None, called: false };
+            let (range, duplicate) = (placed.version, placed.duplicate);
+            let current = Current { index, range, block, copied: None, duplicate, called: false };
             if self.block(current).is_none() {
                 self.findings.at(placed.version.start, block.start, Problem::NotChecked(placed.block));
             }
             self.report.blocks += 1;
+            self.report.duplicates += u64::from(duplicate);
         }
         self.leftovers();
         self.places_of_placed_blocks();
@@ -158,8 +162,11 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.frames.compare_row(at, row, &mut self.findings);
     }
 
-    /// Checks the map's way back for one original instruction: it leads to its copy, or to the counter in front of it.
-    pub fn place(&mut self, original: Svma, entry: Svma, copy: Svma) {
+    /// Checks the map's way back for one original instruction: it leads to its copy (no duplicate), or to the counter in front of it.
+    pub fn place(&mut self, c: &Current<'_>, original: Svma, entry: Svma, copy: Svma) {
+        if c.duplicate {
+            return;
+        }
         let (says, second) = self.places.version_of(original);
         if says != Some(entry) && says != Some(copy) {
             self.findings.at(copy, original, Problem::PlaceWrong { says });
@@ -223,7 +230,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         while o.offset_from(c.block.terminator_at()) < 0 {
             let entry = v;
             v = self.counters_in_block(&c, v, o)?;
-            self.place(o, entry, v);
+            self.place(&c, o, entry, v);
             decoder.decode_out(&mut instruction);
             if instruction.is_invalid() {
                 self.findings.at(v, o, Problem::Program("the original bytes do not decode"));

@@ -41,7 +41,11 @@ fn cases() -> Vec<Case> {
     let forwards = |m: &Module| whole(&m.program);
     let backwards = |m: &Module| {
         let fragment = |b| Fragment { blocks: vec![b], align: 4 };
-        Layout { hot: m.program.block_ids().rev().map(fragment).collect(), cold: Vec::new() }
+        Layout {
+            hot: m.program.block_ids().rev().map(fragment).collect(),
+            cold: Vec::new(),
+            tails: Vec::new(),
+        }
     };
     let make = |name, layout: &dyn Fn(&Module) -> Layout, counted: bool| {
         let module = small();

@@ -143,6 +143,9 @@ pub enum Command {
         /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         promote_calls: Switch,
+        /// Copy blocks that hot jumps lead to behind these, in place of the jump.
+        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        duplicate: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -225,6 +228,9 @@ pub struct Attach {
     /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
+    /// Copy blocks that hot jumps lead to behind these, in place of the jump.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub duplicate: Switch,
     /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call: counting does not.
     #[arg(long, value_name = "FILE")]
     pub call_targets: Option<PathBuf>,
@@ -275,6 +281,9 @@ pub struct Lab {
     /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]
     pub machine: Option<Machine>,
+    /// Give each layout duplicates of blocks that hot jumps lead to.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub duplicate: Switch,
     /// Model the hot code of the layouts in large pages.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub huge_pages: Switch,

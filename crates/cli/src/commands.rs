@@ -65,7 +65,17 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize { program, profile, output, layout, huge_pages, align, promote_calls, json } => {
+        Command::Optimize {
+            program,
+            profile,
+            output,
+            layout,
+            huge_pages,
+            align,
+            promote_calls,
+            duplicate,
+            json,
+        } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
             let options = OptimizeOptions {
@@ -76,6 +86,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 huge_pages: huge_pages.into(),
                 align: align == Switch::On,
                 promote_calls: promote_calls == Switch::On,
+                duplicate: duplicate == Switch::On,
             };
             let result = optimize(&options, &mut progress)?;
             progress.finish();
@@ -106,6 +117,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         direct_calls: options.direct_calls == Switch::On,
         huge_pages: options.huge_pages.into(),
         promote_calls: options.promote_calls == Switch::On,
+        duplicate: options.duplicate == Switch::On,
         call_targets: options.call_targets.clone(),
     }
 }

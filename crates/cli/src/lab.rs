@@ -18,6 +18,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         profile: options.profile,
         layouts,
         machine: options.machine,
+        duplicate: options.duplicate == Switch::On,
         large_pages: options.huge_pages == Switch::On,
         steps: options.steps,
         seed: options.seed,

@@ -29,6 +29,17 @@ pub enum EmitError {
         /// Its address in the original code.
         at: Svma,
     },
+    /// The layout has a duplicate of a block that it does not hold otherwise.
+    #[error(
+        "emitting a version: the layout duplicates the block at {at} (number {}) and holds it in no fragment; put it into one",
+        .block.0
+    )]
+    DuplicateAlone {
+        /// The block.
+        block: BlockId,
+        /// Its address in the original code.
+        at: Svma,
+    },
     /// A fragment's alignment is not a power of two up to the page size.
     #[error(
         "emitting a version: a fragment asks for an alignment of {0} bytes; use a power of two from 1 to 4096"

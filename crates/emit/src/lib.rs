@@ -114,6 +114,7 @@ fn placed_blocks(plan: &plan::Plan) -> Vec<PlacedBlock> {
     slots
         .map(|slot| PlacedBlock {
             block: slot.block,
+            duplicate: slot.duplicate,
             version: SvmaRange::between(plan.at(slot.start), plan.at(slot.end)),
         })
         .collect()

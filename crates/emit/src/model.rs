@@ -87,6 +87,8 @@ pub struct BoundSlot {
 pub struct PlacedBlock {
     /// Which block.
     pub block: BlockId,
+    /// A second copy, into which control only falls: the map's way back, redirects and all branches know the other one.
+    pub duplicate: bool,
     /// Where its copy is: body, terminator in its new form, inserted code.
     pub version: SvmaRange,
 }
@@ -146,7 +148,8 @@ pub struct VersionSymbol {
 /// The map between a version's addresses and the original's: piecewise linear, because instructions are copied whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressMap {
-    /// Sorted by `version`, disjoint. Filler between fragments belongs to no piece.
+    /// Sorted by `version`, disjoint. Filler between fragments belongs to no piece. Several pieces may have the same original addresses
+    /// (duplicates).
     pub pieces: Vec<MapPiece>,
     /// The way back: sorted by `original`. Where two places have the same `original`, the first one is where control
     /// comes in (a counter), the second the copied instruction.

@@ -6,7 +6,7 @@
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
 
 use crate::counters::{Counter, Counters};
-use crate::select::{NONE, Selection, copied_len};
+use crate::select::{Chosen, NONE, Selection, copied_len};
 use crate::{BoundSlot, Promotion, Request, promote, tables};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, EdgeKind, FuncId, Program, TableId, Terminator};
@@ -140,6 +140,8 @@ pub(crate) struct Slot {
     pub in_line: Option<u8>,
     /// A stub.
     pub stub: bool,
+    /// A second copy of its block.
+    pub duplicate: bool,
     /// Offset of its first byte from the start of the version (set by relaxation).
     pub start: u32,
     /// Offset behind its last byte.
@@ -308,6 +310,22 @@ enum Stub {
     },
 }
 
+/// A slot without a place yet.
+fn empty(id: BlockId, block: &Block, ops: (u32, u32)) -> Slot {
+    let function = block.function;
+    Slot {
+        block: id,
+        function,
+        ops,
+        align: 1,
+        in_line: None,
+        stub: false,
+        duplicate: false,
+        start: 0,
+        end: 0,
+    }
+}
+
 struct Builder<'r, 'a> {
     request: &'r Request<'a>,
     selection: &'r Selection<'a>,
@@ -323,8 +341,13 @@ impl Builder<'_, '_> {
         let block = self.request.program.block(chosen.block);
         let first = self.plan.ops.len() as u32;
         self.body(slot, block, chosen.copies_table);
-        self.tail(chosen.block, block, self.next(slot));
-        self.close(chosen.block, first, chosen.align, false);
+        self.tail(chosen, block, self.next(slot));
+        let ops = (first, self.plan.ops.len() as u32);
+        self.close(Slot {
+            align: chosen.align,
+            duplicate: chosen.duplicate,
+            ..empty(chosen.block, block, ops)
+        });
     }
 
     fn stub(&mut self, block: BlockId, stub: Stub) {
@@ -336,13 +359,12 @@ impl Builder<'_, '_> {
                 self.plan.ops.push(Op::Branch { condition: None, near: true, added: true, dest: back });
             }
         }
-        self.close(block, first, 1, true);
+        let ops = (first, self.plan.ops.len() as u32);
+        self.close(Slot { stub: true, ..empty(block, self.request.program.block(block), ops) });
     }
 
-    fn close(&mut self, block: BlockId, first: u32, align: u32, stub: bool) {
-        let function = self.request.program.block(block).function;
-        let ops = (first, self.plan.ops.len() as u32);
-        self.plan.slots.push(Slot { block, function, ops, align, in_line: None, stub, start: 0, end: 0 });
+    fn close(&mut self, slot: Slot) {
+        self.plan.slots.push(slot);
     }
 
     /// The slot that stands directly behind this one.
@@ -419,22 +441,28 @@ impl Builder<'_, '_> {
         self.copy(load + old, block.len, true);
     }
 
-    /// The way out over edges of this kind, which leads to `target`.
-    fn arm(&self, id: BlockId, kind: EdgeKind, target: Svma) -> Arm {
+    /// The way out over edges of this kind, which leads to `target`: to a duplicate of it that stands `next`, else to the other copy.
+    fn arm(&self, id: BlockId, kind: EdgeKind, target: Svma, next: Option<Dest>) -> Arm {
         let mut arm = Arm { dest: Dest::Outside(target), original: target, counter: None };
         if let Some((edge, to)) = self.request.program.out_edges(id).find(|(_, edge)| edge.kind == kind) {
             let slot = self.selection.slot_of[to.to.index()];
-            if slot != NONE {
-                arm.dest = Dest::Slot(slot);
+            match next {
+                Some(Dest::Slot(next)) if self.is_duplicate(next, to.to) => arm.dest = Dest::Slot(next),
+                _ if slot != NONE => arm.dest = Dest::Slot(slot),
+                _ => {}
             }
             arm.counter = self.counters.on_edge(edge);
         }
         arm
     }
 
+    fn is_duplicate(&self, slot: u32, of: BlockId) -> bool {
+        self.selection.chosen.get(slot as usize).is_some_and(|c| c.duplicate && c.block == of)
+    }
+
     /// The way out of a branch to `target`. A tail call of a stub goes to what its slot is bound to.
-    fn taken(&mut self, id: BlockId, target: Svma) -> Arm {
-        let mut arm = self.arm(id, EdgeKind::Taken, target);
+    fn taken(&mut self, id: BlockId, target: Svma, next: Option<Dest>) -> Arm {
+        let mut arm = self.arm(id, EdgeKind::Taken, target, next);
         if arm.dest == Dest::Outside(target)
             && arm.counter.is_none()
             && let Some(bound) = self.selection.direct.stub(target)
@@ -446,15 +474,16 @@ impl Builder<'_, '_> {
     }
 
     /// The transfers at the end of a block.
-    fn tail(&mut self, id: BlockId, block: &Block, next: Option<Dest>) {
-        let fall = |builder: &Self| builder.arm(id, EdgeKind::FallThrough, block.end());
+    fn tail(&mut self, chosen: Chosen, block: &Block, next: Option<Dest>) {
+        let id = chosen.block;
+        let fall = |builder: &Self, next| builder.arm(id, EdgeKind::FallThrough, block.end(), next);
         match block.terminator {
             Terminator::FallThrough => {
-                let arm = fall(self);
+                let arm = fall(self, next);
                 self.straight(arm, next);
             }
             Terminator::Jump(to) => {
-                let arm = self.taken(id, to);
+                let arm = self.taken(id, to, next);
                 if arm.counter.is_some() {
                     self.straight(arm, next);
                 } else if next != Some(arm.dest) {
@@ -462,15 +491,15 @@ impl Builder<'_, '_> {
                 }
             }
             Terminator::Conditional(condition, to) => {
-                let (fall, taken) = (fall(self), self.taken(id, to));
-                if next == Some(taken.dest) && next != Some(fall.dest) {
+                let (fall, taken) = (fall(self, next), self.taken(id, to, next));
+                if (next == Some(taken.dest) || chosen.turned) && next != Some(fall.dest) {
                     self.fork(id, encode::invert(condition), fall, taken, next);
                 } else {
                     self.fork(id, condition, taken, fall, next);
                 }
             }
             Terminator::ShortConditional(to) => {
-                let (fall, taken) = (fall(self), self.arm(id, EdgeKind::Taken, to));
+                let (fall, taken) = (fall(self, None), self.arm(id, EdgeKind::Taken, to, None));
                 self.short_fork(block, fall, taken, next);
             }
             Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop => {}

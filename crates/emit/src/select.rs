@@ -6,7 +6,7 @@ use crate::lookup::Lookup;
 use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped, align, promote, tables};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
-use restitch_layout::Fragment;
+use restitch_layout::{Fragment, PlacedCopy, Tail};
 use restitch_program::{Block, BlockAttrs, BlockId, FuncId, Movability, Terminator};
 use restitch_x86::{Flow, encode, relocate_field};
 use std::sync::Arc;
@@ -41,6 +41,10 @@ pub(crate) struct Chosen {
     pub fixes_end: u32,
     /// Its jump table gets a copy.
     pub copies_table: bool,
+    /// A second copy: only the one in front of it leads to it.
+    pub duplicate: bool,
+    /// Its conditional branch is turned round.
+    pub turned: bool,
 }
 
 /// What unwinders know about a function.
@@ -81,7 +85,7 @@ pub(crate) struct Selection<'a> {
     /// How many of `chosen` are hot: the first ones.
     pub hot: usize,
     pub fixes: Vec<Fix>,
-    /// Index into `chosen`, or [`NONE`], by block.
+    /// Index into `chosen` of the copy that is no duplicate, or [`NONE`], by block.
     pub slot_of: Vec<u32>,
     /// By function; `None` if nothing of it is placed.
     pub frames: Vec<Option<Frames<'a>>>,
@@ -147,7 +151,13 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
     state.fragments(&request.layout.hot)?;
     state.out.hot = state.out.chosen.len();
     state.fragments(&request.layout.cold)?;
-    Ok(state.out)
+    let out = state.out;
+    match out.chosen.iter().find(|c| out.slot_of[c.block.index()] == NONE) {
+        Some(alone) => {
+            Err(EmitError::DuplicateAlone { block: alone.block, at: program.block(alone.block).start })
+        }
+        None => Ok(out),
+    }
 }
 
 /// More bytes than the code and the tables of the version can have. Checks the layout on the way.
@@ -159,7 +169,7 @@ fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
             return Err(EmitError::Alignment(fragment.align));
         }
         total += u64::from(fragment.align);
-        for &id in &fragment.blocks {
+        for PlacedCopy { block: id, .. } in request.layout.copies(fragment) {
             let block = program.blocks.get(id.index()).ok_or(EmitError::UnknownBlock(id))?;
             total += u64::from(block.len) + GROWTH;
             if let Terminator::Table(table) = block.terminator
@@ -195,19 +205,31 @@ impl Select<'_, '_> {
             let mut leads = true;
             for &block in &fragment.blocks {
                 let align = if leads { fragment.align } else { 1 };
-                if self.block(block, align)? {
+                if self.block(PlacedCopy { block, duplicate: false, turned: false }, align)? {
                     leads = false;
+                    self.tail(block)?;
                 }
             }
         }
         Ok(())
     }
 
+    /// Takes the duplicates behind `block`, up to the first one that cannot be copied. A counting version has none.
+    fn tail(&mut self, block: BlockId) -> Result<(), EmitError> {
+        let tail = self.request.layout.tail_behind(block).filter(|_| self.request.counters.is_none());
+        for copy in tail.into_iter().flat_map(Tail::copies) {
+            if !self.block(copy, 1)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes the block, or notes why not.
-    fn block(&mut self, id: BlockId, align: u32) -> Result<bool, EmitError> {
-        let program = self.request.program;
-        let block = program.block(id);
-        if self.out.slot_of[id.index()] != NONE {
+    fn block(&mut self, copy: PlacedCopy, align: u32) -> Result<bool, EmitError> {
+        let id = copy.block;
+        let block = self.request.program.block(id);
+        if !copy.duplicate && self.out.slot_of[id.index()] != NONE {
             return Err(EmitError::BlockTwice { block: id, at: block.start });
         }
         if self.functions[block.function.index()] == Status::Unknown {
@@ -216,6 +238,20 @@ impl Select<'_, '_> {
         if self.functions[block.function.index()] == Status::Bad {
             return Ok(false);
         }
+        let noted = self.out.skipped.len();
+        let taken = self.copy(copy, align)?;
+        if copy.duplicate {
+            // The block's other copy has the same fate, and says so.
+            self.out.skipped.truncate(noted);
+        }
+        Ok(taken)
+    }
+
+    /// Takes a block of a function that can be copied, or notes why not.
+    fn copy(&mut self, copy: PlacedCopy, align: u32) -> Result<bool, EmitError> {
+        let PlacedCopy { block: id, duplicate, turned } = copy;
+        let program = self.request.program;
+        let block = program.block(id);
         let skipped = |why| Skipped { function: block.function, block: Some(id), why };
         if block.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING) {
             self.out.skipped.push(skipped(SkipReason::NotMovable));
@@ -240,9 +276,11 @@ impl Select<'_, '_> {
             }
             _ => false,
         };
-        self.out.slot_of[id.index()] = self.out.chosen.len() as u32;
+        if !duplicate {
+            self.out.slot_of[id.index()] = self.out.chosen.len() as u32;
+        }
         let fixes_end = self.out.fixes.len() as u32;
-        self.out.chosen.push(Chosen { block: id, align, fixes_end, copies_table });
+        self.out.chosen.push(Chosen { block: id, align, fixes_end, copies_table, duplicate, turned });
         Ok(true)
     }
 

@@ -66,6 +66,7 @@ fn whole(program: &Program) -> Layout {
     Layout {
         hot: program.function_ids().map(fragment).filter(|f| !f.blocks.is_empty()).collect(),
         cold: Vec::new(),
+        tails: Vec::new(),
     }
 }
 

@@ -27,7 +27,7 @@ pub use compare::{Comparison, Entry, compare};
 pub use machine::{Geometry, Machine, UnknownMachine};
 pub use occupancy::Occupancy;
 pub use picture::{PictureError, comparison_svg, occupancy_svg};
-pub use place::Placement;
+pub use place::{PlacedDuplicate, Placement};
 pub use recorded::RecordedBranch;
 pub use simulate::{Counts, simulate};
 pub use trace::{How, Step, Trace};

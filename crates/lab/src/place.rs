@@ -1,5 +1,6 @@
 //! Where the blocks of a layout stand.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use restitch_layout::Layout;
@@ -19,6 +20,19 @@ pub struct Placement {
     pub lengths: Vec<u64>,
     /// The hot code of the version.
     pub hot: Range<u64>,
+    /// Duplicates, by the block that they stand behind, in order.
+    pub tails: BTreeMap<BlockId, Vec<PlacedDuplicate>>,
+}
+
+/// Where a duplicate stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedDuplicate {
+    /// The block.
+    pub block: BlockId,
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
 }
 
 impl Placement {
@@ -28,6 +42,7 @@ impl Placement {
             starts: program.blocks.iter().map(|b| b.start.get()).collect(),
             lengths: program.blocks.iter().map(|b| u64::from(b.len)).collect(),
             hot: 0..0,
+            tails: BTreeMap::new(),
         }
     }
 
@@ -41,11 +56,22 @@ impl Placement {
         for (i, fragment) in fragments.iter().enumerate() {
             at = at.next_multiple_of(u64::from(fragment.align.max(1)));
             let following = fragments.get(i + 1).filter(|f| f.align == 1).and_then(|f| f.blocks.first());
-            for (k, &block) in fragment.blocks.iter().enumerate() {
-                let next = fragment.blocks.get(k + 1).or(following);
-                let length = length(program, block, next.copied());
-                placement.starts[block.index()] = at;
-                placement.lengths[block.index()] = length;
+            let mut copies = layout.copies(fragment).peekable();
+            let mut behind = None;
+            while let Some(copy) = copies.next() {
+                let next = copies.peek().map(|c| c.block).or(following.copied());
+                let (block, start, length) = (copy.block, at, length(program, copy.block, next));
+                match behind.filter(|_| copy.duplicate) {
+                    Some(behind) => {
+                        let tail = placement.tails.entry(behind).or_default();
+                        tail.push(PlacedDuplicate { block, start, length });
+                    }
+                    None => {
+                        behind = Some(block);
+                        placement.starts[block.index()] = start;
+                        placement.lengths[block.index()] = length;
+                    }
+                }
                 at += length;
             }
             if i < layout.hot.len() {

@@ -1,9 +1,9 @@
 //! The models: a trace, seen by a front end.
 
-use restitch_program::Program;
+use restitch_program::{BlockId, Program};
 use serde::Serialize;
 
-use crate::{Cache, Geometry, How, Machine, Placement, Step, Trace};
+use crate::{Cache, Geometry, How, Machine, PlacedDuplicate, Placement, Step, Trace};
 
 /// What happened in a run of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -59,11 +59,13 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
     let mut large_itlb = Cache::new(large_itlb);
     let mut counts = Counts::default();
     let (mut line_before, mut page_before) = (u64::MAX, u64::MAX);
+    let mut copies = Copies::new(placement);
+    let mut following = trace.steps.first().map(|step| copies.first(step));
     for (i, step) in trace.steps.iter().enumerate() {
-        let start = placement.starts[step.block.index()];
+        let Some((start, end)) = following else { break };
         let from = start + u64::from(step.from);
         let to = match step.to {
-            Step::END => placement.end(step.block).max(from),
+            Step::END => end.max(from),
             to => start + u64::from(to),
         };
         let original_end = if step.to == Step::END { program.block(step.block).len } else { step.to };
@@ -84,7 +86,9 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
                 l2.touch(line);
             }
         }
-        let next = trace.steps.get(i + 1).map(|n| placement.starts[n.block.index()] + u64::from(n.from));
+        let next_step = trace.steps.get(i + 1);
+        following = next_step.map(|next| copies.next(step, next));
+        let next = next_step.zip(following).map(|(n, (start, _))| start + u64::from(n.from));
         if step.how == How::Taken || next.is_some_and(|n| n != to) {
             counts.taken += 1;
             btb.touch(to);
@@ -93,4 +97,68 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
     let misses = [l1i.misses, l2.misses, itlb.misses + large_itlb.misses, stlb.misses, btb.misses];
     [counts.l1i, counts.l2, counts.itlb, counts.stlb, counts.btb] = misses;
     counts
+}
+
+/// Calls that are followed into and out of duplicates.
+const CALLS: usize = 256;
+
+/// Which copy of a block a trace runs through.
+struct Copies<'a> {
+    placement: &'a Placement,
+    /// Where the trace is: the tail, and how many of its duplicates were passed or entered; `None` where there is no tail.
+    at: Option<(&'a [PlacedDuplicate], usize)>,
+    /// What calls come back to: the block, and where it was.
+    callers: Vec<(BlockId, Option<(&'a [PlacedDuplicate], usize)>)>,
+}
+
+impl<'a> Copies<'a> {
+    fn new(placement: &'a Placement) -> Self {
+        Self { placement, at: None, callers: Vec::new() }
+    }
+
+    /// The first step's copy: start and end.
+    fn first(&mut self, step: &Step) -> (u64, u64) {
+        self.at = self.placement.tails.get(&step.block).map(|tail| (&tail[..], 0));
+        (self.placement.starts[step.block.index()], self.placement.end(step.block))
+    }
+
+    /// The copy of `next`, which comes after `step`: its start and end.
+    fn next(&mut self, step: &Step, next: &Step) -> (u64, u64) {
+        if self.placement.tails.is_empty() {
+            return self.first(next);
+        }
+        if step.to != Step::END {
+            if (step.block, step.to) == (next.block, next.from) {
+                return self.here(next);
+            }
+            if self.callers.len() >= CALLS {
+                self.callers.drain(..CALLS / 2);
+            }
+            self.callers.push((step.block, self.at));
+        }
+        if next.from > 0
+            && let Some(caller) = self.callers.iter().rposition(|(block, _)| *block == next.block)
+        {
+            self.at = self.callers[caller].1;
+            self.callers.truncate(caller);
+            return self.here(next);
+        }
+        let falls = self.at.filter(|_| step.to == Step::END && step.how == How::Branch);
+        if let Some((tail, passed)) = falls
+            && let Some(duplicate) = tail.get(passed).filter(|d| d.block == next.block && next.from == 0)
+        {
+            self.at = Some((tail, passed + 1));
+            return (duplicate.start, duplicate.start + duplicate.length);
+        }
+        self.first(next)
+    }
+
+    /// The copy of the step's block in which the trace is.
+    fn here(&mut self, step: &Step) -> (u64, u64) {
+        let duplicate = self.at.and_then(|(tail, passed)| tail.get(passed.checked_sub(1)?));
+        match duplicate.filter(|d| d.block == step.block) {
+            Some(duplicate) => (duplicate.start, duplicate.start + duplicate.length),
+            None => self.first(step),
+        }
+    }
 }

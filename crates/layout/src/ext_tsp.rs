@@ -70,7 +70,7 @@ impl LayoutAlgorithm for ExtTspAcross {
         let sequences = collocate(&graph, ext_tsp_chains(&graph), &DISTANCES, None);
         let ordered = graph.to_blocks(densest_first(&graph, sequences));
         let hot_fragments = ordered.into_iter().map(|blocks| Fragment { blocks, align: 16 }).collect();
-        Layout { hot: hot_fragments, cold: cold_fragments(program, &hot) }
+        Layout { hot: hot_fragments, cold: cold_fragments(program, &hot), tails: Vec::new() }
     }
 }
 

@@ -39,7 +39,11 @@ impl LayoutAlgorithm for PhBb {
         let arcs = arcs(program, profile, |b| group_of[b.index()]);
         let order = pettis_hansen_order(&nodes, &arcs);
         let fragment = |g: usize| Fragment { blocks: groups[g].clone(), align: 16 };
-        Layout { hot: order.into_iter().map(fragment).collect(), cold: cold_fragments(program, &hot) }
+        Layout {
+            hot: order.into_iter().map(fragment).collect(),
+            cold: cold_fragments(program, &hot),
+            tails: Vec::new(),
+        }
     }
 }
 

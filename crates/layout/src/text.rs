@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! hot align 16: 0x1000 0x1020
-//! cold align 1: 0x1010
+//! cold align 1: 0x1010 +0x1000 +0x1020!
 //! ```
 //!
-//! One fragment a line, by the start addresses of its blocks; `#` begins a comment.
+//! One fragment a line, by the start addresses of its blocks; `+` marks duplicates behind the block before them, `!` a last one whose conditional
+//! branch is turned round ([`Tail::turned`]); `#` begins a comment.
 
 use std::fmt::Write as _;
 
 use restitch_address::Svma;
-use restitch_program::Program;
+use restitch_program::{BlockId, Program};
 
-use crate::{Fragment, Layout};
+use crate::{Fragment, Layout, Tail};
 
 /// A line that is not in the textual form of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +32,10 @@ impl Layout {
         for (place, fragments) in [("hot", &self.hot), ("cold", &self.cold)] {
             for fragment in fragments {
                 let _ = write!(out, "{place} align {}:", fragment.align);
-                for &block in &fragment.blocks {
-                    let _ = write!(out, " {}", program.block(block).start);
+                for copy in self.copies(fragment) {
+                    let (mark, turned) =
+                        (if copy.duplicate { "+" } else { "" }, if copy.turned { "!" } else { "" });
+                    let _ = write!(out, " {mark}{}{turned}", program.block(copy.block).start);
                 }
                 out.push('\n');
             }
@@ -49,15 +52,16 @@ impl Layout {
                 continue;
             }
             let wrong = |what| LayoutTextError { line: number + 1, what };
-            let (hot, fragment) = read_line(line, program).map_err(wrong)?;
+            let (hot, fragment) = read_line(line, program, &mut layout.tails).map_err(wrong)?;
             if hot { layout.hot.push(fragment) } else { layout.cold.push(fragment) }
         }
+        layout.tails.sort_by_key(|t| t.behind);
         Ok(layout)
     }
 }
 
-fn read_line(line: &str, program: &Program) -> Result<(bool, Fragment), String> {
-    let (head, blocks) = line.split_once(':').ok_or("no \":\"")?;
+fn read_line(line: &str, program: &Program, tails: &mut Vec<Tail>) -> Result<(bool, Fragment), String> {
+    let (head, rest) = line.split_once(':').ok_or("no \":\"")?;
     let words: Vec<&str> = head.split_whitespace().collect();
     let (place, align) = match words[..] {
         [place, "align", align] => (place, align),
@@ -69,11 +73,28 @@ fn read_line(line: &str, program: &Program) -> Result<(bool, Fragment), String> 
         _ => return Err(format!("\"{place}\" is neither hot nor cold")),
     };
     let align = align.parse().map_err(|_| format!("\"{align}\" is not an alignment"))?;
-    let block = |word: &str| {
-        let hex = word.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
-        let at = hex.ok_or_else(|| format!("\"{word}\" is not an address like 0x1000"))?;
-        program.block_starting_at(Svma::new(at)).ok_or_else(|| format!("no block starts at {word}"))
-    };
-    let blocks = blocks.split_whitespace().map(block).collect::<Result<_, String>>()?;
+    let mut blocks: Vec<BlockId> = Vec::new();
+    let mut tail: Option<Tail> = None;
+    for word in rest.split_whitespace() {
+        let Some(duplicate) = word.strip_prefix('+') else {
+            tails.extend(tail.take());
+            blocks.push(block(word, program)?);
+            continue;
+        };
+        let behind = *blocks.last().ok_or("a duplicate has no block in front of it")?;
+        let tail = tail.get_or_insert(Tail { behind, blocks: Vec::new(), turned: false });
+        if tail.turned {
+            return Err("only the last duplicate is turned round".to_owned());
+        }
+        tail.turned = duplicate.ends_with('!');
+        tail.blocks.push(block(duplicate.trim_end_matches('!'), program)?);
+    }
+    tails.extend(tail);
     Ok((hot, Fragment { blocks, align }))
+}
+
+fn block(word: &str, program: &Program) -> Result<BlockId, String> {
+    let hex = word.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    let at = hex.ok_or_else(|| format!("\"{word}\" is not an address like 0x1000"))?;
+    program.block_starting_at(Svma::new(at)).ok_or_else(|| format!("no block starts at {word}"))
 }

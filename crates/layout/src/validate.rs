@@ -1,12 +1,13 @@
 //! Checks the invariant of a layout.
 
-use restitch_program::Program;
+use restitch_program::{EdgeKind, Program, Terminator};
 
-use crate::Layout;
+use crate::{Layout, Tail};
 
 impl Layout {
     /// Checks that each block occurs at most once, exists and is movable, that no fragment is empty, and that alignments
-    /// are powers of two. Each fault gives a sentence.
+    /// are powers of two; that duplicates are sorted, of blocks that are in a fragment too, and such that control can fall into each from the
+    /// one in front of it. Each fault gives a sentence.
     pub fn validate(&self, program: &Program) -> Result<(), Vec<String>> {
         let mut wrong = Vec::new();
         let mut seen = vec![false; program.blocks.len()];
@@ -31,6 +32,44 @@ impl Layout {
                 }
             }
         }
+        if self.tails.windows(2).any(|pair| pair[0].behind >= pair[1].behind) {
+            wrong.push("the tails are not sorted by the block that they stand behind".to_owned());
+        }
+        wrong.extend(self.tails.iter().filter_map(|tail| tail_fault(tail, program, &seen)));
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
+}
+
+/// What is wrong with a tail. `seen`: the blocks that are in a fragment.
+fn tail_fault(tail: &Tail, program: &Program, seen: &[bool]) -> Option<String> {
+    let placed = |block: restitch_program::BlockId| seen.get(block.index()) == Some(&true);
+    if tail.blocks.is_empty() {
+        return Some(format!("the tail behind block number {} is empty", tail.behind.0));
+    }
+    let mut before = tail.behind;
+    for &block in [tail.behind].iter().chain(&tail.blocks) {
+        if !placed(block) {
+            return Some(format!("block number {} is in a tail, and in no fragment", block.0));
+        }
+    }
+    for &block in &tail.blocks {
+        let source = program.block(before);
+        let leads = |kind| kind == EdgeKind::FallThrough || kind == EdgeKind::Taken;
+        let falls = program.out_edges(before).any(|(_, e)| e.to == block && leads(e.kind));
+        if !falls || matches!(source.terminator, Terminator::ShortConditional(_)) {
+            let start = program.block(block).start;
+            return Some(format!(
+                "control cannot fall from block {} into a duplicate of {start}",
+                source.start
+            ));
+        }
+        before = block;
+    }
+    let conditional = matches!(program.block(before).terminator, Terminator::Conditional(..));
+    (tail.turned && !conditional).then(|| {
+        format!(
+            "block {} ends a tail turned round, and in no conditional branch",
+            program.block(before).start
+        )
+    })
 }

@@ -101,6 +101,7 @@ fn faults_and_unreadable_lines_are_named() {
             Fragment { blocks: vec![], align: 1 },
         ],
         cold: vec![Fragment { blocks: vec![BlockId(0), BlockId(99)], align: 1 }],
+        tails: vec![],
     };
     let wrong = bad.validate(&program).unwrap_err().join("; ");
     for fault in
@@ -116,7 +117,8 @@ fn faults_and_unreadable_lines_are_named() {
 /// The best possible extended-TSP score of these blocks: all orders.
 fn best_ext_tsp(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> f64 {
     if from == blocks.len() {
-        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![] };
+        let layout =
+            Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![], tails: vec![] };
         return Score::of(program, profile, &layout).ext_tsp;
     }
     let mut best = 0.0f64;
@@ -162,7 +164,8 @@ fn ext_tsp_is_near_the_optimum_and_no_worse_than_greedy_chains() {
 /// The best possible fall-through weight of the executed blocks: all orders.
 fn optimum(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> u64 {
     if from == blocks.len() {
-        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![] };
+        let layout =
+            Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![], tails: vec![] };
         return Score::of(program, profile, &layout).fall_through;
     }
     let mut best = 0;

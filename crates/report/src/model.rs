@@ -141,6 +141,12 @@ pub struct LayoutSummary {
     pub hot_blocks: u64,
     /// Hardly executed blocks that were placed at the far end.
     pub cold_blocks: u64,
+    /// Second copies of blocks, which make taken branches superfluous.
+    #[serde(default)]
+    pub duplicates: u64,
+    /// Their bytes.
+    #[serde(default)]
+    pub duplicate_bytes: u64,
 }
 
 /// The new code of a module.

@@ -64,6 +64,8 @@ fn sample() -> RunResult {
             score_after: 0.93,
             hot_blocks: 31_000,
             cold_blocks: 9_000,
+            duplicates: 12,
+            duplicate_bytes: 400,
         }),
         version: Some(VersionSummary {
             number: 2,

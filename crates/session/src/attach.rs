@@ -5,7 +5,9 @@ use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
 use crate::left_out::LeftOut;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
+use crate::make::{
+    DUPLICATE, Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+};
 use crate::modules::{Chosen, choose};
 use crate::parallel;
 use crate::phases::Phases;
@@ -54,6 +56,8 @@ pub struct AttachOptions {
     pub huge_pages: HugePages,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// Blocks behind hot jumps get a second copy in place of the jump.
+    pub duplicate: bool,
     /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
     /// does not tell.
     pub call_targets: Option<PathBuf>,
@@ -75,6 +79,7 @@ impl AttachOptions {
             direct_calls: true,
             huge_pages: HugePages::default(),
             promote_calls: false,
+            duplicate: DUPLICATE,
             call_targets: None,
         }
     }
@@ -290,8 +295,9 @@ fn make_optimized(
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
     let profiles: Vec<Origin> = records.chain(counted).collect();
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
-    let lay_out =
-        |(m, source): (&Chosen, &Origin)| options.layout.layout(&m.analyzed.program, source.profile());
+    let lay_out = |(m, source): (&Chosen, &Origin)| {
+        lay_out(options.layout, options.duplicate, &m.analyzed.program, source.profile())
+    };
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
     let (mut jobs, mut taken) = (Vec::new(), Vec::new());
@@ -507,12 +513,15 @@ pub(crate) fn layout_summary(
 ) -> report::LayoutSummary {
     let count =
         |fragments: &[restitch_layout::Fragment]| fragments.iter().map(|f| f.blocks.len() as u64).sum();
+    let duplicates = layout.tails.iter().flat_map(|t| &t.blocks);
     report::LayoutSummary {
         algorithm: choice.name().into(),
         score_before: Score::of_original(program, profile).ext_tsp,
         score_after: Score::of(program, profile, layout).ext_tsp,
         hot_blocks: count(&layout.hot),
         cold_blocks: count(&layout.cold),
+        duplicates: layout.duplicates() as u64,
+        duplicate_bytes: duplicates.map(|b| u64::from(program.block(*b).len)).sum(),
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
-use crate::make::{Place, Wanted, check_version, emit_version, estimate, promoted_bytes, worth_promoting};
+use crate::make::{
+    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+};
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
@@ -32,6 +34,8 @@ pub struct OptimizeOptions {
     pub align: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// Blocks behind hot jumps get a second copy in place of the jump.
+    pub duplicate: bool,
 }
 
 /// The facts about a file.
@@ -103,7 +107,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let layout = options.layout.layout(&module.program, &profile);
+    let layout = lay_out(options.layout, options.duplicate, &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);

@@ -3,6 +3,7 @@
 use crate::analysis::Analyzed;
 use crate::files::{load_original, read_file};
 use crate::imports::{part_of, read_profile};
+use crate::make::lay_out;
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Geometry, Machine, RecordedBranch, Trace, compare};
@@ -25,6 +26,8 @@ pub struct LabOptions {
     pub layouts: Vec<LayoutChoice>,
     /// The machine to model; `None` for this one.
     pub machine: Option<Machine>,
+    /// Each layout with duplicates of blocks behind hot jumps.
+    pub duplicate: bool,
     /// The hot code of the layouts in large pages.
     pub large_pages: bool,
     /// Steps of the trace.
@@ -56,6 +59,7 @@ pub fn lab(
         huge_pages: HugePages::Off,
         align: false,
         promote_calls: false,
+        duplicate: false,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));
@@ -63,7 +67,7 @@ pub fn lab(
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());
     for choice in &options.layouts {
         let started = std::time::Instant::now();
-        layouts.push((choice.name(), choice.layout(&module.program, &profile)));
+        layouts.push((choice.name(), lay_out(*choice, options.duplicate, &module.program, &profile)));
         seconds.push((choice.name(), started.elapsed().as_secs_f64()));
     }
     watcher.phase("running the models", None);

@@ -5,7 +5,7 @@ use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit_for};
-use restitch_layout::{Fragment, Layout};
+use restitch_layout::{DuplicateLimits, Fragment, Layout, LayoutChoice, duplicate_tails};
 use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
 use restitch_program::{BlockId, Program};
 use std::path::Path;
@@ -42,6 +42,18 @@ impl<'a> Wanted<'a> {
     }
 }
 
+/// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout.md` has the measurements.
+pub(crate) const DUPLICATE: bool = false;
+
+/// The layout, with duplicates if they are wanted.
+pub(crate) fn lay_out(choice: LayoutChoice, duplicate: bool, program: &Program, profile: &Profile) -> Layout {
+    let mut layout = choice.layout(program, profile);
+    if duplicate {
+        duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
+    }
+    layout
+}
+
 /// The indirect calls that are to be promoted, if any are.
 pub(crate) fn worth_promoting(wanted: bool, program: &Program, profile: &Profile) -> Vec<Promotion> {
     if wanted { promotions(program, profile, &PromotionLimits::default()) } else { Vec::new() }
@@ -73,7 +85,8 @@ pub(crate) fn counting_layout(program: &Program, plan: &CounterPlan) -> Layout {
 /// Address space that a version of `layout` may need, in bytes: generous, since it is only reserved.
 pub(crate) fn estimate(program: &Program, layout: &Layout, counters: usize) -> u64 {
     let (mut bytes, mut blocks) = (0, 0);
-    for b in layout.blocks() {
+    let duplicates = layout.tails.iter().flat_map(|t| t.blocks.iter().copied());
+    for b in layout.blocks().chain(duplicates) {
         bytes += u64::from(program.block(b).len);
         blocks += 1;
     }

@@ -69,7 +69,7 @@ pub fn version_with(
         _ => Vec::new(),
     };
     let hot = blocks.into_iter().map(|b| Fragment { blocks: vec![b], align: 1 }).collect();
-    let layout = Layout { hot, cold: Vec::new() };
+    let layout = Layout { hot, cold: Vec::new(), tails: Vec::new() };
     let request = Request {
         image,
         program: &program,

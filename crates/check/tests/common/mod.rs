@@ -64,7 +64,7 @@ impl Module {
 pub fn whole(program: &Program) -> Layout {
     let fragment = |f| Fragment { blocks: program.blocks_of(f).collect(), align: 16 };
     let hot = program.function_ids().map(fragment).filter(|f| !f.blocks.is_empty()).collect();
-    Layout { hot, cold: Vec::new() }
+    Layout { hot, cold: Vec::new(), tails: Vec::new() }
 }
 
 /// All blocks in a random order, cut into fragments, a third of them cold.

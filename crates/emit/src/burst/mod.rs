@@ -347,7 +347,7 @@ impl<'r> Burst<'r> {
                 let from = self.code.here();
                 self.block(id)?;
                 let version = SvmaRange::between(self.at(from), self.at(self.code.here()));
-                self.placed.push(PlacedBlock { block: id, version });
+                self.placed.push(PlacedBlock { block: id, duplicate: false, version });
             }
             for (label, from, to) in std::mem::take(&mut self.pending) {
                 self.code.place(label);

@@ -5,7 +5,9 @@ use super::progress::Progress;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
-use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
+use crate::make::{
+    DUPLICATE, Place, Wanted, check_version, counting_layout, emit_version, estimate, lay_out,
+};
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
@@ -231,7 +233,7 @@ pub(crate) fn optimize(
     let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    let layout = choice.layout(&module.program, &profile);
+    let layout = lay_out(choice, DUPLICATE, &module.program, &profile);
     let wanted = Wanted { heat: &profile.blocks, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
