@@ -38,6 +38,14 @@ fn position_independent_programs_run_in_every_order() {
     each_program(&["-O2", "-pie", "-fPIE"], &ORDERS, Path::to_path_buf);
 }
 
+/// Control falls into second copies of blocks everywhere; exceptions, signals, coroutines and jump tables among them.
+#[test]
+fn programs_with_duplicates_run() {
+    let orders: Vec<Order> = (11..15).map(Order::Random).collect();
+    each_program(&["-O2", "-pie", "-fPIE"], &orders, Path::to_path_buf);
+    each_program(&["-O1", "-no-pie"], &orders[..1], Path::to_path_buf);
+}
+
 #[test]
 fn programs_at_fixed_addresses_run() {
     each_program(&["-O2", "-no-pie"], &[Order::Reversed], |p| strip(p).expect("strip"));

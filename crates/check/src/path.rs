@@ -284,9 +284,12 @@ impl<'a> Walk<'_, 'a> {
                 self.exits.push(want);
                 return Some(());
             }
-            if let Some(place) = self.s.copy_at(v, want)
-                && (jumped || place > c.index)
-            {
+            // Control only falls into duplicates.
+            let there = match jumped {
+                true => self.s.copy_at(v, want).is_some(),
+                false => self.s.copy_behind(c.index, v, want),
+            };
+            if there {
                 return Some(());
             }
             if let Some(target) = self.s.through_stub(want)

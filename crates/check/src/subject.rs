@@ -78,13 +78,18 @@ impl<'a> Subject<'a> {
     pub fn place(&self, block: BlockId) -> Option<usize> {
         self.place_of.get(block.index()).copied().filter(|p| *p != NOWHERE).map(|p| p as usize)
     }
-    /// Whether a copy of the block at `want` starts at `at`, be it a duplicate: all of them are equal. Gives its index in the version's
-    /// blocks, of several (empty ones) the last.
+    /// Whether the copy of the block at `want` starts at `at`, not as a duplicate; gives its index in the version's blocks.
     pub fn copy_at(&self, at: Svma, want: Svma) -> Option<usize> {
-        let block = self.program.block_starting_at(want)?;
+        let place = self.place(self.program.block_starting_at(want)?)?;
+        (self.version.blocks[place].version.start == at).then_some(place)
+    }
+    /// Whether a copy of the block at `want`, be it a duplicate, starts at `at` and stands behind block number `index` of the version.
+    pub fn copy_behind(&self, index: usize, at: Svma, want: Svma) -> bool {
+        let Some(block) = self.program.block_starting_at(want) else { return false };
         let first = self.duplicates.partition_point(|d| d.0 < block);
-        let again = self.duplicates[first..].iter().take_while(|d| d.0 == block).map(|d| d.1);
-        again.chain(self.place(block)).filter(|place| self.version.blocks[*place].version.start == at).max()
+        let duplicates = self.duplicates[first..].iter().take_while(|d| d.0 == block).map(|d| d.1);
+        let starts = |place: usize| self.version.blocks[place].version.start == at;
+        duplicates.chain(self.place(block)).any(|place| place > index && starts(place))
     }
     fn key(&self, at: Svma) -> u64 {
         at.get().wrapping_sub(self.version.range.start.get())

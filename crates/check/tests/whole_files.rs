@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Module, half, shuffled, whole};
+use common::{Module, duplicated, half, shuffled, whole};
 use restitch_check::check;
 use restitch_testkit::{Error, compile, program, without_section_headers};
 use std::path::PathBuf;
@@ -35,7 +35,10 @@ fn all_versions_are_equal(files: Vec<PathBuf>) {
         let module = Module::parse(std::fs::read(&path).unwrap());
         let program = &module.program;
         let layouts = [whole(program), shuffled(program, 0x1234_5678_9abc_def1), half(program, 0x55)];
-        for layout in layouts {
+        let again = [duplicated(program, whole(program), 3), duplicated(program, shuffled(program, 0x77), 5)];
+        let some = duplicated(program, half(program, 0x55), 7);
+        for layout in layouts.into_iter().chain(again).chain([some]) {
+            assert!(layout.tails.is_empty() || layout.duplicates() > 20);
             for counted in [Vec::new(), module.everything(&layout)] {
                 let version = module.version(&layout, &counted);
                 let clock = Instant::now();
@@ -43,6 +46,8 @@ fn all_versions_are_equal(files: Vec<PathBuf>) {
                     Ok(checked) => {
                         println!("{}: {:?}: {:?}", path.display(), clock.elapsed(), checked.report());
                         assert!(checked.report().instructions > 1000);
+                        let expected = counted.is_empty() && !layout.tails.is_empty();
+                        assert_eq!(checked.report().duplicates > 20, expected, "{:?}", checked.report());
                     }
                     Err(error) => {
                         for finding in error.findings.iter().take(20) {

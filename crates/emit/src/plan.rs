@@ -495,7 +495,9 @@ impl Builder<'_, '_> {
                 if (next == Some(taken.dest) || chosen.turned) && next != Some(fall.dest) {
                     self.fork(id, encode::invert(condition), fall, taken, next);
                 } else {
-                    self.fork(id, condition, taken, fall, next);
+                    // Nobody branches to a duplicate, even where both ways lead to it.
+                    let away = if next == Some(taken.dest) { self.taken(id, to, None) } else { taken };
+                    self.fork(id, condition, away, fall, next);
                 }
             }
             Terminator::ShortConditional(to) => {

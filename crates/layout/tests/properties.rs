@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use restitch_layout::{
-    Codestitcher, ExtTsp, Fragment, Grouping, HotChains, Layout, LayoutAlgorithm, LayoutChoice,
-    OriginalOrder, Score, Stitch,
+    Codestitcher, DuplicateLimits, Duplicated, ExtTsp, ExtTspAcross, Fragment, Grouping, HotChains, Layout,
+    LayoutAlgorithm, LayoutChoice, OriginalOrder, Score, Stitch, Tail, duplicate_tails,
 };
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, walk};
@@ -71,6 +71,64 @@ cold align 1: 0x1020
     assert_eq!((after.taken, after.fall_through), (101, 201));
     assert!(after.ext_tsp > before.ext_tsp && after.lines.all == 2);
     assert_eq!(Layout::from_text(expected, &program).unwrap(), layout);
+}
+
+/// The loop's condition is copied to its end, where the jump to it was; turned round, so that the hot way needs no jump either.
+#[test]
+fn a_hot_jump_gives_way_to_a_duplicate() {
+    let program = Program::from_text(LOOP).unwrap();
+    let profile = counts(&program);
+    let text = "hot align 1: 0x1000 0x1040 0x1010 0x1030 0x1050\nhot align 1: 0x1060\ncold align 1: 0x1020\n";
+    let mut layout = Layout::from_text(text, &program).unwrap();
+    let none = duplicate_tails(&program, &profile, &mut layout, &DuplicateLimits::default());
+    assert_eq!(
+        (none, layout.duplicates()),
+        (Duplicated::default(), 0),
+        "one block is more than three of hundred bytes"
+    );
+    // What is saved is an instruction a round: the loop's end branches back where it jumped.
+    let limits = DuplicateLimits { growth: 0.2, price: 0.02, ..DuplicateLimits::default() };
+    let done = duplicate_tails(&program, &profile, &mut layout, &limits);
+    let expected = text.replace("0x1030 0x1050", "0x1030 +0x1040 0x1050");
+    assert_eq!(layout.to_text(&program), expected);
+    assert_eq!((done.blocks, done.bytes), (1, 16));
+    assert!(done.taken > 0, "{done:?}");
+    assert_eq!(layout.validate(&program), Ok(()));
+    assert_eq!(Layout::from_text(&expected, &program).unwrap(), layout);
+    let price = DuplicateLimits { price: 100.0, ..limits };
+    assert_eq!(duplicate_tails(&program, &profile, &mut layout, &price), Duplicated::default());
+    assert!(layout.tails.is_empty());
+}
+
+#[test]
+fn faults_of_tails_are_named() {
+    let program = Program::from_text(LOOP).unwrap();
+    let base = "hot align 1: 0x1000 0x1040 0x1010";
+    for (text, fault) in [
+        ("hot align 1: 0x1000 +0x1040 0x1010\n", "in no fragment"),
+        (
+            "hot align 1: 0x1000 0x1040 +0x1040 0x1010\n",
+            "cannot fall from block 0x1040 into a duplicate of 0x1040",
+        ),
+        ("hot align 1: 0x1010 +0x1030! 0x1030\n", "in no conditional branch"),
+        (
+            "hot align 1: 0x1000 +0x1040 0x1040\nhot align 1: 0x1060\ncold align 1: 0x1010 +0x1060\n",
+            "cannot fall",
+        ),
+    ] {
+        let layout = Layout::from_text(text, &program).unwrap();
+        let wrong = layout.validate(&program).unwrap_err().join("; ");
+        assert!(wrong.contains(fault), "{text}: {wrong}");
+    }
+    for text in ["hot align 1: +0x1000", "hot align 1: 0x1000 +0x1040! +0x1010", "hot align 1: 0x1000!"] {
+        assert!(Layout::from_text(text, &program).is_err(), "{text}");
+    }
+    let mut unsorted = Layout::from_text(base, &program).unwrap();
+    let tail = |behind, block| Tail { behind: BlockId(behind), blocks: vec![BlockId(block)], turned: false };
+    unsorted.tails = vec![tail(4, 1), tail(0, 4)];
+    assert!(unsorted.validate(&program).unwrap_err().join("; ").contains("not sorted"));
+    unsorted.tails = vec![Tail { behind: BlockId(99), blocks: vec![], turned: false }];
+    assert!(unsorted.validate(&program).unwrap_err().join("; ").contains("is empty"));
 }
 
 #[test]
@@ -198,6 +256,28 @@ proptest! {
             let text = layout.to_text(&program);
             prop_assert_eq!(&algorithm.layout(&program.clone(), &profile.clone()).to_text(&program), &text);
             prop_assert_eq!(Layout::from_text(&text, &program).unwrap(), layout);
+        }
+    }
+
+    #[test]
+    fn duplicates_are_valid_bounded_and_deterministic(seed: u64, growth in 0.0f64..0.5, price in 0.0f64..1.0) {
+        let program = RandomProgram::new(seed).program;
+        let profile = walk(&program, seed, 50, 0.02);
+        let limits = DuplicateLimits { growth, price, ..DuplicateLimits::default() };
+        for algorithm in [&ExtTspAcross as &dyn LayoutAlgorithm, &OriginalOrder] {
+            let plain = algorithm.layout(&program, &profile);
+            let mut layout = plain.clone();
+            let done = duplicate_tails(&program, &profile, &mut layout, &limits);
+            prop_assert_eq!(layout.validate(&program), Ok(()));
+            prop_assert_eq!((&layout.hot, &layout.cold), (&plain.hot, &plain.cold));
+            let hot = plain.hot.iter().flat_map(|f| &f.blocks).map(|b| f64::from(program.block(*b).len)).sum::<f64>();
+            // A jump that goes, and jumps that come: up to five bytes a duplicate less than what it is long.
+            prop_assert!(done.bytes as f64 <= growth * hot + 6.0 * (layout.tails.len() + done.blocks as usize) as f64);
+            prop_assert_eq!(done.blocks as usize, layout.duplicates());
+            let mut again = layout.clone();
+            prop_assert_eq!(duplicate_tails(&program, &profile, &mut again, &limits), done);
+            prop_assert_eq!(&again, &layout);
+            prop_assert_eq!(Layout::from_text(&layout.to_text(&program), &program).unwrap(), layout);
         }
     }
 

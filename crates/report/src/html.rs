@@ -207,6 +207,10 @@ impl Module {
                 count(l.cold_blocks)
             );
             page.pair("Layout", words);
+            if l.duplicates > 0 {
+                let words = format!("{} blocks, {}", count(l.duplicates), bytes(l.duplicate_bytes));
+                page.pair("Second copies", words);
+            }
             page.pair("Score", format!("{} before, {} after", digits(l.score_before), digits(l.score_after)));
         }
         if let Some(v) = &self.version {

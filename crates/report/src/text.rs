@@ -140,6 +140,10 @@ impl Module {
                 digits(l.score_after)
             );
             page.entry("  layout", &words);
+            if l.duplicates > 0 {
+                let words = format!("{}, {}", counted(l.duplicates, "block"), bytes(l.duplicate_bytes));
+                page.entry("  duplicates", &words);
+            }
         }
         if let Some(v) = &self.version {
             let words = format!(

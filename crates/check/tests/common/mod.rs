@@ -5,8 +5,9 @@ use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Counted, CounterRequest, Request, Version, emit};
 use restitch_image::{Image, ImageKind};
-use restitch_layout::{Fragment, Layout};
-use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, analyze};
+use restitch_layout::{Fragment, Layout, Tail};
+use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, Terminator, analyze};
+use std::collections::HashSet;
 
 pub struct Module {
     pub image: Image,
@@ -90,6 +91,35 @@ pub fn shuffled(program: &Program, mut seed: u64) -> Layout {
             layout.hot.push(fragment)
         }
         rest = tail;
+    }
+    layout
+}
+
+/// Random duplicates behind half of the blocks: ways from block to block, of up to five.
+pub fn duplicated(program: &Program, mut layout: Layout, mut seed: u64) -> Layout {
+    let mut random = move |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let placed: HashSet<BlockId> = layout.blocks().collect();
+    let mut behind: Vec<BlockId> = layout.blocks().filter(|_| random(2) == 0).collect();
+    behind.sort_unstable();
+    for block in behind {
+        let (mut at, mut blocks) = (block, Vec::new());
+        for _ in 0..1 + random(5) {
+            let falls = |e: &Edge| e.kind != EdgeKind::Table && placed.contains(&e.to);
+            let ways: Vec<BlockId> =
+                program.out_edges(at).map(|(_, e)| e).filter(|e| falls(e)).map(|e| e.to).collect();
+            if ways.is_empty() || matches!(program.block(at).terminator, Terminator::ShortConditional(_)) {
+                break;
+            }
+            at = ways[random(ways.len())];
+            blocks.push(at);
+        }
+        let conditional = matches!(program.block(at).terminator, Terminator::Conditional(..));
+        if !blocks.is_empty() {
+            layout.tails.push(Tail { behind: block, blocks, turned: conditional && random(2) == 0 });
+        }
     }
     layout
 }
