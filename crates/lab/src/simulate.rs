@@ -102,13 +102,16 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
 /// Calls that are followed into and out of duplicates.
 const CALLS: usize = 256;
 
+/// A tail, and how many of its duplicates were passed or entered.
+type InTail<'a> = (&'a [PlacedDuplicate], usize);
+
 /// Which copy of a block a trace runs through.
 struct Copies<'a> {
     placement: &'a Placement,
-    /// Where the trace is: the tail, and how many of its duplicates were passed or entered; `None` where there is no tail.
-    at: Option<(&'a [PlacedDuplicate], usize)>,
+    /// Where the trace is; `None` where there is no tail.
+    at: Option<InTail<'a>>,
     /// What calls come back to: the block, and where it was.
-    callers: Vec<(BlockId, Option<(&'a [PlacedDuplicate], usize)>)>,
+    callers: Vec<(BlockId, Option<InTail<'a>>)>,
 }
 
 impl<'a> Copies<'a> {

@@ -1,7 +1,8 @@
 //! The cost model: what a layout does to the processor's front end, in numbers that need no run.
 //!
 //! It shares nothing with the algorithms. Blocks of the layout stand one behind the other, aligned, at their original
-//! lengths; all others stand where they are. Calls and returns are the same in every layout and are not counted.
+//! lengths; all others stand where they are. Calls and returns are the same in every layout and are not counted. Duplicates
+//! ([`crate::Tail`]) are left out: the score is that of the fragments alone.
 
 use restitch_profile::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
