@@ -311,8 +311,13 @@ fn tracer_that_gets_killed() {
 fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
     let Ok(binary) = compile(&program("threads.c"), &["-O2"]) else { return skipped("no compiler") };
     let Some(odd) = odd() else { return };
+    let Ok(signals) = compile(&program("signals.c"), &["-O2"]) else { return skipped("no compiler") };
+    let Ok(jumps) = compile(&program("setjmp.c"), &["-O2"]) else { return skipped("no compiler") };
     for (target, arguments) in [
         (&binary, ["--seconds", "4"]),
+        // These miss a single signal that is lost.
+        (&signals, ["--seconds", "4"]),
+        (&jumps, ["--seconds", "4"]),
         (&odd, ["returns", "4"]),
         (&odd, ["threads", "4"]),
         (&odd, ["children", "4"]),

@@ -4,6 +4,9 @@
 //! of its signals (see crate perf) arrives, and all others running. Idea: seize every thread and interrupt none;
 //! report stops as they come; pass foreign signals on untouched.
 //!
+//! Signals of others are never taken from the kernel: a stop in front of the delivery is looked at without being waited for, so a signal that is
+//! on its way when this program dies reaches the process.
+//!
 //! Limits: all calls must come from one thread. **That thread's end is the detach**: the kernel then lets all tracees go
 //! where they are, and no system call of theirs is interrupted. So follow on a thread made for it, close the events first, and
 //! let it end. Reference: ptrace(2), "Attaching and detaching", "Death under ptrace".
@@ -106,6 +109,8 @@ pub struct Followed {
     held: BTreeSet<i32>,
     /// Threads that execute one instruction for the caller.
     stepping: BTreeSet<i32>,
+    /// The held thread whose stop, in front of the delivery of a signal, was only looked at.
+    caught: Option<i32>,
     /// Where signals are not delivered before the caller has seen it.
     catching: Vec<AvmaRange>,
     timer: WakeTimer,
@@ -168,6 +173,7 @@ impl Followed {
             threads: BTreeMap::new(),
             held: BTreeSet::new(),
             stepping: BTreeSet::new(),
+            caught: None,
             catching: Vec::new(),
             timer,
             _urgent: Urgent::begin(),
@@ -239,12 +245,20 @@ impl Followed {
     }
 
     /// The next event, or `None` when `limit` has passed without one (a few milliseconds late at most).
+    ///
+    /// A thread that is [caught](FollowEvent::Caught) is to be resumed before the next call of this: until then the kernel
+    /// delivers the signal should this program die, afterwards it is in the hands of this program alone.
     pub fn next_event(&mut self, limit: Duration) -> Result<Option<FollowEvent>, TraceError> {
         let end = Instant::now() + limit;
+        if let Some(tid) = self.caught.take().filter(|tid| self.held.contains(tid))
+            && let Some(Handled::Event(event)) = self.take_stop(tid)?
+        {
+            return Ok(Some(event));
+        }
         // Busy targets report at once; only idle ones need the timer.
         let mut timer_is_set = false;
         loop {
-            let waited = match sys::wait(-1, false) {
+            let waited = match sys::wait_keeping_signals(-1, false) {
                 Waited::Nothing => {
                     let left = end.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -254,7 +268,7 @@ impl Followed {
                         self.timer.set(left);
                         timer_is_set = true;
                     }
-                    sys::wait_once(-1)
+                    sys::wait_keeping_signals(-1, true)
                 }
                 waited => waited,
             };
@@ -346,24 +360,45 @@ impl Followed {
         Ok(Handled::Event(FollowEvent::Forked { pid, parent }))
     }
 
+    /// The stop was looked at only ([`sys::wait_keeping_signals`]): whatever this program dies of, the kernel delivers the signal.
     fn signalled(&mut self, tid: i32, signal: i32) -> Result<Handled, TraceError> {
         let origin = match sys::signal_origin(tid) {
             Err(TraceError::Vanished { .. }) => return Ok(Handled::Done),
             origin => origin?,
         };
         if signal == self.signal && origin.is_descriptor() {
-            return self.notified(tid, origin.descriptor);
+            return match self.take_stop(tid)? {
+                None => self.notified(tid, origin.descriptor),
+                Some(handled) => Ok(handled),
+            };
         }
-        if signal == libc::SIGTRAP && origin.code == TRAP_TRACE && self.stepping.remove(&tid) {
+        if signal == libc::SIGTRAP && origin.code == TRAP_TRACE && self.stepping.contains(&tid) {
+            if let Some(handled) = self.take_stop(tid)? {
+                return Ok(handled);
+            }
+            self.stepping.remove(&tid);
             self.held.insert(tid);
             return Ok(Handled::Event(FollowEvent::Stepped { tid }));
         }
         if self.stands_in_caught_code(tid)? {
             self.held.insert(tid);
+            self.caught = Some(tid);
             return Ok(Handled::Event(FollowEvent::Caught { tid, signal }));
         }
         self.quietly(sys::resume(tid, Resume::Continue, signal))?;
         Ok(Handled::Event(FollowEvent::Signal { tid, signal }))
+    }
+
+    /// Takes the stop in front of a signal's delivery out of the kernel's hands, so that it is not reported again: for signals
+    /// that the thread does not get. `Some` if there was something else to report, its end.
+    fn take_stop(&mut self, tid: i32) -> Result<Option<Handled>, TraceError> {
+        match sys::wait(tid, false) {
+            Waited::Nothing | Waited::NoChild => Ok(Some(Handled::Done)),
+            Waited::Status(tid, status) => match decode(status) {
+                StopKind::Signal(_) => Ok(None),
+                other => self.handle(tid, other).map(Some),
+            },
+        }
     }
 
     fn stands_in_caught_code(&self, tid: i32) -> Result<bool, TraceError> {
@@ -382,7 +417,8 @@ impl Followed {
         self.catching = ranges;
     }
 
-    /// Lets a held thread run on and delivers `signal` to it. Should this program die before, the kernel delivers it.
+    /// Lets a held thread run on and delivers `signal` to it. Should this program die between [`FollowEvent::Caught`] and this, the
+    /// kernel delivers it.
     pub fn resume_with(&mut self, tid: i32, signal: i32) -> Result<(), TraceError> {
         match self.held.remove(&tid) {
             true => self.quietly(sys::resume(tid, Resume::Continue, signal)),

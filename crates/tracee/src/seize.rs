@@ -6,7 +6,7 @@
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
-use crate::wait::{Patience, StopKind, WaitOutcome, decode, wait_for};
+use crate::wait::{Patience, StopKind, WaitOutcome, decode, wait_for_keeping_signals};
 use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::cell::RefCell;
@@ -41,7 +41,7 @@ thread_local! {
 /// **on the same thread** (each new stop does too), or end that thread: the kernel then lets its tracees go.
 pub fn settle_stragglers() -> usize {
     STRAGGLERS.with_borrow_mut(|tids| {
-        tids.retain(|&tid| match sys::wait(tid, false) {
+        tids.retain(|&tid| match sys::wait_keeping_signals(tid, false) {
             sys::Waited::Nothing => true,
             sys::Waited::NoChild => false,
             sys::Waited::Status(_, status) => {
@@ -294,13 +294,14 @@ impl Seizing {
         Ok(())
     }
 
-    /// Waits for the stop of one thread.
+    /// Waits for the stop of one thread. If that is in front of the delivery of a signal, the kernel still delivers it should this
+    /// program die during the stop.
     fn collect(&mut self, tid: i32) -> Result<(), TraceError> {
         // A dying leader reports nothing while other threads live: look at its state early.
         let first_look = Duration::from_millis(20).min(self.limit);
-        let mut outcome = wait_for(tid, first_look);
+        let mut outcome = wait_for_keeping_signals(tid, first_look);
         if matches!(outcome, WaitOutcome::TimedOut) && !self.has_ended(tid) {
-            outcome = wait_for(tid, self.limit.saturating_sub(first_look));
+            outcome = wait_for_keeping_signals(tid, self.limit.saturating_sub(first_look));
         }
         match outcome {
             WaitOutcome::Stop(StopKind::Ended(_)) if tid == self.pid => {

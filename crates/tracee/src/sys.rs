@@ -231,15 +231,64 @@ pub(crate) fn wait(tid: i32, block: bool) -> Waited {
     }
 }
 
-/// Like [`wait`] with blocking, but a signal to this thread ends it with [`Waited::Nothing`].
-pub(crate) fn wait_once(tid: i32) -> Waited {
-    let mut status = 0;
-    // SAFETY: the kernel writes one int into `status`.
-    let result = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
-    match result {
-        -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => Waited::Nothing,
-        -1 => Waited::NoChild,
-        tid => Waited::Status(tid, status),
+/// Like [`wait`], but a tracee that stands in front of the delivery of a signal is **not reaped**: the stop is looked at
+/// only, and is reported again until the tracee is resumed or [`wait`]ed for.
+///
+/// A wait takes the signal out of the kernel's hands (`wait_task_stopped` clears the exit code unless it is asked not to),
+/// and if the tracer then dies before it resumes the tracee, nobody delivers it. What was only looked at is delivered by the kernel.
+/// With `block`, a signal to this thread ends it with [`Waited::Nothing`].
+pub(crate) fn wait_keeping_signals(tid: i32, block: bool) -> Waited {
+    loop {
+        let (tid, status) = match look(tid, block) {
+            Waited::Status(tid, status) => (tid, status),
+            other => return other,
+        };
+        if is_signal_stop(status) {
+            return Waited::Status(tid, status);
+        }
+        // It may have been killed since: then there is nothing now, and its end is still to come.
+        if let Waited::Status(tid, status) = wait(tid, false) {
+            return Waited::Status(tid, status);
+        }
+    }
+}
+
+fn is_signal_stop(status: i32) -> bool {
+    matches!(crate::wait::decode(status), crate::wait::StopKind::Signal(_))
+}
+
+/// `waitid` with `WNOWAIT`, its answer as the status word of `waitpid`.
+fn look(tid: i32, block: bool) -> Waited {
+    let (which, id) = if tid == -1 { (libc::P_ALL, 0) } else { (libc::P_PID, tid as libc::id_t) };
+    let all = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL | libc::__WNOTHREAD;
+    let flags = all | if block { 0 } else { libc::WNOHANG };
+    loop {
+        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: the kernel writes one `siginfo_t`, of which zeros, which `WNOHANG` may leave, are a valid value; the fields that
+        // are read are those that waitid(2) says it sets.
+        let (result, info, found, status) = unsafe {
+            let result = libc::waitid(which, id, info.as_mut_ptr(), flags);
+            let info = info.assume_init();
+            (result, info, info.si_pid(), info.si_status())
+        };
+        match result {
+            -1 if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) => return Waited::NoChild,
+            -1 if block => return Waited::Nothing,
+            -1 => {}
+            _ if found == 0 => return Waited::Nothing,
+            _ => return Waited::Status(found, status_word(info.si_code, status)),
+        }
+    }
+}
+
+/// The status word of `waitpid` for what `waitid` says.
+fn status_word(code: i32, status: i32) -> i32 {
+    match code {
+        libc::CLD_EXITED => (status & 0xff) << 8,
+        libc::CLD_KILLED => status & 0x7f,
+        libc::CLD_DUMPED => status & 0x7f | 0x80,
+        // A stop: the signal, and the event above it.
+        _ => status << 8 | 0x7f,
     }
 }
 

@@ -104,9 +104,19 @@ pub(crate) enum WaitOutcome {
 
 /// Waits for the next report of one tracee.
 pub(crate) fn wait_for(tid: i32, limit: Duration) -> WaitOutcome {
+    wait_with(sys::wait, tid, limit)
+}
+
+/// The same, but a signal that is about to be delivered stays with the kernel ([`sys::wait_keeping_signals`]): the tracee
+/// reports it again until it is resumed.
+pub(crate) fn wait_for_keeping_signals(tid: i32, limit: Duration) -> WaitOutcome {
+    wait_with(sys::wait_keeping_signals, tid, limit)
+}
+
+fn wait_with(wait: impl Fn(i32, bool) -> Waited, tid: i32, limit: Duration) -> WaitOutcome {
     let mut patience = Patience::new(limit);
     loop {
-        match sys::wait(tid, false) {
+        match wait(tid, false) {
             Waited::Status(_, status) => return WaitOutcome::Stop(decode(status)),
             Waited::NoChild => return WaitOutcome::Gone,
             Waited::Nothing if patience.is_over() => return WaitOutcome::TimedOut,
