@@ -31,6 +31,12 @@ __asm__(
     /* Adds with or without the lock prefix: the branch goes past the prefix, into the instruction. */
     FUNCTION(maybe_locked) ".cfi_startproc\ntest %edx, %edx\nje 1f\n.byte 0xf0\n1: addl %esi, (%rdi)\nmov (%rdi), %eax\nret\n"
     ".cfi_endproc\n" END(maybe_locked)
+    /* The same, but somebody else branches to the prefix. */
+    FUNCTION(locked_by_two) ".cfi_startproc\ncmp $2, %edx\nje 2f\ntest %edx, %edx\nje 1f\n2: .byte 0xf0\n1: addl %esi, (%rdi)\n"
+    "mov (%rdi), %eax\nret\n.cfi_endproc\n" END(locked_by_two)
+    /* An immediate that holds instructions: xor %eax, %eax and ret. */
+    FUNCTION(into_immediate) ".cfi_startproc\ntest %edi, %edi\nje 1f\n.byte 0xb8\n1: .byte 0x31, 0xc0, 0xc3, 0x90\nmovzbl %al, %eax\nret\n"
+    ".cfi_endproc\n" END(into_immediate)
     /* No unwind information at all. */
     ".p2align 4\n" FUNCTION(no_unwind) "imul $3, %edi, %eax\ncmp $100, %edi\nja 1f\nadd $7, %eax\n1: ret\n" END(no_unwind)
     /* Ends with a call that never returns: the return address is behind the function. */
@@ -49,6 +55,8 @@ uint32_t fallen_into(uint32_t);
 uint64_t sum_by_loop(uint64_t);
 int64_t find_by_loope(const unsigned char *bytes, unsigned char value, uint64_t most);
 uint32_t maybe_locked(uint32_t *place, uint32_t add, int locked);
+uint32_t locked_by_two(uint32_t *place, uint32_t add, int locked);
+uint32_t into_immediate(uint32_t);
 uint32_t no_unwind(uint32_t);
 int last_call(int);
 int after_last_call(void);
@@ -103,6 +111,7 @@ static void one_round(unsigned round) {
         CHECK(gives_up() == 42);
         uint32_t place = r;
         CHECK(maybe_locked(&place, n, i & 1) == r + n && place == r + n);
+        CHECK(locked_by_two(&place, n, i % 3) == r + 2 * n && into_immediate(i & 1) == (i & 1 ? 0x31 : 0));
         CHECK(count_bits(r) == (uint64_t)__builtin_popcount(r));
 
         char a[256], b[256];

@@ -9,6 +9,7 @@
 
 use crate::burst_frames;
 use crate::finding::{CheckReport, Findings, Problem};
+use crate::pair::Pair;
 use crate::subject::Subject;
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, OpKind, Register,
@@ -460,12 +461,15 @@ impl<'s, 'a> Reader<'s, 'a> {
         if leaves.iter().any(|leave| self.is_next(leave)) {
             return self.leave(o).map(|()| None);
         }
-        let left = end.offset_from(o).clamp(0, 15) as usize;
+        let left = end.offset_from(o).clamp(0, 2 * 15) as usize;
         let bytes = self.s.image.read(o, left).ok_or((o, "the original has no bytes"))?;
         let mut decoder = Decoder::with_ip(64, bytes, o.get(), DecoderOptions::NONE);
         let original = decoder.decode();
         if original.is_invalid() {
             return Err((self.v, "the original has no instruction"));
+        }
+        if let Some(pair) = Pair::at(&original, bytes) {
+            return self.pair(&pair, bytes, &mut decoder).map(Some);
         }
         let next = o + original.len() as u64;
         match original.flow_control() {
@@ -513,6 +517,19 @@ impl<'s, 'a> Reader<'s, 'a> {
         }
         self.piece(at, Svma::new(original.ip()), PieceKind::Linear);
         Ok(())
+    }
+
+    /// A branch over a `lock` prefix and that instruction, with nothing between them. The branch is not recorded.
+    fn pair(&mut self, pair: &Pair, bytes: &[u8], decoder: &mut Decoder<'_>) -> Checked<Svma> {
+        let skip = pair.branch.len();
+        self.copied(&pair.branch, &bytes[..skip], 0)?;
+        let second = self.v;
+        let locked = decoder.decode();
+        let field = decoder.get_constant_offsets(&locked).displacement_offset();
+        self.copied(&locked, &bytes[skip..][..locked.len()], field)?;
+        // A thread may stand behind the prefix, too.
+        self.boundaries.push(second + 1);
+        Ok(pair.end())
     }
 
     /// A piece of the map, as part of the one before it where that goes on.

@@ -38,6 +38,7 @@ mod flags;
 mod frames;
 mod lsda;
 mod map;
+mod pair;
 mod path;
 mod promoted;
 mod redirect;

@@ -4,6 +4,7 @@ use crate::finding::{CheckReport, Findings, Problem};
 use crate::flags::Flags;
 use crate::frames::Frames;
 use crate::map::{Boundary, MapCursor, MapProblem, PlaceCursor};
+use crate::pair::Pair;
 use crate::subject::Subject;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use restitch_address::{Svma, SvmaRange};
@@ -229,8 +230,14 @@ impl<'s, 'a> Walk<'s, 'a> {
                 self.findings.at(v, o, Problem::Program("the original bytes do not decode"));
                 return None;
             }
-            let original = &bytes[o.offset_from(c.block.start) as usize..][..instruction.len()];
-            v = self.copied(&mut c, &instruction, original, v)?;
+            let rest = &bytes[o.offset_from(c.block.start) as usize..];
+            if let Some(pair) = Pair::at(&instruction, rest) {
+                decoder.decode_out(&mut instruction);
+                v = self.pair(&c, &pair, rest, v)?;
+                o = pair.end();
+                continue;
+            }
+            v = self.copied(&mut c, &instruction, &rest[..instruction.len()], v)?;
             o = o + instruction.len() as u64;
         }
         if o != c.block.terminator_at() {
@@ -242,6 +249,35 @@ impl<'s, 'a> Walk<'s, 'a> {
             self.findings.at(end, o, Problem::Placement("the copy is longer than its range"));
         }
         Some(())
+    }
+
+    /// Compares a branch over a `lock` prefix and the instruction of that prefix: both are there, byte for byte, with nothing between
+    /// them, and where the branch leads is the equivalent of where the original leads.
+    fn pair(&mut self, c: &Current<'a>, pair: &Pair, bytes: &[u8], v: Svma) -> Option<Svma> {
+        let (branch, locked) = (&pair.branch, &pair.locked);
+        let (o, skip) = (Svma::new(branch.ip()), branch.len());
+        let copied = |o| match c.copied {
+            Some(_) => Boundary::InTableWindow(o),
+            None => Boundary::Copied(o),
+        };
+        let second = self.same_instruction(c, branch, &bytes[..skip], v)?;
+        self.visit(v, skip as u32, copied(o), RowAt::of(o));
+        let at = Svma::new(locked.ip());
+        let end = self.same_instruction(c, locked, &bytes[skip..][..locked.len()], second)?;
+        self.place(at, second, second);
+        self.visit(second, locked.len() as u32, copied(at), RowAt::of(at));
+        // Behind the prefix a thread may stand, too.
+        let (bare, inside) = (at + 1, second + 1);
+        self.place(bare, inside, inside);
+        if self.map.check(inside, locked.len() as u32 - 1, copied(bare)).is_err() {
+            let why = "the place behind a lock prefix to which a branch leads is not the original's";
+            self.findings.at(inside, bare, Problem::Map(why));
+        }
+        self.frames.compare_row(inside, RowAt::of(bare), &mut self.findings);
+        self.report.branches += 1;
+        let len = end.offset_from(v) as u32;
+        self.frames.compare_handling(self.s, v, o, (len, len), false, &mut self.findings);
+        Some(end)
     }
 
     /// Compares one instruction that is no terminator; gives the address behind its copy.

@@ -10,12 +10,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 /// Signals that interrupt recording code, exceptions that are thrown from bursts, forks, threads, `longjmp`, computed gotos,
-/// jump tables, tail calls, virtual calls, stack walks, cancellation.
+/// jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock prefixes.
 const PROGRAMS: &[&str] = &[
     "backtrace.c",
     "cancel.cc",
     "fork.c",
     "goto.c",
+    "locked.c",
     "loops.c",
     "noncall.cc",
     "setjmp.c",
@@ -94,7 +95,7 @@ fn attach_takes_its_profile_from_records() {
 /// What goes on while restitch is killed: exceptions, cancellation, forks, threads that come and go, and programs that miss a single
 /// lost signal (signals.c, setjmp.c).
 const KILLED: &[&str] =
-    &["throw.cc", "virt.cc", "cancel.cc", "fork.c", "threads.c", "noncall.cc", "signals.c", "setjmp.c"];
+    &["throw.cc", "virt.cc", "cancel.cc", "fork.c", "locked.c", "threads.c", "noncall.cc", "signals.c", "setjmp.c"];
 
 #[test]
 fn restitch_may_be_killed_at_any_moment() {

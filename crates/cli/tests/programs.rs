@@ -14,6 +14,7 @@ const PROGRAMS: &[&str] = &[
     "coroutine.c",
     "fork.c",
     "goto.c",
+    "locked.c",
     "loops.c",
     "noncall.cc",
     "server.c",

@@ -5,7 +5,7 @@
 
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::Image;
-use restitch_x86::{Flow, Insn, scan};
+use restitch_x86::{Flow, Insn, scan_units};
 
 /// A set of text addresses, one bit a byte.
 #[derive(Debug, Clone, Default)]
@@ -134,7 +134,7 @@ impl Sweep {
         if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
             self.endbrs.insert(range.start);
         }
-        let decodable = bytes.is_some_and(|bytes| scan(bytes, range.start, |insn| self.note(&insn)).is_ok());
+        let decodable = bytes.is_some_and(|bytes| scan_units(bytes, range.start, |insn| self.note(&insn)).is_ok());
         if !decodable {
             // Keep the branches that were seen as leaders elsewhere, but none of the instructions.
             self.minis.truncate(first);

@@ -113,8 +113,11 @@ fn odd_code_is_named_and_left_alone() {
         let symbol = image.symbols_named(name).next().unwrap_or_else(|| panic!("{name} is there"));
         program.function_at(symbol.range.start).map(|f| program.function(f).clone())
     };
-    let locked = function("maybe_locked").expect("it has unwind information");
-    assert_eq!(locked.movability, Movability::Undecodable, "a branch goes into the middle of an instruction");
+    let movability = |name| function(name).expect("it has unwind information").movability;
+    assert_eq!(movability("maybe_locked"), Movability::Movable, "a branch over a lock prefix belongs to what follows");
+    for name in ["locked_by_two", "into_immediate"] {
+        assert_eq!(movability(name), Movability::Undecodable, "{name}: a branch goes into the middle of an instruction");
+    }
     let tiny = program.functions.iter().filter(|f| f.movability == Movability::Movable && f.range.len() < 5);
     for f in tiny {
         assert!(!f.redirectable, "{} is too short for a redirect", f.range);

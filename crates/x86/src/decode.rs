@@ -3,6 +3,7 @@
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits,
 };
+use crate::unit::{SKIP, Unit};
 use restitch_address::Svma;
 
 /// Where control goes after an instruction.
@@ -35,7 +36,7 @@ pub enum Flow {
 pub struct Insn {
     /// Its address.
     pub at: Svma,
-    /// Length in bytes, 1 to 15.
+    /// Length in bytes, 1 to 15; up to 17 for a [`crate::scan_units`] unit.
     pub len: u8,
     /// Control flow.
     pub flow: Flow,
@@ -71,7 +72,8 @@ pub(crate) fn all_flags_of(bits: u32) -> u8 {
     out
 }
 
-/// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`.
+/// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`, as the processor sees them: a branch into the
+/// middle of the next instruction is just that (see [`crate::scan_units`]).
 ///
 /// # Errors
 /// The address of the first byte sequence that is not an instruction, or that the end of `bytes` cuts off.
@@ -230,7 +232,18 @@ pub struct RipField {
 /// flow is, and where its RIP-relative displacement is, if it has one. A 4-byte branch displacement is not reported.
 ///
 /// Returns `None` if there is no instruction.
+///
+/// A [`crate::scan_units`] unit is one instruction here, too.
 pub fn relocate_field(bytes: &[u8], at: Svma) -> Option<(Insn, Option<RipField>)> {
+    if let Some(unit) = Unit::at(bytes, at) {
+        let (locked, field) = relocate_instruction(unit.locked(bytes), unit.locked_at())?;
+        let field = field.map(|field| RipField { offset: field.offset + SKIP, ..field });
+        return Some((unit.insn(&locked), field));
+    }
+    relocate_instruction(bytes, at)
+}
+
+fn relocate_instruction(bytes: &[u8], at: Svma) -> Option<(Insn, Option<RipField>)> {
     let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
     let instruction = decoder.decode();
     if instruction.is_invalid() {

@@ -2,6 +2,8 @@
 //!
 //! * [`scan`] decodes a stretch of code once and yields one compact [`Insn`] per instruction: length, control flow,
 //!   status-flag use. It is the fast path of program analysis (tens of nanoseconds per instruction).
+//! * [`scan_units`] does so with a branch over the next instruction's `lock` prefix as one instruction together with that; so do
+//!   [`decode_one`] and [`relocate_field`]. It is what code is copied by.
 //! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
 //! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for evaluation.
 //! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
@@ -16,6 +18,7 @@ mod guarded;
 mod ops;
 mod semantics;
 mod semantics_decode;
+mod unit;
 mod vector;
 mod vector_decode;
 
@@ -26,6 +29,7 @@ pub use semantics::{
     Action, Address, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Operand, Part, Scan, Segment,
     Semantic, Shift, Stores, Unary, decode_semantic,
 };
+pub use unit::scan_units;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 
 /// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).

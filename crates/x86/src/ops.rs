@@ -4,6 +4,7 @@ use crate::decode::{Insn, classify};
 use iced_x86::{
     Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
+use crate::unit::Unit;
 use restitch_address::Svma;
 
 /// A general-purpose register, 0 (rax) to 15 (r15) in encoding order.
@@ -106,8 +107,17 @@ fn mem(i: &Instruction) -> Option<Mem> {
     })
 }
 
-/// Decodes the instruction at the start of `bytes`, which stands at `at`. `None` if there is none.
+/// Decodes the instruction at the start of `bytes`, which stands at `at`; a [`crate::scan_units`] unit is one instruction.
+/// `None` if there is none.
 pub fn decode_one(bytes: &[u8], at: Svma) -> Option<Decoded> {
+    if let Some(unit) = Unit::at(bytes, at) {
+        let locked = decode_instruction(unit.locked(bytes), unit.locked_at())?;
+        return Some(Decoded { insn: unit.insn(&locked.insn), op: Op::Other, ..locked });
+    }
+    decode_instruction(bytes, at)
+}
+
+fn decode_instruction(bytes: &[u8], at: Svma) -> Option<Decoded> {
     let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
     let instruction = decoder.decode();
     if instruction.is_invalid() {
