@@ -71,3 +71,28 @@ fn sources_that_are_not_there_name_another_one() {
         .run(&["record", "-p", "1", "--source", "trace", "--overhead", "90%", "-o", "x"])
         .expect(code::USAGE);
 }
+
+/// A command stands still while its tracing versions are made: what it does in two seconds is recorded, however long that takes.
+#[test]
+fn a_short_command_gives_bursts_or_says_why_not() {
+    let Some(original) = compiled("switch.c") else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let profile = folder.path().join("profile");
+    let record = |arguments: &[&str]| {
+        let mut command = restitch.command(&["record", "--source", "burst", "--overhead", "20%", "-o"]);
+        finish(command.arg(&profile).arg("--").arg(&original).args(arguments))
+    };
+    // One round of it: a few milliseconds.
+    let short = record(&[]);
+    assert_eq!(short.status.code(), Some(code::NOTHING_TO_DO), "{}", short.stderr);
+    expect_message(&short, code::NOTHING_TO_DO, &["--source trace"]);
+    assert!(!profile.exists());
+    let recorded = record(&["--seconds", "2"]);
+    expect_message(&recorded, SUCCESS, &["branches in", "bursts ended"]);
+    let branches: u64 = recorded.stderr.split("restitch: ").find_map(|line| line.split_once(" branches in")?.0.parse().ok()).unwrap();
+    assert!(branches > 1000, "{}", recorded.stderr);
+    let output = folder.path().join("output");
+    let mut command = restitch.command(&["optimize"]);
+    finish(command.arg(&original).arg("--profile").arg(&profile).arg("-o").arg(&output)).expect(code::DONE);
+    run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
+}

@@ -116,7 +116,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     phases.end("sampling");
 
     watcher.phase("analysing", None);
-    let (samples, analyses) = look.finish();
+    let (samples, mut analyses) = look.finish();
     if samples.total < LEAST_SAMPLES {
         return Err(SessionError::NothingToDo(format!(
             "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
@@ -127,7 +127,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
         )));
     }
     let mut left_out = LeftOut::default();
-    let (mut chosen, left) = choose(&set, &samples, analyses)?;
+    let (mut chosen, left) = choose(&set, &samples, &mut analyses)?;
     left.into_iter().for_each(|(path, why)| left_out.add(&path, why));
     phases.end("analysis");
     if chosen.is_empty() {

@@ -2,7 +2,7 @@
 //! are to be touched as little as can be, or that a counting version would slow down too much.
 
 use crate::branch_records::BranchRecords;
-use crate::burst_record::trace_and_take_out;
+use crate::burst_record::{Code, trace_and_take_out};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::{SessionError, SourceChoice, Watcher};
@@ -34,8 +34,8 @@ pub(crate) fn profiles_of_records(
     records.open(pid)?;
     if source == SourceChoice::Burst {
         let options = BurstOptions { overhead: OVERHEAD, ..BurstOptions::default() };
-        let traced =
-            trace_and_take_out(set, chosen.to_vec(), Some(duration), options, &mut records, watcher)?;
+        let code = Code::of_process(chosen.to_vec());
+        let traced = trace_and_take_out(set, code, Some(duration), options, &mut records, watcher)?;
         let (all, mean) = (traced.report.all(), traced.report.mean_length());
         watcher.note(&format!("{} branches in {all} bursts of {mean:.0}", traced.report.branches));
         if let Some(why) = traced.kept {

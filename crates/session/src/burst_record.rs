@@ -3,14 +3,19 @@
 //! Instruction pointers pick the functions; tracing versions of them, of those around them and of the linkage tables are mapped
 //! beside the modules, checked like every version; threads are put into them for a moment each. Where bursts end
 //! tells what else has to be copied: the first versions only probe for that. Afterwards the versions go again.
+//!
+//! A command has to run to be sampled, and stands still for everything else: at its entry point while code is analysed, and
+//! later while versions are made ([`crate::hold`]). So all of its run but the sampling, a tenth of a second of CPU time or little
+//! more, is there to be traced, however long versions take to make.
 
 use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
-use crate::burst_scope::BurstScope;
-use crate::modules::{Analyses, Chosen, choose};
+use crate::burst_scope::{BurstScope, candidates};
+use crate::hold::holding;
+use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
-use crate::sampling::sample;
-use crate::trace_record::{exit_status, launch};
+use crate::sampling::{IpSamples, Sampling};
+use crate::trace_record::{exit_status, launch_holding};
 use crate::verdict::Windows;
 use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::LoadBias;
@@ -57,6 +62,10 @@ pub struct BurstRound {
 
 /// How long instruction pointers are sampled, at least and at most.
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
+/// So many samples of a command are enough to begin with: 4000 are taken in a second of CPU time.
+const ENOUGH_SAMPLES: u64 = 400;
+/// How often is looked whether there are.
+const SAMPLING_STEP: Duration = Duration::from_millis(10);
 /// Pairs of the window's table for each address in it, at least: searches are short then.
 const SPARSE: u64 = 2;
 /// So many places that ended bursts are named.
@@ -78,22 +87,29 @@ const WORTHWHILE: f64 = 0.001;
 /// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its journal.
 pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Bursts, SessionError> {
     crate::check_writable(&options.output.path)?;
-    let mut launched = None;
-    let (pid, duration) = match options.subject {
-        TraceSubject::Process(pid, duration) => (pid, Some(duration)),
-        TraceSubject::Command(command) => (launched.insert(launch(command)?).pid, None),
-    };
     let mut records = BranchRecords::for_output(&options.output);
     records.weigh = options.weigh;
-    records.open(pid)?;
     let tracing =
         BurstOptions { depth: options.depth, overhead: options.overhead, ..BurstOptions::default() };
-    let (set, traced) = trace_process(pid, duration, tracing, &mut records, watcher)?;
+    let mut launched = None;
+    let (mut set, ready, duration) = match options.subject {
+        TraceSubject::Process(pid, duration) => (open(pid)?, Analyses::new(), Some(duration)),
+        TraceSubject::Command(command) => {
+            watcher.phase("analysing", None);
+            let (process, prepared) = launch_holding(command, |process| prepare(process.pid))?;
+            launched = Some(process);
+            let (set, ready) = prepared?;
+            (set, ready, None)
+        }
+    };
+    let pid = set.leader.target().pid();
+    records.open(pid)?;
+    let traced = trace_process(&mut set, ready, duration, tracing, &mut records, watcher)?;
     watcher.phase("analysing", None);
     let status = launched.map(|process| exit_status(traced.report.exit, process)).transpose()?;
     let (modules, elsewhere) = (records.modules(), records.elsewhere);
     if modules == 0 {
-        return Err(too_little(pid));
+        return Err(too_little(&set, duration.is_none()));
     }
     let ended_at = most_ends(&records, pid, &traced.report);
     records.save(&options.output, watcher)?;
@@ -104,57 +120,123 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     Ok(Bursts { ended_at, report, rounds, elsewhere, status, modules, mapped, kept })
 }
 
-fn too_little(pid: i32) -> SessionError {
-    let why = format!("process {pid} used too little CPU time to be traced; try again under load");
-    SessionError::NothingToDo(why)
+/// Why there is nothing, and what gives more.
+fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
+    let pid = set.leader.target().pid();
+    SessionError::NothingToDo(if is_command {
+        "the command used too little CPU time for bursts, which need a tenth of a second to find its hot code; \
+         `--source trace` records from a program's first instruction on"
+            .into()
+    } else if !set.leader_is_alive() {
+        format!(
+            "process {pid} ended before its tracing versions were ready; `record --source burst -- COMMAND` holds a \
+             command until they are, `--source trace` needs none"
+        )
+    } else {
+        format!("process {pid} used too little CPU time to be traced; try again under load")
+    })
 }
 
-/// Samples, traces, and takes the tracing versions out again.
+/// Opens a process, and takes out what an earlier session may have left.
+fn open(pid: i32) -> Result<ProcessSet, SessionError> {
+    refuse_kernel_thread(pid)?;
+    refuse_shadow_stack(pid)?;
+    ProcessSet::open(pid, false)
+}
+
+/// What can be done for a command before it runs: all code that may be traced is analysed.
+fn prepare(pid: i32) -> Result<(ProcessSet, Analyses), SessionError> {
+    let set = open(pid)?;
+    let ready = analyze(&set, candidates(&set));
+    Ok((set, ready))
+}
+
+/// Samples, traces, and takes the tracing versions out again. Without a `duration` it is a command, to its end.
 fn trace_process(
-    pid: i32,
+    set: &mut ProcessSet,
+    mut ready: Analyses,
     duration: Option<Duration>,
     tracing: BurstOptions,
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
-) -> Result<(ProcessSet, Traced), SessionError> {
-    refuse_kernel_thread(pid)?;
-    let mut set = ProcessSet::open(pid, false)?;
+) -> Result<Traced, SessionError> {
     if set.all().any(|live| !live.journal().is_empty()) {
         set.switch(&[], VersionKind::Burst, watcher)?;
         set.sweep();
     }
+    let (pid, is_command) = (set.leader.target().pid(), duration.is_none());
     let sampling = duration.map_or(SAMPLING.0, |d| d / 4).clamp(SAMPLING.0, SAMPLING.1);
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
-    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
-    let samples = sample(&set, sampling, &mut windows)?;
+    let samples = sample(set, sampling, if is_command { ENOUGH_SAMPLES } else { u64::MAX })?;
     watcher.phase("analysing", None);
-    let (chosen, _) = choose(&set, &samples, Analyses::new())?;
+    let choice = hold_if(is_command, pid, || choose(set, &samples, &mut ready));
+    let chosen = match choice {
+        Err(_) if !set.leader_is_alive() => return Err(too_little(set, is_command)),
+        choice => choice?.0,
+    };
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
-    let traced = trace_and_take_out(&mut set, chosen, rest, tracing, records, watcher)?;
-    Ok((set, traced))
+    trace_and_take_out(set, Code { chosen, ready, is_command }, rest, tracing, records, watcher)
 }
 
-/// Traces in a set that is open, with the modules that sampling has chosen, for `rest` or to the end of the process, and takes the
+/// Samples for this long, or until there are so many samples.
+fn sample(set: &ProcessSet, duration: Duration, enough: u64) -> Result<IpSamples, SessionError> {
+    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
+    let mut sampling = Sampling::start(set)?;
+    let end = Instant::now() + duration;
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
+        let step = if enough == u64::MAX { left } else { left.min(SAMPLING_STEP) };
+        sampling.step(step, &mut windows);
+        if sampling.samples().total >= enough || !set.leader_is_alive() {
+            break;
+        }
+    }
+    sampling.finish()
+}
+
+/// Does `work`, and holds the process meanwhile if `hold`.
+fn hold_if<T>(hold: bool, pid: i32, work: impl FnOnce() -> T) -> T {
+    if hold { holding(pid, work) } else { work() }
+}
+
+/// What is known of the code that is to be traced.
+pub(crate) struct Code {
+    /// Modules with samples.
+    chosen: Vec<Chosen>,
+    /// Analyses of others.
+    ready: Analyses,
+    /// Whether it is that of a command, which may be held.
+    is_command: bool,
+}
+
+impl Code {
+    /// The code of a process that runs on whatever is done.
+    pub fn of_process(chosen: Vec<Chosen>) -> Self {
+        Self { chosen, ready: Analyses::new(), is_command: false }
+    }
+}
+
+/// Traces in a set that is open, in the code that sampling has chosen, for `rest` or to the end of the process, and takes the
 /// tracing versions out again.
 ///
 /// # Errors
 /// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its journal.
 pub(crate) fn trace_and_take_out(
     set: &mut ProcessSet,
-    chosen: Vec<Chosen>,
+    code: Code,
     rest: Option<Duration>,
     tracing: BurstOptions,
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
-    let pid = set.leader.target().pid();
-    refuse_shadow_stack(pid)?;
-    let scope = BurstScope::new(set, chosen);
+    refuse_shadow_stack(set.leader.target().pid())?;
+    let is_command = code.is_command;
+    let scope = BurstScope::new(set, code.chosen, code.ready);
     if scope.modules.is_empty() {
-        return Err(too_little(pid));
+        return Err(too_little(set, is_command));
     }
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
-    let mut rounds = Rounds { scope, rest, tracing, traced: Traced::default(), making: Duration::ZERO };
+    let (traced, making) = (Traced::default(), Duration::ZERO);
+    let mut rounds = Rounds { scope, rest, is_command, tracing, traced, making };
     let result = rounds.all(set, records);
     let mut traced = rounds.traced;
     if result.is_err() || traced.report.bursts.contains_key(&BurstEnd::Gone) {
@@ -181,6 +263,8 @@ struct Rounds {
     scope: BurstScope,
     /// Time that is left.
     rest: Option<Duration>,
+    /// It stands still while versions are made.
+    is_command: bool,
     tracing: BurstOptions,
     traced: Traced,
     /// How long versions have been made.
@@ -195,10 +279,7 @@ impl Rounds {
                 Ok(false) => return Ok(()),
                 // Its end has come between two rounds.
                 Err(_) if !set.leader_is_alive() && !self.traced.rounds.is_empty() => return Ok(()),
-                Err(_) if !set.leader_is_alive() => {
-                    let why = "the process ended before its tracing versions were ready".into();
-                    return Err(SessionError::NothingToDo(why));
-                }
+                Err(_) if !set.leader_is_alive() => return Err(too_little(set, self.is_command)),
                 Err(error) => return Err(error),
             }
         }
@@ -207,7 +288,8 @@ impl Rounds {
     /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False if that was all.
     fn one(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<bool, SessionError> {
         let begun = Instant::now();
-        let versions = make_tracing(set, &self.scope)?;
+        let pid = set.leader.target().pid();
+        let versions = hold_if(self.is_command, pid, || make_tracing(set, &self.scope))?;
         let code = map(set, &versions)?;
         self.making += begun.elapsed();
         if !self.traced.rounds.is_empty() {
@@ -227,7 +309,8 @@ impl Rounds {
             let before = self.scope.len();
             let is_short = self.mean_length() < LONG_ENOUGH * self.tracing.depth as f64;
             if is_short {
-                let grown = self.scope.grow(set, &self.traced.report.ended_at)?;
+                let ends = &self.traced.report.ended_at;
+                let grown = hold_if(self.is_command, pid, || self.scope.grow(set, ends))?;
                 if grown as f64 > WORTHWHILE * before as f64 {
                     return Ok(true);
                 }

@@ -6,7 +6,7 @@
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
-use crate::modules::{Chosen, is_runtime_loader};
+use crate::modules::{Analyses, Chosen, is_runtime_loader, may_be_changed};
 use crate::process_set::ProcessSet;
 use crate::selection::{Weights, select};
 use restitch_address::Avma;
@@ -23,17 +23,20 @@ pub(crate) struct BurstScope {
     pub modules: Vec<Chosen>,
     pub blocks: Vec<Vec<bool>>,
     permanent: BTreeSet<usize>,
+    /// Analyses of modules that are not in it yet.
+    ready: Analyses,
     /// Modules that cannot be analysed.
     hopeless: BTreeSet<usize>,
 }
 
 impl BurstScope {
-    /// The functions with samples, those around them, and the linkage tables, of modules that cannot go away.
-    pub fn new(set: &ProcessSet, mut chosen: Vec<Chosen>) -> Self {
+    /// The functions with samples, those around them, and the linkage tables, of modules that cannot go away. What is `ready` need not be
+    /// analysed when its turn comes.
+    pub fn new(set: &ProcessSet, mut chosen: Vec<Chosen>, ready: Analyses) -> Self {
         let permanent = permanent_modules(set.leader.target());
         chosen.retain(|c| permanent.contains(&c.index));
         let blocks = chosen.iter().map(blocks_of).collect();
-        Self { modules: chosen, blocks, permanent, hopeless: BTreeSet::new() }
+        Self { modules: chosen, blocks, permanent, ready, hopeless: BTreeSet::new() }
     }
 
     /// Blocks in all modules.
@@ -90,7 +93,8 @@ impl BurstScope {
         if is_runtime_loader(&module.path.to_string_lossy()) || self.hopeless.contains(&index) {
             return Ok(None);
         }
-        let Ok(mut analyzed) = analyze_image(module.image.clone()) else {
+        let analyzed = self.ready.remove(&index).unwrap_or_else(|| analyze_image(module.image.clone()));
+        let Ok(mut analyzed) = analyzed else {
             self.hopeless.insert(index);
             return Ok(None);
         };
@@ -102,6 +106,11 @@ impl BurstScope {
         self.modules.push(Chosen { index, path, analyzed, weights, samples: 0 });
         Ok(self.modules.last_mut())
     }
+}
+
+/// The modules that tracing versions may be made of.
+pub(crate) fn candidates(set: &ProcessSet) -> Vec<usize> {
+    permanent_modules(set.leader.target()).into_iter().filter(|i| may_be_changed(set, *i)).collect()
 }
 
 /// The program and the libraries that it names, directly or through others: they stay where they are for as long as it runs. What was

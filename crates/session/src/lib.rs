@@ -20,6 +20,7 @@ mod error;
 mod files;
 mod first_look;
 mod follow;
+mod hold;
 mod huge;
 mod imports;
 mod instrument;

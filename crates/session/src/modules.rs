@@ -43,19 +43,18 @@ pub(crate) fn may_be_changed(set: &ProcessSet, index: usize) -> bool {
     !is_runtime_loader(&set.leader.target().modules[index].path.to_string_lossy())
 }
 
-/// Analyses the modules that have a share of the samples, but for those that are `ready`; those that cannot be analysed come back with
+/// Analyses the modules that have a share of the samples, but for those that are `ready`, which are taken from there; those that cannot be analysed come back with
 /// the reason.
 pub(crate) fn choose(
     set: &ProcessSet,
     samples: &IpSamples,
-    mut ready: Analyses,
+    ready: &mut Analyses,
 ) -> Result<Choice, SessionError> {
     let (mut chosen, mut left) = (Vec::new(), Vec::new());
     let target = set.leader.target();
     let mut wanted = with_a_share(samples);
     let missing = wanted.iter().copied().filter(|i| may_be_changed(set, *i) && !ready.contains_key(i));
-    let analyze = |index: usize| (index, analyze_image(target.modules[index].image.clone()));
-    ready.extend(parallel::map(missing.collect(), analyze));
+    ready.extend(analyze(set, missing.collect()));
     wanted.sort_unstable();
     for index in wanted {
         let (module, addresses) = (&target.modules[index], &samples.by_module[&index]);
@@ -78,6 +77,13 @@ pub(crate) fn choose(
         }
     }
     Ok((chosen, left))
+}
+
+/// Analyses these modules, on all processors.
+pub(crate) fn analyze(set: &ProcessSet, modules: Vec<usize>) -> Analyses {
+    let modules_of = &set.leader.target().modules;
+    let one = |index: usize| (index, analyze_image(modules_of[index].image.clone()));
+    parallel::map(modules, one).into_iter().collect()
 }
 
 /// Whether a counting version of the sampled functions and those around them would hold anything.

@@ -97,7 +97,7 @@ fn record_process(
     let samples = sample(&set, sampling, &mut windows)?;
     phases.end("sampling");
     watcher.phase("analysing", None);
-    let (mut chosen, _) = choose(&set, &samples, Analyses::new())?;
+    let (mut chosen, _) = choose(&set, &samples, &mut Analyses::new())?;
     if chosen.is_empty() {
         let why = format!("process {pid} used too little CPU time to be profiled; try again under load");
         return Err(SessionError::NothingToDo(why));

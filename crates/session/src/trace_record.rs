@@ -8,6 +8,7 @@ use restitch_trace::{TraceOptions, TraceReport, trace, trace_held};
 use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// What to trace.
@@ -109,13 +110,31 @@ fn trace_command(
     })
 }
 
-/// Starts a command and lets go of it at its program's entry point, where all of its libraries are mapped.
-pub(crate) fn launch(command: Command) -> Result<ProcessId, SessionError> {
-    let (events, stopped) = launch_held(command)?;
-    let process = stopped.process();
-    stopped.resume();
-    events.detach();
-    Ok(process)
+/// Starts a command, does `work` while it stands at its program's entry point, where all of its libraries are mapped, and lets go of it.
+pub(crate) fn launch_holding<T>(
+    command: Command,
+    work: impl FnOnce(ProcessId) -> T,
+) -> Result<(ProcessId, T), SessionError> {
+    let (held, is_held) = channel();
+    let (done, is_done) = channel::<()>();
+    // The holder is a thread of its own: it is urgent, and whoever does the work need not be.
+    std::thread::scope(|scope| {
+        scope.spawn(move || match launch_held(command) {
+            Ok((events, stopped)) => {
+                let _ = held.send(Ok(stopped.process()));
+                // An error: the other side is gone, which says the same.
+                let _ = is_done.recv();
+                stopped.resume();
+                events.detach();
+            }
+            Err(error) => drop(held.send(Err(error))),
+        });
+        let why = || SessionError::NothingToDo("the command could not be held".into());
+        let process = is_held.recv().map_err(|_| why())??;
+        let result = work(process);
+        drop(done);
+        Ok((process, result))
+    })
 }
 
 /// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)

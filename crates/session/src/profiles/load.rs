@@ -231,8 +231,9 @@ pub(crate) fn resolve(module: &LoadedModule, known: &Known) -> Result<(Profile, 
         let all = matched.used_ranges + matched.broken_ranges;
         let mut notes = Vec::new();
         if matched.broken_ranges * 20 > all {
+            let build = build_in_words(&module.build_id, &known.build_id());
             notes.push(format!(
-                "{} of {all} runs between branches do not fit the code of {name}: is it another build?",
+                "{} of {all} runs between branches do not fit the code of {name}: {build}",
                 matched.broken_ranges
             ));
         }
@@ -258,9 +259,44 @@ pub(crate) fn of_samples(program: &Program, samples: &BTreeMap<Svma, u64>, how: 
     repair(program, &counts).profile
 }
 
+/// What is known of whether a profile is of the build that a file is, and what that means for records that do not fit. (Where both build
+/// ids are known and differ, the file was not taken.)
+fn build_in_words(recorded: &[u8], present: &[u8]) -> &'static str {
+    match (recorded.is_empty(), present.is_empty()) {
+        (false, false) => {
+            "it is the build that was recorded (same build id), so branches are missing between those that were recorded, or the code \
+             was changed in memory"
+        }
+        (true, _) => {
+            "the profile does not say which build was recorded; if it was another one, record again, or name that file with \
+             --program"
+        }
+        (false, true) => {
+            "the file has no build id, so whether it is the build that was recorded cannot be told; it was taken by its name"
+        }
+    }
+}
+
 /// The module that `path` is, of several; else the one with most counts.
 pub(crate) fn choose<'a>(loaded: &'a Loaded, code: &mut Code) -> Option<&'a LoadedModule> {
     let fitting: Vec<&LoadedModule> = loaded.modules.iter().filter(|m| !code.excludes(m)).collect();
     let most = fitting.into_iter().max_by_key(|m| m.weight());
     most.or_else(|| loaded.modules.iter().find(|m| same_name(&m.path, Path::new(""))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::build_in_words;
+
+    #[test]
+    fn only_what_is_known_of_a_build_is_said() {
+        let says = |recorded: &[u8], present: &[u8], words: &str| {
+            let text = build_in_words(recorded, present);
+            assert!(text.contains(words), "{text}");
+        };
+        says(&[1, 2], &[1, 2], "same build id");
+        says(&[], &[1, 2], "does not say which build");
+        says(&[], &[], "does not say which build");
+        says(&[1, 2], &[], "cannot be told");
+    }
 }
