@@ -47,8 +47,10 @@ struct Reader<'s, 'a> {
     gas: GasFormatter,
     found: String,
     read: Vec<bool>,
-    /// Where instructions begin.
-    boundaries: Vec<Svma>,
+    /// By byte: whether an instruction begins there, or a place to which a branch into one leads.
+    begins: Vec<bool>,
+    /// The stores of the state that lead out of a block, in words.
+    leaves: [String; 2],
     numbers: Vec<bool>,
     routines: [Svma; 3],
     inserted: Vec<Inserted>,
@@ -66,8 +68,9 @@ pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, findings: &mut Findings
         findings.version(at, Problem::Burst { why, found: std::mem::take(&mut reader.found) });
         return reader.report;
     }
-    reader.boundaries.sort_unstable_by_key(|at| at.offset_from(s.version.text.start));
-    burst_frames::check(s, table, &reader.boundaries, findings);
+    let text = s.version.text.start;
+    let begins = reader.begins.iter().enumerate().filter(|(_, begins)| **begins);
+    burst_frames::check(s, table, begins.map(|(i, _)| text + i as u64), findings);
     reader.report
 }
 
@@ -86,7 +89,11 @@ impl<'s, 'a> Reader<'s, 'a> {
             gas,
             found: String::new(),
             read: vec![false; s.version.text.len() as usize],
-            boundaries: Vec::new(),
+            begins: vec![false; s.version.text.len() as usize],
+            leaves: [window::NO_COPY, window::FULL].map(|why| {
+                let state = table.window.start + window::STATE;
+                format!("movl $0x{why:x},0x{:x}", state.get())
+            }),
             numbers: vec![false; table.branches.len()],
             routines: [Svma::default(); 3],
             inserted: Vec::new(),
@@ -185,7 +192,7 @@ impl<'s, 'a> Reader<'s, 'a> {
             return Err((at, "two instructions share bytes"));
         }
         bytes.fill(true);
-        self.boundaries.push(at);
+        self.begins[from] = true;
         self.report.instructions += 1;
         self.v = at + instruction.len() as u64;
         Ok(instruction)
@@ -209,11 +216,20 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.gas.format(instruction, &mut self.found);
     }
 
-    /// Whether the next instruction is this one.
-    fn is_next(&mut self, wanted: &str) -> bool {
-        let Some(instruction) = self.s.decode(self.v) else { return false };
+    /// Whether the next instruction is this one, of this code.
+    fn is_next(&mut self, code: Code, wanted: &str) -> bool {
+        let instruction = self.s.decode(self.v).filter(|i| i.code() == code);
+        let Some(instruction) = instruction else { return false };
         self.format(&instruction);
         self.found == wanted
+    }
+
+    /// Whether the next instruction leads out of a block before its end. (Few are of that code: the rest needs no words.)
+    fn is_next_leave(&mut self) -> bool {
+        let stores = self.s.decode(self.v).filter(|i| i.code() == Code::Mov_rm32_imm32);
+        let Some(instruction) = stores else { return false };
+        self.format(&instruction);
+        self.leaves.contains(&self.found)
     }
 
     fn word(&self, word: u64) -> String {
@@ -325,7 +341,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.number(from, Some(to), "(%rcx)")?;
         self.expect("lea 0x4(%rcx),%rcx")?;
         self.save("rcx", window::CURSOR)?;
-        if self.is_next("movzwl %cx,%ecx") {
+        if self.is_next(Code::Movzx_r32_rm16, "movzwl %cx,%ecx") {
             self.expect("movzwl %cx,%ecx")?;
             let full = self.branch("jrcxz")?;
             self.load(window::SAVED_RCX, "rcx")?;
@@ -456,9 +472,7 @@ impl<'s, 'a> Reader<'s, 'a> {
 
     /// One original instruction; where the original goes on, if the copy goes on too.
     fn instruction(&mut self, o: Svma, end: Svma) -> Checked<Option<Svma>> {
-        let state = self.word(window::STATE);
-        let leaves = [window::NO_COPY, window::FULL].map(|why| format!("movl $0x{why:x},{state}"));
-        if leaves.iter().any(|leave| self.is_next(leave)) {
+        if self.is_next_leave() {
             return self.leave(o).map(|()| None);
         }
         let left = end.offset_from(o).clamp(0, 2 * 15) as usize;
@@ -528,7 +542,8 @@ impl<'s, 'a> Reader<'s, 'a> {
         let field = decoder.get_constant_offsets(&locked).displacement_offset();
         self.copied(&locked, &bytes[skip..][..locked.len()], field)?;
         // A thread may stand behind the prefix, too.
-        self.boundaries.push(second + 1);
+        let bare = self.offset(second + 1)?;
+        self.begins[bare] = true;
         Ok(pair.end())
     }
 

@@ -15,9 +15,14 @@ const RCX: u16 = 2;
 const RSP: u16 = 7;
 const RIP: u16 = 16;
 
-/// Checks the row at each of `boundaries`, which are sorted, against the address map and the list of inserted code, which have been
+/// Checks the row at each of `boundaries`, which ascend, against the address map and the list of inserted code, which have been
 /// proved.
-pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, boundaries: &[Svma], findings: &mut Findings) {
+pub(crate) fn check(
+    s: &Subject<'_>,
+    table: &BurstTable,
+    boundaries: impl Iterator<Item = Svma>,
+    findings: &mut Findings,
+) {
     let version = s.version;
     let mut fail = |at, why: &str| {
         findings.version(at, Problem::Unwind { of: "the version's", why: why.to_owned() });
@@ -42,7 +47,7 @@ pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, boundaries: &[Svma], fi
     let mut expected = Expected { bias, table, ids };
     let mut pieces = version.map.pieces.iter().peekable();
     let mut known: Option<(&MapPiece, RowId)> = None;
-    for &boundary in boundaries {
+    for boundary in boundaries {
         let reaches = |p: &MapPiece| (p.version + u64::from(p.len)).offset_from(boundary) > 0;
         while let Some(piece) = pieces.next_if(|_| known.is_none_or(|(piece, _)| !reaches(piece))) {
             known = expected.row(piece).map(|row| (piece, row)).or(known);

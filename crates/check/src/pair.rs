@@ -27,7 +27,8 @@ impl Pair {
         let mut with = bare;
         with.set_has_lock_prefix(true);
         with.set_len(locked.len());
-        let same = !locked.is_invalid() && locked.has_lock_prefix() && !bare.has_lock_prefix() && with == locked;
+        let same =
+            !locked.is_invalid() && locked.has_lock_prefix() && !bare.has_lock_prefix() && with == locked;
         let plain = locked.flow_control() == FlowControl::Next && locked.next_ip() == bare.next_ip();
         (same && plain).then_some(Self { branch: *branch, locked })
     }

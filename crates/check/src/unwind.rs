@@ -10,6 +10,8 @@ use gimli::{
 };
 use restitch_address::{Svma, SvmaRange};
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -54,11 +56,47 @@ struct Rules {
 /// DWARF number of rsp.
 const RSP: u16 = 7;
 
+/// A hash that multiplies words: rows are many, and what they hold is of restitch's own making or the file's that it was asked to work on.
+#[derive(Default)]
+struct Words(u64);
+
+impl Words {
+    fn add(&mut self, word: u64) {
+        // 2^64 divided by the golden ratio: Knuth's multiplicative hashing.
+        self.0 = (self.0.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for Words {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.add(u64::from_le_bytes(word));
+        }
+    }
+    fn write_u8(&mut self, n: u8) {
+        self.add(n.into());
+    }
+    fn write_u16(&mut self, n: u16) {
+        self.add(n.into());
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.add(n);
+    }
+    fn write_usize(&mut self, n: usize) {
+        self.add(n as u64);
+    }
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+}
+
 /// Gives equal rows equal numbers.
 #[derive(Default)]
 pub(crate) struct Interner {
-    ids: HashMap<Row, RowId>,
-    rows: Vec<Row>,
+    ids: HashMap<Rc<Row>, RowId, BuildHasherDefault<Words>>,
+    rows: Vec<Rc<Row>>,
     shifted: HashMap<(RowId, u32), RowId>,
 }
 
@@ -68,8 +106,9 @@ impl Interner {
             return *id;
         }
         let id = RowId(self.rows.len() as u32);
-        self.rows.push(row.clone());
-        self.ids.insert(row.clone(), id);
+        let row = Rc::new(row.clone());
+        self.rows.push(Rc::clone(&row));
+        self.ids.insert(row, id);
         id
     }
     /// The row of the same frame while `rsp` is lower by `bytes`.
@@ -80,7 +119,7 @@ impl Interner {
         if let Some(id) = self.shifted.get(&(id, bytes)) {
             return *id;
         }
-        let mut row = self.rows[id.0 as usize].clone();
+        let mut row = Row::clone(&self.rows[id.0 as usize]);
         if let Cfa::Register(RSP, offset) = &mut row.state.cfa {
             *offset = offset.wrapping_add(i64::from(bytes));
         }

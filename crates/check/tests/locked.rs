@@ -88,7 +88,8 @@ fn the_map_leads_into_them() {
         for at in units(&version) {
             for inside in [0, 2, 3].map(|i| version.range.start + at as u64 + i) {
                 let original = version.map.to_original(inside).unwrap_or_else(|| panic!("{name}: {inside}"));
-                let delta = original.offset_from(version.map.to_original(version.range.start + at as u64).unwrap());
+                let delta =
+                    original.offset_from(version.map.to_original(version.range.start + at as u64).unwrap());
                 let expected = inside.offset_from(version.range.start + at as u64);
                 assert_eq!(delta, expected, "{name}: {inside}");
                 // A piece that ends in front of it is not the whole unit.

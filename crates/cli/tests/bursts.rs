@@ -94,8 +94,17 @@ fn attach_takes_its_profile_from_records() {
 
 /// What goes on while restitch is killed: exceptions, cancellation, forks, threads that come and go, and programs that miss a single
 /// lost signal (signals.c, setjmp.c).
-const KILLED: &[&str] =
-    &["throw.cc", "virt.cc", "cancel.cc", "fork.c", "locked.c", "threads.c", "noncall.cc", "signals.c", "setjmp.c"];
+const KILLED: &[&str] = &[
+    "throw.cc",
+    "virt.cc",
+    "cancel.cc",
+    "fork.c",
+    "locked.c",
+    "threads.c",
+    "noncall.cc",
+    "signals.c",
+    "setjmp.c",
+];
 
 #[test]
 fn restitch_may_be_killed_at_any_moment() {

@@ -89,7 +89,11 @@ fn a_short_command_gives_bursts_or_says_why_not() {
     assert!(!profile.exists());
     let recorded = record(&["--seconds", "2"]);
     expect_message(&recorded, SUCCESS, &["branches in", "bursts ended"]);
-    let branches: u64 = recorded.stderr.split("restitch: ").find_map(|line| line.split_once(" branches in")?.0.parse().ok()).unwrap();
+    let branches: u64 = recorded
+        .stderr
+        .split("restitch: ")
+        .find_map(|line| line.split_once(" branches in")?.0.parse().ok())
+        .unwrap();
     assert!(branches > 1000, "{}", recorded.stderr);
     let output = folder.path().join("output");
     let mut command = restitch.command(&["optimize"]);

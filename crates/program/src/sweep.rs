@@ -134,7 +134,8 @@ impl Sweep {
         if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
             self.endbrs.insert(range.start);
         }
-        let decodable = bytes.is_some_and(|bytes| scan_units(bytes, range.start, |insn| self.note(&insn)).is_ok());
+        let decodable =
+            bytes.is_some_and(|bytes| scan_units(bytes, range.start, |insn| self.note(&insn)).is_ok());
         if !decodable {
             // Keep the branches that were seen as leaders elsewhere, but none of the instructions.
             self.minis.truncate(first);

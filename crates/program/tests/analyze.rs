@@ -114,9 +114,17 @@ fn odd_code_is_named_and_left_alone() {
         program.function_at(symbol.range.start).map(|f| program.function(f).clone())
     };
     let movability = |name| function(name).expect("it has unwind information").movability;
-    assert_eq!(movability("maybe_locked"), Movability::Movable, "a branch over a lock prefix belongs to what follows");
+    assert_eq!(
+        movability("maybe_locked"),
+        Movability::Movable,
+        "a branch over a lock prefix belongs to what follows"
+    );
     for name in ["locked_by_two", "into_immediate"] {
-        assert_eq!(movability(name), Movability::Undecodable, "{name}: a branch goes into the middle of an instruction");
+        assert_eq!(
+            movability(name),
+            Movability::Undecodable,
+            "{name}: a branch goes into the middle of an instruction"
+        );
     }
     let tiny = program.functions.iter().filter(|f| f.movability == Movability::Movable && f.range.len() < 5);
     for f in tiny {

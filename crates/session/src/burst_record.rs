@@ -167,10 +167,13 @@ fn trace_process(
     let (pid, is_command) = (set.leader.target().pid(), duration.is_none());
     let sampling = duration.map_or(SAMPLING.0, |d| d / 4).clamp(SAMPLING.0, SAMPLING.1);
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
-    let samples = sample(set, sampling, if is_command { ENOUGH_SAMPLES } else { u64::MAX })?;
-    watcher.phase("analysing", None);
-    let choice = hold_if(is_command, pid, || choose(set, &samples, &mut ready));
+    let enough = if is_command { ENOUGH_SAMPLES } else { u64::MAX };
+    let choice = sample(set, sampling, enough).and_then(|samples| {
+        watcher.phase("analysing", None);
+        hold_if(is_command, pid, || choose(set, &samples, &mut ready))
+    });
     let chosen = match choice {
+        // It has ended: whatever could not be done then is no error of its own.
         Err(_) if !set.leader_is_alive() => return Err(too_little(set, is_command)),
         choice => choice?.0,
     };

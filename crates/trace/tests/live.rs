@@ -337,7 +337,9 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
             std::thread::sleep(Duration::from_micros(20_000 + kills * 7919 % 60_000));
             tracer.kill().unwrap();
             kills += 1;
-            assert!(child.is_running(), "died after kill {kills}");
+            // On a busy machine its seconds may be over before the last kill; its status is looked at below.
+            let in_time = begun.elapsed() < Duration::from_secs(4);
+            assert!(child.is_running() || !in_time, "{} died after kill {kills}", target.display());
         }
         let status = child.wait_within(Duration::from_secs(20)).expect("it ends");
         assert_eq!(status.code(), Some(42), "after {kills} kills of the tracer: {status:?}");

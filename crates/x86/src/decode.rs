@@ -1,9 +1,9 @@
 //! Linear decoding into compact records.
 
+use crate::unit::{SKIP, Unit};
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits,
 };
-use crate::unit::{SKIP, Unit};
 use restitch_address::Svma;
 
 /// Where control goes after an instruction.

@@ -1,10 +1,10 @@
 //! The operand-level view of single instructions that jump-table recognition needs.
 
 use crate::decode::{Insn, classify};
+use crate::unit::Unit;
 use iced_x86::{
     Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
-use crate::unit::Unit;
 use restitch_address::Svma;
 
 /// A general-purpose register, 0 (rax) to 15 (r15) in encoding order.

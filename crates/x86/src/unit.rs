@@ -118,14 +118,14 @@ mod tests {
     fn other_branches_stay_branches() {
         let first = |bytes: &[u8]| units(bytes)[0];
         for bytes in [
-            &[0x74, 2, 0xf0, 0x0f, 0xb1, 0x11][..], // to somewhere else
-            &[0x74, 1, 0xf3, 0x0f, 0xb1, 0x11],     // over another prefix
-            &[0x74, 1, 0xc3, 0x90],                 // over a whole instruction
-            &[0x74, 1, 0xf0, 0x90],                 // `lock nop` is none
+            &[0x74, 2, 0xf0, 0x0f, 0xb1, 0x11][..],   // to somewhere else
+            &[0x74, 1, 0xf3, 0x0f, 0xb1, 0x11],       // over another prefix
+            &[0x74, 1, 0xc3, 0x90],                   // over a whole instruction
+            &[0x74, 1, 0xf0, 0x90],                   // `lock nop` is none
             &[0x74, 1, 0xf0, 0xf0, 0x0f, 0xb1, 0x11], // over one prefix of two
-            &[0x74, 1, 0xf0, 0x0f, 0xb1],           // cut off
-            &[0xe3, 1, 0xf0, 0x0f, 0xb1, 0x11],     // jrcxz
-            &[0xeb, 1, 0xf0, 0x0f, 0xb1, 0x11],     // jmp
+            &[0x74, 1, 0xf0, 0x0f, 0xb1],             // cut off
+            &[0xe3, 1, 0xf0, 0x0f, 0xb1, 0x11],       // jrcxz
+            &[0xeb, 1, 0xf0, 0x0f, 0xb1, 0x11],       // jmp
         ] {
             assert_eq!(first(bytes).len, 2, "{bytes:x?}");
             assert_ne!(first(bytes).flow, Flow::Next, "{bytes:x?}");
