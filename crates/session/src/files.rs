@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn results_go_through_links_and_into_devices() {
-        let folder = restitch_testkit::scratch();
+        let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         std::os::unix::fs::symlink("file", &link).unwrap();
         write_result(&link, b"one", 0o644).unwrap();
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn asking_and_writing_at_the_same_time_do_not_meet() {
-        let folder = restitch_testkit::scratch();
+        let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("json");
         std::thread::scope(|scope| {
             for _ in 0..4 {
