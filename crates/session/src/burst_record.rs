@@ -5,8 +5,8 @@
 //! tells what else has to be copied: the first versions only probe for that. Afterwards the versions go again.
 //!
 //! A command has to run to be sampled, and stands still for everything else: at its entry point while code is analysed, and
-//! later while versions are made ([`crate::hold`]). So all of its run but the sampling, a tenth of a second of CPU time or little
-//! more, is there to be traced, however long versions take to make.
+//! later while versions are made ([`crate::hold`]). So all of its run but the sampling is there to be traced, however long versions
+//! take to make.
 
 use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
@@ -14,7 +14,7 @@ use crate::burst_scope::{BurstScope, candidates};
 use crate::hold::holding;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
-use crate::sampling::{IpSamples, Sampling};
+use crate::sampling::sample;
 use crate::trace_record::{exit_status, launch_holding};
 use crate::verdict::Windows;
 use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
@@ -74,8 +74,9 @@ const MOST_ENDS: usize = 6;
 const PROBES: usize = 4;
 /// How long such a version is used: this share of the time that there is, but so long at least and at most.
 const PROBING: (f64, Duration, Duration) = (0.1, Duration::from_millis(400), Duration::from_secs(2));
-/// Making versions may take as long as there is time to trace; so long, where that is to the end of a command.
-const MAKING: Duration = Duration::from_secs(5);
+/// Making versions may take as long as there is time to trace. A command, which has no such time and stands still meanwhile, waits so long
+/// before there is no more probing.
+const MAKING: Duration = Duration::from_secs(20);
 /// Bursts of this share of the wanted length are long enough.
 const LONG_ENOUGH: f64 = 0.9;
 /// What is copied has to grow by this share for another version to be worth its making.
@@ -124,7 +125,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
 fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
     let pid = set.leader.target().pid();
     SessionError::NothingToDo(if is_command {
-        "the command used too little CPU time for bursts, which need a tenth of a second to find its hot code; \
+        "the command used too little CPU time for bursts, which need 0.4 seconds to find its hot code; \
          `--source trace` records from a program's first instruction on"
             .into()
     } else if !set.leader_is_alive() {
@@ -167,8 +168,8 @@ fn trace_process(
     let (pid, is_command) = (set.leader.target().pid(), duration.is_none());
     let sampling = duration.map_or(SAMPLING.0, |d| d / 4).clamp(SAMPLING.0, SAMPLING.1);
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
-    let enough = if is_command { ENOUGH_SAMPLES } else { u64::MAX };
-    let choice = sample(set, sampling, enough).and_then(|samples| {
+    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
+    let choice = sample(set, sampling, &mut windows).and_then(|samples| {
         watcher.phase("analysing", None);
         hold_if(is_command, pid, || choose(set, &samples, &mut ready))
     });
@@ -179,21 +180,6 @@ fn trace_process(
     };
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
     trace_and_take_out(set, Code { chosen, ready, is_command }, rest, tracing, records, watcher)
-}
-
-/// Samples for this long, or until there are so many samples.
-fn sample(set: &ProcessSet, duration: Duration, enough: u64) -> Result<IpSamples, SessionError> {
-    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
-    let mut sampling = Sampling::start(set)?;
-    let end = Instant::now() + duration;
-    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
-        let step = if enough == u64::MAX { left } else { left.min(SAMPLING_STEP) };
-        sampling.step(step, &mut windows);
-        if sampling.samples().total >= enough || !set.leader_is_alive() {
-            break;
-        }
-    }
-    sampling.finish()
 }
 
 /// Does `work`, and holds the process meanwhile if `hold`.
