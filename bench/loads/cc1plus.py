@@ -20,7 +20,7 @@ def run(context):
     compiler = find("g++")
     program = find(machine.run([compiler, "-print-prog-name=cc1plus"]).strip())
     inputs = preprocess(machine, compiler)
-    programs = {side: machine.path(f"cc1plus-{side}") for side in ("original", "optimized")}
+    programs = {side: machine.path(f"cc1plus-{side[:8]}") for side in ("original", "optimized")}
     copy_as_written(program, programs["original"])
     training = command(program, inputs["containers"], ["-O2"], machine.path("training.s"))
     made = context.restitch.optimize(machine, program, training, programs["optimized"], cwd=machine.folder)

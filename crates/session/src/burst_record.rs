@@ -62,10 +62,6 @@ pub struct BurstRound {
 
 /// How long instruction pointers are sampled, at least and at most.
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
-/// So many samples of a command are enough to begin with: 4000 are taken in a second of CPU time.
-const ENOUGH_SAMPLES: u64 = 400;
-/// How often is looked whether there are.
-const SAMPLING_STEP: Duration = Duration::from_millis(10);
 /// Pairs of the window's table for each address in it, at least: searches are short then.
 const SPARSE: u64 = 2;
 /// So many places that ended bursts are named.
