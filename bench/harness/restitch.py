@@ -28,7 +28,7 @@ class Restitch:
             raise Failed(f"restitch {' '.join(arguments)} ended with {done.returncode}:\n{text}")
         return done.stdout
 
-    def attach(self, machine, pid, load, tree=False, seconds=None):
+    def attach(self, machine, pid, load, tree=False, seconds=None, more=()):
         """Attaches to the optimized side, whose process is `pid`, while load("optimized") is called again and again to keep
         it busy; then the original side gets as many calls, so that both begin the rounds with the same past (warm
         buffers, allocated memory). The JSON result; None if nothing was to be changed."""
@@ -53,7 +53,7 @@ class Restitch:
         try:
             duration = ["--duration", str(seconds)] if seconds else []
             arguments = ["attach", str(pid), *duration, "--measure", "0", "--json", result]
-            self.call(arguments + (["--tree"] if tree else []), machine)
+            self.call(arguments + (["--tree"] if tree else []) + list(more), machine)
         finally:
             stop.set()
             thread.join()

@@ -24,7 +24,7 @@ class Table:
 
     def options(self, argv, add=lambda parser: None, settle=lambda options: None):
         parser = argparse.ArgumentParser(prog=self.prog, description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("loads", nargs="*", choices=[[], *self.loads], metavar="LOAD", help=f"all, if none is named: {', '.join(self.loads)}")
+        parser.add_argument("loads", nargs="*", choices=[[], *self.loads], metavar="LOAD", help=f"all, if none is named: {', '.join(self.loads)}".replace("%", "%%"))
         quick = f"; {self.quick} with --quick" if self.quick else ""
         parser.add_argument("--rounds", type=int, help=f"default {self.rounds}{quick}")
         if self.quick:

@@ -45,7 +45,9 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth.min(1024));
             // What a perf with the usual settings shows in full, and not too many stacks a record.
             let profile = recorded(depth.unwrap_or(64));
-            if let Some(done) = source.record(traced, depth, profile) {
+            check_outputs(&[json.as_deref(), html.as_deref()])?;
+            let publish = |result: &RunResult| publish_beside(result, json.as_deref(), html.as_deref());
+            if let Some(done) = source.record(traced, depth, profile, publish) {
                 return done;
             }
             let subject = match pid {
@@ -177,14 +179,18 @@ fn record_command(
     let mut progress = Progress::new();
     let (result, status) = record(options, &mut progress)?;
     progress.finish();
-    // Standard output is the command's own.
-    if json.is_some_and(|path| path.as_os_str() == "-") {
-        print!("{}", as_json(&result)?);
-    }
-    publish_files(&result, json, html)?;
+    publish_beside(&result, json, html)?;
     eprint!("{}", result.to_text());
     eprintln!("restitch: profile written to {}", output.display());
     Ok(status.unwrap_or(ExitCode::Done.number()))
+}
+
+/// Writes the result where it was asked for. Standard output is the command's own unless JSON is to go there.
+fn publish_beside(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<(), SessionError> {
+    if json.is_some_and(|path| path.as_os_str() == "-") {
+        print!("{}", as_json(result)?);
+    }
+    publish_files(result, json, html)
 }
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {

@@ -2,10 +2,11 @@
 
 use crate::progress::Progress;
 use clap::Args;
+use restitch_report::RunResult;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    BurstEnd, Bursts, ExitCode, Refusal, SessionError, Source, SourceChoice, TraceRecordOptions,
-    TraceSubject, Traced, record_bursts, record_traced,
+    Bursts, ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject, Traced,
+    burst_end, record_bursts, record_traced, refusal,
 };
 
 /// Options of `record` that choose the source.
@@ -31,19 +32,30 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl SourceOptions {
-    /// Records by tracing, if that is the source; `None` if `record` shall count.
+    /// Records by tracing, if that is the source; `None` if `record` shall count. `publish` gets the result before the exit code is
+    /// that of the command.
     pub fn record(
         &self,
         subject: TraceSubject,
         depth: Option<u16>,
         output: ProfileOutput,
+        publish: impl FnOnce(&RunResult) -> Result<(), SessionError>,
     ) -> Option<Result<i32, SessionError>> {
-        match self.source.choose() {
-            Ok(SourceChoice::Count) => None,
-            Ok(SourceChoice::Trace) => Some(self.trace(subject, depth, output)),
-            Ok(SourceChoice::Burst) => Some(self.burst(subject, depth, output)),
-            Err(error) => Some(Err(error)),
-        }
+        let (program, pid) = named(&subject);
+        let done = match self.source.choose() {
+            Ok(SourceChoice::Count) => return None,
+            Ok(SourceChoice::Trace) => {
+                self.trace(subject, depth, output).map(|t| (t.result(&program, pid), t.status))
+            }
+            Ok(SourceChoice::Burst) => {
+                self.burst(subject, depth, output).map(|b| (b.result(&program, pid), b.status))
+            }
+            Err(error) => Err(error),
+        };
+        Some(done.and_then(|(result, status)| {
+            publish(&result)?;
+            Ok(status.unwrap_or(ExitCode::Done.number()))
+        }))
     }
 
     fn burst(
@@ -51,7 +63,7 @@ impl SourceOptions {
         subject: TraceSubject,
         depth: Option<u16>,
         output: ProfileOutput,
-    ) -> Result<i32, SessionError> {
+    ) -> Result<Bursts, SessionError> {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
         let depth = usize::from(depth.unwrap_or(4000));
@@ -61,7 +73,7 @@ impl SourceOptions {
         progress.finish();
         tell_of_bursts(&bursts);
         eprintln!("restitch: profile written to {shown}");
-        Ok(bursts.status.unwrap_or(ExitCode::Done.number()))
+        Ok(bursts)
     }
 
     fn trace(
@@ -69,7 +81,7 @@ impl SourceOptions {
         subject: TraceSubject,
         depth: Option<u16>,
         output: ProfileOutput,
-    ) -> Result<i32, SessionError> {
+    ) -> Result<Traced, SessionError> {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
         let options = TraceRecordOptions {
@@ -83,7 +95,18 @@ impl SourceOptions {
         progress.finish();
         tell(&traced);
         eprintln!("restitch: profile written to {shown}");
-        Ok(traced.status.unwrap_or(ExitCode::Done.number()))
+        Ok(traced)
+    }
+}
+
+/// The program, and the process if it runs already.
+fn named(subject: &TraceSubject) -> (String, Option<i32>) {
+    match subject {
+        TraceSubject::Process(pid, _) => {
+            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            (program.display().to_string(), Some(*pid))
+        }
+        TraceSubject::Command(command) => (command.get_program().to_string_lossy().into_owned(), None),
     }
 }
 
@@ -100,8 +123,8 @@ fn tell_of_bursts(bursts: &Bursts) {
         100.0 * r.held.as_secs_f64() / r.cpu.as_secs_f64().max(1e-9)
     );
     let list = |items: Vec<String>| if items.is_empty() { "none".into() } else { items.join(", ") };
-    let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", end_in_words(*end))).collect();
-    let refused = r.refused.iter().map(|(why, n)| format!("{n} {}", refusal_in_words(*why))).collect();
+    let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", burst_end(*end))).collect();
+    let refused = r.refused.iter().map(|(why, n)| format!("{n} {}", refusal(*why))).collect();
     eprintln!("restitch: bursts ended: {}; alarms without one: {}", list(ends), list(refused));
     if bursts.rounds.len() > 1 {
         let rounds =
@@ -114,24 +137,6 @@ fn tell_of_bursts(bursts: &Bursts) {
     }
     if let Some(why) = &bursts.kept {
         eprintln!("restitch: tracing versions stay mapped, unused: {why}");
-    }
-}
-
-fn end_in_words(end: BurstEnd) -> &'static str {
-    match end {
-        BurstEnd::Full => "full",
-        BurstEnd::NoCopy => "at code that is not copied",
-        BurstEnd::NoTarget => "at a return or indirect branch to such code",
-        BurstEnd::Signal => "at a signal",
-        BurstEnd::Gone => "with the process",
-    }
-}
-
-fn refusal_in_words(why: Refusal) -> &'static str {
-    match why {
-        Refusal::Busy => "during another burst",
-        Refusal::NoCopy => "in code that is not copied",
-        Refusal::NotAtRest => "in a system call or restartable sequence",
     }
 }
 

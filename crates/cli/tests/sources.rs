@@ -3,6 +3,7 @@
 mod common;
 
 use common::{PATIENCE, Restitch, code, expect_message, finish};
+use restitch_report::RunResult;
 use restitch_testkit::{SUCCESS, compile, program, run, scratch, skipped};
 use std::path::PathBuf;
 use std::process::Command;
@@ -54,9 +55,21 @@ fn a_running_process_is_traced_and_not_touched() {
     let mut child = Command::new(&original).args(["--seconds", "12"]).spawn().unwrap();
     let pid = child.id().to_string();
     let mut command = restitch.command(&["record", "-p", &pid, "--source", "trace", "--overhead", "20"]);
-    let recorded = finish(command.args(["--depth", "64", "--duration", "3", "-o"]).arg(&profile));
+    let (json, html) = (folder.path().join("json"), folder.path().join("html"));
+    command.args(["--depth", "64", "--duration", "3", "-o"]).arg(&profile);
+    let recorded = finish(command.arg("--json").arg(&json).arg("--html").arg(&html));
     recorded.expect(code::DONE);
     assert!(profile.exists());
+    let told = RunResult::from_json(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let records = told.branch_records.expect("the result tells of records");
+    assert_eq!((told.target.pid, told.target.program), (Some(child.id()), original.display().to_string()));
+    assert!(records.records > 0 && records.branches >= records.full_records * 64, "{records:?}");
+    assert_eq!(records.ends.iter().map(|e| e.count).sum::<u64>(), records.records, "{records:?}");
+    assert!(
+        records.held_ms > 0.0 && records.overhead > 0.0 && records.cpu_ms > records.held_ms,
+        "{records:?}"
+    );
+    assert!(std::fs::read_to_string(html).unwrap().contains("<th>overhead</th>"));
     assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "nothing is in the state directory");
     assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
 }

@@ -94,6 +94,9 @@ impl RunResult {
             page.pair("Profile", words);
             page.pair("Exact edges", percent(p.exact_edge_share));
         }
+        for (label, words) in self.branch_records.iter().flat_map(|b| b.rows()) {
+            page.pair(label, words);
+        }
         if let Some(a) = &self.apply {
             let words =
                 format!("{}: {} patches, {} threads moved", a.how, count(a.patches), count(a.moved_threads));

@@ -6,6 +6,7 @@
 //! **It does not** do I/O, measure, or know any other crate of restitch; names that come from programs are
 //! escaped or stripped of control characters before they reach a terminal or a browser.
 
+mod branches;
 mod comparison;
 mod heatmap;
 mod html;
@@ -14,5 +15,6 @@ pub mod stats;
 mod text;
 mod units;
 
+pub use branches::{BranchRecords, End};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use model::*;

@@ -1,5 +1,6 @@
 //! The result of a run, as plain data. `docs/json.md` describes every field; a test keeps the two equal.
 
+use crate::BranchRecords;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form. Rises when a field changes its meaning or goes away, not when one is added.
@@ -20,6 +21,9 @@ pub struct RunResult {
     pub modules: Vec<Module>,
     /// Where the counts come from.
     pub profile: Option<ProfileSummary>,
+    /// Branch records that software has made.
+    #[serde(default)]
+    pub branch_records: Option<BranchRecords>,
     /// What was changed in the target.
     pub apply: Option<ApplySummary>,
     /// Whether it helped.
@@ -337,6 +341,7 @@ impl RunResult {
             target,
             modules: Vec::new(),
             profile: None,
+            branch_records: None,
             apply: None,
             verdict: None,
             phases: Vec::new(),

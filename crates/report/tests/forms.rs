@@ -122,6 +122,25 @@ fn sample() -> RunResult {
         samples: 120_000,
         exact_edge_share: 0.996,
     });
+    result.branch_records = Some(BranchRecords {
+        source: "trace".into(),
+        records: 40,
+        full_records: 39,
+        branches: 20_123,
+        elsewhere: 3,
+        alarms: 41,
+        ends: vec![End { why: "full".into(), count: 39 }, End { why: "at a signal".into(), count: 1 }],
+        breakpoints: 70,
+        contradicted: 1,
+        static_usefulness: 0.61,
+        cpu_ms: 5_000.0,
+        held_ms: 47.5,
+        looking_ms: 30.0,
+        recording_ms: 0.0,
+        overhead: 0.0095,
+        version_bytes: 0,
+        blocked_threads: 1,
+    });
     result.left_out = vec![LeftOut { path: "/lib/libodd.so".into(), why: "the checker refused it".into() }];
     result.apply = Some(ApplySummary {
         how: "process".into(),

@@ -11,6 +11,7 @@ mod attach;
 mod attach_records;
 pub mod batch;
 mod branch_records;
+mod branch_result;
 mod burst_record;
 mod burst_scope;
 mod counted_images;
@@ -44,6 +45,7 @@ mod verdict;
 
 pub use analysis::{Analyzed, analyze_image};
 pub use attach::{AttachOptions, attach};
+pub use branch_result::{burst_end, refusal};
 pub use burst_record::{BurstRound, Bursts, record_bursts};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};

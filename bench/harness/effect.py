@@ -1,0 +1,92 @@
+"""How much a layout gains, by where its profile comes from: original against optimized, as in bench/run, for each source.
+
+cc1plus as a file: an exact count, branch records (trace, burst) and instruction samples (perf record; repaired and derived) of one and the same training run.
+postgres and MariaDB live: `restitch attach --source` for the seconds that are stated. The columns tell what the source has cost: the time of the recorded run against the
+plain one, or the overhead that restitch reports. See docs/profiling.md.
+"""
+
+import os
+import time
+from statistics import median
+
+from . import counters, report
+from .machine import Machine, copy_as_written
+from .main import Context
+from .restitch import Restitch
+from .stats import interval
+from .tables import Table
+from loads import cc1plus, mariadb, postgres
+
+BEGIN, END = "<!-- effect:begin -->", "<!-- effect:end -->"
+FILE = ("count", "trace 1%", "trace 5%", "burst 1%", "burst 5%", "samples 997 Hz, derived", "samples 997 Hz, repaired")
+LIVE = ("count", "trace 1%", "burst 1%")
+# Programs under load that are attached to are watched for so long.
+SECONDS = 12
+PROGRAMS = {
+    "cc1plus": (FILE, cc1plus.run),
+    "postgres": (LIVE, lambda context: [postgres.measure(context, *postgres.LOADS[0])]),
+    "mariadb": (LIVE, lambda context: mariadb.run(context)[:1]),
+}
+LOADS = {f"{program}: {source}": (program, source, run) for program, (sources, run) in PROGRAMS.items() for source in sources}
+
+
+class Sourced(Restitch):
+    """restitch with another source of profiles."""
+
+    def __init__(self, path, source, log):
+        super().__init__(path, False, log)
+        self.source, self.cost = source, None
+
+    def of_source(self):
+        """The options for `record` and `attach`."""
+        kind, *budget = self.source.split()
+        return ["--source", kind] + (["--overhead", budget[0]] if budget else [])
+
+    def attach(self, machine, pid, load, tree=False, seconds=None):
+        if self.source == "count":
+            return super().attach(machine, pid, load, tree, SECONDS)
+        return super().attach(machine, pid, load, tree, SECONDS, self.of_source())
+
+    def optimize(self, machine, program, training, output, **options):
+        edges, profile, raw = [], machine.path("profile"), machine.path("raw")
+        start = time.monotonic()
+        machine.run(training)
+        plain, start = time.monotonic() - start, time.monotonic()
+        if self.source.startswith("samples"):
+            rate, how = self.source.split()[1], self.source.rsplit(" ", 1)[1]
+            sampled = machine.path("perf.data")
+            machine.run(["perf", "record", "-q", "-e", "cpu-clock:u", "-F", rate, "-o", sampled, "--", *training])
+            self.cost = (time.monotonic() - start) / plain
+            self.call(["profile", "convert", sampled, "--program", program, "--edges", how, "-o", machine.path("samples.profile")], machine)
+            profile = machine.path("samples.profile")
+        else:
+            self.call(["record", *self.of_source(), "-o", profile, "--", *training], machine, **options)
+            self.cost = (time.monotonic() - start) / plain
+        self.call(["optimize", program, "--profile", profile, "-o", raw, *edges], machine)
+        copy_as_written(raw, output)
+
+
+def measure(name, options, log):
+    program, source, run = LOADS[name]
+    events, deciding, how = counters.choose()
+    with Machine(log) as machine:
+        restitch = Sourced(options.restitch, source, log)
+        rows = run(Context(machine, restitch, events, options, log))
+        values = [r["optimized"][deciding] / r["original"][deciding] for r in rows[0]["rounds"]]
+        log(f"  {median(values):.3f}")
+        return {"program": rows[0]["title"], "source": source, "values": values, "cost": restitch.cost, "measured": how, "restitch": restitch.version()}
+
+
+def text(rows, options):
+    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
+    lines = [f"{options.rounds} rounds each: optimized against original, median of the ratios (interval); {rows[0]['measured']}. {where}.", ""]
+    lines += ["| program | source | ratio | recorded run, with restitch's own work, against the plain one |", "|---|---|---|---|"]
+    for row in rows:
+        low, high, _ = interval(row["values"])
+        cost = f"{row['cost']:.2f}" if row["cost"] else ""
+        lines.append(f"| {row['program']} | {row['source']} | {median(row['values']):.3f} ({low:.3f} to {high:.3f}) | {cost} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv):
+    return Table("bench/effect", __doc__, LOADS, measure, text, "profiling.md", (BEGIN, END), 7, 2, "effect.json").main(argv)

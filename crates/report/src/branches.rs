@@ -1,0 +1,99 @@
+//! Branch records that software has made (`record --source trace`, `burst`).
+
+use crate::units::{counted, digits, precise};
+use serde::{Deserialize, Serialize};
+
+/// The figures of a recording of branches.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct BranchRecords {
+    /// `trace` (breakpoints and evaluation) or `burst` (tracing versions).
+    pub source: String,
+    /// Records: branches that one thread took one after the other.
+    pub records: u64,
+    /// Of these, those that are as long as was asked for.
+    pub full_records: u64,
+    /// Taken branches in all records.
+    pub branches: u64,
+    /// Of these, those that are in no module.
+    pub elsewhere: u64,
+    /// Alarms that went off; each begins a record, if it can.
+    pub alarms: u64,
+    /// How records ended, or why an alarm began none.
+    pub ends: Vec<End>,
+    /// Breakpoints that were reached (`trace`).
+    pub breakpoints: u64,
+    /// Of these, those at which the evaluation ahead was contradicted; its branches were dropped (`trace`).
+    pub contradicted: u64,
+    /// Taken branches for each breakpoint that the paper's static look-ahead would give on the same code (`trace`).
+    pub static_usefulness: f64,
+    /// Processor time of the threads meanwhile, in milliseconds.
+    pub cpu_ms: f64,
+    /// How long threads were held for records, in milliseconds.
+    pub held_ms: f64,
+    /// Of that, looking ahead, in milliseconds (`trace`).
+    pub looking_ms: f64,
+    /// What running in tracing versions is estimated to have cost, in milliseconds (`burst`).
+    pub recording_ms: f64,
+    /// What it has cost, as a share of the processor time: held and recording.
+    pub overhead: f64,
+    /// Bytes of tracing versions (`burst`).
+    pub version_bytes: u64,
+    /// Threads that block the signal that interrupts them, and so were not seen (`trace`).
+    pub blocked_threads: u64,
+}
+
+/// How often something ended a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// What it was, in words.
+    pub why: String,
+    /// How often.
+    pub count: u64,
+}
+
+impl BranchRecords {
+    /// What there is to say, as labels and words.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let mut rows = vec![(
+            "branches",
+            format!(
+                "{} in {} of {} on average, {} full ({})",
+                self.branches,
+                counted(self.records, "record"),
+                digits(self.branches as f64 / self.records.max(1) as f64),
+                self.full_records,
+                self.source
+            ),
+        )];
+        let share = |ms: f64| precise(ms / self.cpu_ms.max(1e-9));
+        let mut parts = vec![format!("held {}", share(self.held_ms))];
+        if self.looking_ms > 0.0 {
+            parts.push(format!("of it looking ahead {}", share(self.looking_ms)));
+        }
+        if self.recording_ms > 0.0 {
+            parts.push(format!("recording {}, estimated", share(self.recording_ms)));
+        }
+        let all = precise(self.overhead);
+        rows.push((
+            "overhead",
+            format!("{all} of {} s of processor time: {}", digits(self.cpu_ms / 1e3), parts.join(", ")),
+        ));
+        if self.breakpoints > 0 {
+            rows.push((
+                "breakpoints",
+                format!(
+                    "{}: {} branches for each ({} without evaluating ahead), {} contradicted",
+                    self.breakpoints,
+                    digits(self.branches as f64 / self.breakpoints as f64),
+                    digits(self.static_usefulness),
+                    self.contradicted
+                ),
+            ));
+        }
+        let ends: Vec<String> = self.ends.iter().map(|e| format!("{} {}", e.count, e.why)).collect();
+        if !ends.is_empty() {
+            rows.push(("ends", ends.join(", ")));
+        }
+        rows
+    }
+}
