@@ -72,7 +72,8 @@ fn what_was_not_changed_is_equal() {
             case.check(case.version.clone()).unwrap_or_else(|e| panic!("{}: {:#?}", case.name, e.findings));
         assert_eq!(report.blocks, case.version.blocks.len() as u64);
         if case.layout.tails.is_empty() {
-            assert_eq!((report.tables, report.table_entries, report.call_sites), (1, 5, 3), "{}", case.name);
+            // Five entries, and the zero behind them: it leads to the table itself, which stands at the end of the last function.
+            assert_eq!((report.tables, report.table_entries, report.call_sites), (1, 6, 3), "{}", case.name);
         } else {
             assert!(report.duplicates >= 10, "{}: {report:?}", case.name);
         }
