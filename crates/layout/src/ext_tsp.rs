@@ -33,6 +33,9 @@ pub(crate) const FORWARD: f64 = 1024.0;
 pub(crate) const BACKWARD: f64 = 640.0;
 /// Share of the executed bytes, 0 to 1, whose blocks [`ExtTspAcross`] lays out in front of all others.
 const HOT_SHARE: f64 = 0.99;
+/// If these blocks have more bytes than that (a second-level cache), nothing is parted: they would not stay in the cache together, and chains
+/// through both parts are worth more.
+const HOT_BYTES: u64 = 256 << 10;
 /// What gains less is no gain, but rounding.
 const EPSILON: f64 = 1e-9;
 
@@ -62,7 +65,7 @@ impl LayoutAlgorithm for ExtTsp {
 ///
 /// The blocks that make up 99 % of all executed bytes are laid out first, those that ran but seldom behind them by the same method. Spread
 /// over the pages of all that ever ran, hot lines fall into the sets of an instruction cache at random, and a working set that would
-/// fit misses all the time.
+/// fit misses all the time. Where that part alone is larger than a second-level cache, nothing is parted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExtTspAcross;
 
@@ -74,8 +77,10 @@ impl LayoutAlgorithm for ExtTspAcross {
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let executed = HotChains::default().hot_blocks(program, profile);
         let (hot, seldom) = split_by_heat(program, profile, &executed, HOT_SHARE);
-        let mut fragments = across(program, profile, &hot);
-        fragments.extend(across(program, profile, &seldom));
+        let bytes: u64 =
+            program.block_ids().filter(|b| hot[b.index()]).map(|b| u64::from(program.block(b).len)).sum();
+        let parts = if bytes <= HOT_BYTES { vec![hot, seldom] } else { vec![executed.clone()] };
+        let fragments = parts.iter().flat_map(|marked| across(program, profile, marked)).collect();
         Layout { hot: fragments, cold: cold_fragments(program, &executed), tails: Vec::new() }
     }
 }
