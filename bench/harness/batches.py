@@ -33,6 +33,8 @@ CURVE = (1, 2, 5, 10)
 ALL_RUNS = 1000000
 # Seconds that one run may take.
 LIMIT = 3600
+# Most runs that fill a cache.
+PREPARATIONS = 4
 GOOGLETEST = "/usr/src/googletest"
 SCRIPT = """
 use strict; my %count; my @words = map { chr(97 + $_ % 26) x (1 + $_ % 5) . ($_ % 97) } 1 .. 20000;
@@ -201,10 +203,14 @@ class Work:
         return run
 
     def prepare(self, cache, *more):
-        """A batch that ends with everything laid out that it has profiled."""
+        """Batches that end with everything laid out that they have profiled, until there is nothing that one has come too late for."""
         command = self.batch(cache, "--eager", *more)
         command[command.index("later")] = "wait"
-        return self.run("preparing", command)["report"]
+        for _ in range(PREPARATIONS):
+            done = self.run("preparing", command)["report"]
+            if not any("ended before" in left["why"] for left in done["left"]):
+                break
+        return done
 
     def rounds(self, count, commands, curve, curve_count):
         """`commands`: {name: function that gives the command of this round}; those of `curve` are in the first `curve_count` rounds only, and
@@ -229,9 +235,7 @@ def measure(name, options, log):
         work = Work(name, options, machine, log)
         work.run("plain, to fill the page cache", work.command)
         warm, bound = machine.path("warm"), machine.path("bound")
-        # The second one finds what the first one has come too late for.
-        for _ in range(2):
-            prepared = work.prepare(warm)
+        prepared = work.prepare(warm)
         work.prepare(bound, "--profile-runs", str(ALL_RUNS))
 
         def empty(number, *more):

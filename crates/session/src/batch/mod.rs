@@ -34,11 +34,11 @@ use worker::{Haste, Message, Worker};
 const POLL: Duration = Duration::from_millis(50);
 /// Less time in a module than this, in seconds, is not worth anything.
 const LEAST_SECONDS: f64 = 0.5;
-/// What an optimization costs: seconds for each byte of the file, as measured with cc1plus (35 MB: 13 to 15, of which the layout 9). Libraries
-/// whose runs use less of them take less (libclang-cpp, 71 MB: 13; libLLVM, 123 MB: 10): what is too much is not spent.
-const SECONDS_PER_BYTE: f64 = 13.0 / 35e6;
+/// What an optimization costs: seconds for each byte of the file, as measured with cc1plus (35 MB: 7.8 on an idle machine, twice that on a
+/// busy one). Libraries whose runs use less of them take less (libclang-cpp, 71 MB: 8.7; libLLVM, 129 MB: 12.5): what is too much is not spent.
+const SECONDS_PER_BYTE: f64 = 8.0 / 35e6;
 /// What it costs to begin counting, likewise.
-const BEGIN_SECONDS_PER_BYTE: f64 = 5.0 / 35e6;
+const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 35e6;
 /// With so many idle cores, work of the lowest priority goes on.
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
