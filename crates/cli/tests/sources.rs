@@ -65,6 +65,7 @@ fn a_running_process_is_traced_and_not_touched() {
     assert_eq!((told.target.pid, told.target.program), (Some(child.id()), original.display().to_string()));
     assert!(records.records > 0 && records.branches >= records.full_records * 64, "{records:?}");
     assert_eq!(records.ends.iter().map(|e| e.count).sum::<u64>(), records.records, "{records:?}");
+    assert!(told.peak_memory_bytes > 1 << 20);
     assert!(
         records.held_ms > 0.0 && records.overhead > 0.0 && records.cpu_ms > records.held_ms,
         "{records:?}"

@@ -87,6 +87,7 @@ fn result(
     };
     let mut result = RunResult::new("record", target);
     result.branch_records = Some(records);
+    result.peak_memory_bytes = crate::phases::peak_memory();
     result.outcome = Outcome::Written;
     result.exit_code = 0;
     result
