@@ -125,15 +125,7 @@ fn cycle(flags: &[&str], bound: bool) {
         common::target::linger(300);
         target.assert_running("in the new layout");
     }
-    restitch.revert(pid).expect(code::DONE);
-    for _ in 0..40 {
-        if look::ours(pid).is_empty() {
-            break;
-        }
-        common::target::linger(50);
-        restitch.run(&["revert", &pid.to_string()]);
-    }
-    target.assert_untouched("after revert");
+    target.assert_goes_back(&restitch);
     target.assert_computing("after revert");
     target.stop();
 }

@@ -35,15 +35,7 @@ fn a_live_version_lies_in_large_pages() {
         assert!(versions.iter().all(|v| v.start.is_multiple_of(LARGE)), "{option}: {versions:x?}");
         target.assert_computing("in the new layout");
     }
-    restitch.revert(pid).expect(code::DONE);
-    for _ in 0..40 {
-        if look::ours(pid).is_empty() {
-            break;
-        }
-        common::target::linger(50);
-        restitch.run(&["revert", &pid.to_string()]);
-    }
-    target.assert_untouched("after revert");
+    target.assert_goes_back(&restitch);
     target.stop();
 }
 

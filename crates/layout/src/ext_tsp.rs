@@ -209,3 +209,32 @@ pub(crate) fn value(link: &Link, from: i64, to: i64) -> f64 {
     };
     link.weight * worth
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_profile::testing::{RandomProgram, Shape};
+
+    /// A program of so many functions, of which every tenth block runs seldom.
+    fn with(functions: usize) -> (Program, Profile) {
+        let program = RandomProgram::shaped(1, Shape { functions, blocks: 20, unmovable: 0.0 }).program;
+        let mut profile = Profile::empty(&program);
+        profile.blocks = (0..program.blocks.len()).map(|i| if i % 10 == 0 { 5 } else { 5000 }).collect();
+        // Chains lead through both kinds.
+        profile.edges =
+            program.edges.iter().map(|e| profile.block(e.from).min(profile.block(e.to))).collect();
+        (program, profile)
+    }
+
+    #[test]
+    fn the_hottest_go_first_where_they_fit() {
+        for (functions, parted) in [(20, true), (2000, false)] {
+            let (program, profile) = with(functions);
+            let layout = ExtTspAcross.layout(&program, &profile);
+            let order: Vec<bool> =
+                layout.hot.iter().flat_map(|f| &f.blocks).map(|b| profile.block(*b) == 5000).collect();
+            assert!(order.contains(&true) && order.contains(&false));
+            assert_eq!(order.is_sorted_by(|a, b| a >= b), parted, "{functions} functions");
+        }
+    }
+}

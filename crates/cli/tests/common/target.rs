@@ -1,7 +1,7 @@
 //! Test programs that run until the test ends them.
 
 use super::look::Snapshot;
-use super::{PATIENCE, look};
+use super::{PATIENCE, Restitch, code, look};
 use restitch_testkit::{Error, Guarded, SUCCESS, TempDir, compile, program, scratch, wait_until};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -104,6 +104,20 @@ impl Target {
         let before = self.before.as_ref().expect("taken at the start");
         let changes = before.changes(&Snapshot::of(self.pid()));
         assert!(changes.is_empty(), "{} {when}: {changes:?}", self.name);
+    }
+
+    /// Reverts it, until versions that somebody might return into are unmapped, too, and asserts that it is as it was.
+    #[track_caller]
+    pub fn assert_goes_back(&self, restitch: &Restitch) {
+        restitch.revert(self.pid()).expect(code::DONE);
+        for _ in 0..40 {
+            if look::ours(self.pid()).is_empty() {
+                break;
+            }
+            linger(50);
+            restitch.run(&["revert", &self.pid().to_string()]);
+        }
+        self.assert_untouched("after revert");
     }
 
     /// Tells it to end; all its checks have to have held.
