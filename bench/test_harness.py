@@ -3,6 +3,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import tempfile
 import unittest
 from types import SimpleNamespace
@@ -50,6 +52,26 @@ class Counters(unittest.TestCase):
         for events in (counters.AMD, counters.INTEL, counters.OTHER, counters.CLOCK):
             self.assertLessEqual(len(events), 5)
             self.assertLessEqual(set(events), set(counters.NAMES))
+
+
+    def test_user_time_is_its_share_of_the_processor_time(self):
+        counting = counters.Counting(counters.CLOCK)
+        counting.values = {"cpu_time_ns": 1000.0}
+        counting.split(3, 1)
+        self.assertEqual(counting.values, {"cpu_time_ns": 1000.0, counters.USER: 750.0})
+        counting.values = {"cycles": 5.0}
+        counting.split(3, 1)
+        self.assertEqual(counting.values, {"cycles": 5.0})
+
+    def test_descendants_count_and_others_do_not(self):
+        busy = "import time\nwhile time.process_time() < 0.2: pass"
+        shell = subprocess.Popen(["sh", "-c", f"'{sys.executable}' -c '{busy}'; echo; read end"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            shell.stdout.readline()
+            self.assertGreaterEqual(sum(counters.times([shell.pid])), 0.15 * os.sysconf("SC_CLK_TCK"))
+        finally:
+            shell.communicate(b"end\n")
+        self.assertEqual(counters.times([shell.pid]), (0, 0))
 
 
 class Rounds(unittest.TestCase):

@@ -5,12 +5,12 @@ import os
 import platform
 import time
 
-from .counters import NAMES, processor
+from .counters import NAMES, USER, processor
 from .stats import verdict
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 # The columns after the deciding counter.
-FURTHER = ["instructions", "empty_slots", "l1i_misses", "taken_branches"]
+FURTHER = [USER, "instructions", "empty_slots", "l1i_misses", "taken_branches"]
 
 
 def record(name, rows, deciding, how, arguments):
@@ -61,7 +61,7 @@ def section(records, deciding):
         summary = row["summary"]
         apply = row.get("attach") or {}
         cells = [row["title"], str(summary[deciding]["rounds"]), ratio(summary[deciding])]
-        cells += [f"{summary[c]['ratio']:.3f}" if c in summary else "-" for c in further]
+        cells += ["-" if c not in summary else ratio(summary[c]) if c == USER else f"{summary[c]['ratio']:.3f}" for c in further]
         cells += [verdict(summary[deciding]), pause(apply), in_force(apply)]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
