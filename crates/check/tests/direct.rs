@@ -3,12 +3,13 @@
 
 mod common;
 
-use common::{Module, shuffled, whole};
+use common::Module;
 use restitch_address::Svma;
 use restitch_check::{CheckReport, Problem, check};
 use restitch_emit::{BoundSlot, Request, Version, emit};
 use restitch_image::RelocationKind;
 use restitch_layout::Layout;
+use restitch_layout::testing::{shuffled, whole};
 use restitch_program::Terminator;
 
 /// Where other modules' functions are: in reach of the version, and of nothing else that matters.

@@ -3,13 +3,14 @@
 
 mod common;
 
-use common::{Module, shuffled, whole};
+use common::Module;
 use restitch_address::{LoadBias, SvmaRange};
 use restitch_check::check;
 use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, PieceKind, Version, emit_burst};
 use restitch_image::ImageKind;
 use restitch_layout::Layout;
+use restitch_layout::testing::{shuffled, whole};
 use restitch_program::Movability;
 use restitch_testkit::{compile, program, skipped};
 

@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Module, duplicated, shuffled, whole};
+use common::Module;
 use restitch_address::{Svma, SvmaRange};
 use restitch_check::{CheckError, CheckReport, Problem, check};
 use restitch_emit::{Counted, PieceKind, Version};
+use restitch_layout::testing::{duplicated, shuffled, whole};
 use restitch_layout::{Fragment, Layout};
 use std::collections::BTreeMap;
 

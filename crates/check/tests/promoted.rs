@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{Module, half, shuffled, whole};
+use common::Module;
 use restitch_address::Svma;
 use restitch_check::{CheckReport, Problem, check};
 use restitch_emit::{PieceKind, Promotion, Request, Version, emit};
 use restitch_image::ImageKind;
 use restitch_layout::Layout;
+use restitch_layout::testing::{half, shuffled, whole};
 use restitch_program::{CallId, CallTarget};
 
 fn modules() -> [Module; 2] {

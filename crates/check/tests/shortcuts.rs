@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{Module, half, whole};
+use common::Module;
 use restitch_check::{CheckReport, check};
 use restitch_emit::{Request, ShortcutKind, Version, emit};
 use restitch_layout::Layout;
+use restitch_layout::testing::{half, whole};
 
 fn module() -> Module {
     Module::parse(include_bytes!("data/small.elf").to_vec())

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Module, duplicated, half, shuffled, whole};
+use common::Module;
 use restitch_check::check;
+use restitch_layout::testing::{duplicated, half, shuffled, whole};
 use restitch_testkit::{Error, compile, program, without_section_headers};
 use std::path::PathBuf;
 use std::time::Instant;

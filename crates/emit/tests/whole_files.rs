@@ -7,8 +7,9 @@ use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Counted, CounterRequest, Request, Version, emit};
 use restitch_image::{Image, ImageKind};
-use restitch_layout::{Fragment, Layout};
-use restitch_program::{BlockId, EdgeId, EdgeKind, Program, analyze};
+use restitch_layout::Layout;
+use restitch_layout::testing::{shuffled, whole};
+use restitch_program::{EdgeId, EdgeKind, Program, analyze};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -59,42 +60,6 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         large_pages: false,
         counters: None,
     }
-}
-
-fn whole(program: &Program) -> Layout {
-    let fragment = |f| Fragment { blocks: program.blocks_of(f).collect(), align: 16 };
-    Layout {
-        hot: program.function_ids().map(fragment).filter(|f| !f.blocks.is_empty()).collect(),
-        cold: Vec::new(),
-        tails: Vec::new(),
-    }
-}
-
-/// All blocks in a random order, cut into fragments, a third of them cold.
-fn shuffled(program: &Program, mut seed: u64) -> Layout {
-    let mut random = move |below: usize| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        (seed % below as u64) as usize
-    };
-    let mut blocks: Vec<BlockId> = program.block_ids().collect();
-    for i in (1..blocks.len()).rev() {
-        blocks.swap(i, random(i + 1));
-    }
-    let mut layout = Layout::default();
-    let mut rest = &blocks[..];
-    while !rest.is_empty() {
-        let (head, tail) = rest.split_at(rest.len().min(1 + random(20)));
-        let fragment = Fragment { blocks: head.to_vec(), align: 1 << random(6) };
-        if random(3) == 0 {
-            layout.cold.push(fragment)
-        } else {
-            layout.hot.push(fragment)
-        }
-        rest = tail;
-    }
-    layout
 }
 
 /// The project's own checker agrees.

@@ -30,6 +30,8 @@ mod ph_bb;
 mod registry;
 mod score;
 mod stitch;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod text;
 mod validate;
 

@@ -237,21 +237,11 @@ pub fn block_samples(program: &Program, profile: &Profile, blocks: &BoltBlocks) 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const TEXT: &str = "\
-function 0x1000..0x1040 f movable
-  0x1000 +16 entry cond(4)/2 -> 0x1020
-  0x1010 +16 - fall
-    call 0x1014 +5 -> 0x1040
-  0x1020 +16 target cond(5)/2 -> 0x1000
-  0x1030 +16 - return/1
-function 0x1040..0x1050 g movable
-  0x1040 +16 entry return/1
-";
+    use restitch_profile::testing::TWO_FUNCTIONS;
 
     fn setting() -> (Program, Names) {
         let names = Names::of([(Svma::new(0x1000), "f name\\x"), (Svma::new(0x1040), "g/1")]);
-        (Program::from_text(TEXT).unwrap(), names)
+        (Program::from_text(TWO_FUNCTIONS).unwrap(), names)
     }
 
     #[test]

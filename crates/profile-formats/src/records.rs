@@ -220,22 +220,11 @@ fn function_entry(program: &Program, at: Svma) -> Option<BlockId> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use restitch_profile::testing::{RandomProgram, walk};
-
-    const TEXT: &str = "\
-function 0x1000..0x1040 f movable
-  0x1000 +16 entry cond(4)/2 -> 0x1020
-  0x1010 +16 - fall
-    call 0x1014 +5 -> 0x1040
-  0x1020 +16 target cond(5)/2 -> 0x1000
-  0x1030 +16 - return/1
-function 0x1040..0x1050 g movable
-  0x1040 +16 entry return/1
-";
+    use restitch_profile::testing::{RandomProgram, TWO_FUNCTIONS, walk};
 
     #[test]
     fn records_become_counts() {
-        let program = Program::from_text(TEXT).unwrap();
+        let program = Program::from_text(TWO_FUNCTIONS).unwrap();
         let at = |a| Some(Svma::new(a));
         let mut records = Records::default();
         records.add_branch(at(0x102e), at(0x1000), 4, 1);
@@ -255,7 +244,7 @@ function 0x1040..0x1050 g movable
 
     #[test]
     fn targets_of_indirect_calls_come_back() {
-        let text = TEXT.replace("call 0x1014 +5 -> 0x1040", "call 0x1014 +2 indirect");
+        let text = TWO_FUNCTIONS.replace("call 0x1014 +5 -> 0x1040", "call 0x1014 +2 indirect");
         let program = Program::from_text(&text).unwrap();
         let mut profile = Profile::empty(&program);
         profile.blocks = vec![9, 9, 0, 9, 7];

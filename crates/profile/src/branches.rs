@@ -74,17 +74,7 @@ fn add(slot: &mut u64, count: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const TEXT: &str = "\
-function 0x1000..0x1040 f movable
-  0x1000 +16 entry cond(4)/2 -> 0x1020
-  0x1010 +16 - fall
-    call 0x1014 +5 -> 0x1040
-  0x1020 +16 target cond(5)/2 -> 0x1000
-  0x1030 +16 - return/1
-function 0x1040..0x1050 g movable
-  0x1040 +16 entry return/1
-";
+    use crate::testing::TWO_FUNCTIONS;
 
     fn at(address: u64) -> Option<Svma> {
         Some(Svma::new(address))
@@ -92,7 +82,7 @@ function 0x1040..0x1050 g movable
 
     #[test]
     fn pairs_of_records_give_fall_throughs() {
-        let program = Program::from_text(TEXT).unwrap();
+        let program = Program::from_text(TWO_FUNCTIONS).unwrap();
         let mut samples = BranchSamples::default();
         // Newest first: back to the start; return of g; call of g; back to the start (from elsewhere in the past).
         let stack = [
@@ -115,7 +105,7 @@ function 0x1040..0x1050 g movable
 
     #[test]
     fn impossible_ranges_are_dropped() {
-        let program = Program::from_text(TEXT).unwrap();
+        let program = Program::from_text(TWO_FUNCTIONS).unwrap();
         let mut samples = BranchSamples::default();
         samples.ranges.insert((Svma::new(0x1030), Svma::new(0x104f)), 5);
         samples.ranges.insert((Svma::new(0x10), Svma::new(0x1000)), 1);

@@ -8,6 +8,18 @@ use restitch_program::{
 
 use crate::Profile;
 
+/// Two functions as text: a loop over an `if` that calls the other one.
+pub const TWO_FUNCTIONS: &str = "\
+function 0x1000..0x1040 f movable
+  0x1000 +16 entry cond(4)/2 -> 0x1020
+  0x1010 +16 - fall
+    call 0x1014 +5 -> 0x1040
+  0x1020 +16 target cond(5)/2 -> 0x1000
+  0x1030 +16 - return/1
+function 0x1040..0x1050 g movable
+  0x1040 +16 entry return/1
+";
+
 /// A small, fast, seeded generator (xorshift64*).
 #[derive(Debug, Clone)]
 pub struct Random(u64);

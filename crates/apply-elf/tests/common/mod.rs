@@ -7,9 +7,9 @@ use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, v
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Promotion, Request, emit_for};
 use restitch_image::Image;
-use restitch_layout::{Fragment, Layout, Tail};
-use restitch_program::{BlockId, Edge, EdgeKind, Program, Terminator, analyze};
-use std::collections::HashSet;
+use restitch_layout::testing::duplicated;
+use restitch_layout::{Fragment, Layout};
+use restitch_program::{BlockId, Program, analyze};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -93,35 +93,6 @@ pub fn version_with(
     assert_eq!(version.blocks.iter().filter(|b| b.duplicate).count() > 10, !layout.tails.is_empty());
     restitch_check::check(image, &program, &layout, version, None)
         .unwrap_or_else(|e| panic!("{} findings, the first: {:?}", e.total, e.findings.first()))
-}
-
-/// Random duplicates behind half of the blocks: ways from block to block, of up to five.
-fn duplicated(program: &Program, mut layout: Layout, mut seed: u64) -> Layout {
-    let mut random = move |below: usize| {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (seed >> 33) as usize % below
-    };
-    let placed: HashSet<BlockId> = layout.blocks().collect();
-    let mut behind: Vec<BlockId> = layout.blocks().filter(|_| random(2) == 0).collect();
-    behind.sort_unstable();
-    for block in behind {
-        let (mut at, mut blocks) = (block, Vec::new());
-        for _ in 0..1 + random(5) {
-            let falls = |e: &Edge| e.kind != EdgeKind::Table && placed.contains(&e.to);
-            let ways: Vec<BlockId> =
-                program.out_edges(at).map(|(_, e)| e).filter(|e| falls(e)).map(|e| e.to).collect();
-            if ways.is_empty() || matches!(program.block(at).terminator, Terminator::ShortConditional(_)) {
-                break;
-            }
-            at = ways[random(ways.len())];
-            blocks.push(at);
-        }
-        let conditional = matches!(program.block(at).terminator, Terminator::Conditional(..));
-        if !blocks.is_empty() {
-            layout.tails.push(Tail { behind: block, blocks, turned: conditional && random(2) == 0 });
-        }
-    }
-    layout
 }
 
 fn shuffle(blocks: &mut [BlockId], seed: u64) {

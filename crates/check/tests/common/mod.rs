@@ -5,9 +5,8 @@ use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Counted, CounterRequest, Request, Version, emit};
 use restitch_image::{Image, ImageKind};
-use restitch_layout::{Fragment, Layout, Tail};
-use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, Terminator, analyze};
-use std::collections::HashSet;
+use restitch_layout::Layout;
+use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, analyze};
 
 pub struct Module {
     pub image: Image,
@@ -59,78 +58,4 @@ impl Module {
         out.extend(edges.map(|(i, _)| Counted::Edge(EdgeId(i as u32))));
         out
     }
-}
-
-/// All blocks in the original order.
-pub fn whole(program: &Program) -> Layout {
-    let fragment = |f| Fragment { blocks: program.blocks_of(f).collect(), align: 16 };
-    let hot = program.function_ids().map(fragment).filter(|f| !f.blocks.is_empty()).collect();
-    Layout { hot, cold: Vec::new(), tails: Vec::new() }
-}
-
-/// All blocks in a random order, cut into fragments, a third of them cold.
-pub fn shuffled(program: &Program, mut seed: u64) -> Layout {
-    let mut random = move |below: usize| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        (seed % below as u64) as usize
-    };
-    let mut blocks: Vec<BlockId> = program.block_ids().collect();
-    for i in (1..blocks.len()).rev() {
-        blocks.swap(i, random(i + 1));
-    }
-    let mut layout = Layout::default();
-    let mut rest = &blocks[..];
-    while !rest.is_empty() {
-        let (head, tail) = rest.split_at(rest.len().min(1 + random(20)));
-        let fragment = Fragment { blocks: head.to_vec(), align: 1 << random(6) };
-        if random(3) == 0 {
-            layout.cold.push(fragment)
-        } else {
-            layout.hot.push(fragment)
-        }
-        rest = tail;
-    }
-    layout
-}
-
-/// Random duplicates behind half of the blocks: ways from block to block, of up to five.
-pub fn duplicated(program: &Program, mut layout: Layout, mut seed: u64) -> Layout {
-    let mut random = move |below: usize| {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (seed >> 33) as usize % below
-    };
-    let placed: HashSet<BlockId> = layout.blocks().collect();
-    let mut behind: Vec<BlockId> = layout.blocks().filter(|_| random(2) == 0).collect();
-    behind.sort_unstable();
-    for block in behind {
-        let (mut at, mut blocks) = (block, Vec::new());
-        for _ in 0..1 + random(5) {
-            let falls = |e: &Edge| e.kind != EdgeKind::Table && placed.contains(&e.to);
-            let ways: Vec<BlockId> =
-                program.out_edges(at).map(|(_, e)| e).filter(|e| falls(e)).map(|e| e.to).collect();
-            if ways.is_empty() || matches!(program.block(at).terminator, Terminator::ShortConditional(_)) {
-                break;
-            }
-            at = ways[random(ways.len())];
-            blocks.push(at);
-        }
-        let conditional = matches!(program.block(at).terminator, Terminator::Conditional(..));
-        if !blocks.is_empty() {
-            layout.tails.push(Tail { behind: block, blocks, turned: conditional && random(2) == 0 });
-        }
-    }
-    layout
-}
-
-/// Half of the blocks of [`shuffled`]: control goes back to the original code all the time.
-pub fn half(program: &Program, seed: u64) -> Layout {
-    let mut layout = shuffled(program, seed);
-    for fragment in layout.hot.iter_mut().chain(&mut layout.cold) {
-        fragment.blocks.retain(|b| (b.0 ^ b.0 >> 3 ^ seed as u32) & 1 == 0);
-    }
-    layout.hot.retain(|f| !f.blocks.is_empty());
-    layout.cold.retain(|f| !f.blocks.is_empty());
-    layout
 }
