@@ -1,6 +1,6 @@
 //! The contract of `restitch-apply`, kept for a file in memory.
 
-use crate::place::OutputOptions;
+use crate::options::OutputOptions;
 use crate::plan::{ElfPlan, plan_output};
 use crate::{ElfError, Mismatch, is_restitch_output, original_bytes, verify};
 use restitch_apply::{Applier, CheckedVersion};

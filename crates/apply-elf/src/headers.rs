@@ -19,7 +19,7 @@
 //! minus PT_PHDR's address: all agree if the table's file offset is its address minus that of the file's first byte.
 
 use crate::grow::Growth;
-use crate::place::OutputOptions;
+use crate::options::OutputOptions;
 use crate::raw;
 use crate::segment::NewSegment;
 use object::elf;

@@ -5,7 +5,7 @@
 //! the note where one could be had; else it is found by section, else by its bytes in the last segment.
 
 use crate::raw::{self, u32_at, u64_at};
-use crate::{ElfError, place::PAGE};
+use crate::{ElfError, options::PAGE};
 use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 use restitch_image::{BuildId, Image};

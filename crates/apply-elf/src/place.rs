@@ -4,25 +4,14 @@
 //! PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`) behind the last one.
 
 use crate::headers::{Slot, congruent_offset};
+use crate::options::{OutputOptions, PAGE};
 use crate::{ElfError, startup};
 use restitch_address::Svma;
 use restitch_emit::LARGE_PAGE;
 use restitch_image::Image;
 
-/// Segments are aligned to this, whatever the linker chose for the others: the ABI does not ask them to agree.
-pub(crate) const PAGE: u64 = 4096;
 /// Highest distance of a 32-bit displacement, less room for the unwind tables that follow the version.
 pub(crate) const REACH: u64 = (1 << 31) - (64 << 20);
-
-/// How the output is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OutputOptions {
-    /// Moves the program header table into the new segment even if it has a header to spare. It is moved anyway where
-    /// it has none and cannot grow. Tools that rewrite files (`strip`) may not understand a moved table.
-    pub move_program_headers: bool,
-    /// The version is to start at a multiple of [`LARGE_PAGE`], in memory and in the file.
-    pub large_pages: bool,
-}
 
 /// Where a version of `estimated_size` bytes has to start to be written into the file `image`.
 ///

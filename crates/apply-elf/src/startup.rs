@@ -14,7 +14,7 @@
 //! The path is fixed when the file is written; nothing of the process's environment decides which file is opened.
 
 use crate::ElfError;
-use crate::place::PAGE;
+use crate::options::PAGE;
 use crate::raw;
 use crate::segment::NewSegment;
 use object::elf;

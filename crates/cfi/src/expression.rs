@@ -1,6 +1,6 @@
 //! DWARF expressions: what they read, and their value. The decoding is gimli's.
 
-use crate::{CfiError, Register, step::Registers};
+use crate::{CfiError, Register, Registers};
 use gimli::{EndianSlice, EvaluationResult, LittleEndian, Location, Operation, Value};
 use restitch_address::Avma;
 
