@@ -203,6 +203,10 @@ ob=(1)
             counts["???"][0x108000 + 0x900000] = [1000, 0, 0, 0]
             self.assertRaises(Failed, simulated.summed, counts, f"{folder}/new", f"{folder}/old")
             self.assertEqual(LARGE, simulated.LARGE_PAGE)
+            # Counts without a name that are of other files throughout.
+            counts["???"] = {bias + 0x1002: [1, 0, 0, 1] for bias in (0x108000, 0x400000)}
+            counts[f"{folder}/new"][0x1000][0] = 5000
+            self.assertEqual(simulated.summed(counts, f"{folder}/new", f"{folder}/old")["taken"], 7 + 10)
 
     def test_tables_have_the_least_in_bold(self):
         events = dict.fromkeys(layouts.EVENTS, 100) | {"instructions": 1000}

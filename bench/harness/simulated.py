@@ -102,15 +102,17 @@ def read_callgrind(lines):
     return result
 
 
-def bias_of(code, counts):
-    """Which of the known load addresses is the one that makes branches of what branched (but for what is elsewhere: the few
-    instructions of other files that valgrind has no name for either)."""
+def bias_of(code, counts, named):
+    """Which of the known load addresses is the one that makes branches of what branched. Counts without a file's name hold a few
+    instructions of other files as well; None if they hold no more than that."""
     sources = [a for a, values in counts.items() if values[3]]
     fitting = {bias: sum(1 for a in sources if branch_kind(code.at(a - bias))) for bias in BIASES}
     best = max(fitting, key=fitting.get)
     wrong = sum(1 for a in sources if code.at(a - best) and not branch_kind(code.at(a - best)))
+    if not named and wrong > fitting[best]:
+        return None
     if wrong > max(3, fitting[best] // 100):
-        raise Failed("the counts of callgrind do not fit the bytes of the program")
+        raise Failed(f"the counts of callgrind do not fit the bytes of the program: {wrong} of {len(sources)} places that branched hold no branch")
     return best
 
 
@@ -125,16 +127,16 @@ def summed(objects, program, original):
     for name, counts in objects.items():
         ours = name == "???" or os.path.realpath(name) == os.path.realpath(program)
         code = main if ours else Code(name)
-        bias = bias_of(code, counts) if ours else 0
+        bias = bias_of(code, counts, name != "???") if ours else 0
         for address, (times, first, second, conditional) in counts.items():
-            bytes_ = code.at(address - bias)
+            bytes_ = b"" if bias is None else code.at(address - bias)
             kind = branch_kind(bytes_)
             executed += times
             unknown += 0 if bytes_ else times
             total["taken"] += times if kind == "always" else conditional if kind else 0
             total["itlb"] += first
             total["walks"] += second
-            if not (ours and any(begin <= address - bias < end for begin, end in added)):
+            if not (ours and bias is not None and any(begin <= address - bias < end for begin, end in added)):
                 total["itlb_large"] += first
                 total["walks_large"] += second
     if unknown * 1000 > executed:
