@@ -17,9 +17,13 @@ pub use place::{Places, place};
 
 use restitch_address::Svma;
 use restitch_apply::{CheckedVersion, Purpose, redirect_write};
-use restitch_emit::{RedirectKind, Version};
+use restitch_emit::{RedirectKind, ShortcutKind, Version};
 use restitch_image::{Image, Segment};
 use restitch_preload::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE};
+
+/// Opcodes of `jmp rel32` and `call rel32`.
+const JUMP: u8 = 0xe9;
+const CALL: u8 = 0xe8;
 
 /// Why a module has no overlay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +77,7 @@ impl Overlay {
         let text_len = segment.range.end.align_up(PAGE).get() - text_start.get();
         let mut text = code_pages(image, &segment);
         redirect(&mut text, text_start, version)?;
+        shorten(&mut text, text_start, version)?;
 
         let mut bytes = version.bytes.clone();
         bytes.resize(bytes.len().next_multiple_of(PAGE as usize), 0);
@@ -120,7 +125,8 @@ impl Overlay {
     }
 }
 
-/// Checks a file that claims to be an overlay of `image`: it is undamaged, and its code is the module's, but for jumps into the version.
+/// Checks a file that claims to be an overlay of `image`: it is undamaged, and its code is the module's, but for jumps into the version and direct calls
+/// that lead there.
 ///
 /// # Errors
 /// [`OverlayError::Damaged`] with what is wrong, or why the module can have none.
@@ -143,19 +149,21 @@ pub fn verify(overlay: &[u8], image: &Image) -> Result<Meta, OverlayError> {
     }
     let mut at = 0;
     while let Some(differs) = (at..text.len()).find(|&i| text[i] != original[i]) {
-        at = jump_over(text, differs, &meta).ok_or(damaged("its code differs from the module's"))?;
+        at = branch_over(text, &original, differs, &meta)
+            .ok_or(damaged("its code differs from the module's"))?;
     }
     Ok(meta)
 }
 
-/// The end of the jump into the version that the byte at `differs` is part of.
-fn jump_over(text: &[u8], differs: usize, meta: &Meta) -> Option<usize> {
+/// The end of the branch into the version that the byte at `differs` is part of: a jump, or a call where the module has a call too.
+fn branch_over(text: &[u8], original: &[u8], differs: usize, meta: &Meta) -> Option<usize> {
     (differs.saturating_sub(4)..=differs).rev().find_map(|from| {
-        let jump = text.get(from..from + 5)?;
-        let displacement = i32::from_le_bytes(jump[1..].try_into().ok()?);
+        let branch = text.get(from..from + 5)?;
+        let displacement = i32::from_le_bytes(branch[1..].try_into().ok()?);
         let to = Svma::new(meta.text_start + from as u64 + 5).offset(i64::from(displacement));
         let within = to.get().wrapping_sub(meta.version_start) < meta.version_len;
-        (jump[0] == 0xe9 && within).then_some(from + 5)
+        let known = branch[0] == JUMP || branch[0] == CALL && original.get(from) == Some(&CALL);
+        (known && within).then_some(from + 5)
     })
 }
 
@@ -213,6 +221,21 @@ fn redirect(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), 
         let write = redirect_write(r.at, r.to, [0; 5], purpose);
         let write = write.ok_or(OverlayError::Version("a redirect is too far"))?;
         place.copy_from_slice(&write.after);
+    }
+    Ok(())
+}
+
+/// Leads direct calls and jumps of the code that stays straight to copies, as the checker has proved them. Addresses in data are left: each process
+/// has data of its own, which would have to be written at its start.
+fn shorten(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), OverlayError> {
+    let branches = version.shortcuts.iter().filter(|s| s.kind == ShortcutKind::Displacement);
+    for s in branches {
+        let at = s.at.get().wrapping_sub(text_start.get()) as usize;
+        let place = at.checked_add(4).and_then(|end| text.get_mut(at..end));
+        let place = place.ok_or(OverlayError::Version("a shortcut lies outside of the code"))?;
+        let displacement = i32::try_from(s.to.offset_from(s.at + 4));
+        let displacement = displacement.map_err(|_| OverlayError::Version("a shortcut is too far"))?;
+        place.copy_from_slice(&displacement.to_le_bytes());
     }
     Ok(())
 }

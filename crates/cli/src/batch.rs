@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
 use restitch_session::batch::config::Config;
 use restitch_session::batch::{
-    BatchOptions, BatchReport, Finish, Making, Optimized, batch, optimize_pending,
+    BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, batch, optimize_pending,
 };
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, write_result};
 use std::ffi::OsString;
@@ -72,7 +72,7 @@ pub enum CacheCommand {
         #[command(flatten)]
         cache: CacheArgument,
     },
-    /// Lay out what was profiled, but not laid out yet when its command ended.
+    /// Do what a command was too short for: lay out what was profiled, and begin with what is worth it.
     Optimize {
         #[command(flatten)]
         cache: CacheArgument,
@@ -259,7 +259,11 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         }
         CacheCommand::Optimize { layout, background, .. } => {
             for (path, outcome) in optimize_pending(&cache, layout.unwrap_or_default(), *background) {
-                let said = outcome.map_or_else(|e| e.to_string(), |_| "optimized".into());
+                let said = match outcome {
+                    Ok(Outcome::Optimized(_)) => "optimized".into(),
+                    Ok(Outcome::Counting) => "its next runs count".into(),
+                    Err(error) => error.to_string(),
+                };
                 println!("{}: {said}", path.display());
             }
         }

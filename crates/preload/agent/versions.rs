@@ -288,7 +288,32 @@ pub fn find_own_path() {
 }
 
 /// The `struct link_map` of the object that holds `address`; null if nobody knows.
+///
+/// Where there is one, `_dl_find_object` is asked: it looks the address up in a sorted table, while `dladdr1` reads all of the object's symbols to find one that
+/// nobody wants (in libLLVM and libclang-cpp some megabytes, at the start of each process).
 pub fn link_map_of(address: u64) -> *const c_void {
+    match link_map_by_address(address) {
+        map if map.is_null() => link_map_by_symbol(address),
+        map => map,
+    }
+}
+
+fn link_map_by_address(address: u64) -> *const c_void {
+    let next = FIND_OBJECT.get();
+    if next == 0 {
+        return null();
+    }
+    // `struct dl_find_object` has five words and seven reserved ones.
+    let mut found = [0u64; 16];
+    // SAFETY: the C library's function of this name writes that structure, for which there is room; all bytes are zero where it does not.
+    unsafe {
+        let find = core::mem::transmute::<usize, FindObject>(next);
+        let is_found = find(address as *mut c_void, found.as_mut_ptr().cast()) == 0;
+        if is_found { (*found.as_ptr().cast::<FoundObject>()).link_map } else { null() }
+    }
+}
+
+fn link_map_by_symbol(address: u64) -> *const c_void {
     const LINK_MAP: c_int = 2;
     let next = FIND_SYMBOL1.get();
     let mut info = AddressInfo { file: null(), base: null_mut(), symbol: null(), symbol_at: null_mut() };

@@ -5,16 +5,20 @@
 //!
 //! **Idea.** Every processor second that a command uses earns 10 ms. What is done at an ordinary priority, and the runs that count, are paid for
 //! with that; what is not spent is kept for the next command. Work that cannot be paid for yet is done at the lowest priority
-//! where a core is idle, or waits. So at no moment has the command been slowed down by more than a hundredth, and small builds are optimized after
-//! some of them.
+//! where a core is idle, or by another process when the command has ended. Small builds are optimized after some of them.
+//!
+//! **Estimates err**, up to fourfold, since libraries differ in how much of them runs. So what it really took is charged afterwards, and may exceed what there is:
+//! a debt, which later seconds and later commands pay before anything else is begun.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Share of the command's processor time that may be spent.
 const SHARE: f64 = 0.01;
-/// Most seconds that are kept for later commands: enough for one large compiler.
+/// Most seconds that are kept for later commands, or owed by them: enough for one large compiler.
 const MOST_KEPT: f64 = 10.0;
+/// What something costs may be so much less than estimated: it is begun when this share of the estimate is there.
+const CERTAIN: f64 = 0.25;
 /// By how much a counting run takes longer: by a fifth.
 pub(crate) const COUNTING_COSTS: f64 = 0.2;
 const MICROSECONDS: f64 = 1e6;
@@ -32,7 +36,7 @@ pub(crate) struct Budget {
 impl Budget {
     /// With what was left by earlier commands; `unlimited`, everything is affordable.
     pub fn new(kept: f64, unlimited: bool) -> Self {
-        let kept = if kept.is_finite() { kept.clamp(0.0, MOST_KEPT) } else { 0.0 };
+        let kept = if kept.is_finite() { kept.clamp(-MOST_KEPT, MOST_KEPT) } else { 0.0 };
         Self { kept: AtomicI64::new((kept * MICROSECONDS) as i64), earned: AtomicI64::new(0), unlimited }
     }
 
@@ -41,19 +45,39 @@ impl Budget {
         self.earned.store((used * SHARE * MICROSECONDS) as i64, Ordering::Relaxed);
     }
 
-    /// Takes so many seconds, if they are there.
-    pub fn take(&self, seconds: f64) -> bool {
-        let wanted = (seconds * MICROSECONDS) as i64;
-        let earned = self.earned.load(Ordering::Relaxed);
+    /// Whether something of about so many seconds may be begun. The part of them that is certain is taken: [`settle`](Self::settle) when it is done.
+    pub fn begin(&self, estimate: f64) -> bool {
+        let (wanted, earned) = (micro(CERTAIN * estimate), self.earned.load(Ordering::Relaxed));
         let less = |kept: i64| (kept + earned >= wanted).then_some(kept - wanted);
         self.unlimited || self.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// Seconds that are left for later commands.
+    /// What was begun with this estimate took so many seconds.
+    pub fn settle(&self, estimate: f64, took: f64) {
+        self.charge(took - CERTAIN * estimate);
+    }
+
+    /// So many seconds were spent, without asking.
+    pub fn charge(&self, seconds: f64) {
+        if !self.unlimited {
+            self.kept.fetch_sub(micro(seconds), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether runs may go on counting: nothing is owed.
+    pub fn is_sound(&self) -> bool {
+        self.unlimited || self.left() > 0.0
+    }
+
+    /// Seconds that are left for later commands; less than 0 if they are owed.
     pub fn left(&self) -> f64 {
         let left = self.kept.load(Ordering::Relaxed) + self.earned.load(Ordering::Relaxed);
-        (left as f64 / MICROSECONDS).clamp(0.0, MOST_KEPT)
+        (left as f64 / MICROSECONDS).clamp(-MOST_KEPT, MOST_KEPT)
     }
+}
+
+fn micro(seconds: f64) -> i64 {
+    (seconds * MICROSECONDS) as i64
 }
 
 /// How many cores of the machine were idle of late.
@@ -95,14 +119,35 @@ mod tests {
     #[test]
     fn a_hundredth_is_spent_and_the_rest_is_kept() {
         let budget = Budget::new(0.5, false);
-        assert!(!budget.take(0.6));
+        assert!(!budget.begin(2.4));
         budget.earn(10.0);
-        assert!(budget.take(0.6) && !budget.take(0.01), "0.1 were earned, and all is spent");
+        assert!(
+            budget.begin(2.4) && !budget.begin(0.1),
+            "0.1 were earned, and what is certain of 2.4 is taken"
+        );
+        budget.settle(2.4, 0.6);
         budget.earn(110.0);
-        assert!((budget.left() - 1.0).abs() < 1e-6);
-        assert!(budget.take(1.0) && !budget.take(0.01));
+        assert!((budget.left() - 1.0).abs() < 1e-6 && budget.is_sound());
         assert!(Budget::new(1e9, false).left() <= MOST_KEPT && Budget::new(f64::NAN, false).left() == 0.0);
-        assert!(Budget::new(0.0, true).take(1e6), "nothing is too dear for those who are eager");
+        let eager = Budget::new(0.0, true);
+        eager.charge(5.0);
+        assert!(eager.begin(1e6) && eager.is_sound(), "nothing is too dear for those who are eager");
+    }
+
+    #[test]
+    fn what_took_longer_than_was_there_is_owed() {
+        let budget = Budget::new(1.0, false);
+        assert!(budget.begin(4.0));
+        budget.settle(4.0, 3.0);
+        assert!((budget.left() + 2.0).abs() < 1e-6 && !budget.is_sound() && !budget.begin(0.0));
+        // The next command pays it first.
+        let next = Budget::new(budget.left(), false);
+        next.earn(199.0);
+        assert!(!next.is_sound());
+        next.earn(201.0);
+        assert!(next.is_sound() && next.begin(0.03) && !next.begin(1.0));
+        next.charge(1e9);
+        assert!(next.left() >= -MOST_KEPT, "debts are bounded");
     }
 
     #[test]

@@ -10,12 +10,15 @@
 //!   store/ID.profile             the profile (our own format)
 //!   store/ID.json                an [`Entry`]
 //!   store/ID.lock                held by the session that works on the module
-//!   store/budget                 processor seconds that earlier commands have left for optimizing
+//!   store/ID.counting, .earlier  of a counting that the next command goes on with ([`Suspended`])
+//!   store/budget                 processor seconds that earlier commands have left for optimizing, or owe
+//!   store/usage                  what modules have used in earlier commands
 //! ```
 //!
 //! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
 //! the new one. Nothing refers to a file by anything but the module's build id: when a program on disk changes, its overlay is not found any more.
 
+use super::suspended::{COUNTING, EARLIER, Suspended};
 use crate::SessionError;
 use crate::files::write_whole;
 use restitch_preload::{
@@ -181,6 +184,9 @@ impl Cache {
         // Failing, the next command begins with what there was.
         let _ = write_whole(&self.budget_file(), format!("{seconds:.3}\n").as_bytes(), 0o600);
     }
+    pub(crate) fn usage_file(&self) -> PathBuf {
+        self.path.join("store").join("usage")
+    }
     fn budget_file(&self) -> PathBuf {
         self.path.join("store").join("budget")
     }
@@ -241,7 +247,24 @@ impl Cache {
         self.entries().into_iter().filter(|e| e.layout.is_empty()).collect()
     }
 
-    /// Puts the stored overlay in force, or none if there is none.
+    /// Countings that the next command goes on with. Some may be in another session's hands.
+    pub(crate) fn countings(&self) -> Vec<Suspended> {
+        let files = std::fs::read_dir(self.path.join("store")).into_iter().flatten().flatten();
+        let name = |f: std::fs::DirEntry| f.file_name().to_str().map(str::to_owned);
+        let ids = files
+            .filter_map(name)
+            .filter_map(|n| Some(n.strip_suffix(COUNTING)?.strip_suffix('.')?.to_owned()));
+        ids.filter_map(|id| Suspended::read(self, &id)).collect()
+    }
+
+    /// Whether the overlay in force of a module is the one that a suspended counting has made.
+    pub(crate) fn is_suspended(&self, id: &str) -> bool {
+        let meta = read_meta(&self.path.join(format!("{id}.overlay")));
+        let counting = meta.filter(|m| m.counters_len > 0 && self.path.join(format!("{id}.counts")).exists());
+        counting.is_some_and(|m| Suspended::read(self, id).is_some_and(|s| s.identity == m.identity))
+    }
+
+    /// Puts the stored overlay in force, or none if there is none; what was counted until now is over.
     ///
     /// # Errors
     /// If the file system refuses.
@@ -259,6 +282,9 @@ impl Cache {
             Err(e) => Err(fail(e)),
         }?;
         let _ = std::fs::remove_file(self.path.join(format!("{id}.counts")));
+        for kind in [COUNTING, EARLIER] {
+            let _ = std::fs::remove_file(self.stored(id, kind));
+        }
         Ok(())
     }
 
@@ -278,7 +304,10 @@ impl Cache {
             }
             let Some(id) = name.strip_suffix(".overlay") else { continue };
             let counts = read_meta(&file.path()).is_none_or(|m| m.counters_len > 0);
-            if counts && let Some(lock) = self.lock(id) {
+            if counts
+                && let Some(lock) = self.lock(id)
+                && !self.is_suspended(id)
+            {
                 // Failing, it goes on counting until its tickets are used up.
                 let _ = self.put_in_force(id);
                 drop(lock);

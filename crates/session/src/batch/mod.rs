@@ -3,7 +3,8 @@
 //!
 //! The command runs with the [agent](restitch_preload) preloaded. Meanwhile an [`Observer`](observe) says which modules
 //! take the processor's time; of those that are worth it, the next few runs are counted ([`progress`]), an optimized overlay is made
-//! ([`work`]), and later runs map it. What was made is kept by build id ([`cache`]) and serves the next command from its first run on.
+//! ([`work`]), and later runs map it. What was made is kept by build id ([`cache`]) and serves the next command from its first run on; what a command was too short
+//! for, the next one goes on with ([`usage`], [`suspended`]).
 //!
 //! Nothing here may hurt the command: what goes wrong is a note in the report, and the original code runs.
 
@@ -13,6 +14,8 @@ pub mod config;
 mod observe;
 mod progress;
 mod report;
+mod suspended;
+mod usage;
 mod work;
 mod worker;
 
@@ -29,6 +32,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use usage::{Past, Totals};
+use work::Measured;
 use worker::{Haste, Message, Worker};
 
 const POLL: Duration = Duration::from_millis(50);
@@ -43,10 +48,10 @@ const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 35e6;
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
 const WORTH: f64 = 2.0;
-/// So many samples of at least two whole runs show nearly all functions that run, with those around them.
-const ENOUGH_SAMPLES: u64 = 2000;
-/// So many whole runs do, however short they are.
-const ENOUGH_RUNS: u64 = 4;
+/// So many times a process in the background tries to get hold of a module, once a second.
+const ATTEMPTS: usize = 20;
+/// How often suspended countings are looked for: a process in the background may have begun some.
+const RESUME: Duration = Duration::from_secs(1);
 /// Profiles are made anew after so many seconds.
 const OLD: u64 = 7 * 24 * 3600;
 
@@ -133,6 +138,10 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
                 done: BTreeMap::new(),
                 given: BTreeSet::new(),
                 left: BTreeMap::new(),
+                past: BTreeMap::new(),
+                wanted: BTreeSet::new(),
+                suspended: BTreeSet::new(),
+                resumed: None,
             };
             session.run(child, start, &mut report, watcher)?;
         }
@@ -182,6 +191,14 @@ struct Session {
     given: BTreeSet<PathBuf>,
     /// Modules that were not optimized, and why.
     left: BTreeMap<PathBuf, String>,
+    /// What earlier commands have shown.
+    past: BTreeMap<PathBuf, Past>,
+    /// Modules that are worth it, and were not begun.
+    wanted: BTreeSet<PathBuf>,
+    /// Modules whose countings the next session goes on with.
+    suspended: BTreeSet<PathBuf>,
+    /// When suspended countings were looked for.
+    resumed: Option<Instant>,
 }
 
 impl Session {
@@ -193,31 +210,35 @@ impl Session {
         watcher: &mut dyn Watcher,
     ) -> Result<(), SessionError> {
         let budget = Arc::new(Budget::new(self.cache.kept_budget(), self.options.eager));
-        let mut worker = Worker::start(&self.cache, self.options.making, budget.clone());
+        let counted = worker::Seen::default();
+        let mut worker = Worker::start(&self.cache, self.options.making, budget.clone(), counted.clone());
         let mut idle = IdleCores::default();
         if self.observer.is_some() {
-            // An old one stays in force until a new profile can be paid for.
-            let dear = |e: &Entry| !budget.take(begin_cost(&e.path));
-            let old = self.cache.entries().into_iter().filter(|e| is_old(e) && !e.layout.is_empty());
-            old.filter(|e| !dear(e)).for_each(|e| self.cache.retire(&e.build_id));
-            self.cache.pending().into_iter().for_each(|entry| {
-                self.given.insert(entry.path.clone());
-                worker.pending(if self.options.eager { Haste::Ordinary } else { Haste::Lowest }, entry);
-            });
+            self.past = usage::read(&self.cache);
+            self.begin(&mut worker, &budget);
         }
+        let mut charged = 0.0;
         report.status = wait(child, |ended| {
             if let Some(observer) = &mut self.observer {
                 observer.poll(&self.cache);
                 budget.earn(observer.seconds());
             }
+            let counting = self.measure(&counted);
+            budget.charge(counting - charged);
+            charged = counting;
             if !ended {
                 self.consider(&mut worker, &budget, idle.now());
+                self.resume(&worker);
             }
             self.listen(&mut worker, watcher);
         });
         report.command_seconds = start.elapsed().as_secs_f64();
         let finish = self.options.making.finish;
         worker.stop(finish == Finish::Wait, |message| self.hear(message, watcher));
+        self.remember();
+        if finish == Finish::Wait {
+            self.finish(watcher);
+        }
         report.own_seconds = own_seconds();
         self.cache.keep_budget(budget.left());
         self.describe(report);
@@ -229,6 +250,85 @@ impl Session {
         Ok(())
     }
 
+    /// What earlier commands have left to do.
+    fn begin(&mut self, worker: &mut Worker, budget: &Budget) {
+        // An old one stays in force until a new profile can be paid for.
+        let old = self.cache.entries().into_iter().filter(|e| is_old(e) && !e.layout.is_empty());
+        for entry in old {
+            let estimate = begin_cost(&entry.path);
+            if budget.begin(estimate) {
+                // It is taken when the work begins.
+                budget.settle(estimate, 0.0);
+                self.cache.retire(&entry.build_id);
+            }
+        }
+        for entry in self.cache.pending() {
+            self.given.insert(entry.path.clone());
+            let paid = budget.begin(optimize_cost(&entry.path));
+            worker.pending(if paid { Haste::Ordinary } else { Haste::Lowest }, entry);
+        }
+    }
+
+    /// Tells the accountant what was seen of runs that count; the seconds by which all of them were slowed down.
+    fn measure(&self, counted: &worker::Seen) -> f64 {
+        let Some(observer) = &self.observer else { return 0.0 };
+        let mut counting = 0;
+        let mut list = counted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for seen in observer.modules().iter().filter(|s| s.counting > 0 || self.given.contains(&s.path)) {
+            let typical = self.totals(seen).typical();
+            list.insert(seen.path.clone(), Measured { counting: seen.counting, typical });
+            counting += seen.counting;
+        }
+        counting as f64 / observe::FREQUENCY as f64 * COUNTING_COSTS / (1.0 + COUNTING_COSTS)
+    }
+
+    /// What this command and those before it have shown of a module.
+    fn totals(&self, seen: &Seen) -> Totals {
+        let now = Totals::of(seen);
+        self.past.get(&seen.path).map_or(now, |past| past.totals.plus(now))
+    }
+
+    /// Goes on with countings that other sessions have begun.
+    fn resume(&mut self, worker: &Worker) {
+        if self.observer.is_none() || self.resumed.is_some_and(|at| at.elapsed() < RESUME) {
+            return;
+        }
+        self.resumed = Some(Instant::now());
+        for state in self.cache.countings() {
+            let path = state.path.clone();
+            if !self.given.contains(&path)
+                && !is_named(&path, &self.options.exclude)
+                && let Some(job) = work::Job::resume(&self.cache, state)
+            {
+                self.given.insert(path);
+                worker.resume(job);
+            }
+        }
+    }
+
+    /// Keeps what was seen of modules that may be worth it some day.
+    fn remember(&self) {
+        let Some(observer) = &self.observer else { return };
+        usage::add(&self.cache, observer.modules(), now(), self.options.making.runs, |seen| {
+            let is_done =
+                seen.overlaid || self.left.contains_key(&seen.path) || self.done.contains_key(&seen.path);
+            let is_own = seen.path.parent() == self.cache.overlay(&[]).parent();
+            (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
+        });
+    }
+
+    /// Does what is left to do, now.
+    fn finish(&mut self, watcher: &mut dyn Watcher) {
+        for (path, outcome) in optimize_pending(&self.cache, self.options.making.layout, false) {
+            let message = match outcome {
+                Ok(Outcome::Optimized(entry)) => Message::Done(entry),
+                Ok(Outcome::Counting) => Message::Suspended(path),
+                Err(error) => Message::Left(path, worker::why(&error)),
+            };
+            self.hear(message, watcher);
+        }
+    }
+
     /// Gives modules that are worth it to the worker.
     fn consider(&mut self, worker: &mut Worker, budget: &Budget, idle_cores: f64) {
         let Some(observer) = &self.observer else { return };
@@ -237,25 +337,34 @@ impl Session {
                 self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
                 continue;
             }
-            if self.given.contains(&seen.path) || seen.overlaid || !is_known(seen) {
+            let totals = self.totals(seen);
+            if self.given.contains(&seen.path) || seen.overlaid || !totals.is_known() {
                 continue;
             }
             // The agent is no part of the command.
             if seen.path.parent() == self.cache.overlay(&[]).parent() {
                 continue;
             }
-            let worth_it = seen.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
+            let worth_it = totals.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
             if !seen.path.is_file() || !(worth_it || self.options.eager) {
                 continue;
             }
-            // The first run that counts is paid for as well.
-            let haste = match budget.take(begin_cost(&seen.path) + COUNTING_COSTS * seen.seconds_per_run()) {
+            let haste = match budget.begin(begin_cost(&seen.path)) {
                 true => Haste::Ordinary,
                 false if idle_cores >= IDLE => Haste::Lowest,
-                false => continue,
+                false => {
+                    self.wanted.insert(seen.path.clone());
+                    continue;
+                }
             };
             self.given.insert(seen.path.clone());
-            worker.module(haste, seen.path.clone(), seen.places.clone(), seen.seconds_per_run());
+            let past = self.past.get(&seen.path).map(Past::places).unwrap_or_default();
+            let samples = seen.places.iter().fold(past, |mut sum, (at, n)| {
+                *sum.entry(*at).or_default() += n;
+                sum
+            });
+            self.wanted.insert(seen.path.clone());
+            worker.module(haste, seen.path.clone(), samples, seen.seconds_per_run());
         }
     }
 
@@ -267,7 +376,11 @@ impl Session {
 
     fn hear(&mut self, message: Message, watcher: &mut dyn Watcher) {
         match message {
-            Message::Counting(path) => watcher.note(&format!("counting runs of {}", path.display())),
+            Message::Counting(path) => {
+                watcher.note(&format!("counting runs of {}", path.display()));
+                self.wanted.remove(&path);
+            }
+            Message::Suspended(path) => drop(self.suspended.insert(path)),
             Message::Done(entry) => {
                 let done = if entry.layout.is_empty() { "profiled" } else { "optimized" };
                 let runs = entry.profiled_runs;
@@ -308,12 +421,16 @@ impl Session {
         let cost = optimize_cost(&seen.path);
         let why = match self.left.get(&seen.path) {
             Some(why) => why.clone(),
+            None if self.suspended.contains(&seen.path) => {
+                "the command ended before enough of its runs were counted; the next one goes on with it".into()
+            }
             None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
             None if seen.begun < 2 => "it ran once only; `restitch attach` optimizes long runs".into(),
-            None if seen.seconds() < WORTH * cost => {
-                format!("to optimize it takes about {cost:.1} s, too much for the time that it used")
+            None if self.totals(seen).seconds() < WORTH * cost => {
+                format!("to optimize it takes about {cost:.1} s, too much for the time that it has used until now")
             }
-            None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; a later one will".into(),
+            None if !self.totals(seen).is_known() => "too few of its runs have ended to know what it does; the next commands add to them".into(),
+            None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; it is begun when the command has ended, or by a later one".into(),
         };
         Some(Left { path: seen.path.clone(), seconds: seen.seconds(), runs: seen.begun, why })
     }
@@ -330,13 +447,6 @@ impl Overlays for Cache {
         let mode = if counts { Mode::Counting } else { Mode::Optimized };
         Some((self.path_of(id)?, mode))
     }
-}
-
-/// Whether the samples of a module say which of its functions run: those are counted, all others stay in the original code. The samples of
-/// a run that has just begun show its start alone (with two begun runs of cc1plus, 5 % of the instructions ran in the version that came of it).
-fn is_known(seen: &Seen) -> bool {
-    let runs: u64 = seen.ended.values().map(|u| u.runs).sum();
-    seen.samples > 0 && (runs >= ENOUGH_RUNS || runs >= 2 && seen.samples >= ENOUGH_SAMPLES)
 }
 
 /// Processor seconds that it takes to optimize a module.
@@ -367,7 +477,9 @@ fn own_seconds() -> f64 {
 /// Starts a process that goes on with what is not laid out yet, and outlives this one; whether there is one.
 fn go_on(cache: &Cache, layout: LayoutChoice) -> bool {
     let Ok(own) = std::env::current_exe() else { return false };
-    if cache.pending().is_empty() {
+    let complete = || cache.countings().iter().any(|c| c.complete);
+    let wanted = || usage::read(cache).values().any(|past| past.wanted);
+    if cache.pending().is_empty() && !complete() && !wanted() {
         return false;
     }
     let mut command = Command::new(own);
@@ -380,22 +492,73 @@ fn go_on(cache: &Cache, layout: LayoutChoice) -> bool {
     command.spawn().is_ok()
 }
 
-/// Lays out what was only profiled; in the `background`, at the lowest priority. What came of each module.
+/// What came of a module that a command was too short for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It is optimized.
+    Optimized(Box<Entry>),
+    /// Its next runs count.
+    Counting,
+}
+
+/// Lays out what was only profiled or counted, and makes the overlays that count of what is worth it; in the `background`, at the lowest priority.
+/// What came of each module.
 pub fn optimize_pending(
     cache: &Cache,
     layout: LayoutChoice,
     background: bool,
-) -> Vec<(PathBuf, Result<Entry, SessionError>)> {
+) -> Vec<(PathBuf, Result<Outcome, SessionError>)> {
     if background {
         restitch_tracee::be_lowest();
     }
     let mut outcomes = Vec::new();
+    let optimized = |entry| Outcome::Optimized(Box::new(entry));
     for entry in cache.pending() {
         let (path, start) = (entry.path.clone(), worker::cpu_seconds());
         let cost = || worker::cpu_seconds() - start;
-        outcomes.push((path, work::optimize_stored(cache, entry, layout, cost)));
+        outcomes.push((path, work::optimize_stored(cache, entry, layout, cost).map(optimized)));
+    }
+    for state in cache.countings().into_iter().filter(|c| c.complete) {
+        let (path, start) = (state.path.clone(), worker::cpu_seconds());
+        let (seconds_per_run, spent) = (state.seconds_per_run, state.spent);
+        let cost = || spent + worker::cpu_seconds() - start;
+        if let Some(job) = work::Job::resume(cache, state) {
+            outcomes.push((path, work::complete(cache, job, seconds_per_run, layout, cost).map(optimized)));
+        }
+    }
+    for (path, past) in usage::read(cache).into_iter().filter(|(_, past)| past.wanted) {
+        let begun = begin_wanted(cache, &path, &past, background);
+        outcomes.push((path, begun.map(|()| Outcome::Counting)));
     }
     outcomes
+}
+
+/// Makes the overlay that counts runs of a module, for the next session.
+fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Result<(), SessionError> {
+    // The session that wants it may still be ending.
+    let mut begun = begin_once(cache, path, past);
+    for _ in 0..if background { ATTEMPTS } else { 0 } {
+        if !matches!(&begun, Err(SessionError::NothingToDo(why)) if why == work::BUSY) {
+            break;
+        }
+        std::thread::sleep(RESUME);
+        begun = begin_once(cache, path, past);
+    }
+    // Whatever came of it: when it goes on being used it will be considered again.
+    usage::settle(cache, path);
+    begun
+}
+
+fn begin_once(cache: &Cache, path: &Path, past: &Past) -> Result<(), SessionError> {
+    let start = worker::cpu_seconds();
+    let image = work::read_module(path)?;
+    let id = image.build_id().map(ToString::to_string).unwrap_or_default();
+    if cache.is_suspended(&id) || cache.entry(&id).is_some_and(|e| !is_old(&e)) {
+        return Err(SessionError::NothingToDo("another session has begun with it".into()));
+    }
+    let job = work::Job::begin(cache, path, image, &past.places(), past.runs)?;
+    let seconds_per_run = past.totals.seconds() / past.totals.begun.max(1) as f64;
+    job.suspend(cache, seconds_per_run, worker::cpu_seconds() - start)
 }
 
 /// Seconds since 1970.

@@ -29,6 +29,8 @@ pub(crate) enum Mode {
 pub(crate) struct Usage {
     pub runs: u64,
     pub samples: u64,
+    /// The sum of n * (n - 1), where a run had n samples: see [`Totals`](super::usage::Totals).
+    pub pairs: u64,
 }
 
 impl Usage {
@@ -46,6 +48,8 @@ pub(crate) struct Seen {
     pub ended: BTreeMap<Mode, Usage>,
     /// All samples, those of runs that have not ended included.
     pub samples: u64,
+    /// Samples of runs that count, those of runs that have not ended included.
+    pub counting: u64,
     /// Runs that were begun.
     pub begun: u64,
     /// A run of it was optimized.
@@ -176,6 +180,7 @@ impl Observer {
         }
         if let Some(run) = process.runs.get_mut(&mapping.module) {
             run.samples += 1;
+            self.modules[mapping.module].counting += u64::from(run.mode == Mode::Counting);
         }
     }
 
@@ -239,6 +244,7 @@ impl Observer {
             let usage = self.modules[module].ended.entry(run.mode).or_default();
             usage.runs += u64::from(run.own);
             usage.samples += run.samples;
+            usage.pairs += run.samples * run.samples.saturating_sub(1);
         }
     }
 }
@@ -302,7 +308,7 @@ mod tests {
             exit(12),
         ];
         records.into_iter().for_each(|r| observer.take(r, &Named));
-        let usage = |runs, samples| Usage { runs, samples };
+        let usage = |runs, samples| Usage { runs, samples, pairs: samples * (samples.max(1) - 1) };
         let a = seen(&observer, "/bin/a");
         assert_eq!(a.ended, BTreeMap::from([(Mode::Original, usage(1, 1)), (Mode::Optimized, usage(1, 2))]));
         assert_eq!((a.begun, a.samples), (2, 3));

@@ -1,7 +1,9 @@
 //! What is made of a module, in the background: a counting overlay, a profile from its counts, an optimized overlay.
 
 use super::cache::{Cache, Entry};
-use super::progress::Progress;
+use super::progress::{self, Progress, Step};
+use super::suspended::Suspended;
+use super::usage::whole_runs;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
@@ -14,31 +16,57 @@ use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
 use restitch_image::Image;
-use restitch_layout::{Layout, LayoutChoice};
+use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_profile::{
-    Calls, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive, plan_counters,
-    scope_of,
+    Calls, CounterPlan, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A module that is being worked on.
+/// Why a module is left to others.
+pub(crate) const BUSY: &str = "another session is working on it";
+
+/// A module whose runs are counted.
 pub(crate) struct Job {
-    path: PathBuf,
-    pub id: Vec<u8>,
-    pub id_text: String,
-    analyzed: Analyzed,
-    plan: CounterPlan,
-    missing: Vec<u32>,
+    state: Suspended,
+    id: Vec<u8>,
+    /// There if it was begun in this session.
+    planned: Option<Box<Planned>>,
     /// Held until the work is done, so that no other session works on the same.
     lock: File,
-    earlier: Option<Profile>,
-    progress: Progress,
+    /// What the counters said when the profile was looked at last.
+    earlier: Option<Vec<u64>>,
+    /// Samples in runs that have counted, in earlier sessions.
+    counted_before: u64,
+}
+
+/// How a module's runs are counted.
+struct Planned {
+    module: Analyzed,
+    plan: CounterPlan,
+}
+
+/// What this session has seen of the module's runs, in samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Measured {
+    /// In runs that counted.
+    pub counting: u64,
+    /// In a typical run; 0 if nobody knows.
+    pub typical: f64,
+}
+
+/// How it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// More runs are to count.
+    Going,
+    /// The profile is complete.
+    Complete,
 }
 
 /// A module that nobody else works on.
@@ -68,6 +96,26 @@ pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
     Ok(image)
 }
 
+impl Planned {
+    /// Chooses functions by the samples.
+    fn of(module: Analyzed, samples: &BTreeMap<u64, u64>) -> Self {
+        let program = &module.program;
+        let address = |(at, n): (&u64, &u64)| Some((module.image.address_of(FileOffset::new(*at))?, *n));
+        let by_address: BTreeMap<Svma, u64> = samples.iter().filter_map(address).collect();
+        let weights = weigh(program, &by_address);
+        let scope = scope_of(program, &select(program, &weights));
+        let plan = plan_counters(program, &scope, Weights::Blocks(&weights.blocks), Calls::Return);
+        Self { module, plan }
+    }
+
+    /// FNV-1a over what the counters count.
+    fn hash(&self) -> u64 {
+        let text = format!("{:?}", self.plan.counted);
+        text.bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    }
+}
+
 impl Job {
     /// Analyses the module, chooses functions by the samples, and puts a counting overlay in force: of `runs` runs, or of as many as are useful.
     ///
@@ -84,44 +132,43 @@ impl Job {
         let id = image.build_id().map(|id| id.as_bytes().to_vec()).unwrap_or_default();
         let id_text = image.build_id().map(ToString::to_string).unwrap_or_default();
         let Some(lock) = cache.lock(&id_text) else {
-            return Err(SessionError::NothingToDo("another session is working on it".into()));
+            return Err(SessionError::NothingToDo(BUSY.into()));
         };
-        let analyzed = analyze_image(Arc::new(image)).map_err(bad)?;
-        let program = &analyzed.program;
-        let by_address: BTreeMap<Svma, u64> = samples
-            .iter()
-            .filter_map(|(offset, n)| Some((analyzed.image.address_of(*offset)?, *n)))
-            .collect();
-        let weights = weigh(program, &by_address);
-        let scope = scope_of(program, &select(program, &weights));
-        let plan = plan_counters(program, &scope, Weights::Blocks(&weights.blocks), Calls::Return);
-        if plan.counted.is_empty() {
+        let module = analyze_image(Arc::new(image)).map_err(bad)?;
+        let samples = samples.iter().map(|(at, n)| (at.get(), *n)).collect();
+        let planned = Planned::of(module, &samples);
+        if planned.plan.counted.is_empty() {
             return Err(SessionError::NothingToDo("none of its code that runs can be counted".into()));
         }
-        let layout = counting_layout(program, &plan);
-        let missing = Vec::new();
-        let earlier = None;
-        let (path, progress) = (path.to_path_buf(), Progress::of(runs));
-        let mut job = Self { path, id, id_text, analyzed, plan, missing, lock, earlier, progress };
-        job.put_counting(cache, &layout)?;
+        let mut state = Suspended::new(path.to_path_buf(), id_text, samples, Progress::of(runs));
+        state.plan = planned.hash();
+        let (planned, earlier) = (Some(Box::new(planned)), None);
+        let mut job = Self { state, id, planned, lock, earlier, counted_before: 0 };
+        job.put_counting(cache)?;
         Ok(job)
     }
 
-    fn put_counting(&mut self, cache: &Cache, layout: &Layout) -> Result<(), SessionError> {
+    /// Goes on with what another session has begun; `None` if that is over, or some other session does.
+    pub fn resume(cache: &Cache, state: Suspended) -> Option<Self> {
+        let lock = cache.lock(&state.build_id)?;
+        // It may have got on since it was read.
+        let state = Suspended::read(cache, &state.build_id).filter(|s| cache.is_suspended(&s.build_id))?;
+        let id = bytes_of(&state.build_id)?;
+        let (earlier, counted_before) = (state.earlier(cache), state.counted);
+        Some(Self { state, id, planned: None, lock, earlier, counted_before })
+    }
+
+    fn put_counting(&mut self, cache: &Cache) -> Result<(), SessionError> {
+        let Some(planned) = &self.planned else { return Ok(()) };
         let identity = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64);
-        let counted = Some(&self.plan.counted[..]);
-        let (overlay, missing) = make_overlay(
-            &self.path,
-            &self.analyzed,
-            layout,
-            Wanted { counted, ..Wanted::default() },
-            identity,
-        )?;
-        self.missing = missing;
-        cache.note_path(&self.id_text, &self.path)?;
+        let wanted = Wanted { counted: Some(&planned.plan.counted[..]), ..Wanted::default() };
+        let layout = counting_layout(&planned.module.program, &planned.plan);
+        let (overlay, missing) = make_overlay(&self.state.path, &planned.module, &layout, wanted, identity)?;
+        (self.state.missing, self.state.identity) = (missing, identity);
+        cache.note_path(&self.state.build_id, &self.state.path)?;
         // First the counts, so that the overlay is never there without them.
         write_whole(&cache.counts(&self.id), &overlay.counts(), 0o600)?;
-        self.grant(cache, self.progress.granted())?;
+        self.grant(cache, self.state.progress.tickets())?;
         write_whole(&cache.overlay(&self.id), overlay.bytes(), 0o600)
     }
 
@@ -134,89 +181,201 @@ impl Job {
         file.write_all_at(&more.to_le_bytes(), Counts::TICKETS_AT).map_err(fail)
     }
 
-    /// Looks at the counts. Whether the profile is complete; if not, more processes may count when those that may have ended.
-    /// What was counted so far is the profile at the end of the command, and where so many more runs are not `affordable`.
+    /// How many processes have begun to count, and how many of them have ended.
+    fn runs(&self, cache: &Cache) -> Result<(u64, u64), SessionError> {
+        let path = cache.counts(&self.id);
+        let fail = |source| SessionError::File { operation: "reading", path: path.clone(), source };
+        let mut head = [0; 64];
+        File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0)).map_err(fail)?;
+        let word =
+            |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
+        Ok((word(Counts::STARTED_AT), word(Counts::ENDED_AT)))
+    }
+
+    /// What the counters say.
+    fn values(&self, cache: &Cache) -> Result<Vec<u64>, SessionError> {
+        let bytes = crate::files::read_file(&cache.counts(&self.id))?;
+        let counters = bytes.get(COUNTS_HEADER as usize..).unwrap_or_default();
+        Ok(counters.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
+    }
+
+    /// To how many typical runs those come that have counted.
+    fn whole(&mut self, started: u64, measured: Measured) -> f64 {
+        self.state.counted = self.counted_before + measured.counting;
+        whole_runs(self.state.counted, measured.typical, started)
+    }
+
+    /// Looks at the counts. Whether the profile is complete; if not, more processes may count when those that may have ended, and it is
+    /// `affordable`.
     ///
     /// # Errors
-    /// If the counts cannot be read.
+    /// If the counts cannot be read; or enough runs have counted, and none did what is typical.
     pub fn look(
         &mut self,
         cache: &Cache,
-        at_end: bool,
-        affordable: impl FnOnce(u64) -> bool,
-    ) -> Result<bool, SessionError> {
-        let path = cache.counts(&self.id);
-        let fail = |source| SessionError::File { operation: "reading", path: path.clone(), source };
-        let file = File::open(&path).map_err(fail)?;
-        let mut head = [0; 64];
-        file.read_exact_at(&mut head, 0).map_err(fail)?;
-        let word =
-            |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
-        let (started, ended) = (word(Counts::STARTED_AT), word(Counts::ENDED_AT));
-        let due = self.progress.is_due(started, ended);
-        let is_last_look = at_end && started > 0;
-        if !due && !is_last_look {
-            return Ok(false);
+        measured: Measured,
+        affordable: impl FnOnce() -> bool,
+    ) -> Result<Look, SessionError> {
+        if self.state.complete {
+            return Ok(Look::Complete);
         }
-        let mut bytes = vec![0; 8 * self.plan.counted.len()];
-        file.read_exact_at(&mut bytes, COUNTS_HEADER).map_err(fail)?;
-        let values: Vec<u64> =
-            bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect();
-        let program = &self.analyzed.program;
-        let derived: Derived = derive(program, &self.plan.known_without(program, &values, &self.missing));
-        let overlap = self.earlier.as_ref().map(|e| overlap(&e.edges, &derived.profile.edges));
-        let counted = derived.profile.blocks.iter().any(|n| *n > 0);
-        self.earlier = counted.then_some(derived.profile);
-        if counted && self.progress.is_enough(started, overlap) || at_end {
-            return Ok(true);
-        }
-        if counted && !affordable(self.progress.granted()) {
-            return Ok(true);
-        }
-        self.progress.go_on();
-        self.grant(cache, self.progress.granted() - started.min(self.progress.granted()))?;
-        Ok(false)
+        let (started, ended) = self.runs(cache)?;
+        let whole = self.whole(started, measured);
+        let more = match self.state.progress.next(started, ended, whole) {
+            Step::Wait => return Ok(Look::Going),
+            Step::GiveUp => {
+                let why = "the runs that were counted did little of what its runs usually do";
+                return Err(SessionError::NothingToDo(why.into()));
+            }
+            _ if !affordable() => return Ok(Look::Going),
+            Step::Grant(more) => more,
+            Step::Compare => {
+                let values = self.values(cache)?;
+                let overlap = self.earlier.as_ref().map(|earlier| overlap(earlier, &values));
+                let counted = values.iter().any(|n| *n > 0);
+                self.earlier = counted.then_some(values);
+                if counted && self.state.progress.is_enough(overlap) {
+                    self.state.complete = true;
+                    return Ok(Look::Complete);
+                }
+                self.state.progress.double()
+            }
+        };
+        self.state.progress.grant(more);
+        self.grant(cache, more)?;
+        Ok(Look::Going)
     }
 
-    /// Ends the counting and keeps the profile. The module can be optimized by [`optimize`] then, now or in another session.
+    /// Whether what was counted until now makes a profile, with so many typical runs at `least`. If the number of runs was given, half of one does.
     ///
     /// # Errors
-    /// If nothing was counted, or the cache cannot be written.
+    /// If the counts cannot be read.
+    pub fn settle_for(
+        &mut self,
+        cache: &Cache,
+        measured: Measured,
+        least: f64,
+    ) -> Result<bool, SessionError> {
+        let (started, _) = self.runs(cache)?;
+        self.state.progress.begun(started);
+        let least = if self.state.progress.is_fixed() { progress::LEAST } else { least };
+        self.state.complete |= started > 0 && self.whole(started, measured) >= least;
+        Ok(self.state.complete)
+    }
+
+    /// Leaves it to the next session. What may count goes on.
+    ///
+    /// # Errors
+    /// If it cannot be written: the counting is over then.
+    pub fn suspend(mut self, cache: &Cache, seconds_per_run: f64, spent: f64) -> Result<(), SessionError> {
+        (self.state.seconds_per_run, self.state.spent) = (seconds_per_run, spent);
+        let kept = self.state.keep(cache, self.earlier.as_deref());
+        if kept.is_err() {
+            self.abandon(cache);
+        }
+        kept
+    }
+
+    /// Ends the counting and keeps the profile; analyses the module again if another session has begun. It can be optimized by [`optimize`] then.
+    ///
+    /// # Errors
+    /// If nothing was counted, the cache cannot be written, or the module is not any more what it was.
     pub fn keep_profile(&mut self, cache: &Cache, seconds_per_run: f64) -> Result<Entry, SessionError> {
-        // From here on nobody begins to count any more.
-        cache.put_in_force(&self.id_text)?;
-        let Some(profile) = self.earlier.take() else {
+        let values = self.values(cache)?;
+        if values.iter().all(|n| *n == 0) {
             return Err(SessionError::NothingToDo("no run of it was counted".into()));
-        };
-        let text = self.path.to_string_lossy();
-        let part = ModuleProfile::of(&self.analyzed.program, &profile, &self.id, &text);
+        }
+        if self.planned.is_none() {
+            self.planned = Some(Box::new(plan_again(&self.state)?));
+        }
+        let Some(planned) = &self.planned else { return Err(SessionError::NothingToDo(String::new())) };
+        let program = &planned.module.program;
+        let values = &values[..planned.plan.counted.len().min(values.len())];
+        let derived: Derived =
+            derive(program, &planned.plan.known_without(program, values, &self.state.missing));
+        let text = self.state.path.to_string_lossy();
+        let part = ModuleProfile::of(program, &derived.profile, &self.id, &text);
         let entry = Entry {
-            path: self.path.clone(),
-            build_id: self.id_text.clone(),
-            profiled_runs: self.progress.runs(),
+            path: self.state.path.clone(),
+            build_id: self.state.build_id.clone(),
+            profiled_runs: self.state.progress.runs(),
             profiled_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
             seconds_per_run,
             cost_seconds: 0.0,
             layout: String::new(),
         };
         cache.keep_profile(&entry, &ProfileFile { modules: vec![part] }.write())?;
+        // From here on nobody begins to count any more.
+        cache.put_in_force(&self.state.build_id)?;
         Ok(entry)
     }
 
-    /// The module, to be optimized.
-    pub fn into_held(self) -> Held {
-        Held { module: self.analyzed, _lock: self.lock }
+    /// Whether [`keep_profile`](Self::keep_profile) is the matter of a moment.
+    pub fn is_planned(&self) -> bool {
+        self.planned.is_some()
+    }
+
+    /// The module, to be optimized; if its profile was kept.
+    pub fn into_held(self) -> Option<Held> {
+        Some(Held { module: self.planned?.module, _lock: self.lock })
     }
 
     /// Gives up: the stored overlay is in force again, or none.
     pub fn abandon(self, cache: &Cache) {
         // Failing, it goes on counting until its tickets are used up.
-        let _ = cache.put_in_force(&self.id_text);
+        let _ = cache.put_in_force(&self.state.build_id);
     }
 
     /// The module's file.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.state.path
+    }
+
+    /// Processor seconds of a run, and those that were spent on it, when it was suspended last.
+    pub fn before(&self) -> (f64, f64) {
+        (self.state.seconds_per_run, self.state.spent)
+    }
+}
+
+/// The plan of a suspended counting.
+fn plan_again(state: &Suspended) -> Result<Planned, SessionError> {
+    let bad = |why: &str| SessionError::BadFile { path: state.path.clone(), why: why.into() };
+    let image = read_module(&state.path)?;
+    if image.build_id().is_none_or(|id| id.to_string() != state.build_id) {
+        return Err(bad("it has changed since it was profiled"));
+    }
+    let module = analyze_image(Arc::new(image)).map_err(|e| bad(&e))?;
+    let planned = Planned::of(module, &state.samples);
+    let is_same = planned.hash() == state.plan;
+    is_same.then_some(planned).ok_or_else(|| bad("another version of restitch has begun to count it"))
+}
+
+/// The bytes of hexadecimal digits.
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+    pairs.map(|pair| u8::from_str_radix(pair.filter(|p| p.len() == 2)?, 16).ok()).collect()
+}
+
+/// Ends a counting that is complete, and lays out.
+///
+/// # Errors
+/// As [`Job::keep_profile`] and [`optimize`]. The counting is over then, too.
+pub(crate) fn complete(
+    cache: &Cache,
+    mut job: Job,
+    seconds_per_run: f64,
+    choice: LayoutChoice,
+    cost: impl FnOnce() -> f64,
+) -> Result<Entry, SessionError> {
+    match job.keep_profile(cache, seconds_per_run) {
+        Ok(entry) => match job.into_held() {
+            Some(held) => optimize(cache, entry, &held.module, choice, cost),
+            None => Ok(entry),
+        },
+        Err(error) => {
+            job.abandon(cache);
+            Err(error)
+        }
     }
 }
 
@@ -237,7 +396,9 @@ pub(crate) fn optimize(
     let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    let layout = lay_out(choice, None, DUPLICATE, &module.program, &profile);
+    // As in output files: what stays reaches copies straight, by the branches that an overlay's code pages have.
+    let stay = Some(Reaching::Straight);
+    let layout = lay_out(choice, stay, DUPLICATE, &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let wanted = Wanted { heat: &profile.blocks, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
@@ -259,7 +420,7 @@ pub(crate) fn optimize_stored(
 ) -> Result<Entry, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: entry.path.clone(), why };
     let nothing = |why: &str| SessionError::NothingToDo(why.into());
-    let _lock = cache.lock(&entry.build_id).ok_or_else(|| nothing("another session is working on it"))?;
+    let _lock = cache.lock(&entry.build_id).ok_or_else(|| nothing(BUSY))?;
     if cache.entry(&entry.build_id).is_some_and(|now| !now.layout.is_empty()) {
         return Err(nothing("another session has optimized it meanwhile"));
     }
@@ -299,4 +460,142 @@ fn overlap(a: &[u64], b: &[u64]) -> f64 {
     let sum = |v: &[u64]| v.iter().map(|n| *n as f64).sum::<f64>().max(1.0);
     let (x, y) = (sum(a), sum(b));
     a.iter().zip(b).map(|(m, n)| (*m as f64 / x).min(*n as f64 / y)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_apply_preload::verify;
+    use restitch_emit::ShortcutKind;
+    use restitch_profile::Profile;
+
+    /// `main` is never seen running and stays; what it calls in a loop is seen.
+    const SOURCE: &str = "__attribute__((noinline, noclone)) int step(int n) { if (n % 3) return n / 3 ^ 5; return n * 7 + 1; }\n\
+        __attribute__((noinline, noclone)) int walk(int n) { int s = 0; for (int i = 0; i < n; i++) s += step(i) ^ step(s); return s; }\n\
+        int main(int argc, char **argv) { (void)argv; return (walk(argc) + walk(argc + 1)) & 1; }\n";
+
+    fn module() -> Option<(tempfile::TempDir, Analyzed)> {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
+        std::fs::write(&source, SOURCE).unwrap();
+        if restitch_testkit::find_program("gcc").is_none() {
+            restitch_testkit::skipped("gcc is missing");
+            return None;
+        }
+        let mut gcc = std::process::Command::new("gcc");
+        let done =
+            gcc.args(["-O1", "-Wl,--build-id=sha1", "-o"]).arg(&program).arg(&source).status().unwrap();
+        assert!(done.success());
+        let module = analyze_image(Arc::new(read_module(&program).unwrap())).unwrap();
+        Some((folder, module))
+    }
+
+    /// Where symbols lead, and an overlay of a layout that has all but `main`.
+    fn overlay(folder: &Path, module: &Analyzed) -> (Overlay, usize) {
+        let program = &module.program;
+        let mut profile = Profile::empty(program);
+        let stays = |f: restitch_program::FuncId| program.function(f).name.as_deref() == Some("main");
+        for block in program.block_ids().filter(|b| !stays(program.block(*b).function)) {
+            profile.blocks[block.index()] = 100;
+        }
+        for (id, edge) in program.edges.iter().enumerate() {
+            profile.edges[id] = profile.block(edge.from).min(profile.block(edge.to)) / 2;
+        }
+        let layout = lay_out(LayoutChoice::default(), None, DUPLICATE, program, &profile);
+        let path = folder.join("a");
+        let align = alignment(false);
+        let size = estimate(program, &layout, 0).next_multiple_of(align);
+        let places = place(&module.image, size, 0, align).unwrap();
+        let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
+        let version = emit_version(&path, module, &layout, place, Wanted::default()).unwrap();
+        let version = check_version(&path, module, &layout, version, None).unwrap();
+        let is_branch = |s: &&restitch_emit::Shortcut| s.kind == ShortcutKind::Displacement;
+        let shortcuts = version.shortcuts.iter().filter(is_branch).count();
+        (Overlay::plan(&module.image, &version, 0).unwrap(), shortcuts)
+    }
+
+    fn address(module: &Analyzed, name: &str) -> Svma {
+        module.image.symbols_named(name).next().expect("a symbol").range.start
+    }
+
+    /// Its last page says what the changed content is, so that content alone is judged.
+    fn resealed(overlay: &Overlay, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+        let mut bytes = overlay.bytes().to_vec();
+        change(&mut bytes);
+        let content = bytes.len() - 4096;
+        let checksum = bytes[..content].chunks(8).fold(0xcbf2_9ce4_8422_2325u64, |sum, chunk| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            (sum ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let meta = restitch_preload::Meta { checksum, ..overlay.meta };
+        bytes[content..].copy_from_slice(&meta.encode());
+        bytes
+    }
+
+    #[test]
+    fn calls_of_code_that_stays_lead_straight_into_the_version() {
+        let Some((folder, module)) = module() else { return };
+        let (overlay, shortcuts) = overlay(folder.path(), &module);
+        assert!(shortcuts >= 2, "main calls walk twice: {shortcuts}");
+        assert_eq!(verify(overlay.bytes(), &module.image).unwrap(), overlay.meta);
+        // The calls in the overlay's code lead into the version, and nowhere else.
+        let (main, program) = (address(&module, "main"), &module.program);
+        let function = program.function(program.function_at(main).expect("a function"));
+        let calls: Vec<_> = program.calls.iter().filter(|c| function.range.contains(c.at)).collect();
+        let text = |at: Svma| (overlay.meta.text_offset + at.get() - overlay.meta.text_start) as usize;
+        let target = |bytes: &[u8], at: Svma| {
+            let field = bytes[text(at) + 1..text(at) + 5].try_into().unwrap();
+            (at + 5).offset(i32::from_le_bytes(field).into()).get()
+        };
+        let version = overlay.meta.version_start..overlay.meta.version_start + overlay.meta.version_len;
+        assert_eq!(calls.len(), 2);
+        for call in &calls {
+            assert!(version.contains(&target(overlay.bytes(), call.at)));
+        }
+        // One that leads elsewhere, and one that is another instruction, are damage.
+        let at = text(calls[0].at);
+        let elsewhere = resealed(&overlay, |bytes| bytes[at + 4] ^= 0x10);
+        assert!(verify(&elsewhere, &module.image).is_err());
+        let other = resealed(&overlay, |bytes| bytes[at] = 0x90);
+        assert!(verify(&other, &module.image).is_err());
+    }
+
+    #[test]
+    fn a_plan_is_made_again_from_what_is_kept_and_only_then() {
+        let Some((folder, module)) = module() else { return };
+        let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
+        let path = folder.path().join("a");
+        let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
+        let samples = BTreeMap::from([(offset, 10)]);
+        let job = Job::begin(&cache, &path, read_module(&path).unwrap(), &samples, Some(3)).unwrap();
+        let id = job.state.build_id.clone();
+        let hash = job.planned.as_ref().unwrap().hash();
+        assert!(cache.lock(&id).is_none(), "it is held");
+        job.suspend(&cache, 0.5, 0.25).unwrap();
+        cache.tidy();
+        assert!(cache.is_suspended(&id), "what is suspended stays in force");
+        let state = Suspended::read(&cache, &id).unwrap();
+        assert_eq!((state.plan, plan_again(&state).unwrap().hash()), (hash, hash));
+        let strange = Suspended { plan: hash ^ 1, ..state.clone() };
+        assert!(plan_again(&strange).is_err(), "its counters would mean other blocks");
+
+        // Six runs have counted (by hand), three of which were no runs worth the name.
+        let mut job = Job::resume(&cache, state.clone()).unwrap();
+        assert!(Job::resume(&cache, state.clone()).is_none(), "one at a time");
+        assert_eq!(job.before(), (0.5, 0.25));
+        let mut counts = std::fs::read(cache.counts(&job.id)).unwrap();
+        counts[Counts::STARTED_AT as usize] = 6;
+        counts[Counts::ENDED_AT as usize] = 6;
+        let plan = job.state.missing.len() + 1;
+        counts[COUNTS_HEADER as usize..].chunks_exact_mut(8).for_each(|c| c[0] = 3 + plan as u8);
+        write_whole(&cache.counts(&job.id), &counts, 0o600).unwrap();
+        let measured = Measured { counting: 300, typical: 100.0 };
+        assert_eq!(job.look(&cache, measured, || true).unwrap(), Look::Complete);
+        let done = complete(&cache, job, 0.5, LayoutChoice::default(), || 1.0).unwrap();
+        assert_eq!((done.profiled_runs, done.cost_seconds), (6, 1.0));
+        assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
+        assert_eq!(cache.verify(&done), super::super::cache::Verdict::Sound);
+        assert!(Job::resume(&cache, state).is_none());
+    }
 }

@@ -3,22 +3,22 @@
 //! **Priority.** There are two makers: an ordinary one, whose time is paid for out of the [`Budget`], and one that does with what
 //! the command's processes leave. Where a build keeps every core busy the latter gets about 1.5 % of one.
 //!
-//! **The end.** When the command ends, what was counted becomes a profile, which is the matter of a moment. Overlays that are not made yet are
-//! made now, by another process, or the next time ([`Finish`]); a thread that is at it is left behind, and ends with the process: nothing that
+//! **The end.** When the command ends, a counting that is complete becomes a profile, which is the matter of a moment; others are suspended, and the next command goes on with
+//! them. Overlays that are not made yet are made now, by another process, or the next time ([`Finish`]); a thread that is at it is left behind, and ends with the process: nothing that
 //! it does can be seen half done.
 
-use super::budget::{Budget, COUNTING_COSTS};
+use super::budget::Budget;
 use super::cache::{Cache, Entry};
-use super::work::{Held, Job, optimize, optimize_stored, read_module};
-use super::{Finish, Making, is_old, optimize_cost};
+use super::work::{Held, Job, Look, Measured, complete, optimize, optimize_stored, read_module};
+use super::{Finish, Making, begin_cost, is_old, optimize_cost};
 use crate::SessionError;
 use restitch_address::FileOffset;
 use restitch_tracee::{be_lowest, be_nice};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -26,6 +26,14 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(100);
 /// The nice value of the ordinary maker and of the accountant: the command's processes go first.
 const NICE: i32 = 5;
+
+/// In the background, a counting becomes a profile when so many typical runs have counted, although more of them may change it.
+const SETTLE_FOR: f64 = 4.0;
+/// One does when the command's user waits for it.
+const SETTLE_FOR_AT_ONCE: f64 = 0.75;
+
+/// What the session sees of the runs of modules that are being counted.
+pub(crate) type Seen = Arc<Mutex<BTreeMap<PathBuf, Measured>>>;
 
 /// Who does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,13 +52,25 @@ pub(crate) enum Message {
     Done(Box<Entry>),
     /// The module is left alone, for this reason.
     Left(PathBuf, String),
+    /// Its counting goes on in the next session.
+    Suspended(PathBuf),
 }
 
 /// What the maker is given.
 enum Task {
-    Begin { path: PathBuf, samples: BTreeMap<FileOffset, u64>, seconds_per_run: f64 },
+    Begin {
+        path: PathBuf,
+        samples: BTreeMap<FileOffset, u64>,
+        seconds_per_run: f64,
+    },
     Pending(Entry),
-    Optimize { entry: Entry, held: Box<Held>, spent: f64 },
+    Optimize {
+        entry: Entry,
+        held: Box<Held>,
+        spent: f64,
+    },
+    /// What another session has begun is complete.
+    Complete(Counting),
 }
 
 /// A module whose runs are counted.
@@ -63,6 +83,7 @@ struct Counting {
 
 pub(crate) struct Worker {
     makers: Option<Makers>,
+    begun: Option<Sender<Counting>>,
     messages: Receiver<Message>,
     stop: Arc<AtomicBool>,
     accountant: JoinHandle<()>,
@@ -87,29 +108,31 @@ impl Makers {
 }
 
 impl Worker {
-    pub fn start(cache: &Cache, making: Making, budget: Arc<Budget>) -> Self {
+    pub fn start(cache: &Cache, making: Making, budget: Arc<Budget>, seen: Seen) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let ((tell, messages), (begun, jobs)) = (channel(), channel());
         let ((ordinary, first), (lowest, second)) = (channel(), channel());
         let makers = Makers { ordinary, lowest };
         let start = |haste: Haste, given: Receiver<Task>| {
             let (cache, tell, begun, stop) = (cache.clone(), tell.clone(), begun.clone(), stop.clone());
+            let budget = budget.clone();
             // Where the system refuses a lower priority, the threads compete with the command's.
             std::thread::spawn(move || {
                 match haste {
                     Haste::Ordinary => be_nice(NICE),
                     Haste::Lowest => be_lowest(),
                 };
-                Maker { cache, making, tell, begun, stop }.run(&given);
+                Maker { cache, making, tell, begun, stop, haste, budget }.run(&given);
             })
         };
         let threads = [start(Haste::Ordinary, first), start(Haste::Lowest, second)];
-        let (cache, next, stopped) = (cache.clone(), makers.clone(), stop.clone());
+        let (cache, next, stopped, paid) = (cache.clone(), makers.clone(), stop.clone(), budget.clone());
         let accountant = std::thread::spawn(move || {
             be_nice(NICE);
-            Accountant { cache, making, tell, counting: Vec::new(), next, stop: stopped, budget }.run(&jobs);
+            Accountant { cache, making, tell, counting: Vec::new(), next, stop: stopped, budget: paid, seen }
+                .run(&jobs);
         });
-        Self { makers: Some(makers), messages, stop, accountant, threads }
+        Self { makers: Some(makers), begun: Some(begun), messages, stop, accountant, threads }
     }
 
     /// A module that is worth it.
@@ -128,6 +151,15 @@ impl Worker {
         self.give(haste, Task::Pending(entry));
     }
 
+    /// A module that another session has begun to count.
+    pub fn resume(&self, job: Job) {
+        let (seconds_per_run, spent) = job.before();
+        if let Some(begun) = &self.begun {
+            // An accountant that has ended takes none: it stays suspended.
+            let _ = begun.send(Counting { job, seconds_per_run, spent });
+        }
+    }
+
     fn give(&self, haste: Haste, task: Task) {
         if let Some(makers) = &self.makers {
             makers.give(haste, task);
@@ -141,7 +173,7 @@ impl Worker {
     /// The command has ended: what was counted is kept, and what is not made yet is waited for only if that is wanted.
     pub fn stop(mut self, wait: bool, mut hear: impl FnMut(Message)) {
         self.stop.store(true, Ordering::Relaxed);
-        self.makers = None;
+        (self.makers, self.begun) = (None, None);
         // A thread that has panicked has told what it could.
         let _ = self.accountant.join();
         if wait {
@@ -158,6 +190,8 @@ struct Maker {
     tell: Sender<Message>,
     begun: Sender<Counting>,
     stop: Arc<AtomicBool>,
+    haste: Haste,
+    budget: Arc<Budget>,
 }
 
 impl Maker {
@@ -167,19 +201,40 @@ impl Maker {
                 Task::Begin { .. } if self.stop.load(Ordering::Relaxed) => {}
                 Task::Begin { path, samples, seconds_per_run } => self.begin(path, &samples, seconds_per_run),
                 Task::Pending(entry) => {
-                    let start = cpu_seconds();
-                    let path = entry.path.clone();
+                    let (start, path) = (cpu_seconds(), entry.path.clone());
                     let done =
                         optimize_stored(&self.cache, entry, self.making.layout, || cpu_seconds() - start);
-                    report(&self.tell, &path, done);
+                    self.done(&path, done, start);
                 }
                 Task::Optimize { entry, held, spent } => {
                     let (start, path) = (cpu_seconds(), entry.path.clone());
                     let cost = || spent + cpu_seconds() - start;
                     let done = optimize(&self.cache, entry, &held.module, self.making.layout, cost);
-                    report(&self.tell, &path, done);
+                    self.done(&path, done, start);
+                }
+                Task::Complete(Counting { job, seconds_per_run, spent }) => {
+                    let (start, path) = (cpu_seconds(), job.path().to_path_buf());
+                    let cost = || spent + cpu_seconds() - start;
+                    let done = complete(&self.cache, job, seconds_per_run, self.making.layout, cost);
+                    self.done(&path, done, start);
                 }
             }
+        }
+    }
+
+    /// An overlay was made, or not; the work is paid for.
+    fn done(&self, path: &Path, done: Result<Entry, SessionError>, start: f64) {
+        self.pay(optimize_cost(path), cpu_seconds() - start);
+        let message = match done {
+            Ok(entry) => Message::Done(Box::new(entry)),
+            Err(error) => Message::Left(path.into(), why(&error)),
+        };
+        tell(&self.tell, message);
+    }
+
+    fn pay(&self, estimate: f64, took: f64) {
+        if self.haste == Haste::Ordinary {
+            self.budget.settle(estimate, took);
         }
     }
 
@@ -192,10 +247,12 @@ impl Maker {
             }
             Job::begin(&self.cache, &path, image, samples, self.making.runs)
         });
+        let spent = cpu_seconds() - start;
+        self.pay(begin_cost(&path), spent);
         match begun {
             Ok(job) => {
                 tell(&self.tell, Message::Counting(path));
-                let counting = Counting { job, seconds_per_run, spent: cpu_seconds() - start };
+                let counting = Counting { job, seconds_per_run, spent };
                 if let Err(late) = self.begun.send(counting) {
                     late.0.job.abandon(&self.cache);
                 }
@@ -215,6 +272,7 @@ struct Accountant {
     next: Makers,
     stop: Arc<AtomicBool>,
     budget: Arc<Budget>,
+    seen: Seen,
 }
 
 impl Accountant {
@@ -240,15 +298,23 @@ impl Accountant {
         while index < self.counting.len() {
             let start = cpu_seconds();
             let (counting, budget) = (&mut self.counting[index], &self.budget);
-            let seconds_per_run = counting.seconds_per_run;
-            let affordable = |runs: u64| budget.take(runs as f64 * seconds_per_run * COUNTING_COSTS);
-            let complete = counting.job.look(&self.cache, at_end, affordable);
-            counting.spent += cpu_seconds() - start;
-            match complete {
-                Ok(false) if !at_end => index += 1,
-                Ok(_) => {
+            let measured = measured(&self.seen, counting.job.path());
+            let look = counting.job.look(&self.cache, measured, || !at_end && budget.is_sound());
+            let look = match look {
+                Ok(Look::Going) if at_end => self.settle(index, measured),
+                other => other,
+            };
+            let took = cpu_seconds() - start;
+            self.budget.charge(took);
+            self.counting[index].spent += took;
+            match look {
+                Ok(Look::Going) if !at_end => index += 1,
+                Ok(look) => {
                     let counting = self.counting.remove(index);
-                    self.finish(counting, at_end);
+                    match look {
+                        Look::Going => self.suspend(counting),
+                        Look::Complete => self.finish(counting, at_end),
+                    }
                 }
                 Err(error) => {
                     let job = self.counting.remove(index).job;
@@ -259,25 +325,58 @@ impl Accountant {
         }
     }
 
-    fn finish(&self, counting: Counting, at_end: bool) {
-        let Counting { mut job, seconds_per_run, spent } = counting;
-        let (start, path) = (cpu_seconds(), job.path().to_path_buf());
-        match job.keep_profile(&self.cache, seconds_per_run) {
+    /// At the end of the command: what is not complete may do.
+    fn settle(&mut self, index: usize, measured: Measured) -> Result<Look, SessionError> {
+        let least = match self.making.finish {
+            Finish::Background => SETTLE_FOR,
+            Finish::Wait => SETTLE_FOR_AT_ONCE,
+            Finish::Later => return Ok(Look::Going),
+        };
+        let does = self.counting[index].job.settle_for(&self.cache, measured, least)?;
+        Ok(if does { Look::Complete } else { Look::Going })
+    }
+
+    fn suspend(&self, counting: Counting) {
+        let Counting { job, seconds_per_run, spent } = counting;
+        let path = job.path().to_path_buf();
+        let message = match job.suspend(&self.cache, seconds_per_run, spent) {
+            Ok(()) => Message::Suspended(path),
+            Err(error) => Message::Left(path, why(&error)),
+        };
+        tell(&self.tell, message);
+    }
+
+    fn finish(&self, mut counting: Counting, at_end: bool) {
+        let path = counting.job.path().to_path_buf();
+        let paid = || at_end || self.budget.begin(optimize_cost(&path));
+        let haste = || if paid() { Haste::Ordinary } else { Haste::Lowest };
+        let now = !at_end || self.making.finish == Finish::Wait;
+        if !counting.job.is_planned() {
+            return match now {
+                true => self.next.give(haste(), Task::Complete(counting)),
+                false => self.suspend(counting),
+            };
+        }
+        let start = cpu_seconds();
+        match counting.job.keep_profile(&self.cache, counting.seconds_per_run) {
             Ok(entry) => {
                 tell(&self.tell, Message::Done(Box::new(entry.clone())));
-                if !at_end || self.making.finish == Finish::Wait {
-                    let paid = at_end || self.budget.take(optimize_cost(&path));
-                    let haste = if paid { Haste::Ordinary } else { Haste::Lowest };
-                    let spent = spent + cpu_seconds() - start;
-                    self.next.give(haste, Task::Optimize { entry, held: Box::new(job.into_held()), spent });
+                let spent = counting.spent + cpu_seconds() - start;
+                if now && let Some(held) = counting.job.into_held() {
+                    self.next.give(haste(), Task::Optimize { entry, held: Box::new(held), spent });
                 }
             }
             Err(error) => {
-                job.abandon(&self.cache);
+                counting.job.abandon(&self.cache);
                 tell(&self.tell, Message::Left(path, why(&error)));
             }
         }
     }
+}
+
+/// What the session has seen of a module. Nobody panics holding the list; if somebody did, it would still be right.
+fn measured(seen: &Seen, path: &Path) -> Measured {
+    seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(path).copied().unwrap_or_default()
 }
 
 fn tell(listener: &Sender<Message>, message: Message) {
@@ -285,16 +384,8 @@ fn tell(listener: &Sender<Message>, message: Message) {
     let _ = listener.send(message);
 }
 
-fn report(listener: &Sender<Message>, path: &Path, done: Result<Entry, SessionError>) {
-    let message = match done {
-        Ok(entry) => Message::Done(Box::new(entry)),
-        Err(error) => Message::Left(path.into(), why(&error)),
-    };
-    tell(listener, message);
-}
-
 /// What went wrong, without the file's name, which stands beside it in the report.
-fn why(error: &SessionError) -> String {
+pub(super) fn why(error: &SessionError) -> String {
     match error {
         SessionError::BadFile { why, .. } => why.clone(),
         other => other.to_string(),

@@ -1,0 +1,119 @@
+//! `batch` with commands that are too short: what one has begun the next one goes on with, and runs that do next to nothing decide nothing.
+
+mod common;
+
+use common::batching::{Batch, compiled};
+use common::{PATIENCE, code, finish};
+use restitch_testkit::{program, wait_until};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+/// What the store has of `program`, by its ending.
+fn stored(batch: &Batch, program: &Path, ending: &str) -> Option<PathBuf> {
+    let is_its = |p: &PathBuf| {
+        std::fs::read(p.with_extension("path"))
+            .is_ok_and(|b| Path::new(&*String::from_utf8_lossy(&b)) == program)
+    };
+    batch.files(ending).into_iter().find(is_its)
+}
+
+/// Processes that have begun to count.
+fn started(batch: &Batch, program: &Path) -> u64 {
+    let Some(path) = stored(batch, program, "path") else { return 0 };
+    let counts = path.with_extension("counts");
+    let counts = batch.cache().join("v1").join(counts.file_name().expect("a name"));
+    let word =
+        std::fs::read(counts).ok().and_then(|b| Some(u64::from_le_bytes(b.get(40..48)?.try_into().ok()?)));
+    word.unwrap_or(0)
+}
+
+/// Runs `program` again and again until `done` says so, or for too long.
+fn until(batch: &Batch, finish: &str, options: &[&str], program: &Path, done: impl Fn() -> bool) -> bool {
+    let stop = batch.folder.path().join("stop");
+    let script = "while [ ! -e \"$STOP\" ]; do \"$0\" --seconds 0.2; [ $? = 42 ] || exit 9; done";
+    let mut command = batch.command_that_finishes(finish, options);
+    command.args(["sh", "-c", script]).arg(program).env("STOP", &stop);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let is_done = wait_until(PATIENCE * 2, || done().then_some(())).is_some();
+    std::fs::write(&stop, "").expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(code::DONE), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::remove_file(&stop).expect("removed");
+    is_done
+}
+
+#[test]
+fn the_next_command_goes_on_with_a_counting() {
+    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    let options = ["--eager", "--profile-runs", "1000000"];
+    assert!(until(&batch, "later", &options, &throw, || started(&batch, &throw) > 1));
+    // It is not over: what runs now counts as well, and nothing is in force that was made of it.
+    let first = started(&batch, &throw);
+    assert!(stored(&batch, &throw, "counting").is_some() && stored(&batch, &throw, "optimized").is_none());
+    assert!(until(&batch, "later", &options, &throw, || started(&batch, &throw) > first + 1));
+    assert!(stored(&batch, &throw, "counting").is_some() && stored(&batch, &throw, "optimized").is_none());
+    // The one that is waited for makes the profile of all of them, and lays out.
+    let second = started(&batch, &throw);
+    assert!(until(&batch, "wait", &options, &throw, || started(&batch, &throw) > second));
+    assert_eq!(stored(&batch, &throw, "counting"), None);
+    let entry = std::fs::read(stored(&batch, &throw, "json").expect("an entry")).expect("read");
+    let entry: serde_json::Value = serde_json::from_slice(&entry).expect("JSON");
+    assert!(entry["profiled_runs"].as_u64() > Some(second), "{entry:#}, after {second} runs");
+    assert!(batch.in_force().contains(&throw), "{entry:#}");
+    assert_eq!(batch.kinds(&throw), (0, 2));
+    assert!(batch.cache_command(&["verify"]).stdout.contains(": sound"));
+}
+
+#[test]
+fn a_command_that_runs_a_program_once_is_optimized_after_some_of_them() {
+    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    let mut command = 0;
+    while !batch.in_force().contains(&throw) {
+        let script = "\"$0\" --seconds 0.4; [ $? = 42 ]";
+        let mut once = batch.command_that_finishes("wait", &[]);
+        finish(once.args(["sh", "-c", script]).arg(&throw)).expect(code::DONE);
+        command += 1;
+        assert!(command < 30, "{:#}", batch.report());
+    }
+    assert!(command > 2, "one run says nothing yet");
+    assert_eq!(batch.kinds(&throw), (0, 2));
+    // A program in its place is another one: nothing is known of it.
+    let usage = std::fs::read_to_string(batch.cache().join("v1/store/usage")).unwrap_or_default();
+    assert!(!usage.contains(&*throw.to_string_lossy()), "what is optimized is not remembered: {usage}");
+}
+
+#[test]
+fn runs_that_do_next_to_nothing_decide_nothing() {
+    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    let folder = batch.folder.path().to_path_buf();
+    // Typical runs until runs are counted; then such that end at once, long enough for a profile to be made of them; then typical ones.
+    let script = "while [ ! -e \"$MARKS/counting\" ]; do \"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; done
+        for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \"$0\" --seconds 0; sleep 0.15; done; sleep 2; : > \"$MARKS/short\"
+        while [ ! -e \"$MARKS/go\" ]; do sleep 0.1; done
+        while [ ! -e \"$MARKS/stop\" ]; do \"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; done";
+    let mut command = batch.command(&["--eager"]);
+    command.args(["sh", "-c", script]).arg(&throw).env("MARKS", &folder);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let counts = || {
+        let name = stored(&batch, &throw, "path")?.with_extension("counts");
+        batch.cache().join("v1").join(name.file_name()?).exists().then_some(())
+    };
+    let mark = |name: &str| std::fs::write(folder.join(name), "").expect("written");
+    let counting = wait_until(PATIENCE * 2, counts);
+    mark("counting");
+    let short = wait_until(PATIENCE * 2, || folder.join("short").exists().then_some(()));
+    let (ran, made) = (started(&batch, &throw), stored(&batch, &throw, "optimized"));
+    mark("go");
+    let optimized = wait_until(PATIENCE * 2, || stored(&batch, &throw, "optimized"));
+    mark("stop");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(counting.is_some() && short.is_some() && output.status.code() == Some(code::DONE), "{said}");
+    assert!(ran > 2, "those that end at once were counted as well: {ran}");
+    assert_eq!(made, None, "a profile was made of runs that did nothing: {said}");
+    assert!(optimized.is_some(), "{said}");
+    assert_eq!(batch.kinds(&throw), (0, 2));
+}

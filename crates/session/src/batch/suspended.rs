@@ -1,0 +1,122 @@
+//! Countings that one command has begun and the next one goes on with.
+//!
+//! The overlay that counts and the counts stay in force; beside them is kept how they were made, so that the same plan can be made again once they are complete. (The
+//! analysis of a large compiler takes seconds, and nothing of it is needed while runs are counted.)
+
+use super::cache::Cache;
+use super::progress::Progress;
+use crate::SessionError;
+use crate::files::write_whole;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Number of the format; another version of restitch may plan otherwise, which [`Suspended::plan`] tells.
+const FORMAT: u32 = 1;
+
+/// A counting.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Suspended {
+    format: u32,
+    /// Where the module is.
+    pub path: PathBuf,
+    pub build_id: String,
+    /// The number of the overlay and its counts.
+    pub identity: u64,
+    /// Samples by which its functions were chosen, by place in the file.
+    pub samples: BTreeMap<u64, u64>,
+    /// A hash of the counters' places.
+    pub plan: u64,
+    /// Counters that nothing increments.
+    pub missing: Vec<u32>,
+    pub progress: Progress,
+    /// Samples in runs that have counted.
+    pub counted: u64,
+    /// Nothing more is to be counted.
+    pub complete: bool,
+    pub seconds_per_run: f64,
+    /// Processor seconds that were spent on it.
+    pub spent: f64,
+}
+
+impl Suspended {
+    /// With nothing said of the counting yet.
+    pub fn new(path: PathBuf, build_id: String, samples: BTreeMap<u64, u64>, progress: Progress) -> Self {
+        let (identity, plan, missing, counted, complete) = (0, 0, Vec::new(), 0, false);
+        let (format, seconds_per_run, spent) = (FORMAT, 0.0, 0.0);
+        Self {
+            format,
+            path,
+            build_id,
+            identity,
+            samples,
+            plan,
+            missing,
+            progress,
+            counted,
+            complete,
+            seconds_per_run,
+            spent,
+        }
+    }
+
+    /// Keeps it, with the `earlier` values of the counters, when the profile was looked at last.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn keep(&self, cache: &Cache, earlier: Option<&[u64]>) -> Result<(), SessionError> {
+        let before = cache.stored(&self.build_id, EARLIER);
+        match earlier {
+            Some(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                write_whole(&before, &bytes, 0o600)?;
+            }
+            None => drop(std::fs::remove_file(before)),
+        }
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        write_whole(&cache.stored(&self.build_id, COUNTING), &text, 0o600)
+    }
+
+    /// That of a module, if it is of this format and undamaged.
+    pub fn read(cache: &Cache, id: &str) -> Option<Self> {
+        let read: Self = serde_json::from_slice(&std::fs::read(cache.stored(id, COUNTING)).ok()?).ok()?;
+        (read.format == FORMAT && read.build_id == id).then_some(read)
+    }
+
+    /// The values of the counters when the profile was looked at last.
+    pub fn earlier(&self, cache: &Cache) -> Option<Vec<u64>> {
+        let bytes = std::fs::read(cache.stored(&self.build_id, EARLIER)).ok()?;
+        Some(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
+    }
+}
+
+/// What the store's files of a counting end with.
+pub(crate) const COUNTING: &str = "counting";
+pub(crate) const EARLIER: &str = "earlier";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_again_and_what_is_damaged_is_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
+        let samples = BTreeMap::from([(0x1000, 7)]);
+        let mut kept = Suspended::new("/bin/a".into(), "0a0b".into(), samples, Progress::of(None));
+        (kept.identity, kept.plan, kept.missing, kept.counted) = (9, u64::MAX, vec![3], 12);
+        kept.keep(&cache, Some(&[1, u64::MAX])).unwrap();
+        assert_eq!(Suspended::read(&cache, "0a0b"), Some(kept.clone()));
+        assert_eq!(kept.earlier(&cache), Some(vec![1, u64::MAX]));
+        kept.keep(&cache, None).unwrap();
+        assert_eq!(kept.earlier(&cache), None);
+        let file = cache.stored("0a0b", COUNTING);
+        let text = std::fs::read(&file).unwrap();
+        for end in 0..text.len() {
+            std::fs::write(&file, &text[..end]).unwrap();
+            assert_eq!(Suspended::read(&cache, "0a0b"), None);
+        }
+        std::fs::write(cache.stored("ffff", COUNTING), &text).unwrap();
+        assert_eq!(Suspended::read(&cache, "ffff"), None, "it is another module's");
+    }
+}
