@@ -212,6 +212,22 @@ class Work:
                 break
         return done
 
+    def prepare_all(self, cache):
+        """A cache with a profile of all runs of the whole work. The first batches only find out what there is to count, and have the versions that
+        count made; then one is counted from its beginning to its end."""
+        everything = ["--eager", "--profile-runs", str(ALL_RUNS)]
+        for _ in range(PREPARATIONS):
+            self.run("preparing", self.batch(cache, *everything))
+            optimize = [self.restitch.path, "cache", "optimize", "--cache", cache]
+            done = subprocess.run(optimize, capture_output=True, text=True, timeout=LIMIT)
+            if done.returncode != 0:
+                raise Failed(f"{' '.join(optimize)} ended with {done.returncode}: {done.stderr[-2000:]}")
+            if "its next runs count" not in done.stdout:
+                break
+        command = self.batch(cache, *everything)
+        command[command.index("later")] = "wait"
+        return self.run("preparing", command)["report"]
+
     def rounds(self, count, commands, curve, curve_count):
         """`commands`: {name: function that gives the command of this round}; those of `curve` are in the first `curve_count` rounds only, and
         compared with the same plain runs. Every other round is in the opposite order."""
@@ -236,7 +252,7 @@ def measure(name, options, log):
         work.run("plain, to fill the page cache", work.command)
         warm, bound = machine.path("warm"), machine.path("bound")
         prepared = work.prepare(warm)
-        work.prepare(bound, "--profile-runs", str(ALL_RUNS))
+        work.prepare_all(bound)
 
         def empty(number, *more):
             cache = machine.path("empty")

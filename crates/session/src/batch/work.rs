@@ -577,7 +577,8 @@ mod tests {
         assert!(cache.is_suspended(&id), "what is suspended stays in force");
         let state = Suspended::read(&cache, &id).unwrap();
         assert_eq!((state.plan, plan_again(&state).unwrap().hash()), (hash, hash));
-        let strange = Suspended { plan: hash ^ 1, ..state.clone() };
+        let mut strange = state.clone();
+        strange.plan ^= 1;
         assert!(plan_again(&strange).is_err(), "its counters would mean other blocks");
 
         // Six runs have counted (by hand), three of which were no runs worth the name.
