@@ -222,6 +222,21 @@ fn the_agent_is_passed_on_whatever_environment_a_program_gives() {
 }
 
 #[test]
+fn the_agent_is_initialized_before_all_libraries() {
+    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    finish(batch.command(&[]).arg("true")).expect(code::DONE);
+    let agent = batch.cache().join("v1/librestitch-preload.so");
+    let mut traced = Command::new(&throw);
+    let done = finish(traced.env("LD_PRELOAD", agent).env("LD_DEBUG", "files"));
+    assert_eq!(done.status.code(), Some(42), "{}", done.stderr);
+    let order: Vec<&str> =
+        done.stderr.lines().filter_map(|l| Some(l.split_once("calling init: ")?.1)).collect();
+    assert!(order.len() > 2, "libraries are initialized: {}", done.stderr);
+    assert!(order[0].contains("librestitch-"), "what they execute then is overlaid: {order:#?}");
+}
+
+#[test]
 fn sanitizers_static_programs_and_strange_ones_run_as_ever() {
     let batch = Batch::new();
     let text = "#include <stdio.h>\n#include <stdlib.h>\nint main(void) { char *p = malloc(7); p[6] = 0; free(p); puts(\"fine\"); return 0; }\n";

@@ -18,6 +18,9 @@ fn main() {
     // No panics, no start files, no library: it has to be loadable beside any C library, and to bring none along.
     compiler.args(["-Cpanic=abort", "-Copt-level=2", "-Cforce-unwind-tables=yes", "-Cstrip=symbols"]);
     compiler.args(["-Clink-arg=-nostdlib", "-Clink-arg=-Wl,-z,now,-z,relro,-soname,librestitch-preload.so"]);
+    // Initialized first (ld(1), `-z initfirst`): what the libraries' own initialization executes is overlaid, too, and its pages are not mapped twice. The
+    // loader keeps the promise to one library, the last one that asks for it.
+    compiler.arg("-Clink-arg=-Wl,-z,initfirst");
     compiler.arg("--target").arg(variable("TARGET")).arg("-o").arg(&output);
     if let Some(linker) = std::env::var_os("RUSTC_LINKER") {
         let mut argument = std::ffi::OsString::from("-Clinker=");
