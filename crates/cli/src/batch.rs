@@ -35,8 +35,8 @@ pub struct Batch {
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME")]
     layout: Option<LayoutChoice>,
-    /// What happens when the command ends with profiles that are not laid out yet: a process in the background goes on, `batch` waits for it,
-    /// or the next batch begins with it.
+    /// What happens with work that is left when the command ends (profiles that are not laid out, modules that are worth it): a process in the background goes on, `batch`
+    /// does it before it ends, or the next batch goes on.
     #[arg(long, value_name = "WHEN", default_value = "background")]
     finish: When,
     /// Count exactly so many runs of each module, instead of as many as are useful.
@@ -183,7 +183,7 @@ fn text(report: &BatchReport) -> String {
         ));
     }
     if report.goes_on {
-        out.push_str("  a process in the background lays out what was only profiled\n");
+        out.push_str("  a process in the background does what the command was too short for\n");
     }
     if let Some(count) = report.exported {
         out.push_str(&format!("  exported: {count} optimized modules\n"));

@@ -249,12 +249,15 @@ impl Cache {
 
     /// Countings that the next command goes on with. Some may be in another session's hands.
     pub(crate) fn countings(&self) -> Vec<Suspended> {
+        self.counting_ids().iter().filter_map(|id| Suspended::read(self, id)).collect()
+    }
+
+    /// The build ids of their modules.
+    pub(crate) fn counting_ids(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.path.join("store")).into_iter().flatten().flatten();
         let name = |f: std::fs::DirEntry| f.file_name().to_str().map(str::to_owned);
-        let ids = files
-            .filter_map(name)
-            .filter_map(|n| Some(n.strip_suffix(COUNTING)?.strip_suffix('.')?.to_owned()));
-        ids.filter_map(|id| Suspended::read(self, &id)).collect()
+        let id = |n: String| Some(n.strip_suffix(COUNTING)?.strip_suffix('.')?.to_owned());
+        files.filter_map(name).filter_map(id).collect()
     }
 
     /// Whether the overlay in force of a module is the one that a suspended counting has made.

@@ -87,7 +87,7 @@ pub struct Making {
     pub finish: Finish,
 }
 
-/// What happens with profiles that are not laid out yet when the command ends.
+/// What happens with work that is left when the command ends: profiles that are not laid out, modules that are worth it and were not begun.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Finish {
     /// Another process goes on with them, at the lowest priority; nobody has to wait.
@@ -294,11 +294,11 @@ impl Session {
             return;
         }
         self.resumed = Some(Instant::now());
-        for state in self.cache.countings() {
-            let path = state.path.clone();
+        for id in self.cache.counting_ids() {
+            let Some(path) = self.cache.path_of(&id) else { continue };
             if !self.given.contains(&path)
                 && !is_named(&path, &self.options.exclude)
-                && let Some(job) = work::Job::resume(&self.cache, state)
+                && let Some(job) = work::Job::resume(&self.cache, &id)
             {
                 self.given.insert(path);
                 worker.resume(job);
@@ -522,7 +522,7 @@ pub fn optimize_pending(
         let (path, start) = (state.path.clone(), worker::cpu_seconds());
         let (seconds_per_run, spent) = (state.seconds_per_run, state.spent);
         let cost = || spent + worker::cpu_seconds() - start;
-        if let Some(job) = work::Job::resume(cache, state) {
+        if let Some(job) = work::Job::resume(cache, &state.build_id) {
             outcomes.push((path, work::complete(cache, job, seconds_per_run, layout, cost).map(optimized)));
         }
     }

@@ -149,10 +149,9 @@ impl Job {
     }
 
     /// Goes on with what another session has begun; `None` if that is over, or some other session does.
-    pub fn resume(cache: &Cache, state: Suspended) -> Option<Self> {
-        let lock = cache.lock(&state.build_id)?;
-        // It may have got on since it was read.
-        let state = Suspended::read(cache, &state.build_id).filter(|s| cache.is_suspended(&s.build_id))?;
+    pub fn resume(cache: &Cache, id: &str) -> Option<Self> {
+        let lock = cache.lock(id)?;
+        let state = Suspended::read(cache, id).filter(|s| cache.is_suspended(&s.build_id))?;
         let id = bytes_of(&state.build_id)?;
         let (earlier, counted_before) = (state.earlier(cache), state.counted);
         Some(Self { state, id, planned: None, lock, earlier, counted_before })
@@ -582,8 +581,8 @@ mod tests {
         assert!(plan_again(&strange).is_err(), "its counters would mean other blocks");
 
         // Six runs have counted (by hand), three of which were no runs worth the name.
-        let mut job = Job::resume(&cache, state.clone()).unwrap();
-        assert!(Job::resume(&cache, state.clone()).is_none(), "one at a time");
+        let mut job = Job::resume(&cache, &id).unwrap();
+        assert!(Job::resume(&cache, &id).is_none(), "one at a time");
         assert_eq!(job.before(), (0.5, 0.25));
         let mut counts = std::fs::read(cache.counts(&job.id)).unwrap();
         counts[Counts::STARTED_AT as usize] = 6;
@@ -597,6 +596,6 @@ mod tests {
         assert_eq!((done.profiled_runs, done.cost_seconds), (6, 1.0));
         assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
         assert_eq!(cache.verify(&done), super::super::cache::Verdict::Sound);
-        assert!(Job::resume(&cache, state).is_none());
+        assert!(Job::resume(&cache, &id).is_none());
     }
 }
