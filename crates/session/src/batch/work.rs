@@ -226,7 +226,8 @@ impl Job {
                 let why = "the runs that were counted did little of what its runs usually do";
                 return Err(SessionError::NothingToDo(why.into()));
             }
-            _ if !affordable() => return Ok(Look::Going),
+            // A given number of runs needs no more of them.
+            _ if !self.state.progress.is_fixed() && !affordable() => return Ok(Look::Going),
             Step::Grant(more) => more,
             Step::Compare => {
                 let values = self.values(cache)?;
@@ -591,7 +592,7 @@ mod tests {
         counts[COUNTS_HEADER as usize..].chunks_exact_mut(8).for_each(|c| c[0] = 3 + plan as u8);
         write_whole(&cache.counts(&job.id), &counts, 0o600).unwrap();
         let measured = Measured { counting: 300, typical: 100.0 };
-        assert_eq!(job.look(&cache, measured, || true).unwrap(), Look::Complete);
+        assert_eq!(job.look(&cache, measured, || false).unwrap(), Look::Complete);
         let done = complete(&cache, job, 0.5, LayoutChoice::default(), || 1.0).unwrap();
         assert_eq!((done.profiled_runs, done.cost_seconds), (6, 1.0));
         assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
