@@ -44,24 +44,24 @@ fn until(batch: &Batch, finish: &str, options: &[&str], program: &Path, done: im
 
 #[test]
 fn the_next_command_goes_on_with_a_counting() {
-    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let Some(module) = compiled(&program("switch.c"), &["-O2"]) else { return };
     let batch = Batch::new();
     let options = ["--eager", "--profile-runs", "1000000"];
-    assert!(until(&batch, "later", &options, &throw, || started(&batch, &throw) > 1));
+    assert!(until(&batch, "later", &options, &module, || started(&batch, &module) > 1));
     // It is not over: what runs now counts as well, and nothing is in force that was made of it.
-    let first = started(&batch, &throw);
-    assert!(stored(&batch, &throw, "counting").is_some() && stored(&batch, &throw, "optimized").is_none());
-    assert!(until(&batch, "later", &options, &throw, || started(&batch, &throw) > first + 1));
-    assert!(stored(&batch, &throw, "counting").is_some() && stored(&batch, &throw, "optimized").is_none());
+    let first = started(&batch, &module);
+    assert!(stored(&batch, &module, "counting").is_some() && stored(&batch, &module, "optimized").is_none());
+    assert!(until(&batch, "later", &options, &module, || started(&batch, &module) > first + 1));
+    assert!(stored(&batch, &module, "counting").is_some() && stored(&batch, &module, "optimized").is_none());
     // The one that is waited for makes the profile of all of them, and lays out.
-    let second = started(&batch, &throw);
-    assert!(until(&batch, "wait", &options, &throw, || started(&batch, &throw) > second));
-    assert_eq!(stored(&batch, &throw, "counting"), None);
-    let entry = std::fs::read(stored(&batch, &throw, "json").expect("an entry")).expect("read");
+    let second = started(&batch, &module);
+    assert!(until(&batch, "wait", &options, &module, || started(&batch, &module) > second));
+    assert_eq!(stored(&batch, &module, "counting"), None);
+    let entry = std::fs::read(stored(&batch, &module, "json").expect("an entry")).expect("read");
     let entry: serde_json::Value = serde_json::from_slice(&entry).expect("JSON");
     assert!(entry["profiled_runs"].as_u64() > Some(second), "{entry:#}, after {second} runs");
-    assert!(batch.in_force().contains(&throw), "{entry:#}");
-    assert_eq!(batch.kinds(&throw), (0, 2));
+    assert!(batch.in_force().contains(&module), "{entry:#}");
+    assert_eq!(batch.kinds(&module), (0, 2));
     assert!(batch.cache_command(&["verify"]).stdout.contains(": sound"));
 }
 

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Whole runs are estimated, from samples: so much of them is as good.
 const ABOUT: f64 = 0.75;
 /// Less than this much of one typical run makes no profile.
-pub(crate) const LEAST: f64 = 0.5;
+const LEAST: f64 = 0.5;
 
 /// The runs of one module.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! What is made of a module, in the background: a counting overlay, a profile from its counts, an optimized overlay.
 
 use super::cache::{Cache, Entry};
-use super::progress::{self, Progress, Step};
+use super::progress::{Progress, Step};
 use super::suspended::Suspended;
 use super::usage::whole_runs;
 use crate::SessionError;
@@ -246,7 +246,7 @@ impl Job {
         Ok(Look::Going)
     }
 
-    /// Whether what was counted until now makes a profile, with so many typical runs at `least`. If the number of runs was given, half of one does.
+    /// Whether what was counted until now makes a profile, with so many typical runs at `least`. If the number of runs was given, whatever has counted does.
     ///
     /// # Errors
     /// If the counts cannot be read.
@@ -258,7 +258,7 @@ impl Job {
     ) -> Result<bool, SessionError> {
         let (started, _) = self.runs(cache)?;
         self.state.progress.begun(started);
-        let least = if self.state.progress.is_fixed() { progress::LEAST } else { least };
+        let least = if self.state.progress.is_fixed() { 0.0 } else { least };
         self.state.complete |= started > 0 && self.whole(started, measured) >= least;
         Ok(self.state.complete)
     }
