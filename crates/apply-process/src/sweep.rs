@@ -269,7 +269,7 @@ fn held_by(
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
     if !live.has_just_traced(old.number) {
-        return leads_into(stopped, old.range, threads, None);
+        return leads_into(stopped, old.range, threads);
     }
     for thread in threads {
         if old.range.contains(stopped.registers(thread.tid)?.rip) {
