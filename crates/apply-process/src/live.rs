@@ -1,5 +1,6 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
+use crate::counter_area::CounterArea;
 use crate::hook;
 use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::map_file::StoredMap;
@@ -13,7 +14,6 @@ use restitch_emit::Redirect;
 use restitch_procfs::{self as procfs, Gap, GapRequest, Side, find_gap};
 use restitch_tracee::Memory;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A process and everything that restitch has in it.
@@ -22,8 +22,8 @@ pub struct Live {
     pub(crate) target: Target,
     pub(crate) dir: StateDir,
     pub(crate) journal: Journal,
-    /// Counter areas of installed counting versions: version number, file, length in bytes.
-    pub(crate) counters: Vec<(u32, File, u64)>,
+    /// Counter areas of installed counting versions, windows of tracing ones.
+    pub(crate) counters: Vec<CounterArea>,
     /// The process's lock, once it was taken.
     lock: Option<File>,
 }
@@ -153,24 +153,23 @@ impl Live {
         let tracing = |number: u32| {
             self.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)
         };
-        tracing(number) && self.counters.iter().any(|c| tracing(c.0))
+        tracing(number) && self.counters.iter().any(|c| tracing(c.number))
     }
 
-    /// The counters of counting version `number`, as they are now.
+    /// The counters of counting version `number`, as they are now. Counters of 32 bits have to be read several times a second; what they
+    /// count while nobody reads for more than 0.6 s is left out.
     ///
     /// # Errors
     /// If the area cannot be read.
     pub fn read_counters(&self, number: u32) -> Result<Vec<u64>, ProcessError> {
-        let Some((_, file, len)) = self.counters.iter().find(|c| c.0 == number) else {
+        let Some(area) = self.counters.iter().find(|c| c.number == number) else {
             return Ok(Vec::new());
         };
-        let mut bytes = vec![0; *len as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(|source| ProcessError::State {
+        area.read().map_err(|source| ProcessError::State {
             operation: "read the counters of",
             path: self.dir.journal(self.target.process),
             source,
-        })?;
-        Ok(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
+        })
     }
 
     /// Whether `version` of module number `module` is in force: it is mapped, and some of its redirects lead there. (A child that was forked

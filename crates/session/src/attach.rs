@@ -312,7 +312,7 @@ fn make_optimized(
         let place = place?;
         let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
         let heat = &made.profile.profile().blocks[..];
-        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None, heat };
+        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, heat, ..Wanted::default() };
         let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
         Ok((module, made, version, place.bias))
     });
