@@ -31,6 +31,9 @@ pub struct Live {
 /// Distance in bytes that versions of libraries keep from the library downwards.
 const DISTANCE: u64 = 1 << 30;
 
+/// Retired versions that may stay mapped: those of eight attaches to a program and its C library, a counting version and a layout each.
+const MOST_RETIRED: usize = 32;
+
 /// A place for a version, held until the next call of [`Live::reserve`] or [`Live::switch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reservation {
@@ -139,6 +142,24 @@ impl Live {
     /// Whether version `number` is retired.
     pub(crate) fn is_retired(&self, number: u32) -> bool {
         self.journal.versions.iter().any(|v| v.number == number && v.retired)
+    }
+
+    /// Refuses more versions where too many retired ones have had to stay mapped: each takes room near its module, and is searched and
+    /// led on in every later switch.
+    ///
+    /// # Errors
+    /// [`ProcessError::PiledUp`].
+    pub fn may_have_more(&self) -> Result<(), ProcessError> {
+        let retired: Vec<u64> = self.journal.versions.iter().filter(|v| v.retired).map(|v| v.len).collect();
+        if retired.len() < MOST_RETIRED {
+            return Ok(());
+        }
+        Err(ProcessError::PiledUp {
+            pid: self.target.pid(),
+            number: retired.len(),
+            bytes: retired.iter().sum(),
+            limit: MOST_RETIRED,
+        })
     }
 
     /// The tracing has not ended as it should: a signal may have been delivered to a thread in a tracing version unseen, so memory has to be
@@ -314,7 +335,36 @@ fn merged(mut maps: Vec<procfs::Mapping>, more: Vec<procfs::Mapping>) -> Vec<pro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::JournalVersion;
     use restitch_emit::RedirectKind;
+
+    #[test]
+    fn versions_that_stay_are_bounded() {
+        let target = Target::open(std::process::id() as i32).expect("our own");
+        let process = target.process;
+        let folder = std::env::temp_dir().join(format!("restitch-piled-{}", std::process::id()));
+        let dir = StateDir::at(folder.clone()).expect("a folder");
+        let mut live = Live { target, dir, journal: Journal::new(process), counters: Vec::new(), lock: None };
+        let version = |number: u32, retired: bool| JournalVersion {
+            number,
+            kind: VersionKind::Optimized,
+            module: "/bin/true".into(),
+            bias: 0,
+            start: u64::from(number) << 20,
+            len: 4096,
+            file: "version".into(),
+            map_file: "map".into(),
+            eh_frame_hdr: 0,
+            counters: None,
+            retired,
+        };
+        live.journal.versions = (0..MOST_RETIRED as u32).map(|i| version(i, i != 5)).collect();
+        assert!(live.may_have_more().is_ok(), "one of them is in force");
+        live.journal.versions.push(version(99, true));
+        let text = live.may_have_more().expect_err("too many").to_string();
+        assert!(text.contains("32 versions") && text.contains("131072 bytes"), "{text}");
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
 
     #[test]
     fn redirects_that_cross_pages_were_never_there() {

@@ -107,6 +107,9 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     let mut result = RunResult::new("attach", target_of(&set));
     phases.end("opening");
+    if !options.dry_run {
+        set.room_for_more()?;
+    }
     if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run {
         watcher.note("the process is under restitch already: it gets its original code back first");
         set.switch(&[], VersionKind::Optimized, watcher)?;
