@@ -22,8 +22,11 @@ pub(crate) struct Walker<'a> {
     /// Modules with an unwinder in them: while one runs, program counters are in its own records too.
     unwinders: BTreeSet<usize>,
     /// What was looked up: threads mostly have the same callers, and a row takes longer to make than a frame to read.
-    known: RefCell<HashMap<(usize, Svma), Option<Rc<Frame>>>>,
+    known: RefCell<Known>,
 }
+
+/// Frames by module and original address; `None` where the tables say nothing.
+type Known = HashMap<(usize, Svma), Option<Rc<Frame>>>;
 
 /// What the tables say of a program counter.
 struct Frame {
