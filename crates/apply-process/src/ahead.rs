@@ -4,6 +4,7 @@
 //! One thread is borrowed for that; nothing leads to what is mapped, so the others do not notice. All of it is in the journal
 //! before it exists.
 
+use crate::counter_area::CounterArea;
 use crate::frames::names_unwinder;
 use crate::hook_journal::JournalHook;
 use crate::journal::{Journal, JournalSpare, VersionKind};
@@ -19,7 +20,6 @@ use restitch_address::{Avma, AvmaRange};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, collapse_pages};
-use std::fs::File;
 use std::time::Duration;
 
 /// What is to be mapped before the stop.
@@ -150,7 +150,7 @@ fn large_pages(live: &Live, prepared: &Prepared<'_>) {
 }
 
 /// Counter areas: version number, file, length.
-type Counters = Vec<(u32, File, u64)>;
+type Counters = Vec<CounterArea>;
 
 /// Opens what has to be opened, then maps everything. A spare that cannot be mapped (limits of the process, a file that is gone) is
 /// done without.
@@ -261,7 +261,7 @@ pub(crate) fn undo(
         }
     }
     let is_new = |number: u32| prepared.arriving.iter().any(|a| a.record.number == number && !a.inherited);
-    live.counters.retain(|c| !is_new(c.0));
+    live.counters.retain(|c| !is_new(c.number));
     live.journal = before;
     live.journal.spares.clear();
     live.journal.save(&live.dir)

@@ -61,6 +61,22 @@ pub enum ProcessError {
         /// The process.
         pid: i32,
     },
+    /// Too many versions of earlier layouts have had to stay.
+    #[error(
+        "process {pid}: {number} versions of earlier layouts ({bytes} bytes) are still mapped, because somebody may return into them (a coroutine \
+         that has not run since, say), and {limit} are the most that restitch leaves behind; nothing was changed. What can go by then \
+         goes with a later attach or `restitch revert {pid}`, all of it with a restart of the program"
+    )]
+    PiledUp {
+        /// The process.
+        pid: i32,
+        /// How many.
+        number: usize,
+        /// Their bytes.
+        bytes: u64,
+        /// How many there may be.
+        limit: usize,
+    },
     /// Bytes in the target are not those of the file.
     #[error(
         "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone"

@@ -5,8 +5,11 @@
 use crate::old::OldVersion;
 use crate::target::{Module, Target};
 use restitch_address::{Avma, Svma};
-use restitch_cfi::{Register, Registers, UnwindInfo, step};
-use std::collections::{BTreeMap, BTreeSet};
+use restitch_cfi::{FrameState, Register, Registers, UnwindInfo, step};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// Deepest stack that is walked. Deeper frames are found by the scan of the stack's words.
 const MOST_FRAMES: usize = 20_000;
@@ -18,6 +21,19 @@ pub(crate) struct Walker<'a> {
     unwind: BTreeMap<usize, UnwindInfo>,
     /// Modules with an unwinder in them: while one runs, program counters are in its own records too.
     unwinders: BTreeSet<usize>,
+    /// What was looked up: threads mostly have the same callers, and a row takes longer to make than a frame to read.
+    known: RefCell<Known>,
+}
+
+/// Frames by module and original address; `None` where the tables say nothing.
+type Known = HashMap<(usize, Svma), Option<Rc<Frame>>>;
+
+/// What the tables say of a program counter.
+struct Frame {
+    state: Arc<FrameState>,
+    signal_frame: bool,
+    /// Whether it is in an unwinder.
+    unwinding: bool,
 }
 
 /// The frames of one thread.
@@ -57,7 +73,25 @@ impl<'a> Walker<'a> {
             }
         }
         let unwinders = (0..target.modules.len()).filter(|i| has_unwinder(&target.modules[*i])).collect();
-        Self { target, old, unwind, unwinders }
+        Self { target, old, unwind, unwinders, known: RefCell::default() }
+    }
+
+    /// What holds at `original` of module number `module`; `None` if the tables do not say.
+    fn frame(&self, module: usize, original: Svma) -> Option<Rc<Frame>> {
+        let mut known = self.known.borrow_mut();
+        known.entry((module, original)).or_insert_with(|| self.look_up(module, original).map(Rc::new)).clone()
+    }
+
+    fn look_up(&self, module: usize, original: Svma) -> Option<Frame> {
+        let info = self.unwind.get(&module)?;
+        let state = info.row_at(original).ok()??.state;
+        let signal_frame = info.find(original).is_some_and(|e| e.signal_frame);
+        let unwinding = self.is_unwinder(module, original);
+        Some(Frame { state, signal_frame, unwinding })
+    }
+
+    fn is_unwinder(&self, module: usize, original: Svma) -> bool {
+        self.unwinders.contains(&module) || in_static_unwinder(&self.target.modules[module], original)
     }
 
     /// The module and original address that `at` (any byte of an instruction) stands for.
@@ -87,12 +121,10 @@ impl<'a> Walker<'a> {
             last = Some(rip);
             let lookup = if interrupted { rip } else { rip - 1 };
             let Some((module, original)) = self.original(lookup) else { break };
-            unwinding |= self.unwinders.contains(&module)
-                || in_static_unwinder(&self.target.modules[module], original);
-            let Some(info) = self.unwind.get(&module) else { break };
-            let Ok(Some(row)) = info.row_at(original) else { break };
-            interrupted = info.find(original).is_some_and(|e| e.signal_frame);
-            let Ok(next) = step(&row.state, &registers, read) else { break };
+            let Some(frame) = self.frame(module, original) else { break };
+            unwinding |= frame.unwinding;
+            interrupted = frame.signal_frame;
+            let Ok(next) = step(&frame.state, &registers, read) else { break };
             walk.frames.push(next.cfa);
             if let (Some(slot), Some(value)) = (next.return_address_slot, next.caller.rip()) {
                 walk.slots.push(ReturnSlot { slot, value, interrupted });

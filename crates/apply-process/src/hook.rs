@@ -347,7 +347,7 @@ pub(crate) fn in_use(
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
     let Some(h) = hook else { return Ok(None) };
-    let leads = leads_into(stopped, h.range(), threads, None)?;
+    let leads = leads_into(stopped, h.range(), threads)?;
     Ok(leads.map(|why| format!("{LOOKING} ({why})")))
 }
 

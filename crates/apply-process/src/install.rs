@@ -66,8 +66,9 @@ impl Live {
         }
         switch(self, incoming, None)?;
         let number = incoming.first().map(|new| new.version.number);
-        let window = self.counters.iter().find(|counters| Some(counters.0) == number);
-        let file = window.map_or(Err(io::Error::other("there is no tracing version")), |w| w.1.try_clone());
+        let window = self.counters.iter().find(|counters| Some(counters.number) == number);
+        let file =
+            window.map_or(Err(io::Error::other("there is no tracing version")), |w| w.file.try_clone());
         file.map_err(|source| ProcessError::State {
             operation: "use the window in",
             path: format!("/proc/{pid}").into(),

@@ -15,6 +15,7 @@
 
 mod ahead;
 mod bound;
+mod counter_area;
 mod detour;
 mod error;
 mod exceptions;

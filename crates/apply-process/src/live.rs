@@ -1,5 +1,6 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
+use crate::counter_area::CounterArea;
 use crate::hook;
 use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::map_file::StoredMap;
@@ -13,7 +14,6 @@ use restitch_emit::Redirect;
 use restitch_procfs::{self as procfs, Gap, GapRequest, Side, find_gap};
 use restitch_tracee::Memory;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A process and everything that restitch has in it.
@@ -22,14 +22,17 @@ pub struct Live {
     pub(crate) target: Target,
     pub(crate) dir: StateDir,
     pub(crate) journal: Journal,
-    /// Counter areas of installed counting versions: version number, file, length in bytes.
-    pub(crate) counters: Vec<(u32, File, u64)>,
+    /// Counter areas of installed counting versions, windows of tracing ones.
+    pub(crate) counters: Vec<CounterArea>,
     /// The process's lock, once it was taken.
     lock: Option<File>,
 }
 
 /// Distance in bytes that versions of libraries keep from the library downwards.
 const DISTANCE: u64 = 1 << 30;
+
+/// Retired versions that may stay mapped: those of eight attaches to a program and its C library, a counting version and a layout each.
+const MOST_RETIRED: usize = 32;
 
 /// A place for a version, held until the next call of [`Live::reserve`] or [`Live::switch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +144,24 @@ impl Live {
         self.journal.versions.iter().any(|v| v.number == number && v.retired)
     }
 
+    /// Refuses more versions where too many retired ones have had to stay mapped: each takes room near its module, and is searched and
+    /// led on in every later switch.
+    ///
+    /// # Errors
+    /// [`ProcessError::PiledUp`].
+    pub fn may_have_more(&self) -> Result<(), ProcessError> {
+        let retired: Vec<u64> = self.journal.versions.iter().filter(|v| v.retired).map(|v| v.len).collect();
+        if retired.len() < MOST_RETIRED {
+            return Ok(());
+        }
+        Err(ProcessError::PiledUp {
+            pid: self.target.pid(),
+            number: retired.len(),
+            bytes: retired.iter().sum(),
+            limit: MOST_RETIRED,
+        })
+    }
+
     /// The tracing has not ended as it should: a signal may have been delivered to a thread in a tracing version unseen, so memory has to be
     /// looked through before it is unmapped.
     pub fn distrust_tracing(&mut self) {
@@ -153,24 +174,23 @@ impl Live {
         let tracing = |number: u32| {
             self.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)
         };
-        tracing(number) && self.counters.iter().any(|c| tracing(c.0))
+        tracing(number) && self.counters.iter().any(|c| tracing(c.number))
     }
 
-    /// The counters of counting version `number`, as they are now.
+    /// The counters of counting version `number`, as they are now. Counters of 32 bits have to be read several times a second; what they
+    /// count while nobody reads for more than 0.6 s is left out.
     ///
     /// # Errors
     /// If the area cannot be read.
     pub fn read_counters(&self, number: u32) -> Result<Vec<u64>, ProcessError> {
-        let Some((_, file, len)) = self.counters.iter().find(|c| c.0 == number) else {
+        let Some(area) = self.counters.iter().find(|c| c.number == number) else {
             return Ok(Vec::new());
         };
-        let mut bytes = vec![0; *len as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(|source| ProcessError::State {
+        area.read().map_err(|source| ProcessError::State {
             operation: "read the counters of",
             path: self.dir.journal(self.target.process),
             source,
-        })?;
-        Ok(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
+        })
     }
 
     /// Whether `version` of module number `module` is in force: it is mapped, and some of its redirects lead there. (A child that was forked
@@ -315,7 +335,36 @@ fn merged(mut maps: Vec<procfs::Mapping>, more: Vec<procfs::Mapping>) -> Vec<pro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::JournalVersion;
     use restitch_emit::RedirectKind;
+
+    #[test]
+    fn versions_that_stay_are_bounded() {
+        let target = Target::open(std::process::id() as i32).expect("our own");
+        let process = target.process;
+        let folder = std::env::temp_dir().join(format!("restitch-piled-{}", std::process::id()));
+        let dir = StateDir::at(folder.clone()).expect("a folder");
+        let mut live = Live { target, dir, journal: Journal::new(process), counters: Vec::new(), lock: None };
+        let version = |number: u32, retired: bool| JournalVersion {
+            number,
+            kind: VersionKind::Optimized,
+            module: "/bin/true".into(),
+            bias: 0,
+            start: u64::from(number) << 20,
+            len: 4096,
+            file: "version".into(),
+            map_file: "map".into(),
+            eh_frame_hdr: 0,
+            counters: None,
+            retired,
+        };
+        live.journal.versions = (0..MOST_RETIRED as u32).map(|i| version(i, i != 5)).collect();
+        assert!(live.may_have_more().is_ok(), "one of them is in force");
+        live.journal.versions.push(version(99, true));
+        let text = live.may_have_more().expect_err("too many").to_string();
+        assert!(text.contains("32 versions") && text.contains("131072 bytes"), "{text}");
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
 
     #[test]
     fn redirects_that_cross_pages_were_never_there() {

@@ -1,6 +1,7 @@
 //! Mapping versions and counter areas into the process.
 
 use crate::ProcessError;
+use crate::counter_area::CounterArea;
 use crate::plan::{Arriving, Incoming};
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, TraceError};
@@ -59,7 +60,7 @@ impl<'a> Mapped<'a> {
         &mut self,
         pid: i32,
         results: &mut impl Iterator<Item = Result<u64, TraceError>>,
-    ) -> Result<Option<(u32, File, u64)>, ProcessError> {
+    ) -> Result<Option<CounterArea>, ProcessError> {
         let mut next = || results.next().map(|r| r.map(RemoteFd::from_result)).transpose();
         self.version = next()?;
         let record = &self.arriving.record;
@@ -73,7 +74,8 @@ impl<'a> Mapped<'a> {
         let (Some((_, len)), Some(fd)) = (record.counters, self.counters) else { return Ok(None) };
         let file = open_remote(pid, fd.number())?;
         file.set_len(len).map_err(|e| remote_file(pid, e))?;
-        Ok(Some((record.number, file, len)))
+        let width = self.new.version.counters.as_ref().map(|c| c.width).unwrap_or_default();
+        Ok(Some(CounterArea::new(record.number, file, len, width)))
     }
 
     /// Maps what was opened.

@@ -1,19 +1,19 @@
 //! Leaving versions behind: return addresses are translated, so that hardly anybody comes back to them.
 
 use crate::ProcessError;
-use crate::Target;
 use crate::frames::ReturnSlot;
 use crate::old::OldVersion;
 use crate::patches::{LEN, jump};
 use crate::plan::{Prepared, SwitchReport};
 use crate::threads::{ThreadView, words};
 use crate::writing::{PAGE, write_jumps};
+use crate::{Module, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_emit::RedirectKind;
 use restitch_procfs::Pagemap;
-use restitch_tracee::{Memory, Stopped};
+use restitch_tracee::{Memory, Registers, Stopped};
 use restitch_x86::{Flow, relocate_field};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// Translates return addresses: out of leaving versions, into arriving ones.
 pub(crate) fn retire(
@@ -24,8 +24,9 @@ pub(crate) fn retire(
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
     let mut translated = BTreeSet::new();
+    let mut destinations = Destinations::new(target, prepared);
     for thread in threads {
-        translate_returns(stopped, target, prepared, thread, &mut translated)?;
+        translate_returns(stopped, &mut destinations, thread, &mut translated)?;
     }
     report.moved_returns = translated.len();
     if prepared.old.is_empty() {
@@ -34,7 +35,7 @@ pub(crate) fn retire(
     for (old, leading_on) in prepared.old.iter().zip(&prepared.leading_on) {
         // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already, to a version that leaves
         // now and may be unmapped soon, somebody may be that no walk finds: on the stack of a coroutine.
-        let led_into = leads_into(stopped, old.range, threads, Some(&translated))?.is_some();
+        let led_into = comes_back_to(stopped, old.range, threads, &translated)?;
         if led_into || !leading_on.is_empty() {
             redirect_old_entries(stopped, prepared, old, threads, led_into, leading_on)?;
         }
@@ -44,34 +45,67 @@ pub(crate) fn retire(
 
 fn translate_returns(
     stopped: &Stopped,
-    target: &Target,
-    prepared: &Prepared<'_>,
+    destinations: &mut Destinations<'_>,
     thread: &ThreadView,
     translated: &mut BTreeSet<Avma>,
 ) -> Result<(), ProcessError> {
     // The frames are those of the registers at the stop: moving a thread changes its program counter only.
     for s in &thread.walk.slots {
+        if let Some(to) = destinations.of(s) {
+            stopped.memory().write(s.slot, &to.get().to_le_bytes())?;
+            translated.insert(s.slot);
+        }
+    }
+    Ok(())
+}
+
+/// Where return addresses are to lead. Threads mostly have the same callers: each address is looked up once.
+struct Destinations<'a> {
+    target: &'a Target,
+    prepared: &'a Prepared<'a>,
+    /// By module of the target: whether it is the C library.
+    c_library: Vec<bool>,
+    known: HashMap<(Avma, bool), Option<Avma>>,
+}
+
+impl<'a> Destinations<'a> {
+    fn new(target: &'a Target, prepared: &'a Prepared<'a>) -> Self {
+        let c_library = target.modules.iter().map(is_c_library).collect();
+        Self { target, prepared, c_library, known: HashMap::new() }
+    }
+
+    /// What is to stand in the slot; `None` if it stays as it is.
+    fn of(&mut self, slot: &ReturnSlot) -> Option<Avma> {
+        let key = (slot.value, slot.interrupted);
+        if let Some(known) = self.known.get(&key) {
+            return *known;
+        }
+        let to = self.look_up(slot).filter(|to| *to != slot.value);
+        self.known.insert(key, to);
+        to
+    }
+
+    fn look_up(&self, s: &ReturnSlot) -> Option<Avma> {
+        let prepared = self.prepared;
         let old = prepared.old.iter().find(|o| o.range.contains(s.value - 1));
         // A return address stands behind a call. What does not (an unwinder has just put a landing pad there) is left
         // alone: the byte in front of it belongs to something else, so its copy says nothing.
-        let returns = |original: Avma| follows_call(target, original).then_some(original);
-        let to = match (old, s.interrupted) {
+        let returns = |original: Avma| follows_call(self.target, original).then_some(original);
+        match (old, s.interrupted) {
             (Some(old), true) => old.to_original(s.value).map(|o| prepared.destination_or_original(o)),
             (Some(old), false) => {
                 old.return_to_original(s.value).and_then(returns).map(|o| prepared.return_destination(o))
             }
             (None, true) => prepared.destination(s.value),
             // Frames of the C library stay: those below `main` never do any work, and programs compare them.
-            (None, false) if in_c_library(target, s.value) => None,
+            (None, false) if self.in_c_library(s.value) => None,
             (None, false) => returns(s.value).map(|o| prepared.return_destination(o)),
-        };
-        let to = to.filter(|to| *to != s.value);
-        if let Some(to) = to {
-            stopped.memory().write(s.slot, &to.get().to_le_bytes())?;
-            translated.insert(s.slot);
         }
     }
-    Ok(())
+
+    fn in_c_library(&self, at: Avma) -> bool {
+        self.target.module_at(at - 1).is_some_and(|m| self.c_library[m])
+    }
 }
 
 impl Prepared<'_> {
@@ -87,9 +121,8 @@ impl Prepared<'_> {
     }
 }
 
-fn in_c_library(target: &Target, at: Avma) -> bool {
-    let module = target.module_at(at - 1).map(|m| &target.modules[m]);
-    module.and_then(|m| m.path.file_name()).is_some_and(|n| n.to_string_lossy().starts_with("libc.so"))
+fn is_c_library(module: &Module) -> bool {
+    module.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libc.so"))
 }
 
 /// Whether the instruction in front of original address `at` is a call.
@@ -106,14 +139,12 @@ fn follows_call(target: &Target, at: Avma) -> bool {
     })
 }
 
-/// What of a thread leads into `range`: a register, or a word of its stack that was not translated.
+/// What of a thread leads into `range`: a register, or a word of its stack.
 pub(crate) fn leads_into(
     stopped: &Stopped,
     range: AvmaRange,
     threads: &[ThreadView],
-    translated: Option<&BTreeSet<Avma>>,
 ) -> Result<Option<String>, ProcessError> {
-    let done = |at: &Avma| translated.is_some_and(|t| t.contains(at));
     for thread in threads {
         let r = stopped.registers(thread.tid)?;
         // A system call leaves its own address in rcx, which nobody may use afterwards (System V ABI, A.2.1).
@@ -123,24 +154,47 @@ pub(crate) fn leads_into(
         if low.iter().chain(&high).any(|v| range.contains(Avma::new(*v))) {
             return Ok(Some(format!("a register of thread {} holds an address in it", thread.tid)));
         }
-        if thread.walk.complete {
-            // Everything else on this stack is data, and what looks like an address in it is a dead one.
-            let leads = |s: &&ReturnSlot| range.contains(s.value - 1) && !done(&s.slot);
-            if let Some(s) = thread.walk.slots.iter().find(leads) {
-                return Ok(Some(format!(
-                    "thread {} returns into it (from the frame at {})",
-                    thread.tid, s.slot
-                )));
-            }
-            continue;
-        }
-        for (at, word) in thread.stacks.iter().flat_map(words) {
-            if range.contains(word) && !done(&at) && at >= r.rsp - 128 {
-                return Ok(Some(format!("thread {} may return into it (stack word at {at})", thread.tid)));
-            }
+        if let Some(why) = stack_leads_into(&r, range, thread, &BTreeSet::new()) {
+            return Ok(Some(why));
         }
     }
     Ok(None)
+}
+
+/// Whether a thread is in `range`, or has a return address there that was not translated: it goes on there and calls from there. (A stale
+/// address in another register, of a jump table's target say, keeps a version mapped, but leads nobody back to it.)
+fn comes_back_to(
+    stopped: &Stopped,
+    range: AvmaRange,
+    threads: &[ThreadView],
+    translated: &BTreeSet<Avma>,
+) -> Result<bool, ProcessError> {
+    for thread in threads {
+        let r = stopped.registers(thread.tid)?;
+        if range.contains(r.rip) || stack_leads_into(&r, range, thread, translated).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// What of a thread's stack leads into `range`, but for the words at `translated`.
+fn stack_leads_into(
+    registers: &Registers,
+    range: AvmaRange,
+    thread: &ThreadView,
+    translated: &BTreeSet<Avma>,
+) -> Option<String> {
+    let done = |at: &Avma| translated.contains(at);
+    if thread.walk.complete {
+        // Everything else on this stack is data, and what looks like an address in it is a dead one.
+        let leads = |s: &&ReturnSlot| range.contains(s.value - 1) && !done(&s.slot);
+        let slot = thread.walk.slots.iter().find(leads)?;
+        return Some(format!("thread {} returns into it (from the frame at {})", thread.tid, slot.slot));
+    }
+    let mut all = thread.stacks.iter().flat_map(words);
+    let leads = all.find(|(at, word)| range.contains(*word) && !done(at) && *at >= registers.rsp - 128);
+    leads.map(|(at, _)| format!("thread {} may return into it (stack word at {at})", thread.tid))
 }
 
 /// The function entries of a version that an earlier switch made lead out of it. Only restitch changes them, which holds the process's lock: so

@@ -203,7 +203,7 @@ fn unmap(
         ranges.extend([Some(v.range()), counters].into_iter().flatten().flat_map(|r| ours_in(r, &maps)));
     }
     live.journal.versions.retain(|v| !is_gone(v.number));
-    live.counters.retain(|c| !is_gone(c.0));
+    live.counters.retain(|c| !is_gone(c.number));
     // The table first: once a range is unmapped, its tables must not be found any more.
     hook::write_table(stopped, &mut live.journal)?;
     let mut kept = None;
@@ -269,7 +269,7 @@ fn held_by(
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
     if !live.has_just_traced(old.number) {
-        return leads_into(stopped, old.range, threads, None);
+        return leads_into(stopped, old.range, threads);
     }
     for thread in threads {
         if old.range.contains(stopped.registers(thread.tid)?.rip) {

@@ -7,7 +7,7 @@ use crate::patches::LEN;
 use crate::plan::{Prepared, SwitchReport};
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_procfs::Mapping;
-use restitch_tracee::{Registers, Stopped};
+use restitch_tracee::{Memory, Registers, Stopped};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One thread's registers and stack.
@@ -23,38 +23,83 @@ pub(crate) struct ThreadView {
 /// Most bytes of one stack that are looked through.
 const MOST_STACK: u64 = 16 << 20;
 
-/// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop.
+/// Bytes of each thread's stack, from its stack pointer on, that are read for all threads together: most stacks of servers
+/// are no deeper, and their frames are followed without another system call.
+const AHEAD: u64 = 16 << 10;
+
+/// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop, by address.
 pub(crate) fn survey(
     stopped: &Stopped,
     walker: &Walker<'_>,
     maps: &[Mapping],
 ) -> Result<Vec<ThreadView>, ProcessError> {
     let memory = stopped.memory();
+    let tids: Vec<i32> = stopped.threads().collect();
+    let all: Vec<Registers> = tids.iter().map(|tid| stopped.registers(*tid)).collect::<Result<_, _>>()?;
+    let tops: Vec<(Avma, usize)> = all.iter().map(|r| top_of_stack(r, maps)).collect();
+    let read = memory.read_many(&tops);
     let mut out = Vec::new();
-    for tid in stopped.threads() {
-        let registers = stopped.registers(tid)?;
-        let mut read = |at: Avma| memory.read_u64(at).ok();
+    for (((tid, registers), (top, _)), bytes) in tids.into_iter().zip(all).zip(tops).zip(read) {
+        let ahead = (top, bytes.unwrap_or_default());
+        let mut read = |at: Avma| word_of(&ahead, at).or_else(|| memory.read_u64(at).ok());
         let walk = walker.walk(&registers, &mut read);
-        // The stack that the thread is on, and those that its frames lead to (below an alternate signal stack).
-        let mut lowest: BTreeMap<Avma, (Avma, Avma)> = BTreeMap::new();
-        for at in
-            std::iter::once(Avma::new(registers.rsp.get() & !7) - 128).chain(walk.frames.iter().copied())
-        {
-            if let Some(m) = maps.iter().find(|m| m.range.contains(at)) {
-                let low = lowest.entry(m.range.start).or_insert((at, m.range.end));
-                low.0 = low.0.min(at);
-            }
-        }
-        let mut stacks = Vec::new();
-        for (from, to) in lowest.into_values() {
-            let len = (to.offset_from(from) as u64).min(MOST_STACK);
-            if let Ok(bytes) = memory.read_vec(from, len as usize) {
-                stacks.push((from, bytes));
-            }
-        }
+        let stacks = used_stacks(memory, &registers, &walk, maps, &ahead);
         out.push(ThreadView { tid, registers, stacks, walk });
     }
     Ok(out)
+}
+
+/// The lowest word of a thread's stack that may be used: below the stack pointer lies the red zone (System V ABI, 3.2.2).
+fn lowest_used(registers: &Registers) -> Avma {
+    Avma::new((registers.rsp.get() & !7).saturating_sub(128))
+}
+
+/// The mapping that `at` is in.
+fn mapping_at(maps: &[Mapping], at: Avma) -> Option<&Mapping> {
+    let behind = maps.partition_point(|m| m.range.start <= at);
+    maps.get(behind.checked_sub(1)?).filter(|m| m.range.contains(at))
+}
+
+/// Where the used part of a thread's stack begins, and how much of it is read ahead.
+fn top_of_stack(registers: &Registers, maps: &[Mapping]) -> (Avma, usize) {
+    let from = lowest_used(registers);
+    let len = mapping_at(maps, from).map_or(0, |m| (m.range.end.offset_from(from) as u64).min(AHEAD));
+    (from, len as usize)
+}
+
+/// The word at `at`, if it is among the bytes that were read.
+fn word_of((start, bytes): &(Avma, Vec<u8>), at: Avma) -> Option<u64> {
+    let offset = usize::try_from(at.offset_from(*start)).ok()?;
+    let word = bytes.get(offset..offset.checked_add(8)?)?;
+    Some(u64::from_le_bytes(word.try_into().expect("8 bytes")))
+}
+
+/// The stack that the thread is on, and those that its frames lead to (below an alternate signal stack). What is in `ahead` is not read
+/// once more.
+fn used_stacks(
+    memory: &Memory,
+    registers: &Registers,
+    walk: &Walk,
+    maps: &[Mapping],
+    ahead: &(Avma, Vec<u8>),
+) -> Vec<(Avma, Vec<u8>)> {
+    let mut lowest: BTreeMap<Avma, (Avma, Avma)> = BTreeMap::new();
+    for at in std::iter::once(lowest_used(registers)).chain(walk.frames.iter().copied()) {
+        if let Some(m) = mapping_at(maps, at) {
+            let low = lowest.entry(m.range.start).or_insert((at, m.range.end));
+            low.0 = low.0.min(at);
+        }
+    }
+    let mut stacks = Vec::new();
+    for (from, to) in lowest.into_values() {
+        let len = (to.offset_from(from) as u64).min(MOST_STACK) as usize;
+        if from == ahead.0 && ahead.1.len() == len {
+            stacks.push(ahead.clone());
+        } else if let Ok(bytes) = memory.read_vec(from, len) {
+            stacks.push((from, bytes));
+        }
+    }
+    stacks
 }
 
 pub(crate) fn words(stack: &(Avma, Vec<u8>)) -> impl Iterator<Item = (Avma, Avma)> + '_ {
@@ -153,4 +198,34 @@ pub(crate) fn in_between(stopped: &Stopped, old: &[OldVersion]) -> Result<bool, 
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_were_not_read_ahead_are_not_made_up() {
+        let ahead = (Avma::new(0x1000), (1..=20).collect::<Vec<u8>>());
+        assert_eq!(word_of(&ahead, Avma::new(0x1000)), Some(0x0807_0605_0403_0201));
+        assert_eq!(word_of(&ahead, Avma::new(0x100c)), Some(0x1413_1211_100f_0e0d));
+        for outside in [0, 0xfff, 0x100d, 0x1014, u64::MAX] {
+            assert_eq!(word_of(&ahead, Avma::new(outside)), None, "{outside:#x}");
+        }
+        assert_eq!(word_of(&(Avma::new(0), Vec::new()), Avma::new(0)), None);
+    }
+
+    #[test]
+    fn the_mapping_is_the_one_that_holds_the_address() {
+        let maps = restitch_procfs::maps(std::process::id() as i32).unwrap();
+        for m in &maps {
+            for at in [m.range.start, m.range.end - 1] {
+                assert_eq!(mapping_at(&maps, at).map(|found| found.range), Some(m.range));
+            }
+            let behind = maps.iter().any(|other| other.range.start == m.range.end);
+            assert_eq!(mapping_at(&maps, m.range.end).is_some(), behind);
+        }
+        let nowhere = Registers { rsp: Avma::new(64), ..Registers::default() };
+        assert_eq!(top_of_stack(&nowhere, &maps), (Avma::new(0), 0));
+    }
 }

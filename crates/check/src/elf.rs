@@ -198,7 +198,7 @@ fn symbols(s: &Subject<'_>, findings: &mut Findings) {
 fn counters(s: &Subject<'_>, findings: &mut Findings) {
     let Some(table) = &s.version.counters else { return };
     let mut bad = |why| findings.version(table.area.start, Problem::Counter(why));
-    if (table.counted.len() as u64).saturating_mul(8) > table.area.len() {
+    if (table.counted.len() as u64).saturating_mul(table.width.bytes()) > table.area.len() {
         bad("the area is too small");
     }
     if table.area.overlaps(&s.version.range) || table.area.overlaps(&s.image.span()) {

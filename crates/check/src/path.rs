@@ -5,13 +5,15 @@ use crate::map::Boundary;
 use crate::walk::{Current, RowAt, Walk};
 use iced_x86::{Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind};
 use restitch_address::{Svma, SvmaRange};
-use restitch_emit::Counted;
+use restitch_emit::{Counted, CounterWidth};
 use restitch_program::{EdgeKind, Terminator};
 
 /// `incq disp32(%rip)`.
 const COUNT: [u8; 3] = [0x48, 0xff, 0x05];
-/// Length in bytes of the plain counter.
-const COUNT_LEN: u32 = 7;
+/// `incl disp32(%rip)`.
+const NARROW: [u8; 2] = [0xff, 0x05];
+/// The same, as long as [`COUNT`] by a prefix without a meaning.
+const LONG_NARROW: [u8; 3] = [0x3e, 0xff, 0x05];
 /// The counter that keeps flags and registers, as `(bytes, bytes by which rsp is lower before them)`.
 const KEEPING: [(&[u8], u32); 9] = [
     (&[0x48, 0x8d, 0x64, 0x24, 0x80], 0), // lea -128(%rsp),%rsp: over the red zone
@@ -49,22 +51,30 @@ impl<'a> Walk<'_, 'a> {
     /// The counter that stands at `v`, if one does: its form and that its word is one of the area's.
     pub fn counter_at(&self, v: Svma) -> Option<Counter> {
         let table = self.s.version.counters.as_ref()?;
-        let plain = self.s.text(v, COUNT_LEN as usize).is_some_and(|b| b.starts_with(&COUNT));
-        let (field, len) = if plain { (v + 3, COUNT_LEN) } else { self.keeping_at(v)? };
+        let (code, kept): (&[u8], _) = match table.width {
+            CounterWidth::Bits64 => (&COUNT, COUNT),
+            CounterWidth::Bits32 => (&NARROW, LONG_NARROW),
+        };
+        let plain = self.s.text(v, code.len()).is_some_and(|b| b == code);
+        let behind = code.len() as u32;
+        let (field, len) =
+            if plain { (v + u64::from(behind), behind + 4) } else { self.keeping_at(v, kept)? };
         let field_bytes: [u8; 4] = self.s.text(field, 4)?.try_into().ok()?;
         let word = (field + 4).offset(i32::from_le_bytes(field_bytes).into());
         let offset = word.offset_from(table.area.start) as u64;
-        if !table.area.contains(word) || !offset.is_multiple_of(8) {
+        if !table.area.contains(word) || !offset.is_multiple_of(table.width.bytes()) {
             return None;
         }
-        let index = usize::try_from(offset / 8).ok()?;
+        let index = usize::try_from(offset / table.width.bytes()).ok()?;
         Some(Counter { index, counted: *table.counted.get(index)?, plain, len })
     }
 
-    fn keeping_at(&self, v: Svma) -> Option<(Svma, u32)> {
+    /// The counter that keeps flags with `count` as its increment: its field, and its length.
+    fn keeping_at(&self, v: Svma, count: [u8; 3]) -> Option<(Svma, u32)> {
         let (mut at, mut field) = (v, None);
         for (bytes, _) in KEEPING {
-            if self.s.text(at, bytes.len())? != bytes {
+            let wanted = if bytes == COUNT { &count[..] } else { bytes };
+            if self.s.text(at, bytes.len())? != wanted {
                 return None;
             }
             at = at + bytes.len() as u64;

@@ -123,7 +123,7 @@ impl<'s, 'a> Walk<'s, 'a> {
                 (true, true) => "it is said to be missing and is there",
                 _ => continue,
             };
-            self.findings.version(table.area.start + 8 * i as u64, Problem::Counter(why));
+            self.findings.version(table.area.start + table.width.bytes() * i as u64, Problem::Counter(why));
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::plan::tail_frame;
 use crate::select::{NONE, Selection, copied_len};
-use crate::{Counted, CounterTable, EmitError, Request};
+use crate::{Counted, CounterRequest, CounterTable, CounterWidth, EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{Block, BlockAttrs, BlockId, EdgeId, EdgeKind, Terminator};
 use restitch_x86::{ALL_FLAGS, Flow, encode, relocate_field};
@@ -20,12 +20,18 @@ pub(crate) struct Counter {
     pub number: u32,
     /// The form that keeps the flags.
     pub keeps: bool,
+    /// How wide the word is.
+    pub width: CounterWidth,
 }
 
 impl Counter {
     /// Bytes of code.
     pub fn len(self) -> u32 {
-        if self.keeps { encode::KEEPING_COUNT } else { encode::COUNT }
+        match (self.keeps, self.width) {
+            (true, _) => encode::KEEPING_COUNT,
+            (false, CounterWidth::Bits64) => encode::COUNT,
+            (false, CounterWidth::Bits32) => encode::COUNT_NARROW,
+        }
     }
 }
 
@@ -51,24 +57,29 @@ impl Counters {
     }
     /// Address of a counter's word.
     pub fn word(&self, counter: Counter) -> Svma {
-        self.area.unwrap_or_default() + 8 * u64::from(counter.number)
+        self.area.unwrap_or_default() + counter.width.bytes() * u64::from(counter.number)
     }
     /// What the version says about them.
     pub fn table(self, request: &Request<'_>) -> Option<CounterTable> {
         let asked = request.counters?;
         Some(CounterTable {
-            area: SvmaRange::new(asked.area_start, 8 * asked.counted.len() as u64),
+            area: area(&asked),
+            width: asked.width,
             counted: asked.counted.to_vec(),
             missing: self.missing,
         })
     }
 }
 
+fn area(asked: &CounterRequest<'_>) -> SvmaRange {
+    SvmaRange::new(asked.area_start, asked.width.bytes() * asked.counted.len() as u64)
+}
+
 /// Finds a place for each counter.
 pub(crate) fn place(request: &Request<'_>, selection: &Selection<'_>) -> Result<Counters, EmitError> {
     let Some(asked) = request.counters else { return Ok(Counters::default()) };
     let program = request.program;
-    let area = SvmaRange::new(asked.area_start, 8 * asked.counted.len() as u64);
+    let area = area(&asked);
     if !selection.reach.covers(area.start) || !selection.reach.covers(area.end) {
         return Err(EmitError::CountersOutOfReach { area: area.start, code: request.start });
     }
@@ -140,12 +151,17 @@ fn may_lower_stack(selection: &Selection<'_>, block: &Block, at: Svma) -> bool {
     encode::keeping_count().stack.iter().all(|(_, bytes)| state.shifted_stack(i64::from(*bytes)).is_some())
 }
 
+fn width(request: &Request<'_>) -> CounterWidth {
+    request.counters.map(|c| c.width).unwrap_or_default()
+}
+
 fn edge_counter(
     request: &Request<'_>,
     selection: &Selection<'_>,
     id: EdgeId,
     number: u32,
 ) -> Result<Option<Counter>, EmitError> {
+    let width = width(request);
     let edge = request.program.edges[id.index()];
     if edge.kind == EdgeKind::Table {
         return Err(EmitError::TableEdge(id));
@@ -156,7 +172,7 @@ fn edge_counter(
     let keeps = flags_live_in(request, edge.to);
     let block = request.program.block(edge.from);
     let possible = !keeps || may_lower_stack(selection, block, tail_frame(request.program, block));
-    Ok(possible.then_some(Counter { number, keeps }))
+    Ok(possible.then_some(Counter { number, keeps, width }))
 }
 
 /// Where in the block its counter stands: offset and form.
@@ -166,6 +182,7 @@ fn block_spot(
     id: BlockId,
     number: u32,
 ) -> Option<(u32, Counter)> {
+    let width = width(request);
     if selection.slot_of[id.index()] == NONE {
         return None;
     }
@@ -173,7 +190,7 @@ fn block_spot(
     let bytes = request.image.read(block.start, block.len as usize)?;
     // Redirects lead behind `endbr64`, which leaves the flags alone.
     let first = if bytes.starts_with(&ENDBR64) { ENDBR64.len() as u32 } else { 0 };
-    let plain = |at| Some((at, Counter { number, keeps: false }));
+    let plain = |at| Some((at, Counter { number, keeps: false, width }));
     if !flags_live_in(request, id) {
         return plain(first);
     }
@@ -181,7 +198,7 @@ fn block_spot(
         return plain(at);
     }
     may_lower_stack(selection, block, block.start + u64::from(first))
-        .then_some((first, Counter { number, keeps: true }))
+        .then_some((first, Counter { number, keeps: true, width }))
 }
 
 /// The first instruction boundary from `first` on, before the first call, at which the flags are dead.

@@ -39,7 +39,7 @@ pub mod window;
 pub use burst::{BurstRequest, burst_bound, emit_burst};
 pub use error::EmitError;
 pub use model::*;
-pub use request::{CounterRequest, Request};
+pub use request::{CounterRequest, CounterWidth, Request};
 
 use restitch_address::SvmaRange;
 

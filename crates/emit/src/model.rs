@@ -1,5 +1,6 @@
 //! What a version is.
 
+use crate::CounterWidth;
 pub use crate::window::BurstTable;
 use restitch_address::{Svma, SvmaRange};
 pub use restitch_profile::{Counted, Promotion};
@@ -198,12 +199,14 @@ pub enum PieceKind {
     Opaque,
 }
 
-/// What each counter of a counting version counts. Counter `i` is the 64-bit little-endian word at `8 * i` of a
-/// writable area at [`CounterTable::area`].
+/// What each counter of a counting version counts. Counter `i` is the little-endian word of [`CounterTable::width`]
+/// at that many bytes times `i` of a writable area at [`CounterTable::area`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterTable {
     /// Where the area is, in canonical coordinates (it moves with the module).
     pub area: SvmaRange,
+    /// How wide a counter is.
+    pub width: CounterWidth,
     /// What each counter counts, in counter order: exactly what was asked for.
     pub counted: Vec<Counted>,
     /// Counters that nothing increments, sorted: their block was not placed, or the flags are live and the unwind

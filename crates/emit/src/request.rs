@@ -38,11 +38,33 @@ pub struct Request<'a> {
     pub counters: Option<CounterRequest<'a>>,
 }
 
+/// How wide counters are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CounterWidth {
+    /// They never overflow.
+    #[default]
+    Bits64,
+    /// Twice as many in a cache line, and shorter code; whoever reads them has to do so before they have gone once round.
+    Bits32,
+}
+
+impl CounterWidth {
+    /// Bytes of a counter.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Bits64 => 8,
+            Self::Bits32 => 4,
+        }
+    }
+}
+
 /// What a counting version counts.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterRequest<'a> {
     /// Where the writable counter area starts: 8-aligned, within 2 GiB of the version.
     pub area_start: Svma,
+    /// How wide each counter is.
+    pub width: CounterWidth,
     /// What is to be counted, each once. Not every one gets a counter: see [`CounterTable`](crate::CounterTable).
     pub counted: &'a [Counted],
 }

@@ -1,11 +1,11 @@
 //! The bytes of the code.
 
-use crate::counters::Counters;
+use crate::counters::{Counter, Counters};
 use crate::direct::Form;
 use crate::plan::{Guarded, Op, Plan};
 use crate::select::Selection;
 use crate::tables::Areas;
-use crate::{EmitError, Request, elf};
+use crate::{CounterWidth, EmitError, Request, elf};
 use restitch_address::Svma;
 use restitch_x86::{displaced_load, encode};
 
@@ -53,7 +53,7 @@ impl Writer<'_, '_> {
                 Op::Load { from, copy, .. } => {
                     self.load(&bytes[from as usize..], block.start + from.into(), copy)
                 }
-                Op::Count { counter, .. } => self.count(self.counters.word(counter), counter.keeps),
+                Op::Count { counter, .. } => self.count(counter),
                 Op::Branch { condition, near, dest, .. } => {
                     let len = op.len();
                     self.branch(condition, near, len, self.plan.target(dest));
@@ -135,12 +135,19 @@ impl Writer<'_, '_> {
         self.out.extend(load.unwrap_or_default());
     }
 
-    fn count(&mut self, word: Svma, keeps: bool) {
-        if !keeps {
-            let displacement = Self::near(word, self.here() + u64::from(encode::COUNT));
-            return encode::count(&mut self.out, displacement);
+    fn count(&mut self, counter: Counter) {
+        let word = self.counters.word(counter);
+        if !counter.keeps {
+            let displacement = Self::near(word, self.here() + u64::from(counter.len()));
+            return match counter.width {
+                CounterWidth::Bits64 => encode::count(&mut self.out, displacement),
+                CounterWidth::Bits32 => encode::count_narrow(&mut self.out, displacement),
+            };
         }
-        let mut keeping = encode::keeping_count();
+        let mut keeping = match counter.width {
+            CounterWidth::Bits64 => encode::keeping_count(),
+            CounterWidth::Bits32 => encode::keeping_count().narrow(),
+        };
         let displacement = Self::near(word, self.here() + u64::from(keeping.field_end));
         let field = keeping.field as usize;
         keeping.bytes[field..field + 4].copy_from_slice(&displacement.to_le_bytes());

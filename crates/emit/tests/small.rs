@@ -4,8 +4,8 @@ mod support;
 
 use restitch_address::{LoadBias, Svma};
 use restitch_emit::{
-    Counted, CounterRequest, EmitError, LARGE_PAGE, PieceKind, RedirectKind, Request, SkipReason, Version,
-    emit,
+    Counted, CounterRequest, CounterWidth, EmitError, LARGE_PAGE, PieceKind, RedirectKind, Request,
+    SkipReason, Version, emit,
 };
 use restitch_layout::{Fragment, Layout};
 use restitch_program::{BlockId, EdgeId, EdgeKind};
@@ -143,7 +143,11 @@ fn short_conditionals_go_over_an_island() {
     assert_eq!(hot(&version), [0xe2, 0x02, 0xeb, 0x02, 0xeb, 0xfa, 0xc3]);
     let counted: Vec<Counted> = (0..2).map(|e| Counted::Edge(EdgeId(e))).collect();
     let layout = order(&[1, 0]);
-    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+    });
     let version = checked(&Request { counters, ..small.request(&layout) });
     assert_eq!(version.counters.unwrap().missing, []);
 }
@@ -188,7 +192,11 @@ fn redirects_lead_behind_endbr64_to_the_counter() {
         Small::new(&code, "function 0x401000..0x40100a f movable redirectable\n 0x401000 +10 entry return/1");
     let layout = order(&[0]);
     let counted = [Counted::Block(BlockId(0))];
-    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+    });
     let version = checked(&Request { counters, ..small.request(&layout) });
     let redirect = version.redirects[0];
     assert_eq!((redirect.at.get(), redirect.to.get()), (BASE + 4, TEXT + 4));
@@ -210,7 +218,11 @@ fn an_endbr64_that_is_a_block_of_its_own_is_entered_and_counted() {
     );
     let layout = order(&[0, 1, 2]);
     let counted = [Counted::Block(BlockId(0)), Counted::Block(BlockId(1))];
-    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+    });
     for request in [small.request(&layout), Request { counters, ..small.request(&layout) }] {
         let version = checked(&request);
         let redirect = version.redirects[0];
@@ -336,7 +348,8 @@ fn contradictory_requests_are_refused() {
     odd.hot[0].align = 3;
     assert!(matches!(error(Request { layout: &odd, ..request }), EmitError::Alignment(3)));
     let count = |counted: &[Counted], area| {
-        let counters = Some(CounterRequest { area_start: Svma::new(area), counted });
+        let counters =
+            Some(CounterRequest { area_start: Svma::new(area), width: CounterWidth::Bits64, counted });
         error(Request { counters, ..request })
     };
     let block = Counted::Block(BlockId(0));
@@ -347,7 +360,11 @@ fn contradictory_requests_are_refused() {
     assert_eq!(small.program.edges[0].kind, EdgeKind::Table);
     let layout = order(&[0]);
     let counted = [Counted::Edge(EdgeId(0))];
-    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+    });
     let error = emit(&Request { counters, ..small.request(&layout) }).unwrap_err();
     assert!(matches!(error, EmitError::TableEdge(EdgeId(0))));
     assert!(error.to_string().contains("count its target block instead"));
@@ -358,7 +375,11 @@ fn counters_of_blocks_that_stay_are_missing_not_zero() {
     let small = diamond();
     let layout = order(&[0, 2]);
     let counted = [Counted::Block(BlockId(0)), Counted::Block(BlockId(1)), Counted::Block(BlockId(2))];
-    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+    });
     let version = checked(&Request { counters, ..small.request(&layout) });
     let table = version.counters.unwrap();
     assert_eq!((table.missing, table.counted.len(), table.area.len()), (vec![1], 3, 24));
@@ -376,7 +397,11 @@ fn a_counter_moves_to_where_the_flags_are_dead() {
     );
     let layout = order(&[0, 1]);
     let counted = [Counted::Block(BlockId(1)), Counted::Edge(EdgeId(0))];
-    let counters = Some(CounterRequest { area_start: Svma::new(0x60_0000), counted: &counted });
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+    });
     let version = checked(&Request { counters, ..small.request(&layout) });
     // Edge 0, the fall-through, keeps the flags; the block's counter waits for the setne.
     let code = hot(&version);

@@ -5,7 +5,7 @@ mod support;
 
 use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Counted, CounterRequest, Request, Version, emit};
+use restitch_emit::{Counted, CounterRequest, CounterWidth, Request, Version, emit};
 use restitch_image::{Image, ImageKind};
 use restitch_layout::Layout;
 use restitch_layout::testing::{shuffled, whole};
@@ -115,8 +115,10 @@ fn counters_everywhere() {
         for layout in [whole(&module.program), shuffled(&module.program, 0xfeed_beef)] {
             let plain = request(&module, &layout);
             let area_start = plain.start.offset(-0x800_0000);
-            let request =
-                Request { counters: Some(CounterRequest { area_start, counted: &counted }), ..plain };
+            let request = Request {
+                counters: Some(CounterRequest { area_start, width: CounterWidth::Bits32, counted: &counted }),
+                ..plain
+            };
             let version = emit(&request).unwrap();
             println!("{}: {}", path.display(), summary(&version));
             let seen = support::Comparison::new(&request, &version).run();

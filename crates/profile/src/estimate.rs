@@ -12,6 +12,7 @@
 //! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/counting`
 //! measures the time of counting with them.
 
+use crate::repair::{EXECUTIONS_PER_SAMPLE, repair};
 use crate::{Equations, Weights};
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, Program, Terminator};
 
@@ -27,9 +28,10 @@ const APART: f64 = 0.2;
 const FORWARD: f64 = 0.4;
 /// How often landing pads are entered, function entries being 1.
 const LANDING: f64 = 0.001;
-/// How much the guess counts against measured executions of the ways of a branch: as much as two IP samples in a block of
-/// usual length do, in the unit of [`Weights::Blocks`] as sessions make them.
-const PRIOR: f64 = 400.0;
+/// How much the guess counts against the flow over the ways of a branch: as much as a quarter of an IP sample in a block of usual
+/// length does, in the unit of [`Weights::Blocks`]. (The flow is smoothed already; 400 and 150 give more counters, see
+/// `docs/benchmarks.md`.)
+const PRIOR: f64 = 50.0;
 /// Fixed point of the guess, and its upper end: below one measured execution.
 const ONE: f64 = 256.0;
 const MOST: u64 = MEASURED - 1;
@@ -74,14 +76,19 @@ fn add(weights: &mut [u64], counts: &[u64]) {
     }
 }
 
-/// Corrects the probabilities by the counts of the ways' targets. Frequencies of the corrected probabilities agree with
-/// each other, which matters more than that they equal the counts: where blocks and edges do not agree, the forest takes
-/// what is measured too high and leaves the rest to counters.
+/// Corrects the probabilities by the nearest flow to the samples ([`repair`]). Counts of blocks alone say little about the ways
+/// of a branch whose targets are reached from elsewhere too. Frequencies of the corrected probabilities agree with each other,
+/// which matters more than that they equal the counts: where blocks and edges do not agree, the forest takes what is measured
+/// too high and leaves the rest to counters.
 fn correct(program: &Program, shares: &mut [f64], counts: &[u64]) {
-    let count = |b: BlockId| counts.get(b.index()).copied().unwrap_or(0);
+    let samples = |b: BlockId| {
+        let count = counts.get(b.index()).copied().unwrap_or(0);
+        count.saturating_mul(program.block(b).len.into()).div_ceil(EXECUTIONS_PER_SAMPLE)
+    };
+    let samples: Vec<u64> = program.block_ids().map(samples).collect();
+    let flow = repair(program, &samples).profile;
     for block in program.block_ids() {
-        let ways: Vec<(EdgeId, u64)> =
-            program.out_edges(block).map(|(id, e)| (id, count(e.to).min(count(block)))).collect();
+        let ways: Vec<(EdgeId, u64)> = program.out_edges(block).map(|(id, _)| (id, flow.edge(id))).collect();
         let all = ways.iter().map(|w| w.1).fold(0, u64::saturating_add) as f64;
         for (id, n) in ways {
             let share = &mut shares[id.index()];

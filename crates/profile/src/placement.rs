@@ -41,8 +41,8 @@ pub enum Weights<'a> {
     /// Nothing is known: frequencies are guessed from the shape of the code.
     #[default]
     Static,
-    /// Estimated executions of each block (IP samples divided by the block's length, say), by [`BlockId`]; the
-    /// guess decides between blocks with equal numbers.
+    /// Estimated executions of each block by [`BlockId`]: IP samples divided by the block's length in bytes, times
+    /// [`EXECUTIONS_PER_SAMPLE`](crate::EXECUTIONS_PER_SAMPLE). They become the nearest flow; where there is none, the guess decides.
     Blocks(&'a [u64]),
     /// An earlier profile.
     Profile(&'a Profile),

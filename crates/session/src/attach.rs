@@ -107,6 +107,9 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     let mut result = RunResult::new("attach", target_of(&set));
     phases.end("opening");
+    if !options.dry_run {
+        set.room_for_more()?;
+    }
     if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run {
         watcher.note("the process is under restitch already: it gets its original code back first");
         set.switch(&[], VersionKind::Optimized, watcher)?;
@@ -312,7 +315,7 @@ fn make_optimized(
         let place = place?;
         let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
         let heat = &made.profile.profile().blocks[..];
-        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None, heat };
+        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, heat, ..Wanted::default() };
         let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
         Ok((module, made, version, place.bias))
     });

@@ -138,7 +138,9 @@ fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
 fn open(pid: i32) -> Result<ProcessSet, SessionError> {
     refuse_kernel_thread(pid)?;
     refuse_shadow_stack(pid)?;
-    ProcessSet::open(pid, false)
+    let mut set = ProcessSet::open(pid, false)?;
+    set.room_for_more()?;
+    Ok(set)
 }
 
 /// What can be done for a command before it runs: all code that may be traced is analysed.

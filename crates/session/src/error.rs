@@ -217,6 +217,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::NoUnwindHook { .. }
         | ProcessError::Foreign { .. }
         | ProcessError::Overlaid { .. }
+        | ProcessError::PiledUp { .. }
         | ProcessError::Occupied { .. }
         | ProcessError::Unbound { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,

@@ -4,7 +4,7 @@ use crate::SessionError;
 use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit_for};
+use restitch_emit::{BoundSlot, CounterRequest, CounterWidth, Request, Version, emit_for};
 use restitch_layout::{
     DuplicateLimits, Fragment, Layout, LayoutChoice, Reaching, duplicate_tails, leave_in_place,
 };
@@ -27,6 +27,8 @@ pub(crate) struct Place {
 pub(crate) struct Wanted<'a> {
     /// What is counted, if it is a counting version.
     pub counted: Option<&'a [Counted]>,
+    /// How wide counters are.
+    pub width: CounterWidth,
     /// Slots that are bound for good.
     pub bound: &'a [BoundSlot],
     /// Indirect calls that become comparisons and direct calls.
@@ -41,6 +43,11 @@ impl<'a> Wanted<'a> {
     /// A counting version.
     pub fn counting(counted: &'a [Counted]) -> Self {
         Self { counted: Some(counted), ..Self::default() }
+    }
+
+    /// A counting version whose counters are read all the time.
+    pub fn counting_narrow(counted: &'a [Counted]) -> Self {
+        Self { width: CounterWidth::Bits32, ..Self::counting(counted) }
     }
 }
 
@@ -150,7 +157,11 @@ pub(crate) fn emit_version(
         bound: wanted.bound,
         promote: wanted.promote,
         large_pages: wanted.large_pages,
-        counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
+        counters: wanted.counted.map(|counted| CounterRequest {
+            area_start: place.counters,
+            width: wanted.width,
+            counted,
+        }),
     };
     emit_for(&request, wanted.heat)
         .map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })

@@ -194,6 +194,18 @@ impl ProcessSet {
         }
     }
 
+    /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is unmapped before.
+    pub fn room_for_more(&mut self) -> Result<(), SessionError> {
+        for live in self.all_mut() {
+            if live.may_have_more().is_err() {
+                // An error: the process cannot be stopped now, and its versions stay.
+                let _ = live.sweep();
+            }
+            live.may_have_more()?;
+        }
+        Ok(())
+    }
+
     /// Unmaps retired versions, in a few tries. What has to stay comes back with the reason.
     pub fn sweep(&mut self) -> Vec<(i32, u32, String)> {
         let mut kept = Vec::new();

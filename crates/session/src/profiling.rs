@@ -11,6 +11,7 @@ use crate::selection::select;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::{SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
+use restitch_emit::CounterWidth;
 use restitch_layout::Layout;
 use restitch_profile::{Calls, Counted, CounterPlan, Derived, Weights, derive, plan_counters, scope_of};
 use restitch_program::{FuncId, Program};
@@ -57,7 +58,8 @@ pub(crate) fn make_counting(
     let (mut jobs, mut taken) = (Vec::new(), Vec::new());
     for (module, planned) in chosen.iter().zip(planned) {
         let program = &module.analyzed.program;
-        let area = (8 * planned.plan.counted.len() as u64).next_multiple_of(4096);
+        let bytes = CounterWidth::Bits32.bytes() * planned.plan.counted.len() as u64;
+        let area = bytes.next_multiple_of(4096);
         let len = estimate(program, &planned.layout, planned.plan.counted.len());
         let place = set.reserve(module.index, len + area, &taken, 4096);
         let place = place.map(|held| {
@@ -69,7 +71,7 @@ pub(crate) fn make_counting(
     }
     let made = parallel::map(jobs, |(module, planned, place)| {
         let (place, plan) = (place?, planned.plan);
-        let wanted = Wanted::counting(&plan.counted);
+        let wanted = Wanted::counting_narrow(&plan.counted);
         let version = make(&module.path, &module.analyzed, &planned.layout, place, wanted)?;
         let (counted, missing) =
             version.counters.as_ref().map(|c| (c.counted.clone(), c.missing.clone())).unwrap_or_default();
@@ -142,8 +144,10 @@ pub(crate) fn count(
     let mut settling = Settling::new();
     while !length.is_over(began.elapsed(), || settling.settled) && set.leader_is_alive() {
         std::thread::sleep(length.most().saturating_sub(began.elapsed()).min(STEP));
+        // Each time, whether or not it is looked at: narrow counters go round.
+        let now = all_counters(set, counting).ok();
         if matches!(length, Length::UntilSettled { .. }) {
-            settling.look(began.elapsed(), || all_counters(set, counting).ok());
+            settling.look(began.elapsed(), || now);
         }
     }
     let time = began.elapsed();

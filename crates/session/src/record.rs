@@ -88,6 +88,7 @@ fn record_process(
 ) -> Result<Recorded, SessionError> {
     let mut phases = Phases::new();
     let mut set = ProcessSet::open(pid, tree)?;
+    set.room_for_more()?;
     if set.all().any(|l| !l.journal().is_empty()) {
         set.switch(&[], VersionKind::Counting, watcher)?;
     }

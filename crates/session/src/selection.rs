@@ -9,6 +9,7 @@
 //! 0.996 and 0.9995, in 57 and 70 % of the blocks.
 
 use restitch_address::Svma;
+use restitch_profile::EXECUTIONS_PER_SAMPLE;
 use restitch_program::{CallTarget, FuncId, Program};
 use std::collections::BTreeMap;
 
@@ -36,7 +37,7 @@ pub(crate) fn weigh(program: &Program, samples: &BTreeMap<Svma, u64>) -> Weights
         }
         if let Some(b) = program.block_at(at) {
             // A block of `len` bytes is hit in proportion to its executions times its length.
-            out.blocks[b.index()] += n * 4096 / u64::from(program.block(b).len.max(1));
+            out.blocks[b.index()] += n * EXECUTIONS_PER_SAMPLE / u64::from(program.block(b).len.max(1));
         }
     }
     out

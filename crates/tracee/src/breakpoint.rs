@@ -55,6 +55,11 @@ enum Notice {
     Foreign,
 }
 
+/// Reaps the stop of a thread in front of a signal of ours, so that nobody gets it should this program die before the thread is resumed.
+fn take_from_kernel(tid: i32) {
+    sys::wait(tid, false);
+}
+
 impl Breakpoint {
     /// A hardware breakpoint for thread `tid`, which stands still; else why there can be none.
     fn hardware(tid: i32, at: Avma) -> Result<Self, String> {
@@ -138,7 +143,10 @@ impl TraceEvents {
         };
         let registers = sys::get_registers(tid)?;
         match breakpoint.judge(tid, signal, &registers) {
-            Notice::Here => self.reached(pid, tid).map(Some),
+            Notice::Here => {
+                take_from_kernel(tid);
+                self.reached(pid, tid).map(Some)
+            }
             Notice::Stale => sys::resume(tid, Resume::Continue, 0).map(|()| None),
             Notice::Foreign => sys::resume(tid, Resume::Continue, signal).map(|()| None),
         }
@@ -170,6 +178,7 @@ impl TraceEvents {
                 held.original = held.current;
             }
         }
+        take_from_kernel(held.tid);
         held.signal = 0;
         Ok(())
     }

@@ -5,7 +5,7 @@ use crate::seize::{OPTIONS, hold_thread};
 use crate::stopped::{Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
 use crate::urgent::Urgent;
-use crate::wait::{ExitStatus, Patience, StopKind, WaitOutcome, decode, wait_for};
+use crate::wait::{ExitStatus, Patience, StopKind, WaitOutcome, decode, wait_for, wait_for_keeping_signals};
 use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::{BTreeMap, VecDeque};
@@ -236,7 +236,8 @@ impl TraceEvents {
     }
 
     /// The next event, or `None` when `limit` has passed without one or nothing is followed any more. Values of
-    /// earlier events must have been dropped or resumed, else their processes report nothing.
+    /// earlier events must have been dropped or resumed, else their processes report nothing, or run on: a signal on its way to a
+    /// held thread stays with the kernel, which reports it until the thread is resumed.
     pub fn next_event(&mut self, limit: Duration) -> Result<Option<TraceEvent>, TraceError> {
         if let Some(event) = self.queued.pop_front() {
             return Ok(Some(event));
@@ -260,7 +261,8 @@ impl TraceEvents {
         Ok(None)
     }
 
-    /// A report of any followed thread. They are asked one by one, so that children that are none of ours here are not
+    /// A report of any followed thread. A signal in front of its delivery is only looked at, so that the kernel delivers it should this
+    /// program die. They are asked one by one, so that children that are none of ours here are not
     /// taken from whoever waits for them.
     fn poll(&mut self) -> Option<(i32, StopKind)> {
         if let Some(early) = self.early.pop_front() {
@@ -269,7 +271,7 @@ impl TraceEvents {
         let mut gone = Vec::new();
         let mut found = None;
         for &tid in self.tasks.keys() {
-            match sys::wait(tid, false) {
+            match sys::wait_keeping_signals(tid, false) {
                 Waited::Status(tid, status) => {
                     found = Some((tid, decode(status)));
                     break;
@@ -344,7 +346,7 @@ impl TraceEvents {
         sys::interrupt(pid)?;
         sys::resume(pid, Resume::Continue, 0)?;
         let begun = Instant::now();
-        let signal = match wait_for(pid, Duration::from_secs(10)) {
+        let signal = match wait_for_keeping_signals(pid, Duration::from_secs(10)) {
             WaitOutcome::Stop(StopKind::Signal(signal)) => signal,
             WaitOutcome::Stop(StopKind::Interrupt | StopKind::Group(_)) => 0,
             WaitOutcome::Stop(stop) => {
@@ -402,7 +404,7 @@ impl TraceEvents {
         }
         for (tid, pid) in std::mem::take(&mut self.tasks) {
             let _ = sys::interrupt(tid);
-            if let WaitOutcome::Stop(stop) = wait_for(tid, Duration::from_millis(500)) {
+            if let WaitOutcome::Stop(stop) = wait_for_keeping_signals(tid, Duration::from_millis(500)) {
                 let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
                 let signal = self.leave_breakpoint(pid, tid, signal);
                 let _ = sys::detach(tid, signal);

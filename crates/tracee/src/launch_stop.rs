@@ -100,7 +100,7 @@ impl TraceEvents {
         if self.early.iter().any(|&(early, _)| early == tid) {
             return Err(TraceError::Executed { pid });
         }
-        let stop = match sys::wait(tid, false) {
+        let stop = match sys::wait_keeping_signals(tid, false) {
             Waited::Nothing => return Ok(false),
             Waited::NoChild => {
                 self.tasks.remove(&tid);

@@ -3,10 +3,12 @@
 
 mod common;
 
-use common::Target;
+use common::{Target, compile};
 use restitch_address::{Avma, AvmaRange};
-use restitch_tracee::{Children, FollowEvent, Followed, Stopped};
-use std::time::Duration;
+use restitch_tracee::{Children, FollowEvent, Followed, LaunchOptions, Stopped, TraceEvent, TraceEvents};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The program counts its signals and says at its end whether one is missing.
 const SIGNALS: &str = "40000";
@@ -105,4 +107,64 @@ fn a_signal_met_by_a_stop_outlives_the_tracer() {
     assert!(met > 0, "no stop met a signal on its way, the test tested nothing");
     println!("{met} signals met");
     target.assert_ok();
+}
+
+/// Starts the program as a tracee, stops it until a stop meets a signal on its way, and dies with it in hand: its number, and how many were
+/// met.
+fn starts_it_and_dies(program: &Path, output: &Path) -> (i32, usize) {
+    let mut command = Command::new(program);
+    command.arg("8000").stdin(Stdio::null()).stdout(std::fs::File::create(output).unwrap());
+    let mut events = TraceEvents::spawn(command, LaunchOptions::default()).unwrap();
+    let pid = events.root().pid;
+    loop {
+        match events.next_event(Duration::from_millis(1)).unwrap() {
+            Some(TraceEvent::Exec(stopped)) => drop(stopped.resume()),
+            Some(TraceEvent::Exited { .. }) => return (pid, 0),
+            Some(_) => {}
+            None => match events.stop(pid, Duration::from_secs(10)) {
+                Ok(stopped) => {
+                    let held = |tid: &i32| stopped.held_signal(*tid).unwrap().is_some();
+                    let met = stopped.threads().filter(held).count();
+                    if met == 0 {
+                        stopped.resume();
+                        continue;
+                    }
+                    std::mem::forget((stopped, events));
+                    return (pid, met);
+                }
+                Err(error) if error.is_gone() => return (pid, 0),
+                Err(error) => panic!("{error}"),
+            },
+        }
+    }
+}
+
+#[test]
+fn a_signal_met_by_a_stop_of_a_followed_command_outlives_the_tracer() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let Some(program) = compile("signals") else { return };
+    let output = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("followed-{}", std::process::id()));
+    let mut met = 0;
+    for _ in 0..12 {
+        let (program, written) = (program.clone(), output.clone());
+        let (pid, number) =
+            std::thread::spawn(move || starts_it_and_dies(&program, &written)).join().unwrap();
+        met += number;
+        let begun = Instant::now();
+        let end = loop {
+            let text = std::fs::read_to_string(&output).unwrap();
+            if let Some(last) = text.lines().last().filter(|last| !last.starts_with("ready")) {
+                break last.to_owned();
+            }
+            if begun.elapsed() > LIMIT {
+                let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+                panic!("it does not end: signals are missing");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(end, "ok");
+    }
+    let _ = (std::fs::remove_file(&program), std::fs::remove_file(&output));
+    assert!(met > 0, "no stop met a signal on its way, the test tested nothing");
+    println!("{met} signals met");
 }

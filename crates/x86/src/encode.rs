@@ -49,6 +49,15 @@ pub fn count(out: &mut Vec<u8>, displacement: i32) {
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 
+/// Length in bytes of a [`count_narrow`].
+pub const COUNT_NARROW: u32 = 6;
+
+/// `incl displacement(%rip)`: a counter of 32 bits; overwrites the status flags.
+pub fn count_narrow(out: &mut Vec<u8>, displacement: i32) {
+    out.extend_from_slice(&[0xff, 0x05]);
+    out.extend_from_slice(&displacement.to_le_bytes());
+}
+
 /// A counter that keeps flags and registers, for places where the flags are live:
 /// `lea -128(%rsp),%rsp; push %rax; lahf; seto %al; incq counter(%rip); add $127,%al; sahf; pop %rax; lea 128(%rsp),%rsp`.
 ///
@@ -63,6 +72,15 @@ pub struct KeepingCount {
     pub field_end: u32,
     /// `(offset of an instruction boundary, bytes by which rsp is lower there)` for each boundary but the first.
     pub stack: &'static [(u32, u32)],
+}
+
+impl KeepingCount {
+    /// The same with a counter of 32 bits: in place of the prefix for 64 bits stands one that means nothing there (a data
+    /// segment's, AMD64 manual volume 3, section 1.2.4), so that all boundaries stay.
+    pub fn narrow(mut self) -> Self {
+        self.bytes[self.field as usize - 3] = 0x3e;
+        self
+    }
 }
 
 /// Length in bytes of [`keeping_count`].
@@ -108,13 +126,16 @@ mod tests {
         jcc_short(&mut b, 4, 0x10);
         jcc_near(&mut b, 12, -0x100);
         count(&mut b, 0x2000);
+        count_narrow(&mut b, 0x3000);
         let i = decoded(&b);
         assert_eq!(i[0].flow, Flow::Jump(Svma::new(0x1000)));
         assert_eq!(i[1].flow, Flow::Jump(Svma::new(0x1107)));
         assert_eq!(i[2].flow, Flow::Conditional(4, Svma::new(0x1019)));
         assert_eq!(i[3].flow, Flow::Conditional(12, Svma::new(0xf0f)));
         assert_eq!(i[4].names, Some(Svma::new(0x1016 + 0x2000)));
-        assert_eq!((i[0].len, i[1].len, i[2].len, i[3].len, i[4].len), (2, 5, 2, 6, 7));
+        assert_eq!(i[5].names, Some(Svma::new(0x101c + 0x3000)));
+        let lengths: Vec<u32> = i.iter().map(|i| i.len.into()).collect();
+        assert_eq!(lengths, [2, 5, 2, 6, COUNT, COUNT_NARROW]);
     }
 
     #[test]
@@ -125,5 +146,7 @@ mod tests {
         assert_eq!(starts, k.stack.iter().map(|s| s.0).collect::<Vec<_>>());
         let counter = i.iter().find(|i| i.names.is_some()).unwrap();
         assert_eq!(counter.end().offset_from(Svma::new(0x1000)), i64::from(k.field_end));
+        let narrow = decoded(&k.narrow().bytes);
+        assert!(narrow.iter().zip(&i).all(|(n, i)| (n.at, n.len, n.names) == (i.at, i.len, i.names)));
     }
 }

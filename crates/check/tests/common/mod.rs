@@ -3,7 +3,7 @@
 
 use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Counted, CounterRequest, Request, Version, emit};
+use restitch_emit::{Counted, CounterRequest, CounterWidth, Request, Version, emit};
 use restitch_image::{Image, ImageKind};
 use restitch_layout::Layout;
 use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, analyze};
@@ -32,7 +32,9 @@ impl Module {
         let below = self.image.span().start.align_down(4096).offset(-0x1000_0000);
         let above = self.image.span().end.align_up(4096) + 0x20_0000;
         let start = if self.image.kind() == ImageKind::Executable { above } else { below };
-        let counters = CounterRequest { area_start: start.offset(-0x400_0000), counted };
+        // Both widths take their turns.
+        let width = if counted.len().is_multiple_of(2) { CounterWidth::Bits32 } else { CounterWidth::Bits64 };
+        let counters = CounterRequest { area_start: start.offset(-0x400_0000), width, counted };
         emit(&Request {
             image: &self.image,
             program: &self.program,

@@ -7,7 +7,7 @@ pub mod small;
 
 use restitch_address::Svma;
 use restitch_cfi::{Bytes, Cfa, Lsda, Register, Row, UnwindInfo};
-use restitch_emit::{Counted, MapPiece, PieceKind, Request, Version};
+use restitch_emit::{Counted, CounterWidth, MapPiece, PieceKind, Request, Version};
 use restitch_image::Image;
 use restitch_program::{BlockAttrs, BlockId, EdgeKind, Program, TableEncoding, Terminator};
 use restitch_x86::{ALL_FLAGS, Flow, Insn, RipField, encode, relocate_field};
@@ -116,11 +116,17 @@ impl<'a> Comparison<'a> {
         let piece = self.piece(at);
         let next = self.piece(piece.version + u64::from(piece.len) - 1);
         let bytes = self.moved_bytes(at);
-        if bytes.starts_with(&[0x48, 0xff, 0x05]) {
-            assert_eq!(next.len, 7);
-            return at + 7;
+        let width = self.version.counters.as_ref().expect("counters").width;
+        let plain = plain_count(width);
+        if bytes.starts_with(plain) {
+            assert_eq!(next.len as usize, plain.len() + 4);
+            return at + u64::from(next.len);
         }
-        assert!(bytes.starts_with(&encode::keeping_count().bytes[..13]), "counter at {at}");
+        let keeping = match width {
+            CounterWidth::Bits64 => encode::keeping_count(),
+            CounterWidth::Bits32 => encode::keeping_count().narrow(),
+        };
+        assert!(bytes.starts_with(&keeping.bytes[..13]), "counter at {at}");
         at + u64::from(encode::KEEPING_COUNT)
     }
 
@@ -339,6 +345,14 @@ impl<'a> Comparison<'a> {
     }
 }
 
+/// The plain increment up to its field.
+fn plain_count(width: CounterWidth) -> &'static [u8] {
+    match width {
+        CounterWidth::Bits64 => &[0x48, 0xff, 0x05],
+        CounterWidth::Bits32 => &[0xff, 0x05],
+    }
+}
+
 /// Counters.
 impl Comparison<'_> {
     /// What the counter at `at` counts, and its length.
@@ -346,14 +360,15 @@ impl Comparison<'_> {
         let table = self.version.counters.as_ref().expect("counters");
         let bytes = self.moved_bytes(at);
         let keeping = encode::keeping_count();
-        let (field, end, len) = match bytes.starts_with(&[0x48, 0xff, 0x05]) {
-            true => (3, 7, encode::COUNT),
-            false => (keeping.field, keeping.field_end, encode::KEEPING_COUNT),
+        let (field, end, len) = match (bytes.starts_with(plain_count(table.width)), table.width) {
+            (true, CounterWidth::Bits64) => (3, 7, encode::COUNT),
+            (true, CounterWidth::Bits32) => (2, 6, encode::COUNT_NARROW),
+            (false, _) => (keeping.field, keeping.field_end, encode::KEEPING_COUNT),
         };
         let displacement = i32::from_le_bytes(bytes[field as usize..][..4].try_into().unwrap());
         let word = (at + u64::from(end)).offset(displacement.into());
         assert!(table.area.contains(word));
-        let number = word.offset_from(table.area.start) as usize / 8;
+        let number = word.offset_from(table.area.start) as usize / table.width.bytes() as usize;
         assert!(!table.missing.contains(&(number as u32)));
         (table.counted[number], len)
     }

@@ -1,0 +1,110 @@
+//! The memory that a version writes and restitch reads: the counters of a counting version, or the window of a tracing one.
+//!
+//! **Narrow counters** ([`CounterWidth::Bits32`]) share twice as many to a cache line, but go round: once in 2^32 increments, of which no
+//! processor makes more than one a cycle. So they are read several times a second and what has come since is added up. Where nobody read for
+//! too long (this program was stopped, say) it is not known how often they went round, and what all of them have counted since is left out:
+//! what is left are the counts of the rest of the time, which agree with each other as ever.
+
+use restitch_emit::CounterWidth;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// In this time no counter of 32 bits goes round: 2^32 increments would be seven a nanosecond.
+const LONGEST: Duration = Duration::from_millis(600);
+
+/// One area.
+#[derive(Debug)]
+pub(crate) struct CounterArea {
+    /// Number of the version.
+    pub number: u32,
+    /// The shared memory file.
+    pub file: File,
+    /// Its length in bytes.
+    pub len: u64,
+    width: CounterWidth,
+    sums: Mutex<Sums>,
+}
+
+impl CounterArea {
+    /// An area of zeros, which nobody writes yet.
+    pub fn new(number: u32, file: File, len: u64, width: CounterWidth) -> Self {
+        Self { number, file, len, width, sums: Mutex::new(Sums::new(Instant::now())) }
+    }
+
+    /// What has been counted so far.
+    pub fn read(&self) -> io::Result<Vec<u64>> {
+        // One reader at a time, and the time from before one reading to behind the next.
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let (begun, mut bytes) = (Instant::now(), vec![0; self.len as usize]);
+        self.file.read_exact_at(&mut bytes, 0)?;
+        Ok(match self.width {
+            CounterWidth::Bits64 => words(&bytes, u64::from_le_bytes),
+            CounterWidth::Bits32 => {
+                sums.take_in(begun, Instant::now(), &words(&bytes, u32::from_le_bytes)).to_vec()
+            }
+        })
+    }
+}
+
+fn words<const N: usize, T>(bytes: &[u8], word: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|bytes| word(*bytes)).collect()
+}
+
+/// What narrow counters have counted.
+#[derive(Debug)]
+struct Sums {
+    read: Instant,
+    last: Vec<u32>,
+    total: Vec<u64>,
+}
+
+impl Sums {
+    fn new(now: Instant) -> Self {
+        Self { read: now, last: Vec::new(), total: Vec::new() }
+    }
+
+    /// Adds what the counters, read between `begun` and `done`, have counted since they were read last.
+    fn take_in(&mut self, begun: Instant, done: Instant, now: &[u32]) -> &[u64] {
+        self.last.resize(now.len(), 0);
+        self.total.resize(now.len(), 0);
+        if done.duration_since(self.read) <= LONGEST {
+            for ((total, last), now) in self.total.iter_mut().zip(&self.last).zip(now) {
+                *total += u64::from(now.wrapping_sub(*last));
+            }
+        }
+        self.last.copy_from_slice(now);
+        self.read = begun;
+        &self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_go_round_are_added_up() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut sums = Sums::new(begin);
+        assert_eq!(sums.take_in(at(100), at(101), &[7, 0, u32::MAX]), [7, 0, 0xffff_ffff]);
+        assert_eq!(sums.take_in(at(500), at(501), &[6, 1, u32::MAX]), [(1 << 32) + 6, 1, 0xffff_ffff]);
+        assert_eq!(sums.take_in(at(1100), at(1100), &[8, 1, 2]), [(1 << 32) + 8, 1, (1 << 32) + 2]);
+        // 601 ms: nobody knows how often. From there on it goes on.
+        assert_eq!(sums.take_in(at(1700), at(1701), &[9, 5, 3]), [(1 << 32) + 8, 1, (1 << 32) + 2]);
+        assert_eq!(sums.take_in(at(1800), at(1801), &[11, 5, 4]), [(1 << 32) + 10, 1, (1 << 32) + 3]);
+    }
+
+    #[test]
+    fn words_are_read_in_their_width() {
+        let path = std::env::temp_dir().join(format!("restitch-area-{}", std::process::id()));
+        std::fs::write(&path, [1, 0, 0, 0, 2, 0, 0, 0]).unwrap();
+        let read = |width| CounterArea::new(1, File::open(&path).unwrap(), 8, width).read().unwrap();
+        assert_eq!(read(CounterWidth::Bits64), [0x2_0000_0001]);
+        assert_eq!(read(CounterWidth::Bits32), [1, 2]);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
