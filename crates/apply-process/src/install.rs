@@ -51,11 +51,16 @@ impl Live {
     }
 
     /// Maps tracing versions, which nothing leads to, and their window, in place of earlier ones; unwinders learn of them, in a short
-    /// stop. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again.
+    /// stop. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again. A process that has no versions yet may be
+    /// `held` meanwhile; it runs on afterwards in any case.
     ///
     /// # Errors
     /// [`ProcessError::Occupied`] if versions of another kind are in the process. On any other error call [`Live::revert`].
-    pub fn map_tracing(&mut self, incoming: &[Incoming<'_>]) -> Result<File, ProcessError> {
+    pub fn map_tracing(
+        &mut self,
+        held: Option<Stopped>,
+        incoming: &[Incoming<'_>],
+    ) -> Result<File, ProcessError> {
         let pid = self.target.pid();
         let others = self.journal.versions.iter().any(|v| v.kind != VersionKind::Burst);
         if others
@@ -64,7 +69,7 @@ impl Live {
         {
             return Err(ProcessError::Occupied { pid });
         }
-        switch(self, incoming, None)?;
+        switch(self, incoming, held)?;
         let number = incoming.first().map(|new| new.version.number);
         let window = self.counters.iter().find(|counters| Some(counters.number) == number);
         let file =

@@ -46,5 +46,5 @@ pub use registers::Registers;
 pub use relocate::relocate_eh_frame;
 pub use state::{Cfa, ExpressionBytes, FrameState, Register, RegisterRule, Row};
 pub use step::{Step, step};
-pub use write::{EhFrame, Run, write_eh_frame};
+pub use write::{EhFrame, EhFrameWriter, Run, write_eh_frame};
 pub use write_lsda::{landing_pad_base, write_lsda};

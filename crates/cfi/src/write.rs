@@ -49,12 +49,11 @@ pub struct EhFrame {
 /// # Errors
 /// If something is more than 2 GiB away, or a run breaks what [`Run`] asks for.
 pub fn write_eh_frame(at: Svma, runs: &[Run]) -> Result<EhFrame, CfiError> {
-    let mut writer = Writer { at, out: EhFrame::default(), cies: HashMap::new() };
+    let mut writer = EhFrameWriter::new(at);
     for run in runs {
         writer.run(run)?;
     }
-    writer.out.bytes.extend([0; 4]);
-    Ok(writer.out)
+    Ok(writer.finish())
 }
 
 /// What a CIE says; runs that agree in it share one.
@@ -136,15 +135,32 @@ fn check(run: &Run) -> Result<(), CfiError> {
     Ok(())
 }
 
-struct Writer {
+/// Writes an `.eh_frame` run by run, so that what there is to say of much code need not be in memory at one time: see [`write_eh_frame`].
+#[derive(Debug)]
+pub struct EhFrameWriter {
     at: Svma,
     out: EhFrame,
     /// Offset of the CIE of each shape.
     cies: HashMap<Shape, usize>,
 }
 
-impl Writer {
-    fn run(&mut self, run: &Run) -> Result<(), CfiError> {
+impl EhFrameWriter {
+    /// Begins one for the address `at` (best a multiple of 4).
+    pub fn new(at: Svma) -> Self {
+        Self { at, out: EhFrame::default(), cies: HashMap::new() }
+    }
+
+    /// Ends it with the zero terminator.
+    pub fn finish(mut self) -> EhFrame {
+        self.out.bytes.extend([0; 4]);
+        self.out
+    }
+
+    /// Adds a run.
+    ///
+    /// # Errors
+    /// If something is more than 2 GiB away, or the run breaks what [`Run`] asks for.
+    pub fn run(&mut self, run: &Run) -> Result<(), CfiError> {
         let shape = Shape::of(run)?;
         let cie = match self.cies.get(&shape) {
             Some(cie) => *cie,
@@ -170,7 +186,7 @@ impl Writer {
             }
         }
         out.extend(program(run, &shape)?);
-        self.finish(start);
+        self.end(start);
         self.out.entries.push((run.range.start, self.at + start as u64));
         Ok(())
     }
@@ -199,7 +215,7 @@ impl Writer {
         let (cfa, registers) = shape.initial();
         let mut delta = Delta { out, data_align: shape.data_align, initial: &[], code };
         delta.between(None, &[], cfa.as_ref(), &registers)?;
-        self.finish(start);
+        self.end(start);
         Ok(start)
     }
 
@@ -211,7 +227,7 @@ impl Writer {
     }
 
     /// Pads the record and fills in its length.
-    fn finish(&mut self, start: usize) {
+    fn end(&mut self, start: usize) {
         let out = &mut self.out.bytes;
         out.resize(out.len().next_multiple_of(RECORD_ALIGN), 0);
         // Fits: one record is far below 4 GiB, its run's code being below 2 GiB.

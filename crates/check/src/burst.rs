@@ -1,6 +1,8 @@
 //! Tracing versions: each instruction of the text is a copy or belongs to one of the few forms of recording code, which are
 //! written down here a second time, as text.
 //!
+//! Pinned blocks may be copied: what is pinned looks at return addresses, and these are the original's.
+//!
 //! What is proved: copied blocks are the original's, and each way out of one is a recorded branch to the equivalent of its
 //! target, a look-up whose pairs are proved too, or a way out to the very original instruction that comes next. Recording code takes nothing
 //! but `rcx` before it has saved more, gives back what it has taken, and stores into the window only, apart from the
@@ -49,8 +51,6 @@ struct Reader<'s, 'a> {
     read: Vec<bool>,
     /// By byte: whether an instruction begins there, or a place to which a branch into one leads.
     begins: Vec<bool>,
-    /// The stores of the state that lead out of a block, in words.
-    leaves: [String; 2],
     numbers: Vec<bool>,
     routines: [Svma; 3],
     inserted: Vec<Inserted>,
@@ -90,10 +90,6 @@ impl<'s, 'a> Reader<'s, 'a> {
             found: String::new(),
             read: vec![false; s.version.text.len() as usize],
             begins: vec![false; s.version.text.len() as usize],
-            leaves: [window::NO_COPY, window::FULL].map(|why| {
-                let state = table.window.start + window::STATE;
-                format!("movl $0x{why:x},0x{:x}", state.get())
-            }),
             numbers: vec![false; table.branches.len()],
             routines: [Svma::default(); 3],
             inserted: Vec::new(),
@@ -216,35 +212,60 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.gas.format(instruction, &mut self.found);
     }
 
-    /// Whether the next instruction is this one, of this code.
-    fn is_next(&mut self, code: Code, wanted: &str) -> bool {
-        let instruction = self.s.decode(self.v).filter(|i| i.code() == code);
-        let Some(instruction) = instruction else { return false };
-        self.format(&instruction);
-        self.found == wanted
-    }
-
-    /// Whether the next instruction leads out of a block before its end. (Few are of that code: the rest needs no words.)
+    /// Whether the next instruction leads out of a block before its end.
     fn is_next_leave(&mut self) -> bool {
+        let state = self.address(window::STATE);
         let stores = self.s.decode(self.v).filter(|i| i.code() == Code::Mov_rm32_imm32);
-        let Some(instruction) = stores else { return false };
-        self.format(&instruction);
-        self.leaves.contains(&self.found)
+        stores.is_some_and(|i| {
+            [window::NO_COPY, window::FULL].contains(&i.immediate32()) && is_word(&i, 0, state)
+        })
     }
 
     fn word(&self, word: u64) -> String {
-        format!("0x{:x}", (self.table.window.start + word).get())
+        format!("0x{:x}", self.address(word).get())
     }
-    fn save(&mut self, register: &str, word: u64) -> Checked {
-        let wanted = format!("mov %{register},{}", self.word(word));
-        self.expect(&wanted)
+    fn address(&self, word: u64) -> Svma {
+        self.table.window.start + word
     }
-    fn load(&mut self, word: u64, register: &str) -> Checked {
-        let wanted = format!("mov {},%{register}", self.word(word));
-        self.expect(&wanted)
+    fn save(&mut self, register: Register, word: u64) -> Checked {
+        self.plain(Code::Mov_rm64_r64, [None, Some(register)], self.address(word))
     }
-    fn lea(&mut self, address: Svma, register: &str) -> Checked {
-        self.expect(&format!("lea 0x{:x},%{register}", address.get()))
+    fn load(&mut self, word: u64, register: Register) -> Checked {
+        let code = if register == Register::EAX { Code::Mov_r32_rm32 } else { Code::Mov_r64_rm64 };
+        self.plain(code, [Some(register), None], self.address(word))
+    }
+    fn lea(&mut self, address: Svma, register: Register) -> Checked {
+        self.plain(Code::Lea_r64_m, [Some(register), None], address)
+    }
+    /// The next instruction has to be of this code, with a register and memory at this address, told relative to the program counter. (Most of
+    /// recording code is; as text, that took three quarters of the time of a check.)
+    fn plain(&mut self, code: Code, registers: [Option<Register>; 2], address: Svma) -> Checked {
+        let at = self.v;
+        let instruction = self.next()?;
+        let is_operand = |n: u32, register: Option<Register>| match register {
+            Some(register) => {
+                instruction.op_kind(n) == OpKind::Register && instruction.op_register(n) == register
+            }
+            None => is_word(&instruction, n, address),
+        };
+        let is_wanted = instruction.code() == code
+            && instruction.op_count() == 2
+            && is_operand(0, registers[0])
+            && is_operand(1, registers[1]);
+        if is_wanted { Ok(()) } else { Err(self.unknown(at, &instruction)) }
+    }
+    /// The next instruction has to store this number there.
+    fn store(&mut self, number: u32, word: u64) -> Checked {
+        let (at, address) = (self.v, self.address(word));
+        let instruction = self.next()?;
+        let is_wanted = instruction.code() == Code::Mov_rm32_imm32
+            && instruction.immediate32() == number
+            && is_word(&instruction, 0, address);
+        if is_wanted { Ok(()) } else { Err(self.unknown(at, &instruction)) }
+    }
+    fn unknown(&mut self, at: Svma, instruction: &Instruction) -> (Svma, &'static str) {
+        self.format(instruction);
+        (at, "inserted code is none of the known forms")
     }
     /// A jump: where it goes.
     fn jump(&mut self) -> Checked<Svma> {
@@ -268,6 +289,29 @@ impl<'s, 'a> Reader<'s, 'a> {
         }
     }
 
+    /// `jrcxz`: where it goes.
+    fn jrcxz(&mut self) -> Checked<Svma> {
+        let at = self.v;
+        let i = self.next()?;
+        if i.code() == Code::Jrcxz_rel8_64 && has_no_prefix(&i) {
+            return Ok(Svma::new(i.near_branch_target()));
+        }
+        Err((at, "a branch of inserted code is none of the known forms"))
+    }
+
+    /// `lea 4(%rcx),%rcx`.
+    fn advance(&mut self) -> Checked {
+        let at = self.v;
+        let i = self.next()?;
+        let is_wanted = i.code() == Code::Lea_r64_m
+            && i.op0_register() == Register::RCX
+            && i.memory_base() == Register::RCX
+            && i.memory_index() == Register::None
+            && i.memory_displacement64() == 4
+            && has_no_prefix(&i);
+        if is_wanted { Ok(()) } else { Err(self.unknown(at, &i)) }
+    }
+
     fn note(&mut self, at: Svma, taken: Taken, leads: Leads) {
         let len = self.v.offset_from(at) as u32;
         self.inserted.push(Inserted { at, len, taken, leads });
@@ -278,15 +322,18 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.pieces.push(MapPiece { version: at, original, len, kind });
     }
 
-    /// The number that the instruction stores, which has to mean this branch and no other.
-    fn number(&mut self, from: Svma, to: Option<Svma>, into: &str) -> Checked {
+    /// The number that the instruction stores, into the word or at `rcx`, which has to mean this branch and no other.
+    fn number(&mut self, from: Svma, to: Option<Svma>, into: Option<u64>) -> Checked {
         let at = self.v;
         let i = self.s.decode(at).ok_or((at, "there is no instruction"))?;
         if i.code() != Code::Mov_rm32_imm32 {
             return Err((at, "there is no number"));
         }
         let number = i.immediate32();
-        self.expect(&format!("movl $0x{number:x},{into}"))?;
+        match into {
+            Some(word) => self.store(number, word)?,
+            None => self.store_at_rcx(number)?,
+        }
         let index = number.wrapping_sub(self.table.first) as usize;
         if self.table.branches.get(index) != Some(&BurstBranch { from, to }) {
             return Err((at, "the number means another branch"));
@@ -298,15 +345,28 @@ impl<'s, 'a> Reader<'s, 'a> {
         Ok(())
     }
 
+    /// `movl $number,(%rcx)`.
+    fn store_at_rcx(&mut self, number: u32) -> Checked {
+        let at = self.v;
+        let i = self.next()?;
+        let is_wanted = i.code() == Code::Mov_rm32_imm32
+            && i.immediate32() == number
+            && i.op_kind(0) == OpKind::Memory
+            && i.memory_base() == Register::RCX
+            && i.memory_index() == Register::None
+            && i.memory_displacement64() == 0
+            && has_no_prefix(&i);
+        if is_wanted { Ok(()) } else { Err(self.unknown(at, &i)) }
+    }
+
     fn leave(&mut self, to: Svma) -> Checked {
         let at = self.v;
         let i = self.s.decode(at).ok_or((at, "there is no instruction"))?;
         let why = i.immediate32();
-        let state = self.word(window::STATE);
         if ![window::FULL, window::NO_COPY, window::NO_TARGET].contains(&why) {
             return Err((at, "a way out leaves an odd state"));
         }
-        self.expect(&format!("movl $0x{why:x},{state}"))?;
+        self.store(why, window::STATE)?;
         if self.jump()? != to {
             return Err((at, "a way out leads elsewhere"));
         }
@@ -329,7 +389,7 @@ impl<'s, 'a> Reader<'s, 'a> {
 
     fn edge(&mut self, from: Svma, to: Svma) -> Checked {
         let at = self.v;
-        self.save("rcx", window::SAVED_RCX)?;
+        self.save(Register::RCX, window::SAVED_RCX)?;
         self.note(at, Taken::Nothing, Leads::To(to));
         self.record(from, to)
     }
@@ -337,14 +397,14 @@ impl<'s, 'a> Reader<'s, 'a> {
     /// The branch is recorded, `rcx` being saved, and control goes on at `to`.
     fn record(&mut self, from: Svma, to: Svma) -> Checked {
         let at = self.v;
-        self.load(window::CURSOR, "rcx")?;
-        self.number(from, Some(to), "(%rcx)")?;
-        self.expect("lea 0x4(%rcx),%rcx")?;
-        self.save("rcx", window::CURSOR)?;
-        if self.is_next(Code::Movzx_r32_rm16, "movzwl %cx,%ecx") {
-            self.expect("movzwl %cx,%ecx")?;
-            let full = self.branch("jrcxz")?;
-            self.load(window::SAVED_RCX, "rcx")?;
+        self.load(window::CURSOR, Register::RCX)?;
+        self.number(from, Some(to), None)?;
+        self.advance()?;
+        self.save(Register::RCX, window::CURSOR)?;
+        if self.s.decode(self.v).is_some_and(|i| is_test(&i)) {
+            self.next()?;
+            let full = self.jrcxz()?;
+            self.load(window::SAVED_RCX, Register::RCX)?;
             self.note(at, Taken::Rcx, Leads::To(to));
             self.jump_to_copy(to)?;
             if self.v != full {
@@ -354,37 +414,37 @@ impl<'s, 'a> Reader<'s, 'a> {
             self.note(at, Taken::Rcx, Leads::To(to));
         }
         let at = self.v;
-        self.load(window::SAVED_RCX, "rcx")?;
+        self.load(window::SAVED_RCX, Register::RCX)?;
         self.note(at, Taken::Rcx, Leads::To(to));
         self.leave(to)
     }
 
     fn give_back(&mut self) -> Checked {
-        self.load(window::SAVED_FLAGS, "rax")?;
+        self.load(window::SAVED_FLAGS, Register::RAX)?;
         self.expect("add $0x7f,%al")?;
         self.expect("sahf")?;
-        self.load(window::SAVED_RDX, "rdx")?;
-        self.load(window::SAVED_RAX, "rax")?;
-        self.load(window::SAVED_RCX, "rcx")
+        self.load(window::SAVED_RDX, Register::RDX)?;
+        self.load(window::SAVED_RAX, Register::RAX)?;
+        self.load(window::SAVED_RCX, Register::RCX)
     }
 
     fn look_up(&mut self, kind: Kind) -> Checked {
         let at = self.v;
-        self.save("rax", window::SITE)?;
+        self.save(Register::RAX, window::SITE)?;
         self.note(at, Taken::RcxRax, Leads::ToRax);
         let at = self.v;
-        self.save("rcx", window::ORIGINAL)?;
-        self.save("rdx", window::SAVED_RDX)?;
+        self.save(Register::RCX, window::ORIGINAL)?;
+        self.save(Register::RDX, window::SAVED_RDX)?;
         self.expect("lahf")?;
         self.expect("seto %al")?;
-        self.save("rax", window::SAVED_FLAGS)?;
+        self.save(Register::RAX, window::SAVED_FLAGS)?;
         self.note(at, Taken::RcxRax, Leads::ToSite);
         let at = self.v;
         self.expect(&format!("movabs $0x{:x},%rax", window::HASH))?;
         self.expect("imul %rcx,%rax")?;
         self.expect(&format!("shr $0x{:x},%rax", 64 - self.table.bits))?;
         self.expect("shl $0x4,%rax")?;
-        self.lea(self.table.window.start + window::TABLE, "rdx")?;
+        self.lea(self.table.window.start + window::TABLE, Register::RDX)?;
         self.expect("add %rdx,%rax")?;
         let search = self.v;
         self.expect("mov (%rax),%rdx")?;
@@ -397,13 +457,13 @@ impl<'s, 'a> Reader<'s, 'a> {
             return Err((search, "the search goes astray"));
         }
         self.expect("mov 0x8(%rax),%rax")?;
-        self.save("rax", window::TARGET)?;
-        self.load(window::CURSOR, "rdx")?;
-        self.load(window::NUMBER, "eax")?;
+        self.save(Register::RAX, window::TARGET)?;
+        self.load(window::CURSOR, Register::RDX)?;
+        self.load(window::NUMBER, Register::EAX)?;
         for wanted in ["mov %eax,(%rdx)", "mov %ecx,0x4(%rdx)", "add $0x8,%rdx"] {
             self.expect(wanted)?;
         }
-        self.save("rdx", window::CURSOR)?;
+        self.save(Register::RDX, window::CURSOR)?;
         self.expect("movzwl %dx,%edx")?;
         self.expect("cmp $0x8,%edx")?;
         let full = self.branch("jb")?;
@@ -449,7 +509,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         };
         let movability = self.s.program.function(block.function).movability;
         if !matches!(movability, Movability::Movable | Movability::Linkage)
-            || block.attrs.contains(BlockAttrs::PINNED)
+            || block.attrs.contains(BlockAttrs::PADDING)
             || self.s.place(placed.block) != Some(index)
         {
             return fail("the block may not be copied, or is copied twice");
@@ -564,10 +624,10 @@ impl<'s, 'a> Reader<'s, 'a> {
 
     fn call(&mut self, original: &Instruction, o: Svma, returns: Svma) -> Checked {
         let at = self.v;
-        self.save("rcx", window::SAVED_RCX)?;
+        self.save(Register::RCX, window::SAVED_RCX)?;
         self.note(at, Taken::Nothing, Leads::To(o));
         let at = self.v;
-        self.lea(returns, "rcx")?;
+        self.lea(returns, Register::RCX)?;
         self.expect("push %rcx")?;
         self.note(at, Taken::Rcx, Leads::To(o));
         self.record(o, Svma::new(original.near_branch_target()))?;
@@ -578,7 +638,7 @@ impl<'s, 'a> Reader<'s, 'a> {
 
     fn site(&mut self, kind: Kind, original: &Instruction, o: Svma, returns: Svma) -> Checked {
         let at = self.v;
-        self.save("rcx", window::SAVED_RCX)?;
+        self.save(Register::RCX, window::SAVED_RCX)?;
         self.note(at, Taken::Nothing, Leads::To(o));
         let at = self.v;
         if kind == Kind::Return {
@@ -589,18 +649,17 @@ impl<'s, 'a> Reader<'s, 'a> {
                 return Err((at, "the target of an indirect branch is taken from somewhere else"));
             }
         }
-        self.save("rax", window::SAVED_RAX)?;
+        self.save(Register::RAX, window::SAVED_RAX)?;
         self.note(at, Taken::Rcx, Leads::To(o));
         let at = self.v;
         if kind == Kind::Call {
-            self.lea(returns, "rax")?;
-            self.save("rax", window::RETURN)?;
+            self.lea(returns, Register::RAX)?;
+            self.save(Register::RAX, window::RETURN)?;
         }
-        let number = self.word(window::NUMBER);
-        self.number(o, None, &number)?;
+        self.number(o, None, Some(window::NUMBER))?;
         let lea = self.s.decode(self.v).ok_or((self.v, "there is no instruction"))?;
         let leave = Svma::new(lea.memory_displacement64());
-        self.lea(leave, "rax")?;
+        self.lea(leave, Register::RAX)?;
         if self.jump()? != self.routines[kind as usize] || self.v != leave {
             return Err((at, "an indirect branch is looked up the wrong way"));
         }
@@ -652,6 +711,30 @@ impl<'s, 'a> Reader<'s, 'a> {
         let jumps = |i: Instruction| i.flow_control() == FlowControl::UnconditionalBranch;
         if self.s.decode(self.v).is_some_and(jumps) { self.jump_to_copy(to) } else { self.leave(to) }
     }
+}
+
+/// Whether an operand is memory at this address, told relative to the 64-bit program counter, in no segment.
+fn is_word(i: &Instruction, operand: u32, address: Svma) -> bool {
+    i.op_kind(operand) == OpKind::Memory
+        && i.memory_base() == Register::RIP
+        && i.memory_index() == Register::None
+        && i.ip_rel_memory_address() == address.get()
+        && has_no_prefix(i)
+}
+
+/// `movzwl %cx,%ecx`.
+fn is_test(i: &Instruction) -> bool {
+    let registers = (i.op0_register(), i.op1_register());
+    i.code() == Code::Movzx_r32_rm16
+        && i.op1_kind() == OpKind::Register
+        && registers == (Register::ECX, Register::CX)
+        && has_no_prefix(i)
+}
+
+/// No segment, no lock, no repetition.
+fn has_no_prefix(i: &Instruction) -> bool {
+    let repeats = i.has_rep_prefix() || i.has_repne_prefix();
+    i.segment_prefix() == Register::None && !i.has_lock_prefix() && !repeats
 }
 
 fn has_memory(i: &Instruction) -> bool {

@@ -32,9 +32,7 @@ pub(crate) fn check(
     let (Some(eh_frame), Some(hdr)) = (s.bytes(version.eh_frame), s.bytes(version.eh_frame_hdr)) else {
         return fail(at, "they are outside its image");
     };
-    let mut ids = Interner::default();
-    let read = Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start);
-    let mut read = match read.and_then(|mut table| table.evaluate(&mut ids).map(|()| table)) {
+    let mut read = match Table::indexed(eh_frame, at, hdr, version.eh_frame_hdr.start) {
         Ok(read) => read,
         Err(why) => return fail(at, &why),
     };
@@ -44,10 +42,19 @@ pub(crate) fn check(
     if !read.has_no_handlers() {
         return fail(at, "an entry has an exception table");
     }
-    let mut expected = Expected { bias, table, ids };
+    let mut expected = Expected { bias, table, ids: Interner::default() };
     let mut pieces = version.map.pieces.iter().peekable();
     let mut known: Option<(&MapPiece, RowId)> = None;
+    let mut current = None;
     for boundary in boundaries {
+        let here = read.entry(boundary).map(|(index, _)| index);
+        if here != current {
+            // Nearly every row is another: of those behind nothing is kept, or a large version's would take gigabytes.
+            current.into_iter().for_each(|index| read.forget(index));
+            current = here;
+            expected.ids = Interner::default();
+            known = known.and_then(|(piece, _)| Some((piece, expected.row(piece)?)));
+        }
         let reaches = |p: &MapPiece| (p.version + u64::from(p.len)).offset_from(boundary) > 0;
         while let Some(piece) = pieces.next_if(|_| known.is_none_or(|(piece, _)| !reaches(piece))) {
             known = expected.row(piece).map(|row| (piece, row)).or(known);
@@ -55,12 +62,16 @@ pub(crate) fn check(
         let Some((_, want)) = known.filter(|(piece, _)| reaches(piece) && piece.version <= boundary) else {
             return fail(boundary, "the address map does not know the instruction");
         };
-        // (All entries were evaluated when they were read.)
+        // (An entry whose program is none has no rows.)
         let found = read.row(boundary, &mut expected.ids).unwrap_or_default();
         if found != Some(want) {
             let text = format!("is {}, and not {}", expected.ids.text(found), expected.ids.text(Some(want)));
             return findings.version(boundary, Problem::Row(text));
         }
+    }
+    // What no instruction has asked for.
+    if let Err(why) = read.evaluate(&mut Interner::default()) {
+        findings.version(at, Problem::Unwind { of: "the version's", why });
     }
 }
 

@@ -288,7 +288,14 @@ impl<'a> Table<'a> {
         Ok(Some(rows[row].1))
     }
 
-    /// Evaluates all entries.
+    /// Drops the rows of entry number `index`, which nobody will ask for again: it has none from now on.
+    pub fn forget(&mut self, index: usize) {
+        if let Some(Entry { rows: Some(Ok(rows)), .. }) = self.entries.get_mut(index) {
+            *rows = Rows::new();
+        }
+    }
+
+    /// Evaluates all entries that have not been.
     ///
     /// # Errors
     /// That of the first entry whose program is none.

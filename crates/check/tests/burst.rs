@@ -10,6 +10,7 @@ use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, Version, burst_bound, emit_burst};
 use restitch_image::ImageKind;
 use restitch_layout::Layout;
+use restitch_program::{BlockAttrs, BlockId};
 use restitch_testkit::{compile, program, skipped};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -49,6 +50,22 @@ fn tracing_versions_of_whole_files_are_equal() {
             assert!(checked.report().instructions > 1000);
         }
     }
+}
+
+/// What `setjmp` remembers is a return address, and that is the original's: its calls need not stay in the original code.
+#[test]
+fn calls_that_return_twice_are_copied() {
+    let path = match compile(&program("setjmp.c"), &["-O2"]) {
+        Ok(path) => path,
+        Err(error) => return skipped(&error.to_string()),
+    };
+    let module = Module::parse(std::fs::read(path).unwrap());
+    let version = version(&module, &vec![true; module.program.blocks.len()]);
+    let is_pinned = |id: BlockId| module.program.block(id).attrs.contains(BlockAttrs::PINNED);
+    let pinned = module.program.block_ids().filter(|id| is_pinned(*id)).count();
+    assert!(pinned >= 3, "{pinned}");
+    assert_eq!(version.blocks.iter().filter(|placed| is_pinned(placed.block)).count(), pinned);
+    check(&module.image, &module.program, &Layout::default(), version, module.bias()).unwrap();
 }
 
 /// Each bit of the text, in turn, as far as a few seconds reach.

@@ -5,8 +5,8 @@ use clap::Args;
 use restitch_report::RunResult;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    Bursts, ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject, Traced,
-    burst_end, record_bursts, record_traced, refusal,
+    BurstRound, Bursts, ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject,
+    Traced, burst_end, record_bursts, record_traced, refusal,
 };
 
 /// Options of `record` that choose the source.
@@ -126,14 +126,24 @@ fn tell_of_bursts(bursts: &Bursts) {
     let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", burst_end(*end))).collect();
     let refused = r.refused.iter().map(|(why, n)| format!("{n} {}", refusal(*why))).collect();
     eprintln!("restitch: bursts ended: {}; alarms without one: {}", list(ends), list(refused));
-    if bursts.rounds.len() > 1 {
-        let rounds =
-            bursts.rounds.iter().map(|r| format!("{:.0} ({} blocks)", r.mean_length, r.blocks)).collect();
-        eprintln!("restitch: mean length of bursts as more code was copied: {}", list(rounds));
-    }
+    let round = |r: &BurstRound| {
+        format!(
+            "{:.0} ({} bursts, {} blocks, made in {:.1} s)",
+            r.mean_length,
+            r.bursts,
+            r.blocks,
+            r.made.as_secs_f64()
+        )
+    };
+    let rounds = bursts.rounds.iter().map(round).collect();
+    eprintln!("restitch: mean length of bursts in each version: {}", list(rounds));
     if !bursts.ended_at.is_empty() {
         let places = bursts.ended_at.iter().map(|(place, n)| format!("{place} ({n})")).collect();
         eprintln!("restitch: code without a copy was most often: {}", list(places));
+    }
+    if !bursts.refused_at.is_empty() {
+        let places = bursts.refused_at.iter().map(|(place, n)| format!("{place} ({n})")).collect();
+        eprintln!("restitch: alarms came most often in code without a copy: {}", list(places));
     }
     if let Some(why) = &bursts.kept {
         eprintln!("restitch: tracing versions stay mapped, unused: {why}");

@@ -36,7 +36,7 @@ mod tables;
 mod text;
 pub mod window;
 
-pub use burst::{BurstRequest, burst_bound, emit_burst};
+pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
 pub use error::EmitError;
 pub use model::*;
 pub use request::{CounterRequest, CounterWidth, Request};

@@ -73,7 +73,12 @@ pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
         let found = (first..len - 1).find(|i| slots[*i].0 == 0 || slots[*i].0 == from.get())?;
         slots[found] = (from.get(), to.get());
     }
-    Some(slots.into_iter().flat_map(|(from, to)| [from.to_le_bytes(), to.to_le_bytes()].concat()).collect())
+    let mut bytes = Vec::with_capacity(16 * len);
+    for (from, to) in slots {
+        bytes.extend_from_slice(&from.to_le_bytes());
+        bytes.extend_from_slice(&to.to_le_bytes());
+    }
+    Some(bytes)
 }
 
 /// What there is to know about a tracing version beside its code.

@@ -1,7 +1,8 @@
 //! Reading processes: identity, threads, maps, and who runs the same program.
 
 use crate::{
-    AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_schedstat, parse_stat,
+    AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_run_delay, parse_schedstat,
+    parse_stat,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -131,6 +132,11 @@ pub fn thread_cpu_time(pid: i32, tid: i32) -> Result<Duration, ProcError> {
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
     let ticks = stat.user_ticks.saturating_add(stat.system_ticks) as f64;
     Ok(Duration::try_from_secs_f64(ticks / per_second).unwrap_or(Duration::MAX))
+}
+
+/// The time for which the thread was ready to run and waited for a CPU (`schedstat`); `None` where the kernel does not tell.
+pub fn thread_run_delay(pid: i32, tid: i32) -> Option<Duration> {
+    parse_run_delay(&read(pid, &path_of_thread(pid, tid, "schedstat")).ok()?)
 }
 
 /// The path of the program that process `pid` runs, as `/proc/PID/exe` states it (` (deleted)` included).

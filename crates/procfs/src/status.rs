@@ -180,3 +180,9 @@ pub fn parse_schedstat(bytes: &[u8]) -> Option<Duration> {
     let text = std::str::from_utf8(bytes).ok()?;
     text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
+
+/// The time for which the task was ready to run and had no CPU, from a `schedstat` file: its second field, in nanoseconds.
+pub fn parse_run_delay(bytes: &[u8]) -> Option<Duration> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}

@@ -4,9 +4,11 @@
 //! beside the modules, checked like every version; threads are put into them for a moment each. Where bursts end
 //! tells what else has to be copied: the first versions only probe for that. Afterwards the versions go again.
 //!
-//! A command has to run to be sampled, and stands still for everything else: at its entry point while code is analysed, and
-//! later while versions are made ([`crate::hold`]). So all of its run but the sampling is there to be traced, however long versions
-//! take to make.
+//! A command stands still while its code is analysed, at its entry point. A small one needs no more: all of its code is copied there and
+//! then, and it is traced from its beginning on. A large one has to run to be sampled, and stands still again while versions
+//! are made ([`crate::hold`]). So all of its run but the sampling is there to be traced, however long versions take to make.
+//! A process runs meanwhile, and that work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that is fast
+//! enough.
 
 use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
@@ -18,13 +20,16 @@ use crate::sampling::sample;
 use crate::trace_record::{exit_status, launch_holding};
 use crate::verdict::Windows;
 use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
-use restitch_address::LoadBias;
-use restitch_apply_process::{Incoming, VersionKind};
+use restitch_address::{Avma, LoadBias};
+use restitch_apply_process::{Incoming, ProcessError, VersionKind};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
 use restitch_layout::Layout;
-use restitch_trace::{BurstCode, BurstEnd, BurstOptions, BurstReport, trace_bursts};
+use restitch_trace::{BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, trace_bursts};
+use restitch_tracee::{Stopped, aside};
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -45,6 +50,8 @@ pub struct Bursts {
     pub mapped: u64,
     /// Where most of the bursts that did not become full came to code that has no copy, most frequent first.
     pub ended_at: Vec<(String, u64)>,
+    /// Where most alarms found threads in code that has no copy.
+    pub refused_at: Vec<(String, u64)>,
     /// Why something of them had to stay in the process, if it had.
     pub kept: Option<String>,
 }
@@ -58,6 +65,8 @@ pub struct BurstRound {
     pub bursts: u64,
     /// Branches in a burst, on average.
     pub mean_length: f64,
+    /// How long the version took to make, check and map.
+    pub made: Duration,
 }
 
 /// How long instruction pointers are sampled, at least and at most.
@@ -66,17 +75,20 @@ const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::fr
 const SPARSE: u64 = 2;
 /// So many places that ended bursts are named.
 const MOST_ENDS: usize = 6;
-/// Tracing versions that are made only to see where their bursts end, at most.
-const PROBES: usize = 4;
-/// How long such a version is used: this share of the time that there is, but so long at least and at most.
-const PROBING: (f64, Duration, Duration) = (0.1, Duration::from_millis(400), Duration::from_secs(2));
+/// Tracing versions at most. (A program may come to other code at any time: all its life it is looked whether another version would help.)
+const MOST_ROUNDS: usize = 8;
+/// How long a version is used before it is looked whether bursts could be longer: at first, and at most. It doubles each time that nothing is gained.
+const PROBING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(8));
 /// Making versions may take as long as there is time to trace. A command, which has no such time and stands still meanwhile, waits so long
 /// before there is no more probing.
 const MAKING: Duration = Duration::from_secs(20);
+/// For so long at least, and at most, work for a process is done with what it leaves of the processors; of the time that there is to trace, a
+/// half at most.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Bursts of this share of the wanted length are long enough.
 const LONG_ENOUGH: f64 = 0.9;
-/// What is copied has to grow by this share for another version to be worth its making.
-const WORTHWHILE: f64 = 0.001;
+/// A version is worth its making if it copies the code at which this share of the bursts ended that came to code without a copy.
+const WORTHWHILE: f64 = 0.1;
 
 /// Records bursts, and writes the profile file whole or not at all.
 ///
@@ -89,39 +101,40 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let tracing =
         BurstOptions { depth: options.depth, overhead: options.overhead, ..BurstOptions::default() };
     let mut launched = None;
-    let (mut set, ready, duration) = match options.subject {
-        TraceSubject::Process(pid, duration) => (open(pid)?, Analyses::new(), Some(duration)),
+    let (mut set, prepared, duration) = match options.subject {
+        TraceSubject::Process(pid, duration) => (open(pid)?, Prepared::default(), Some(duration)),
         TraceSubject::Command(command) => {
             watcher.phase("analysing", None);
             let (process, prepared) = launch_holding(command, |process| prepare(process.pid))?;
             launched = Some(process);
-            let (set, ready) = prepared?;
-            (set, ready, None)
+            let (set, prepared) = prepared?;
+            (set, prepared, None)
         }
     };
     let pid = set.leader.target().pid();
     records.open(pid)?;
-    let traced = trace_process(&mut set, ready, duration, tracing, &mut records, watcher)?;
+    let traced = trace_process(&mut set, prepared, duration, tracing, &mut records, watcher)?;
     watcher.phase("analysing", None);
     let status = launched.map(|process| exit_status(traced.report.exit, process)).transpose()?;
     let (modules, elsewhere) = (records.modules(), records.elsewhere);
     if modules == 0 {
         return Err(too_little(&set, duration.is_none()));
     }
-    let ended_at = most_ends(&records, pid, &traced.report);
+    let ended_at = most(&records, pid, &traced.report.ended_at);
+    let refused_at = most(&records, pid, &traced.report.refused_at);
     records.save(&options.output, watcher)?;
     if !set.leader_is_alive() {
         set.leader.forget();
     }
-    let Traced { report, rounds, mapped, kept } = traced;
-    Ok(Bursts { ended_at, report, rounds, elsewhere, status, modules, mapped, kept })
+    let Traced { report, rounds, mapped, kept, .. } = traced;
+    Ok(Bursts { ended_at, refused_at, report, rounds, elsewhere, status, modules, mapped, kept })
 }
 
 /// Why there is nothing, and what gives more.
 fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
     let pid = set.leader.target().pid();
     SessionError::NothingToDo(if is_command {
-        "the command used too little CPU time for bursts, which need 0.4 seconds to find its hot code; \
+        "the command used too little CPU time for bursts (a large one needs 0.4 seconds, to find its hot code); \
          `--source trace` records from a program's first instruction on"
             .into()
     } else if !set.leader_is_alive() {
@@ -143,17 +156,44 @@ fn open(pid: i32) -> Result<ProcessSet, SessionError> {
     Ok(set)
 }
 
-/// What can be done for a command before it runs: all code that may be traced is analysed.
-fn prepare(pid: i32) -> Result<(ProcessSet, Analyses), SessionError> {
+/// Checked versions with the modules that they are of, and what there is to look up in them.
+struct Versions {
+    of: Vec<(usize, CheckedVersion)>,
+    tables: BurstTables,
+}
+
+/// What was done for a command before it ran: nothing, for a process.
+#[derive(Default)]
+struct Prepared {
+    /// Analyses of the code that may be traced.
+    ready: Analyses,
+    /// All code of a small program, and its versions.
+    whole: Option<(BurstScope, Versions)>,
+}
+
+/// What can be done for a command before it runs: all code that may be traced is analysed, and copied if it is not too much.
+fn prepare(pid: i32) -> Result<(ProcessSet, Prepared), SessionError> {
     let set = open(pid)?;
     let ready = analyze(&set, candidates(&set));
-    Ok((set, ready))
+    let scope = match BurstScope::whole(&set, ready)? {
+        Ok(scope) => scope,
+        Err(ready) => return Ok((set, Prepared { ready, whole: None })),
+    };
+    match make_tracing(&set, &scope) {
+        Ok(versions) => Ok((set, Prepared { ready: Analyses::new(), whole: Some((scope, versions)) })),
+        // There may be room for less.
+        Err(SessionError::Process(ProcessError::NoRoom { .. })) => {
+            let ready = analyze(&set, candidates(&set));
+            Ok((set, Prepared { ready, whole: None }))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Samples, traces, and takes the tracing versions out again. Without a `duration` it is a command, to its end.
 fn trace_process(
     set: &mut ProcessSet,
-    mut ready: Analyses,
+    prepared: Prepared,
     duration: Option<Duration>,
     tracing: BurstOptions,
     records: &mut BranchRecords,
@@ -163,13 +203,24 @@ fn trace_process(
         set.switch(&[], VersionKind::Burst, watcher)?;
         set.sweep();
     }
-    let (pid, is_command) = (set.leader.target().pid(), duration.is_none());
+    let Prepared { mut ready, whole } = prepared;
+    let is_command = duration.is_none();
+    if whole.is_some() {
+        return trace_and_take_out(
+            set,
+            Code { chosen: Vec::new(), ready, whole, is_command },
+            None,
+            tracing,
+            records,
+            watcher,
+        );
+    }
     let sampling = duration.map_or(SAMPLING.0, |d| d / 4).clamp(SAMPLING.0, SAMPLING.1);
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
     let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
     let choice = sample(set, sampling, &mut windows).and_then(|samples| {
         watcher.phase("analysing", None);
-        hold_if(is_command, pid, || choose(set, &samples, &mut ready))
+        meanwhile(set, is_command, patience(duration), || choose(set, &samples, &mut ready))?
     });
     let chosen = match choice {
         // It has ended: whatever could not be done then is no error of its own.
@@ -177,12 +228,27 @@ fn trace_process(
         choice => choice?.0,
     };
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
-    trace_and_take_out(set, Code { chosen, ready, is_command }, rest, tracing, records, watcher)
+    trace_and_take_out(set, Code { chosen, ready, whole: None, is_command }, rest, tracing, records, watcher)
 }
 
-/// Does `work`, and holds the process meanwhile if `hold`.
-fn hold_if<T>(hold: bool, pid: i32, work: impl FnOnce() -> T) -> T {
-    if hold { holding(pid, work) } else { work() }
+/// How long there is to wait for processors that have nothing else to do, if there are `left` to trace.
+fn patience(left: Option<Duration>) -> Duration {
+    (left.unwrap_or_default() / 2).clamp(PATIENCE.0, PATIENCE.1)
+}
+
+/// Does `work` for a process: a command is held meanwhile, another runs on and has the processors for as long as there is `patience`.
+fn meanwhile<T: Send>(
+    set: &ProcessSet,
+    is_command: bool,
+    patience: Duration,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, SessionError> {
+    let pid = set.leader.target().pid();
+    if is_command {
+        return Ok(holding(pid, work));
+    }
+    let no_thread = |source| restitch_trace::BranchTraceError::Thread { pid, source };
+    Ok(aside(patience, work).map_err(no_thread)?)
 }
 
 /// What is known of the code that is to be traced.
@@ -191,6 +257,8 @@ pub(crate) struct Code {
     chosen: Vec<Chosen>,
     /// Analyses of others.
     ready: Analyses,
+    /// Or all code, and its versions.
+    whole: Option<(BurstScope, Versions)>,
     /// Whether it is that of a command, which may be held.
     is_command: bool,
 }
@@ -198,7 +266,7 @@ pub(crate) struct Code {
 impl Code {
     /// The code of a process that runs on whatever is done.
     pub fn of_process(chosen: Vec<Chosen>) -> Self {
-        Self { chosen, ready: Analyses::new(), is_command: false }
+        Self { chosen, ready: Analyses::new(), whole: None, is_command: false }
     }
 }
 
@@ -217,13 +285,19 @@ pub(crate) fn trace_and_take_out(
 ) -> Result<Traced, SessionError> {
     refuse_shadow_stack(set.leader.target().pid())?;
     let is_command = code.is_command;
-    let scope = BurstScope::new(set, code.chosen, code.ready);
+    let (scope, versions) = match code.whole {
+        Some((scope, versions)) => (scope, Some(versions)),
+        None => {
+            let scope = || BurstScope::new(set, code.chosen, code.ready);
+            (meanwhile(set, is_command, patience(rest), scope)??, None)
+        }
+    };
     if scope.modules.is_empty() {
         return Err(too_little(set, is_command));
     }
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
     let (traced, making) = (Traced::default(), Duration::ZERO);
-    let mut rounds = Rounds { scope, rest, is_command, tracing, traced, making };
+    let mut rounds = Rounds { scope, versions, rest, is_command, tracing, traced, making, last_mean: 0.0 };
     let result = rounds.all(set, records);
     let mut traced = rounds.traced;
     if result.is_err() || traced.report.bursts.contains_key(&BurstEnd::Gone) {
@@ -240,6 +314,8 @@ pub(crate) fn trace_and_take_out(
 pub(crate) struct Traced {
     pub report: BurstReport,
     rounds: Vec<BurstRound>,
+    /// Where bursts of the last time came to code without a copy, and where alarms found threads in such code.
+    places: BTreeMap<Avma, u64>,
     mapped: u64,
     /// Why something of the tracing versions had to stay in the process, if it had.
     pub kept: Option<String>,
@@ -248,6 +324,8 @@ pub(crate) struct Traced {
 /// Tracing in one version after the other.
 struct Rounds {
     scope: BurstScope,
+    /// What the first round needs, where it is there already.
+    versions: Option<Versions>,
     /// Time that is left.
     rest: Option<Duration>,
     /// It stands still while versions are made.
@@ -256,6 +334,8 @@ struct Rounds {
     traced: Traced,
     /// How long versions have been made.
     making: Duration,
+    /// Branches in a burst of the last time, on average.
+    last_mean: f64,
 }
 
 impl Rounds {
@@ -275,41 +355,47 @@ impl Rounds {
     /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False if that was all.
     fn one(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<bool, SessionError> {
         let begun = Instant::now();
-        let pid = set.leader.target().pid();
-        let versions = hold_if(self.is_command, pid, || make_tracing(set, &self.scope))?;
-        let code = map(set, &versions)?;
-        self.making += begun.elapsed();
+        let (is_command, patience) = (self.is_command, patience(self.rest));
+        let versions = match self.versions.take() {
+            Some(versions) => versions,
+            None => meanwhile(set, is_command, patience, || make_tracing(set, &self.scope))??,
+        };
+        self.scope.is_made();
+        let window = map(set, &versions, is_command)?;
+        let (pid, Versions { of: versions, tables }) = (set.leader.target().pid(), versions);
+        let code = BurstCode::new(tables, window)
+            .map_err(|source| restitch_trace::BranchTraceError::Window { pid, source })?;
+        let made = begun.elapsed();
+        self.making += made;
         if !self.traced.rounds.is_empty() {
             set.sweep();
         }
         self.traced.mapped = versions.iter().map(|(_, v)| v.loaded_len).sum();
-        self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0 });
-        let (share, least, most) = PROBING;
-        let probe = self.rest.map_or(least, |rest| rest.mul_f64(share).clamp(least, most));
-        let is_quick = self.making < self.rest.unwrap_or(MAKING);
-        let is_early = self.traced.rounds.len() <= PROBES && self.rest.is_none_or(|rest| rest > 2 * probe);
-        let may_probe = is_quick && is_early;
-        if may_probe {
-            if self.trace(set, &code, Some(probe), records)? {
+        self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0, made });
+        let mut slice = PROBING.0;
+        while self.may_grow(slice) {
+            if self.trace(set, &code, Some(slice), records)? {
                 return Ok(false);
             }
-            let before = self.scope.len();
-            let is_short = self.mean_length() < LONG_ENOUGH * self.tracing.depth as f64;
-            if is_short {
-                let ends = &self.traced.report.ended_at;
-                let grown = hold_if(self.is_command, pid, || self.scope.grow(set, ends))?;
-                if grown as f64 > WORTHWHILE * before as f64 {
-                    return Ok(true);
-                }
+            let places = std::mem::take(&mut self.traced.places);
+            if self.last_mean < LONG_ENOUGH * self.tracing.depth as f64
+                && meanwhile(set, is_command, patience, || self.scope.grow(set, &places))?? > WORTHWHILE
+            {
+                return Ok(true);
             }
+            slice = (2 * slice).min(PROBING.1);
         }
         let rest = self.rest;
         self.trace(set, &code, rest, records)?;
         Ok(false)
     }
 
-    fn mean_length(&self) -> f64 {
-        self.traced.rounds.last().map_or(0.0, |round| round.mean_length)
+    /// Whether another version may be made after a `slice` of time in this one.
+    fn may_grow(&self, slice: Duration) -> bool {
+        let is_quick = self.making < self.rest.unwrap_or(MAKING);
+        let is_early =
+            self.traced.rounds.len() < MOST_ROUNDS && self.rest.is_none_or(|rest| rest > 2 * slice);
+        is_quick && is_early && !self.scope.is_whole
     }
 
     /// True if the process has ended or executes another program.
@@ -327,6 +413,11 @@ impl Rounds {
         };
         let stop = AtomicBool::new(false);
         let report = trace_bursts(set.leader.target().pid(), options, code, &stop, records)?;
+        self.last_mean = report.mean_length();
+        self.traced.places.clone_from(&report.ended_at);
+        for (at, n) in &report.refused_at {
+            *self.traced.places.entry(*at).or_default() += n;
+        }
         self.rest = self.rest.map(|rest| rest.saturating_sub(duration.unwrap_or_default()));
         if let Some(round) = self.traced.rounds.last_mut() {
             let before = round.mean_length * round.bursts as f64;
@@ -339,27 +430,24 @@ impl Rounds {
     }
 }
 
-/// The places that ended most bursts, as module and address or symbol in it.
-fn most_ends(records: &BranchRecords, pid: i32, report: &BurstReport) -> Vec<(String, u64)> {
-    let mut ends: Vec<_> = report.ended_at.iter().map(|(at, n)| (records.name(pid, *at), *n)).collect();
-    ends.sort_by_key(|end| std::cmp::Reverse(end.1));
-    ends.truncate(MOST_ENDS);
-    ends
+/// The most frequent places, as module and address or symbol in it.
+fn most(records: &BranchRecords, pid: i32, places: &BTreeMap<Avma, u64>) -> Vec<(String, u64)> {
+    let mut most: Vec<_> = places.iter().map(|(at, n)| (records.name(pid, *at), *n)).collect();
+    most.sort_by_key(|place| std::cmp::Reverse(place.1));
+    most.truncate(MOST_ENDS);
+    most
 }
 
-/// Maps the versions, in place of those that are there.
-fn map(set: &mut ProcessSet, versions: &[(usize, CheckedVersion)]) -> Result<BurstCode, SessionError> {
+/// Maps the versions, in place of those that are there. A command that has none yet stands still meanwhile, if it can be stopped.
+fn map(set: &mut ProcessSet, versions: &Versions, is_command: bool) -> Result<File, SessionError> {
     let incoming: Vec<Incoming<'_>> = versions
+        .of
         .iter()
         .map(|(module, version)| Incoming { module: *module, version, kind: VersionKind::Burst })
         .collect();
-    let window = set.leader.map_tracing(&incoming)?;
-    let target = set.leader.target();
-    let biased: Vec<(LoadBias, &CheckedVersion)> =
-        versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
-    let pid = target.pid();
-    let code = BurstCode::new(&biased, window);
-    Ok(code.map_err(|source| restitch_trace::BranchTraceError::Window { pid, source })?)
+    let hold = is_command && set.leader.journal().is_empty();
+    let held = hold.then(|| Stopped::seize_all(set.leader.target().pid()).ok()).flatten();
+    Ok(set.leader.map_tracing(held, &incoming)?)
 }
 
 /// Takes the versions out; gives the reason why something had to stay.
@@ -388,7 +476,7 @@ fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
 }
 
 /// Makes and checks tracing versions.
-fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Vec<(usize, CheckedVersion)>, SessionError> {
+fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, SessionError> {
     let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
     let (mut versions, mut taken, mut first) = (Vec::new(), Vec::new(), 0);
     for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
@@ -407,5 +495,10 @@ fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Vec<(usize, Chec
             .map_err(|e| SessionError::Check { module: module.path.clone(), why: e.to_string() })?;
         versions.push((module.index, checked));
     }
-    Ok(versions)
+    let target = set.leader.target();
+    let biased: Vec<(LoadBias, &CheckedVersion)> =
+        versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
+    let tables = BurstTables::new(&biased)
+        .map_err(|source| restitch_trace::BranchTraceError::Window { pid: target.pid(), source })?;
+    Ok(Versions { of: versions, tables })
 }

@@ -3,40 +3,116 @@
 //! Problem: bursts end where code has no copy, and samples of half a second do not tell which code that is: a function that is called
 //! often and is short has no sample. Idea: the bursts tell it themselves. Where they have ended, the function and those around it
 //! are added, in whatever library they are, and the next tracing version holds them.
+//!
+//! Each round costs a version and bursts that end early, so there should be few: a module is copied whole if it is small, and of a large one
+//! all that the sampled functions call, and what these call, as far as there is room.
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::modules::{Analyses, Chosen, is_runtime_loader, may_be_changed};
 use crate::process_set::ProcessSet;
-use crate::selection::{Weights, select};
-use restitch_address::Avma;
+use crate::selection::{Weights, select, select_within};
+use restitch_address::{Avma, Svma};
 use restitch_apply_process::{Module, Target};
-use restitch_profile::scope_of;
-use restitch_program::{FuncId, Movability};
+use restitch_emit::may_trace;
+use restitch_image::Image;
+use restitch_program::{CallSite, CallTarget, FuncId, Movability, Program};
+use restitch_tracee::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A module's functions are added in the order of how many bursts ended there, until this share of all ends is dealt with.
 const ENDS: f64 = 0.98;
 
+/// Blocks that a tracing version may copy beyond what is known to be needed. (The C library has 80,000.)
+const ROOM: usize = 60_000;
+/// A program whose blocks are no more than these, all libraries included, is copied before its hot code is known (cc1plus has 1.2 million)...
+const SMALL: usize = 1_500_000;
+/// ... if a quarter of the memory that is available is enough for that, at so many bytes a block.
+const BLOCK_MEMORY: u64 = 1_600;
+
 /// Modules, and by block whether it is to be copied.
 pub(crate) struct BurstScope {
     pub modules: Vec<Chosen>,
     pub blocks: Vec<Vec<bool>>,
+    /// The same for the last version that was made.
+    made: Vec<Vec<bool>>,
     permanent: BTreeSet<usize>,
     /// Analyses of modules that are not in it yet.
     ready: Analyses,
     /// Modules that cannot be analysed.
     hopeless: BTreeSet<usize>,
+    /// Nothing can be added.
+    pub is_whole: bool,
 }
 
 impl BurstScope {
-    /// The functions with samples, those around them, and the linkage tables, of modules that cannot go away. What is `ready` need not be
-    /// analysed when its turn comes.
-    pub fn new(set: &ProcessSet, mut chosen: Vec<Chosen>, ready: Analyses) -> Self {
+    /// The functions with samples, what they call and those around them, and the linkage tables, of modules that cannot go away; small modules
+    /// whole. What is `ready` need not be analysed when its turn comes.
+    ///
+    /// # Errors
+    /// If the process's memory cannot be compared with a file.
+    pub fn new(set: &ProcessSet, chosen: Vec<Chosen>, ready: Analyses) -> Result<Self, SessionError> {
+        let mut scope = Self::of(set, chosen, ready);
+        // The second time, what libraries call through slots of their own.
+        for _ in 0..2 {
+            for at in scope.called_elsewhere(set) {
+                scope.add(set, at, 1)?;
+            }
+            scope.blocks = blocks_of(&scope.modules, ROOM);
+        }
+        Ok(scope)
+    }
+
+    fn of(set: &ProcessSet, mut chosen: Vec<Chosen>, ready: Analyses) -> Self {
         let permanent = permanent_modules(set.leader.target());
         chosen.retain(|c| permanent.contains(&c.index));
-        let blocks = chosen.iter().map(blocks_of).collect();
-        Self { modules: chosen, blocks, permanent, ready, hopeless: BTreeSet::new() }
+        let blocks = blocks_of(&chosen, ROOM);
+        Self {
+            modules: chosen,
+            blocks,
+            made: Vec::new(),
+            permanent,
+            ready,
+            hopeless: BTreeSet::new(),
+            is_whole: false,
+        }
+    }
+
+    /// Where calls of what is copied lead through the global offset tables: to the allocator, to string functions, which end most
+    /// bursts where they have no copy and have too few samples to be known.
+    fn called_elsewhere(&self, set: &ProcessSet) -> BTreeSet<Avma> {
+        let target = set.leader.target();
+        let Ok(memory) = Memory::open_read_only(target.pid()) else { return BTreeSet::new() };
+        let mut found = BTreeSet::new();
+        for (module, blocks) in self.modules.iter().zip(&self.blocks) {
+            let Analyzed { image, program, .. } = &module.analyzed;
+            let calls = program.calls.iter().filter(|call| blocks[call.block.index()]);
+            let slots: BTreeSet<Svma> = calls.filter_map(|call| slot_of(image, call)).collect();
+            let bias = target.modules[module.index].bias;
+            found.extend(slots.into_iter().filter_map(|at| memory.read_u64(bias.to_actual(at)).ok()));
+        }
+        found.into_iter().map(Avma::new).collect()
+    }
+
+    /// All code of a small program and its libraries, whose analyses are `ready`; these come back if it is too large.
+    ///
+    /// # Errors
+    /// If the process's memory cannot be compared with a file.
+    pub fn whole(set: &ProcessSet, ready: Analyses) -> Result<Result<Self, Analyses>, SessionError> {
+        let programs = ready.values().flatten().map(|analyzed| &analyzed.program);
+        let blocks = programs.map(|program| program.blocks.len()).sum::<usize>();
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        if blocks > most_blocks(&meminfo) {
+            return Ok(Err(ready));
+        }
+        let wanted: Vec<usize> = ready.keys().copied().collect();
+        let mut scope = Self::of(set, Vec::new(), ready);
+        for index in wanted {
+            scope.module(set, index)?;
+        }
+        scope.blocks = blocks_of(&scope.modules, SMALL);
+        scope.is_whole = true;
+        Ok(Ok(scope))
     }
 
     /// Blocks in all modules.
@@ -49,25 +125,45 @@ impl BurstScope {
         self.modules.iter().zip(&self.blocks).map(|(module, blocks)| entries(&module.analyzed, blocks)).sum()
     }
 
-    /// Adds the functions in which bursts have ended, and those around them; how many blocks that has brought.
+    /// Adds the functions in which bursts have ended or could not begin, and those around them; the share of these places that had no copy
+    /// and will have one. (Not that of blocks: what ends most bursts is often one short function.)
     ///
     /// # Errors
     /// If the process's memory cannot be compared with a file.
-    pub fn grow(&mut self, set: &ProcessSet, ended_at: &BTreeMap<Avma, u64>) -> Result<usize, SessionError> {
-        let before = self.len();
+    pub fn grow(&mut self, set: &ProcessSet, ended_at: &BTreeMap<Avma, u64>) -> Result<f64, SessionError> {
+        let all: u64 = ended_at.values().sum();
         let mut ends: Vec<(Avma, u64)> = ended_at.iter().map(|(at, n)| (*at, *n)).collect();
         ends.sort_unstable_by_key(|end| std::cmp::Reverse(end.1));
-        let most = ENDS * ends.iter().map(|end| end.1).sum::<u64>() as f64;
         let mut seen = 0;
         for (at, n) in ends {
             self.add(set, at, n)?;
             seen += n;
-            if seen as f64 > most {
+            if seen as f64 > ENDS * all as f64 {
                 break;
             }
         }
-        self.blocks = self.modules.iter().map(blocks_of).collect();
-        Ok(self.len() - before.min(self.len()))
+        self.blocks = blocks_of(&self.modules, ROOM);
+        let new = ended_at
+            .iter()
+            .filter(|(at, _)| self.holds(&self.blocks, set, **at) && !self.holds(&self.made, set, **at));
+        Ok(new.map(|(_, n)| *n).sum::<u64>() as f64 / all.max(1) as f64)
+    }
+
+    /// A version is made of it as it is.
+    pub fn is_made(&mut self) {
+        self.made.clone_from(&self.blocks);
+    }
+
+    /// Whether the block at `at` is among `blocks`.
+    fn holds(&self, blocks: &[Vec<bool>], set: &ProcessSet, at: Avma) -> bool {
+        let target = set.leader.target();
+        let Some(index) = target.module_at(at) else { return false };
+        let Some(i) = self.modules.iter().position(|m| m.index == index) else { return false };
+        let block = self.modules[i].analyzed.program.block_at(target.modules[index].bias.to_stated(at));
+        let of_module = blocks.get(i);
+        block
+            .zip(of_module)
+            .is_some_and(|(block, blocks)| blocks.get(block.index()).copied().unwrap_or(false))
     }
 
     fn add(&mut self, set: &ProcessSet, at: Avma, n: u64) -> Result<(), SessionError> {
@@ -135,12 +231,65 @@ fn permanent_modules(target: &Target) -> BTreeSet<usize> {
     found
 }
 
-fn blocks_of(module: &Chosen) -> Vec<bool> {
-    let program = &module.analyzed.program;
-    let linkage = |f: &FuncId| program.function(*f).movability == Movability::Linkage;
-    let mut blocks = scope_of(program, &select(program, &module.weights));
-    for function in program.function_ids().filter(linkage) {
-        program.blocks_of(function).for_each(|b| blocks[b.index()] = true);
+/// What is copied of each module: what is known to be needed, and more while there is `room` for further blocks. Modules with more samples and ends
+/// of bursts come first.
+fn blocks_of(modules: &[Chosen], mut room: usize) -> Vec<Vec<bool>> {
+    let mut blocks: Vec<Vec<bool>> = modules
+        .iter()
+        .map(|module| copied(&module.analyzed.program, &select(&module.analyzed.program, &module.weights)))
+        .collect();
+    let weight = |module: &Chosen| module.weights.functions.iter().sum::<u64>();
+    let mut order: Vec<usize> = (0..modules.len()).collect();
+    order.sort_by_key(|i| std::cmp::Reverse(weight(&modules[*i])));
+    for i in order {
+        let (Chosen { analyzed, weights, .. }, needed) = (&modules[i], count(&blocks[i]));
+        let program = &analyzed.program;
+        let all = copied(program, &program.function_ids().collect::<Vec<_>>());
+        let wider = if count(&all) <= needed + room {
+            all
+        } else {
+            copied(program, &select_within(program, weights, needed + room))
+        };
+        room = room.saturating_sub(count(&wider).saturating_sub(needed));
+        blocks[i] = wider;
+    }
+    blocks
+}
+
+/// So many blocks of a program are copied before it is known which are needed: see [`SMALL`]. Where the system does not tell of its memory, a tenth
+/// of that.
+fn most_blocks(meminfo: &str) -> usize {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    let fit = kib.map(|kib| kib.saturating_mul(1024) / 4 / BLOCK_MEMORY);
+    fit.map_or(SMALL / 10, |fit| SMALL.min(usize::try_from(fit).unwrap_or(SMALL)))
+}
+
+/// The slot that a call goes through: that of its stub, or its own.
+fn slot_of(image: &Image, call: &CallSite) -> Option<Svma> {
+    match call.target {
+        CallTarget::Direct(to) => image.plt_slot_at(to).map(|stub| stub.slot),
+        // `call *disp32(%rip)`.
+        CallTarget::Indirect => match image.read(call.at, 6)? {
+            [0xff, 0x15, by @ ..] => {
+                let by = i32::from_le_bytes(by.try_into().ok()?);
+                Some((call.at + 6).offset(by.into()))
+            }
+            _ => None,
+        },
+    }
+}
+
+fn count(blocks: &[bool]) -> usize {
+    blocks.iter().filter(|b| **b).count()
+}
+
+/// The blocks of these functions and of the linkage tables.
+fn copied(program: &Program, functions: &[FuncId]) -> Vec<bool> {
+    let mut blocks = vec![false; program.blocks.len()];
+    let linkage = program.function_ids().filter(|f| program.function(*f).movability == Movability::Linkage);
+    for block in functions.iter().copied().chain(linkage).flat_map(|f| program.blocks_of(f)) {
+        blocks[block.index()] = may_trace(program, block);
     }
     blocks
 }
@@ -148,4 +297,20 @@ fn blocks_of(module: &Chosen) -> Vec<bool> {
 fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
     let chosen = module.program.block_ids().filter(|b| blocks[b.index()]);
     chosen.map(|b| 1 + u64::from(module.program.block(b).call_count)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_programs_are_copied_where_there_is_memory() {
+        let meminfo = |kib: u64| format!("MemTotal: 99999999 kB\nMemAvailable:   {kib} kB\nBuffers: 1 kB\n");
+        assert_eq!(most_blocks(&meminfo(64 << 20)), SMALL);
+        assert_eq!(most_blocks(&meminfo(1 << 20)), (1 << 30) / 4 / BLOCK_MEMORY as usize);
+        assert_eq!(most_blocks(&meminfo(0)), 0);
+        for odd in ["", "MemAvailable:", "MemAvailable: x kB"] {
+            assert_eq!(most_blocks(odd), SMALL / 10, "{odd}");
+        }
+    }
 }

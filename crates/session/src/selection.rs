@@ -45,8 +45,37 @@ pub(crate) fn weigh(program: &Program, samples: &BTreeMap<Svma, u64>) -> Weights
 
 /// The functions to count, in address order.
 pub(crate) fn select(program: &Program, weights: &Weights) -> Vec<FuncId> {
-    let mut chosen: Vec<bool> = weights.functions.iter().map(|n| *n > 0).collect();
+    in_order(program, &around(program, weights, &Links::of(program)))
+}
+
+/// The functions with samples and those around them; and then, ring by ring, all that these call, for as long as there is room for
+/// their blocks.
+pub(crate) fn select_within(program: &Program, weights: &Weights, room: usize) -> Vec<FuncId> {
     let links = Links::of(program);
+    let mut chosen = around(program, weights, &links);
+    let blocks = |f: usize| program.functions[f].block_count as usize;
+    let mut used: usize = (0..chosen.len()).filter(|f| chosen[*f]).map(blocks).sum();
+    let mut ring: Vec<usize> = (0..chosen.len()).filter(|f| chosen[*f]).collect();
+    while !ring.is_empty() {
+        let mut next = Vec::new();
+        for callee in ring.iter().flat_map(|f| links.drawn_in_by(*f)) {
+            if !chosen[callee] && used + blocks(callee) <= room {
+                chosen[callee] = true;
+                used += blocks(callee);
+                next.push(callee);
+            }
+        }
+        ring = next;
+    }
+    in_order(program, &chosen)
+}
+
+fn in_order(program: &Program, chosen: &[bool]) -> Vec<FuncId> {
+    program.function_ids().filter(|f| chosen[f.index()]).collect()
+}
+
+fn around(program: &Program, weights: &Weights, links: &Links) -> Vec<bool> {
+    let mut chosen: Vec<bool> = weights.functions.iter().map(|n| *n > 0).collect();
     for _ in 0..RINGS {
         let ring: Vec<usize> =
             (0..chosen.len()).filter(|f| chosen[*f]).flat_map(|f| links.of_function(f)).collect();
@@ -54,17 +83,20 @@ pub(crate) fn select(program: &Program, weights: &Weights) -> Vec<FuncId> {
             chosen[f] = true;
         }
     }
-    program.function_ids().filter(|f| chosen[f.index()]).collect()
+    chosen.resize(program.functions.len(), false);
+    chosen
 }
 
 /// Which functions are drawn in by which.
 struct Links {
     pairs: Vec<(u32, u32)>,
+    /// Callers and what they call, and parts of functions, whatever the number of callers.
+    down: Vec<(u32, u32)>,
 }
 
 impl Links {
     fn of(program: &Program) -> Self {
-        let (mut calls, mut pairs) = (Vec::new(), Vec::new());
+        let (mut calls, mut pairs, mut down) = (Vec::new(), Vec::new(), Vec::new());
         for call in &program.calls {
             if let CallTarget::Direct(target) = call.target
                 && let Some(callee) = program.function_at(target)
@@ -75,7 +107,7 @@ impl Links {
         calls.sort_unstable();
         calls.dedup();
         for callers in calls.chunk_by(|a, b| a.0 == b.0) {
-            pairs.extend(callers.iter().map(|&(callee, caller)| (caller, callee)));
+            down.extend(callers.iter().map(|&(callee, caller)| (caller, callee)));
             if callers.len() <= MOST_CALLERS {
                 pairs.extend(callers);
             }
@@ -84,18 +116,30 @@ impl Links {
         for edge in &program.edges {
             let (from, to) = (program.block(edge.from).function.0, program.block(edge.to).function.0);
             if from != to {
-                pairs.extend([(from, to), (to, from)]);
+                down.extend([(from, to), (to, from)]);
             }
         }
-        pairs.sort_unstable();
-        pairs.dedup();
-        Self { pairs }
+        pairs.extend(&down);
+        for pairs in [&mut pairs, &mut down] {
+            pairs.sort_unstable();
+            pairs.dedup();
+        }
+        Self { pairs, down }
     }
 
     fn of_function(&self, f: usize) -> impl Iterator<Item = usize> + '_ {
-        let from = self.pairs.partition_point(|p| (p.0 as usize) < f);
-        self.pairs[from..].iter().take_while(move |p| p.0 as usize == f).map(|p| p.1 as usize)
+        partners(&self.pairs, f)
     }
+
+    /// What the function calls, and its parts.
+    fn drawn_in_by(&self, f: usize) -> impl Iterator<Item = usize> + '_ {
+        partners(&self.down, f)
+    }
+}
+
+fn partners(pairs: &[(u32, u32)], f: usize) -> impl Iterator<Item = usize> + '_ {
+    let from = pairs.partition_point(|p| (p.0 as usize) < f);
+    pairs[from..].iter().take_while(move |p| p.0 as usize == f).map(|p| p.1 as usize)
 }
 
 #[cfg(test)]
@@ -125,6 +169,30 @@ mod tests {
         let mut weights = Weights { functions: vec![0; program.functions.len()], blocks: Vec::new() };
         weights.functions[sampled] = 1;
         select(program, &weights).into_iter().map(|f| f.0).collect()
+    }
+
+    /// Functions 0 to 9, of which each calls the next one.
+    #[test]
+    fn what_is_called_joins_while_there_is_room() {
+        let mut text = String::new();
+        for i in 0..10 {
+            let at = i * 16;
+            text += &format!(
+                "function {at:#x}..{:#x} f{i} movable\n  {at:#x} +16 entry return/1\n    call {:#x} +5 -> {:#x}\n",
+                at + 16,
+                at + 4,
+                (i + 1) % 10 * 16
+            );
+        }
+        let program = Program::from_text(&text).expect("a program");
+        let mut weights = Weights { functions: vec![0; 10], blocks: Vec::new() };
+        weights.functions[3] = 1;
+        let within =
+            |room| -> Vec<u32> { select_within(&program, &weights, room).into_iter().map(|f| f.0).collect() };
+        // Two rings around it, whatever the room; then what these call.
+        assert_eq!(within(0), [1, 2, 3, 4, 5]);
+        assert_eq!(within(7), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(within(100), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }
 
     #[test]

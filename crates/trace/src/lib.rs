@@ -37,7 +37,7 @@ mod tracer;
 #[cfg(test)]
 mod truth;
 
-pub use burst::{BurstCode, BurstEnd, BurstOptions, BurstReport, Refusal, trace_bursts};
+pub use burst::{BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, Refusal, trace_bursts};
 pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
 pub use report::{Record, RecordEnd, Sink, TraceReport};

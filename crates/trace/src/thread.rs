@@ -44,6 +44,8 @@ pub(crate) struct Chase {
     pub cost: Duration,
     /// When the thread was let go.
     pub resumed: Instant,
+    /// How long the thread had waited for processors in its life, when that was last looked at.
+    pub delayed: Option<Duration>,
 }
 
 impl Chase {
@@ -56,7 +58,17 @@ impl Chase {
             is_check: false,
             cost: Duration::ZERO,
             resumed: Instant::now(),
+            delayed: None,
         }
+    }
+
+    /// What of `leg`, the time since the thread was let go, it did not wait for a processor: it would have waited without us, too, and others
+    /// ran meanwhile. (Short times are not worth a look.)
+    pub fn without_waiting(&mut self, leg: Duration, delay: impl FnOnce() -> Option<Duration>) -> Duration {
+        let Some(before) = self.delayed.filter(|_| leg > LONG_LEG) else { return leg };
+        let Some(now) = delay() else { return leg };
+        self.delayed = Some(now);
+        leg.saturating_sub(now.saturating_sub(before))
     }
 
     /// Taken branches for each instruction.
@@ -88,7 +100,31 @@ impl Thread {
     }
 }
 
+/// A thread that needs longer to its breakpoint may have waited for a processor.
+const LONG_LEG: Duration = Duration::from_micros(100);
+
 /// The whole state of a stopped thread.
 pub(crate) fn state_of(r: &Registers) -> State {
     State::new(r.rip, r.general(), r.eflags, r.fs_base, r.gs_base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_for_a_processor_is_no_cost() {
+        let us = Duration::from_micros;
+        let mut chase = Chase::new(State::blank(restitch_address::Avma::new(0)), 8);
+        let unasked = || -> Option<Duration> { panic!("asked for nothing") };
+        assert_eq!(chase.without_waiting(us(900), unasked), us(900), "nothing is known of the time before");
+        chase.delayed = Some(us(5_000));
+        assert_eq!(chase.without_waiting(us(40), unasked), us(40));
+        assert_eq!(chase.without_waiting(us(900), || None), us(900));
+        assert_eq!(chase.without_waiting(us(900), || Some(us(5_700))), us(200));
+        assert_eq!(chase.delayed, Some(us(5_700)));
+        assert_eq!(chase.without_waiting(us(900), || Some(us(5_700))), us(900));
+        // What it waited before it was let go for the first time after a short leg.
+        assert_eq!(chase.without_waiting(us(200), || Some(us(9_000))), Duration::ZERO);
+    }
 }

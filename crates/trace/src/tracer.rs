@@ -315,6 +315,7 @@ impl<'a> Tracer<'a> {
                 self.report.alarms += 1;
                 let mut chase = Box::new(Chase::new(state_of(&registers), self.options.depth));
                 chase.cost = self.leg;
+                chase.delayed = procfs::thread_run_delay(thread.pid, thread.tid);
                 if self.in_restartable(thread, &registers) {
                     return self.finish(thread, *chase, RecordEnd::Restartable);
                 }
@@ -325,7 +326,8 @@ impl<'a> Tracer<'a> {
             // A breakpoint signal that was blocked until its record was over.
             Phase::Waiting => Ok(()),
             Phase::Chasing(mut chase) => {
-                let leg = begun - chase.resumed;
+                let delay = || procfs::thread_run_delay(thread.pid, thread.tid);
+                let leg = chase.without_waiting(begun - chase.resumed, delay);
                 // Where the way leads through the kernel the thread may have slept, which is not our doing.
                 let leg = if chase.expected.knows_memory() { leg } else { leg.min(LONGEST_LEG) };
                 self.leg = (self.leg * 15 + leg.min(LONGEST_LEG)) / 16;

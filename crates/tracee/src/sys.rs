@@ -308,10 +308,19 @@ pub(crate) fn set_nice(nice: i32) -> bool {
 }
 
 /// The calling thread's nice value.
-#[cfg(test)]
 pub(crate) fn nice() -> i32 {
     // SAFETY: touches no memory.
     unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+}
+
+/// Gives thread `tid` of this process the ordinary scheduling policy and this nice value; whether the system permits it.
+pub(crate) fn make_ordinary(tid: i32, nice: i32) -> bool {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel only reads the parameters; the rest touches no memory.
+    unsafe {
+        libc::sched_setscheduler(tid, libc::SCHED_OTHER, &raw const parameters) == 0
+            && libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice.clamp(0, 19)) == 0
+    }
 }
 
 /// Puts the calling thread into the idle class of I/O; without effect where the system refuses.

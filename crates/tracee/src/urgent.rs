@@ -5,6 +5,15 @@
 //! thread has the lowest real-time priority for as long as it holds a process. Where that is not permitted, nothing changes.
 
 use crate::sys;
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+/// What threads are called that [`aside`] starts; threads that these start inherit the name.
+const ASIDE: &str = "restitch aside";
+/// The nice value of work aside that could not be made faster later.
+const NICE: i32 = 10;
 
 /// The calling thread is urgent for as long as this lives; to be dropped on the same thread.
 #[derive(Debug)]
@@ -43,6 +52,54 @@ pub fn be_lowest() -> bool {
     sys::set_nice(19)
 }
 
+/// Does `work` with what others leave of the processors, on a thread of its own ([`be_lowest`]). It may have to wait for a processor for
+/// long; so when `patience` is over, that thread and those that it has started get the caller's priority. Where the system does not permit
+/// that (setpriority(2): raising one's priority is a privilege), the work is done at a nice value of 10 from the beginning.
+///
+/// # Errors
+/// If no thread can be started; nothing has been done then.
+pub fn aside<T: Send>(patience: Duration, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let nice = sys::nice();
+    thread::scope(|scope| {
+        let (state, changes) = channel::<()>();
+        let worker = thread::Builder::new().name(ASIDE.into()).spawn_scoped(scope, move || {
+            if may_raise(nice) {
+                be_lowest();
+            } else {
+                be_nice(NICE);
+            }
+            // It begins; an error: nobody waits any more.
+            let _ = state.send(());
+            let result = work();
+            drop(state);
+            result
+        })?;
+        let has_begun = changes.recv().is_ok();
+        if has_begun && changes.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            // Twice: a thread may be started just before the one that starts it is dealt with.
+            for _ in 0..2 {
+                threads_aside().for_each(|tid| _ = sys::make_ordinary(tid, nice));
+            }
+        }
+        Ok(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// Whether the calling thread, whose nice value is `nice`, could have it back.
+fn may_raise(nice: i32) -> bool {
+    let nice = nice.min(18);
+    sys::set_nice(nice + 1) && sys::set_nice(nice)
+}
+
+/// Threads of this process that work aside.
+fn threads_aside() -> impl Iterator<Item = i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let is_aside = |comm: io::Result<String>| comm.is_ok_and(|comm| comm.trim_end() == ASIDE);
+    tasks
+        .filter(move |task| is_aside(std::fs::read_to_string(task.path().join("comm"))))
+        .filter_map(|task| task.file_name().to_str()?.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +111,37 @@ mod tests {
         assert_eq!(lowest, (true, Some((libc::SCHED_BATCH, 0)), 19));
         assert_eq!(sys::scheduling(), own);
         assert!(sys::nice() < 19, "the test itself runs at a higher priority");
+    }
+
+    #[test]
+    fn work_aside_is_lowest_until_patience_ends() {
+        let own = (sys::scheduling(), sys::nice());
+        let state = || (sys::scheduling(), sys::nice());
+        let is_ordinary = own.0 == Some((libc::SCHED_OTHER, 0));
+        let may_raise = is_ordinary && thread::spawn(move || may_raise(own.1)).join().unwrap();
+        let found = aside(Duration::from_secs(600), state).unwrap();
+        if may_raise {
+            assert_eq!(found, (Some((libc::SCHED_BATCH, 0)), 19));
+        } else {
+            assert!(found.1 >= NICE, "{found:?}");
+        }
+        assert_eq!(state(), own, "the caller is as before");
+        // Without patience: where that is permitted, the work and what it has started come to be as the caller is.
+        let raised = aside(Duration::ZERO, || {
+            let is_own = || {
+                thread::sleep(Duration::from_millis(10));
+                state() == own
+            };
+            let wait = || (0..3000).any(|_| is_own());
+            thread::scope(|scope| {
+                let child = scope.spawn(wait);
+                (wait(), child.join().unwrap())
+            })
+        });
+        if may_raise {
+            assert_eq!(raised.unwrap(), (true, true));
+        }
+        assert_eq!(threads_aside().count(), 0);
     }
 
     #[test]

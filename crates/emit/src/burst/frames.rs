@@ -12,7 +12,9 @@ use super::Burst;
 use crate::window::{self, Inserted, Leads, Taken};
 use crate::{EmitError, MapPiece, PieceKind};
 use restitch_address::{Svma, SvmaRange};
-use restitch_cfi::{Cfa, FrameState, Register, RegisterRule, Row, Run, write_eh_frame, write_eh_frame_hdr};
+use restitch_cfi::{
+    Cfa, EhFrame, EhFrameWriter, FrameState, Register, RegisterRule, Row, Run, write_eh_frame_hdr,
+};
 use std::sync::Arc;
 
 /// What the CFA is above the stack pointer.
@@ -35,11 +37,11 @@ pub(super) fn write(
     bytes: &mut Vec<u8>,
 ) -> Result<[SvmaRange; 2], EmitError> {
     let start = burst.request.start;
-    let runs = runs(burst, text);
+    let starts = starts(burst);
     let hdr_start = start + bytes.len() as u64;
     // Version, encodings, pointer, count, and two words for each entry.
-    let frame_start = (hdr_start + 12 + 8 * runs.len() as u64).align_up(8);
-    let eh_frame = write_eh_frame(frame_start, &runs)?;
+    let frame_start = (hdr_start + 12 + 8 * starts.len() as u64).align_up(8);
+    let eh_frame = entries(burst, text, &starts, frame_start)?;
     let hdr = write_eh_frame_hdr(hdr_start, frame_start, &eh_frame.entries)?;
     bytes.extend(hdr);
     let hdr = SvmaRange::between(hdr_start, start + bytes.len() as u64);
@@ -48,34 +50,43 @@ pub(super) fn write(
     Ok([hdr, SvmaRange::between(frame_start, start + bytes.len() as u64)])
 }
 
-/// One run for the look-ups, one for each function, one for the ways out behind them.
-fn runs(burst: &Burst<'_>, text: SvmaRange) -> Vec<Run> {
-    let mut starts: Vec<Svma> = burst.symbols.iter().map(|symbol| symbol.range.start).collect();
-    starts.extend(burst.symbols.last().map(|symbol| symbol.range.end));
-    let mut inserted = burst.inserted.iter();
-    let mut runs: Vec<Run> = Vec::with_capacity(starts.len() + 1);
-    let mut next = starts.into_iter().peekable();
-    for piece in &burst.pieces {
-        let own = matches!(piece.kind, PieceKind::Inserted | PieceKind::Opaque).then(|| inserted.next());
-        let state = state(burst, piece, own.flatten());
-        let row = Row { start: piece.version, state: Arc::new(state) };
-        let begins = next.next_if(|start| *start == piece.version).is_some();
-        match runs.last_mut().filter(|_| !begins) {
-            Some(run) => run.add(row),
-            None => runs.push(Run {
-                range: SvmaRange::between(piece.version, text.end),
-                rows: vec![row],
-                personality: None,
-                lsda: None,
-                signal_frame: true,
-            }),
+/// Where runs begin: one for the look-ups, one for each function, one for the ways out behind them.
+fn starts(burst: &Burst<'_>) -> Vec<Svma> {
+    let mut wanted: Vec<Svma> = burst.symbols.iter().map(|symbol| symbol.range.start).collect();
+    wanted.extend(burst.symbols.last().map(|symbol| symbol.range.end));
+    let mut wanted = wanted.into_iter().peekable();
+    let first = burst.pieces.first().map(|piece| piece.version);
+    let at_start =
+        |piece: &&MapPiece| wanted.next_if_eq(&piece.version).is_some() || Some(piece.version) == first;
+    burst.pieces.iter().filter(at_start).map(|piece| piece.version).collect()
+}
+
+/// One run after the other: the rows of all of them would take gigabytes in large programs.
+fn entries(
+    burst: &Burst<'_>,
+    text: SvmaRange,
+    starts: &[Svma],
+    frame_start: Svma,
+) -> Result<EhFrame, EmitError> {
+    let mut writer = EhFrameWriter::new(frame_start);
+    let (mut pieces, mut inserted) = (burst.pieces.iter().peekable(), burst.inserted.iter());
+    for (i, &start) in starts.iter().enumerate() {
+        let end = starts.get(i + 1).copied().unwrap_or(text.end);
+        let mut run = Run {
+            range: SvmaRange::between(start, end),
+            rows: Vec::new(),
+            personality: None,
+            lsda: None,
+            signal_frame: true,
+        };
+        while let Some(piece) = pieces.next_if(|piece| piece.version.offset_from(end) < 0) {
+            let own = matches!(piece.kind, PieceKind::Inserted | PieceKind::Opaque).then(|| inserted.next());
+            let state = state(burst, piece, own.flatten());
+            run.add(Row { start: piece.version, state: Arc::new(state) });
         }
+        writer.run(&run)?;
     }
-    for i in 1..runs.len() {
-        let end = runs[i].range.start;
-        runs[i - 1].range = SvmaRange::between(runs[i - 1].range.start, end);
-    }
-    runs
+    Ok(writer.finish())
 }
 
 trait Add {

@@ -4,7 +4,7 @@
 //! thread is put into the copy by a tracer, runs for as many branches as there is room for, and goes on in the original code by itself.
 //! Calls push the *original* return addresses, and returns and indirect jumps look their targets up, so nothing but
 //! the program counter tells the copy from the original: it can be left at any instruction, and no unwinder, signal
-//! handler, `setjmp` or fork ever meets it. Whatever is not copied (system calls first of all) is executed in the original code.
+//! handler, `setjmp` or fork ever meets it (so calls that other versions leave in the original code are copied, too). Whatever is not copied (system calls first of all) is executed in the original code.
 //!
 //! What one thread at a time needs in memory is in a window ([`crate::window`]) that it reaches relative to the program counter:
 //! no register and no segment base is taken. Limits: processes with a shadow stack (returns must then match calls).
@@ -56,12 +56,13 @@ const KINDS: [Kind; 3] = [Kind::Return, Kind::Jump, Kind::Call];
 /// No label.
 const NONE: u32 = u32::MAX;
 
-/// Whether a tracing version may hold a copy of the block.
-pub(crate) fn may_trace(program: &Program, id: BlockId) -> bool {
+/// Whether a tracing version may hold a copy of the block. Pinned ones it may: what `setjmp` and its like remember is the return
+/// address, and that is the original's.
+pub fn may_trace(program: &Program, id: BlockId) -> bool {
     let block = program.block(id);
     let movability = program.function(block.function).movability;
     matches!(movability, Movability::Movable | Movability::Linkage)
-        && !block.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING)
+        && !block.attrs.contains(BlockAttrs::PADDING)
 }
 
 /// More bytes than a tracing version of these blocks has.

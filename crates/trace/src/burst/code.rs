@@ -2,7 +2,7 @@
 
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
-use restitch_emit::window::{self, BurstTable, Inserted, Leads};
+use restitch_emit::window::{self, BurstBranch, BurstTable, Inserted, Leads};
 use restitch_emit::{AddressMap, PieceKind};
 use restitch_evaluate::Taken;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ struct BurstModule {
     range: AvmaRange,
     map: AddressMap,
     table: BurstTable,
-    /// Copied stretches by original address: address, length, the copy's address.
+    /// Copied stretches, and branches, by original address: address, length, the copy's address.
     ways_in: Vec<(Svma, u32, Svma)>,
 }
 
@@ -40,12 +40,21 @@ pub(crate) struct Position {
     pub state: u32,
 }
 
-impl BurstCode {
-    /// The versions, each with what is added to its module's addresses, and the file that all windows map. Fills the file's table.
+/// What there is to look up in tracing versions, before they are mapped.
+#[derive(Debug)]
+pub struct BurstTables {
+    modules: Vec<BurstModule>,
+    window: Avma,
+    table: Vec<u8>,
+    targets: HashMap<u32, Option<Avma>>,
+}
+
+impl BurstTables {
+    /// That of the versions, each with what is added to its module's addresses.
     ///
     /// # Errors
-    /// If there is no version, one is no tracing version, their addresses are too many for the table, or the file cannot be written.
-    pub fn new(versions: &[(LoadBias, &CheckedVersion)], file: File) -> io::Result<Self> {
+    /// If there is no version, one is no tracing version, or their addresses are too many for the table.
+    pub fn new(versions: &[(LoadBias, &CheckedVersion)]) -> io::Result<Self> {
         let modules: Option<Vec<_>> = versions.iter().map(|(bias, v)| BurstModule::new(*bias, v)).collect();
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let modules = modules.ok_or_else(|| wrong("a version records no branches"))?;
@@ -54,12 +63,23 @@ impl BurstCode {
         let pairs: Vec<(Avma, Avma)> = modules.iter().flat_map(BurstModule::entries).collect();
         let table =
             window::table(&pairs, bits).ok_or_else(|| wrong("more addresses than the table can hold"))?;
-        file.write_all_at(&table, window::TABLE)?;
         let mut targets = HashMap::with_capacity(pairs.len());
         for (from, _) in pairs {
             let known = targets.entry(from.get() as u32).or_insert(Some(from));
             *known = known.filter(|known| *known == from);
         }
+        Ok(Self { modules, window, table, targets })
+    }
+}
+
+impl BurstCode {
+    /// The versions, and the file that all windows map, whose table it fills.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn new(tables: BurstTables, file: File) -> io::Result<Self> {
+        let BurstTables { modules, window, table, targets } = tables;
+        file.write_all_at(&table, window::TABLE)?;
         Ok(Self { modules, file, window, targets })
     }
 
@@ -169,9 +189,7 @@ impl BurstCode {
 impl BurstModule {
     fn new(bias: LoadBias, version: &CheckedVersion) -> Option<Self> {
         let table = version.burst.clone()?;
-        let linear = version.map.pieces.iter().filter(|p| p.kind == PieceKind::Linear);
-        let mut ways_in: Vec<_> = linear.map(|p| (p.original, p.len, p.version)).collect();
-        ways_in.sort_unstable();
+        let ways_in = ways_in(&version.map, &table.branches);
         let range = AvmaRange::new(bias.to_actual(version.range.start), version.loaded_len);
         Some(Self { bias, range, map: version.map.clone(), table, ways_in })
     }
@@ -181,10 +199,86 @@ impl BurstModule {
     }
 
     fn way_in(&self, at: Avma) -> Option<Avma> {
-        let stated = self.bias.to_stated(at);
-        let i = self.ways_in.partition_point(|w| w.0 <= stated).checked_sub(1)?;
-        let (original, len, version) = self.ways_in[i];
-        let delta = stated.offset_from(original) as u64;
-        (delta < u64::from(len)).then(|| self.bias.to_actual(version + delta))
+        let way = found(&self.ways_in, self.bias.to_stated(at))?;
+        Some(self.bias.to_actual(way))
+    }
+}
+
+/// Where a thread may be put in, for each original instruction that has an equivalent in the version. Threads are interrupted at branches more than
+/// elsewhere: they wait for their conditions there.
+fn ways_in(map: &AddressMap, branches: &[BurstBranch]) -> Vec<(Svma, u32, Svma)> {
+    let of_kind = |kind| map.pieces.iter().filter(move |p| p.kind == kind);
+    let linear = of_kind(PieceKind::Linear).map(|p| (p.original, p.len, p.version));
+    // The copied conditional branches, and what stands for calls and indirect branches: recording code that has taken nothing
+    // yet. (The same is said of jumps to the original instruction, which come behind it.)
+    let mut froms: Vec<Svma> = branches.iter().map(|branch| branch.from).collect();
+    froms.sort_unstable();
+    let records = |at: &Svma| froms.binary_search(at).is_ok();
+    let branch = of_kind(PieceKind::Branch).map(|p| (p.original, 1, p.version));
+    let site = of_kind(PieceKind::Inserted).map(|p| (p.original, 1, p.version)).filter(|w| records(&w.0));
+    let mut ways: Vec<_> = linear.chain(branch).chain(site).collect();
+    ways.sort_unstable_by_key(|way| (way.0, std::cmp::Reverse(way.1), way.2));
+    ways.dedup_by_key(|way| way.0);
+    // What is left are jumps: to stand at one is to stand at its target.
+    let jumps = branches.iter().filter(|branch| found(&ways, branch.from).is_none());
+    let jumps: Vec<_> =
+        jumps.filter_map(|branch| Some((branch.from, 1, found(&ways, branch.to?)?))).collect();
+    ways.extend(jumps);
+    ways.sort_unstable();
+    ways
+}
+
+/// The copy of the instruction at `at`.
+fn found(ways: &[(Svma, u32, Svma)], at: Svma) -> Option<Svma> {
+    let i = ways.partition_point(|w| w.0 <= at).checked_sub(1)?;
+    let (original, len, version) = ways[i];
+    let delta = at.offset_from(original) as u64;
+    (delta < u64::from(len)).then_some(version + delta)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_emit::MapPiece;
+
+    #[test]
+    fn threads_are_put_in_at_branches_too() {
+        let at = Svma::new;
+        let piece = |version, original, len, kind| MapPiece {
+            version: at(version),
+            original: at(original),
+            len,
+            kind,
+        };
+        use PieceKind::{Branch, Inserted, Linear, Opaque};
+        let pieces = vec![
+            piece(0x1000, 0x100, 6, Linear),
+            piece(0x1006, 0x106, 6, Branch),
+            // A call at 0x108, its way out, and a jump to the copy of 0x120.
+            piece(0x100c, 0x108, 7, Inserted),
+            piece(0x1013, 0, 30, Opaque),
+            piece(0x1031, 0x108, 9, Inserted),
+            piece(0x103a, 0x120, 5, Inserted),
+            piece(0x1040, 0x120, 4, Linear),
+            // What the original has to execute: no branch, only a way out.
+            piece(0x1044, 0x124, 9, Inserted),
+        ];
+        let branch = |from, to: Option<u64>| BurstBranch { from: at(from), to: to.map(at) };
+        let branches = [
+            branch(0x106, Some(0x100)),
+            branch(0x108, Some(0x999)),
+            branch(0x10d, Some(0x122)),
+            branch(0x110, Some(0x999)),
+        ];
+        let ways = ways_in(&AddressMap { pieces, places: Vec::new() }, &branches);
+        let way = |original| found(&ways, at(original)).map(Svma::get);
+        assert_eq!(way(0x103), Some(0x1003));
+        assert_eq!(way(0x106), Some(0x1006), "a conditional branch");
+        assert_eq!(way(0x107), None, "in the middle of one");
+        assert_eq!(way(0x108), Some(0x100c), "a call");
+        assert_eq!(way(0x10d), Some(0x1042), "a jump: its target");
+        assert_eq!(way(0x110), None, "a jump to what has no copy");
+        assert_eq!(way(0x120), Some(0x1040));
+        assert_eq!(way(0x124), None);
     }
 }

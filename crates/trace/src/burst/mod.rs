@@ -1,9 +1,10 @@
 //! Bursts: threads are put into a version that records branches, and leave it by themselves.
 
 mod code;
+mod price;
 mod report;
 mod tracer;
 
-pub use code::BurstCode;
+pub use code::{BurstCode, BurstTables};
 pub use report::{BurstEnd, BurstReport, Refusal};
 pub use tracer::{BurstOptions, trace_bursts};

@@ -39,6 +39,8 @@ pub struct BurstReport {
     pub refused: BTreeMap<Refusal, u64>,
     /// Where bursts came to code without a copy: how often, by the target of the branch that led there, or of the last one before.
     pub ended_at: BTreeMap<Avma, u64>,
+    /// Where alarms found threads in code without a copy, and how often: at most some thousand places.
+    pub refused_at: BTreeMap<Avma, u64>,
     /// Branches in all bursts.
     pub branches: u64,
     /// Alarms that went off.
@@ -60,7 +62,7 @@ pub struct BurstReport {
 }
 
 impl BurstReport {
-    /// Adds what another session in the same process has given: sums, but where bursts ended and the process's end are of the later one.
+    /// Adds what another session in the same process has given: sums, but where bursts ended or could not begin and the process's end are of the later one.
     pub fn add(&mut self, later: Self) {
         for (end, n) in later.bursts {
             *self.bursts.entry(end).or_default() += n;
@@ -68,7 +70,7 @@ impl BurstReport {
         for (why, n) in later.refused {
             *self.refused.entry(why).or_default() += n;
         }
-        self.ended_at = later.ended_at;
+        (self.ended_at, self.refused_at) = (later.ended_at, later.refused_at);
         self.branches += later.branches;
         self.alarms += later.alarms;
         self.held += later.held;

@@ -8,6 +8,7 @@
 //! to the equivalent original instruction, and what recording code had borrowed is given back. Should this program die, the
 //! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
 
+use super::price::{self, Price};
 use super::{BurstCode, BurstEnd, BurstReport, Refusal};
 use crate::Sink;
 use crate::pace::Pace;
@@ -30,13 +31,10 @@ const LEG: Duration = Duration::from_micros(12);
 const ACCOUNT: Duration = Duration::from_millis(100);
 /// ... and how much less often for each thread.
 const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
-/// Recording n branches costs about this times the root of n, in nanoseconds: bursts begin with cold caches, so a branch
-/// costs less the longer they are (a prototype on cc1plus: 56 us for 1,000, 116 for 4,000, 224 for 16,000).
-const RECORDING: f64 = 1_800.0;
 /// How long the last burst may take to end.
 const LAST_BURST: Duration = Duration::from_secs(2);
-/// Places at which bursts ended, at most so many of them.
-const MOST_ENDS: usize = 4096;
+/// Places at which bursts ended or could not begin, at most so many of them.
+const MOST_PLACES: usize = 4096;
 /// Offset of `rseq_cs` in `struct rseq` (`linux/rseq.h`).
 const RSEQ_CS: u64 = 8;
 /// Status flags that `lahf` gives, and the overflow flag.
@@ -119,6 +117,8 @@ struct Tracer<'a> {
     pace: Pace,
     threads: BTreeMap<i32, Thread>,
     burst: Option<Burst>,
+    /// What bursts cost.
+    price: Price,
     report: BurstReport,
     sink: &'a mut dyn Sink,
     cpu: BTreeMap<i32, (Duration, Duration)>,
@@ -152,6 +152,7 @@ impl<'a> Tracer<'a> {
             pace,
             threads: BTreeMap::new(),
             burst: None,
+            price: Price::default(),
             report: BurstReport::default(),
             sink,
             cpu: BTreeMap::new(),
@@ -222,6 +223,9 @@ impl<'a> Tracer<'a> {
                 let attended = self.attend(tid);
                 self.unless_gone(attended)?;
                 self.followed.resume(tid)?;
+                if self.burst.is_some_and(|burst| burst.tid == tid) && self.price.is_asked() {
+                    self.ask_price()?;
+                }
             }
             FollowEvent::Caught { tid, signal } => {
                 let taken_out = self.take_out(tid);
@@ -315,7 +319,7 @@ impl<'a> Tracer<'a> {
             window::NO_TARGET => BurstEnd::NoTarget,
             _ => BurstEnd::Signal,
         };
-        let cost = Duration::from_nanos((RECORDING * (records.len() as f64 / 4.0).sqrt()) as u64);
+        let cost = self.price.of(records.len() / 4);
         self.report.recording += cost;
         self.pace.paid_more(cost);
         let target = match end {
@@ -326,13 +330,30 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
+    /// Watches the burst that has just begun until it is over, to learn how long such bursts take.
+    fn ask_price(&mut self) -> Result<(), BranchTraceError> {
+        let Some(Burst { start, .. }) = self.burst else { return Ok(()) };
+        let begun = Instant::now();
+        for wait in price::LOOKS {
+            std::thread::sleep(wait);
+            let elapsed = begun.elapsed();
+            let position = self.shared(self.code.position())?;
+            if position.state != window::RUNNING {
+                let words = position.cursor.offset_from(start).max(0) as usize / 4;
+                self.price.seen(words, elapsed);
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Decodes records and hands them out, while all threads run.
     fn post(&mut self) {
         for Over { tid, records, end, target } in std::mem::take(&mut self.outbox) {
             let branches = self.code.branches(&records);
             let without_copy = matches!(end, BurstEnd::NoCopy | BurstEnd::NoTarget);
             if let Some(at) = target.or(branches.last().map(|b| b.to)).filter(|_| without_copy) {
-                self.note_end(at);
+                note(&mut self.report.ended_at, at);
             }
             *self.report.bursts.entry(end).or_default() += 1;
             self.report.branches += branches.len() as u64;
@@ -345,13 +366,6 @@ impl<'a> Tracer<'a> {
                 let (pid, density) = (self.followed.pid(), density(&branches));
                 self.sink.record(Record { pid, tid, branches: &branches, density, end });
             }
-        }
-    }
-
-    fn note_end(&mut self, at: Avma) {
-        let ended_at = &mut self.report.ended_at;
-        if ended_at.len() < MOST_ENDS || ended_at.contains_key(&at) {
-            *ended_at.entry(at).or_default() += 1;
         }
     }
 
@@ -381,7 +395,10 @@ impl<'a> Tracer<'a> {
             return Ok(Err(Refusal::Busy));
         }
         let mut registers = self.followed.registers(tid)?;
-        let Some(way_in) = self.code.way_in(registers.rip) else { return Ok(Err(Refusal::NoCopy)) };
+        let Some(way_in) = self.code.way_in(registers.rip) else {
+            note(&mut self.report.refused_at, registers.rip);
+            return Ok(Err(Refusal::NoCopy));
+        };
         let in_system_call = registers.orig_rax as i64 >= 0;
         if in_system_call || self.ranges.iter().any(|r| r.contains(registers.rip)) || self.in_restartable(tid)
         {
@@ -429,6 +446,13 @@ impl<'a> Tracer<'a> {
             self.collect()?;
         }
         Ok(())
+    }
+}
+
+/// Counts a place, if there are not too many already.
+fn note(places: &mut BTreeMap<Avma, u64>, at: Avma) {
+    if places.len() < MOST_PLACES || places.contains_key(&at) {
+        *places.entry(at).or_default() += 1;
     }
 }
 
