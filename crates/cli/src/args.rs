@@ -143,6 +143,9 @@ pub enum Command {
         /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         promote_calls: Switch,
+        /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        stay: Switch,
         /// Copy blocks that hot jumps lead to behind these, in place of the jump.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         duplicate: Switch,
@@ -228,6 +231,9 @@ pub struct Attach {
     /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
+    /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    pub stay: Switch,
     /// Copy blocks that hot jumps lead to behind these, in place of the jump.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,

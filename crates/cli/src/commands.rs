@@ -75,6 +75,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             huge_pages,
             align,
             promote_calls,
+            stay,
             duplicate,
             json,
         } => {
@@ -88,6 +89,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 huge_pages: huge_pages.into(),
                 align: align == Switch::On,
                 promote_calls: promote_calls == Switch::On,
+                stay: stay == Switch::On,
                 duplicate: duplicate == Switch::On,
             };
             let result = optimize(&options, &mut progress)?;
@@ -119,6 +121,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         direct_calls: options.direct_calls == Switch::On,
         huge_pages: options.huge_pages.into(),
         promote_calls: options.promote_calls == Switch::On,
+        stay: options.stay == Switch::On,
         duplicate: options.duplicate == Switch::On,
         call_targets: options.call_targets.clone(),
     }

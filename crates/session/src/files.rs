@@ -4,7 +4,7 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
 use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
 };
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
@@ -34,6 +34,8 @@ pub struct OptimizeOptions {
     pub align: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
+    pub stay: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
 }
@@ -107,8 +109,9 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let stay = Some(Reaching::Straight);
-    let layout = lay_out(options.layout, stay, options.duplicate, &module.program, &profile);
+    let stay = options.stay.then_some(Reaching::Straight);
+    let ways = Ways { choice: options.layout, stay, duplicate: options.duplicate };
+    let layout = lay_out(ways, &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);

@@ -47,20 +47,22 @@ impl<'a> Wanted<'a> {
 /// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout.md` has the measurements.
 pub(crate) const DUPLICATE: bool = false;
 
-/// The layout, without functions that are better off where they are if it is said how these reach copies (`stay`), with duplicates if
-/// they are wanted.
-pub(crate) fn lay_out(
-    choice: LayoutChoice,
-    stay: Option<Reaching>,
-    duplicate: bool,
-    program: &Program,
-    profile: &Profile,
-) -> Layout {
-    let mut layout = choice.layout(program, profile);
-    if let Some(reaching) = stay {
+/// How code is laid out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ways {
+    pub choice: LayoutChoice,
+    /// How functions that are better off where they are reach copies; without it, none of them stays.
+    pub stay: Option<Reaching>,
+    pub duplicate: bool,
+}
+
+/// The layout.
+pub(crate) fn lay_out(ways: Ways, program: &Program, profile: &Profile) -> Layout {
+    let mut layout = ways.choice.layout(program, profile);
+    if let Some(reaching) = ways.stay {
         leave_in_place(program, profile, reaching, &mut layout);
     }
-    if duplicate {
+    if ways.duplicate {
         duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
     }
     layout

@@ -7,14 +7,14 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
 use crate::huge::{HugePages, alignment};
 use crate::make::{
-    DUPLICATE, Place, Wanted, check_version, counting_layout, emit_version, estimate, lay_out,
+    DUPLICATE, Place, Wanted, Ways, check_version, counting_layout, emit_version, estimate, lay_out,
 };
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
 use restitch_image::Image;
-use restitch_layout::{Layout, LayoutChoice};
+use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive, plan_counters,
@@ -237,7 +237,8 @@ pub(crate) fn optimize(
     let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    let layout = lay_out(choice, None, DUPLICATE, &module.program, &profile);
+    let ways = Ways { choice, stay: Some(Reaching::Redirected), duplicate: DUPLICATE };
+    let layout = lay_out(ways, &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let wanted = Wanted { heat: &profile.blocks, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
