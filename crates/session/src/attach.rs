@@ -19,6 +19,7 @@ use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
 use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
+use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching, Score};
 use restitch_profile::{Derived, Profile};
 use restitch_program::Program;
@@ -55,6 +56,8 @@ pub struct AttachOptions {
     pub direct_calls: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
+    pub turn: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
     /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
@@ -81,6 +84,7 @@ impl AttachOptions {
             layout: LayoutChoice::default(),
             direct_calls: true,
             huge_pages: HugePages::default(),
+            turn: true,
             promote_calls: false,
             stay: true,
             duplicate: DUPLICATE,
@@ -315,8 +319,10 @@ fn make_optimized(
     let emitted = parallel::map(jobs, |(module, made, place, bound, promote)| -> Result<_, SessionError> {
         let place = place?;
         let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
-        let heat = &made.profile.profile().blocks[..];
-        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None, heat };
+        let profile = made.profile.profile();
+        let edges = if options.turn { &profile.edges[..] } else { &[] };
+        let executions = Executions { blocks: &profile.blocks, edges };
+        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, counted: None, executions };
         let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
         Ok((module, made, version, place.bias))
     });

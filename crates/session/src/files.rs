@@ -10,6 +10,7 @@ use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
+use restitch_emit::Executions;
 use restitch_image::Image;
 use restitch_layout::{LayoutChoice, Reaching};
 use restitch_report::{self as report, Outcome, RunResult};
@@ -32,6 +33,8 @@ pub struct OptimizeOptions {
     pub huge_pages: HugePages,
     /// Whether hot code is placed within cache lines by how often it runs.
     pub align: bool,
+    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
+    pub turn: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
     /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
@@ -121,8 +124,11 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let len = len.next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let heat = if options.align { &profile.blocks[..] } else { &[] };
-    let wanted = Wanted { promote: &promote, large_pages, heat, ..Wanted::default() };
+    let executions = Executions {
+        blocks: if options.align { &profile.blocks } else { &[] },
+        edges: if options.turn { &profile.edges } else { &[] },
+    };
+    let wanted = Wanted { promote: &promote, large_pages, executions, ..Wanted::default() };
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;

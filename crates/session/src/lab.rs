@@ -58,6 +58,7 @@ pub fn lab(
         layout: LayoutChoice::default(),
         huge_pages: HugePages::Off,
         align: false,
+        turn: false,
         promote_calls: false,
         stay: false,
         duplicate: false,

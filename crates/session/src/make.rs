@@ -4,7 +4,7 @@ use crate::SessionError;
 use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::{BoundSlot, CounterRequest, Request, Version, emit_for};
+use restitch_emit::{BoundSlot, CounterRequest, Executions, Request, Version, emit_for};
 use restitch_layout::{
     DuplicateLimits, Fragment, Layout, LayoutChoice, Reaching, duplicate_tails, leave_in_place,
 };
@@ -33,8 +33,8 @@ pub(crate) struct Wanted<'a> {
     pub promote: &'a [Promotion],
     /// Large pages for the hot code.
     pub large_pages: bool,
-    /// Executions by block, to place hot code within cache lines by; empty: as it comes.
-    pub heat: &'a [u64],
+    /// How often code ran, for what is free to choose.
+    pub executions: Executions<'a>,
 }
 
 impl<'a> Wanted<'a> {
@@ -154,6 +154,6 @@ pub(crate) fn emit_version(
         large_pages: wanted.large_pages,
         counters: wanted.counted.map(|counted| CounterRequest { area_start: place.counters, counted }),
     };
-    emit_for(&request, wanted.heat)
+    emit_for(&request, wanted.executions)
         .map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
 }

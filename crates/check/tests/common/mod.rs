@@ -3,7 +3,7 @@
 
 use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Counted, CounterRequest, Request, Version, emit};
+use restitch_emit::{Counted, CounterRequest, Executions, Request, Version, emit_for};
 use restitch_image::{Image, ImageKind};
 use restitch_layout::Layout;
 use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, analyze};
@@ -33,7 +33,9 @@ impl Module {
         let above = self.image.span().end.align_up(4096) + 0x20_0000;
         let start = if self.image.kind() == ImageKind::Executable { above } else { below };
         let counters = CounterRequest { area_start: start.offset(-0x400_0000), counted };
-        emit(&Request {
+        // Branches that lead away both ways are turned, every other one.
+        let edges: Vec<u64> = (0..self.program.edges.len() as u64).map(|i| i * 7919 % 1009).collect();
+        let request = Request {
             image: &self.image,
             program: &self.program,
             unwind: &self.unwind,
@@ -45,8 +47,8 @@ impl Module {
             promote: &[],
             large_pages: false,
             counters: (!counted.is_empty()).then_some(counters),
-        })
-        .unwrap()
+        };
+        emit_for(&request, Executions { blocks: &[], edges: &edges }).unwrap()
     }
 
     /// Every block of the layout and both edges of every conditional branch.

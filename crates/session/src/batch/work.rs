@@ -13,6 +13,7 @@ use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
+use restitch_emit::Executions;
 use restitch_image::Image;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_preload::{COUNTS_HEADER, Counts};
@@ -240,7 +241,8 @@ pub(crate) fn optimize(
     let ways = Ways { choice, stay: Some(Reaching::Redirected), duplicate: DUPLICATE };
     let layout = lay_out(ways, &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
-    let wanted = Wanted { heat: &profile.blocks, large_pages, ..Wanted::default() };
+    let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
+    let wanted = Wanted { executions, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
     entry.layout = choice.name().into();
