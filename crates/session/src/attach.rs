@@ -86,7 +86,7 @@ impl AttachOptions {
             huge_pages: HugePages::default(),
             turn: true,
             promote_calls: false,
-            stay: true,
+            stay: false,
             duplicate: DUPLICATE,
             call_targets: None,
         }

@@ -15,7 +15,7 @@ use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
 use restitch_emit::Executions;
 use restitch_image::Image;
-use restitch_layout::{Layout, LayoutChoice, Reaching};
+use restitch_layout::{Layout, LayoutChoice};
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, Profile, ProfileFile, Weights, derive, plan_counters,
@@ -238,7 +238,7 @@ pub(crate) fn optimize(
     let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    let ways = Ways { choice, stay: Some(Reaching::Redirected), duplicate: DUPLICATE };
+    let ways = Ways { choice, stay: None, duplicate: DUPLICATE };
     let layout = lay_out(ways, &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
