@@ -140,9 +140,15 @@ pub enum Command {
         /// Place hot code within cache lines by how often it runs: loops in as few as they need.
         #[arg(long, value_name = "WHETHER", default_value = "on")]
         align: Switch,
+        /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        turn: Switch,
         /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         promote_calls: Switch,
+        /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        stay: Switch,
         /// Copy blocks that hot jumps lead to behind these, in place of the jump.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         duplicate: Switch,
@@ -225,9 +231,15 @@ pub struct Attach {
     /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
     #[arg(long, value_name = "WHETHER", default_value = "auto")]
     pub huge_pages: Huge,
+    /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    pub turn: Switch,
     /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
+    /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub stay: Switch,
     /// Copy blocks that hot jumps lead to behind these, in place of the jump.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,

@@ -74,7 +74,9 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             layout,
             huge_pages,
             align,
+            turn,
             promote_calls,
+            stay,
             duplicate,
             json,
         } => {
@@ -87,7 +89,9 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 layout,
                 huge_pages: huge_pages.into(),
                 align: align == Switch::On,
+                turn: turn == Switch::On,
                 promote_calls: promote_calls == Switch::On,
+                stay: stay == Switch::On,
                 duplicate: duplicate == Switch::On,
             };
             let result = optimize(&options, &mut progress)?;
@@ -118,7 +122,9 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         layout: options.layout,
         direct_calls: options.direct_calls == Switch::On,
         huge_pages: options.huge_pages.into(),
+        turn: options.turn == Switch::On,
         promote_calls: options.promote_calls == Switch::On,
+        stay: options.stay == Switch::On,
         duplicate: options.duplicate == Switch::On,
         call_targets: options.call_targets.clone(),
     }

@@ -39,7 +39,7 @@ pub mod window;
 pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
 pub use error::EmitError;
 pub use model::*;
-pub use request::{CounterRequest, CounterWidth, Request};
+pub use request::{CounterRequest, CounterWidth, Executions, Request};
 
 use restitch_address::SvmaRange;
 
@@ -48,21 +48,21 @@ use restitch_address::SvmaRange;
 /// # Errors
 /// If the request contradicts itself or the program: see [`EmitError`]. That a block cannot be copied is none.
 pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
-    emit_for(request, &[])
+    emit_for(request, Executions::default())
 }
 
-/// As [`emit`], with hot code placed within cache lines by how often it runs. `heat`: executions by [`BlockId`](restitch_program::BlockId);
-/// empty, or too short: blocks behind its end are taken as never executed. Padding is at most a sixteenth of the hot code.
+/// As [`emit`], with what is free to choose chosen by how often code runs: where hot code stands within cache lines (padding is at most
+/// a sixteenth of the hot code), and which way of a conditional branch needs no jump where neither stands behind it.
 ///
 /// # Errors
 /// As [`emit`].
-pub fn emit_for(request: &Request<'_>, heat: &[u64]) -> Result<Version, EmitError> {
+pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Version, EmitError> {
     let mut selection = select::select(request)?;
     let counters = counters::place(request, &selection)?;
-    let mut plan = plan::build(request, &selection, &counters);
+    let mut plan = plan::build(request, &selection, &counters, executions.edges);
     relax::relax(&mut plan);
-    if !heat.is_empty() {
-        align::align(&mut plan, request.program, heat);
+    if !executions.blocks.is_empty() {
+        align::align(&mut plan, request.program, executions.blocks);
     }
     let areas = tables::areas(request, &plan);
     let mut bytes = text::write(request, &selection, &plan, &areas, &counters)?;

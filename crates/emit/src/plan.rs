@@ -233,8 +233,13 @@ pub(crate) fn tail_frame(program: &Program, block: &Block) -> Svma {
     if inside { block.end() } else { block.end() - 1 }
 }
 
-/// Makes the plan.
-pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: &Counters) -> Plan {
+/// Makes the plan. `edges`: executions by edge.
+pub(crate) fn build(
+    request: &Request<'_>,
+    selection: &Selection<'_>,
+    counters: &Counters,
+    edges: &[u64],
+) -> Plan {
     let placed = selection.chosen.len();
     let plan = Plan {
         start: request.start,
@@ -248,7 +253,7 @@ pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, counters: 
         used: Vec::new(),
         guarded: Vec::new(),
     };
-    let mut builder = Builder { request, selection, counters, plan, stubs: Vec::new() };
+    let mut builder = Builder { request, selection, counters, edges, plan, stubs: Vec::new() };
     for slot in 0..placed {
         builder.slot(slot);
     }
@@ -330,6 +335,8 @@ struct Builder<'r, 'a> {
     request: &'r Request<'a>,
     selection: &'r Selection<'a>,
     counters: &'r Counters,
+    /// Executions by edge.
+    edges: &'r [u64],
     plan: Plan,
     /// The source block of each stub, and what the stub does.
     stubs: Vec<(BlockId, Stub)>,
@@ -492,7 +499,8 @@ impl Builder<'_, '_> {
             }
             Terminator::Conditional(condition, to) => {
                 let (fall, taken) = (fall(self, next), self.taken(id, to, next));
-                if (next == Some(taken.dest) || chosen.turned) && next != Some(fall.dest) {
+                let turned = chosen.turned || self.mostly_falls(id);
+                if (next == Some(taken.dest) || turned) && next != Some(fall.dest) {
                     self.fork(id, encode::invert(condition), fall, taken, next);
                 } else {
                     // Nobody branches to a duplicate, even where both ways lead to it.
@@ -506,6 +514,17 @@ impl Builder<'_, '_> {
             }
             Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop => {}
         }
+    }
+
+    /// Whether the conditional branch at the end of a block is taken less often than not. (Where neither way stands behind it, one of them
+    /// takes a branch, and the other one a branch that is not taken and a jump.)
+    fn mostly_falls(&self, id: BlockId) -> bool {
+        let count = |kind: EdgeKind| {
+            let ways = self.request.program.out_edges(id).filter(|(_, edge)| edge.kind == kind);
+            let counts = ways.map(|(edge, _)| self.edges.get(edge.index()).copied().unwrap_or(0));
+            counts.fold(0, u64::saturating_add)
+        };
+        count(EdgeKind::FallThrough) > count(EdgeKind::Taken)
     }
 
     /// `jcc away; straight on`. A counter on the way away goes out of line, so that the other way does not pass it.

@@ -68,3 +68,13 @@ pub struct CounterRequest<'a> {
     /// What is to be counted, each once. Not every one gets a counter: see [`CounterTable`](crate::CounterTable).
     pub counted: &'a [Counted],
 }
+
+/// How often code ran. Nothing of it changes what a version means; parts may be empty, and what is behind the end of one counts as never executed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Executions<'a> {
+    /// By [`BlockId`](restitch_program::BlockId): to place hot code within cache lines by. Empty: it stands as it comes.
+    pub blocks: &'a [u64],
+    /// By [`EdgeId`](restitch_program::EdgeId): to turn conditional branches by. Empty: they keep their sense, unless what they lead to
+    /// stands behind them.
+    pub edges: &'a [u64],
+}

@@ -461,7 +461,7 @@ mod tests {
             let mut link = |to: u32, kind, random: &mut Random| {
                 let weight = (1u64 << random.below(20)) as f64;
                 if to != from && to < nodes {
-                    links.push(Link { from, to, weight, leaves: 4, arrives: 0, kind });
+                    links.push(Link { from, to, weight, leaves: 4, arrives: 0, kind, only: false });
                 }
             };
             link(from + 1, LinkKind::Branch, &mut random);

@@ -203,7 +203,15 @@ mod tests {
             for to in (0..nodes).filter(|&to| to != from) {
                 if random.chance(0.4) {
                     let weight = 1.0 + random.below(100) as f64;
-                    links.push(Link { from, to, weight, leaves: 0, arrives: 0, kind: LinkKind::Call });
+                    links.push(Link {
+                        from,
+                        to,
+                        weight,
+                        leaves: 0,
+                        arrives: 0,
+                        kind: LinkKind::Call,
+                        only: false,
+                    });
                 }
             }
         }

@@ -36,6 +36,9 @@ const HOT_SHARE: f64 = 0.99;
 /// If these blocks have more bytes than that (a second-level cache), nothing is parted: they would not stay in the cache together, and chains
 /// through both parts are worth more.
 const HOT_BYTES: u64 = 256 << 10;
+/// What a fall-through is worth on top of an executed one, in fall-throughs, if it makes a jump superfluous: a block's only way out then takes no
+/// instruction. (Loops turn so that their condition stands at the end.)
+const JUMP: f64 = 0.5;
 /// What gains less is no gain, but rounding.
 const EPSILON: f64 = 1e-9;
 
@@ -203,7 +206,13 @@ pub(crate) fn value(link: &Link, from: i64, to: i64) -> f64 {
     let (end, to) = (from + i64::from(link.leaves), to + i64::from(link.arrives));
     let near = |distance: i64, reach: f64| 0.1 * (1.0 - distance as f64 / reach).max(0.0);
     let worth = match to - end {
-        0 if link.kind == LinkKind::Branch => 1.0,
+        0 if link.kind == LinkKind::Branch => {
+            if link.only {
+                1.0 + JUMP
+            } else {
+                1.0
+            }
+        }
         distance if distance < 0 => near(-distance, BACKWARD),
         distance => near(distance, FORWARD),
     };

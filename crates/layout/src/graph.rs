@@ -35,6 +35,8 @@ pub(crate) struct Link {
     /// Bytes from the start of `to` to where control arrives.
     pub arrives: u32,
     pub kind: LinkKind,
+    /// A branch that is the only way out of `from`: a jump, or nothing at all where `to` stands behind it.
+    pub only: bool,
 }
 
 /// Nodes in address order, and links sorted by source and target.
@@ -100,6 +102,8 @@ impl HotGraph {
             let short = matches!(program.block(edge.from).terminator, Terminator::ShortConditional(_));
             let fixed = edge.kind == EdgeKind::Table || (short && edge.kind == EdgeKind::Taken);
             let kind = if fixed { LinkKind::Fixed } else { LinkKind::Branch };
+            let only =
+                matches!(program.block(edge.from).terminator, Terminator::Jump(_) | Terminator::FallThrough);
             let weight = count as f64;
             self.links.push(Link {
                 from,
@@ -108,6 +112,7 @@ impl HotGraph {
                 leaves: program.block(edge.from).len,
                 arrives: 0,
                 kind,
+                only,
             });
         }
     }
@@ -127,12 +132,14 @@ impl HotGraph {
             }
             let behind = (call.at.get() - program.block(call.block).start.get()) as u32 + u32::from(call.len);
             let weight = count as f64;
-            self.links.push(Link { from, to, weight, leaves: behind, arrives: 0, kind: LinkKind::Call });
+            let (leaves, kind) = (behind, LinkKind::Call);
+            self.links.push(Link { from, to, weight, leaves, arrives: 0, kind, only: false });
             let back = returns[program.block(callee).function.index()];
             if back != NONE && back != from {
                 let leaves = self.sizes[back as usize] as u32;
                 let kind = LinkKind::Return;
-                self.links.push(Link { from: back, to: from, weight, leaves, arrives: behind, kind });
+                let (from, to) = (back, from);
+                self.links.push(Link { from, to, weight, leaves, arrives: behind, kind, only: false });
             }
         }
     }

@@ -50,6 +50,7 @@ pub(crate) fn links(nodes: usize, arcs: &[Arc]) -> Vec<Link> {
         leaves: u32::try_from(a.offset).unwrap_or(u32::MAX),
         arrives: 0,
         kind: LinkKind::Call,
+        only: false,
     };
     let mut links: Vec<Link> = arcs.iter().filter(inside).map(link).collect();
     links.sort_by_key(|l| (l.from, l.to));

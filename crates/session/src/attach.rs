@@ -6,7 +6,8 @@ use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
 use crate::left_out::LeftOut;
 use crate::make::{
-    DUPLICATE, Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    DUPLICATE, Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes,
+    worth_promoting,
 };
 use crate::modules::{Chosen, choose};
 use crate::parallel;
@@ -18,7 +19,8 @@ use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
 use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
-use restitch_layout::{Layout, LayoutChoice, Score};
+use restitch_emit::Executions;
+use restitch_layout::{Layout, LayoutChoice, Reaching, Score};
 use restitch_profile::{Derived, Profile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
@@ -54,8 +56,12 @@ pub struct AttachOptions {
     pub direct_calls: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
+    pub turn: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
+    pub stay: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
     /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
@@ -78,7 +84,9 @@ impl AttachOptions {
             layout: LayoutChoice::default(),
             direct_calls: true,
             huge_pages: HugePages::default(),
+            turn: true,
             promote_calls: false,
+            stay: false,
             duplicate: DUPLICATE,
             call_targets: None,
         }
@@ -298,9 +306,9 @@ fn make_optimized(
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
     let profiles: Vec<Origin> = records.chain(counted).collect();
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
-    let lay_out = |(m, source): (&Chosen, &Origin)| {
-        lay_out(options.layout, None, options.duplicate, &m.analyzed.program, source.profile())
-    };
+    let stay = options.stay.then_some(Reaching::Redirected);
+    let ways = Ways { choice: options.layout, stay, duplicate: options.duplicate };
+    let lay_out = |(m, source): (&Chosen, &Origin)| lay_out(ways, &m.analyzed.program, source.profile());
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
     let (mut jobs, mut taken) = (Vec::new(), Vec::new());
@@ -314,8 +322,11 @@ fn make_optimized(
     let emitted = parallel::map(jobs, |(module, made, place, bound, promote)| -> Result<_, SessionError> {
         let place = place?;
         let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
-        let heat = &made.profile.profile().blocks[..];
-        let wanted = Wanted { bound: &bound, promote: &promote, large_pages, heat, ..Wanted::default() };
+        let profile = made.profile.profile();
+        let edges = if options.turn { &profile.edges[..] } else { &[] };
+        let executions = Executions { blocks: &profile.blocks, edges };
+        let wanted =
+            Wanted { bound: &bound, promote: &promote, large_pages, executions, ..Wanted::default() };
         let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
         Ok((module, made, version, place.bias))
     });

@@ -4,12 +4,13 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
 use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
 };
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
 use restitch_apply::{Existing, Outlives};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
+use restitch_emit::Executions;
 use restitch_image::Image;
 use restitch_layout::{LayoutChoice, Reaching};
 use restitch_report::{self as report, Outcome, RunResult};
@@ -32,8 +33,12 @@ pub struct OptimizeOptions {
     pub huge_pages: HugePages,
     /// Whether hot code is placed within cache lines by how often it runs.
     pub align: bool,
+    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
+    pub turn: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
+    /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
+    pub stay: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
 }
@@ -107,8 +112,9 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let stay = Some(Reaching::Straight);
-    let layout = lay_out(options.layout, stay, options.duplicate, &module.program, &profile);
+    let stay = options.stay.then_some(Reaching::Straight);
+    let ways = Ways { choice: options.layout, stay, duplicate: options.duplicate };
+    let layout = lay_out(ways, &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);
@@ -118,8 +124,11 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let len = len.next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let heat = if options.align { &profile.blocks[..] } else { &[] };
-    let wanted = Wanted { promote: &promote, large_pages, heat, ..Wanted::default() };
+    let executions = Executions {
+        blocks: if options.align { &profile.blocks } else { &[] },
+        edges: if options.turn { &profile.edges } else { &[] },
+    };
+    let wanted = Wanted { promote: &promote, large_pages, executions, ..Wanted::default() };
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;

@@ -3,7 +3,7 @@
 use crate::analysis::Analyzed;
 use crate::files::{load_original, read_file};
 use crate::imports::{part_of, read_profile};
-use crate::make::lay_out;
+use crate::make::{Ways, lay_out};
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Geometry, Machine, RecordedBranch, Trace, compare};
@@ -58,7 +58,9 @@ pub fn lab(
         layout: LayoutChoice::default(),
         huge_pages: HugePages::Off,
         align: false,
+        turn: false,
         promote_calls: false,
+        stay: false,
         duplicate: false,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
@@ -67,7 +69,8 @@ pub fn lab(
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());
     for choice in &options.layouts {
         let started = std::time::Instant::now();
-        layouts.push((choice.name(), lay_out(*choice, None, options.duplicate, &module.program, &profile)));
+        let ways = Ways { choice: *choice, stay: None, duplicate: options.duplicate };
+        layouts.push((choice.name(), lay_out(ways, &module.program, &profile)));
         seconds.push((choice.name(), started.elapsed().as_secs_f64()));
     }
     watcher.phase("running the models", None);

@@ -4,7 +4,7 @@ use crate::SessionError;
 use crate::analysis::Analyzed;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::{BoundSlot, CounterRequest, CounterWidth, Request, Version, emit_for};
+use restitch_emit::{BoundSlot, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};
 use restitch_layout::{
     DuplicateLimits, Fragment, Layout, LayoutChoice, Reaching, duplicate_tails, leave_in_place,
 };
@@ -35,8 +35,8 @@ pub(crate) struct Wanted<'a> {
     pub promote: &'a [Promotion],
     /// Large pages for the hot code.
     pub large_pages: bool,
-    /// Executions by block, to place hot code within cache lines by; empty: as it comes.
-    pub heat: &'a [u64],
+    /// How often code ran, for what is free to choose.
+    pub executions: Executions<'a>,
 }
 
 impl<'a> Wanted<'a> {
@@ -54,20 +54,22 @@ impl<'a> Wanted<'a> {
 /// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout.md` has the measurements.
 pub(crate) const DUPLICATE: bool = false;
 
-/// The layout, without functions that are better off where they are if it is said how these reach copies (`stay`), with duplicates if
-/// they are wanted.
-pub(crate) fn lay_out(
-    choice: LayoutChoice,
-    stay: Option<Reaching>,
-    duplicate: bool,
-    program: &Program,
-    profile: &Profile,
-) -> Layout {
-    let mut layout = choice.layout(program, profile);
-    if let Some(reaching) = stay {
+/// How code is laid out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ways {
+    pub choice: LayoutChoice,
+    /// How functions that are better off where they are reach copies; without it, none of them stays.
+    pub stay: Option<Reaching>,
+    pub duplicate: bool,
+}
+
+/// The layout.
+pub(crate) fn lay_out(ways: Ways, program: &Program, profile: &Profile) -> Layout {
+    let mut layout = ways.choice.layout(program, profile);
+    if let Some(reaching) = ways.stay {
         leave_in_place(program, profile, reaching, &mut layout);
     }
-    if duplicate {
+    if ways.duplicate {
         duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
     }
     layout
@@ -163,6 +165,6 @@ pub(crate) fn emit_version(
             counted,
         }),
     };
-    emit_for(&request, wanted.heat)
+    emit_for(&request, wanted.executions)
         .map_err(|e| SessionError::Emit { module: path.into(), why: e.to_string() })
 }

@@ -5,7 +5,7 @@ use restitch_address::Svma;
 use restitch_apply::CheckedVersion;
 use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, verify};
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Promotion, Request, emit_for};
+use restitch_emit::{Executions, Promotion, Request, emit_for};
 use restitch_image::Image;
 use restitch_layout::testing::duplicated;
 use restitch_layout::{Fragment, Layout};
@@ -65,11 +65,14 @@ pub fn version_with(
         Order::Random(seed) => shuffle(&mut blocks, seed),
         Order::Half => blocks.retain(|b| program.block(*b).function.index().is_multiple_of(2)),
     }
-    // Numbers without a pattern: where a block stands in a cache line must not matter.
-    let heat: Vec<u64> = match order {
-        Order::Random(seed) => (0..program.blocks.len() as u64).map(|b| (b + seed) * 7919 % 1009).collect(),
-        _ => Vec::new(),
+    // Numbers without a pattern: where a block stands in a cache line, and which way a branch is turned, must not matter.
+    let counts = |len: usize| -> Vec<u64> {
+        match order {
+            Order::Random(seed) => (0..len as u64).map(|i| (i + seed) * 7919 % 1009).collect(),
+            _ => Vec::new(),
+        }
     };
+    let (blocks_ran, edges_ran) = (counts(program.blocks.len()), counts(program.edges.len()));
     let hot = blocks.into_iter().map(|b| Fragment { blocks: vec![b], align: 1 }).collect();
     let mut layout = Layout { hot, cold: Vec::new(), tails: Vec::new() };
     if let Order::Random(seed) = order {
@@ -89,7 +92,8 @@ pub fn version_with(
         large_pages: false,
         counters: None,
     };
-    let version = emit_for(&request, &heat).expect("emitted");
+    let executions = Executions { blocks: &blocks_ran, edges: &edges_ran };
+    let version = emit_for(&request, executions).expect("emitted");
     assert_eq!(version.blocks.iter().filter(|b| b.duplicate).count() > 10, !layout.tails.is_empty());
     restitch_check::check(image, &program, &layout, version, None)
         .unwrap_or_else(|e| panic!("{} findings, the first: {:?}", e.total, e.findings.first()))

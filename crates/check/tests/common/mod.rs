@@ -3,7 +3,7 @@
 
 use restitch_address::LoadBias;
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Counted, CounterRequest, CounterWidth, Request, Version, emit};
+use restitch_emit::{Counted, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};
 use restitch_image::{Image, ImageKind};
 use restitch_layout::Layout;
 use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, analyze};
@@ -35,7 +35,9 @@ impl Module {
         // Both widths take their turns.
         let width = if counted.len().is_multiple_of(2) { CounterWidth::Bits32 } else { CounterWidth::Bits64 };
         let counters = CounterRequest { area_start: start.offset(-0x400_0000), width, counted };
-        emit(&Request {
+        // Branches that lead away both ways are turned, every other one.
+        let edges: Vec<u64> = (0..self.program.edges.len() as u64).map(|i| i * 7919 % 1009).collect();
+        let request = Request {
             image: &self.image,
             program: &self.program,
             unwind: &self.unwind,
@@ -47,8 +49,8 @@ impl Module {
             promote: &[],
             large_pages: false,
             counters: (!counted.is_empty()).then_some(counters),
-        })
-        .unwrap()
+        };
+        emit_for(&request, Executions { blocks: &[], edges: &edges }).unwrap()
     }
 
     /// Every block of the layout and both edges of every conditional branch.

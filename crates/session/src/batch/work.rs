@@ -9,12 +9,13 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
 use crate::huge::{HugePages, alignment};
 use crate::make::{
-    DUPLICATE, Place, Wanted, check_version, counting_layout, emit_version, estimate, lay_out,
+    DUPLICATE, Place, Wanted, Ways, check_version, counting_layout, emit_version, estimate, lay_out,
 };
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
+use restitch_emit::Executions;
 use restitch_image::Image;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_preload::{COUNTS_HEADER, Counts};
@@ -397,10 +398,11 @@ pub(crate) fn optimize(
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
     // As in output files: what stays reaches copies straight, by the branches that an overlay's code pages have.
-    let stay = Some(Reaching::Straight);
-    let layout = lay_out(choice, stay, DUPLICATE, &module.program, &profile);
+    let ways = Ways { choice, stay: Some(Reaching::Straight), duplicate: DUPLICATE };
+    let layout = lay_out(ways, &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
-    let wanted = Wanted { heat: &profile.blocks, large_pages, ..Wanted::default() };
+    let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
+    let wanted = Wanted { executions, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
     entry.layout = choice.name().into();
@@ -501,7 +503,8 @@ mod tests {
         for (id, edge) in program.edges.iter().enumerate() {
             profile.edges[id] = profile.block(edge.from).min(profile.block(edge.to)) / 2;
         }
-        let layout = lay_out(LayoutChoice::default(), None, DUPLICATE, program, &profile);
+        let ways = Ways { choice: LayoutChoice::default(), stay: None, duplicate: DUPLICATE };
+        let layout = lay_out(ways, program, &profile);
         let path = folder.join("a");
         let align = alignment(false);
         let size = estimate(program, &layout, 0).next_multiple_of(align);
