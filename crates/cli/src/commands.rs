@@ -76,6 +76,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             align,
             promote_calls,
             duplicate,
+            prefetch,
             json,
         } => {
             check_outputs(&[json.as_deref()])?;
@@ -89,6 +90,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 align: align == Switch::On,
                 promote_calls: promote_calls == Switch::On,
                 duplicate: duplicate == Switch::On,
+                prefetch: prefetch == Switch::On,
             };
             let result = optimize(&options, &mut progress)?;
             progress.finish();
@@ -120,6 +122,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         huge_pages: options.huge_pages.into(),
         promote_calls: options.promote_calls == Switch::On,
         duplicate: options.duplicate == Switch::On,
+        prefetch: options.prefetch == Switch::On,
         call_targets: options.call_targets.clone(),
     }
 }

@@ -6,7 +6,8 @@ use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
 use crate::left_out::LeftOut;
 use crate::make::{
-    DUPLICATE, Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    DUPLICATE, Extras, PREFETCH, Place, Wanted, check_version, emit_version, estimate, lay_out,
+    promoted_bytes, worth_promoting,
 };
 use crate::modules::{Chosen, choose};
 use crate::parallel;
@@ -58,6 +59,8 @@ pub struct AttachOptions {
     pub promote_calls: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
+    /// Lines that the models of the second-level cache miss are fetched ahead.
+    pub prefetch: bool,
     /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
     /// does not tell.
     pub call_targets: Option<PathBuf>,
@@ -80,6 +83,7 @@ impl AttachOptions {
             huge_pages: HugePages::default(),
             promote_calls: false,
             duplicate: DUPLICATE,
+            prefetch: PREFETCH,
             call_targets: None,
         }
     }
@@ -295,8 +299,9 @@ fn make_optimized(
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
     let profiles: Vec<Origin> = records.chain(counted).collect();
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
+    let extras = Extras { duplicate: options.duplicate, prefetch: options.prefetch };
     let lay_out = |(m, source): (&Chosen, &Origin)| {
-        lay_out(options.layout, None, options.duplicate, &m.analyzed.program, source.profile())
+        lay_out(options.layout, None, extras, &m.analyzed.program, source.profile())
     };
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
@@ -522,6 +527,7 @@ pub(crate) fn layout_summary(
         cold_blocks: count(&layout.cold),
         duplicates: layout.duplicates() as u64,
         duplicate_bytes: duplicates.map(|b| u64::from(program.block(*b).len)).sum(),
+        prefetches: layout.prefetches.len() as u64,
     }
 }
 

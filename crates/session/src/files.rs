@@ -4,7 +4,7 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::attach::{hottest, layout_summary, version_summary};
 use crate::huge::alignment;
 use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    Extras, Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
 };
 use crate::phases::Phases;
 use crate::{ExitCode, HugePages, SessionError, Watcher};
@@ -36,6 +36,14 @@ pub struct OptimizeOptions {
     pub promote_calls: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
+    /// Lines that the models of the second-level cache miss are fetched ahead.
+    pub prefetch: bool,
+}
+
+impl OptimizeOptions {
+    fn extras(&self) -> Extras {
+        Extras { duplicate: self.duplicate, prefetch: self.prefetch }
+    }
 }
 
 /// The facts about a file.
@@ -108,7 +116,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     phases.end("profile");
     watcher.phase("laying out", None);
     let stay = Some(Reaching::Straight);
-    let layout = lay_out(options.layout, stay, options.duplicate, &module.program, &profile);
+    let layout = lay_out(options.layout, stay, options.extras(), &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);

@@ -12,6 +12,9 @@ pub const JCC_NEAR: u32 = 6;
 /// Length in bytes of a counter where the flags are dead: `incq disp32(%rip)`.
 pub const COUNT: u32 = 7;
 
+/// Length in bytes of `prefetcht1 disp32(%rip)`.
+pub const PREFETCH: u32 = 7;
+
 /// Whether a displacement fits 8 bits.
 pub fn fits_short(displacement: i64) -> bool {
     i8::try_from(displacement).is_ok()
@@ -46,6 +49,12 @@ pub fn jcc_near(out: &mut Vec<u8>, condition: u8, displacement: i32) {
 /// `incq disp32(%rip)`: a counter. Writes all status flags but CF, so it stands only where they are dead.
 pub fn count(out: &mut Vec<u8>, displacement: i32) {
     out.extend_from_slice(&[0x48, 0xff, 0x05]);
+    out.extend_from_slice(&displacement.to_le_bytes());
+}
+
+/// `prefetcht1 disp32(%rip)`: a hint that changes no register, flag or memory and never faults (Intel SDM vol. 2, PREFETCHh).
+pub fn prefetch(out: &mut Vec<u8>, displacement: i32) {
+    out.extend_from_slice(&[0x0f, 0x18, 0x15]);
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 

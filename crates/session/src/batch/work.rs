@@ -6,9 +6,7 @@ use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
 use crate::huge::{HugePages, alignment};
-use crate::make::{
-    DUPLICATE, Place, Wanted, check_version, counting_layout, emit_version, estimate, lay_out,
-};
+use crate::make::{Extras, Place, Wanted, check_version, counting_layout, emit_version, estimate, lay_out};
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
@@ -237,7 +235,7 @@ pub(crate) fn optimize(
     let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    let layout = lay_out(choice, None, DUPLICATE, &module.program, &profile);
+    let layout = lay_out(choice, None, Extras::default(), &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let wanted = Wanted { heat: &profile.blocks, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
