@@ -201,7 +201,7 @@ class Verilator:
     arguments = {"training": ["1", "12000", "9"], "test": ["77", "10000", "13"]}
 
     def __init__(self, machine, _):
-        self.folder = machine.path("run")
+        self.machine, self.folder = machine, machine.path("run")
         os.makedirs(self.folder)
 
     def run(self, file, which, prefix=()):

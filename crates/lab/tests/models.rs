@@ -154,7 +154,8 @@ fn lines_that_are_always_missed_are_fetched_in_time() {
         (40 * 50, 0),
         "least recently used: each is gone when its turn comes"
     );
-    let limits = PrefetchLimits { growth: 1.0, ..PrefetchLimits::default() };
+    // Half of the L2 holds 16 functions: what is fetched more than 800 bytes ahead is gone before its turn.
+    let limits = PrefetchLimits { growth: 1.0, farthest: 600, ..PrefetchLimits::default() };
     layout.prefetches = choose_prefetches(&program, &trace, &layout, &machine, &limits);
     assert_eq!(layout.validate(&program), Ok(()));
     assert_eq!(
@@ -165,12 +166,13 @@ fn lines_that_are_always_missed_are_fetched_in_time() {
         }
     );
     let after = run(&layout);
-    assert!(after.l2 * 20 < before.l2, "{after:?}");
-    assert_eq!((after.bytes, after.prefetches), (before.bytes, 40 * 50));
-    // A site is 200 to 1,600 bytes of code in front of what it fetches.
+    // A block fetches one line, so that some lines find no place.
+    assert!(after.l2 * 5 < before.l2, "{after:?}");
+    assert_eq!((after.bytes, after.prefetches), (before.bytes, 50 * layout.prefetches.len() as u64));
+    // A site is 200 to 600 bytes of code in front of what it fetches.
     for Prefetch { at, target, .. } in &layout.prefetches {
         let distance = (40 + target.0 - at.0) % 40 * 50;
-        assert!((200..=1600 + 50).contains(&distance), "{distance}");
+        assert!((200..=600 + 50).contains(&distance), "{distance}");
     }
 }
 
