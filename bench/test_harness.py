@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from types import SimpleNamespace
 
-from harness import counters, counting_live, layout_inputs, layouts, pauses, report, side_by_side, simulated, stats, verilog
+from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, pauses, report, side_by_side, simulated, stats, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, parse
 from harness.rounds import interleave
@@ -141,6 +141,33 @@ class Report(unittest.TestCase):
         lines = side_by_side.table([row])
         self.assertIn("restitch | 0.500 | 0.500 | 0.500 | 0.900 [0.900, 0.900] | 1.50 s | 1 MiB | 2.0 MiB", lines[2])
         self.assertIn("llvm-bolt | 0.400", lines[3])
+
+    def test_what_is_compared_with_llvm_bolt_can_be_repeated(self):
+        self.assertEqual(len({len(name) for name in side_by_side.FILES.values()}), 1)
+        for name, load in bolt_inputs.LOADS.items():
+            self.assertTrue(load.package or load.texts, name)
+            self.assertTrue(any("-Wl,-q" in step for step in load.build), name)
+        redis = bolt_inputs.Redis.__new__(bolt_inputs.Redis)
+        made = {which: list(redis.commands(which)) for which in ("training", "test")}
+        self.assertEqual(made["test"], list(redis.commands("test")))
+        self.assertLess(set(c.split()[0] for c in made["training"]), set(c.split()[0] for c in made["test"]))
+        self.assertEqual(redis.encoded(["GET", "a'b"]), "*2\r\n$3\r\nGET\r\n$3\r\na'b\r\n")
+
+    def test_a_built_program_is_not_built_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            load = SimpleNamespace(package=None, texts={"a.c": "x"}, program="made", build=["cp a.c made; echo >> times"])
+            places = [side_by_side.build(load, folder) for _ in range(2)]
+            self.assertEqual(places, [os.path.join(folder, "b")] * 2)
+            with open(os.path.join(folder, "b", "times")) as f:
+                self.assertEqual(f.read(), "\n")
+            load = SimpleNamespace(package=None, program="other", build=["exit 3"])
+            self.assertRaises(Failed, side_by_side.build, load, folder)
+
+    def test_cpu_time_and_output_are_those_of_the_program(self):
+        ran = bolt_inputs.ran(["sh", "-c", "cat; echo e >&2; i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done"], "text")
+        self.assertEqual((ran.text, ran.errors), ("text", "e\n"))
+        self.assertGreater(ran.seconds, 0)
+        self.assertRaisesRegex(Failed, "ended with 3", bolt_inputs.ran, ["sh", "-c", "exit 3"])
 
     def test_functions_that_llvm_bolt_cannot_take_are_left_out(self):
         says = "BOLT-ERROR: no address in function {}. Consider adding this function to --skip-funcs=..."

@@ -1,6 +1,54 @@
-"""What bench/bolt builds, and what it trains and tests with. Training and test do different things with the same program."""
+"""What bench/bolt builds, and what it trains and tests with. Training and test do different things with the same program.
+
+A load names what is built (`package`, a Debian source package, or `texts`, files of our own; `build`, commands in the folder `b`;
+`program`, what they make). An instance has `folder`, where the files that are compared have to stand, and `run(file, which, prefix)`,
+which runs "training" or "test" from the same state every time, with `prefix` before the command.
+"""
 
 import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from typing import NamedTuple
+
+from . import layout_inputs, verilog
+from .layout_inputs import ENVIRONMENT
+from .machine import Failed, end, wait_for
+
+# As llvm-bolt's own documentation asks for: parts that gcc splits off are what it cannot take.
+WHOLE = "-fno-reorder-blocks-and-partition"
+
+
+class Ran(NamedTuple):
+    """What a run printed (output, and what valgrind said), and the user CPU time of the program."""
+
+    text: str
+    errors: str
+    seconds: float
+
+
+def ran(command, stdin="", **options):
+    """Runs a command that must succeed."""
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as errors:
+        given.write(stdin)
+        given.seek(0)
+        child = subprocess.Popen(command, stdin=given, stdout=out, stderr=errors, **options)
+        return ended(child, command, out, errors)
+
+
+def ended(child, command, out, errors):
+    """Waits for the end of a program that writes to two files."""
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    texts = []
+    for file in (out, errors):
+        file.seek(0)
+        texts.append(file.read())
+    if child.returncode != 0:
+        raise Failed(f"{' '.join(command)} ended with {child.returncode}:\n{''.join(texts)[-2000:]}")
+    return Ran(*texts, used.ru_utime)
+
 
 SCHEMA = """
 create table item(id integer primary key, name text, price real, kind integer);
@@ -74,7 +122,26 @@ print(len(set(words(text * 20))))
 """
 
 
-class Sqlite:
+class Script:
+    """A program that executes a file. `training` and `test` are name and text of the files."""
+
+    # Whether it finds what it needs by where it stands.
+    beside = False
+
+    def __init__(self, machine, place):
+        self.machine, self.place = machine, place
+        self.folder = place if self.beside else machine.path("run")
+        os.makedirs(self.folder, exist_ok=True)
+        for name, text in (self.training, self.test):
+            with open(machine.path(name), "w") as f:
+                f.write(text)
+
+    def run(self, file, which, prefix=()):
+        script = self.machine.path(getattr(self, which)[0])
+        return ran([*prefix, *self.command(file, script)], env=ENVIRONMENT | self.environment(), cwd=self.folder)
+
+
+class Sqlite(Script):
     title, package = "sqlite3 shell, SQL script", "sqlite3"
     training, test = ("training.sql", SQL_TRAINING), ("test.sql", SQL_TEST)
     program = "sqlite3"
@@ -84,28 +151,156 @@ class Sqlite:
         "gcc -O2 -DSQLITE_THREADSAFE=0 -DSQLITE_OMIT_LOAD_EXTENSION -Wl,-q shell.c sqlite3.c -o sqlite3 -lm",
     ]
 
-    @staticmethod
-    def command(program, script, _):
+    def command(self, program, script):
         return [program, "-batch", "-init", script, ":memory:", ".quit"]
 
-    @staticmethod
-    def environment(_):
+    def environment(self):
         return {"HOME": "/nonexistent"}
 
 
-class Python:
+class Python(Script):
     title, package = "python3.11, script", "python3.11"
     training, test = ("training.py", PY_TRAINING), ("test.py", PY_TEST)
-    program = "python"
+    program, beside = "python", True
     build = ["../configure --without-ensurepip CFLAGS=-O2 LDFLAGS=-Wl,-q", "make -j2 python"]
 
-    @staticmethod
-    def command(program, script, _):
+    def command(self, program, script):
         return [program, "-S", "-s", "-B", script]
 
+    def environment(self):
+        return {"PYTHONPATH": os.path.join(os.path.dirname(self.place), "Lib"), "PYTHONHASHSEED": "0"}
+
+
+class Postgres(layout_inputs.Postgres):
+    """One backend without a server around it; what `bench/layouts` asks of Debian's."""
+
+    package = "postgresql-15"
+    program = "install/bin/postgres"
+    rounds = 300
+    build = [
+        f'../configure --prefix="$PWD/install" --without-readline --without-zlib CFLAGS="-O2 {WHOLE}" LDFLAGS=-Wl,-q',
+        "make -j2 -s",
+        "make -s install",
+    ]
+
+    def __init__(self, machine, place):
+        # It finds its files by where it stands; the user that it runs as may not be let into the folders of the build.
+        shutil.copytree(os.path.join(place, "install"), machine.path("install"), symlinks=True)
+        self.folder = machine.path("install", "bin")
+        self.prepare(machine, os.path.join(self.folder, "postgres"))
+
+    def finished(self, command, stdin, **options):
+        return ran(command, stdin, **options)
+
+
+class Verilator:
+    title, package = "Verilator model, 48 units", None
+    texts = {"top.v": verilog.design(), "main.cpp": verilog.BENCH}
+    program = "obj_dir/Vtop"
+    build = [f'verilator --cc --exe --build -O3 --x-assign fast -CFLAGS "-O2 {WHOLE}" -LDFLAGS -Wl,-q -Wno-lint -Wno-style --top-module top top.v main.cpp']
+    arguments = {"training": ["1", "12000", "9"], "test": ["77", "10000", "13"]}
+
+    def __init__(self, machine, _):
+        self.machine, self.folder = machine, machine.path("run")
+        os.makedirs(self.folder)
+
+    def run(self, file, which, prefix=()):
+        return ran([*prefix, file, *self.arguments[which]], env=ENVIRONMENT, cwd=self.folder)
+
+
+class Redis:
+    """A server with one client after the other: redis-benchmark of the same build, and a script whose replies are compared."""
+
+    title, package = "redis-server, redis-benchmark and a script", "redis"
+    program = "redis-server"
+    build = [
+        f'make -s -C ../src -j2 MALLOC=libc USE_SYSTEMD=no CFLAGS={WHOLE} LDFLAGS=-Wl,-q redis-server redis-benchmark redis-cli',
+        "cp ../src/redis-server ../src/redis-benchmark ../src/redis-cli .",
+    ]
+    # Tests of redis-benchmark. Keys are always the same: what it draws at random cannot be repeated.
+    tests = {"training": "set,get,incr,lpush,rpush,lpop,rpop,sadd,hset", "test": "set,get,lpush,lpop,hset,spop,zadd,zpopmin,lrange_100,mset"}
+    requests = 30000
+
+    def __init__(self, machine, place):
+        self.machine, self.place, self.folder = machine, place, machine.path("run")
+        os.makedirs(self.folder)
+
+    def commands(self, which):
+        """Commands whose replies depend on nothing but what came before."""
+        for i in range(1500):
+            key, n = f"k{i * 7919 % 211}", i * 31 % 977
+            yield f"SET s:{key} value-{n}"
+            yield f"GET s:k{n % 211}"
+            yield f"INCRBY n:{key} {n}"
+            yield f"RPUSH l:{key} a{n} b{i}"
+            yield f"HSET h:{key} f{n % 13} {i} g {n}"
+            yield f"SADD t:{key} m{n % 37} m{i % 11}"
+            if which == "training":
+                continue
+            yield f"ZADD z:{n % 7} {n} {key} {i}.5 x{i % 90}"
+            yield f"ZRANGEBYSCORE z:{i % 7} 100 400 WITHSCORES LIMIT 2 9"
+            yield f"APPEND s:{key} -{i}"
+            yield f"SETRANGE s:{key} 3 {n}"
+            yield f"LRANGE l:k{n % 211} -5 -1"
+            yield f"HMGET h:k{n % 211} f1 f7 g nothing"
+            yield f"EXPIRE n:{key} 100000" if i % 3 else f"DEL n:{key}"
+            yield f"OBJECT ENCODING h:{key}"
+            if i % 20 == 0:
+                yield f"SORT t:{key} ALPHA LIMIT 0 20"
+                yield f"ZUNIONSTORE zz 3 z:0 z:{n % 7} z:3 WEIGHTS 1 2 3"
+                yield f"EVAL return{{redis.call('STRLEN',KEYS[1]),#ARGV[1]..ARGV[1]}} 1 s:{key} {n}"
+                yield f"SINTERCARD 2 t:{key} t:k{n % 211}"
+                yield f"BITCOUNT s:{key}"
+                yield f"XADD x {i + 1}-1 n {n} key {key}"
+                yield f"XRANGE x {max(i - 60, 1)} {i + 1} COUNT 3"
+
+    def run(self, file, which, prefix=()):
+        path = self.machine.path(f"{which}-{os.path.basename(file)}.sock")
+        command = [*prefix, file, "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", self.folder, "--loglevel", "warning"]
+        with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as errors:
+            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=ENVIRONMENT, cwd=self.folder, start_new_session=True)
+            try:
+                wait_for("redis-server", lambda: server.poll() is not None or os.path.exists(path), 60)
+                text = self.ask(path, which)
+                return ended(server, command, out, errors)._replace(text=text)
+            finally:
+                if server.returncode is None:
+                    end(server, 9)
+
+    def ask(self, path, which):
+        """All requests, and the end: the replies of the script, and how often each command ran."""
+        try:
+            self.machine.run([os.path.join(self.place, "redis-benchmark"), "-s", path, "-n", str(self.requests), "-c", "1", "-P", "16", "-t", self.tests[which], "-q"])
+            with socket.socket(socket.AF_UNIX) as s:
+                s.connect(path)
+                replies = self.answers(s, "FLUSHALL", *self.commands(which))
+                stats = self.answers(s, "INFO commandstats")
+                s.sendall(b"SHUTDOWN NOSAVE\r\n")
+                s.recv(1)
+        except OSError as problem:
+            raise Failed(f"redis-server: {problem}") from problem
+        calls = sorted(line.split(",")[0] for line in stats.split("\r\n") if line.startswith("cmdstat_"))
+        return replies + "\n".join(calls)
+
     @staticmethod
-    def environment(build):
-        return {"PYTHONPATH": os.path.join(os.path.dirname(build), "Lib"), "PYTHONHASHSEED": "0"}
+    def encoded(words):
+        """A command in Redis's protocol. (Its lines for people have quotes of their own.)"""
+        return f"*{len(words)}\r\n" + "".join(f"${len(w)}\r\n{w}\r\n" for w in words)
+
+    @staticmethod
+    def answers(s, *commands):
+        """The replies to some commands, as they came, up to that of an ECHO behind them."""
+        mark, received = "the-end-of-it", b""
+        for at in range(0, len(commands), 100):
+            part = [*commands[at : at + 100], f"ECHO {mark}"]
+            s.sendall("".join(Redis.encoded(c.split(" ")) for c in part).encode())
+            wanted = received.count(mark.encode()) + 1
+            while received.count(mark.encode()) < wanted:
+                more = s.recv(1 << 16)
+                if not more:
+                    raise Failed("redis-server closed the connection")
+                received += more
+        return received.decode("utf-8", "replace")
 
 
-LOADS = {"sqlite": Sqlite, "python": Python}
+LOADS = {"sqlite": Sqlite, "python": Python, "postgres": Postgres, "verilator": Verilator, "redis": Redis}

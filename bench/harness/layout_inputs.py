@@ -69,8 +69,11 @@ class Postgres:
     accounts, rounds = 20000, 60
 
     def __init__(self, machine, _):
-        self.machine, self.user = machine, machine.user("postgres")
-        self.file = os.path.realpath(find("/usr/lib/postgresql/*/bin/postgres", "postgres"))
+        self.prepare(machine, os.path.realpath(find("/usr/lib/postgresql/*/bin/postgres", "postgres")))
+
+    def prepare(self, machine, file):
+        """Makes the tables that all runs begin with."""
+        self.machine, self.user, self.file = machine, machine.user("postgres"), file
         initdb = find(os.path.join(os.path.dirname(self.file), "initdb"))
         folder = machine.own_folder(self.user, "pg")
         self.state = os.path.join(folder, "state")
@@ -89,7 +92,11 @@ class Postgres:
 
     def single(self, file, data, lines, prefix):
         options = ["-c", "fsync=off", "-c", "jit=off", "-c", "max_parallel_workers_per_gather=0", "-c", "shared_buffers=64MB", "-D", data]
-        return finished([*prefix, file, "--single", *options, "postgres"], stdin="\n".join(lines) + "\n", env=ENVIRONMENT, **self.machine.who(self.user, None))
+        return self.finished([*prefix, file, "--single", *options, "postgres"], stdin="\n".join(lines) + "\n", env=ENVIRONMENT, **self.machine.who(self.user, None))
+
+    def finished(self, command, stdin, **options):
+        """Runs a command to its end."""
+        return finished(command, stdin, **options)
 
     def queries(self, which):
         """TPC-B's transactions and, in between, queries of many kinds: half of them in training, all of them in the test."""
@@ -110,7 +117,7 @@ class Postgres:
         return lines
 
     def run(self, file, which, prefix=()):
-        data = f"{self.state}-{os.path.basename(file)}"
+        data = f"{self.state}-{which}-{os.path.basename(file)}"
         self.machine.run(["cp", "-a", self.state, data], user=self.user)
         try:
             return self.single(file, data, self.queries(which), prefix)

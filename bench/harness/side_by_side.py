@@ -1,27 +1,30 @@
 """restitch and llvm-bolt side by side: the same programs, the same exact profile, the same inputs.
 
 Fetches Debian sources, builds programs with their relocations kept (which llvm-bolt needs for its best options; restitch does
-not), records one exact profile of the training input with `restitch record`, gives it to both (to llvm-bolt as fdata, by
-`restitch profile convert`), and measures the three files on an input that neither has seen: instruction-cache misses under
-cachegrind, CPU time in interleaved rounds. Time and peak memory are those from the profile to the finished file. The table
-goes to docs/layout.md. What was built stays in out/bolt.
+not), makes one exact profile of the training input (`restitch instrument`, `restitch record --from-counts`), gives it to both (to
+llvm-bolt as fdata, by `restitch profile convert`), and measures the three files on an input that neither has seen:
+instruction-cache misses under cachegrind, CPU time of the program in interleaved rounds. Time and peak memory are those from the
+profile to the finished file. The table goes to docs/layout.md. What was built stays in out/bolt.
 """
 
 import os
 import re
-import resource
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 from . import report
 from .bolt_inputs import LOADS
-from .machine import Failed, Missing, copy_as_written, find
+from .machine import Failed, Machine, copy_as_written, find
+from .simulated import fixed
 from .stats import interval
 from .tables import ROOT, Table
 
 BEGIN, END = "<!-- bolt:begin -->", "<!-- bolt:end -->"
 SIDES = ("original", "restitch", "llvm-bolt")
+# Names of one length: a longer path moves the stack.
+FILES = {"original": "x-o", "restitch": "x-r", "llvm-bolt": "x-b"}
 BOLT = ["-reorder-blocks=ext-tsp", "-reorder-functions=cdsort", "-split-functions", "-split-strategy=cdsplit", "-split-eh", "-split-all-cold"]
 CACHES = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=1048576,8,64"]
 SOURCES = "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {suite} main\n"
@@ -51,12 +54,18 @@ def fetch(package, folder):
 def build(load, folder):
     """The folder in which the program stands; built if it is not there yet."""
     os.makedirs(folder, exist_ok=True)
-    trees = lambda: sorted(e.path for e in os.scandir(folder) if e.is_dir() and e.name.startswith(load.package))
-    if not trees():
-        fetch(load.package, folder)
-    place = os.path.join(trees()[0], "b")
+    tree = folder
+    if load.package:
+        trees = lambda: sorted(e.path for e in os.scandir(folder) if e.is_dir() and e.name.startswith(load.package))
+        if not trees():
+            fetch(load.package, folder)
+        tree = trees()[0]
+    place = os.path.join(tree, "b")
     os.makedirs(place, exist_ok=True)
     if not os.path.exists(os.path.join(place, load.program)):
+        for name, text in getattr(load, "texts", {}).items():
+            with open(os.path.join(place, name), "w") as f:
+                f.write(text)
         for step in load.build:
             run(["sh", "-c", step], cwd=place)
     return place
@@ -87,64 +96,88 @@ def bolted(command, place):
             left.append(found[-1])
 
 
-def cpu_seconds(command, **options):
-    """User CPU time of a command."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, **options)
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-
-
-def cachegrind(command, **options):
+def cachegrind(load, file, which):
     """{what: number} of instructions and instruction-cache misses."""
-    tool = [find("valgrind"), "--tool=cachegrind", *CACHES, "--cachegrind-out-file=/dev/null"]
-    done = subprocess.run(tool + command, capture_output=True, text=True, errors="replace", **options)
-    found = dict(re.findall(r"(I +refs|I1 +misses|LLi +misses): +([\d,]+)", done.stderr))
-    if done.returncode != 0 or len(found) < 3:
-        raise Failed(f"cachegrind: {' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    tool = [*fixed(), find("valgrind"), "--tool=cachegrind", "--vgdb=no", *CACHES, "--cachegrind-out-file=/dev/null"]
+    errors = load.run(file, which, tool).errors
+    found = dict(re.findall(r"(I +refs|I1 +misses|LLi misses): +([\d,]+)", errors))
+    if len(found) < 3:
+        raise Failed(f"cachegrind did not end as it should:\n{errors[-2000:]}")
     return {name.split()[0]: int(number.replace(",", "")) for name, number in found.items()}
 
 
-def measure(name, options, log):
-    load = LOADS[name]
-    bolt = find("llvm-bolt-19", "llvm-bolt")
-    place = build(load, os.path.join(ROOT, "out", "bolt", name))
+def profiled(load, original, place, options):
+    """The one exact profile of the training input, and the same as fdata."""
     at = lambda file: os.path.join(place, file)
-    scripts = {}
+    counting, counts = os.path.join(load.folder, "x-c"), load.machine.path("counts")
+    run([options.restitch, "instrument", original, "-o", counting, "--counts", counts])
+    # Servers count as users of their own.
+    os.chmod(counts, 0o666)
+    load.run(counting, "training", fixed())
+    os.remove(counting)
+    run([options.restitch, "record", "--from-counts", counts, "-o", at("x.profile")])
+    run([options.restitch, "profile", "convert", at("x.profile"), "--program", original, "-o", at("x.fdata")])
+    return at("x.profile"), at("x.fdata")
+
+
+def compare(load, files):
+    """All files print what the original prints."""
     for which in ("training", "test"):
-        file, text = getattr(load, which)
-        scripts[which] = at(file)
-        with open(at(file), "w") as f:
-            f.write(text)
-    env = dict(os.environ, **load.environment(place))
-    command = lambda program, which: load.command(program, scripts[which], place)
-    original, profile, fdata = at(load.program), at("x.profile"), at("x.fdata")
-    run([options.restitch, "record", "-o", profile, "--", *command(original, "training")], env=env, cwd=place)
-    run([options.restitch, "profile", "convert", profile, "--program", original, "-o", fdata])
-    # The same file name for all, in folders of their own, where the program finds its library all the same.
-    ours = [options.restitch, "optimize", original, "--profile", profile, "-o", at("x.restitch")]
-    *theirs, left_out = bolted([bolt, original, "-o", at("x.llvm-bolt"), f"-data={fdata}", *BOLT], place)
-    made = {"restitch": finished(ours, cwd=place), "llvm-bolt": theirs}
-    files = {side: at(f"x-{side}") for side in SIDES}
-    for side in SIDES:
-        copy_as_written(original if side == "original" else at(f"x.{side}"), files[side])
-    for which in scripts:
-        texts = {side: run(command(files[side], which), env=env, cwd=place) for side in SIDES}
+        texts = {side: load.run(file, which, fixed()).text for side, file in files.items()}
         for side in SIDES[1:]:
             if texts[side] != texts["original"]:
-                raise Failed(f"{side}: the program prints something else than its original does")
-    if left_out:
-        log(f"  llvm-bolt cannot take {', '.join(left_out)}")
-    if options.quick:
-        return log("  runs")
-    log("  cachegrind")
-    caches = {which: {side: cachegrind(command(files[side], which), env=env, cwd=place) for side in SIDES} for which in scripts}
-    rounds = []
-    for number in range(options.rounds):
+                at = len(os.path.commonprefix([texts[side], texts["original"]]))
+                near = [t[max(at - 40, 0) : at + 80] for t in (texts[side], texts["original"])]
+                raise Failed(f"{side}: the program prints something else than its original does: {near[0]!r} for {near[1]!r}")
+
+
+def simulate(load, files, jobs):
+    """Misses by input and side."""
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {which: {side: pool.submit(cachegrind, load, file, which) for side, file in files.items()} for which in ("training", "test")}
+        return {which: {side: future.result() for side, future in sides.items()} for which, sides in waiting.items()}
+
+
+def timed(load, files, rounds):
+    """CPU time on the test input, original = 1, in interleaved rounds."""
+    ratios = []
+    for number in range(rounds):
         turn = SIDES[number % 3 :] + SIDES[: number % 3]
-        seconds = {side: cpu_seconds(command(files[side], "test"), env=env, cwd=place) for side in turn}
-        rounds.append({side: seconds[side] / seconds["original"] for side in SIDES[1:]})
-    log(f"  {options.rounds} rounds")
-    return {"title": load.title, "left_out": left_out, "made": made, "caches": caches, "rounds": rounds, "sizes": {s: os.path.getsize(files[s]) for s in SIDES}}
+        seconds = {side: load.run(files[side], "test").seconds for side in turn}
+        ratios.append({side: seconds[side] / seconds["original"] for side in SIDES[1:]})
+    return ratios
+
+
+def measure(name, options, log):
+    kind = LOADS[name]
+    bolt = find("llvm-bolt-19", "llvm-bolt")
+    start = time.monotonic()
+    done = lambda what: log(f"  {what} ({time.monotonic() - start:.0f} s)")
+    place = build(kind, os.path.join(ROOT, "out", "bolt", name))
+    done("built")
+    with Machine(log) as machine:
+        load = kind(machine, place)
+        at = lambda file: os.path.join(place, file)
+        original = at(kind.program)
+        profile, fdata = profiled(load, original, place, options)
+        done("profiled")
+        ours = [options.restitch, "optimize", original, "--profile", profile, "-o", at("x.restitch")]
+        *theirs, left_out = bolted([bolt, original, "-o", at("x.llvm-bolt"), f"-data={fdata}", *BOLT], place)
+        made = {"restitch": finished(ours, cwd=place), "llvm-bolt": theirs}
+        files = {side: os.path.join(load.folder, name) for side, name in FILES.items()}
+        for side in SIDES:
+            copy_as_written(original if side == "original" else at(f"x.{side}"), files[side])
+        compare(load, files)
+        if left_out:
+            log(f"  llvm-bolt cannot take {', '.join(left_out)}")
+        done("both files print what the original prints")
+        if options.quick:
+            return None
+        caches = simulate(load, files, options.jobs)
+        done("simulated")
+        rounds = timed(load, files, options.rounds)
+        done(f"{options.rounds} rounds")
+        return {"title": kind.title, "left_out": left_out, "made": made, "caches": caches, "rounds": rounds, "sizes": {s: os.path.getsize(files[s]) for s in SIDES}}
 
 
 def table(rows):
@@ -171,5 +204,9 @@ def page(rows, options):
     return "\n".join([*text, *table(rows), *(["", *left] if left else []), ""])
 
 
+def add(parser):
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="simulations at the same time; default: one a core")
+
+
 def main(argv):
-    return Table("bench/bolt", __doc__, LOADS, measure, page, "layout.md", (BEGIN, END), 21, 1).main(argv)
+    return Table("bench/bolt", __doc__, LOADS, measure, page, "layout.md", (BEGIN, END), 21, 1, "bolt.json").main(argv, add)

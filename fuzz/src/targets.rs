@@ -116,11 +116,7 @@ fn analyzed(image: &Image) -> Option<(UnwindInfo, Program)> {
 /// Every movable block, last one first.
 fn everything(program: &Program) -> Layout {
     let ids = program.block_ids().rev().filter(|id| program.is_movable(*id));
-    Layout {
-        hot: ids.map(|id| Fragment { blocks: vec![id], align: 1 }).collect(),
-        cold: Vec::new(),
-        tails: Vec::new(),
-    }
+    Layout { hot: ids.map(|id| Fragment { blocks: vec![id], align: 1 }).collect(), ..Layout::default() }
 }
 
 /// Every indirect call compares with some function: right or wrong, the version has to be the program.

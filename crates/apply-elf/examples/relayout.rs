@@ -97,5 +97,5 @@ fn all_blocks(program: &Program, order: &str) -> Result<Layout, Box<dyn Error>> 
         _ => return Err(format!("unknown order {order}").into()),
     }
     let hot = blocks.into_iter().map(|b| Fragment { blocks: vec![b], align: 1 }).collect();
-    Ok(Layout { hot, cold: Vec::new(), tails: Vec::new() })
+    Ok(Layout { hot, ..Layout::default() })
 }

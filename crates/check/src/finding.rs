@@ -116,6 +116,9 @@ pub enum Problem {
     /// A promoted call.
     #[error("a promoted call: {0}")]
     Promoted(&'static str),
+    /// A line that is fetched ahead.
+    #[error("a prefetch: {0}")]
+    Prefetch(&'static str),
     /// A redirect.
     #[error("a redirect: {0}")]
     Redirect(&'static str),
@@ -164,6 +167,8 @@ pub struct CheckReport {
     pub direct: u64,
     /// Indirect calls that compare their operand and call directly.
     pub promoted: u64,
+    /// Lines that are fetched ahead.
+    pub prefetches: u64,
     /// Redirects.
     pub redirects: u64,
     /// Shortcuts.

@@ -9,7 +9,8 @@
 //! What is proved for a checked version ([`Version`] documents the parts):
 //! 1. Every byte of text belongs to one instruction that was checked, or is filler that no checked instruction leads to.
 //! 2. Each placed block, duplicates included, has the original's instructions in order, byte for byte, but for displacements that keep their
-//!    absolute target; between them stand only counters of two known forms, which leave all live state alone.
+//!    absolute target; between them stand only counters of two known forms, which leave all live state alone, and in front of them
+//!    a prefetch of a byte of the version's text, where the layout asks for one.
 //! 3. Each way out of a block leads to the copy of the original destination, or to the original destination.
 //! 4. Jump-table copies hold at least as many entries as the original, each to the equivalent of the original's.
 //! 5. The address map is true and complete at each instruction boundary.
@@ -40,6 +41,7 @@ mod lsda;
 mod map;
 mod pair;
 mod path;
+mod prefetch;
 mod promoted;
 mod redirect;
 mod shortcut;

@@ -371,12 +371,17 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// The boundaries at the start of a block's copy that a redirect may go to, each with what it is equivalent to and
-    /// whether a counter lies before it: the start, behind counters and behind `endbr64`.
+    /// whether a counter lies before it: the start, behind a prefetch, behind counters and behind `endbr64`.
     pub fn entry_points(&self, index: usize) -> Vec<(Svma, Svma, bool)> {
         let placed = self.s.version.blocks[index];
         let Some(block) = self.s.program.blocks.get(placed.block.index()) else { return Vec::new() };
         let (mut v, mut o, mut counted) = (placed.version.start, block.start, false);
         let mut points = vec![(v, o, counted)];
+        // To pass a prefetch by changes nothing.
+        if self.fetched_at(index).is_some() {
+            v = v + u64::from(crate::prefetch::LEN);
+            points.push((v, o, counted));
+        }
         for _ in 0..4 {
             let endbr = [0xf3, 0x0f, 0x1e, 0xfa];
             if let Some(counter) = self.counter_at(v) {

@@ -227,9 +227,9 @@ impl<'s, 'a> Walk<'s, 'a> {
         };
         let mut decoder = Decoder::with_ip(64, bytes, c.block.start.get(), DecoderOptions::NONE);
         let mut instruction = Instruction::default();
-        let (mut v, mut o) = (c.range.start, c.block.start);
+        let (mut entry, mut o) = (c.range.start, c.block.start);
+        let mut v = self.prefetch(&c, entry)?;
         while o.offset_from(c.block.terminator_at()) < 0 {
-            let entry = v;
             v = self.counters_in_block(&c, v, o)?;
             self.place(&c, o, entry, v);
             decoder.decode_out(&mut instruction);
@@ -241,11 +241,11 @@ impl<'s, 'a> Walk<'s, 'a> {
             if let Some(pair) = Pair::at(&instruction, rest) {
                 decoder.decode_out(&mut instruction);
                 v = self.pair(&c, &pair, rest, v)?;
-                o = pair.end();
+                (entry, o) = (v, pair.end());
                 continue;
             }
             v = self.copied(&mut c, &instruction, &rest[..instruction.len()], v)?;
-            o = o + instruction.len() as u64;
+            (entry, o) = (v, o + instruction.len() as u64);
         }
         if o != c.block.terminator_at() {
             self.findings.at(v, o, Problem::Program("the terminator is not at an instruction boundary"));

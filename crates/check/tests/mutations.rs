@@ -7,7 +7,7 @@ use common::Module;
 use restitch_address::{Svma, SvmaRange};
 use restitch_check::{CheckError, CheckReport, Problem, check};
 use restitch_emit::{Counted, PieceKind, Version};
-use restitch_layout::testing::{duplicated, shuffled, whole};
+use restitch_layout::testing::{duplicated, fetching, half, shuffled, whole};
 use restitch_layout::{Fragment, Layout};
 use std::collections::BTreeMap;
 
@@ -42,11 +42,7 @@ fn cases() -> Vec<Case> {
     let forwards = |m: &Module| whole(&m.program);
     let backwards = |m: &Module| {
         let fragment = |b| Fragment { blocks: vec![b], align: 4 };
-        Layout {
-            hot: m.program.block_ids().rev().map(fragment).collect(),
-            cold: Vec::new(),
-            tails: Vec::new(),
-        }
+        Layout { hot: m.program.block_ids().rev().map(fragment).collect(), ..Layout::default() }
     };
     let make = |name, layout: &dyn Fn(&Module) -> Layout, counted: bool| {
         let module = small();
@@ -61,6 +57,13 @@ fn cases() -> Vec<Case> {
         make("shuffled", &|m| shuffled(&m.program, 99), false),
         make("duplicated", &|m| duplicated(&m.program, whole(&m.program), 1), false),
         make("duplicated, shuffled", &|m| duplicated(&m.program, shuffled(&m.program, 99), 2), false),
+        make("fetching", &|m| fetching(&m.program, whole(&m.program), 1), false),
+        make("fetching, shuffled", &|m| fetching(&m.program, shuffled(&m.program, 5), 2), false),
+        make(
+            "fetching, duplicated",
+            &|m| fetching(&m.program, duplicated(&m.program, shuffled(&m.program, 99), 2), 3),
+            false,
+        ),
         make("counted", &forwards, true),
         make("counted, shuffled", &|m| shuffled(&m.program, 7), true),
     ]
@@ -78,6 +81,8 @@ fn what_was_not_changed_is_equal() {
         } else {
             assert!(report.duplicates >= 10, "{}: {report:?}", case.name);
         }
+        assert_eq!(report.prefetches, case.layout.prefetches.len() as u64, "{}", case.name);
+        assert_eq!(case.name.starts_with("fetching"), report.prefetches >= 5, "{}", case.name);
         assert_eq!(report.redirects, 5, "three entries, an indirect target and a landing pad");
         let counters = case.version.counters.as_ref().map_or(0, |c| c.counted.len() - c.missing.len());
         assert_eq!(report.counters, counters as u64);
@@ -116,6 +121,34 @@ fn every_flipped_bit_of_text_is_found_but_in_filler() {
         assert!(outside.is_empty(), "{}: not noticed: {outside:x?}", case.name);
         assert_eq!(accepted.len() as u64, filler, "{}", case.name);
         assert!(filler < 200 && case.version.text.len() > 100);
+    }
+}
+
+#[test]
+fn what_is_fetched_ahead_is_what_the_layout_asks_for() {
+    let module = small();
+    let layout = fetching(&module.program, whole(&module.program), 1);
+    let checked = |layout: &Layout, version: Version| {
+        check(&module.image, &module.program, layout, version, module.bias()).map(|c| c.report().prefetches)
+    };
+    let version = module.version(&layout, &[]);
+    for i in 0..layout.prefetches.len() {
+        let mut other = layout.clone();
+        other.prefetches.remove(i);
+        assert!(checked(&other, version.clone()).is_err(), "one more than the layout has");
+        assert!(checked(&layout, module.version(&other, &[])).is_err(), "one less than the layout has");
+        other = layout.clone();
+        other.prefetches[i].offset ^= 1;
+        let same = module.version(&other, &[]).bytes == version.bytes;
+        assert!(same || checked(&other, version.clone()).is_err(), "another byte");
+    }
+    // Counting versions fetch nothing, nor is anything fetched that was not placed.
+    assert_eq!(checked(&layout, module.version(&layout, &module.everything(&layout))), Ok(0));
+    for seed in 1..60 {
+        let layout = fetching(&module.program, half(&module.program, seed), seed);
+        let placed = layout.blocks().collect::<std::collections::HashSet<_>>();
+        let there = layout.prefetches.iter().filter(|p| placed.contains(&p.target)).count();
+        assert_eq!(checked(&layout, module.version(&layout, &[])), Ok(there as u64));
     }
 }
 

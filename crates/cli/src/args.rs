@@ -152,6 +152,9 @@ pub enum Command {
         /// Copy blocks that hot jumps lead to behind these, in place of the jump.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         duplicate: Switch,
+        /// Fetch lines ahead that models of the second-level cache miss.
+        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        prefetch: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -243,6 +246,9 @@ pub struct Attach {
     /// Copy blocks that hot jumps lead to behind these, in place of the jump.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,
+    /// Fetch lines ahead that models of the second-level cache miss.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub prefetch: Switch,
     /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call: counting does not.
     #[arg(long, value_name = "FILE")]
     pub call_targets: Option<PathBuf>,
@@ -296,6 +302,9 @@ pub struct Lab {
     /// Give each layout duplicates of blocks that hot jumps lead to.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,
+    /// Show each layout also with lines fetched ahead that the model of the second-level cache misses, and with as many bytes that do nothing.
+    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    pub prefetch: Switch,
     /// Model the hot code of the layouts in large pages.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub huge_pages: Switch,

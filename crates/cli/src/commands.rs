@@ -78,6 +78,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             promote_calls,
             stay,
             duplicate,
+            prefetch,
             json,
         } => {
             check_outputs(&[json.as_deref()])?;
@@ -93,6 +94,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 promote_calls: promote_calls == Switch::On,
                 stay: stay == Switch::On,
                 duplicate: duplicate == Switch::On,
+                prefetch: prefetch == Switch::On,
             };
             let result = optimize(&options, &mut progress)?;
             progress.finish();
@@ -126,6 +128,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         promote_calls: options.promote_calls == Switch::On,
         stay: options.stay == Switch::On,
         duplicate: options.duplicate == Switch::On,
+        prefetch: options.prefetch == Switch::On,
         call_targets: options.call_targets.clone(),
     }
 }

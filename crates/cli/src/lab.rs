@@ -19,6 +19,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         layouts,
         machine: options.machine,
         duplicate: options.duplicate == Switch::On,
+        prefetch: options.prefetch == Switch::On,
         large_pages: options.huge_pages == Switch::On,
         steps: options.steps,
         seed: options.seed,

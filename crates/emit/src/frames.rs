@@ -113,7 +113,9 @@ fn rows(
                         out.lowered(at, state);
                     }
                 }
-                Op::Branch { .. } | Op::Short { .. } => out.push(at, frames.state_at(here)),
+                Op::Prefetch { .. } | Op::Branch { .. } | Op::Short { .. } => {
+                    out.push(at, frames.state_at(here));
+                }
             }
         }
     }

@@ -32,7 +32,7 @@ pub(crate) fn write(
                 Op::Load { from, old, new, .. } | Op::Guarded { from, old, new, .. } => {
                     (from, old.into(), new.into())
                 }
-                Op::Count { .. } | Op::Branch { .. } | Op::Short { .. } => continue,
+                Op::Count { .. } | Op::Prefetch { .. } | Op::Branch { .. } | Op::Short { .. } => continue,
             };
             sites.copied(plan.at(offset), block.start + u64::from(from), len, len_now);
         }

@@ -34,6 +34,7 @@ fn pieces(request: &Request<'_>, plan: &Plan) -> Vec<MapPiece> {
                 Op::Count { counter, original } if !counter.keeps => {
                     out.push(whole(original, PieceKind::Inserted));
                 }
+                Op::Prefetch { original, .. } => out.push(whole(original, PieceKind::Inserted)),
                 Op::Count { original, .. } => {
                     let first = encode::keeping_count().stack[0].0;
                     out.push(MapPiece { len: first, ..whole(original, PieceKind::Inserted) });
@@ -119,7 +120,7 @@ fn places(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> Vec<
                     out.push(Place { original: block.start + u64::from(from), version, len: 1 });
                     done = from + u32::from(old);
                 }
-                Op::Count { original, .. } if done < copied => {
+                Op::Count { original, .. } | Op::Prefetch { original, .. } if done < copied => {
                     out.push(Place { original, version, len: 1 });
                 }
                 // The way out begins here: the branch, or whatever stands in its place.

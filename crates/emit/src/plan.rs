@@ -70,6 +70,15 @@ pub(crate) enum Op {
         /// What standing at its start equals.
         original: Svma,
     },
+    /// A line that is fetched ahead.
+    Prefetch {
+        /// The slot whose line it is.
+        slot: u32,
+        /// Bytes from its start.
+        offset: u32,
+        /// What standing at its start equals.
+        original: Svma,
+    },
     /// A direct branch.
     Branch {
         /// `None`: always.
@@ -96,7 +105,7 @@ impl Op {
         match *self {
             Self::Copy { from, len, .. } => Some(from + len),
             Self::Load { from, old, .. } | Self::Guarded { from, old, .. } => Some(from + u32::from(old)),
-            Self::Count { .. } | Self::Branch { .. } | Self::Short { .. } => None,
+            Self::Count { .. } | Self::Prefetch { .. } | Self::Branch { .. } | Self::Short { .. } => None,
         }
     }
     /// Bytes that it takes now.
@@ -105,6 +114,7 @@ impl Op {
             Self::Copy { len, .. } => len,
             Self::Load { new, .. } | Self::Guarded { new, .. } => u32::from(new),
             Self::Count { counter, .. } => counter.len(),
+            Self::Prefetch { .. } => encode::PREFETCH,
             Self::Branch { condition: None, near: false, .. } => encode::JMP_SHORT,
             Self::Branch { condition: None, near: true, .. } => encode::JMP_NEAR,
             Self::Branch { condition: Some(_), near: false, .. } => encode::JCC_SHORT,
@@ -207,6 +217,11 @@ impl Plan {
     fn behind(&self, slot: u32, op: u32) -> u32 {
         let slot = &self.slots[slot as usize];
         slot.start + self.ops[slot.ops.0 as usize..=op as usize].iter().map(Op::len).sum::<u32>()
+    }
+    /// A byte of a slot: the last one, if it has not so many.
+    pub fn byte_of(&self, slot: u32, offset: u32) -> Svma {
+        let slot = &self.slots[slot as usize];
+        self.at(slot.start + offset.min((slot.end - slot.start).saturating_sub(1)))
     }
     /// The operations of a slot, as indices.
     pub fn ops_of(&self, slot: usize) -> Range<usize> {
@@ -384,6 +399,7 @@ impl Builder<'_, '_> {
     /// What is copied, with the block's own counter in it.
     fn body(&mut self, slot: usize, block: &Block, copies_table: bool) {
         let id = self.selection.chosen[slot].block;
+        self.prefetch(slot, block);
         let mut from = 0;
         if let Some((at, counter)) = self.counters.in_block(id) {
             self.copy(0, at, false);
@@ -403,6 +419,22 @@ impl Builder<'_, '_> {
         match block.terminator {
             Terminator::Table(table) if copies_table => self.through_copy(block, from, table),
             _ => self.copy(from, len, false),
+        }
+    }
+
+    /// What is fetched ahead in front of the block. A counting version fetches nothing.
+    fn prefetch(&mut self, slot: usize, block: &Block) {
+        let chosen = self.selection.chosen[slot];
+        let wanted = self.request.layout.prefetch_at(chosen.block);
+        let wanted = wanted.filter(|_| self.request.counters.is_none() && !chosen.duplicate);
+        let Some(wanted) = wanted.filter(|_| block.terminator_at() != block.start) else { return };
+        match self.selection.slot_of.get(wanted.target.index()) {
+            None | Some(&NONE) => {}
+            Some(&target) => self.plan.ops.push(Op::Prefetch {
+                slot: target,
+                offset: wanted.offset,
+                original: block.start,
+            }),
         }
     }
 

@@ -180,6 +180,7 @@ fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
         }
     }
     total += promote::GROWTH * request.promote.len() as u64;
+    total += u64::from(encode::PREFETCH) * request.layout.prefetches.len() as u64;
     let per_counter = u64::from(encode::KEEPING_COUNT + encode::JMP_NEAR);
     total += request.counters.map_or(0, |c| c.counted.len() as u64 * per_counter);
     total += total / u64::from(align::MOST) + 64;

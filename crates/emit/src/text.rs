@@ -54,6 +54,10 @@ impl Writer<'_, '_> {
                     self.load(&bytes[from as usize..], block.start + from.into(), copy)
                 }
                 Op::Count { counter, .. } => self.count(counter),
+                Op::Prefetch { slot, offset, .. } => {
+                    let end = self.here() + u64::from(encode::PREFETCH);
+                    encode::prefetch(&mut self.out, Self::near(self.plan.byte_of(slot, offset), end));
+                }
                 Op::Branch { condition, near, dest, .. } => {
                     let len = op.len();
                     self.branch(condition, near, len, self.plan.target(dest));

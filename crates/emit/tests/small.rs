@@ -116,7 +116,7 @@ fn far_branches_grow_and_cold_code_stands_apart() {
     );
     let small = Small::new(&code, &text);
     let fragment = |b: u32| Fragment { blocks: vec![BlockId(b)], align: 1 };
-    let layout = Layout { hot: vec![fragment(0), fragment(2)], cold: vec![fragment(1)], tails: Vec::new() };
+    let layout = Layout { hot: vec![fragment(0), fragment(2)], cold: vec![fragment(1)], ..Layout::default() };
     let version = checked(&small.request(&layout));
     assert_eq!(version.blocks[2].version.start.get() % 64, 0);
     assert!(version.hot_text.end <= version.blocks[2].version.start);

@@ -6,6 +6,9 @@ use std::ops::Range;
 use restitch_layout::Layout;
 use restitch_program::{BlockId, Program, Terminator};
 
+/// Bytes of an instruction that fetches a line ahead.
+pub(crate) const PREFETCH: u64 = 7;
+
 /// Bytes of a jump that the order of blocks makes necessary.
 const JUMP: u64 = 5;
 /// A version stands on a page of its own behind the program.
@@ -22,6 +25,8 @@ pub struct Placement {
     pub hot: Range<u64>,
     /// Duplicates, by the block that they stand behind, in order.
     pub tails: BTreeMap<BlockId, Vec<PlacedDuplicate>>,
+    /// By block, the address of the line that is fetched ahead at its start.
+    pub prefetches: BTreeMap<BlockId, u64>,
 }
 
 /// Where a duplicate stands.
@@ -43,6 +48,7 @@ impl Placement {
             lengths: program.blocks.iter().map(|b| u64::from(b.len)).collect(),
             hot: 0..0,
             tails: BTreeMap::new(),
+            prefetches: BTreeMap::new(),
         }
     }
 
@@ -60,7 +66,9 @@ impl Placement {
             let mut behind = None;
             while let Some(copy) = copies.next() {
                 let next = copies.peek().map(|c| c.block).or(following.copied());
-                let (block, start, length) = (copy.block, at, length(program, copy.block, next));
+                let (block, start) = (copy.block, at);
+                let ahead = layout.prefetch_at(block).filter(|_| !copy.duplicate).map_or(0, |_| PREFETCH);
+                let length = ahead + length(program, block, next);
                 match behind.filter(|_| copy.duplicate) {
                     Some(behind) => {
                         let tail = placement.tails.entry(behind).or_default();
@@ -78,7 +86,23 @@ impl Placement {
                 placement.hot.end = at;
             }
         }
+        for prefetch in &layout.prefetches {
+            let line = placement.starts[prefetch.target.index()] + u64::from(prefetch.offset);
+            placement.prefetches.insert(prefetch.at, line);
+        }
         placement
+    }
+
+    /// Where a byte of a block's copy stands that begins at `start`.
+    pub(crate) fn byte(&self, block: BlockId, start: u64, offset: u32) -> u64 {
+        let fetches = offset > 0 && self.fetches(block, start).is_some();
+        start + u64::from(offset) + if fetches { PREFETCH } else { 0 }
+    }
+
+    /// What the copy of a block that begins at `start` fetches ahead.
+    pub(crate) fn fetches(&self, block: BlockId, start: u64) -> Option<u64> {
+        let address = self.prefetches.get(&block)?;
+        (start == self.starts[block.index()]).then_some(*address)
     }
 
     /// First byte behind a block.

@@ -1,5 +1,7 @@
 //! The models: a trace, seen by a front end.
 
+use std::collections::VecDeque;
+
 use restitch_program::{BlockId, Program};
 use serde::Serialize;
 
@@ -22,19 +24,21 @@ pub struct Counts {
     pub stlb: u64,
     /// Taken branches that the branch target buffer did not know.
     pub btb: u64,
+    /// Instructions that fetched a line ahead.
+    pub prefetches: u64,
 }
 
 impl Counts {
     /// Cycles that the front end may lose by all this, per 1,000 bytes of code: a weighted sum that serves to rank layouts. The
     /// weights are the usual latencies: 12 for a line from the L2, 40 more from behind it, 7 for a page from the second-level TLB,
-    /// 25 more for a page walk, 8 for a branch found in decoding, and half a cycle for each taken branch.
+    /// 25 more for a page walk, 8 for a branch found in decoding, and half a cycle for each taken branch and for each line fetched ahead.
     pub fn cost(&self) -> f64 {
         let sum = 12.0 * self.l1i as f64
             + 40.0 * self.l2 as f64
             + 7.0 * self.itlb as f64
             + 25.0 * self.stlb as f64
             + 8.0 * self.btb as f64
-            + 0.5 * self.taken as f64;
+            + 0.5 * (self.taken + self.prefetches) as f64;
         1000.0 * sum / self.bytes.max(1) as f64
     }
 }
@@ -49,8 +53,35 @@ fn page_of(at: u64, placement: &Placement, machine: &Machine) -> (u64, bool) {
     (at / machine.page, false)
 }
 
+/// A line that is fetched ahead is there when so many bytes of code have run: some 50 instructions, the time that the L2 waits for the
+/// next level.
+pub(crate) const LATE: u64 = 200;
+
 /// Runs `trace` over code that stands like this.
 pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine: &Machine) -> Counts {
+    observe(program, trace, placement, machine, |_| {})
+}
+
+/// What a run shows of one step.
+pub(crate) struct Seen<'a> {
+    /// The step.
+    pub step: &'a Step,
+    /// Where the step's copy of its block begins.
+    pub start: u64,
+    /// Bytes of original code that ran before it.
+    pub before: u64,
+    /// Numbers of the lines that the L2 did not have.
+    pub missed: &'a [u64],
+}
+
+/// As [`simulate`]; `seen` is told of each step when it has run.
+pub(crate) fn observe(
+    program: &Program,
+    trace: &Trace,
+    placement: &Placement,
+    machine: &Machine,
+    mut seen: impl FnMut(Seen<'_>),
+) -> Counts {
     let half = Geometry { ways: machine.l2.ways.div_ceil(2), ..machine.l2 };
     let mut l1i = Cache::new(machine.l1i);
     let (mut l2, mut btb) = (Cache::new(half), Cache::new(machine.btb));
@@ -60,14 +91,24 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
     let mut counts = Counts::default();
     let (mut line_before, mut page_before) = (u64::MAX, u64::MAX);
     let mut copies = Copies::new(placement);
+    // Lines on their way, with when they will be there.
+    let mut ahead: VecDeque<(u64, u64)> = VecDeque::new();
+    let mut missed = Vec::new();
     let mut following = trace.steps.first().map(|step| copies.first(step));
     for (i, step) in trace.steps.iter().enumerate() {
         let Some((start, end)) = following else { break };
-        let from = start + u64::from(step.from);
+        let from = placement.byte(step.block, start, step.from);
         let to = match step.to {
             Step::END => end.max(from),
-            to => start + u64::from(to),
+            to => placement.byte(step.block, start, to),
         };
+        let before = counts.bytes;
+        let there = ahead.partition_point(|(there, _)| *there <= before);
+        ahead.drain(..there).for_each(|(_, line)| l2.fetch(line));
+        if let Some(address) = placement.fetches(step.block, start).filter(|_| step.from == 0) {
+            counts.prefetches += 1;
+            ahead.push_back((before + LATE, address / machine.line));
+        }
         let original_end = if step.to == Step::END { program.block(step.block).len } else { step.to };
         counts.bytes += u64::from(original_end.saturating_sub(step.from));
         // The last byte of an emptied step is the one in front of it.
@@ -82,13 +123,15 @@ pub fn simulate(program: &Program, trace: &Trace, placement: &Placement, machine
                 stlb.touch(page);
             }
             page_before = page;
-            if !l1i.touch(line) {
-                l2.touch(line);
+            if !l1i.touch(line) && !l2.touch(line) {
+                missed.push(line);
             }
         }
+        seen(Seen { step, start, before, missed: &missed });
+        missed.clear();
         let next_step = trace.steps.get(i + 1);
         following = next_step.map(|next| copies.next(step, next));
-        let next = next_step.zip(following).map(|(n, (start, _))| start + u64::from(n.from));
+        let next = next_step.zip(following).map(|(n, (start, _))| placement.byte(n.block, start, n.from));
         if step.how == How::Taken || next.is_some_and(|n| n != to) {
             counts.taken += 1;
             btb.touch(to);

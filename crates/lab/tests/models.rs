@@ -3,13 +3,13 @@
 use proptest::prelude::*;
 use restitch_address::Svma;
 use restitch_lab::{
-    Counts, How, Machine, Occupancy, Placement, RecordedBranch, Step, Trace, compare, comparison_svg,
-    occupancy_svg, simulate,
+    Counts, Geometry, How, Machine, Occupancy, Placement, PrefetchLimits, RecordedBranch, Step, Trace,
+    choose_prefetches, compare, comparison_svg, occupancy_svg, simulate,
 };
-use restitch_layout::{HotChains, LayoutAlgorithm, LayoutChoice};
+use restitch_layout::{Fragment, HotChains, Layout, LayoutAlgorithm, LayoutChoice, Prefetch};
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, walk};
-use restitch_program::{Program, Terminator};
+use restitch_program::{BlockId, Program, Terminator};
 
 const LOOP: &str = "\
 function 0x1000..0x1060 main movable
@@ -123,6 +123,79 @@ fn a_straightened_loop_takes_half_of_the_branches_and_saves_its_jumps() {
     assert_eq!(before.bytes, after.bytes);
     assert!((after.taken as f64) < 0.55 * before.taken as f64, "{before:?} {after:?}");
     assert_eq!((before.l1i, before.itlb, after.itlb), (2, 1, 1));
+}
+
+/// Functions of one block of 50 bytes, each in a line of its own, and one execution of them in turn, again and again; a machine whose L2 is
+/// smaller than they are.
+fn in_turn(functions: u64) -> (Program, Layout, Trace, Machine) {
+    let text: String = (0..functions)
+        .map(|i| {
+            let at = 0x1000 + 64 * i;
+            format!("function {at:#x}..{:#x} f{i} movable\n  {at:#x} +50 entry return/1\n", at + 50)
+        })
+        .collect();
+    let program = Program::from_text(&text).unwrap();
+    let fragment = |block| Fragment { blocks: vec![block], align: 64 };
+    let layout = Layout { hot: program.block_ids().map(fragment).collect(), ..Layout::default() };
+    let step = |block| Step { block, from: 0, to: Step::END, how: How::Taken };
+    let steps = (0..50).flat_map(|_| program.block_ids().map(step)).collect();
+    let zen4: Machine = "zen4".parse().unwrap();
+    let machine = Machine { l1i: Geometry { sets: 1, ways: 2 }, l2: Geometry { sets: 1, ways: 32 }, ..zen4 };
+    (program, layout, Trace { steps }, machine)
+}
+
+#[test]
+fn lines_that_are_always_missed_are_fetched_in_time() {
+    let (program, mut layout, trace, machine) = in_turn(40);
+    let run = |layout: &Layout| simulate(&program, &trace, &Placement::of(&program, layout), &machine);
+    let before = run(&layout);
+    assert_eq!(
+        (before.l2, before.prefetches),
+        (40 * 50, 0),
+        "least recently used: each is gone when its turn comes"
+    );
+    // Half of the L2 holds 16 functions: what is fetched more than 800 bytes ahead is gone before its turn.
+    let limits = PrefetchLimits { growth: 1.0, farthest: 600, ..PrefetchLimits::default() };
+    layout.prefetches = choose_prefetches(&program, &trace, &layout, &machine, &limits);
+    assert_eq!(layout.validate(&program), Ok(()));
+    assert_eq!(
+        layout,
+        Layout {
+            prefetches: choose_prefetches(&program, &trace, &layout, &machine, &limits),
+            ..layout.clone()
+        }
+    );
+    let after = run(&layout);
+    // A block fetches one line, so that some lines find no place.
+    assert!(after.l2 * 5 < before.l2, "{after:?}");
+    assert_eq!((after.bytes, after.prefetches), (before.bytes, 50 * layout.prefetches.len() as u64));
+    // A site is 200 to 600 bytes of code in front of what it fetches.
+    for Prefetch { at, target, .. } in &layout.prefetches {
+        let distance = (40 + target.0 - at.0) % 40 * 50;
+        assert!((200..=600 + 50).contains(&distance), "{distance}");
+    }
+}
+
+#[test]
+fn what_is_fetched_late_for_nothing_or_for_too_much_is_no_gain() {
+    let (program, mut layout, trace, machine) = in_turn(40);
+    let run = |layout: &Layout| simulate(&program, &trace, &Placement::of(&program, layout), &machine);
+    let before = run(&layout);
+    // The next one: it is missed before it is there.
+    let next = |at: u32, by: u32| Prefetch { at: BlockId(at), target: BlockId((at + by) % 40), offset: 0 };
+    layout.prefetches = (0..40).map(|at| next(at, 1)).collect();
+    assert_eq!(run(&layout).l2, before.l2);
+    layout.prefetches = (0..40).map(|at| next(at, 8)).collect();
+    assert!(run(&layout).l2 * 20 < before.l2);
+    layout.prefetches.clear();
+    for limits in [
+        PrefetchLimits { growth: 0.0, ..PrefetchLimits::default() },
+        PrefetchLimits { accuracy: 1.5, ..PrefetchLimits::default() },
+        PrefetchLimits { misses: 51, ..PrefetchLimits::default() },
+        PrefetchLimits { cost: 41.0, ..PrefetchLimits::default() },
+    ] {
+        assert_eq!(choose_prefetches(&program, &trace, &layout, &machine, &limits), [], "{limits:?}");
+    }
 }
 
 #[test]

@@ -1,16 +1,18 @@
-//! Time and memory of every layout on generated programs of 10,000 to 1,000,000 executed blocks.
+//! Time and memory of every layout on generated programs of 100,000, 300,000 and 1,000,000 executed blocks with three edges each.
 //!
 //! ```sh
 //! cargo run --release -p restitch-layout --example scale            # all layouts
 //! cargo run --release -p restitch-layout --example scale stitch c3  # some
+//! cargo run --release -p restitch-layout --example scale 50000      # of another size
 //! ```
 //!
 //! Seconds are CPU time. Memory is the process's peak so far, so that it only says something for the first layout that raises it.
 
+use restitch_address::Svma;
 use restitch_layout::{LayoutChoice, Score};
 use restitch_profile::Profile;
 use restitch_profile::testing::{Random, RandomProgram, Shape};
-use restitch_program::{Block, BlockId, Program};
+use restitch_program::{Block, BlockId, JumpTable, Program, TableEncoding, TableId, Terminator, build_edges};
 
 fn main() {
     let wanted: Vec<LayoutChoice> = std::env::args().skip(1).filter_map(|name| name.parse().ok()).collect();
@@ -19,9 +21,11 @@ fn main() {
         "{:>9} {:>9} {:>8}  {:<18} {:>8} {:>9} {:>7}",
         "blocks", "edges", "calls", "layout", "seconds", "peak MiB", "falls"
     );
-    for functions in [1_000, 10_000, 100_000] {
+    let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|number| number.parse().ok()).collect();
+    for blocks in if sizes.is_empty() { vec![100_000, 300_000, 1_000_000] } else { sizes } {
         // A function has 10.5 blocks on average.
-        let program = RandomProgram::shaped(1, Shape { functions, blocks: 20, unmovable: 0.0 }).program;
+        let shape = Shape { functions: blocks * 2 / 21, blocks: 20, unmovable: 0.0 };
+        let program = with_switches(RandomProgram::shaped(1, shape).program);
         let profile = everything_runs(&program);
         for choice in &wanted {
             let started = cpu_seconds();
@@ -38,6 +42,33 @@ fn main() {
             );
         }
     }
+}
+
+/// Turns every third block's end into a switch of seven ways within its function, so that there are three edges for each block.
+fn with_switches(mut program: Program) -> Program {
+    let mut random = Random::new(5);
+    for id in (0..program.blocks.len()).step_by(3) {
+        let function = &program.functions[program.blocks[id].function.index()];
+        let (first, count) = (function.first_block.index(), function.block_count as usize);
+        let targets = (0..7).map(|_| program.blocks[first + random.below(count)].start).collect();
+        let jump_at = program.blocks[id].end().offset(-2);
+        let (table, encoding) = (Svma::new(0x10_0000), TableEncoding::Absolute8);
+        let tail = Vec::new();
+        program.tables.push(JumpTable {
+            jump_at,
+            load_at: jump_at,
+            table,
+            base: table,
+            encoding,
+            targets,
+            tail,
+            copyable: true,
+        });
+        program.blocks[id].terminator = Terminator::Table(TableId::from_index(program.tables.len() - 1));
+        program.blocks[id].terminator_len = 2;
+    }
+    program.edges = build_edges(&mut program.blocks, &program.tables);
+    program
 }
 
 /// Every block runs: each function's blocks between once and some million times, edges and calls accordingly.

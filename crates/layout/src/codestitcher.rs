@@ -70,7 +70,7 @@ impl LayoutAlgorithm for Codestitcher {
         };
         let fragment = |blocks| Fragment { blocks, align: self.align };
         let hot_fragments = graph.to_blocks(sequences).into_iter().map(fragment).collect();
-        Layout { hot: hot_fragments, cold: cold_fragments(program, &hot), tails: Vec::new() }
+        Layout { hot: hot_fragments, cold: cold_fragments(program, &hot), ..Layout::default() }
     }
 }
 

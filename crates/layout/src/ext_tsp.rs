@@ -84,7 +84,7 @@ impl LayoutAlgorithm for ExtTspAcross {
             program.block_ids().filter(|b| hot[b.index()]).map(|b| u64::from(program.block(b).len)).sum();
         let parts = if bytes <= HOT_BYTES { vec![hot, seldom] } else { vec![executed.clone()] };
         let fragments = parts.iter().flat_map(|marked| across(program, profile, marked)).collect();
-        Layout { hot: fragments, cold: cold_fragments(program, &executed), tails: Vec::new() }
+        Layout { hot: fragments, cold: cold_fragments(program, &executed), ..Layout::default() }
     }
 }
 

@@ -44,7 +44,7 @@ impl FunctionGraph {
             let blocks = program.blocks_of(self.functions[n]).filter(|&b| program.is_movable(b));
             Fragment { blocks: blocks.collect::<Vec<BlockId>>(), align }
         };
-        Layout { hot: order.into_iter().map(fragment).collect(), cold: Vec::new(), tails: Vec::new() }
+        Layout { hot: order.into_iter().map(fragment).collect(), ..Layout::default() }
     }
 }
 

@@ -85,7 +85,7 @@ impl HotChains {
                 fragments.push(Fragment { blocks: std::mem::take(&mut chains[chain]), align });
             }
         }
-        Layout { hot: fragments, cold: cold_fragments(program, hot), tails: Vec::new() }
+        Layout { hot: fragments, cold: cold_fragments(program, hot), ..Layout::default() }
     }
 
     /// Indices of chains, group by group, each group in its final order.

@@ -59,7 +59,11 @@ impl LayoutAlgorithm for HotColdChunks {
         };
         let cold = group.iter().map(|&f| program.blocks_of(f).filter(rest).collect::<Vec<_>>());
         let cold = cold.filter(|blocks| !blocks.is_empty()).map(|blocks| Fragment { blocks, align: 1 });
-        Layout { hot: chunks.into_iter().map(entry_first).collect(), cold: cold.collect(), tails: Vec::new() }
+        Layout {
+            hot: chunks.into_iter().map(entry_first).collect(),
+            cold: cold.collect(),
+            ..Layout::default()
+        }
     }
 }
 

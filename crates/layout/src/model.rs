@@ -24,6 +24,18 @@ pub struct Tail {
     pub turned: bool,
 }
 
+/// A `prefetcht1` of a line of the version, in front of a block: it changes no state, and brings a line into the second-level cache that will be
+/// wanted some time after the block has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefetch {
+    /// It stands in front of this block's place in a fragment. The block has an instruction besides the branch at its end.
+    pub at: BlockId,
+    /// The line is one of this block's place in a fragment.
+    pub target: BlockId,
+    /// Bytes from the place's start to the byte whose line it is; the last byte, if there are not so many.
+    pub offset: u32,
+}
+
 /// The order of a version's blocks: the hot fragments first, then, at the far end, the cold ones.
 ///
 /// Invariant: each block occurs at most once in the fragments, and all blocks are of movable functions.
@@ -35,6 +47,8 @@ pub struct Layout {
     pub cold: Vec<Fragment>,
     /// Duplicates, sorted by the block that they stand behind; at most one tail for each.
     pub tails: Vec<Tail>,
+    /// Lines that are fetched ahead, sorted by the block that the instruction stands in front of; at most one for each.
+    pub prefetches: Vec<Prefetch>,
 }
 
 /// One copy of a block in a layout.
@@ -52,6 +66,11 @@ impl Layout {
     /// The duplicates that stand behind `block`.
     pub fn tail_behind(&self, block: BlockId) -> Option<&Tail> {
         self.tails.binary_search_by_key(&block, |t| t.behind).ok().map(|i| &self.tails[i])
+    }
+
+    /// What is fetched ahead in front of `block`.
+    pub fn prefetch_at(&self, block: BlockId) -> Option<&Prefetch> {
+        self.prefetches.binary_search_by_key(&block, |p| p.at).ok().map(|i| &self.prefetches[i])
     }
 
     /// A fragment's blocks with the duplicates behind them, in order.

@@ -19,11 +19,7 @@ impl OriginalOrder {
             let blocks: Vec<BlockId> = program.blocks_of(f).filter(|&b| program.is_movable(b)).collect();
             (!blocks.is_empty()).then_some(Fragment { blocks, align: 16 })
         };
-        Layout {
-            hot: functions.into_iter().filter_map(fragment).collect(),
-            cold: Vec::new(),
-            tails: Vec::new(),
-        }
+        Layout { hot: functions.into_iter().filter_map(fragment).collect(), ..Layout::default() }
     }
 }
 

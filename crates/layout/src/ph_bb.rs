@@ -42,7 +42,7 @@ impl LayoutAlgorithm for PhBb {
         Layout {
             hot: order.into_iter().map(fragment).collect(),
             cold: cold_fragments(program, &hot),
-            tails: Vec::new(),
+            ..Layout::default()
         }
     }
 }

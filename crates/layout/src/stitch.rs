@@ -55,7 +55,7 @@ impl LayoutAlgorithm for Stitch {
         let (hot, warm) = split_by_heat(program, profile, &executed, self.hot_share);
         let mut fragments = self.fragments(program, profile, &hot, self.align);
         fragments.extend(self.fragments(program, profile, &warm, 1));
-        Layout { hot: fragments, cold: cold_fragments(program, &executed), tails: Vec::new() }
+        Layout { hot: fragments, cold: cold_fragments(program, &executed), ..Layout::default() }
     }
 }
 

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 
 use restitch_program::{BlockId, Edge, EdgeKind, Program, Terminator};
 
-use crate::{Fragment, Layout, Tail};
+use crate::{Fragment, Layout, Prefetch, Tail};
 
 /// All blocks in the original order.
 pub fn whole(program: &Program) -> Layout {
     let fragment = |f| Fragment { blocks: program.blocks_of(f).collect(), align: 16 };
     let hot = program.function_ids().map(fragment).filter(|f| !f.blocks.is_empty()).collect();
-    Layout { hot, cold: Vec::new(), tails: Vec::new() }
+    Layout { hot, ..Layout::default() }
 }
 
 /// All blocks in a random order, cut into fragments, a third of them cold.
@@ -64,6 +64,24 @@ pub fn duplicated(program: &Program, mut layout: Layout, mut seed: u64) -> Layou
         let conditional = matches!(program.block(at).terminator, Terminator::Conditional(..));
         if !blocks.is_empty() {
             layout.tails.push(Tail { behind: block, blocks, turned: conditional && random(2) == 0 });
+        }
+    }
+    layout
+}
+
+/// A third of the blocks that can fetch a byte of a random block ahead; some of these blocks may be in no fragment of the layout.
+pub fn fetching(program: &Program, mut layout: Layout, mut seed: u64) -> Layout {
+    let mut random = move |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let may = |id: &BlockId| program.block(*id).terminator_at() != program.block(*id).start;
+    let mut at: Vec<BlockId> = layout.blocks().filter(may).collect();
+    at.sort_unstable();
+    for at in at {
+        let (target, offset) = (BlockId(random(program.blocks.len()) as u32), random(40) as u32);
+        if random(3) == 0 {
+            layout.prefetches.push(Prefetch { at, target, offset });
         }
     }
     layout

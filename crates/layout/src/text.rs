@@ -3,17 +3,18 @@
 //! ```text
 //! hot align 16: 0x1000 0x1020
 //! cold align 1: 0x1010 +0x1000 +0x1020!
+//! prefetch at 0x1000: 0x1020+24
 //! ```
 //!
 //! One fragment a line, by the start addresses of its blocks; `+` marks duplicates behind the block before them, `!` a last one whose conditional
-//! branch is turned round ([`Tail::turned`]); `#` begins a comment.
+//! branch is turned round ([`Tail::turned`]); `prefetch` a line that is fetched ahead in front of a block ([`Prefetch`]); `#` begins a comment.
 
 use std::fmt::Write as _;
 
 use restitch_address::Svma;
 use restitch_program::{BlockId, Program};
 
-use crate::{Fragment, Layout, Tail};
+use crate::{Fragment, Layout, Prefetch, Tail};
 
 /// A line that is not in the textual form of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +41,10 @@ impl Layout {
                 out.push('\n');
             }
         }
+        for Prefetch { at, target, offset } in &self.prefetches {
+            let start = |block: &BlockId| program.block(*block).start;
+            let _ = writeln!(out, "prefetch at {}: {}+{offset}", start(at), start(target));
+        }
         out
     }
 
@@ -52,12 +57,27 @@ impl Layout {
                 continue;
             }
             let wrong = |what| LayoutTextError { line: number + 1, what };
+            if let Some(rest) = line.strip_prefix("prefetch ") {
+                layout.prefetches.push(read_prefetch(rest, program).map_err(wrong)?);
+                continue;
+            }
             let (hot, fragment) = read_line(line, program, &mut layout.tails).map_err(wrong)?;
             if hot { layout.hot.push(fragment) } else { layout.cold.push(fragment) }
         }
         layout.tails.sort_by_key(|t| t.behind);
+        layout.prefetches.sort_unstable();
         Ok(layout)
     }
+}
+
+fn read_prefetch(rest: &str, program: &Program) -> Result<Prefetch, String> {
+    let parts = rest.strip_prefix("at ").and_then(|rest| rest.split_once(": "));
+    let (at, (target, offset)) =
+        parts.and_then(|(at, line)| Some((at, line.split_once('+')?))).ok_or_else(|| {
+            format!("cannot read \"prefetch {rest}\"; it is like \"prefetch at 0x1000: 0x1020+24\"")
+        })?;
+    let offset = offset.parse().map_err(|_| format!("\"{offset}\" is no number of bytes"))?;
+    Ok(Prefetch { at: block(at, program)?, target: block(target, program)?, offset })
 }
 
 fn read_line(line: &str, program: &Program, tails: &mut Vec<Tail>) -> Result<(bool, Fragment), String> {

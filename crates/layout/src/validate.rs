@@ -2,11 +2,11 @@
 
 use restitch_program::{EdgeKind, Program, Terminator};
 
-use crate::{Layout, Tail};
+use crate::{Layout, Prefetch, Tail};
 
 impl Layout {
     /// Checks that each block occurs at most once, exists and is movable, that no fragment is empty, and that alignments
-    /// are powers of two; that duplicates are sorted, of blocks that are in a fragment too, and such that control can fall into each from the
+    /// are powers of two; that what is fetched ahead is in a fragment, and a block with an instruction in front of its branch fetches it; that duplicates are sorted, of blocks that are in a fragment too, and such that control can fall into each from the
     /// one in front of it. Each fault gives a sentence.
     pub fn validate(&self, program: &Program) -> Result<(), Vec<String>> {
         let mut wrong = Vec::new();
@@ -36,8 +36,27 @@ impl Layout {
             wrong.push("the tails are not sorted by the block that they stand behind".to_owned());
         }
         wrong.extend(self.tails.iter().filter_map(|tail| tail_fault(tail, program, &seen)));
+        if self.prefetches.windows(2).any(|pair| pair[0].at >= pair[1].at) {
+            wrong.push("the prefetches are not sorted by the block that they stand in front of".to_owned());
+        }
+        wrong.extend(self.prefetches.iter().filter_map(|prefetch| prefetch_fault(prefetch, program, &seen)));
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
+}
+
+/// What is wrong with a prefetch. `seen`: the blocks that are in a fragment.
+fn prefetch_fault(prefetch: &Prefetch, program: &Program, seen: &[bool]) -> Option<String> {
+    for block in [prefetch.at, prefetch.target] {
+        if seen.get(block.index()) != Some(&true) {
+            return Some(format!(
+                "block number {} fetches ahead, or is fetched, and is in no fragment",
+                block.0
+            ));
+        }
+    }
+    let at = program.block(prefetch.at);
+    (at.terminator_at() == at.start)
+        .then(|| format!("block {} fetches ahead and is nothing but a branch", at.start))
 }
 
 /// What is wrong with a tail. `seen`: the blocks that are in a fragment.

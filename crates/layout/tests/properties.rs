@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use restitch_layout::{
     Codestitcher, DuplicateLimits, Duplicated, ExtTsp, ExtTspAcross, Fragment, Grouping, HotChains, Layout,
-    LayoutAlgorithm, LayoutChoice, OriginalOrder, Score, Stitch, Tail, duplicate_tails,
+    LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail, duplicate_tails,
 };
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, walk};
@@ -150,6 +150,26 @@ fn a_hot_threshold_and_alignment_are_options() {
     );
 }
 
+fn fetch(at: u32, target: u32) -> Prefetch {
+    Prefetch { at: BlockId(at), target: BlockId(target), offset: 70 }
+}
+
+#[test]
+fn what_is_fetched_ahead_can_be_written_and_read() {
+    let program = Program::from_text(LOOP).unwrap();
+    let text =
+        "hot align 16: 0x1000 0x1010 0x1020\nprefetch at 0x1010: 0x1000+70\nprefetch at 0x1020: 0x1010+70\n";
+    let layout = Layout::from_text(text, &program).unwrap();
+    assert_eq!(layout.prefetches, [fetch(1, 0), fetch(2, 1)]);
+    assert_eq!((layout.prefetch_at(BlockId(2)), layout.prefetch_at(BlockId(0))), (Some(&fetch(2, 1)), None));
+    assert_eq!((layout.to_text(&program), layout.validate(&program)), (text.to_owned(), Ok(())));
+    for bad in
+        ["0x1010: 0x1000+70", "at 0x1010", "at 0x1010: 0x1000", "at 0x1010: 0x1000+x", "at 0x1011: 0x1000+1"]
+    {
+        assert_eq!(Layout::from_text(&format!("prefetch {bad}"), &program).unwrap_err().line, 1, "{bad}");
+    }
+}
+
 #[test]
 fn faults_and_unreadable_lines_are_named() {
     let program = Program::from_text(&LOOP.replace("helper movable", "helper odd-unwind-info")).unwrap();
@@ -160,11 +180,18 @@ fn faults_and_unreadable_lines_are_named() {
         ],
         cold: vec![Fragment { blocks: vec![BlockId(0), BlockId(99)], align: 1 }],
         tails: vec![],
+        prefetches: vec![fetch(6, 0), fetch(0, 3)],
     };
     let wrong = bad.validate(&program).unwrap_err().join("; ");
-    for fault in
-        ["no power of two", "0x1060 is not movable", "1 is empty", "0x1000 occurs twice", "no block 99"]
-    {
+    for fault in [
+        "no power of two",
+        "0x1060 is not movable",
+        "1 is empty",
+        "0x1000 occurs twice",
+        "no block 99",
+        "the prefetches are not sorted",
+        "block number 3 fetches ahead, or is fetched, and is in no fragment",
+    ] {
         assert!(wrong.contains(fault), "{fault}: {wrong}");
     }
     for text in ["warm align 1: 0x1000", "hot: 0x1000", "hot align x: 0x1000", "hot align 1: 0x1001", "hot"] {
@@ -175,8 +202,7 @@ fn faults_and_unreadable_lines_are_named() {
 /// The best possible extended-TSP score of these blocks: all orders.
 fn best_ext_tsp(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> f64 {
     if from == blocks.len() {
-        let layout =
-            Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![], tails: vec![] };
+        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], ..Layout::default() };
         return Score::of(program, profile, &layout).ext_tsp;
     }
     let mut best = 0.0f64;
@@ -222,8 +248,7 @@ fn ext_tsp_is_near_the_optimum_and_no_worse_than_greedy_chains() {
 /// The best possible fall-through weight of the executed blocks: all orders.
 fn optimum(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> u64 {
     if from == blocks.len() {
-        let layout =
-            Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], cold: vec![], tails: vec![] };
+        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], ..Layout::default() };
         return Score::of(program, profile, &layout).fall_through;
     }
     let mut best = 0;

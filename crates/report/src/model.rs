@@ -151,6 +151,9 @@ pub struct LayoutSummary {
     /// Their bytes.
     #[serde(default)]
     pub duplicate_bytes: u64,
+    /// Instructions that fetch a line ahead.
+    #[serde(default)]
+    pub prefetches: u64,
 }
 
 /// The new code of a module.

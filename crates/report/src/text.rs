@@ -147,6 +147,9 @@ impl Module {
                 let words = format!("{}, {}", counted(l.duplicates, "block"), bytes(l.duplicate_bytes));
                 page.entry("  duplicates", &words);
             }
+            if l.prefetches > 0 {
+                page.entry("  fetched ahead", &counted(l.prefetches, "line"));
+            }
         }
         if let Some(v) = &self.version {
             let words = format!(

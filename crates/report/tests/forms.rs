@@ -66,6 +66,7 @@ fn sample() -> RunResult {
             cold_blocks: 9_000,
             duplicates: 12,
             duplicate_bytes: 400,
+            prefetches: 7,
         }),
         version: Some(VersionSummary {
             number: 2,

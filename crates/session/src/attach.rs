@@ -6,7 +6,7 @@ use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
 use crate::left_out::LeftOut;
 use crate::make::{
-    DUPLICATE, Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes,
+    DUPLICATE, PREFETCH, Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes,
     worth_promoting,
 };
 use crate::modules::{Chosen, choose};
@@ -64,6 +64,8 @@ pub struct AttachOptions {
     pub stay: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
+    /// Lines that the models of the second-level cache miss are fetched ahead.
+    pub prefetch: bool,
     /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
     /// does not tell.
     pub call_targets: Option<PathBuf>,
@@ -88,6 +90,7 @@ impl AttachOptions {
             promote_calls: false,
             stay: false,
             duplicate: DUPLICATE,
+            prefetch: PREFETCH,
             call_targets: None,
         }
     }
@@ -307,7 +310,8 @@ fn make_optimized(
     let profiles: Vec<Origin> = records.chain(counted).collect();
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
     let stay = options.stay.then_some(Reaching::Redirected);
-    let ways = Ways { choice: options.layout, stay, duplicate: options.duplicate };
+    let ways =
+        Ways { choice: options.layout, stay, duplicate: options.duplicate, prefetch: options.prefetch };
     let lay_out = |(m, source): (&Chosen, &Origin)| lay_out(ways, &m.analyzed.program, source.profile());
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
@@ -536,6 +540,7 @@ pub(crate) fn layout_summary(
         cold_blocks: count(&layout.cold),
         duplicates: layout.duplicates() as u64,
         duplicate_bytes: duplicates.map(|b| u64::from(program.block(*b).len)).sum(),
+        prefetches: layout.prefetches.len() as u64,
     }
 }
 

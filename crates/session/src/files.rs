@@ -41,6 +41,15 @@ pub struct OptimizeOptions {
     pub stay: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
+    /// Lines that the models of the second-level cache miss are fetched ahead.
+    pub prefetch: bool,
+}
+
+impl OptimizeOptions {
+    fn ways(&self) -> Ways {
+        let stay = self.stay.then_some(Reaching::Straight);
+        Ways { choice: self.layout, stay, duplicate: self.duplicate, prefetch: self.prefetch }
+    }
 }
 
 /// The facts about a file.
@@ -112,9 +121,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let stay = options.stay.then_some(Reaching::Straight);
-    let ways = Ways { choice: options.layout, stay, duplicate: options.duplicate };
-    let layout = lay_out(ways, &module.program, &profile);
+    let layout = lay_out(options.ways(), &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);

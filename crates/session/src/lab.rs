@@ -3,13 +3,14 @@
 use crate::analysis::Analyzed;
 use crate::files::{load_original, read_file};
 use crate::imports::{part_of, read_profile};
-use crate::make::{Ways, lay_out};
+use crate::make::{Ways, lay_out, prefetches};
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Geometry, Machine, RecordedBranch, Trace, compare};
-use restitch_layout::LayoutChoice;
+use restitch_layout::{Layout, LayoutChoice, Prefetch};
 use restitch_procfs::system::{CpuCache, cpu_caches, cpu_model};
 use restitch_profile::{branch_stacks, import_perf_data};
+use restitch_program::Program;
 use std::path::{Path, PathBuf};
 
 /// Fewer steps than these fill no second-level cache.
@@ -28,6 +29,9 @@ pub struct LabOptions {
     pub machine: Option<Machine>,
     /// Each layout with duplicates of blocks behind hot jumps.
     pub duplicate: bool,
+    /// Each layout three times: without and with lines fetched ahead, and with instructions that fetch nothing new. The lines are chosen by the first half of the records if there are some, and
+    /// compared by the second; else by a walk of their own.
+    pub prefetch: bool,
     /// The hot code of the layouts in large pages.
     pub large_pages: bool,
     /// Steps of the trace.
@@ -62,6 +66,7 @@ pub fn lab(
         promote_calls: false,
         stay: false,
         duplicate: false,
+        prefetch: false,
     };
     let (profile, warnings) = read_profile(&files, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));
@@ -69,8 +74,8 @@ pub fn lab(
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());
     for choice in &options.layouts {
         let started = std::time::Instant::now();
-        let ways = Ways { choice: *choice, stay: None, duplicate: options.duplicate };
-        layouts.push((choice.name(), lay_out(ways, &module.program, &profile)));
+        let ways = Ways { choice: *choice, stay: None, duplicate: options.duplicate, prefetch: false };
+        layouts.push((choice.name().to_owned(), lay_out(ways, &module.program, &profile)));
         seconds.push((choice.name(), started.elapsed().as_secs_f64()));
     }
     watcher.phase("running the models", None);
@@ -78,12 +83,41 @@ pub fn lab(
     if options.large_pages {
         machine = machine.with_large_pages();
     }
-    let trace = match &options.records {
+    let mut trace = match &options.records {
         Some(path) => recorded((path, &options.program), options.steps, &module, watcher)?,
         None => Trace::walk(&module.program, &profile, options.steps, options.seed),
     };
+    if options.prefetch {
+        let known = match options.records {
+            Some(_) => {
+                let (first, second) = trace.halves();
+                trace = second;
+                first
+            }
+            None => Trace::to_choose_by(&module.program, &profile),
+        };
+        layouts = with_prefetches(layouts, &module.program, &known, &machine);
+    }
     let seed = options.records.is_none().then_some(options.seed);
-    Ok((compare(&module.program, &profile, machine, &layouts, (&trace, seed)), seconds))
+    let named: Vec<(&str, Layout)> = layouts.iter().map(|(n, l)| (n.as_str(), l.clone())).collect();
+    Ok((compare(&module.program, &profile, machine, &named, (&trace, seed)), seconds))
+}
+
+/// Each layout, and behind it the same with instructions that fetch the line in which they stand, and with lines fetched ahead.
+fn with_prefetches(
+    layouts: Vec<(String, Layout)>,
+    program: &Program,
+    trace: &Trace,
+    machine: &Machine,
+) -> Vec<(String, Layout)> {
+    let both = |(name, layout): (String, Layout)| {
+        let prefetches = prefetches(program, trace, &layout, machine);
+        let own = prefetches.iter().map(|p| Prefetch { target: p.at, offset: 0, ..*p }).collect();
+        let padded = (format!("{name}, padded"), Layout { prefetches: own, ..layout.clone() });
+        let ahead = (format!("{name}, ahead"), Layout { prefetches, ..layout.clone() });
+        [(name, layout), padded, ahead]
+    };
+    layouts.into_iter().flat_map(both).collect()
 }
 
 /// The trace of a file of branch records.
@@ -119,7 +153,7 @@ fn recorded(
 }
 
 /// This machine, as far as the kernel describes it.
-fn this_machine() -> Machine {
+pub(crate) fn this_machine() -> Machine {
     let caches = cpu_caches();
     let of_level = |level| caches.iter().find(|c| c.level == level && c.instructions && c.line == 64);
     let shape = |c: &CpuCache| Geometry { sets: c.sets, ways: c.ways };

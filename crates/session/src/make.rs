@@ -2,11 +2,13 @@
 
 use crate::SessionError;
 use crate::analysis::Analyzed;
+use crate::lab::this_machine;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{BoundSlot, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};
+use restitch_lab::{Machine, PrefetchLimits, Trace, choose_prefetches};
 use restitch_layout::{
-    DuplicateLimits, Fragment, Layout, LayoutChoice, Reaching, duplicate_tails, leave_in_place,
+    DuplicateLimits, Fragment, Layout, LayoutChoice, Prefetch, Reaching, duplicate_tails, leave_in_place,
 };
 use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
 use restitch_program::{BlockId, Program};
@@ -54,13 +56,26 @@ impl<'a> Wanted<'a> {
 /// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout.md` has the measurements.
 pub(crate) const DUPLICATE: bool = false;
 
+/// Whether lines are fetched ahead unless the user says so: `docs/layout.md` has the measurements.
+pub(crate) const PREFETCH: bool = false;
+
 /// How code is laid out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ways {
     pub choice: LayoutChoice,
     /// How functions that are better off where they are reach copies; without it, none of them stays.
     pub stay: Option<Reaching>,
+    /// Blocks behind hot jumps get a second copy.
     pub duplicate: bool,
+    /// Lines are fetched ahead.
+    pub prefetch: bool,
+}
+
+impl Ways {
+    /// With what is usual besides an order.
+    pub fn usual(choice: LayoutChoice, stay: Option<Reaching>) -> Self {
+        Self { choice, stay, duplicate: DUPLICATE, prefetch: PREFETCH }
+    }
 }
 
 /// The layout.
@@ -72,7 +87,21 @@ pub(crate) fn lay_out(ways: Ways, program: &Program, profile: &Profile) -> Layou
     if ways.duplicate {
         duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
     }
+    if ways.prefetch {
+        let trace = Trace::to_choose_by(program, profile);
+        layout.prefetches = prefetches(program, &trace, &layout, &this_machine());
+    }
     layout
+}
+
+/// The lines that this machine would fetch ahead on `trace`.
+pub(crate) fn prefetches(
+    program: &Program,
+    trace: &Trace,
+    layout: &Layout,
+    machine: &Machine,
+) -> Vec<Prefetch> {
+    choose_prefetches(program, trace, layout, machine, &PrefetchLimits::default())
 }
 
 /// The indirect calls that are to be promoted, if any are.
@@ -112,7 +141,11 @@ pub(crate) fn estimate(program: &Program, layout: &Layout, counters: usize) -> u
         blocks += 1;
     }
     let tables: u64 = program.tables.iter().map(|t| 8 * (t.targets.len() + t.tail.len()) as u64).sum();
-    let estimate = bytes * 2 + blocks * 64 + tables + counters as u64 * 40 + (256 << 10);
+    let estimate = bytes * 2
+        + (blocks + layout.prefetches.len() as u64) * 64
+        + tables
+        + counters as u64 * 40
+        + (256 << 10);
     estimate.next_multiple_of(4096)
 }
 

@@ -12,6 +12,9 @@ pub const JCC_NEAR: u32 = 6;
 /// Length in bytes of a counter where the flags are dead: `incq disp32(%rip)`.
 pub const COUNT: u32 = 7;
 
+/// Length in bytes of `prefetcht1 disp32(%rip)`.
+pub const PREFETCH: u32 = 7;
+
 /// Whether a displacement fits 8 bits.
 pub fn fits_short(displacement: i64) -> bool {
     i8::try_from(displacement).is_ok()
@@ -55,6 +58,12 @@ pub const COUNT_NARROW: u32 = 6;
 /// `incl displacement(%rip)`: a counter of 32 bits; overwrites the status flags.
 pub fn count_narrow(out: &mut Vec<u8>, displacement: i32) {
     out.extend_from_slice(&[0xff, 0x05]);
+    out.extend_from_slice(&displacement.to_le_bytes());
+}
+
+/// `prefetcht1 disp32(%rip)`: a hint that changes no register, flag or memory and never faults (Intel SDM vol. 2, PREFETCHh).
+pub fn prefetch(out: &mut Vec<u8>, displacement: i32) {
+    out.extend_from_slice(&[0x0f, 0x18, 0x15]);
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 

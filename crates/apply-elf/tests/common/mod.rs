@@ -7,7 +7,7 @@ use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, v
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Executions, Promotion, Request, emit_for};
 use restitch_image::Image;
-use restitch_layout::testing::duplicated;
+use restitch_layout::testing::{duplicated, fetching};
 use restitch_layout::{Fragment, Layout};
 use restitch_program::{BlockId, Program, analyze};
 use std::os::unix::fs::PermissionsExt;
@@ -74,10 +74,11 @@ pub fn version_with(
     };
     let (blocks_ran, edges_ran) = (counts(program.blocks.len()), counts(program.edges.len()));
     let hot = blocks.into_iter().map(|b| Fragment { blocks: vec![b], align: 1 }).collect();
-    let mut layout = Layout { hot, cold: Vec::new(), tails: Vec::new() };
+    let mut layout = Layout { hot, ..Layout::default() };
     if let Order::Random(seed) = order {
         layout = duplicated(&program, layout, seed);
         assert!(layout.duplicates() > 10);
+        layout = fetching(&program, layout, seed);
     }
     let request = Request {
         image,

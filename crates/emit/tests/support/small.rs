@@ -56,7 +56,7 @@ impl Small {
 /// One hot fragment of these blocks.
 pub fn order(blocks: &[u32]) -> Layout {
     let blocks = blocks.iter().map(|b| BlockId(*b)).collect();
-    Layout { hot: vec![Fragment { blocks, align: 1 }], cold: Vec::new(), tails: Vec::new() }
+    Layout { hot: vec![Fragment { blocks, align: 1 }], ..Layout::default() }
 }
 
 fn run(range: SvmaRange) -> Run {

@@ -8,9 +8,7 @@ use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::files::write_whole;
 use crate::huge::{HugePages, alignment};
-use crate::make::{
-    DUPLICATE, Place, Wanted, Ways, check_version, counting_layout, emit_version, estimate, lay_out,
-};
+use crate::make::{Place, Wanted, Ways, check_version, counting_layout, emit_version, estimate, lay_out};
 use crate::refusal::run_time;
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
@@ -398,8 +396,7 @@ pub(crate) fn optimize(
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
     // As in output files: what stays reaches copies straight, by the branches that an overlay's code pages have.
-    let ways = Ways { choice, stay: Some(Reaching::Straight), duplicate: DUPLICATE };
-    let layout = lay_out(ways, &module.program, &profile);
+    let layout = lay_out(Ways::usual(choice, Some(Reaching::Straight)), &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
     let wanted = Wanted { executions, large_pages, ..Wanted::default() };
@@ -503,7 +500,7 @@ mod tests {
         for (id, edge) in program.edges.iter().enumerate() {
             profile.edges[id] = profile.block(edge.from).min(profile.block(edge.to)) / 2;
         }
-        let ways = Ways { choice: LayoutChoice::default(), stay: None, duplicate: DUPLICATE };
+        let ways = Ways::usual(LayoutChoice::default(), None);
         let layout = lay_out(ways, program, &profile);
         let path = folder.join("a");
         let align = alignment(false);
