@@ -33,6 +33,10 @@ pub(crate) fn set(batch: &mut Batch, old: &OldVersion) {
 
 /// Whether somebody may have executed code of the version since [`set`].
 pub(crate) fn was_touched(pages: &Pagemap, old: &OldVersion) -> bool {
+    if old.stored.map.pieces.is_empty() {
+        // There is no code in it: nobody can have executed any.
+        return false;
+    }
     let Some(code) = code(old) else { return true };
     // What the kernel does not tell may have happened.
     pages.states(code).map_or(true, |states| states.iter().any(|page| page.present || page.swapped))
@@ -151,5 +155,18 @@ int main(int argc, char **argv) {
         assert!(!touched(), "locked pages stay");
         say("c 32769");
         assert!(touched());
+    }
+
+    #[test]
+    fn nobody_executes_a_version_without_code() {
+        let old = OldVersion {
+            number: 1,
+            range: AvmaRange::new(Avma::new(0x1000), PAGE),
+            bias: LoadBias::between(Svma::new(0), Avma::new(0)),
+            module: None,
+            stored: StoredMap { map: AddressMap::default(), redirects: Vec::new() },
+        };
+        let pages = Pagemap::open(std::process::id() as i32).expect("it lives");
+        assert!(!was_touched(&pages, &old));
     }
 }

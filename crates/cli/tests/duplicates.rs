@@ -107,13 +107,13 @@ fn duplicates(finished: &Finished) -> u64 {
     modules.iter().filter_map(|m| m["layout"]["duplicates"].as_u64()).sum()
 }
 
-fn cycle(program: &Path, switches: &[&str]) {
+fn cycle(program: &Path, switches: &[&str], more: &[&str]) {
     let restitch = Restitch::new();
     let mut target = Target::start(program);
     let pid = target.pid();
     for switch in switches {
         // Over one another, without going back in between.
-        let attached = restitch.attach(pid, &["--json", "-", "--duplicate", switch]);
+        let attached = restitch.attach(pid, &[&["--json", "-", "--duplicate", switch], more].concat());
         let found = duplicates(&attached);
         assert_eq!(found > 0, *switch == "on", "{} {switch}: {found}", program.display());
         assert!(!look::differences(pid).is_empty());
@@ -130,13 +130,13 @@ fn cycle(program: &Path, switches: &[&str]) {
 fn programs_that_unwind_from_duplicates_go_on() {
     require!(find_program("g++"), "g++");
     let folder: TempDir = scratch();
-    cycle(&build(folder.path(), &["-fPIE", "-pie"]), &["on", "off", "on"]);
-    cycle(&build(folder.path(), &["-no-pie", "-fcf-protection=none"]), &["on"]);
+    cycle(&build(folder.path(), &["-fPIE", "-pie"]), &["on", "off", "on"], &[]);
+    cycle(&build(folder.path(), &["-no-pie", "-fcf-protection=none"]), &["on"], &["--stay", "on"]);
 }
 
 #[test]
 fn exceptions_go_on() {
     if let Some(program) = stoppable("throw.cc", &["-O2"]) {
-        cycle(&program, &["on"]);
+        cycle(&program, &["on"], &[]);
     }
 }

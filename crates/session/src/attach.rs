@@ -319,7 +319,10 @@ fn make_optimized(
     for ((module, layout), profile) in chosen.iter().zip(layouts).zip(profiles) {
         let promote = worth_promoting(options.promote_calls, &module.analyzed.program, profile.profile());
         let room = promoted_bytes(&promote);
-        let place = place_for(set, module, &layout, room, options, &mut taken);
+        let place = match layout.blocks().next() {
+            Some(_) => place_for(set, module, &layout, room, options, &mut taken),
+            None => Err(SessionError::NothingMoves { module: module.path.clone() }),
+        };
         let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
         jobs.push((module, Made { profile, layout }, place, bound, promote));
     }

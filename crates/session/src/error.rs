@@ -123,6 +123,12 @@ pub enum SessionError {
     /// Nothing to optimize.
     #[error("{0}")]
     NothingToDo(String),
+    /// All functions of a module are better off where they are.
+    #[error("{module}: what runs in it is best left where it is; nothing was changed")]
+    NothingMoves {
+        /// The module.
+        module: PathBuf,
+    },
     /// A version could not be made.
     #[error("making a version of {module}: {why}; nothing was changed")]
     Emit {
@@ -186,7 +192,7 @@ impl SessionError {
             Self::Source { .. } => ExitCode::Refused,
             Self::BadFile { .. } => ExitCode::BadInput,
             Self::Refused { .. } => ExitCode::Refused,
-            Self::NothingToDo(_) => ExitCode::NothingToDo,
+            Self::NothingToDo(_) | Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Check { .. } => ExitCode::CheckFailed,
         }
     }

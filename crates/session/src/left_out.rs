@@ -61,7 +61,13 @@ impl LeftOut {
 /// Whether an error says nothing of the other modules.
 fn is_of_one_module(error: &SessionError) -> bool {
     let no_room = matches!(error, SessionError::Process(ProcessError::NoRoom { .. }));
-    no_room || matches!(error, SessionError::Emit { .. } | SessionError::Check { .. })
+    let of_it = |e: &SessionError| {
+        matches!(
+            e,
+            SessionError::Emit { .. } | SessionError::Check { .. } | SessionError::NothingMoves { .. }
+        )
+    };
+    no_room || of_it(error)
 }
 
 /// The error in words that follow the module's name.
@@ -75,6 +81,7 @@ fn reason(error: &SessionError) -> String {
         SessionError::Emit { why, .. } => {
             format!("no new version of it could be made, so it stays as it is: {why}")
         }
+        SessionError::NothingMoves { .. } => "what runs in it is best left where it is".into(),
         other => format!("it stays as it is: {other}"),
     }
 }
