@@ -49,11 +49,15 @@ impl Default for PrefetchLimits {
     }
 }
 
+/// A block that ran before a miss, and how many bytes of executed code before it.
+type Before = (BlockId, u64);
+
 /// The misses of a line: for each, the blocks that ran at the right distance before it.
 #[derive(Default)]
 struct Missed {
     target: Option<(BlockId, u32)>,
-    behind: Vec<Vec<BlockId>>,
+    /// By block.
+    behind: Vec<Vec<Before>>,
     total: usize,
 }
 
@@ -117,9 +121,10 @@ fn misses(
             missed.target.get_or_insert((seen.step.block, offset));
             if missed.behind.len() < LOOKED_AT {
                 let in_time = past.iter().take_while(|(at, _)| at + LATE <= seen.before);
-                let mut behind: Vec<BlockId> = in_time.map(|(_, block)| *block).collect();
+                // Of a block that ran several times, the last one.
+                let mut behind: Vec<Before> = in_time.map(|(at, block)| (*block, seen.before - at)).collect();
                 behind.sort_unstable();
-                behind.dedup();
+                behind.dedup_by_key(|(block, _)| *block);
                 missed.behind.push(behind);
             }
         }
@@ -133,7 +138,8 @@ fn misses(
     lines
 }
 
-/// The best places for one line: each saves misses that those before it do not.
+/// The best places for one line: each saves misses that those before it do not. Of places that save as much the nearest, so that the line is
+/// there in time and is not pushed out before it is wanted.
 fn sites(
     missed: &Missed,
     executed: &[u64],
@@ -143,11 +149,16 @@ fn sites(
 ) -> Vec<BlockId> {
     // Of the misses that were not looked at, as many are saved.
     let scale = missed.total as f64 / missed.behind.len().max(1) as f64;
-    let mut left: Vec<&[BlockId]> = missed.behind.iter().map(Vec::as_slice).collect();
+    let mut left: Vec<&[Before]> = missed.behind.iter().map(Vec::as_slice).collect();
     let mut found = Vec::new();
     while found.len() < wanted {
-        let mut saved: HashMap<BlockId, usize> = HashMap::new();
-        left.iter().flat_map(|behind| behind.iter()).for_each(|b| *saved.entry(*b).or_default() += 1);
+        // Misses, and the sum of the distances.
+        let mut saved: HashMap<BlockId, (usize, u64)> = HashMap::new();
+        for (block, distance) in left.iter().flat_map(|behind| behind.iter()) {
+            let (misses, distances) = saved.entry(*block).or_default();
+            *misses += 1;
+            *distances += distance;
+        }
         let gain = |block: BlockId, saved: usize| {
             let (saved, executions) = (saved as f64 * scale, executed[block.index()] as f64);
             let good = saved >= limits.misses as f64 && saved >= limits.accuracy * executions;
@@ -157,10 +168,10 @@ fn sites(
         let best = saved
             .into_iter()
             .filter(|(block, _)| !used.contains(block) && !found.contains(block))
-            .filter_map(|(block, saved)| Some((gain(block, saved)?, block)))
-            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        let Some((_, block)) = best else { break };
-        left.retain(|behind| behind.binary_search(&block).is_err());
+            .filter_map(|(block, (saved, distances))| Some((gain(block, saved)?, distances, block)))
+            .max_by(|a, b| a.0.total_cmp(&b.0).then((b.1, b.2).cmp(&(a.1, a.2))));
+        let Some((.., block)) = best else { break };
+        left.retain(|behind| behind.binary_search_by_key(&block, |b| b.0).is_err());
         found.push(block);
     }
     found

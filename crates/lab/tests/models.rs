@@ -154,8 +154,8 @@ fn lines_that_are_always_missed_are_fetched_in_time() {
         (40 * 50, 0),
         "least recently used: each is gone when its turn comes"
     );
-    // Half of the L2 holds 16 functions: what is fetched more than 800 bytes ahead is gone before its turn.
-    let limits = PrefetchLimits { growth: 1.0, farthest: 600, ..PrefetchLimits::default() };
+    // Half of the L2 holds 16 functions: what is fetched more than 800 bytes ahead is gone before its turn. All distances save as much.
+    let limits = PrefetchLimits { growth: 1.0, sites: 1, ..PrefetchLimits::default() };
     layout.prefetches = choose_prefetches(&program, &trace, &layout, &machine, &limits);
     assert_eq!(layout.validate(&program), Ok(()));
     assert_eq!(
@@ -166,13 +166,12 @@ fn lines_that_are_always_missed_are_fetched_in_time() {
         }
     );
     let after = run(&layout);
-    // A block fetches one line, so that some lines find no place.
-    assert!(after.l2 * 5 < before.l2, "{after:?}");
+    assert!(after.l2 * 20 < before.l2, "{after:?}");
     assert_eq!((after.bytes, after.prefetches), (before.bytes, 50 * layout.prefetches.len() as u64));
-    // A site is 200 to 600 bytes of code in front of what it fetches.
+    // The nearest site that is early enough.
     for Prefetch { at, target, .. } in &layout.prefetches {
         let distance = (40 + target.0 - at.0) % 40 * 50;
-        assert!((200..=600 + 50).contains(&distance), "{distance}");
+        assert!((200..=250).contains(&distance), "{distance}");
     }
 }
 

@@ -141,6 +141,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
                 past: BTreeMap::new(),
                 wanted: BTreeSet::new(),
                 suspended: BTreeSet::new(),
+                retired: BTreeSet::new(),
                 resumed: None,
             };
             session.run(child, start, &mut report, watcher)?;
@@ -197,6 +198,8 @@ struct Session {
     wanted: BTreeSet<PathBuf>,
     /// Modules whose countings the next session goes on with.
     suspended: BTreeSet<PathBuf>,
+    /// Modules whose old overlay was taken out of force. Runs that began just before are still in it.
+    retired: BTreeSet<PathBuf>,
     /// When suspended countings were looked for.
     resumed: Option<Instant>,
 }
@@ -260,6 +263,7 @@ impl Session {
                 // It is taken when the work begins.
                 budget.settle(estimate, 0.0);
                 self.cache.retire(&entry.build_id);
+                self.retired.insert(entry.path);
             }
         }
         for entry in self.cache.pending() {
@@ -280,6 +284,11 @@ impl Session {
             counting += seen.counting;
         }
         counting as f64 / observe::FREQUENCY as f64 * COUNTING_COSTS / (1.0 + COUNTING_COSTS)
+    }
+
+    /// Whether runs of a module start in an overlay.
+    fn is_optimized(&self, seen: &Seen) -> bool {
+        seen.overlaid && !self.retired.contains(&seen.path)
     }
 
     /// What this command and those before it have shown of a module.
@@ -310,8 +319,9 @@ impl Session {
     fn remember(&self) {
         let Some(observer) = &self.observer else { return };
         usage::add(&self.cache, observer.modules(), now(), self.options.making.runs, |seen| {
-            let is_done =
-                seen.overlaid || self.left.contains_key(&seen.path) || self.done.contains_key(&seen.path);
+            let is_done = self.is_optimized(seen)
+                || self.left.contains_key(&seen.path)
+                || self.done.contains_key(&seen.path);
             let is_own = seen.path.parent() == self.cache.overlay(&[]).parent();
             (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
         });
@@ -338,7 +348,7 @@ impl Session {
                 continue;
             }
             let totals = self.totals(seen);
-            if self.given.contains(&seen.path) || seen.overlaid || !totals.is_known() {
+            if self.given.contains(&seen.path) || self.is_optimized(seen) || !totals.is_known() {
                 continue;
             }
             // The agent is no part of the command.
