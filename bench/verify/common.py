@@ -154,6 +154,42 @@ class Toggling:
             log(f"  and: {self.problem}")
 
 
+def ask_while_toggling(machine, pid, clients, duration, each=lambda second: None, then=lambda: None, **toggling):
+    """How many requests were answered while `pid` was attached to and reverted again and again, for `duration` seconds. Each of
+    `clients` runs in a thread of its own: it asks while the function that it is given says so, which it calls once for each right
+    answer, and raises what is wrong. `each` is called every second, `then` at the end, both with the clients at work."""
+    counts, problems, stop = [0] * len(clients), [], threading.Event()
+
+    def run(number, client):
+        def answered(count=1):
+            counts[number] += count
+            return not stop.is_set()
+
+        try:
+            client(answered)
+        except Exception as problem:  # a thread: it is reported by the one that waits
+            problems.append(f"client {number}: {problem!r}")
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        with Toggling(machine, pid, **toggling):
+            for second in range(duration):
+                time.sleep(1)
+                each(second)
+                if problems:
+                    break
+            then()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    if problems:
+        raise Failed("\n".join(problems))
+    return sum(counts)
+
+
 def alternate(machine, pid, rounds, work, busy=None, tree=False, seconds=4):
     """Work done for each second of processor time that `pid` and its children use, original and attached, interleaved.
     `work()` makes the process do some and returns how much; `busy()` (default: the same) keeps it busy while attaching.

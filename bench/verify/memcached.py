@@ -19,47 +19,29 @@ def main(machine):
     path = os.path.join(folder, "s")
     server = machine.start([find("memcached"), "-s", path, "-t", "4", "-m", "64", "-U", "0"], user=user, core=os.sched_getaffinity(0))
     wait_for("memcached", lambda: os.path.exists(path))
-    counts, problems, stop = [0] * CLIENTS, [], threading.Event()
-    clients = [threading.Thread(target=client, args=(path, n, counts, problems, stop)) for n in range(CLIENTS)]
-    for c in clients:
-        c.start()
-    try:
-        with Toggling(machine, server.pid, seconds=1.5):
-            for _ in range(SECONDS):
-                time.sleep(1)
-                hang_up(path)
-                if problems:
-                    break
-    finally:
-        stop.set()
-        for c in clients:
-            c.join()
-    if problems:
-        raise Failed(problems[0])
-    log(f"  {sum(counts)} requests while attaching and reverting, each with its right answer")
+    clients = [lambda answered, n=n: client(path, n, answered) for n in range(CLIENTS)]
+    answers = ask_while_toggling(machine, server.pid, clients, SECONDS, each=lambda _: hang_up(path), seconds=1.5)
+    log(f"  {answers} requests while attaching and reverting, each with its right answer")
     alternate(machine, server.pid, ROUNDS, lambda: batches(path, 5000))
     alive(server.pid, "memcached")
 
 
-def client(path, number, counts, problems, stop):
-    try:
-        with socket.socket(socket.AF_UNIX) as s:
-            s.connect(path)
-            f = s.makefile("rwb")
-            n = 0
-            while not stop.is_set():
-                n += 1
-                for request, expected in conversation(number, n):
-                    f.write(request)
-                    f.flush()
-                    got = b"".join(f.readline() for _ in range(expected.count(b"\n")))
-                    if got != expected:
-                        raise ValueError(f"{request!r}: {got!r} instead of {expected!r}")
-                    counts[number] += 1
-                if n % 100 == 0:
-                    compare_and_swap(f, number)
-    except Exception as problem:  # a thread: it is reported by the one that waits
-        problems.append(f"client {number}: {problem!r}")
+def client(path, number, answered):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        f = s.makefile("rwb")
+        n = 0
+        while answered(0):
+            n += 1
+            for request, expected in conversation(number, n):
+                f.write(request)
+                f.flush()
+                got = b"".join(f.readline() for _ in range(expected.count(b"\n")))
+                if got != expected:
+                    raise ValueError(f"{request!r}: {got!r} instead of {expected!r}")
+                answered()
+            if n % 100 == 0:
+                compare_and_swap(f, number)
 
 
 def conversation(number, n):

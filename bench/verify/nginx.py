@@ -42,27 +42,18 @@ def main(machine):
     server = machine.start([find("nginx"), "-p", folder, "-c", f"{folder}/conf", "-e", f"{folder}/error.log", "-g", "daemon off;"], core=os.sched_getaffinity(0))
     base = f"http://127.0.0.1:{port}"
     wait_for("nginx", lambda: fetch(f"{base}/file1.txt"))
-    counts, problems, stop = [0, 0], [], threading.Event()
-    clients = [threading.Thread(target=client, args=(base, n, counts, problems, stop)) for n in (0, 1)]
-    for c in clients:
-        c.start()
-    try:
-        with Toggling(machine, server.pid, tree=True, seconds=4):
-            for second in range(SECONDS):
-                time.sleep(1)
-                if second % 5 == 3:
-                    os.kill(server.pid, signal.SIGHUP)
-                if problems:
-                    break
-    finally:
-        stop.set()
-        for c in clients:
-            c.join()
+
+    def reload(second):
+        if second % 5 == 3:
+            os.kill(server.pid, signal.SIGHUP)
+
+    clients = [lambda answered, n=n: client(base, n, answered) for n in (0, 1)]
+    answers = ask_while_toggling(machine, server.pid, clients, SECONDS, each=reload, tree=True, seconds=4)
     with open(f"{folder}/error.log") as f:
         crashed = [l for l in f if "exited on signal" in l]
-    if crashed or problems:
-        raise Failed("\n".join(crashed + problems))
-    log(f"  {sum(counts)} requests while attaching, reverting and reloading, each with its right answer")
+    if crashed:
+        raise Failed("\n".join(crashed))
+    log(f"  {answers} requests while attaching, reverting and reloading, each with its right answer")
 
     def requests():
         text = machine.client([find("ab"), "-q", "-k", "-n", "30000", "-c", "8", "-H", "Accept-Encoding: gzip", f"{base}/r/file/5"])
@@ -79,19 +70,16 @@ def fetch(url):
         return answer.read()
 
 
-def client(base, number, counts, problems, stop):
+def client(base, number, answered):
     n = number
-    try:
-        while not stop.is_set():
-            n += 1
-            file = n % 20
-            expected = f"line of file {file}\n".encode() * (file * 50 + 3)
-            for url in (f"/file{file}.txt", f"/r/file/{file}", f"/p/file{file}.txt"):
-                if fetch(base + url) != expected:
-                    raise ValueError(f"{url}: other content")
-                counts[number] += 1
-    except Exception as problem:  # a thread: it is reported by the one that waits
-        problems.append(f"client {number}: {problem!r}")
+    while answered(0):
+        n += 1
+        file = n % 20
+        expected = f"line of file {file}\n".encode() * (file * 50 + 3)
+        for url in (f"/file{file}.txt", f"/r/file/{file}", f"/p/file{file}.txt"):
+            if fetch(base + url) != expected:
+                raise ValueError(f"{url}: other content")
+            answered()
 
 
 program(main)

@@ -19,29 +19,18 @@ def main(machine):
         [find("redis-server"), "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder, "--daemonize", "no"], core=os.sched_getaffinity(0)
     )
     wait_for("redis", lambda: os.path.exists(path))
-    counts, problems, stop = [0, 0], [], threading.Event()
-    clients = [threading.Thread(target=client, args=(path, n, counts, problems, stop)) for n in (0, 1)]
-    for c in clients:
-        c.start()
-    try:
-        with Toggling(machine, server.pid, seconds=1.5):
-            for _ in range(SECONDS):
-                time.sleep(1)
-                if problems:
-                    break
-            # BGSAVE forks: a child with a version in force has to end well, too.
-            if request(path, "BGSAVE").startswith("-"):
-                raise Failed("BGSAVE refused")
-            time.sleep(2)
-            if "rdb_last_bgsave_status:ok" not in request(path, "INFO", "persistence"):
-                raise Failed("BGSAVE failed")
-    finally:
-        stop.set()
-        for c in clients:
-            c.join()
-    if problems:
-        raise Failed(problems[0])
-    log(f"  {sum(counts)} requests while attaching and reverting, each with its right answer")
+
+    def save():
+        # BGSAVE forks: a child with a version in force has to end well, too.
+        if request(path, "BGSAVE").startswith("-"):
+            raise Failed("BGSAVE refused")
+        time.sleep(2)
+        if "rdb_last_bgsave_status:ok" not in request(path, "INFO", "persistence"):
+            raise Failed("BGSAVE failed")
+
+    clients = [lambda answered, n=n: client(path, n, answered) for n in (0, 1)]
+    answers = ask_while_toggling(machine, server.pid, clients, SECONDS, then=save, seconds=1.5)
+    log(f"  {answers} requests while attaching and reverting, each with its right answer")
     bench = find("redis-benchmark")
 
     def requests():
@@ -56,28 +45,25 @@ def main(machine):
     alive(server.pid, "redis-server")
 
 
-def client(path, number, counts, problems, stop):
-    try:
-        with socket.socket(socket.AF_UNIX) as s:
-            s.connect(path)
-            f = s.makefile("rwb")
-            n = 0
-            while not stop.is_set():
-                n += 1
-                expected = [
-                    (("INCR", f"n{number}"), f":{n}\r\n"),
-                    (("SET", f"k{number}:{n % 1000}", f"v{n}"), "+OK\r\n"),
-                    (("GET", f"k{number}:{n % 1000}"), f"v{n}"),
-                    (("HSET", f"h{number}", "f", str(n)), f":{1 if n == 1 else 0}\r\n"),
-                    (("EVAL", "return redis.call('incrby', KEYS[1], ARGV[1])", "1", f"l{number}", "2"), f":{2 * n}\r\n"),
-                ]
-                for command, answer in expected:
-                    got = ask(f, command)
-                    if got != answer:
-                        raise ValueError(f"{command}: {got!r} instead of {answer!r}")
-                    counts[number] += 1
-    except Exception as problem:  # a thread: it is reported by the one that waits
-        problems.append(f"client {number}: {problem!r}")
+def client(path, number, answered):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        f = s.makefile("rwb")
+        n = 0
+        while answered(0):
+            n += 1
+            expected = [
+                (("INCR", f"n{number}"), f":{n}\r\n"),
+                (("SET", f"k{number}:{n % 1000}", f"v{n}"), "+OK\r\n"),
+                (("GET", f"k{number}:{n % 1000}"), f"v{n}"),
+                (("HSET", f"h{number}", "f", str(n)), f":{1 if n == 1 else 0}\r\n"),
+                (("EVAL", "return redis.call('incrby', KEYS[1], ARGV[1])", "1", f"l{number}", "2"), f":{2 * n}\r\n"),
+            ]
+            for command, answer in expected:
+                got = ask(f, command)
+                if got != answer:
+                    raise ValueError(f"{command}: {got!r} instead of {answer!r}")
+                answered()
 
 
 def ask(f, command):

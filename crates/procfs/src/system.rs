@@ -26,6 +26,16 @@ pub fn max_map_count() -> Option<usize> {
     read_number("/proc/sys/vm/max_map_count").and_then(|n| usize::try_from(n).ok())
 }
 
+/// Memory in bytes that programs can get without swapping (`MemAvailable` of `/proc/meminfo`); `None` where the system does not tell.
+pub fn available_memory() -> Option<u64> {
+    parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// The kernel's version: major and minor number.
 pub fn kernel_version() -> Option<(u32, u32)> {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
@@ -123,6 +133,15 @@ pub fn parse_transparent_huge_pages(text: &str) -> Option<TransparentHugePages> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn available_memory_is_read_in_bytes() {
+        let text = "MemTotal: 99999999 kB\nMemAvailable:   1024 kB\nBuffers: 1 kB\n";
+        assert_eq!(parse_available(text), Some(1 << 20));
+        for odd in ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 18446744073709551615 kB"] {
+            assert_eq!(parse_available(odd), None, "{odd}");
+        }
+    }
 
     #[test]
     fn the_first_processor_is_read_and_anything_else_is_empty() {

@@ -16,6 +16,7 @@ use restitch_address::{Avma, Svma};
 use restitch_apply_process::{Module, Target};
 use restitch_emit::may_trace;
 use restitch_image::Image;
+use restitch_procfs::system::available_memory;
 use restitch_program::{CallSite, CallTarget, FuncId, Movability, Program};
 use restitch_tracee::Memory;
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,8 +102,7 @@ impl BurstScope {
     pub fn whole(set: &ProcessSet, ready: Analyses) -> Result<Result<Self, Analyses>, SessionError> {
         let programs = ready.values().flatten().map(|analyzed| &analyzed.program);
         let blocks = programs.map(|program| program.blocks.len()).sum::<usize>();
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        if blocks > most_blocks(&meminfo) {
+        if blocks > most_blocks(available_memory()) {
             return Ok(Err(ready));
         }
         let wanted: Vec<usize> = ready.keys().copied().collect();
@@ -258,10 +258,8 @@ fn blocks_of(modules: &[Chosen], mut room: usize) -> Vec<Vec<bool>> {
 
 /// So many blocks of a program are copied before it is known which are needed: see [`SMALL`]. Where the system does not tell of its memory, a tenth
 /// of that.
-fn most_blocks(meminfo: &str) -> usize {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    let fit = kib.map(|kib| kib.saturating_mul(1024) / 4 / BLOCK_MEMORY);
+fn most_blocks(available: Option<u64>) -> usize {
+    let fit = available.map(|bytes| bytes / 4 / BLOCK_MEMORY);
     fit.map_or(SMALL / 10, |fit| SMALL.min(usize::try_from(fit).unwrap_or(SMALL)))
 }
 
@@ -305,12 +303,9 @@ mod tests {
 
     #[test]
     fn whole_programs_are_copied_where_there_is_memory() {
-        let meminfo = |kib: u64| format!("MemTotal: 99999999 kB\nMemAvailable:   {kib} kB\nBuffers: 1 kB\n");
-        assert_eq!(most_blocks(&meminfo(64 << 20)), SMALL);
-        assert_eq!(most_blocks(&meminfo(1 << 20)), (1 << 30) / 4 / BLOCK_MEMORY as usize);
-        assert_eq!(most_blocks(&meminfo(0)), 0);
-        for odd in ["", "MemAvailable:", "MemAvailable: x kB"] {
-            assert_eq!(most_blocks(odd), SMALL / 10, "{odd}");
-        }
+        assert_eq!(most_blocks(Some(64 << 30)), SMALL);
+        assert_eq!(most_blocks(Some(1 << 30)), (1 << 30) / 4 / BLOCK_MEMORY as usize);
+        assert_eq!(most_blocks(Some(0)), 0);
+        assert_eq!(most_blocks(None), SMALL / 10);
     }
 }
