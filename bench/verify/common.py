@@ -179,7 +179,7 @@ def ask_while_toggling(machine, pid, clients, duration, each=lambda second: None
                 time.sleep(1)
                 each(second)
                 if problems:
-                    break
+                    raise Failed("\n".join(problems))
             then()
     finally:
         stop.set()
