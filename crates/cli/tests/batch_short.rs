@@ -66,6 +66,17 @@ fn the_next_command_goes_on_with_a_counting() {
 }
 
 #[test]
+fn a_command_that_ends_at_once_completes_what_was_counted() {
+    let Some(module) = compiled(&program("switch.c"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    let options = ["--eager", "--profile-runs", "1000000"];
+    assert!(until(&batch, "later", &options, &module, || started(&batch, &module) > 1));
+    finish(batch.command_that_finishes("wait", &options).arg("true")).expect(code::DONE);
+    assert_eq!(stored(&batch, &module, "counting"), None);
+    assert!(batch.in_force().contains(&module));
+}
+
+#[test]
 fn a_command_that_runs_a_program_once_is_optimized_after_some_of_them() {
     let Some(module) = compiled(&program("switch.c"), &["-O2"]) else { return };
     let batch = Batch::new();

@@ -236,6 +236,9 @@ impl Session {
             self.listen(&mut worker, watcher);
         });
         report.command_seconds = start.elapsed().as_secs_f64();
+        // A command may have ended before anything was looked for.
+        self.resumed = None;
+        self.resume(&worker);
         let finish = self.options.making.finish;
         worker.stop(finish == Finish::Wait, |message| self.hear(message, watcher));
         self.remember();
