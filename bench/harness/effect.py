@@ -48,7 +48,7 @@ class Sourced(Restitch):
         return super().attach(machine, pid, load, tree, SECONDS, self.of_source())
 
     def optimize(self, machine, program, training, output, **options):
-        edges, profile, raw = [], machine.path("profile"), machine.path("raw")
+        profile, raw = machine.path("profile"), machine.path("raw")
         start = time.monotonic()
         machine.run(training)
         plain, start = time.monotonic() - start, time.monotonic()
@@ -62,7 +62,7 @@ class Sourced(Restitch):
         else:
             self.call(["record", *self.of_source(), "-o", profile, "--", *training], machine, **options)
             self.cost = (time.monotonic() - start) / plain
-        self.call(["optimize", program, "--profile", profile, "-o", raw, *edges], machine)
+        self.call(["optimize", program, "--profile", profile, "-o", raw], machine)
         copy_as_written(raw, output)
 
 
