@@ -9,12 +9,13 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A program that spins in one function, in the main thread and (after a line of input) in two later ones and a child.
 const SOURCE: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 __attribute__((noinline, section("spinning"))) void *spin(void *count) {
     volatile unsigned long x = 0;
@@ -32,6 +33,7 @@ int main(void) {
     if (child == 0) { spin((void *)300000000ul); _exit(0); }
     for (int i = 0; i < 2; i++) pthread_join(threads[i], 0);
     spin((void *)100000000ul);
+    if (waitpid(child, 0, 0) != child) return 2;
     printf("done\n");
     fflush(stdout);
     getchar();
@@ -128,7 +130,7 @@ fn most_samples_fall_into_the_busy_function_of_all_threads_and_children() {
     assert!(times.is_sorted());
     let forks = records.iter().filter(|record| matches!(record, Record::Fork { .. })).count();
     let exits = records.iter().filter(|record| matches!(record, Record::Exit { .. })).count();
-    assert!(forks >= 3 && exits >= 2, "{forks} forks, {exits} exits");
+    assert!(forks >= 3 && exits >= 3, "{forks} forks, {exits} exits");
 }
 
 #[test]
@@ -193,8 +195,14 @@ fn without_a_pmu_the_task_clock_is_counted() {
     if counters.unavailable().len() == 1 {
         assert_eq!(counters.events(), [CounterEvent::TaskClock]);
     }
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(20) {}
+    // Processor time: while others have the processor nothing is counted.
+    let pid = std::process::id() as i32;
+    let used = || -> Duration {
+        let threads = restitch_procfs::threads(pid).unwrap();
+        threads.iter().filter_map(|t| restitch_procfs::thread_cpu_time(pid, t.tid).ok()).sum()
+    };
+    let before = used();
+    while used() < before + Duration::from_millis(20) {}
     let reading = counters.read().unwrap()[0];
     assert!(reading.event != CounterEvent::TaskClock || reading.value > 1_000_000, "{reading:?}");
 }

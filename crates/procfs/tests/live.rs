@@ -87,7 +87,9 @@ fn this_process_is_described() {
 #[test]
 fn mapped_files_are_opened_also_when_deleted_or_replaced() {
     let path = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("sleep-{}", own_pid()));
-    std::fs::copy("/bin/sleep", &path).unwrap();
+    // By another process: a file that is open for writing here might be inherited by a child of another test just now, and could
+    // not be executed.
+    assert!(Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
     let sleeper = Sleeper::start(path.to_str().unwrap());
     let headers = procfs::auxv(sleeper.pid()).unwrap().program_headers().unwrap();
     let maps = procfs::maps(sleeper.pid()).unwrap();
