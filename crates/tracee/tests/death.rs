@@ -121,7 +121,7 @@ fn starts_it_and_dies(program: &Path, output: &Path) -> (i32, usize) {
             Some(TraceEvent::Exec(stopped)) => drop(stopped.resume()),
             Some(TraceEvent::Exited { .. }) => return (pid, 0),
             Some(_) => {}
-            None => match events.stop(pid, Duration::from_secs(10)) {
+            None => match events.stop(pid, Duration::from_secs(120)) {
                 Ok(stopped) => {
                     let held = |tid: &i32| stopped.held_signal(*tid).unwrap().is_some();
                     let met = stopped.threads().filter(held).count();
@@ -141,7 +141,7 @@ fn starts_it_and_dies(program: &Path, output: &Path) -> (i32, usize) {
 
 #[test]
 fn a_signal_met_by_a_stop_of_a_followed_command_outlives_the_tracer() {
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(120);
     let Some(program) = compile("signals") else { return };
     let output = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("followed-{}", std::process::id()));
     let mut met = 0;

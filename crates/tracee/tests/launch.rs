@@ -6,7 +6,8 @@ use restitch_tracee::{ExitStatus, LaunchOptions, TraceEvent, TraceEvents};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// How long an event may take to come on a machine that is busy with other things.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn run(command: Command, options: LaunchOptions) -> Vec<String> {
     let mut events = TraceEvents::spawn(command, options).unwrap();
@@ -215,11 +216,14 @@ fn calls_can_be_made_at_the_exec() {
 fn a_followed_process_is_stopped_again_and_again() {
     let Some(program) = common::compile("storm") else { return };
     let mut command = Command::new(&program);
-    command.arg("600").stdout(Stdio::null());
+    // It ends with its input.
+    let (input, open) = std::io::pipe().unwrap();
+    command.stdin(input).stdout(Stdio::null());
     let mut events = TraceEvents::spawn(command, LaunchOptions::default()).unwrap();
     let pid = events.root().pid;
-    let (mut stops, mut end) = (0, None);
+    let (mut stops, mut end, mut open) = (0, None, Some(open));
     while end.is_none() {
+        open = open.filter(|_| stops < 20);
         match events.next_event(Duration::from_millis(3)).unwrap() {
             Some(TraceEvent::Exited { status, .. }) => end = Some(status),
             Some(_) => {}
@@ -237,5 +241,5 @@ fn a_followed_process_is_stopped_again_and_again() {
     }
     std::fs::remove_file(program).unwrap();
     assert_eq!(end, Some(ExitStatus::Code(0)));
-    assert!(stops > 3, "{stops} stops");
+    assert!(stops >= 20, "{stops} stops");
 }

@@ -8,6 +8,7 @@ use restitch_tracee::{
     Backing, Memory, Placement, Protection, SeccompPolicy, StopOptions, Stopped, StubPlace, TraceError,
     settle_stragglers,
 };
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -45,19 +46,34 @@ fn a_process_whose_first_thread_has_ended_is_stopped_and_borrowed_from() {
 
 #[test]
 fn a_vfork_parent_is_waited_for_and_then_refused_untouched() {
-    let Some(target) = Target::start("special", &["vfork", "2000"]) else { return };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let end = folder.join(format!("vfork-child-ends-{}", std::process::id()));
+    let _ = std::fs::remove_file(&end);
+    let Some(target) = Target::start("special", &["vfork", end.to_str().unwrap()]) else { return };
     let pid = target.pid();
-    std::thread::sleep(Duration::from_millis(100));
+    // The child has said that it runs; its parent is on its way to where it waits for it.
+    let state = || restitch_procfs::thread_stat(pid, pid).unwrap().state;
+    while state() != restitch_procfs::ProcessState::Uninterruptible {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let short = StopOptions { limit: Duration::from_millis(100) };
     let refused = Stopped::seize_all_with(pid, short).map(drop).unwrap_err();
     assert!(matches!(refused, TraceError::VforkParent { .. }), "{refused}");
     assert_eq!(restitch_procfs::status(pid).unwrap().tracer, Some(0), "still traced");
     assert_eq!(settle_stragglers(), 0);
-    // With patience it stops as soon as the child has gone.
-    let begun = Instant::now();
-    let patient = StopOptions { limit: Duration::from_secs(20) };
+    // With patience it stops as soon as the child has gone, and not before.
+    let told = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        let at = Instant::now();
+        std::fs::write(&end, "").unwrap();
+        (at, end)
+    });
+    let patient = StopOptions { limit: Duration::from_secs(120) };
     Stopped::seize_all_with(pid, patient).unwrap().resume();
-    assert!(begun.elapsed() > Duration::from_millis(300));
+    let stopped = Instant::now();
+    let (at, end) = told.join().unwrap();
+    std::fs::remove_file(end).unwrap();
+    assert!(stopped > at, "it was stopped while its child was there");
     target.assert_ok();
 }
 

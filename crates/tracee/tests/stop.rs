@@ -3,13 +3,16 @@
 mod common;
 
 use common::Target;
-use restitch_tracee::{StopTimes, Stopped, TraceError};
+use restitch_tracee::{Stopped, TraceError};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long something may take on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn a_storm_of_threads_is_stopped_as_a_whole() {
-    let Some(mut target) = Target::start("storm", &["60000"]) else { return };
+    let Some(mut target) = Target::start("storm", &[]) else { return };
     let mut stops = 0;
     while stops < 200 {
         let stopped = match Stopped::seize_all(target.pid()) {
@@ -27,7 +30,7 @@ fn a_storm_of_threads_is_stopped_as_a_whole() {
         stops += 1;
         std::thread::sleep(Duration::from_micros(stops * 5));
     }
-    assert!(!target.has_ended(), "the storm was over before the stops");
+    assert!(!target.has_ended(), "it goes on until it is told to end");
     target.assert_ok();
 }
 
@@ -35,13 +38,15 @@ fn a_storm_of_threads_is_stopped_as_a_whole() {
 fn waiting_threads_see_no_eintr() {
     let Some(target) = Target::start("sleepers", &[]) else { return };
     for round in 0..400u64 {
+        let begun = Instant::now();
         let stopped = Stopped::seize_all(target.pid()).unwrap();
+        let most = begun.elapsed();
         assert_eq!(stopped.threads().count(), 10);
         if round % 2 == 0 {
             drop(stopped);
         } else {
             let times = stopped.resume();
-            assert!(times.threads == 10 && StopTimes::micros(times.stopping) < 5_000_000);
+            assert!(times.threads == 10 && times.stopping <= most, "{times:?} of {most:?}");
         }
         std::thread::sleep(Duration::from_micros(round * 37 % 6000));
     }
@@ -76,16 +81,21 @@ fn a_process_stopped_by_job_control_stays_stopped() {
     let Some(target) = Target::start("selfcheck", &["vector"]) else { return };
     let pid = target.pid();
     let state = || restitch_procfs::status(pid).unwrap().state.unwrap();
-    let signal = |signal| {
-        // SAFETY: plain system call on a child of this test.
-        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    // SAFETY: plain system call on a child of this test.
+    let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    // It has to run to stop. One that goes on never stops by itself.
+    let is_stopped = || {
+        let begun = Instant::now();
+        while state() != restitch_procfs::ProcessState::Stopped && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(Duration::from_millis(50));
+        state() == restitch_procfs::ProcessState::Stopped
     };
     signal(libc::SIGSTOP);
-    assert_eq!(state(), restitch_procfs::ProcessState::Stopped);
+    assert!(is_stopped());
     Stopped::seize_all(pid).unwrap().resume();
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(state(), restitch_procfs::ProcessState::Stopped);
+    assert!(is_stopped());
     signal(libc::SIGCONT);
     assert_ne!(state(), restitch_procfs::ProcessState::Stopped);
     target.assert_ok();
@@ -126,7 +136,10 @@ fn what_cannot_be_traced_is_refused_in_words() {
         assert!(refusal(2).contains("kernel thread"));
     }
     let mut zombie = Command::new("true").spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    let state = |pid| restitch_procfs::status(pid).unwrap().state;
+    while state(zombie.id() as i32) != Some(restitch_procfs::ProcessState::Zombie) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert!(refusal(zombie.id() as i32).contains("zombie"));
     zombie.wait().unwrap();
 }
