@@ -64,20 +64,25 @@ pub(crate) fn decode(status: i32) -> StopKind {
 
 /// Sleeps a little longer each time it is called: at first not at all, then up to a millisecond. (Yielding would give whole time slices
 /// to others on a busy machine.)
+///
+/// To be asked after each look, and to be paused before the next one. What has come in time is seen even if this program itself got no processor until the
+/// time was up: the last look is behind that.
 pub(crate) struct Patience {
     rounds: u32,
     since: Instant,
     limit: Duration,
+    /// The time was up before the last look.
+    over: bool,
 }
 
 impl Patience {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { rounds: 0, since: Instant::now(), limit }
+        Self { rounds: 0, since: Instant::now(), limit, over: false }
     }
 
-    /// Whether the time is up.
+    /// Whether the time was up before the last look.
     pub(crate) fn is_over(&self) -> bool {
-        self.since.elapsed() >= self.limit
+        self.over
     }
 
     /// Lets others run for a moment.
@@ -89,6 +94,7 @@ impl Patience {
             101..=300 => std::thread::sleep(Duration::from_micros(200)),
             _ => std::thread::sleep(Duration::from_millis(1)),
         }
+        self.over = self.since.elapsed() >= self.limit;
     }
 }
 
@@ -128,6 +134,16 @@ fn wait_with(wait: impl Fn(i32, bool) -> Waited, tid: i32, limit: Duration) -> W
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_was_kept_from_looking_looks_once_more() {
+        let mut patience = Patience::new(Duration::from_millis(5));
+        assert!(!patience.is_over());
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(!patience.is_over(), "nobody has looked since the time is up");
+        patience.pause();
+        assert!(patience.is_over());
+    }
 
     #[test]
     fn statuses_of_ptrace_2_are_told_apart() {
