@@ -239,6 +239,7 @@ impl Session {
         // A command may have ended before anything was looked for.
         self.resumed = None;
         self.resume(&worker);
+        self.want();
         let finish = self.options.making.finish;
         worker.stop(finish == Finish::Wait, |message| self.hear(message, watcher));
         self.remember();
@@ -342,6 +343,30 @@ impl Session {
         }
     }
 
+    /// Whether a module is to be counted: it is worth it, nobody has begun, and enough is known of it.
+    fn is_worth_it(&self, seen: &Seen) -> bool {
+        let totals = self.totals(seen);
+        if self.given.contains(&seen.path) || self.is_optimized(seen) || !totals.is_known() {
+            return false;
+        }
+        // The agent is no part of the command.
+        if seen.path.parent() == self.cache.overlay(&[]).parent() {
+            return false;
+        }
+        let worth_it = totals.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
+        seen.path.is_file() && (worth_it || self.options.eager)
+    }
+
+    /// At the end of the command: what shows itself to be worth it by now is begun by whoever comes next. (All of a command may be over
+    /// before it was looked at for the first time.)
+    fn want(&mut self) {
+        let Some(observer) = &self.observer else { return };
+        let is_wanted = |seen: &&Seen| !is_named(&seen.path, &self.options.exclude) && self.is_worth_it(seen);
+        let wanted: Vec<PathBuf> =
+            observer.modules().iter().filter(is_wanted).map(|s| s.path.clone()).collect();
+        self.wanted.extend(wanted);
+    }
+
     /// Gives modules that are worth it to the worker.
     fn consider(&mut self, worker: &mut Worker, budget: &Budget, idle_cores: f64) {
         let Some(observer) = &self.observer else { return };
@@ -350,16 +375,7 @@ impl Session {
                 self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
                 continue;
             }
-            let totals = self.totals(seen);
-            if self.given.contains(&seen.path) || self.is_optimized(seen) || !totals.is_known() {
-                continue;
-            }
-            // The agent is no part of the command.
-            if seen.path.parent() == self.cache.overlay(&[]).parent() {
-                continue;
-            }
-            let worth_it = totals.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
-            if !seen.path.is_file() || !(worth_it || self.options.eager) {
+            if !self.is_worth_it(seen) {
                 continue;
             }
             let haste = match budget.begin(begin_cost(&seen.path)) {
