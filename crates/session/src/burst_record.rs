@@ -19,7 +19,7 @@ use crate::process_set::{ProcessSet, refuse_kernel_thread};
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, launch_holding};
 use crate::verdict::Windows;
-use crate::{SessionError, TraceRecordOptions, TraceSubject, Watcher};
+use crate::{ExitCode, SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::{Avma, LoadBias};
 use restitch_apply_process::{Incoming, ProcessError, VersionKind};
 use restitch_check::{CheckedVersion, check};
@@ -102,17 +102,24 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         BurstOptions { depth: options.depth, overhead: options.overhead, ..BurstOptions::default() };
     let mut launched = None;
     let (mut set, prepared, duration) = match options.subject {
-        TraceSubject::Process(pid, duration) => (open(pid)?, Prepared::default(), Some(duration)),
+        TraceSubject::Process(pid, duration) => {
+            let set = open(pid)?;
+            records.open(set.leader.target().pid())?;
+            (set, Prepared::default(), Some(duration))
+        }
         TraceSubject::Command(command) => {
             watcher.phase("analysing", None);
-            let (process, prepared) = launch_holding(command, |process| prepare(process.pid))?;
+            // All that has to be known of it is looked up while it is held: a short one has ended a moment later.
+            let (process, prepared) = launch_holding(command, |process| {
+                records.open(process.pid)?;
+                prepare(process.pid)
+            })?;
             launched = Some(process);
             let (set, prepared) = prepared?;
             (set, prepared, None)
         }
     };
     let pid = set.leader.target().pid();
-    records.open(pid)?;
     let traced = trace_process(&mut set, prepared, duration, tracing, &mut records, watcher)?;
     watcher.phase("analysing", None);
     let status = launched.map(|process| exit_status(traced.report.exit, process)).transpose()?;
@@ -128,6 +135,12 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     }
     let Traced { report, rounds, mapped, kept, .. } = traced;
     Ok(Bursts { ended_at, refused_at, report, rounds, elsewhere, status, modules, mapped, kept })
+}
+
+/// Whether an error says no more than that the process has ended, or is just ending: it has no memory any more then, and is not yet dead for as long as
+/// it gets no processor.
+fn has_ended(set: &ProcessSet, error: &SessionError) -> bool {
+    error.exit_code() == ExitCode::Vanished || !set.leader_is_alive()
 }
 
 /// Why there is nothing, and what gives more.
@@ -224,7 +237,7 @@ fn trace_process(
     });
     let chosen = match choice {
         // It has ended: whatever could not be done then is no error of its own.
-        Err(_) if !set.leader_is_alive() => return Err(too_little(set, is_command)),
+        Err(error) if has_ended(set, &error) => return Err(too_little(set, is_command)),
         choice => choice?.0,
     };
     let rest = duration.map(|d| d.saturating_sub(sampling).max(SAMPLING.0));
@@ -345,9 +358,9 @@ impl Rounds {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 // Its end has come between two rounds.
-                Err(_) if !set.leader_is_alive() && !self.traced.rounds.is_empty() => return Ok(()),
-                Err(_) if !set.leader_is_alive() => return Err(too_little(set, self.is_command)),
-                Err(error) => return Err(error),
+                Err(error) if !has_ended(set, &error) => return Err(error),
+                Err(_) if !self.traced.rounds.is_empty() => return Ok(()),
+                Err(_) => return Err(too_little(set, self.is_command)),
             }
         }
     }
@@ -455,10 +468,9 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
     if !set.leader_is_alive() {
         return Ok(None);
     }
-    set.refresh()?;
-    match set.switch(&[], VersionKind::Burst, watcher) {
+    match set.refresh().and_then(|()| set.switch(&[], VersionKind::Burst, watcher)) {
         Ok(_) => {}
-        Err(_) if !set.leader_is_alive() => return Ok(None),
+        Err(error) if has_ended(set, &error) => return Ok(None),
         Err(error) => return Err(error),
     }
     Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
