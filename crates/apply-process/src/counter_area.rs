@@ -12,8 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// In this time no counter of 32 bits goes round: 2^32 increments would be seven a nanosecond.
-const LONGEST: Duration = Duration::from_millis(600);
+/// Counters of 32 bits have to be read as often as this: what they count in a longer time between two readings is left out. In this time none
+/// goes round: 2^32 increments would be seven a nanosecond.
+pub const LONGEST_UNREAD: Duration = Duration::from_millis(600);
 
 /// One area.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl Sums {
     fn take_in(&mut self, begun: Instant, done: Instant, now: &[u32]) -> &[u64] {
         self.last.resize(now.len(), 0);
         self.total.resize(now.len(), 0);
-        if done.duration_since(self.read) <= LONGEST {
+        if done.duration_since(self.read) <= LONGEST_UNREAD {
             for ((total, last), now) in self.total.iter_mut().zip(&self.last).zip(now) {
                 *total += u64::from(now.wrapping_sub(*last));
             }

@@ -46,6 +46,7 @@ mod threads;
 mod tripwire;
 mod writing;
 
+pub use counter_area::LONGEST_UNREAD;
 pub use error::ProcessError;
 pub use journal::{Journal, JournalSpare, JournalVersion, VersionKind};
 pub use live::{Live, Reservation};

@@ -9,7 +9,7 @@ use crate::parallel;
 use crate::process_set::ProcessSet;
 use crate::selection::select;
 use crate::{SessionError, Watcher};
-use restitch_apply_process::{SwitchReport, VersionKind};
+use restitch_apply_process::{LONGEST_UNREAD, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::CounterWidth;
 use restitch_layout::Layout;
@@ -86,6 +86,8 @@ pub(crate) fn make_counting(
 const FIRST_LOOK: Duration = Duration::from_millis(500);
 /// The counts of the two halves of the time so far have to agree as much as this (overlap of their distributions).
 const SETTLED: f64 = 0.97;
+/// So many times the wanted time may be lost and made up for.
+const MOST_MADE_UP: u32 = 10;
 /// Fewer increments than this tell nothing.
 const LEAST_INCREMENTS: u64 = 100_000;
 
@@ -127,6 +129,33 @@ fn overlap(before: &[u64], now: &[u64]) -> f64 {
     grown().map(|(a, b)| (a as f64 / first as f64).min(b as f64 / second as f64)).sum()
 }
 
+/// For how long counters have counted: where this program got no processor for so long that what they counted meanwhile is left out, that time
+/// is made up for, within reason.
+struct CountedTime {
+    read: Instant,
+    time: Duration,
+    /// So much may still be made up for.
+    patience: Duration,
+}
+
+impl CountedTime {
+    fn new(now: Instant, wanted: Duration) -> Self {
+        Self { read: now, time: Duration::ZERO, patience: MOST_MADE_UP * wanted }
+    }
+
+    fn time(&self) -> Duration {
+        self.time
+    }
+
+    /// The counters were read.
+    fn read_at(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(std::mem::replace(&mut self.read, now));
+        let lost = if passed > LONGEST_UNREAD { passed.min(self.patience) } else { Duration::ZERO };
+        self.patience -= lost;
+        self.time += passed - lost;
+    }
+}
+
 /// Installs counting versions, waits, and derives a profile for each chosen module. The counting versions stay in force. Also: for how long was
 /// counted.
 pub(crate) fn count(
@@ -140,17 +169,18 @@ pub(crate) fn count(
     const STEP: Duration = Duration::from_millis(50);
     let report = set.switch(versions, VersionKind::Counting, watcher)?;
     watcher.phase("counting", Some(length.most().as_secs_f64()));
-    let began = Instant::now();
+    let mut counted = CountedTime::new(Instant::now(), length.most());
     let mut settling = Settling::new();
-    while !length.is_over(began.elapsed(), || settling.settled) && set.leader_is_alive() {
-        std::thread::sleep(length.most().saturating_sub(began.elapsed()).min(STEP));
+    while !length.is_over(counted.time(), || settling.settled) && set.leader_is_alive() {
+        std::thread::sleep(length.most().saturating_sub(counted.time()).min(STEP));
         // Each time, whether or not it is looked at: narrow counters go round.
         let now = all_counters(set, counting).ok();
+        counted.read_at(Instant::now());
         if matches!(length, Length::UntilSettled { .. }) {
-            settling.look(began.elapsed(), || now);
+            settling.look(counted.time(), || now);
         }
     }
-    let time = began.elapsed();
+    let time = counted.time();
     // Children forked meanwhile inherited the counting version: they are to move on with the others.
     set.refresh()?;
     Ok((derive_all(set, chosen, counting)?, report, time))
@@ -194,6 +224,19 @@ impl Counting {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_in_which_nobody_read_is_made_up_for() {
+        let (begin, ms) = (Instant::now(), Duration::from_millis);
+        let mut counted = CountedTime::new(begin, ms(500));
+        let mut at = |time| {
+            counted.read_at(begin + ms(time));
+            counted.time()
+        };
+        assert_eq!((at(50), at(600), at(3600), at(3700)), (ms(50), ms(600), ms(600), ms(700)));
+        // Five seconds and no more.
+        assert_eq!((at(5600), at(5700), at(7700)), (ms(700), ms(800), ms(2700)));
+    }
 
     #[test]
     fn counters_settle_when_the_second_half_is_like_the_first() {
