@@ -100,31 +100,46 @@ pub(crate) fn follow(
 impl Follower<'_> {
     /// Handles events until nobody is left, or the command has ended long enough ago.
     fn run(&mut self, events: &mut TraceEvents, root: i32) -> Result<i32, SessionError> {
-        let (mut status, mut end) = (None, None::<Instant>);
-        while !events.is_empty() && end.is_none_or(|end| Instant::now() < end) {
-            match events.next_event(POLL) {
-                Ok(Some(TraceEvent::Exited { pid, status: ended })) => {
-                    self.left(pid);
-                    if pid == root {
-                        status = Some(match ended {
-                            ExitStatus::Code(code) => code,
-                            ExitStatus::Signal(signal) => 128 + signal,
-                        });
-                        end = Some(Instant::now() + GRACE);
-                    }
-                }
-                Ok(Some(event)) => self.handle(events, event),
-                Ok(None) => {}
-                Err(TraceError::ThirtyTwoBit { pid }) => {
-                    self.left(pid);
-                    self.not_counted(pid, "it is a 32-bit program");
-                }
-                Err(error) => return Err(error.into()),
+        let (mut status, mut grace) = (None, GRACE);
+        while !events.is_empty() && !grace.is_zero() {
+            let begun = Instant::now();
+            self.step(events, root, &mut status)?;
+            if status.is_some() {
+                // A step is longer than a poll where this program got no processor. Descendants are not to suffer for that.
+                grace = grace.saturating_sub(begun.elapsed().min(POLL));
             }
         }
         let gone =
             || SessionError::Command { command: "the command".into(), why: "its end was not seen".into() };
         status.ok_or_else(gone)
+    }
+
+    /// Handles the next event, if one comes soon. The command's `status` is set at its end.
+    fn step(
+        &mut self,
+        events: &mut TraceEvents,
+        root: i32,
+        status: &mut Option<i32>,
+    ) -> Result<(), SessionError> {
+        match events.next_event(POLL) {
+            Ok(Some(TraceEvent::Exited { pid, status: ended })) => {
+                self.left(pid);
+                if pid == root {
+                    *status = Some(match ended {
+                        ExitStatus::Code(code) => code,
+                        ExitStatus::Signal(signal) => 128 + signal,
+                    });
+                }
+            }
+            Ok(Some(event)) => self.handle(events, event),
+            Ok(None) => {}
+            Err(TraceError::ThirtyTwoBit { pid }) => {
+                self.left(pid);
+                self.not_counted(pid, "it is a 32-bit program");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
     fn handle(&mut self, events: &mut TraceEvents, event: TraceEvent) {
