@@ -4,7 +4,7 @@ mod common;
 
 use common::batching::{Batch, compiled};
 use common::{PATIENCE, code, expect_message, finish};
-use restitch_testkit::{program, require, wait_until};
+use restitch_testkit::{copy_program, program, require, wait_until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -44,7 +44,7 @@ fn programs_are_optimized_between_their_runs() {
 
     // A program that is replaced has another build id, and runs as it is.
     let copy = batch.folder.path().join("program");
-    std::fs::copy(throw, &copy).expect("copied");
+    copy_program(throw, &copy).expect("copied");
     assert_eq!(batch.kinds(&copy), (2, 0), "the overlay is known by the first path");
     assert_eq!(batch.kinds(throw), (0, 2));
 

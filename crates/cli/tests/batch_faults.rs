@@ -4,7 +4,7 @@ mod common;
 
 use common::batching::{Batch, compiled};
 use common::{PATIENCE, code, finish};
-use restitch_testkit::{program, require, skip, wait_until};
+use restitch_testkit::{copy_program, program, require, skip, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -93,7 +93,7 @@ fn a_program_that_is_replaced_meanwhile_is_never_run_in_its_predecessors_code() 
     let (stop, place) = (batch.folder.path().join("stop"), batch.folder.path().join("program"));
     let put = |file: &Path| {
         let new = batch.folder.path().join("new");
-        std::fs::copy(file, &new).expect("copied");
+        copy_program(file, &new).expect("copied");
         std::fs::rename(&new, &place).expect("renamed");
     };
     put(first);

@@ -80,8 +80,7 @@ fn a_program_whose_file_was_removed_is_moved_and_given_back() {
     let built = require!(stoppable("throw.cc", &["-O2"]), "g++");
     let folder = restitch_testkit::scratch();
     let program = folder.path().join("removed");
-    // By another process: a file that is open for writing here might be inherited by a child of another test just now.
-    assert!(std::process::Command::new("cp").arg(&built).arg(&program).status().unwrap().success());
+    restitch_testkit::copy_program(&built, &program).unwrap();
     let (restitch, mut target) = (Restitch::new(), Target::start(&program));
     let pid = target.pid();
     std::fs::remove_file(&program).unwrap();

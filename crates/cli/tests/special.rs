@@ -3,10 +3,10 @@
 mod common;
 
 use common::{PATIENCE, Restitch, Target, code, expect_message, look, stoppable};
-use restitch_testkit::{Finished, wait_until};
+use restitch_testkit::{Finished, copy_program, wait_until};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A program that becomes special by `RESTITCH_TEST_SPECIAL`.
@@ -128,7 +128,7 @@ fn without_permission_the_message_says_what_would_help() {
     let Some(mut root) = start("locked") else { return };
     let as_nobody = |pid: u32| {
         let binary = restitch.state().join("restitch");
-        std::fs::copy(env!("CARGO_BIN_EXE_restitch"), &binary).expect("room for a copy");
+        copy_program(Path::new(env!("CARGO_BIN_EXE_restitch")), &binary).expect("room for a copy");
         let mut command = Command::new(binary);
         command.args(["attach", &pid.to_string(), "--duration", "1", "--measure", "0"]);
         command.env("RESTITCH_STATE_DIR", restitch.state().join("nobody")).uid(65534).gid(65534);

@@ -1,5 +1,6 @@
 //! Test programs: sources in `tests/programs`, compiled on demand and cached by content.
 
+use crate::copy_program;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -109,13 +110,17 @@ pub fn strip(file: &Path) -> Result<PathBuf> {
 /// [`Error::Io`] if the file cannot be read or the copy not written.
 pub fn without_section_headers(file: &Path) -> Result<PathBuf> {
     variant(file, "bare", |output| {
-        std::fs::copy(file, output).map_err(io(file))?;
-        let mut data = std::fs::read(output).map_err(io(output))?;
+        let mut data = std::fs::read(file).map_err(io(file))?;
         if data.len() >= 64 {
             data[40..48].fill(0); // e_shoff
             data[58..64].fill(0); // e_shentsize, e_shnum, e_shstrndx
         }
-        std::fs::write(output, data).map_err(io(output))
+        // A copy of a copy with its permissions, so that it can be executed at once.
+        let part = output.with_extension("part");
+        std::fs::copy(file, &part).map_err(io(file))?;
+        std::fs::write(&part, data).map_err(io(&part))?;
+        copy_program(&part, output).map_err(io(output))?;
+        std::fs::remove_file(&part).map_err(io(&part))
     })
 }
 

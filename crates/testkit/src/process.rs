@@ -8,17 +8,31 @@ use std::time::{Duration, Instant};
 /// How long [`wait_until`] sleeps between two looks.
 const POLL: Duration = Duration::from_millis(2);
 
-/// What `look` finds, or none if it found nothing until `limit` was over. It looks at least once.
+/// What `look` finds, or none if it found nothing until `limit` was over. The last look is after that.
 pub fn wait_until<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
+        let is_last = Instant::now() >= end;
         if let Some(found) = look() {
             return Some(found);
         }
-        if Instant::now() >= end {
+        if is_last {
             return None;
         }
         std::thread::sleep(POLL);
+    }
+}
+
+/// Copies a program so that it can be executed at once. Another process does it: a file that is open for writing here may be inherited by a
+/// child that another test is just starting, and until that child has executed something else nobody can execute the file (`ETXTBSY`).
+///
+/// # Errors
+/// If `cp` cannot be started or fails.
+pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
+    let done = Command::new("cp").arg(from).arg(to).stdin(Stdio::null()).output()?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(std::io::Error::other(String::from_utf8_lossy(&done.stderr).into_owned())),
     }
 }
 
