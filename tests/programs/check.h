@@ -1,5 +1,5 @@
 /* Shared by the test programs: a program runs its self-check once, or, with `--seconds N`, again and again for N
- * seconds. It ends with status 42 if every check held, and with status 1 and a message at the first that did not. */
+ * seconds, or, with `--busy N`, until it has used so many seconds of processor time. It ends with status 42 if every check held, and with status 1 and a message at the first that did not. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -29,6 +29,9 @@ static inline double seconds_now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+/* Processor time that this process has used. */
+static inline double busy_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
+
 /* The number behind `name` on the command line, or `otherwise`. */
 static inline double option(int argc, char **argv, const char *name, double otherwise) {
     for (int i = 1; i + 1 < argc; i++)
@@ -38,10 +41,10 @@ static inline double option(int argc, char **argv, const char *name, double othe
 
 /* Runs rounds with rising numbers, at least one, until the time is over. */
 static inline int run_rounds(int argc, char **argv, void (*one_round)(unsigned)) {
-    double end = seconds_now() + option(argc, argv, "--seconds", 0);
+    double end = seconds_now() + option(argc, argv, "--seconds", 0), busy = option(argc, argv, "--busy", 0);
     unsigned round = 0;
     do one_round(round++);
-    while (seconds_now() < end);
+    while (seconds_now() < end || (busy > 0 && busy_seconds() < busy));
     return SUCCESS;
 }
 

@@ -82,7 +82,7 @@ fn a_command_that_runs_a_program_once_is_optimized_after_some_of_them() {
     let batch = Batch::new();
     let mut command = 0;
     while !batch.in_force().contains(&module) {
-        let script = "\"$0\" --seconds 0.4; [ $? = 42 ]";
+        let script = "\"$0\" --busy 0.4; [ $? = 42 ]";
         let mut once = batch.command_that_finishes("wait", &[]);
         finish(once.args(["sh", "-c", script]).arg(&module)).expect(code::DONE);
         command += 1;
@@ -101,17 +101,19 @@ fn runs_that_do_next_to_nothing_decide_nothing() {
     let batch = Batch::new();
     let folder = batch.folder.path().to_path_buf();
     // Typical runs until runs are counted (the module is noted just before that; at most one of these runs begins in between), then such that end
-    // at once, with time enough for a profile to be made of them; then typical ones.
-    let script = "until grep -lqF \"$0\" \"$STORE\"/*.path 2>/dev/null; do \"$0\" --seconds 0.4; [ $? = 42 ] || exit 9; done; sleep 1
-        for i in 1 2 3 4 5 6 7 8; do \"$0\" --seconds 0; sleep 0.3; done; sleep 2; : > \"$MARKS/short\"
+    // at once, until some of them were counted, with time enough for a profile to be made of them; then typical ones.
+    let script = "until grep -lqF \"$0\" \"$STORE\"/*.path 2>/dev/null; do \"$0\" --busy 0.4; [ $? = 42 ] || exit 9; done; sleep 1
+        while [ ! -e \"$MARKS/enough\" ]; do \"$0\"; sleep 0.3; done; sleep 2; : > \"$MARKS/short\"
         while [ ! -e \"$MARKS/go\" ]; do sleep 0.1; done
-        while [ ! -e \"$MARKS/stop\" ]; do \"$0\" --seconds 0.4; [ $? = 42 ] || exit 9; done";
+        while [ ! -e \"$MARKS/stop\" ]; do \"$0\" --busy 0.4; [ $? = 42 ] || exit 9; done";
     let mut command = batch.command(&["--eager"]);
     command.args(["sh", "-c", script]).arg(&module).env("MARKS", &folder);
     command.env("STORE", batch.cache().join("v1/store"));
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mark = |name: &str| std::fs::write(folder.join(name), "").expect("written");
-    let short = wait_until(PATIENCE * 2, || folder.join("short").exists().then_some(()));
+    let counted = wait_until(PATIENCE * 2, || (started(&batch, &module) > 3).then_some(()));
+    mark("enough");
+    let short = wait_until(PATIENCE, || folder.join("short").exists().then_some(()));
     let (ran, made) = (started(&batch, &module), stored(&batch, &module, "optimized"));
     mark("go");
     let optimized = wait_until(PATIENCE * 2, || stored(&batch, &module, "optimized"));
@@ -119,7 +121,7 @@ fn runs_that_do_next_to_nothing_decide_nothing() {
     let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(short.is_some() && output.status.code() == Some(code::DONE), "{said}");
-    assert!(ran > 2, "those that end at once were counted as well: {ran}");
+    assert!(counted.is_some() && ran > 3, "those that end at once were counted as well: {ran}");
     assert_eq!(made, None, "a profile was made of runs that did nothing: {said}");
     assert!(optimized.is_some(), "{said}");
     assert_eq!(batch.kinds(&module), (0, 2));
