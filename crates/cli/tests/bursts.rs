@@ -31,10 +31,10 @@ const PROGRAMS: &[&str] = &[
 /// Programs that spend their time in the kernel: there may be too few samples of their own code.
 const MOSTLY_KERNEL: &[&str] = &["cancel.cc", "threads.c", "fork.c"];
 
-fn record(restitch: &Restitch, pid: u32, profile: &std::path::Path) -> std::process::Command {
+fn record(restitch: &Restitch, pid: u32, profile: &std::path::Path, duration: &str) -> std::process::Command {
     let pid = pid.to_string();
     let mut command = restitch.command(&["record", "-p", &pid, "--source", "burst", "--overhead", "30"]);
-    command.args(["--depth", "500", "--duration", "2", "-o"]).arg(profile);
+    command.args(["--depth", "500", "--duration", duration, "-o"]).arg(profile);
     command
 }
 
@@ -43,7 +43,8 @@ fn bursts_of(source: &str, flags: &[&str]) {
     let (restitch, folder) = (Restitch::new(), scratch());
     let mut target = Target::start(&program);
     target.name = format!("{source} {}", flags.join(" "));
-    let recorded = common::finish(&mut record(&restitch, target.pid(), &folder.path().join("profile")));
+    let (pid, profile) = (target.pid(), folder.path().join("profile"));
+    let recorded = common::with_time(["2", "6", "20"], |duration| record(&restitch, pid, &profile, duration));
     let told = format!("{}\n{}", recorded.status, recorded.stderr);
     target.assert_running(&told);
     match recorded.status.code() {
@@ -115,13 +116,13 @@ fn restitch_may_be_killed_at_any_moment() {
         let (restitch, folder) = (Restitch::new(), scratch());
         let mut target = Target::start(&program);
         for round in 0..number / KILLED.len() {
-            let mut command = record(&restitch, target.pid(), &folder.path().join("profile"));
+            let mut command = record(&restitch, target.pid(), &folder.path().join("profile"), "2");
             let mut run =
                 Guarded::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
                     .unwrap();
             // Mostly while bursts are taken: the journal is there then.
             if random.below(4) != 0 {
-                let _ = wait_until(Duration::from_secs(30), || {
+                let _ = wait_until(common::PATIENCE, || {
                     (!restitch.journals().is_empty() || !run.is_running()).then_some(())
                 });
             }
@@ -149,7 +150,7 @@ fn restitch_may_be_killed_at_any_moment() {
             told = format!("{}{}", reverted.stdout, reverted.stderr);
             look::ours(target.pid()).is_empty().then_some(())
         };
-        let gone = wait_until(Duration::from_secs(20), gone).is_some();
+        let gone = wait_until(common::PATIENCE, gone).is_some();
         target.assert_computing("after revert");
         assert!(gone, "{source}: {:?}: {told}", look::ours(target.pid()));
         target.assert_untouched("after revert");

@@ -4,7 +4,7 @@ mod common;
 
 use common::{PATIENCE, Restitch, code, expect_message, finish};
 use restitch_report::RunResult;
-use restitch_testkit::{SUCCESS, compile, program, require, run, scratch, wait_until};
+use restitch_testkit::{SUCCESS, compile, copy_program, program, require, run, scratch, wait_until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,7 +98,7 @@ fn what_cannot_be_counted_runs_and_is_named() {
     let fixed = require!(compiled("throw.cc", &["-O2", "-static"]), "a compiler");
     let (restitch, folder) = (Restitch::new(), scratch());
     let program = folder.path().join("privileged");
-    std::fs::copy(&privileged, &program).unwrap();
+    copy_program(&privileged, &program).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
     let profile = folder.path().join("profile");
     let script = "\"$1\"; [ $? = 42 ] || exit 1; \"$1\"; \"$2\"";
@@ -115,7 +115,9 @@ fn a_process_that_outlives_the_command_gets_its_code_back() {
     let switch = require!(compiled("switch.c", &["-O2"]), "a compiler");
     let (restitch, folder) = (Restitch::new(), scratch());
     let (profile, end) = (folder.path().join("profile"), folder.path().join("end"));
-    let script = "(\"$1\" --seconds 8; echo $? >\"$2\") </dev/null >/dev/null 2>&1 & exit 5";
+    // The command ends once the program has its counting version; what was forked off to execute it has the shell's before.
+    let script = "(\"$1\" --seconds 8 & p=$!; echo $p >\"$2.pid\"; wait $p; echo $? >\"$2\") </dev/null >/dev/null 2>&1 &
+        until [ -s \"$2.pid\" ] && read p <\"$2.pid\" && grep -q \"${1##*/}\" /proc/$p/maps && grep -q restitch- /proc/$p/maps || [ -s \"$2\" ]; do sleep 0.05; done; exit 5";
     let (status, result) = record(&restitch, &profile, &[], script, &[&switch, &end]);
     assert_eq!(status, 5);
     assert!(ran(&result, &switch).is_some_and(|n| n > 0));

@@ -13,9 +13,6 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a retired version may be in somebody's way.
-const GOING_AWAY: Duration = Duration::from_secs(20);
-
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
 }
@@ -121,7 +118,7 @@ fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random,
 #[track_caller]
 fn back_to_original(restitch: &Restitch, subject: &mut dyn Subject, when: &str) {
     let mut last = String::new();
-    let reverted = wait_until(GOING_AWAY, || {
+    let reverted = wait_until(common::PATIENCE, || {
         let finished = restitch.revert(subject.pid());
         let code = finished.status.code();
         assert!(matches!(code, Some(code::DONE | code::NOTHING_TO_DO)), "{when}: {}", finished.stderr);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable};
+use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable, with_time};
 use restitch_report::{Outcome, RunResult, SCHEMA_VERSION};
 use restitch_testkit::{SUCCESS, compile, program, require, run, scratch, strip};
 use std::path::{Path, PathBuf};
@@ -91,7 +91,8 @@ fn a_running_process_is_recorded_and_left_as_it_was() {
     let mut target = Target::start(&original);
     let pid = target.pid().to_string();
     let path = profile.to_str().expect("a UTF-8 path");
-    restitch.run(&["record", "-p", &pid, "--duration", "2", "-o", path]).expect(code::DONE);
+    let record = |duration| restitch.command(&["record", "-p", &pid, "--duration", duration, "-o", path]);
+    with_time(["2", "6", "20"], record).expect(code::DONE);
     target.assert_untouched("after record");
     optimize(&restitch, &original, &profile, &output);
     target.stop();
@@ -229,12 +230,18 @@ fn the_json_of_attach_and_of_a_dry_run_can_be_read() {
 fn run_ends_with_the_status_of_its_program() {
     let original = require!(stoppable("switch.c", &["-O2"]), "gcc");
     let restitch = Restitch::new();
-    let mut command =
-        restitch.command(&["run", "--warm-up", "0.2", "--duration", "1", "--measure", "0", "--"]);
-    command.arg(&original).args(["--seconds", "8"]);
-    let finished = finish(&mut command);
-    finished.expect(SUCCESS);
-    assert!(finished.stdout.contains("in force"), "{}\n{}", finished.stdout, finished.stderr);
+    // The program goes on for some time after it is in its new layout, however long that takes.
+    for (duration, seconds) in [("1", "8"), ("3", "30"), ("10", "100")] {
+        let mut command =
+            restitch.command(&["run", "--warm-up", "0.2", "--duration", duration, "--measure", "0", "--"]);
+        command.arg(&original).args(["--seconds", seconds]);
+        let finished = finish(&mut command);
+        finished.expect(SUCCESS);
+        if finished.stdout.contains("in force") {
+            break;
+        }
+        assert!(seconds != "100", "{}\n{}", finished.stdout, finished.stderr);
+    }
     // A program that is over before it could be profiled, and one that does not exist.
     finish(restitch.command(&["run", "--warm-up", "0.3", "--"]).arg("false")).expect(1);
     let missing = restitch.run(&["run", "--", "/nonexistent/program"]);

@@ -23,15 +23,22 @@ fn perf_finds_the_names_of_moved_functions() {
     let folder = scratch();
     let data = folder.path().join("perf.data");
     let pid = target.pid().to_string();
-    let mut record = Command::new(&perf);
-    record.args(["record", "-e", "cpu-clock:u", "-p", &pid, "-o"]).arg(&data).args(["--", "sleep", "1"]);
-    let recorded = run(&mut record, PATIENCE);
-    if !recorded.status.success() {
-        restitch_testkit::skip_unsupported!("perf cannot record here: {}", recorded.stderr.trim());
+    let mut text = String::new();
+    // Longer, where the target got too little time of a busy machine.
+    for seconds in ["1", "5", "25"] {
+        let mut record = Command::new(&perf);
+        record.args(["record", "-e", "cpu-clock:u", "-p", &pid, "-o"]).arg(&data);
+        let recorded = run(record.args(["--", "sleep", seconds]), PATIENCE);
+        if !recorded.status.success() {
+            restitch_testkit::skip_unsupported!("perf cannot record here: {}", recorded.stderr.trim());
+        }
+        let mut report = Command::new(&perf);
+        report.args(["report", "--stdio", "--sort", "dso,symbol", "-i"]).arg(&data);
+        text = run(&mut report, PATIENCE).stdout;
+        if text.contains("restitch-version") {
+            break;
+        }
     }
-    let mut report = Command::new(&perf);
-    report.args(["report", "--stdio", "--sort", "dso,symbol", "-i"]).arg(&data);
-    let text = run(&mut report, PATIENCE).stdout;
     let moved: Vec<&str> = text.lines().filter(|l| l.contains("restitch-version")).collect();
     assert!(!moved.is_empty(), "perf sees no sample in a version:\n{text}");
     let unresolved = moved.iter().filter(|l| l.contains("0x0000")).count();

@@ -64,17 +64,11 @@ impl Restitch {
     #[track_caller]
     pub fn attach(&self, pid: u32, more: &[&str]) -> Finished {
         let pid = pid.to_string();
-        let mut last = None;
-        for duration in ["1", "3", "10"] {
+        with_time(["1", "3", "10"], |duration| {
             let mut arguments = vec!["attach", &pid, "--duration", duration, "--measure", "0"];
             arguments.extend(more);
-            let finished = self.run(&arguments);
-            if finished.status.code() != Some(code::NOTHING_TO_DO) {
-                return finished;
-            }
-            last = Some(finished);
-        }
-        last.expect("it ran")
+            self.command(&arguments)
+        })
     }
 
     /// `revert`, again and again until no version stays mapped or `tries` are used up. The last output.
@@ -100,6 +94,23 @@ impl Restitch {
         out.sort();
         out
     }
+}
+
+/// Runs the `command` for a number of seconds to its end, with more of them as long as the target got too little time of a busy machine.
+#[track_caller]
+pub fn with_time<'s>(
+    seconds: impl IntoIterator<Item = &'s str>,
+    command: impl Fn(&'s str) -> Command,
+) -> Finished {
+    let mut last = None;
+    for seconds in seconds {
+        let finished = finish(&mut command(seconds));
+        if finished.status.code() != Some(code::NOTHING_TO_DO) {
+            return finished;
+        }
+        last = Some(finished);
+    }
+    last.expect("it ran")
 }
 
 /// Runs a command of restitch to its end; it must end in an orderly way.
