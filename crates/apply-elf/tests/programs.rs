@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 const PT_GNU_PROPERTY: u32 = 0x6474_e553;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Compiles each test program with `flags` and runs its output under `layouts`.
 fn each_program(flags: &[&str], layouts: &[Order], variant: impl Fn(&Path) -> std::path::PathBuf) {

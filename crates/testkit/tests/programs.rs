@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn holds(file: &Path, arguments: &[&str]) {
     let finished = run(Command::new(file).args(arguments), LIMIT);

@@ -284,7 +284,10 @@ impl<'a> Tracer<'a> {
     fn finish(&mut self) -> Result<(), BranchTraceError> {
         self.ending = true;
         let end = Instant::now() + LAST_BURST;
-        while self.burst.is_some() && !self.left && self.report.exit.is_none() && Instant::now() < end {
+        // The last look is behind the end: this program may have got no processor until then.
+        let mut is_last = false;
+        while self.burst.is_some() && !self.left && self.report.exit.is_none() && !is_last {
+            is_last = Instant::now() >= end;
             self.collect()?;
             if self.burst.is_some() && !self.next(Duration::from_millis(1))? {
                 break;
