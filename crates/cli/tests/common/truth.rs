@@ -1,6 +1,7 @@
 //! Whether `restitch status` tells what is in a process.
 
-use super::{Restitch, code, look};
+use super::{PATIENCE, Restitch, code, look};
+use restitch_testkit::wait_until;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What `status` says.
@@ -30,15 +31,21 @@ pub fn parse(text: &str) -> Said {
     said
 }
 
-/// Asserts that `status` says of process `pid` what its memory says. It has to be at rest: no restitch works on it.
+/// Asserts that `status` says of process `pid` what its memory says. No restitch works on it; what a thread that a killed one had borrowed
+/// still does by itself, when it gets a processor, is waited for.
 #[track_caller]
 pub fn assert_truthful(restitch: &Restitch, pid: u32, when: &str) {
-    let status = restitch.status(pid);
+    let memory = || (look::ours(pid), look::differences(pid));
+    let at_rest = || {
+        let before = memory();
+        let status = restitch.status(pid);
+        let after = memory();
+        (before == after).then_some((status, after))
+    };
+    let (status, (mapped, mut places)) = wait_until(PATIENCE, at_rest).expect("it comes to rest");
     status.expect(code::DONE);
     let said = parse(&status.stdout);
-    let mapped = look::ours(pid);
     let in_versions = |to: u64| mapped.iter().any(|l| l.start <= to && to < l.end);
-    let mut places = look::differences(pid);
     places.retain(|p| p.target().is_some_and(in_versions));
     let told = format!("{when}: {}\n{} places differ, mapped: {mapped:?}", status.stdout, places.len());
     assert_eq!(said.original, places.is_empty() && mapped.is_empty(), "{told}");
