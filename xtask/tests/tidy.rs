@@ -189,3 +189,40 @@ fn every_crate_says_what_it_is_for() {
     ];
     assert_eq!(places(tidy::crate_docs, &files), ["crates/emit/src/lib.rs:1"]);
 }
+
+#[test]
+fn files_of_a_crate_use_each_other_one_way() {
+    holds(tidy::circles);
+    let root = ("crates/new/src/lib.rs", "mod a;\nmod b;\nmod c;\npub use b::{Thing, other};\n");
+    let of_b = ("crates/new/src/b.rs", "use crate::c::f;\npub struct Thing;\n");
+    let of_c = ("crates/new/src/c/inner.rs", "pub fn f() -> crate::a::A { todo() }\n");
+    let closing = [
+        "use crate::b::Thing;\n",
+        "use crate::Thing;\n",
+        "use crate::{d, Thing};\n",
+        "use crate::{x::{y, c}, b};\n",
+        "fn f() -> crate::b::Thing { g() }\n",
+    ];
+    for text in closing {
+        let files = [root, ("crates/new/src/a.rs", text), of_b, of_c];
+        let said = texts(tidy::circles, &files);
+        assert!(said.starts_with("a circle: a -> b -> c -> a;"), "{text}: {said}");
+    }
+    let open = [
+        "// crate::b\nconst S: &str = \"crate::b\";\n",
+        "use crate::{x::{b, Thing}};\n",
+        "fn f() {}\n\n#[cfg(test)]\nmod tests {\n    use crate::b::Thing;\n}\n",
+    ];
+    for text in open {
+        let files = [root, ("crates/new/src/a.rs", text), of_b, of_c];
+        assert_eq!(texts(tidy::circles, &files), "", "{text}");
+    }
+}
+
+#[test]
+fn a_circle_that_was_untangled_leaves_the_list() {
+    let (name, from, _, _) = tidy::ALLOWED[0];
+    let path = format!("crates/{name}/src/{from}.rs");
+    let said = texts(tidy::circles, &[(&path, "fn f() {}\n")]);
+    assert!(said.contains("closes no circle"), "{said}");
+}

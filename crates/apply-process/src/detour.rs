@@ -8,10 +8,11 @@
 //! than the jump, is refused.
 
 use crate::patches::LEN;
-use restitch_address::Svma;
+use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{Row, Run, UnwindInfo};
 use restitch_image::Image;
-use restitch_x86::{Flow, relocate_field, scan};
+use restitch_program::reachable_code;
+use restitch_x86::{Flow, Insn, relocate_field, scan};
 
 /// Most bytes of a trampoline: four bytes of other instructions, one of 15, and the jump.
 pub(crate) const MOST_TRAMPOLINE: usize = 4 + 15 + LEN;
@@ -78,41 +79,57 @@ impl Displaced {
                 out.push(Row { start: at + u64::from(*offset), state: state.clone() });
             }
         }
-        let range = restitch_address::SvmaRange::new(at, self.code.len() as u64);
+        let range = SvmaRange::new(at, self.code.len() as u64);
         Some(Run { range, rows: out, personality: None, lsda: None, signal_frame: false })
     }
 }
 
 /// Whether the function has more than its first `len` bytes, and no branch of its own goes back among them.
 fn stands_alone(image: &Image, unwind: &UnwindInfo, function: Svma, len: usize) -> Result<(), String> {
-    // musl's own code has no unwind tables, but symbols.
-    let by_table = unwind.find(function).map(|e| e.range);
-    let by_symbol = || image.symbol_at(function).map(|s| s.range);
-    let Some(range) = by_table.or_else(by_symbol).filter(|r| r.start == function && !r.is_empty()) else {
-        return Err(
-            "it has neither an unwind table entry nor a symbol with a size, so its end is not known".into()
-        );
-    };
     let behind = function + len as u64;
-    if behind >= range.end {
-        return Err(format!("it is shorter than the {LEN} bytes of a jump"));
-    }
-    let bytes = image.read(function, range.len() as usize).unwrap_or_default();
-    let mut inside = None;
-    scan(bytes, function, |insn| {
-        if let Flow::Jump(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) | Flow::Call(to) =
-            insn.flow
-            && to > function
-            && to < behind
-        {
-            inside = Some(insn.at);
+    let branches = match extent(image, unwind, function) {
+        Some(range) if behind >= range.end => {
+            return Err(format!("it is shorter than the {LEN} bytes of a jump"));
         }
-    })
-    .map_err(|at| format!("its instruction at {at} is not understood"))?;
+        Some(range) => listed(image, range)?,
+        // Control falls through its first bytes, as they were displaced: so it is longer.
+        None => followed(image, function)?,
+    };
+    let inside = branches.iter().find(|insn| {
+        let (Flow::Jump(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) | Flow::Call(to)) = insn.flow
+        else {
+            return false;
+        };
+        to > function && to < behind
+    });
     match inside {
-        Some(at) => Err(format!("its instruction at {at} branches into its first {LEN} bytes")),
+        Some(insn) => Err(format!("its instruction at {} branches into its first {LEN} bytes", insn.at)),
         None => Ok(()),
     }
+}
+
+/// The function's range, if anything tells it: musl's own code has no unwind tables, and perhaps symbols.
+fn extent(image: &Image, unwind: &UnwindInfo, function: Svma) -> Option<SvmaRange> {
+    let by_table = unwind.find(function).map(|e| e.range);
+    let by_symbol = || image.symbol_at(function).map(|s| s.range);
+    by_table.or_else(by_symbol).filter(|r| r.start == function && !r.is_empty())
+}
+
+/// All instructions in `range`.
+fn listed(image: &Image, range: SvmaRange) -> Result<Vec<Insn>, String> {
+    let bytes = image.read(range.start, range.len() as usize).unwrap_or_default();
+    let mut out = Vec::new();
+    scan(bytes, range.start, |insn| out.push(insn))
+        .map_err(|at| format!("its instruction at {at} is not understood"))?;
+    Ok(out)
+}
+
+/// All instructions that control reaches from `function`.
+fn followed(image: &Image, function: Svma) -> Result<Vec<Insn>, String> {
+    let code = reachable_code(image, function).ok_or(
+        "it has neither an unwind table entry nor a symbol with a size, and its code cannot be followed to its end",
+    )?;
+    Ok(code.into_iter().map(|d| d.insn).collect())
 }
 
 #[cfg(test)]
@@ -193,5 +210,35 @@ mod tests {
             let error = result.unwrap_err();
             assert!(error.contains(why), "{body}: {error}");
         }
+    }
+
+    /// A static program of musl's, whose C library has no unwind tables, without its symbols; where it has `dl_iterate_phdr`.
+    fn stripped_with_musl() -> Option<(Image, UnwindInfo, Svma)> {
+        let folder = restitch_testkit::scratch();
+        let source = folder.path().join("m.c");
+        let text = "#define _GNU_SOURCE\n#include <link.h>\nstatic int each(struct dl_phdr_info *i, size_t n, void *d) { return i->dlpi_phnum + n; }\nint main(void) { return dl_iterate_phdr(each, 0); }\n";
+        std::fs::write(&source, text).unwrap();
+        let path = match restitch_testkit::compile_with("musl-gcc", &source, &["-O1", "-static"]) {
+            Ok(path) => path,
+            Err(error) => {
+                skipped(&error.to_string());
+                return None;
+            }
+        };
+        let image = |path: &Path| Image::parse(std::fs::read(path).unwrap()).unwrap();
+        let function = image(&path).symbols_named("dl_iterate_phdr").next().unwrap().range.start;
+        let bare = image(&restitch_testkit::strip(&path).unwrap());
+        let at = bare.eh_frame().unwrap();
+        let unwind = UnwindInfo::parse(bare.read(at.start, at.len() as usize).unwrap(), at.start).unwrap();
+        Some((bare, unwind, function))
+    }
+
+    #[test]
+    fn a_function_of_unknown_length_is_followed() {
+        let Some((image, unwind, f)) = stripped_with_musl() else { return };
+        assert_eq!(extent(&image, &unwind, f), None);
+        let d = Displaced::new(&image, &unwind, f, f + 0x10_0000).unwrap();
+        assert_eq!(d.original[..], *image.read(f, LEN).unwrap());
+        assert_eq!(d.run(&unwind, f + 0x10_0000), None, "nothing tells its unwind states");
     }
 }

@@ -12,7 +12,7 @@
 //! leaves a journal that can undo it, whatever had been written. It is taken out when the last version is, once nobody stands in it.
 //!
 //! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if something in it may
-//! unwind. In static programs without symbols `dl_iterate_phdr` is not found.
+//! unwind. So it is with static programs without symbols whose lookup functions have an unknown shape.
 
 use crate::detour::Displaced;
 use crate::hook_data::{self, DATA_LEN, Named, R_NEXT};

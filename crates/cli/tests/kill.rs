@@ -91,6 +91,12 @@ impl Subject for Target {
 
 /// One kill and what follows.
 fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random, round: u64) {
+    let when = kill_and_look(restitch, subject, random, round);
+    back_to_original(restitch, subject, &when);
+}
+
+/// One kill, after which all has to be well, and perhaps an attach. What it was.
+fn kill_and_look(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random, round: u64) -> String {
     let pid = subject.pid().to_string();
     let reverting = random.below(3) == 0;
     let (arguments, longest) = match reverting {
@@ -112,7 +118,7 @@ fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random,
         subject.assert_well(&format!("{when}, then attach"));
         assert_truthful(restitch, subject.pid(), &format!("{when}, then attach"));
     }
-    back_to_original(restitch, subject, &when);
+    when
 }
 
 #[track_caller]
@@ -147,6 +153,28 @@ fn a_program_that_throws_survives_every_kill() {
     let mut target = Target::start(&throw);
     kills(&mut target, 1);
     target.stop();
+}
+
+/// Its unwinder's lookup function is found by its shape alone, also by the run that has to undo what the killed one did. Versions stay
+/// mapped in such a program, so each kill has one of its own.
+#[test]
+fn a_stripped_static_rust_program_that_panics_survives_every_kill() {
+    let program = match restitch_testkit::compile_rust_with_musl(&program("panics.rs")) {
+        Ok(program) => restitch_testkit::strip(&program).expect("strip is there where linkers are"),
+        Err(error) => return restitch_testkit::skipped(&error.to_string()),
+    };
+    let restitch = Restitch::new();
+    let mut random = Random::new(number("RESTITCH_SEED", 4));
+    for round in 0..number("RESTITCH_KILLS", 60) / 8 {
+        let mut target = Target::start_with(&program, &["--threads", "2"]);
+        let when = kill_and_look(&restitch, &mut target, &mut random, round);
+        let finished = restitch.revert(target.pid());
+        let code = finished.status.code();
+        assert!(matches!(code, Some(code::DONE | code::NOTHING_TO_DO)), "{when}: {}", finished.stderr);
+        assert_eq!(look::differences_but_hook(target.pid()), [], "{when}: {}", finished.stdout);
+        target.assert_computing(&when);
+        target.stop();
+    }
 }
 
 /// The server, and clients that check its answers all the time.

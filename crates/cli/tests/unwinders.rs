@@ -85,6 +85,41 @@ fn exceptions_of_static_programs_pass_moved_frames_in_many_threads() {
     }
 }
 
+/// The stripped program; `None`, with a message, if the tools to make it are missing.
+fn stripped(made: Result<PathBuf, Error>) -> Option<PathBuf> {
+    match made {
+        Ok(path) => Some(restitch_testkit::strip(&path).expect("strip is there where compilers are")),
+        Err(error @ Error::Missing { .. }) => {
+            restitch_testkit::skipped(&error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn exceptions_by_llvms_unwinder_in_stripped_static_programs_pass_moved_frames() {
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
+    for kind in [&["-static"][..], &["-static-pie", "-fPIE"]] {
+        let mut flags = vec!["-O2", "-D_GNU_SOURCE", "-DSTOPPABLE=1", "-include", header];
+        flags.extend(kind);
+        let made = restitch_testkit::compile_with_llvm_runtime(&program("throw.cc"), &flags);
+        let Some(bare) = stripped(made) else { return };
+        let mut target = Target::start_with(&bare, &["--threads", "4"]);
+        cycles(&mut target, 2);
+        target.stop();
+    }
+}
+
+#[test]
+fn panics_in_stripped_static_rust_programs_pass_moved_frames() {
+    let made = restitch_testkit::compile_rust_with_musl(&program("panics.rs"));
+    let Some(bare) = stripped(made) else { return };
+    let mut target = Target::start_with(&bare, &["--threads", "4"]);
+    cycles(&mut target, 3);
+    target.stop();
+}
+
 /// A program that makes and removes namespaces of objects when it is told to: for each file FOLDER/N, N rising.
 const NAMESPACES: &str = r#"
 #define _GNU_SOURCE

@@ -17,9 +17,11 @@
 mod analyze;
 mod edges;
 mod flags;
+mod iterate_by_shape;
 mod leaders;
 mod lookups;
 mod model;
+mod reach;
 mod special;
 mod sweep;
 mod tables;
@@ -30,4 +32,5 @@ pub use analyze::{AnalyzeError, analyze};
 pub use edges::build_edges;
 pub use lookups::{UnwinderLookups, main_range, unwinder_lookups};
 pub use model::*;
+pub use reach::reachable_code;
 pub use text::*;

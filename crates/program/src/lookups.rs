@@ -10,8 +10,9 @@
 //! callee has to look like it: its first instructions load two neighbouring words, the address range of the program in
 //! `_dlfo_main`.
 //!
-//! Limits: `dl_iterate_phdr` has no such shape; it is found by symbol only.
+//! `dl_iterate_phdr` is found by its callers there (`iterate_by_shape`).
 
+use crate::iterate_by_shape::iterate_by_shape;
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -33,10 +34,12 @@ pub fn unwinder_lookups(image: &Image, unwind: &UnwindInfo) -> UnwinderLookups {
         let is = |n: &str| n.split('@').next() == Some(name);
         symbols.find(|s| s.is_function() && is(&s.name)).map(|s| s.range.start)
     };
-    let by_shape = || if image.is_static() { find_object_by_shape(image, unwind) } else { None };
+    let by_shape = |find: fn(&Image, &UnwindInfo) -> Option<Svma>| {
+        if image.is_static() { find(image, unwind) } else { None }
+    };
     UnwinderLookups {
-        find_object: named("_dl_find_object").or_else(by_shape),
-        iterate: named("dl_iterate_phdr"),
+        find_object: named("_dl_find_object").or_else(|| by_shape(find_object_by_shape)),
+        iterate: named("dl_iterate_phdr").or_else(|| by_shape(iterate_by_shape)),
     }
 }
 

@@ -37,7 +37,7 @@ pub enum Error {
     },
 }
 
-type Result<T> = std::result::Result<T, Error>;
+pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 fn io(file: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
     move |source| Error::Io { file: file.into(), source }

@@ -19,6 +19,7 @@ mod find;
 mod process;
 mod server;
 mod skip;
+mod static_unwinders;
 
 pub use compile::{
     Error, VARIANTS, compile, compile_with, program, programs, strip, without_section_headers,
@@ -27,6 +28,7 @@ pub use find::find_program;
 pub use process::{Finished, Guarded, copy_program, run, wait_until};
 pub use server::{Connection, Server};
 pub use skip::{skipped, unsupported};
+pub use static_unwinders::{compile_rust_with_musl, compile_with_llvm_runtime};
 pub use tempfile::TempDir;
 
 /// The exit status with which a test program says that all its checks held.

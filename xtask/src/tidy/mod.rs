@@ -1,9 +1,11 @@
 //! The repository's own rules. Each is a function from the files to what breaks it.
 
+mod circles;
 mod documents;
 mod layers;
 mod sources;
 
+pub use circles::{ALLOWED, circles};
 pub use documents::{crate_docs, machine_paths, named_paths};
 pub use layers::{LAYERS, layers};
 pub use sources::{decoder, length, no_io, unsafe_code};
@@ -14,12 +16,13 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 8] = [
+pub const RULES: [(&str, Rule); 9] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("no_io", no_io),
     ("length", length),
     ("layers", layers),
+    ("circles", circles),
     ("named_paths", named_paths),
     ("machine_paths", machine_paths),
     ("crate_docs", crate_docs),

@@ -1,0 +1,188 @@
+//! The rule that the files of a crate use each other in one direction.
+//!
+//! A crate's modules are what stands directly in its `src`: a file, or a folder as a whole. One uses another if its code (unit tests aside)
+//! names it behind `crate::`, directly or by something that the crate's root re-exports from it. What is reached by methods alone
+//! is not seen.
+
+use crate::{Finding, Tree, code_only};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Uses that close a circle and may stay: crate, who uses, what is used, why.
+pub const ALLOWED: [(&str, &str, &str, &str); 25] = [
+    ("apply-elf", "error", "verify", "the error holds what the verifier found"),
+    (
+        "cfi",
+        "state",
+        "expression",
+        "a state asks what its expressions read; they are evaluated with its registers",
+    ),
+    ("cfi", "records", "info", "records are read into what the table of them lists"),
+    ("check", "frames", "walk", "rows are found by the walk, and compared in frames"),
+    ("cli", "batch", "commands", "what all commands share stands beside their list"),
+    ("cli", "lab", "commands", "what all commands share stands beside their list"),
+    ("emit", "counters", "plan", "a counter is put where the plan says that a tail's frame is"),
+    ("emit", "direct", "select", "whether a call reaches depends on what is selected"),
+    ("emit", "elf", "frames", "the file's headers name the areas of unwind tables"),
+    ("emit", "elf", "tables", "the file's headers name the areas of jump tables"),
+    ("emit", "select", "align", "the size of the selection is that of its aligned blocks"),
+    ("emit", "select", "promote", "promoted calls are part of the selection, which they are chosen from"),
+    ("emit", "select", "tables", "tables that cannot be copied decide what is selected"),
+    ("emit", "tables", "plan", "tables are written from the plan that made room for them"),
+    ("evaluate", "state", "vector", "the state holds the vector registers that its instructions work on"),
+    ("image", "bytes", "header", "bytes are found by the segments that the header lists"),
+    ("layout", "partial_order", "codestitcher", "one weighs joins as the other does"),
+    ("profile", "repair", "estimate", "one falls back on the shares of the other"),
+    ("tracee", "breakpoint", "launch", "a breakpoint waits for the events of a launched process"),
+    ("tracee", "stub", "batch", "the stub's code is the loop that runs a batch"),
+    ("tracee", "sys", "wait", "a wait that is cut short tells signals from other stops"),
+    ("x86", "decode", "unit", "decoding knows the units that instructions are joined to"),
+    (
+        "x86",
+        "semantics",
+        "semantics_decode",
+        "a meaning is asked for where it is defined, and made elsewhere",
+    ),
+    (
+        "x86",
+        "semantics",
+        "vector",
+        "a meaning may be that of a vector instruction, which has operands like all others",
+    ),
+    ("x86", "vector_decode", "semantics_decode", "operands of both kinds of instructions are decoded alike"),
+];
+
+/// Module to the modules that it uses.
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+/// The files of a crate do not use each other in a circle, except for [`ALLOWED`] uses, all of which are needed.
+pub fn circles(tree: &Tree) -> Vec<Finding> {
+    let crates: BTreeSet<&str> = tree.rust().filter(|f| f.is_product()).filter_map(|f| f.krate()).collect();
+    let mut findings = Vec::new();
+    for name in crates {
+        let mut uses = uses_in(tree, name);
+        let mut finding = |module: &str, what: String| {
+            findings.push(Finding { path: format!("crates/{name}/src/{module}"), line: 0, what });
+        };
+        for (_, from, to, _) in ALLOWED.iter().filter(|(krate, ..)| *krate == name) {
+            let was_there = uses.get_mut(*from).is_some_and(|used| used.remove(*to));
+            if !was_there || way(&uses, to, from).is_none() {
+                finding(
+                    from,
+                    format!("its use of {to} closes no circle: take it off the list in tidy/circles.rs"),
+                );
+            }
+        }
+        if let Some(circle) = uses.keys().find_map(|module| circle_of(&uses, module)) {
+            let what = format!(
+                "a circle: {}; move what both sides need to where both reach it",
+                circle.join(" -> ")
+            );
+            finding(&circle[0], what);
+        }
+    }
+    findings
+}
+
+/// The modules of crate `name`, and what each uses.
+fn uses_in(tree: &Tree, name: &str) -> Uses {
+    let root = format!("crates/{name}/src/");
+    let files: Vec<(&str, String)> = tree
+        .rust()
+        .filter_map(|f| Some((f.path.strip_prefix(&root)?, code_only(f.before_tests()))))
+        .collect();
+    let is_root = |path: &str| matches!(path, "lib.rs" | "main.rs");
+    let modules: BTreeSet<&str> = files.iter().filter(|f| !is_root(f.0)).map(|f| module_of(f.0)).collect();
+    let mut exported = BTreeMap::new();
+    for (_, code) in files.iter().filter(|f| is_root(f.0)) {
+        exported.extend(re_exports(code, &modules));
+    }
+    let mut uses = Uses::new();
+    for (path, code) in files.iter().filter(|f| !is_root(f.0)) {
+        let module = module_of(path);
+        let named = names_behind("crate::", code);
+        let used = named.iter().filter_map(|n| modules.get(n.as_str()).or_else(|| exported.get(n)).copied());
+        let used = used.filter(|u| *u != module).map(str::to_owned);
+        uses.entry(module.to_owned()).or_default().extend(used);
+    }
+    uses
+}
+
+/// `profiles/load.rs` and `profiles.rs` are module `profiles`.
+fn module_of(path: &str) -> &str {
+    path.split('/').next().unwrap_or(path).trim_end_matches(".rs")
+}
+
+/// What a crate's root re-exports by name, with the module that it is from.
+fn re_exports<'a>(code: &str, modules: &BTreeSet<&'a str>) -> BTreeMap<String, &'a str> {
+    let mut out = BTreeMap::new();
+    for (at, found) in code.match_indices("use ") {
+        let path = code[at + found.len()..].split(';').next().unwrap_or_default();
+        let path = path.trim_start_matches("crate::").trim_start_matches("self::");
+        let Some((module, rest)) = path.split_once("::") else { continue };
+        let Some(module) = modules.get(module) else { continue };
+        let names = rest.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|n| !n.is_empty());
+        out.extend(names.map(|n| (n.to_owned(), *module)));
+    }
+    out
+}
+
+/// The first components of all paths behind `prefix`: of `crate::a::B` it is `a`, of `crate::{a::B, C}` they are `a` and `C`.
+fn names_behind(prefix: &str, code: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (at, _) in code.match_indices(prefix) {
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            None => names.extend([first_word(rest)]),
+            Some(group) => names.extend(group_heads(group)),
+        }
+    }
+    names
+}
+
+/// The first components of the paths in a group whose opening brace is gone.
+fn group_heads(group: &str) -> Vec<String> {
+    let (mut depth, mut fresh, mut heads) = (0_usize, true, Vec::new());
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => fresh = true,
+            c if fresh && c.is_alphabetic() => {
+                heads.push(first_word(&group[at..]));
+                fresh = false;
+            }
+            _ => {}
+        }
+    }
+    heads
+}
+
+fn first_word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+/// The shortest circle through `module`, its name first and last.
+fn circle_of(uses: &Uses, module: &str) -> Option<Vec<String>> {
+    let ways = uses.get(module)?.iter().filter_map(|next| way(uses, next, module));
+    let shortest = ways.min_by_key(Vec::len)?;
+    Some(std::iter::once(module.to_owned()).chain(shortest).collect())
+}
+
+/// The shortest way along uses, both ends included.
+fn way(uses: &Uses, from: &str, to: &str) -> Option<Vec<String>> {
+    let mut ways = std::collections::VecDeque::from([vec![from.to_owned()]]);
+    let mut seen = BTreeSet::from([from.to_owned()]);
+    while let Some(way) = ways.pop_front() {
+        let last = way.last()?;
+        if last == to {
+            return Some(way);
+        }
+        for next in uses.get(last).into_iter().flatten() {
+            if seen.insert(next.clone()) {
+                ways.push_back(way.iter().chain([next]).cloned().collect());
+            }
+        }
+    }
+    None
+}
