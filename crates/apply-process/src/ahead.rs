@@ -10,12 +10,13 @@ use crate::hook_journal::JournalHook;
 use crate::journal::{Journal, JournalSpare, VersionKind};
 use crate::live::{Live, Reservation};
 use crate::mapping::Mapped;
-use crate::plan::{Prepared, has_personality};
+use crate::plan::has_personality;
+use crate::prepared::Prepared;
+use crate::search::joined;
 use crate::spare::{self, Filled, Planned};
 use crate::stub::with_borrowed;
-use crate::sweep::joined;
 use crate::writing::Sites;
-use crate::{ProcessError, hook};
+use crate::{ProcessError, hook, hook_found};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
@@ -247,7 +248,8 @@ pub(crate) fn undo(
     let is_anonymous =
         |at: Avma| maps.iter().any(|m| m.range.contains(at) && m.name == MappingName::Anonymous);
     ranges.extend(
-        hook.filter(|h| hook::is_there(h, &memory) && is_anonymous(h.range().start)).map(JournalHook::range),
+        hook.filter(|h| hook_found::is_there(h, &memory) && is_anonymous(h.range().start))
+            .map(JournalHook::range),
     );
     if !ranges.is_empty() {
         let mut batch = Batch::new();

@@ -9,7 +9,7 @@
 //! breakpoints that are set in original code that has a copy.
 
 use crate::live::Live;
-use crate::plan::Incoming;
+use crate::prepared::Incoming;
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, SvmaRange};
 use restitch_emit::BoundSlot;

@@ -7,7 +7,7 @@
 //! Limits: a function whose first bytes hold a branch or a call, or into which its own code jumps back, or that is shorter
 //! than the jump, is refused.
 
-use crate::patches::LEN;
+use crate::jump::LEN;
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{Row, Run, UnwindInfo};
 use restitch_image::Image;
@@ -96,7 +96,8 @@ fn stands_alone(image: &Image, unwind: &UnwindInfo, function: Svma, len: usize) 
         None => followed(image, function)?,
     };
     let inside = branches.iter().find(|insn| {
-        let (Flow::Jump(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) | Flow::Call(to)) = insn.flow
+        let (Flow::Jump(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) | Flow::Call(to)) =
+            insn.flow
         else {
             return false;
         };

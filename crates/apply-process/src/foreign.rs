@@ -4,8 +4,8 @@
 //! A version is a copy of the *file's* instructions, so the functions that hold such bytes have to stay: their changes would be lost in a
 //! copy. Only pages that the process has of its own can differ; the kernel's page table tells which they are.
 
+use crate::jump::LEN;
 use crate::live::Live;
-use crate::patches::LEN;
 use crate::writing::PAGE;
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, AvmaRange, Svma, SvmaRange};

@@ -14,22 +14,18 @@
 //! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if something in it may
 //! unwind. So it is with static programs without symbols whose lookup functions have an unknown shape.
 
-use crate::detour::Displaced;
 use crate::hook_data::{self, DATA_LEN, Named, R_NEXT};
+use crate::hook_detours::detoured;
 use crate::hook_journal::{JournalDetour, JournalHook};
-use crate::hook_page::{
-    self, CODE_LEN, FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, ITERATE_TRAMPOLINE_AT,
-    ORIGINAL_AT, TABLE_AT, Trampolines,
-};
-use crate::hook_sites::{FindSite, Function, Sites, read_page, unwind_info};
+use crate::hook_page::{self, CODE_LEN, FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
+use crate::hook_sites::{FindSite, Sites};
 use crate::journal::Journal;
+use crate::jump::LEN;
 use crate::live::{Live, Reservation};
-use crate::patches::{LEN, crosses_page, jump};
 use crate::retire::leads_into;
 use crate::threads::{ThreadView, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_cfi::UnwindInfo;
 use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers, Stopped};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -61,15 +57,6 @@ pub(crate) fn plan(
         Ok(hook) => Ok(Some(hook)),
         Err(why) => refuse(why),
     }
-}
-
-/// A detoured function with what its module says of it.
-struct Detoured {
-    function: Function,
-    routine: u64,
-    trampoline: u64,
-    displaced: Displaced,
-    unwind: UnwindInfo,
 }
 
 fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Result<JournalHook, String> {
@@ -107,37 +94,6 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
     Ok(hook)
 }
 
-fn detoured(target: &Target, sites: &Sites, page: Avma) -> Result<Vec<Detoured>, String> {
-    let mut out = Vec::new();
-    for (function, routine) in sites.detours() {
-        let module = &target.modules[function.module];
-        let (name, trampoline) = match routine {
-            FIND_AT => ("_dl_find_object", FIND_TRAMPOLINE_AT),
-            _ => ("dl_iterate_phdr", ITERATE_TRAMPOLINE_AT),
-        };
-        let refused = |why: String| format!("{name} in {} cannot be hooked: {why}", module.path.display());
-        let unwind = unwind_info(module).ok_or_else(|| refused("it has no unwind tables".into()))?;
-        let to = module.bias.to_stated(page + trampoline);
-        let displaced = Displaced::new(&module.image, &unwind, function.at, to).map_err(refused)?;
-        out.push(Detoured { function, routine, trampoline, displaced, unwind });
-    }
-    Ok(out)
-}
-
-impl Detoured {
-    fn journal(&self, target: &Target, page: Avma) -> Result<JournalDetour, String> {
-        let at = target.modules[self.function.module].bias.to_actual(self.function.at);
-        let now = jump(at, page + self.routine).filter(|_| !crosses_page(at));
-        Ok(JournalDetour {
-            at: at.get(),
-            original: self.displaced.original,
-            now: now.ok_or("the unwinders' lookup function cannot take a jump to the hook")?,
-            trampoline: (page + self.trampoline).get(),
-            boundaries: self.displaced.boundaries.clone(),
-        })
-    }
-}
-
 /// Whether the loader's `struct r_debug` at `debug` is an extended one in use: version 1 (no further list) or 2.
 fn has_extended_list(memory: &Memory, debug: Avma) -> bool {
     let word = |at: u64| memory.read_u64(debug + at).unwrap_or_default();
@@ -147,37 +103,6 @@ fn has_extended_list(memory: &Memory, debug: Avma) -> bool {
         2 => next != 0 && memory.read_u64(Avma::new(next) + R_NEXT).is_ok(),
         _ => false,
     }
-}
-
-/// The hook of a process whose journal does not know of it: something there leads to a page of ours.
-pub(crate) fn recognise(target: &Target, memory: &Memory) -> Option<JournalHook> {
-    let mut read = |at| memory.read_u64(at).ok();
-    let sites = Sites::find(target, &mut read);
-    let page = sites.page_in_force(target, &mut read)?;
-    let bytes = read_page(page, &mut read)?;
-    let word = |at: u64| bytes[at as usize..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-    let mut hook = JournalHook {
-        page: page.get(),
-        len: CODE_LEN + DATA_LEN,
-        original: word(ORIGINAL_AT),
-        link_map: word(TABLE_AT + 16),
-        generation: word(GENERATION_AT) >> 32,
-        debugger: sites.debugger.map_or(0, Avma::get),
-        ..JournalHook::default()
-    };
-    if let Some(FindSite::Pointer(slot)) = sites.find {
-        hook.slot = slot.get();
-    }
-    hook.set_fixed(&bytes);
-    let detoured = detoured(target, &sites, page).ok()?;
-    hook.detours = detoured.iter().filter_map(|d| d.journal(target, page).ok()).collect();
-    Some(hook)
-}
-
-/// Whether what the journal's hook names is there, or is the untouched memory that was mapped for it.
-pub(crate) fn is_there(hook: &JournalHook, memory: &Memory) -> bool {
-    let bytes = memory.read_vec(Avma::new(hook.page), CODE_LEN as usize).unwrap_or_default();
-    hook_page::is_ours(&bytes) || (!bytes.is_empty() && bytes.iter().all(|b| *b == 0))
 }
 
 /// Maps the planned hook's pages: all of them in one step, then the data over the second part.

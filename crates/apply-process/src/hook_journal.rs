@@ -2,7 +2,7 @@
 //! take it out, also by a later run.
 
 use crate::hook_page::{CODE_LEN, MOST_ENTRIES, TABLE_AT};
-use crate::patches::LEN;
+use crate::jump::LEN;
 use restitch_address::{Avma, AvmaRange};
 use serde::{Deserialize, Serialize};
 

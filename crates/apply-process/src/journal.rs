@@ -3,9 +3,10 @@
 //! It is written before the first byte changes and after each step, whole or not at all. What it lists may not have
 //! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
 
+use crate::ProcessError;
 use crate::hook_journal::JournalHook;
-use crate::store::{VersionFiles, is_version_file};
-use crate::{ProcessError, StateDir};
+use crate::store::StateDir;
+use crate::version_files::{VersionFiles, is_version_file};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Mapping, ProcessId};
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,10 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
 use crate::counter_area::CounterArea;
-use crate::hook;
+use crate::hook_found;
 use crate::journal::{Journal, JournalPatch, VersionKind};
+use crate::jump::{LEN, crosses_page, jump};
 use crate::map_file::StoredMap;
-use crate::patches::{LEN, crosses_page, jump};
 use crate::store::lock_process;
 use crate::stub::stub_sites;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target};
@@ -279,10 +279,10 @@ fn clear_stub(target: &Target) {
 /// was mapped may name memory that is not ours.
 fn find_hook(target: &Target, journal: &mut Journal) {
     let Ok(memory) = Memory::open_read_only(target.pid()) else { return };
-    if journal.hook.as_ref().is_some_and(|h| hook::is_there(h, &memory)) {
+    if journal.hook.as_ref().is_some_and(|h| hook_found::is_there(h, &memory)) {
         return;
     }
-    journal.hook = hook::recognise(target, &memory);
+    journal.hook = hook_found::recognise(target, &memory);
 }
 
 /// A gap on the same side as `nearest` that no version had before, as far as is known: unwinders may keep what they found out about an

@@ -2,7 +2,7 @@
 
 use crate::ProcessError;
 use crate::counter_area::CounterArea;
-use crate::plan::{Arriving, Incoming};
+use crate::prepared::{Arriving, Incoming};
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, TraceError};
 use std::ffi::CString;

@@ -1,14 +1,11 @@
 //! Which bytes of the original code change: computed before the stop.
 
 use crate::journal::JournalPatch;
+use crate::jump::{Bytes, LEN, crosses_page, jump};
 use crate::target::Module;
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::Redirect;
 use std::collections::BTreeMap;
-
-/// Length of a redirect.
-pub(crate) const LEN: usize = 5;
-type Bytes = [u8; LEN];
 
 /// The patches of a switch, by address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,18 +52,6 @@ impl PatchSet {
         let (&site, _) = self.wanted.range(..at).next_back()?;
         (at.offset_from(site) < LEN as i64).then_some(site)
     }
-}
-
-/// Whether a patch at `at` would lie on two pages. There is never one: a write that is cut short would leave half of it.
-pub(crate) fn crosses_page(at: Avma) -> bool {
-    at.align_down(4096) != (at + LEN as u64 - 1).align_down(4096)
-}
-
-/// `jmp to` at `at`.
-pub(crate) fn jump(at: Avma, to: Avma) -> Option<Bytes> {
-    let displacement = i32::try_from(to.offset_from(at + LEN as u64)).ok()?;
-    let d = displacement.to_le_bytes();
-    Some([0xe9, d[0], d[1], d[2], d[3]])
 }
 
 #[cfg(test)]

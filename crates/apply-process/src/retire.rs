@@ -2,9 +2,9 @@
 
 use crate::ProcessError;
 use crate::frames::ReturnSlot;
+use crate::jump::{LEN, jump};
 use crate::old::OldVersion;
-use crate::patches::{LEN, jump};
-use crate::plan::{Prepared, SwitchReport};
+use crate::prepared::{Prepared, SwitchReport};
 use crate::threads::{ThreadView, words};
 use crate::writing::{PAGE, write_jumps};
 use crate::{Module, Target};

@@ -172,8 +172,8 @@ fn known_part(thread: &ThreadView) -> Vec<AvmaRange> {
     small.map(|(start, end)| AvmaRange::between(start, *end)).collect()
 }
 
-/// The union of `ranges`, ascending: neighbouring frames become one.
-fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
+/// The union of `ranges`, ascending, in as few as can be: neighbours become one.
+pub(crate) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
     ranges.sort_by_key(|r| r.start);
     let mut out: Vec<AvmaRange> = Vec::new();
     for range in ranges {
@@ -206,6 +206,7 @@ mod tests {
     fn neighbouring_ranges_become_one() {
         let all = joined(vec![range(30, 40), range(10, 20), range(20, 25), range(12, 14)]);
         assert_eq!(all, [range(10, 25), range(30, 40)]);
+        assert_eq!(joined(Vec::new()), []);
     }
 
     fn mapping(range: AvmaRange, permissions: &str, name: &str) -> Mapping {

@@ -20,7 +20,7 @@
 use crate::ProcessError;
 use crate::hook_journal::JournalHook;
 use crate::journal::{Journal, JournalSpare};
-use crate::patches::LEN;
+use crate::jump::LEN;
 use crate::stub::StubSite;
 use crate::writing::{PAGE, Page, Sites, lay, write_runs};
 use restitch_address::{Avma, AvmaRange};

@@ -3,52 +3,18 @@
 //! The directory has to be on a file system without `noexec` (a target maps version files executable) and reachable
 //! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
 
-use crate::{Journal, ProcessError};
+use crate::ProcessError;
+use crate::version_files::VersionFiles;
 use restitch_apply::{Existing, Outlives};
-use restitch_procfs::{self as procfs, ProcessId};
-use std::collections::BTreeSet;
+use restitch_procfs::ProcessId;
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-
-/// Part of every version file's name (also of memory files), by which memory maps are recognised.
-const MARK: &str = "restitch-version";
-/// Ending of the file with a version's address map.
-const MAP: &str = "restitch-map";
-/// Ending of the file with a version's journal record.
-const RECORD: &str = "restitch-record";
 
 /// The state directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateDir {
     path: PathBuf,
-}
-
-/// The files of one version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct VersionFiles {
-    /// The ELF image that targets map.
-    pub version: PathBuf,
-    /// Its address map.
-    pub map: PathBuf,
-    /// Its journal record, for children that inherit the mapping.
-    pub record: PathBuf,
-}
-
-impl VersionFiles {
-    /// From the path of the version file.
-    pub fn of(version: &Path) -> Self {
-        Self {
-            version: version.into(),
-            map: version.with_extension(MAP),
-            record: version.with_extension(RECORD),
-        }
-    }
-}
-
-/// Whether a mapped file is one of our versions.
-pub(crate) fn is_version_file(path: &Path) -> bool {
-    path.to_string_lossy().contains(MARK)
 }
 
 impl StateDir {
@@ -113,10 +79,7 @@ impl StateDir {
 
     /// The files of a version, named by its content: processes that share a version share the file, and its pages.
     pub(crate) fn version_files(&self, module: &str, bytes: &[u8]) -> VersionFiles {
-        let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' };
-        let module: String = module.chars().map(safe).collect();
-        let stem = self.path.join(format!("{module}.{:016x}.{MARK}", crate::map_file::sum(bytes)));
-        VersionFiles::of(&stem)
+        VersionFiles::named(&self.path, module, bytes)
     }
 
     /// Writes `bytes` to `path` so that it is there whole or not at all, also if this program is killed. (It need not survive a
@@ -139,42 +102,8 @@ impl StateDir {
         }
     }
 
-    /// Removes the journals of ended processes, and the version files that no journal lists and no process has mapped.
-    pub fn collect_garbage(&self) {
-        let Ok(writers) = File::open(&self.path) else { return };
-        if writers.try_lock().is_err() {
-            return;
-        }
-        let mut listed = BTreeSet::new();
-        for path in self.journals() {
-            match Journal::read(&path) {
-                Ok(journal) if journal.process().is_alive() => {
-                    listed.extend(journal.versions.into_iter().map(|v| v.file));
-                }
-                Ok(_) => drop(std::fs::remove_file(path)),
-                Err(_) if owner_of(&path).is_some_and(|p| !p.is_alive()) => drop(std::fs::remove_file(path)),
-                Err(_) => {}
-            }
-        }
-        let files: Vec<PathBuf> =
-            self.entries().filter(|p| p.extension().is_some_and(|e| e == MARK)).collect();
-        if files.iter().all(|f| listed.contains(f)) {
-            return;
-        }
-        for pid in procfs::processes().unwrap_or_default() {
-            for mapping in procfs::maps(pid).unwrap_or_default() {
-                listed.extend(mapping.path().filter(|p| is_version_file(p)).map(Path::to_path_buf));
-            }
-        }
-        for file in files.iter().filter(|f| !listed.contains(*f)) {
-            let files = VersionFiles::of(file);
-            for path in [files.version, files.map, files.record] {
-                let _ = std::fs::remove_file(path);
-            }
-        }
-    }
-
-    fn entries(&self) -> impl Iterator<Item = PathBuf> {
+    /// All that is in the directory.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = PathBuf> {
         std::fs::read_dir(&self.path).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()))
     }
 
@@ -185,12 +114,6 @@ impl StateDir {
         out.sort();
         out
     }
-}
-
-/// The process that a journal's name stands for.
-fn owner_of(journal: &Path) -> Option<ProcessId> {
-    let (pid, start_time) = journal.file_stem()?.to_str()?.split_once('-')?;
-    Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }
 
 /// Takes the lock of a process: one restitch at a time changes it. It is a lock on the process's own directory in `/proc`,

@@ -17,7 +17,7 @@ use crate::journal::{JournalVersion, VersionKind};
 use crate::live::Live;
 use crate::old::OldVersion;
 use crate::retire::leads_into;
-use crate::search::{Search, copies_stacks, spared};
+use crate::search::{Search, copies_stacks, joined, spared};
 use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, survey};
 use crate::tripwire;
@@ -230,19 +230,6 @@ fn unmap(
     Ok(kept)
 }
 
-/// The same bytes in as few ranges as can be: parts of a version may be mappings of their own.
-pub(crate) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
-    ranges.sort_by_key(|r| r.start);
-    ranges.dedup_by(|next, before| {
-        let touch = next.start <= before.end;
-        if touch {
-            before.end = before.end.max(next.end);
-        }
-        touch
-    });
-    ranges
-}
-
 fn reason_to_keep(
     live: &Live,
     stopped: &Stopped,
@@ -293,19 +280,4 @@ fn hidden_addresses(target: &Target) -> Option<String> {
 fn ours_in(range: AvmaRange, maps: &[Mapping]) -> Vec<AvmaRange> {
     let ours = maps.iter().filter(|m| m.range.overlaps(&range) && is_ours(m));
     ours.map(|m| AvmaRange::between(m.range.start.max(range.start), m.range.end.min(range.end))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parts_of_a_version_are_unmapped_at_once() {
-        let range = |start, end| AvmaRange::between(Avma::new(start), Avma::new(end));
-        let parts =
-            vec![range(0x5000, 0x6000), range(0x1000, 0x2000), range(0x2000, 0x4000), range(0x8000, 0x9000)];
-        let all = [range(0x1000, 0x4000), range(0x5000, 0x6000), range(0x8000, 0x9000)];
-        assert_eq!(joined(parts), all);
-        assert_eq!(joined(Vec::new()), []);
-    }
 }

@@ -2,9 +2,9 @@
 
 use crate::ProcessError;
 use crate::frames::{Walk, Walker};
+use crate::jump::LEN;
 use crate::old::OldVersion;
-use crate::patches::LEN;
-use crate::plan::{Prepared, SwitchReport};
+use crate::prepared::{Prepared, SwitchReport};
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_procfs::Mapping;
 use restitch_tracee::{Memory, Registers, Stopped};

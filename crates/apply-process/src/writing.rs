@@ -7,7 +7,8 @@
 
 use crate::ProcessError;
 use crate::journal::Journal;
-use crate::patches::{LEN, PatchSet};
+use crate::jump::LEN;
+use crate::patches::PatchSet;
 use restitch_address::{Avma, AvmaRange};
 use restitch_tracee::Memory;
 use std::collections::{BTreeMap, BTreeSet};
