@@ -15,21 +15,19 @@ use crate::phases::Phases;
 use crate::process_set::ProcessSet;
 use crate::profiling::{Counting, count, make_counting};
 use crate::sampling::IpSamples;
+use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::verdict::{Metric, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
 use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
-use restitch_layout::{Layout, LayoutChoice, Reaching, Score};
+use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_profile::{Derived, Profile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-/// Hottest functions in a report.
-const HOTTEST: usize = 12;
 
 /// What to do.
 #[derive(Debug, Clone)]
@@ -524,86 +522,6 @@ fn describe(
         entry
     });
     phases.end("report");
-}
-
-pub(crate) fn layout_summary(
-    program: &Program,
-    profile: &Profile,
-    layout: &Layout,
-    choice: LayoutChoice,
-) -> report::LayoutSummary {
-    let count =
-        |fragments: &[restitch_layout::Fragment]| fragments.iter().map(|f| f.blocks.len() as u64).sum();
-    let duplicates = layout.tails.iter().flat_map(|t| &t.blocks);
-    report::LayoutSummary {
-        algorithm: choice.name().into(),
-        score_before: Score::of_original(program, profile).ext_tsp,
-        score_after: Score::of(program, profile, layout).ext_tsp,
-        hot_blocks: count(&layout.hot),
-        cold_blocks: count(&layout.cold),
-        duplicates: layout.duplicates() as u64,
-        duplicate_bytes: duplicates.map(|b| u64::from(program.block(*b).len)).sum(),
-        prefetches: layout.prefetches.len() as u64,
-    }
-}
-
-pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummary {
-    let checked = version.report();
-    report::VersionSummary {
-        number: version.number,
-        bytes: version.loaded_len,
-        text_bytes: version.text.len(),
-        blocks: version.blocks.len() as u64,
-        redirects: version.redirects.len() as u64,
-        checked: report::CheckCounts {
-            blocks: checked.blocks,
-            instructions: checked.instructions,
-            branches: checked.branches,
-            tables: checked.tables,
-            rows: checked.rows,
-            call_sites: checked.call_sites,
-            redirects: checked.redirects,
-            direct: checked.direct,
-            promoted: checked.promoted,
-        },
-        large_page_bytes: 0,
-    }
-}
-
-pub(crate) fn hottest(
-    program: &Program,
-    profile: &Profile,
-    version: &CheckedVersion,
-) -> Vec<report::HotFunction> {
-    let mut moved = vec![0u64; program.functions.len()];
-    for placed in &version.blocks {
-        moved[program.block(placed.block).function.index()] += 1;
-    }
-    let total: u64 = profile.blocks.iter().sum();
-    let mut counts: Vec<(u64, restitch_program::FuncId)> = program
-        .function_ids()
-        .map(|f| (program.blocks_of(f).map(|b| profile.block(b)).sum(), f))
-        .filter(|(n, _)| *n > 0)
-        .collect();
-    counts.sort_unstable_by_key(|(n, f)| (std::cmp::Reverse(*n), *f));
-    counts
-        .into_iter()
-        .take(HOTTEST)
-        .map(|(n, f)| {
-            let function = program.function(f);
-            let address = function.range.start;
-            report::HotFunction {
-                name: function
-                    .name
-                    .as_deref()
-                    .map_or_else(|| format!("sub_{:x}", address.get()), str::to_owned),
-                address: address.to_string(),
-                share: n as f64 / total.max(1) as f64,
-                blocks: u64::from(function.block_count),
-                moved_blocks: moved[f.index()],
-            }
-        })
-        .collect()
 }
 
 /// Measures the new layout and acts on it.

@@ -2,7 +2,8 @@
 
 use crate::SessionError;
 use crate::analysis::Analyzed;
-use crate::files::{OptimizeOptions, read_file};
+use crate::disk::read_file;
+use crate::optimize_options::OptimizeOptions;
 use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, resolve};
 use restitch_profile::{
     ImportedModule, ImportedSamples, ModuleProfile, Profile, ProfileFile, import_perf_data,

@@ -2,11 +2,13 @@
 //! the profile that comes of it.
 
 use crate::analysis::Analyzed;
-use crate::attach::version_summary;
 use crate::derivation;
-use crate::files::{load_original, read_file, write_output};
+use crate::disk::read_file;
+use crate::files::write_output;
 use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
+use crate::original::load_original;
 use crate::phases::Phases;
+use crate::summaries::version_summary;
 use crate::{ExitCode, SessionError, Watcher, check_writable, write_result};
 use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};

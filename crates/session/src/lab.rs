@@ -1,14 +1,15 @@
 //! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end.
 
 use crate::analysis::Analyzed;
-use crate::files::{load_original, read_file};
+use crate::disk::read_file;
 use crate::imports::{part_of, read_profile};
+use crate::machine::this_machine;
 use crate::make::{Ways, lay_out, prefetches};
+use crate::original::load_original;
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
-use restitch_lab::{Comparison, Geometry, Machine, RecordedBranch, Trace, compare};
+use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
 use restitch_layout::{Layout, LayoutChoice, Prefetch};
-use restitch_procfs::system::{CpuCache, cpu_caches, cpu_model};
 use restitch_profile::{branch_stacks, import_perf_data};
 use restitch_program::Program;
 use std::path::{Path, PathBuf};
@@ -150,13 +151,4 @@ fn recorded(
         ));
     }
     Ok(trace)
-}
-
-/// This machine, as far as the kernel describes it.
-pub(crate) fn this_machine() -> Machine {
-    let caches = cpu_caches();
-    let of_level = |level| caches.iter().find(|c| c.level == level && c.instructions && c.line == 64);
-    let shape = |c: &CpuCache| Geometry { sets: c.sets, ways: c.ways };
-    let model = cpu_model();
-    Machine::like(&model.vendor, model.family, model.model, of_level(1).map(shape), of_level(2).map(shape))
 }

@@ -2,7 +2,7 @@
 
 use crate::SessionError;
 use crate::analysis::Analyzed;
-use crate::lab::this_machine;
+use crate::machine::this_machine;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::{BoundSlot, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};

@@ -20,7 +20,7 @@
 
 use super::suspended::{COUNTING, EARLIER, Suspended};
 use crate::SessionError;
-use crate::files::write_whole;
+use crate::disk::write_whole;
 use restitch_preload::{
     AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, Meta, PLATFORMS, PLATFORMS_32, counts_name, empty_library_32,
     overlay_name, platform_name,

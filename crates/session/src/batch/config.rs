@@ -11,7 +11,7 @@
 //! ```
 
 use crate::SessionError;
-use crate::files::read_file;
+use crate::disk::read_file;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@
 use super::cache::Cache;
 use super::progress::Progress;
 use crate::SessionError;
-use crate::files::write_whole;
+use crate::disk::write_whole;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -9,7 +9,7 @@
 
 use super::cache::Cache;
 use super::observe::{FREQUENCY, Mode, Seen};
-use crate::files::write_whole;
+use crate::disk::write_whole;
 use restitch_address::FileOffset;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use super::suspended::Suspended;
 use super::usage::whole_runs;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
-use crate::files::write_whole;
+use crate::disk::write_whole;
 use crate::huge::{HugePages, alignment};
 use crate::make::{Place, Wanted, Ways, check_version, counting_layout, emit_version, estimate, lay_out};
 use crate::refusal::run_time;
@@ -77,7 +77,7 @@ pub(crate) struct Held {
 /// Reads a module's file. What its build id is, and whether it can be worked on.
 pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-    let image = Image::parse(crate::files::read_file(path)?).map_err(|e| bad(e.to_string()))?;
+    let image = Image::parse(crate::disk::read_file(path)?).map_err(|e| bad(e.to_string()))?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     if name.starts_with("librestitch-") {
         return Err(bad("it is restitch's own".into()));
@@ -192,7 +192,7 @@ impl Job {
 
     /// What the counters say.
     fn values(&self, cache: &Cache) -> Result<Vec<u64>, SessionError> {
-        let bytes = crate::files::read_file(&cache.counts(&self.id))?;
+        let bytes = crate::disk::read_file(&cache.counts(&self.id))?;
         let counters = bytes.get(COUNTS_HEADER as usize..).unwrap_or_default();
         Ok(counters.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
     }
@@ -390,7 +390,7 @@ pub(crate) fn optimize(
     cost: impl FnOnce() -> f64,
 ) -> Result<Entry, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: entry.path.clone(), why };
-    let profile = crate::files::read_file(&cache.stored(&entry.build_id, "profile"))?;
+    let profile = crate::disk::read_file(&cache.stored(&entry.build_id, "profile"))?;
     let profile = ProfileFile::read(&profile).map_err(|e| bad(e.to_string()))?;
     let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
     let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;

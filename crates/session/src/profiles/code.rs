@@ -109,7 +109,7 @@ impl Code {
         let index = match found {
             Some(index) => index,
             None => {
-                let analyzed = crate::files::load_original(path)?;
+                let analyzed = crate::original::load_original(path)?;
                 self.known.push(Known::new(path, analyzed));
                 self.known.len() - 1
             }

@@ -3,7 +3,7 @@
 use super::code::{Code, Known};
 use super::{ProfileInput, Sampled, same_name};
 use crate::SessionError;
-use crate::files::read_file;
+use crate::disk::read_file;
 use crate::selection::weigh;
 use restitch_address::Svma;
 use restitch_profile::{

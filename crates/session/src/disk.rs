@@ -1,0 +1,93 @@
+//! Files that the user names: reading, and writing whole or not at all.
+
+use crate::SessionError;
+use restitch_apply::{Existing, Outlives};
+use std::path::Path;
+
+/// Reads a file.
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SessionError> {
+    std::fs::read(path).map_err(|source| SessionError::File {
+        operation: "reading",
+        path: path.into(),
+        source,
+    })
+}
+
+/// Finds out whether a file can be written at `path` before work is spent on its content. What is there stays as it is, and so
+/// does what somebody else writes there at the same time.
+///
+/// # Errors
+/// If it cannot.
+pub fn check_writable(path: &Path) -> Result<(), SessionError> {
+    let fail = |source| SessionError::File { operation: "writing", path: path.into(), source };
+    let existing = std::fs::OpenOptions::new().append(true).open(path);
+    match existing {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => restitch_apply::can_be_made(path).map_err(fail),
+        Err(e) => Err(fail(e)),
+    }
+}
+
+/// Writes what the user asked for. A file is written whole or not at all, in place of one that is there; a symbolic link
+/// is followed. What is no file (a pipe, a terminal, `/dev/stdout`) is written to as it is.
+///
+/// # Errors
+/// If it cannot be written; a file that was there is as before.
+pub fn write_result(path: &Path, bytes: &[u8], mode: u32) -> Result<(), SessionError> {
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        return std::fs::write(path, bytes).map_err(|source| SessionError::File {
+            operation: "writing",
+            path: path.into(),
+            source,
+        });
+    }
+    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    write_whole(&target, bytes, mode)
+}
+
+/// Writes a file whole or not at all, in place of one that is there.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<(), SessionError> {
+    restitch_apply::write_atomically(path, bytes, mode, Existing::Replace, Outlives::PowerCut)
+        .map_err(|source| SessionError::File { operation: "writing", path: path.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_go_through_links_and_into_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_result(&link, b"one", 0o644).unwrap();
+        assert!(!file.exists(), "a link to nothing is replaced");
+        std::fs::remove_file(&link).unwrap();
+        std::fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_result(&link, b"two", 0o644).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        assert!(link.is_symlink());
+        write_result(Path::new("/dev/null"), b"three", 0o644).unwrap();
+        assert!(!Path::new("/dev/null").is_file());
+    }
+
+    #[test]
+    fn asking_and_writing_at_the_same_time_do_not_meet() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("json");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        check_writable(&path).unwrap();
+                        write_whole(&path, b"{}", 0o644).unwrap();
+                        let _ = std::fs::remove_file(&path);
+                    }
+                });
+            }
+        });
+        let error = check_writable(&folder.path().join("none/json")).unwrap_err();
+        assert!(error.to_string().contains("check the path"), "{error}");
+    }
+}

@@ -1,0 +1,41 @@
+//! What `optimize` is asked for.
+
+use crate::HugePages;
+use crate::make::Ways;
+use restitch_layout::{LayoutChoice, Reaching};
+use std::path::PathBuf;
+
+/// What to optimize.
+#[derive(Debug, Clone)]
+pub struct OptimizeOptions {
+    /// The program or shared object.
+    pub program: PathBuf,
+    /// The profile file.
+    pub profile: PathBuf,
+    /// The new file.
+    pub output: PathBuf,
+    /// How to lay out.
+    pub layout: LayoutChoice,
+    /// Large pages for hot code.
+    pub huge_pages: HugePages,
+    /// Whether hot code is placed within cache lines by how often it runs.
+    pub align: bool,
+    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
+    pub turn: bool,
+    /// Indirect calls with one usual target compare with it and call it directly.
+    pub promote_calls: bool,
+    /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
+    pub stay: bool,
+    /// Blocks behind hot jumps get a second copy in place of the jump.
+    pub duplicate: bool,
+    /// Lines that the models of the second-level cache miss are fetched ahead.
+    pub prefetch: bool,
+}
+
+impl OptimizeOptions {
+    /// How to make the layout.
+    pub(crate) fn ways(&self) -> Ways {
+        let stay = self.stay.then_some(Reaching::Straight);
+        Ways { choice: self.layout, stay, duplicate: self.duplicate, prefetch: self.prefetch }
+    }
+}
