@@ -47,4 +47,4 @@ pub use relocate::relocate_eh_frame;
 pub use state::{Cfa, ExpressionBytes, FrameState, Register, RegisterRule, Row};
 pub use step::{Step, step};
 pub use write::{EhFrame, EhFrameWriter, Run, write_eh_frame};
-pub use write_lsda::{landing_pad_base, write_lsda};
+pub use write_lsda::write_lsda;

@@ -2,30 +2,21 @@
 
 use crate::{
     CfiError, Lsda, LsdaCallSite,
-    memory::{DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, PCREL_SDATA4, put_pcrel, put_uleb},
+    memory::{DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, PCREL_SDATA4, put_pcrel, put_sleb, put_uleb},
 };
 use restitch_address::Svma;
 
 const WHAT: &str = ".gcc_except_table";
-/// Unsigned LEB128, absolute: the call sites.
+/// LEB128, absolute: what call sites are written in.
 const ULEB128: u8 = 0x01;
-
-/// The base that landing pads can be counted from: `base` itself if all pads lie behind it, else one byte below the
-/// lowest pad (an offset of 0 means "no pad").
-pub fn landing_pad_base(base: Svma, call_sites: &[LsdaCallSite]) -> Svma {
-    let lowest = call_sites.iter().filter_map(|site| site.landing_pad).map(|pad| pad.offset_from(base)).min();
-    match lowest {
-        Some(offset) if offset <= 0 => base.offset(offset).offset(-1),
-        _ => base,
-    }
-}
+const SLEB128: u8 = 0x09;
 
 /// Writes an LSDA for the address `at` that belongs to the run whose FDE starts at `run_start`.
 ///
 /// `call_sites` are in new addresses, sorted, at or behind `run_start`; their actions are those of `original`, whose
-/// action, type and filter tables are copied. Landing pads are counted from `lp_base`, or from a lower base where a
-/// pad is not behind it; the base is only written down where it is not `run_start` (LLVM's libunwind complains about
-/// tables that write it down). Code that no call site covers terminates the program if it throws.
+/// action, type and filter tables are copied. Landing pads are counted from `run_start`; where one lies below it, by signed numbers. Only a run that begins with one
+/// of its own landing pads writes another base down, as an offset of 0 means "no pad": LLVM's libunwind complains on standard error about every table that has a base, whenever an exception
+/// passes. Code that no call site covers terminates the program if it throws.
 ///
 /// # Errors
 /// If something is more than 2 GiB away, the call sites are not sorted, or an action is not one of the original's.
@@ -34,10 +25,11 @@ pub fn write_lsda(
     run_start: Svma,
     call_sites: &[LsdaCallSite],
     original: &Lsda,
-    lp_base: Svma,
 ) -> Result<Vec<u8>, CfiError> {
-    let base = landing_pad_base(lp_base, call_sites);
-    let sites = call_site_table(run_start, call_sites, original, base)?;
+    let pads = || call_sites.iter().filter_map(|site| site.landing_pad);
+    let base = if pads().any(|pad| pad == run_start) { run_start.offset(-1) } else { run_start };
+    let encoding = if pads().any(|pad| pad < base) { SLEB128 } else { ULEB128 };
+    let sites = call_site_table(run_start, call_sites, original, base, encoding)?;
     let mut out = Vec::new();
     if base == run_start {
         out.push(DW_EH_PE_OMIT);
@@ -46,7 +38,7 @@ pub fn write_lsda(
         put_pcrel(WHAT, &mut out, at, base)?;
     }
     // What lies between the offset of the type table's end and that end.
-    let mut middle = vec![ULEB128];
+    let mut middle = vec![encoding];
     put_uleb(&mut middle, sites.len() as u64);
     middle.extend(sites);
     middle.extend(&original.actions);
@@ -79,7 +71,12 @@ fn call_site_table(
     call_sites: &[LsdaCallSite],
     original: &Lsda,
     base: Svma,
+    encoding: u8,
 ) -> Result<Vec<u8>, CfiError> {
+    let put = |out: &mut Vec<u8>, value: i64| match encoding {
+        SLEB128 => put_sleb(out, value),
+        _ => put_uleb(out, value as u64),
+    };
     let fail = |why| CfiError::Inexpressible { what: WHAT, at: run_start, why };
     let mut out = Vec::new();
     let mut end = 0;
@@ -92,9 +89,9 @@ fn call_site_table(
         if site.action > original.actions.len() as u64 {
             return Err(fail("a call site's action is not in the action table"));
         }
-        put_uleb(&mut out, start as u64);
-        put_uleb(&mut out, site.range.len());
-        put_uleb(&mut out, site.landing_pad.map_or(0, |pad| pad.offset_from(base) as u64));
+        put(&mut out, start);
+        put(&mut out, site.range.len() as i64);
+        put(&mut out, site.landing_pad.map_or(0, |pad| pad.offset_from(base)));
         put_uleb(&mut out, site.action);
     }
     Ok(out)

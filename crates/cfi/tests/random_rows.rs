@@ -272,12 +272,11 @@ fn damaged_lsda_never_panics() {
         filters: vec![1, 2, 0],
         indirect_types: true,
     };
-    let seed = write_lsda(at, function.start, &call_sites, &original, function.start).unwrap();
+    let seed = write_lsda(at, function.start, &call_sites, &original).unwrap();
     assert_eq!(Lsda::parse(&Bytes { at, bytes: &seed }, at, function).unwrap(), original);
     fuzz(&seed, |bytes| {
         if let Ok(lsda) = Lsda::parse(&Bytes { at, bytes }, at, function) {
-            let base = landing_pad_base(function.start, &lsda.call_sites);
-            let _ = write_lsda(at, function.start, &lsda.call_sites, &lsda, base);
+            let _ = write_lsda(at, function.start, &lsda.call_sites, &lsda);
         }
     });
 }

@@ -303,8 +303,7 @@ fn every_lsda_survives_reading_and_writing() {
                         ..*s
                     })
                     .collect();
-                let base = landing_pad_base(run.start, &call_sites);
-                let bytes = write_lsda(new_at, run.start, &call_sites, &lsda, base).unwrap();
+                let bytes = write_lsda(new_at, run.start, &call_sites, &lsda).unwrap();
                 let again = Lsda::parse(&Bytes { at: new_at, bytes: &bytes }, new_at, run).unwrap();
                 let has_table = !(lsda.types.is_empty() && lsda.filters.is_empty());
                 let indirect_types = lsda.indirect_types && has_table;

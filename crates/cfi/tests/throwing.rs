@@ -118,7 +118,7 @@ fn rewrite(target: &mut Target) {
             let written = lsda.as_ref().map(|lsda| {
                 let at = target.reserve_at + tables.len() as u64;
                 let sites = sites_of(range, sites);
-                tables.extend(write_lsda(at, range.start, &sites, lsda, range.start).unwrap());
+                tables.extend(write_lsda(at, range.start, &sites, lsda).unwrap());
                 at
             });
             runs.push(Run {

@@ -42,7 +42,7 @@ pub(crate) fn write(
         Lsda { call_sites: Vec::new(), actions: Vec::new(), types: Vec::new(), filters: Vec::new(), ..*lsda };
     // Without actions nobody looks at the type table.
     let original = if sites.out.iter().all(|site| site.action == 0) { &bare } else { lsda };
-    Ok(write_lsda(at, start, &sites.out, original, start)?)
+    Ok(write_lsda(at, start, &sites.out, original)?)
 }
 
 struct Sites<'r> {
