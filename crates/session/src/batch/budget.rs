@@ -10,6 +10,7 @@
 //! **Estimates err**, up to fourfold, since libraries differ in how much of them runs. So what it really took is charged afterwards, and may exceed what there is:
 //! a debt, which later seconds and later commands pay before anything else is begun.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,11 @@ const CERTAIN: f64 = 0.25;
 /// By how much a counting run takes longer: by a fifth.
 pub(crate) const COUNTING_COSTS: f64 = 0.2;
 const MICROSECONDS: f64 = 1e6;
+/// What an optimization costs: seconds for each byte of the file, as measured with cc1plus (35 MB: 7.8 on an idle machine, twice that on a
+/// busy one). Libraries whose runs use less of them take less (libclang-cpp, 71 MB: 8.7; libLLVM, 129 MB: 12.5): what is too much is not spent.
+const SECONDS_PER_BYTE: f64 = 8.0 / 35e6;
+/// What it costs to begin counting, likewise.
+const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 35e6;
 
 /// Processor seconds that may be spent.
 #[derive(Debug, Default)]
@@ -78,6 +84,26 @@ impl Budget {
 
 fn micro(seconds: f64) -> i64 {
     (seconds * MICROSECONDS) as i64
+}
+
+/// Processor seconds that it takes to optimize a module.
+pub(crate) fn optimize_cost(path: &Path) -> f64 {
+    std::fs::metadata(path).map_or(0.0, |m| m.len() as f64 * SECONDS_PER_BYTE)
+}
+
+/// Processor seconds that it takes until runs of it can count.
+pub(crate) fn begin_cost(path: &Path) -> f64 {
+    std::fs::metadata(path).map_or(0.0, |m| m.len() as f64 * BEGIN_SECONDS_PER_BYTE)
+}
+
+/// Processor seconds of this process, without the command.
+pub(crate) fn own_seconds() -> f64 {
+    /// The unit of /proc/PID/stat, on every x86-64 Linux.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind_name = stat.rsplit(") ").next().unwrap_or_default();
+    // utime and stime are the fields 14 and 15; the third one is the first behind the name.
+    behind_name.split(' ').skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum::<f64>() / TICKS
 }
 
 /// How many cores of the machine were idle of late.

@@ -11,6 +11,8 @@
 mod budget;
 pub mod cache;
 pub mod config;
+mod job;
+mod leftover;
 mod observe;
 mod progress;
 mod report;
@@ -19,37 +21,30 @@ mod usage;
 mod work;
 mod worker;
 
+pub use leftover::{Outcome, optimize_pending};
 pub use report::{BatchReport, Left, Optimized, Runs};
 
 use crate::{SessionError, Watcher};
-use budget::{Budget, COUNTING_COSTS, IdleCores};
+use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
 use cache::{Cache, Entry, read_meta};
+use job::Measured;
 use observe::{Mode, Observer, Overlays, Seen};
 use restitch_layout::LayoutChoice;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use usage::{Past, Totals};
-use work::Measured;
 use worker::{Haste, Message, Worker};
 
 const POLL: Duration = Duration::from_millis(50);
 /// Less time in a module than this, in seconds, is not worth anything.
 const LEAST_SECONDS: f64 = 0.5;
-/// What an optimization costs: seconds for each byte of the file, as measured with cc1plus (35 MB: 7.8 on an idle machine, twice that on a
-/// busy one). Libraries whose runs use less of them take less (libclang-cpp, 71 MB: 8.7; libLLVM, 129 MB: 12.5): what is too much is not spent.
-const SECONDS_PER_BYTE: f64 = 8.0 / 35e6;
-/// What it costs to begin counting, likewise.
-const BEGIN_SECONDS_PER_BYTE: f64 = 3.0 / 35e6;
 /// With so many idle cores, work of the lowest priority goes on.
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
 const WORTH: f64 = 2.0;
-/// So many times a process in the background tries to get hold of a module, once a second.
-const ATTEMPTS: usize = 20;
 /// How often suspended countings are looked for: a process in the background may have begun some.
 const RESUME: Duration = Duration::from_secs(1);
 /// Profiles are made anew after so many seconds.
@@ -250,7 +245,8 @@ impl Session {
         self.cache.keep_budget(budget.left());
         self.describe(report);
         self.cache.prune(self.options.cache_size);
-        report.goes_on = finish == Finish::Background && go_on(&self.cache, self.options.making.layout);
+        report.goes_on =
+            finish == Finish::Background && leftover::go_on(&self.cache, self.options.making.layout);
         if let Some(folder) = &self.options.export {
             report.exported = Some(self.cache.export(folder)?);
         }
@@ -311,7 +307,7 @@ impl Session {
             let Some(path) = self.cache.path_of(&id) else { continue };
             if !self.given.contains(&path)
                 && !is_named(&path, &self.options.exclude)
-                && let Some(job) = work::Job::resume(&self.cache, &id)
+                && let Some(job) = job::Job::resume(&self.cache, &id)
             {
                 self.given.insert(path);
                 worker.resume(job);
@@ -421,48 +417,6 @@ impl Session {
             }
         }
     }
-
-    /// Fills the report in.
-    fn describe(&self, report: &mut BatchReport) {
-        let Some(observer) = &self.observer else { return };
-        report.lost_records = observer.lost();
-        let known: BTreeMap<PathBuf, Entry> =
-            self.cache.entries().into_iter().map(|e| (e.path.clone(), e)).collect();
-        for seen in observer.modules() {
-            let optimized = self.done.get(&seen.path).or_else(|| known.get(&seen.path));
-            let used = seen.ended.contains_key(&Mode::Optimized);
-            match optimized.filter(|_| used || self.done.contains_key(&seen.path)) {
-                Some(entry) => {
-                    let new = self.done.contains_key(&seen.path);
-                    report.optimized.push(Optimized::new(seen, entry, new));
-                }
-                None => report.left.extend(self.left_alone(seen)),
-            }
-        }
-        report.sort();
-    }
-
-    /// Why a module that used some time was not optimized.
-    fn left_alone(&self, seen: &Seen) -> Option<Left> {
-        if seen.seconds() < LEAST_SECONDS {
-            return None;
-        }
-        let cost = optimize_cost(&seen.path);
-        let why = match self.left.get(&seen.path) {
-            Some(why) => why.clone(),
-            None if self.suspended.contains(&seen.path) => {
-                "the command ended before enough of its runs were counted; the next one goes on with it".into()
-            }
-            None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
-            None if seen.begun < 2 => "it ran once only; `restitch attach` optimizes long runs".into(),
-            None if self.totals(seen).seconds() < WORTH * cost => {
-                format!("to optimize it takes about {cost:.1} s, too much for the time that it has used until now")
-            }
-            None if !self.totals(seen).is_known() => "too few of its runs have ended to know what it does; the next commands add to them".into(),
-            None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; it is begun when the command has ended, or by a later one".into(),
-        };
-        Some(Left { path: seen.path.clone(), seconds: seen.seconds(), runs: seen.begun, why })
-    }
 }
 
 impl Overlays for Cache {
@@ -478,116 +432,9 @@ impl Overlays for Cache {
     }
 }
 
-/// Processor seconds that it takes to optimize a module.
-fn optimize_cost(path: &Path) -> f64 {
-    std::fs::metadata(path).map_or(0.0, |m| m.len() as f64 * SECONDS_PER_BYTE)
-}
-
-/// Processor seconds that it takes until runs of it can count.
-fn begin_cost(path: &Path) -> f64 {
-    std::fs::metadata(path).map_or(0.0, |m| m.len() as f64 * BEGIN_SECONDS_PER_BYTE)
-}
-
 /// Whether a file has one of these names or paths.
 pub(crate) fn is_named(path: &Path, names: &[String]) -> bool {
     names.iter().any(|name| Path::new(name) == path || path.file_name().is_some_and(|n| n == name.as_str()))
-}
-
-/// Processor seconds of this process, without the command.
-fn own_seconds() -> f64 {
-    /// The unit of /proc/PID/stat, on every x86-64 Linux.
-    const TICKS: f64 = 100.0;
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let behind_name = stat.rsplit(") ").next().unwrap_or_default();
-    // utime and stime are the fields 14 and 15; the third one is the first behind the name.
-    behind_name.split(' ').skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum::<f64>() / TICKS
-}
-
-/// Starts a process that goes on with what is not laid out yet, and outlives this one; whether there is one.
-fn go_on(cache: &Cache, layout: LayoutChoice) -> bool {
-    let Ok(own) = std::env::current_exe() else { return false };
-    let complete = || cache.countings().iter().any(|c| c.complete);
-    let wanted = || usage::read(cache).values().any(|past| past.wanted);
-    if cache.pending().is_empty() && !complete() && !wanted() {
-        return false;
-    }
-    let mut command = Command::new(own);
-    command
-        .args(["cache", "optimize", "--background", "--layout", layout.name(), "--cache"])
-        .arg(cache.base());
-    // A group of its own: what a terminal sends to the command's is not for it.
-    command.process_group(0).current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().is_ok()
-}
-
-/// What came of a module that a command was too short for.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
-    /// It is optimized.
-    Optimized(Box<Entry>),
-    /// Its next runs count.
-    Counting,
-}
-
-/// Lays out what was only profiled or counted, and makes the overlays that count of what is worth it; in the `background`, at the lowest priority.
-/// What came of each module.
-pub fn optimize_pending(
-    cache: &Cache,
-    layout: LayoutChoice,
-    background: bool,
-) -> Vec<(PathBuf, Result<Outcome, SessionError>)> {
-    if background {
-        restitch_tracee::be_lowest();
-    }
-    let mut outcomes = Vec::new();
-    let optimized = |entry| Outcome::Optimized(Box::new(entry));
-    for entry in cache.pending() {
-        let (path, start) = (entry.path.clone(), worker::cpu_seconds());
-        let cost = || worker::cpu_seconds() - start;
-        outcomes.push((path, work::optimize_stored(cache, entry, layout, cost).map(optimized)));
-    }
-    for state in cache.countings().into_iter().filter(|c| c.complete) {
-        let (path, start) = (state.path.clone(), worker::cpu_seconds());
-        let (seconds_per_run, spent) = (state.seconds_per_run, state.spent);
-        let cost = || spent + worker::cpu_seconds() - start;
-        if let Some(job) = work::Job::resume(cache, &state.build_id) {
-            outcomes.push((path, work::complete(cache, job, seconds_per_run, layout, cost).map(optimized)));
-        }
-    }
-    for (path, past) in usage::read(cache).into_iter().filter(|(_, past)| past.wanted) {
-        let begun = begin_wanted(cache, &path, &past, background);
-        outcomes.push((path, begun.map(|()| Outcome::Counting)));
-    }
-    outcomes
-}
-
-/// Makes the overlay that counts runs of a module, for the next session.
-fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Result<(), SessionError> {
-    // The session that wants it may still be ending.
-    let mut begun = begin_once(cache, path, past);
-    for _ in 0..if background { ATTEMPTS } else { 0 } {
-        if !matches!(&begun, Err(SessionError::NothingToDo(why)) if why == work::BUSY) {
-            break;
-        }
-        std::thread::sleep(RESUME);
-        begun = begin_once(cache, path, past);
-    }
-    // Whatever came of it: when it goes on being used it will be considered again.
-    usage::settle(cache, path);
-    begun
-}
-
-fn begin_once(cache: &Cache, path: &Path, past: &Past) -> Result<(), SessionError> {
-    let start = worker::cpu_seconds();
-    let image = work::read_module(path)?;
-    let id = image.build_id().map(ToString::to_string).unwrap_or_default();
-    if cache.is_suspended(&id) || cache.entry(&id).is_some_and(|e| !is_old(&e)) {
-        return Err(SessionError::NothingToDo("another session has begun with it".into()));
-    }
-    let job = work::Job::begin(cache, path, image, &past.places(), past.runs)?;
-    let seconds_per_run = past.totals.seconds() / past.totals.begun.max(1) as f64;
-    job.suspend(cache, seconds_per_run, worker::cpu_seconds() - start)
 }
 
 /// Seconds since 1970.

@@ -1,8 +1,11 @@
 //! What came of a batch.
 
+use super::budget::optimize_cost;
 use super::cache::Entry;
 use super::observe::{FREQUENCY, Mode, Seen, Usage};
+use super::{LEAST_SECONDS, Session, WORTH};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The result of [`batch`](super::batch()).
@@ -126,6 +129,50 @@ impl Optimized {
 
     fn seconds(&self) -> f64 {
         self.original.seconds + self.counting.seconds + self.optimized.seconds
+    }
+}
+
+impl Session {
+    /// Fills the report in.
+    pub(super) fn describe(&self, report: &mut BatchReport) {
+        let Some(observer) = &self.observer else { return };
+        report.lost_records = observer.lost();
+        let known: BTreeMap<PathBuf, Entry> =
+            self.cache.entries().into_iter().map(|e| (e.path.clone(), e)).collect();
+        for seen in observer.modules() {
+            let optimized = self.done.get(&seen.path).or_else(|| known.get(&seen.path));
+            let used = seen.ended.contains_key(&Mode::Optimized);
+            match optimized.filter(|_| used || self.done.contains_key(&seen.path)) {
+                Some(entry) => {
+                    let new = self.done.contains_key(&seen.path);
+                    report.optimized.push(Optimized::new(seen, entry, new));
+                }
+                None => report.left.extend(self.left_alone(seen)),
+            }
+        }
+        report.sort();
+    }
+
+    /// Why a module that used some time was not optimized.
+    fn left_alone(&self, seen: &Seen) -> Option<Left> {
+        if seen.seconds() < LEAST_SECONDS {
+            return None;
+        }
+        let cost = optimize_cost(&seen.path);
+        let why = match self.left.get(&seen.path) {
+            Some(why) => why.clone(),
+            None if self.suspended.contains(&seen.path) => {
+                "the command ended before enough of its runs were counted; the next one goes on with it".into()
+            }
+            None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
+            None if seen.begun < 2 => "it ran once only; `restitch attach` optimizes long runs".into(),
+            None if self.totals(seen).seconds() < WORTH * cost => {
+                format!("to optimize it takes about {cost:.1} s, too much for the time that it has used until now")
+            }
+            None if !self.totals(seen).is_known() => "too few of its runs have ended to know what it does; the next commands add to them".into(),
+            None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; it is begun when the command has ended, or by a later one".into(),
+        };
+        Some(Left { path: seen.path.clone(), seconds: seen.seconds(), runs: seen.begun, why })
     }
 }
 

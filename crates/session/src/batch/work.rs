@@ -1,77 +1,32 @@
-//! What is made of a module, in the background: a counting overlay, a profile from its counts, an optimized overlay.
+//! Overlays of a module: those that count, and the optimized one that is made from a profile.
 
 use super::cache::{Cache, Entry};
-use super::progress::{Progress, Step};
-use super::suspended::Suspended;
-use super::usage::whole_runs;
+use super::job::{BUSY, Job};
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
-use crate::disk::write_whole;
 use crate::huge::{HugePages, alignment};
-use crate::make::{Place, Wanted, Ways, check_version, counting_layout, emit_version, estimate, lay_out};
+use crate::make::{Place, Wanted, Ways, check_version, emit_version, estimate, lay_out};
 use crate::refusal::run_time;
-use crate::selection::{select, weigh};
-use restitch_address::{FileOffset, Svma};
 use restitch_apply_preload::{Overlay, place};
 use restitch_emit::Executions;
 use restitch_image::Image;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
-use restitch_preload::{COUNTS_HEADER, Counts};
-use restitch_profile::{
-    Calls, CounterPlan, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
-};
-use std::collections::BTreeMap;
+use restitch_profile::ProfileFile;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Why a module is left to others.
-pub(crate) const BUSY: &str = "another session is working on it";
-
-/// A module whose runs are counted.
-pub(crate) struct Job {
-    state: Suspended,
-    id: Vec<u8>,
-    /// There if it was begun in this session.
-    planned: Option<Box<Planned>>,
-    /// Held until the work is done, so that no other session works on the same.
-    lock: File,
-    /// What the counters said when the profile was looked at last.
-    earlier: Option<Vec<u64>>,
-    /// Samples in runs that have counted, in earlier sessions.
-    counted_before: u64,
-}
-
-/// How a module's runs are counted.
-struct Planned {
-    module: Analyzed,
-    plan: CounterPlan,
-}
-
-/// What this session has seen of the module's runs, in samples.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Measured {
-    /// In runs that counted.
-    pub counting: u64,
-    /// In a typical run; 0 if nobody knows.
-    pub typical: f64,
-}
-
-/// How it goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// More runs are to count.
-    Going,
-    /// The profile is complete.
-    Complete,
-}
 
 /// A module that nobody else works on.
 pub(crate) struct Held {
     pub module: Analyzed,
     _lock: File,
+}
+
+impl Held {
+    /// With the module's lock.
+    pub fn new(module: Analyzed, lock: File) -> Self {
+        Self { module, _lock: lock }
+    }
 }
 
 /// Reads a module's file. What its build id is, and whether it can be worked on.
@@ -93,266 +48,6 @@ pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
     }
     place(&image, 4096, 0, 4096).map_err(|e| bad(e.to_string()))?;
     Ok(image)
-}
-
-impl Planned {
-    /// Chooses functions by the samples.
-    fn of(module: Analyzed, samples: &BTreeMap<u64, u64>) -> Self {
-        let program = &module.program;
-        let address = |(at, n): (&u64, &u64)| Some((module.image.address_of(FileOffset::new(*at))?, *n));
-        let by_address: BTreeMap<Svma, u64> = samples.iter().filter_map(address).collect();
-        let weights = weigh(program, &by_address);
-        let scope = scope_of(program, &select(program, &weights));
-        let plan = plan_counters(program, &scope, Weights::Blocks(&weights.blocks), Calls::Return);
-        Self { module, plan }
-    }
-
-    /// FNV-1a over what the counters count.
-    fn hash(&self) -> u64 {
-        let text = format!("{:?}", self.plan.counted);
-        text.bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
-    }
-}
-
-impl Job {
-    /// Analyses the module, chooses functions by the samples, and puts a counting overlay in force: of `runs` runs, or of as many as are useful.
-    ///
-    /// # Errors
-    /// [`SessionError::NothingToDo`] if nothing can be counted, or another session is at it; other errors as they come.
-    pub fn begin(
-        cache: &Cache,
-        path: &Path,
-        image: Image,
-        samples: &BTreeMap<FileOffset, u64>,
-        runs: Option<u64>,
-    ) -> Result<Self, SessionError> {
-        let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-        let id = image.build_id().map(|id| id.as_bytes().to_vec()).unwrap_or_default();
-        let id_text = image.build_id().map(ToString::to_string).unwrap_or_default();
-        let Some(lock) = cache.lock(&id_text) else {
-            return Err(SessionError::NothingToDo(BUSY.into()));
-        };
-        let module = analyze_image(Arc::new(image)).map_err(bad)?;
-        let samples = samples.iter().map(|(at, n)| (at.get(), *n)).collect();
-        let planned = Planned::of(module, &samples);
-        if planned.plan.counted.is_empty() {
-            return Err(SessionError::NothingToDo("none of its code that runs can be counted".into()));
-        }
-        let mut state = Suspended::new(path.to_path_buf(), id_text, samples, Progress::of(runs));
-        state.plan = planned.hash();
-        let (planned, earlier) = (Some(Box::new(planned)), None);
-        let mut job = Self { state, id, planned, lock, earlier, counted_before: 0 };
-        job.put_counting(cache)?;
-        Ok(job)
-    }
-
-    /// Goes on with what another session has begun; `None` if that is over, or some other session does.
-    pub fn resume(cache: &Cache, id: &str) -> Option<Self> {
-        let lock = cache.lock(id)?;
-        let state = Suspended::read(cache, id).filter(|s| cache.is_suspended(&s.build_id))?;
-        let id = bytes_of(&state.build_id)?;
-        let (earlier, counted_before) = (state.earlier(cache), state.counted);
-        Some(Self { state, id, planned: None, lock, earlier, counted_before })
-    }
-
-    fn put_counting(&mut self, cache: &Cache) -> Result<(), SessionError> {
-        let Some(planned) = &self.planned else { return Ok(()) };
-        let identity = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64);
-        let wanted = Wanted { counted: Some(&planned.plan.counted[..]), ..Wanted::default() };
-        let layout = counting_layout(&planned.module.program, &planned.plan);
-        let (overlay, missing) = make_overlay(&self.state.path, &planned.module, &layout, wanted, identity)?;
-        (self.state.missing, self.state.identity) = (missing, identity);
-        cache.note_path(&self.state.build_id, &self.state.path)?;
-        // First the counts, so that the overlay is never there without them.
-        write_whole(&cache.counts(&self.id), &overlay.counts(), 0o600)?;
-        self.grant(cache, self.state.progress.tickets())?;
-        write_whole(&cache.overlay(&self.id), overlay.bytes(), 0o600)
-    }
-
-    /// Lets so many more processes count.
-    fn grant(&self, cache: &Cache, more: u64) -> Result<(), SessionError> {
-        let path = cache.counts(&self.id);
-        let fail = |source| SessionError::File { operation: "writing", path: path.clone(), source };
-        let file = File::options().read(true).write(true).open(&path).map_err(fail)?;
-        // Processes lower the number by atomic operations; no one does while it is zero, which it is when more are granted.
-        file.write_all_at(&more.to_le_bytes(), Counts::TICKETS_AT).map_err(fail)
-    }
-
-    /// How many processes have begun to count, and how many of them have ended.
-    fn runs(&self, cache: &Cache) -> Result<(u64, u64), SessionError> {
-        let path = cache.counts(&self.id);
-        let fail = |source| SessionError::File { operation: "reading", path: path.clone(), source };
-        let mut head = [0; 64];
-        File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0)).map_err(fail)?;
-        let word =
-            |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
-        Ok((word(Counts::STARTED_AT), word(Counts::ENDED_AT)))
-    }
-
-    /// What the counters say.
-    fn values(&self, cache: &Cache) -> Result<Vec<u64>, SessionError> {
-        let bytes = crate::disk::read_file(&cache.counts(&self.id))?;
-        let counters = bytes.get(COUNTS_HEADER as usize..).unwrap_or_default();
-        Ok(counters.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
-    }
-
-    /// To how many typical runs those come that have counted.
-    fn whole(&mut self, started: u64, measured: Measured) -> f64 {
-        self.state.counted = self.counted_before + measured.counting;
-        whole_runs(self.state.counted, measured.typical, started)
-    }
-
-    /// Looks at the counts. Whether the profile is complete; if not, more processes may count when those that may have ended, and it is
-    /// `affordable`.
-    ///
-    /// # Errors
-    /// If the counts cannot be read; or enough runs have counted, and none did what is typical.
-    pub fn look(
-        &mut self,
-        cache: &Cache,
-        measured: Measured,
-        affordable: impl FnOnce() -> bool,
-    ) -> Result<Look, SessionError> {
-        if self.state.complete {
-            return Ok(Look::Complete);
-        }
-        let (started, ended) = self.runs(cache)?;
-        let whole = self.whole(started, measured);
-        let more = match self.state.progress.next(started, ended, whole) {
-            Step::Wait => return Ok(Look::Going),
-            Step::GiveUp => {
-                let why = "the runs that were counted did little of what its runs usually do";
-                return Err(SessionError::NothingToDo(why.into()));
-            }
-            // A given number of runs needs no more of them.
-            _ if !self.state.progress.is_fixed() && !affordable() => return Ok(Look::Going),
-            Step::Grant(more) => more,
-            Step::Compare => {
-                let values = self.values(cache)?;
-                let overlap = self.earlier.as_ref().map(|earlier| overlap(earlier, &values));
-                let counted = values.iter().any(|n| *n > 0);
-                self.earlier = counted.then_some(values);
-                if counted && self.state.progress.is_enough(overlap) {
-                    self.state.complete = true;
-                    return Ok(Look::Complete);
-                }
-                self.state.progress.double()
-            }
-        };
-        self.state.progress.grant(more);
-        self.grant(cache, more)?;
-        Ok(Look::Going)
-    }
-
-    /// Whether what was counted until now makes a profile, with so many typical runs at `least`. If the number of runs was given, whatever has counted does.
-    ///
-    /// # Errors
-    /// If the counts cannot be read.
-    pub fn settle_for(
-        &mut self,
-        cache: &Cache,
-        measured: Measured,
-        least: f64,
-    ) -> Result<bool, SessionError> {
-        let (started, _) = self.runs(cache)?;
-        self.state.progress.begun(started);
-        let least = if self.state.progress.is_fixed() { 0.0 } else { least };
-        self.state.complete |= started > 0 && self.whole(started, measured) >= least;
-        Ok(self.state.complete)
-    }
-
-    /// Leaves it to the next session. What may count goes on.
-    ///
-    /// # Errors
-    /// If it cannot be written: the counting is over then.
-    pub fn suspend(mut self, cache: &Cache, seconds_per_run: f64, spent: f64) -> Result<(), SessionError> {
-        (self.state.seconds_per_run, self.state.spent) = (seconds_per_run, spent);
-        let kept = self.state.keep(cache, self.earlier.as_deref());
-        if kept.is_err() {
-            self.abandon(cache);
-        }
-        kept
-    }
-
-    /// Ends the counting and keeps the profile; analyses the module again if another session has begun. It can be optimized by [`optimize`] then.
-    ///
-    /// # Errors
-    /// If nothing was counted, the cache cannot be written, or the module is not any more what it was.
-    pub fn keep_profile(&mut self, cache: &Cache, seconds_per_run: f64) -> Result<Entry, SessionError> {
-        let values = self.values(cache)?;
-        if values.iter().all(|n| *n == 0) {
-            return Err(SessionError::NothingToDo("no run of it was counted".into()));
-        }
-        if self.planned.is_none() {
-            self.planned = Some(Box::new(plan_again(&self.state)?));
-        }
-        let Some(planned) = &self.planned else { return Err(SessionError::NothingToDo(String::new())) };
-        let program = &planned.module.program;
-        let values = &values[..planned.plan.counted.len().min(values.len())];
-        let derived: Derived =
-            derive(program, &planned.plan.known_without(program, values, &self.state.missing));
-        let text = self.state.path.to_string_lossy();
-        let part = ModuleProfile::of(program, &derived.profile, &self.id, &text);
-        let entry = Entry {
-            path: self.state.path.clone(),
-            build_id: self.state.build_id.clone(),
-            profiled_runs: self.state.progress.runs(),
-            profiled_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
-            seconds_per_run,
-            cost_seconds: 0.0,
-            layout: String::new(),
-        };
-        cache.keep_profile(&entry, &ProfileFile { modules: vec![part] }.write())?;
-        // From here on nobody begins to count any more.
-        cache.put_in_force(&self.state.build_id)?;
-        Ok(entry)
-    }
-
-    /// Whether [`keep_profile`](Self::keep_profile) is the matter of a moment.
-    pub fn is_planned(&self) -> bool {
-        self.planned.is_some()
-    }
-
-    /// The module, to be optimized; if its profile was kept.
-    pub fn into_held(self) -> Option<Held> {
-        Some(Held { module: self.planned?.module, _lock: self.lock })
-    }
-
-    /// Gives up: the stored overlay is in force again, or none.
-    pub fn abandon(self, cache: &Cache) {
-        // Failing, it goes on counting until its tickets are used up.
-        let _ = cache.put_in_force(&self.state.build_id);
-    }
-
-    /// The module's file.
-    pub fn path(&self) -> &Path {
-        &self.state.path
-    }
-
-    /// Processor seconds of a run, and those that were spent on it, when it was suspended last.
-    pub fn before(&self) -> (f64, f64) {
-        (self.state.seconds_per_run, self.state.spent)
-    }
-}
-
-/// The plan of a suspended counting.
-fn plan_again(state: &Suspended) -> Result<Planned, SessionError> {
-    let bad = |why: &str| SessionError::BadFile { path: state.path.clone(), why: why.into() };
-    let image = read_module(&state.path)?;
-    if image.build_id().is_none_or(|id| id.to_string() != state.build_id) {
-        return Err(bad("it has changed since it was profiled"));
-    }
-    let module = analyze_image(Arc::new(image)).map_err(|e| bad(&e))?;
-    let planned = Planned::of(module, &state.samples);
-    let is_same = planned.hash() == state.plan;
-    is_same.then_some(planned).ok_or_else(|| bad("another version of restitch has begun to count it"))
-}
-
-/// The bytes of hexadecimal digits.
-fn bytes_of(digits: &str) -> Option<Vec<u8>> {
-    let pairs = digits.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
-    pairs.map(|pair| u8::from_str_radix(pair.filter(|p| p.len() == 2)?, 16).ok()).collect()
 }
 
 /// Ends a counting that is complete, and lays out.
@@ -433,7 +128,7 @@ pub(crate) fn optimize_stored(
 }
 
 /// Emits and checks a version, and makes an overlay of it; with the counters that nothing increments.
-fn make_overlay(
+pub(super) fn make_overlay(
     path: &Path,
     module: &Analyzed,
     layout: &Layout,
@@ -454,16 +149,10 @@ fn make_overlay(
     Ok((overlay, missing))
 }
 
-/// Sum of the smaller shares (AutoFDO's overlap).
-fn overlap(a: &[u64], b: &[u64]) -> f64 {
-    let sum = |v: &[u64]| v.iter().map(|n| *n as f64).sum::<f64>().max(1.0);
-    let (x, y) = (sum(a), sum(b));
-    a.iter().zip(b).map(|(m, n)| (*m as f64 / x).min(*n as f64 / y)).sum()
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use restitch_address::Svma;
     use restitch_apply_preload::verify;
     use restitch_emit::ShortcutKind;
     use restitch_profile::Profile;
@@ -473,7 +162,7 @@ mod tests {
         __attribute__((noinline, noclone)) int walk(int n) { int s = 0; for (int i = 0; i < n; i++) s += step(i) ^ step(s); return s; }\n\
         int main(int argc, char **argv) { (void)argv; return (walk(argc) + walk(argc + 1)) & 1; }\n";
 
-    fn module() -> Option<(tempfile::TempDir, Analyzed)> {
+    pub(in super::super) fn module() -> Option<(tempfile::TempDir, Analyzed)> {
         let folder = tempfile::tempdir().unwrap();
         let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
         std::fs::write(&source, SOURCE).unwrap();
@@ -514,7 +203,7 @@ mod tests {
         (Overlay::plan(&module.image, &version, 0).unwrap(), shortcuts)
     }
 
-    fn address(module: &Analyzed, name: &str) -> Svma {
+    pub(in super::super) fn address(module: &Analyzed, name: &str) -> Svma {
         module.image.symbols_named(name).next().expect("a symbol").range.start
     }
 
@@ -559,44 +248,5 @@ mod tests {
         assert!(verify(&elsewhere, &module.image).is_err());
         let other = resealed(&overlay, |bytes| bytes[at] = 0x90);
         assert!(verify(&other, &module.image).is_err());
-    }
-
-    #[test]
-    fn a_plan_is_made_again_from_what_is_kept_and_only_then() {
-        let Some((folder, module)) = module() else { return };
-        let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
-        let path = folder.path().join("a");
-        let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
-        let samples = BTreeMap::from([(offset, 10)]);
-        let job = Job::begin(&cache, &path, read_module(&path).unwrap(), &samples, Some(3)).unwrap();
-        let id = job.state.build_id.clone();
-        let hash = job.planned.as_ref().unwrap().hash();
-        assert!(cache.lock(&id).is_none(), "it is held");
-        job.suspend(&cache, 0.5, 0.25).unwrap();
-        cache.tidy();
-        assert!(cache.is_suspended(&id), "what is suspended stays in force");
-        let state = Suspended::read(&cache, &id).unwrap();
-        assert_eq!((state.plan, plan_again(&state).unwrap().hash()), (hash, hash));
-        let mut strange = state.clone();
-        strange.plan ^= 1;
-        assert!(plan_again(&strange).is_err(), "its counters would mean other blocks");
-
-        // Six runs have counted (by hand), three of which were no runs worth the name.
-        let mut job = Job::resume(&cache, &id).unwrap();
-        assert!(Job::resume(&cache, &id).is_none(), "one at a time");
-        assert_eq!(job.before(), (0.5, 0.25));
-        let mut counts = std::fs::read(cache.counts(&job.id)).unwrap();
-        counts[Counts::STARTED_AT as usize] = 6;
-        counts[Counts::ENDED_AT as usize] = 6;
-        let plan = job.state.missing.len() + 1;
-        counts[COUNTS_HEADER as usize..].chunks_exact_mut(8).for_each(|c| c[0] = 3 + plan as u8);
-        write_whole(&cache.counts(&job.id), &counts, 0o600).unwrap();
-        let measured = Measured { counting: 300, typical: 100.0 };
-        assert_eq!(job.look(&cache, measured, || false).unwrap(), Look::Complete);
-        let done = complete(&cache, job, 0.5, LayoutChoice::default(), || 1.0).unwrap();
-        assert_eq!((done.profiled_runs, done.cost_seconds), (6, 1.0));
-        assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
-        assert_eq!(cache.verify(&done), super::super::cache::Verdict::Sound);
-        assert!(Job::resume(&cache, &id).is_none());
     }
 }

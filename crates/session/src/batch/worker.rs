@@ -7,10 +7,11 @@
 //! them. Overlays that are not made yet are made now, by another process, or the next time ([`Finish`]); a thread that is at it is left behind, and ends with the process: nothing that
 //! it does can be seen half done.
 
-use super::budget::Budget;
+use super::budget::{Budget, begin_cost, optimize_cost};
 use super::cache::{Cache, Entry};
-use super::work::{Held, Job, Look, Measured, complete, optimize, optimize_stored, read_module};
-use super::{Finish, Making, begin_cost, is_old, optimize_cost};
+use super::job::{Job, Look, Measured};
+use super::work::{Held, complete, optimize, optimize_stored, read_module};
+use super::{Finish, Making, is_old};
 use crate::SessionError;
 use restitch_address::FileOffset;
 use restitch_tracee::{be_lowest, be_nice};

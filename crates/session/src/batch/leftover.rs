@@ -1,0 +1,100 @@
+//! What is left to do when the command ends: it is done now, by a process in the background, or by whoever calls `restitch cache optimize`.
+
+use super::cache::{Cache, Entry};
+use super::usage::Past;
+use super::{RESUME, is_old, job, usage, work, worker};
+use crate::SessionError;
+use restitch_layout::LayoutChoice;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// So many times a process in the background tries to get hold of a module, once a second.
+const ATTEMPTS: usize = 20;
+
+/// Starts a process that goes on with what is not laid out yet, and outlives this one; whether there is one.
+pub(super) fn go_on(cache: &Cache, layout: LayoutChoice) -> bool {
+    let Ok(own) = std::env::current_exe() else { return false };
+    let complete = || cache.countings().iter().any(|c| c.complete);
+    let wanted = || usage::read(cache).values().any(|past| past.wanted);
+    if cache.pending().is_empty() && !complete() && !wanted() {
+        return false;
+    }
+    let mut command = Command::new(own);
+    command
+        .args(["cache", "optimize", "--background", "--layout", layout.name(), "--cache"])
+        .arg(cache.base());
+    // A group of its own: what a terminal sends to the command's is not for it.
+    command.process_group(0).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().is_ok()
+}
+
+/// What came of a module that a command was too short for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It is optimized.
+    Optimized(Box<Entry>),
+    /// Its next runs count.
+    Counting,
+}
+
+/// Lays out what was only profiled or counted, and makes the overlays that count of what is worth it; in the `background`, at the lowest priority.
+/// What came of each module.
+pub fn optimize_pending(
+    cache: &Cache,
+    layout: LayoutChoice,
+    background: bool,
+) -> Vec<(PathBuf, Result<Outcome, SessionError>)> {
+    if background {
+        restitch_tracee::be_lowest();
+    }
+    let mut outcomes = Vec::new();
+    let optimized = |entry| Outcome::Optimized(Box::new(entry));
+    for entry in cache.pending() {
+        let (path, start) = (entry.path.clone(), worker::cpu_seconds());
+        let cost = || worker::cpu_seconds() - start;
+        outcomes.push((path, work::optimize_stored(cache, entry, layout, cost).map(optimized)));
+    }
+    for state in cache.countings().into_iter().filter(|c| c.complete) {
+        let (path, start) = (state.path.clone(), worker::cpu_seconds());
+        let (seconds_per_run, spent) = (state.seconds_per_run, state.spent);
+        let cost = || spent + worker::cpu_seconds() - start;
+        if let Some(job) = job::Job::resume(cache, &state.build_id) {
+            outcomes.push((path, work::complete(cache, job, seconds_per_run, layout, cost).map(optimized)));
+        }
+    }
+    for (path, past) in usage::read(cache).into_iter().filter(|(_, past)| past.wanted) {
+        let begun = begin_wanted(cache, &path, &past, background);
+        outcomes.push((path, begun.map(|()| Outcome::Counting)));
+    }
+    outcomes
+}
+
+/// Makes the overlay that counts runs of a module, for the next session.
+fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Result<(), SessionError> {
+    // The session that wants it may still be ending.
+    let mut begun = begin_once(cache, path, past);
+    for _ in 0..if background { ATTEMPTS } else { 0 } {
+        if !matches!(&begun, Err(SessionError::NothingToDo(why)) if why == job::BUSY) {
+            break;
+        }
+        std::thread::sleep(RESUME);
+        begun = begin_once(cache, path, past);
+    }
+    // Whatever came of it: when it goes on being used it will be considered again.
+    usage::settle(cache, path);
+    begun
+}
+
+fn begin_once(cache: &Cache, path: &Path, past: &Past) -> Result<(), SessionError> {
+    let start = worker::cpu_seconds();
+    let image = work::read_module(path)?;
+    let id = image.build_id().map(ToString::to_string).unwrap_or_default();
+    if cache.is_suspended(&id) || cache.entry(&id).is_some_and(|e| !is_old(&e)) {
+        return Err(SessionError::NothingToDo("another session has begun with it".into()));
+    }
+    let job = job::Job::begin(cache, path, image, &past.places(), past.runs)?;
+    let seconds_per_run = past.totals.seconds() / past.totals.begun.max(1) as f64;
+    job.suspend(cache, seconds_per_run, worker::cpu_seconds() - start)
+}
