@@ -9,7 +9,7 @@
 //! process alone.
 //!
 //! **What it will not do**: touch any file or process. It refuses modules whose code is not the same bytes in every process (text relocations), is
-//! in several segments, or cannot be recognised in memory (no build id); and programs without a dynamic loader, into which nothing is preloaded.
+//! in several segments; and programs without a dynamic loader, into which nothing is preloaded.
 
 mod place;
 
@@ -19,7 +19,7 @@ use restitch_address::Svma;
 use restitch_apply::{CheckedVersion, Purpose, redirect_write};
 use restitch_emit::{RedirectKind, ShortcutKind, Version};
 use restitch_image::{Image, Segment};
-use restitch_preload::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE};
+use restitch_preload::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE, code_samples};
 
 /// Opcodes of `jmp rel32` and `call rel32`.
 const JUMP: u8 = 0xe9;
@@ -28,9 +28,6 @@ const CALL: u8 = 0xe8;
 /// Why a module has no overlay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
-    /// Nothing says which module this is once it is loaded.
-    #[error("it has no build id, by which it would be recognised in memory; link it with --build-id")]
-    NoBuildId,
     /// Nothing is preloaded into it.
     #[error("it is linked statically; use `restitch optimize` on the file")]
     Static,
@@ -71,7 +68,7 @@ impl Overlay {
     /// # Errors
     /// [`OverlayError`]: the module has a form that an agent cannot replace, or the version is another's.
     pub fn plan(image: &Image, version: &CheckedVersion, identity: u64) -> Result<Self, OverlayError> {
-        let (build_id, build_id_len) = build_id(image)?;
+        let (build_id, build_id_len) = identity_of(image);
         let segment = code_segment(image)?;
         let text_start = segment.range.start.align_down(PAGE);
         let text_len = segment.range.end.align_up(PAGE).get() - text_start.get();
@@ -138,7 +135,7 @@ pub fn verify(overlay: &[u8], image: &Image) -> Result<Meta, OverlayError> {
     if meta.file_len != overlay.len() as u64 || meta.checksum != checksum(content) {
         return Err(damaged("its length or checksum is wrong"));
     }
-    if (meta.build_id, meta.build_id_len) != build_id(image)? {
+    if (meta.build_id, meta.build_id_len) != identity_of(image) {
         return Err(damaged("it is another module's"));
     }
     let segment = code_segment(image)?;
@@ -167,12 +164,25 @@ fn branch_over(text: &[u8], original: &[u8], differs: usize, meta: &Meta) -> Opt
     })
 }
 
-fn build_id(image: &Image) -> Result<([u8; MAX_BUILD_ID], u64), OverlayError> {
-    let id = image.build_id().map(|id| id.as_bytes()).filter(|id| !id.is_empty() && id.len() <= MAX_BUILD_ID);
-    let id = id.ok_or(OverlayError::NoBuildId)?;
+fn identity_of(image: &Image) -> ([u8; MAX_BUILD_ID], u64) {
+    let id = image.identity().as_bytes();
     let mut out = [0; MAX_BUILD_ID];
-    out[..id.len()].copy_from_slice(id);
-    Ok((out, id.len() as u64))
+    out.iter_mut().zip(id).for_each(|(slot, byte)| *slot = *byte);
+    (out, id.len() as u64)
+}
+
+/// [`code_samples`] of a module's code, by which its file is told from another in memory.
+///
+/// # Errors
+/// [`OverlayError`] if its form is none that an agent could replace.
+pub fn samples(image: &Image) -> Result<u64, OverlayError> {
+    let segment = code_segment(image)?;
+    let start = segment.file_offset.get();
+    let word = |at: u64| {
+        let from = (start + at) as usize;
+        image.data().get(from..from + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
+    };
+    Ok(code_samples(segment.file_len, word))
 }
 
 /// The one executable segment of a module that is loaded by a dynamic loader.

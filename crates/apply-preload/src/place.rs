@@ -52,8 +52,8 @@ pub fn place(image: &Image, size: u64, counters: u64, align: u64) -> Result<Plac
     Ok(Places { start, counters: start + size + header })
 }
 
-/// One of 32, by build id.
+/// One of 32, by build id (or content).
 fn slot(image: &Image) -> u64 {
-    let id = image.build_id().map_or(&[][..], |id| id.as_bytes());
-    id.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b))) % 32
+    image.identity().as_bytes().iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)))
+        % 32
 }

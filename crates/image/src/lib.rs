@@ -37,7 +37,7 @@ use bytes::View;
 use dynamic::DynamicTable;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What sort of module an image is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +67,7 @@ pub struct Image {
     aliases: Vec<Symbol>,
     plt_slots: Vec<PltSlot>,
     build_id: Option<BuildId>,
+    identity: OnceLock<BuildId>,
     eh_frame_hdr: Option<SvmaRange>,
     eh_frame: Option<SvmaRange>,
 }
@@ -97,6 +98,7 @@ impl Image {
             entry: header.entry,
             symbols: symbol::best(&aliases),
             build_id: note::build_id(&data, &headers, &sections),
+            identity: OnceLock::new(),
             eh_frame: unwind::eh_frame(view, &sections, eh_frame_hdr),
             eh_frame_hdr,
             headers,
@@ -263,6 +265,14 @@ impl Image {
     /// The GNU build id.
     pub fn build_id(&self) -> Option<&BuildId> {
         self.build_id.as_ref()
+    }
+    /// The build id; of a file without one (or with one of more than 64 bytes), a hash of its content in a build id's form ([`BuildId::is_of_content`]), which is computed
+    /// when it is first asked for.
+    pub fn identity(&self) -> &BuildId {
+        self.identity.get_or_init(|| match self.build_id() {
+            Some(id) if id.is_usable() => id.clone(),
+            _ => BuildId::of_content(&self.data),
+        })
     }
     /// The unwind tables. Without section headers the range goes on to the end of the segment, and the reader stops at
     /// the zero terminator.

@@ -4,6 +4,7 @@ use crate::ProgramHeader;
 use crate::bytes::{slice, u32_at};
 use crate::section::Section;
 use object::elf;
+use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// The GNU build id: bytes that differ between any two builds. Its text form is lower-case hexadecimal.
@@ -26,6 +27,28 @@ impl BuildId {
         }
         let byte = |i| u8::from_str_radix(&hex[i..i + 2], 16).ok();
         (0..hex.len()).step_by(2).map(byte).collect::<Option<Vec<_>>>().map(|b| Self(b.into()))
+    }
+}
+
+/// What stands for a build id where there is none: this word and the SHA-256 of the whole file.
+const OF_CONTENT: &[u8; 8] = b"restitch";
+/// Longest build id that is taken for one, in bytes (SHA-512 has as many).
+const LONGEST: usize = 64;
+
+impl BuildId {
+    /// The identity of a file without a build id: that of all its bytes.
+    pub(crate) fn of_content(data: &[u8]) -> Self {
+        Self([&OF_CONTENT[..], &Sha256::digest(data)[..]].concat().into())
+    }
+
+    /// Whether it can stand in file names, as it is.
+    pub(crate) fn is_usable(&self) -> bool {
+        (1..=LONGEST).contains(&self.0.len())
+    }
+
+    /// Whether it was made from the content of a file that has none of its own: nothing in a process's memory says so.
+    pub fn is_of_content(&self) -> bool {
+        self.0.len() == OF_CONTENT.len() + 32 && self.0.starts_with(OF_CONTENT)
     }
 }
 

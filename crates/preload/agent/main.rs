@@ -11,6 +11,10 @@ mod exec;
 #[path = "../src/format.rs"]
 #[allow(dead_code)]
 mod format;
+mod identify;
+#[path = "../src/known.rs"]
+#[allow(dead_code)]
+mod known;
 mod libc;
 mod overlay;
 mod sys;

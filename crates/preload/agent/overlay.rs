@@ -1,6 +1,7 @@
 //! From loaded modules to overlays, and from overlays to mapped versions.
 
 use crate::format::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE};
+use crate::identify;
 use crate::libc::{self, ITERATE_OBJECTS, IterateObjects, PhdrInfo};
 use crate::sys::{self, EXECUTE, File, NO_REPLACE, PRIVATE, READ, SHARED, WRITE};
 use crate::versions::{self, MOST, Version};
@@ -9,15 +10,28 @@ use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 /// A loaded module that may have an overlay.
 #[derive(Clone, Copy)]
-struct Module {
-    bias: u64,
+pub struct Module {
+    pub bias: u64,
     /// `p_vaddr` and `p_filesz` of its one executable segment.
-    segment: (u64, u64),
-    build_id: [u8; MAX_BUILD_ID],
-    build_id_len: usize,
+    pub segment: (u64, u64),
+    /// That segment can be read.
+    pub readable: bool,
+    /// Its build id, or the identity of its content.
+    pub build_id: [u8; MAX_BUILD_ID],
+    /// 0 if it has none.
+    pub build_id_len: usize,
+    /// Its path as the loader knows it, which lives as long as the module; that of the program is empty.
+    pub path: *const c_char,
 }
 
-const NONE: Module = Module { bias: 0, segment: (0, 0), build_id: [0; MAX_BUILD_ID], build_id_len: 0 };
+const NONE: Module = Module {
+    bias: 0,
+    segment: (0, 0),
+    readable: false,
+    build_id: [0; MAX_BUILD_ID],
+    build_id_len: 0,
+    path: core::ptr::null(),
+};
 
 struct Modules {
     list: [Module; MOST],
@@ -25,7 +39,7 @@ struct Modules {
 }
 
 /// Longest path of a file, with its zero byte.
-const PATH: usize = 512;
+pub const PATH: usize = 512;
 
 /// Looks for overlays of all modules, and maps what is there.
 pub fn install_all() {
@@ -41,7 +55,10 @@ pub fn install_all() {
         core::mem::transmute::<usize, IterateObjects>(next)(collect, (&raw mut modules).cast());
     }
     for module in modules.list.iter().take(modules.count) {
-        install(module, &mut path, folder);
+        match module.build_id_len {
+            0 => identify::by_file(module, &mut path, folder).and_then(|m| install(&m, &mut path, folder)),
+            _ => install(module, &mut path, folder),
+        };
     }
 }
 
@@ -67,7 +84,7 @@ fn folder() -> Option<([u8; PATH], usize)> {
     None
 }
 
-/// Notes a module with one executable segment and a build id.
+/// Notes a module with one executable segment.
 ///
 /// # Safety
 /// Called by `dl_iterate_phdr` with [`Modules`].
@@ -77,7 +94,7 @@ unsafe extern "C" fn collect(info: *mut PhdrInfo, _: usize, data: *mut c_void) -
     if info.addr == versions::own_base() {
         return 0;
     }
-    let mut module = Module { bias: info.addr, ..NONE };
+    let mut module = Module { bias: info.addr, path: info.name, ..NONE };
     let mut executable = 0;
     for i in 0..usize::from(info.header_count) {
         // `Elf64_Phdr`: p_type, p_flags; then p_offset, p_vaddr, p_paddr, p_filesz, p_memsz.
@@ -89,6 +106,7 @@ unsafe extern "C" fn collect(info: *mut PhdrInfo, _: usize, data: *mut c_void) -
             1 if flags & 1 != 0 => {
                 executable += 1;
                 module.segment = (start, file_len);
+                module.readable = flags & 4 != 0;
                 if file_len != memory_len || flags & 2 != 0 {
                     return 0;
                 }
@@ -101,7 +119,6 @@ unsafe extern "C" fn collect(info: *mut PhdrInfo, _: usize, data: *mut c_void) -
         }
     }
     if executable == 1
-        && module.build_id_len > 0
         && let Some(slot) = modules.list.get_mut(modules.count)
     {
         *slot = module;
@@ -139,10 +156,20 @@ unsafe fn note(module: &mut Module, mut at: u64, len: u64) {
     }
 }
 
-/// Completes a path: the folder, the build id in hexadecimal digits, an ending, a zero byte.
+/// Completes a path: the folder, a module's identity, an ending, a zero byte.
 fn name<'p>(path: &'p mut [u8; PATH], folder: usize, module: &Module, ending: &[u8]) -> &'p [u8] {
-    let digit = |n: u8| if n < 10 { b'0' + n } else { b'a' + n - 10 };
     let id = module.build_id.iter().take(module.build_id_len);
+    name_of(path, folder, id.copied(), ending)
+}
+
+/// Completes a path: the folder, bytes in hexadecimal digits, an ending, a zero byte.
+pub fn name_of<'p>(
+    path: &'p mut [u8; PATH],
+    folder: usize,
+    id: impl Iterator<Item = u8>,
+    ending: &[u8],
+) -> &'p [u8] {
+    let digit = |n: u8| if n < 10 { b'0' + n } else { b'a' + n - 10 };
     let digits = id.flat_map(|b| [digit(b >> 4), digit(b & 15)]);
     let mut len = folder;
     for (slot, byte) in path.iter_mut().skip(folder).zip(digits.chain(ending.iter().copied()).chain([0])) {
@@ -153,7 +180,7 @@ fn name<'p>(path: &'p mut [u8; PATH], folder: usize, module: &Module, ending: &[
 }
 
 /// Whether the file belongs to this user or to root, and nobody else may write to it.
-fn is_trusted(file: &File) -> Option<u64> {
+pub fn is_trusted(file: &File) -> Option<u64> {
     let status = file.status()?;
     let regular = status.mode & 0o170_000 == 0o100_000;
     let trusted = (status.owner == sys::user() || status.owner == 0) && status.mode & 0o022 == 0;

@@ -1,5 +1,6 @@
 //! System calls, made directly: the C library's would set `errno` and may be somebody's own.
 
+use crate::known::FileKey;
 use core::arch::asm;
 
 /// `open` for reading, closed by `exec`.
@@ -32,6 +33,22 @@ pub struct Status {
     pub mode: u32,
     pub owner: u32,
     pub len: u64,
+    /// Which file it is, in which state.
+    pub key: FileKey,
+}
+
+impl Status {
+    /// Of `struct stat` of x86-64, in words: st_dev, st_ino, st_nlink, st_mode and st_uid, st_gid, st_rdev, st_size, st_blksize, st_blocks, st_atim, st_mtim, st_ctim.
+    fn of(stat: [u64; 18]) -> Self {
+        let key = FileKey {
+            device: stat[0],
+            inode: stat[1],
+            len: stat[6],
+            modified: [stat[11], stat[12]],
+            changed: [stat[13], stat[14]],
+        };
+        Self { mode: stat[3] as u32, owner: (stat[3] >> 32) as u32, len: stat[6], key }
+    }
 }
 
 /// Makes a system call; its result, which is negative (as a signed number) for an error.
@@ -62,14 +79,30 @@ pub fn open(path: &[u8], for_writing: bool) -> Option<File> {
     checked(unsafe { call(257, [AT_FDCWD, path.as_ptr() as usize, flags, 0, 0, 0]) }).map(File)
 }
 
+/// What `stat` says of a path.
+///
+/// # Safety
+/// `path` ends in a zero byte.
+pub unsafe fn status_of(path: *const u8) -> Option<Status> {
+    let mut stat = [0u64; 18];
+    // SAFETY: `newfstatat` reads the path and writes 144 bytes into an array of as many.
+    checked(unsafe { call(262, [AT_FDCWD, path as usize, stat.as_mut_ptr() as usize, 0, 0, 0]) })?;
+    Some(Status::of(stat))
+}
+
 impl File {
     /// Mode, owner and length.
     pub fn status(&self) -> Option<Status> {
-        // `struct stat` of x86-64: 144 bytes; st_mode at 24, st_uid at 28, st_size at 48.
         let mut stat = [0u64; 18];
         // SAFETY: `fstat` writes 144 bytes into an array of as many.
         checked(unsafe { call(5, [self.0, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) })?;
-        Some(Status { mode: stat[3] as u32, owner: (stat[3] >> 32) as u32, len: stat[6] })
+        Some(Status::of(stat))
+    }
+
+    /// Reads on, as much as there is and `bytes` have room for; how much.
+    pub fn read_on(&self, bytes: &mut [u8]) -> Option<usize> {
+        // SAFETY: `read` writes at most as many bytes as the slice has.
+        checked(unsafe { call(0, [self.0, bytes.as_mut_ptr() as usize, bytes.len(), 0, 0, 0]) })
     }
 
     /// Fills `bytes` from the file's byte number `at` on.

@@ -6,6 +6,7 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=agent");
     println!("cargo::rerun-if-changed=src/format.rs");
+    println!("cargo::rerun-if-changed=src/known.rs");
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("{name} is set by cargo"));
     let output = PathBuf::from(variable("OUT_DIR")).join("librestitch-preload.so");
     let mut compiler = Command::new(variable("RUSTC"));

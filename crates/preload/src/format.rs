@@ -26,7 +26,7 @@ const FIELDS_AT: usize = 96;
 /// below a module that starts at 0; lengths are bytes and, like places in the file, multiples of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
-    /// The module.
+    /// The module: its build id, or the identity of its content.
     pub build_id: [u8; MAX_BUILD_ID],
     /// Bytes of the build id.
     pub build_id_len: u64,
@@ -184,7 +184,8 @@ impl Counts {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
+/// A number of eight bytes.
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(8)?)?;
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }

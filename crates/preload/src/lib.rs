@@ -5,7 +5,7 @@
 //!
 //! **Idea.** The original file is executed as ever. A small shared library, the *agent*, comes along by `LD_PRELOAD`; before the
 //! program's first instruction it looks for an *overlay* of each loaded module, by build id, beside itself. An overlay holds a
-//! code version and the module's code with redirects to it. Both are mapped, and that is all: some twenty system calls.
+//! code version and the module's code with redirects to it. Both are mapped, and that is all: some twenty system calls. A module without a build id is told by its file ([`Known`]).
 //!
 //! **What you do**: write [`AGENT`] to a file named [`AGENT_NAME`], put overlays beside it as [`overlay_name`] says, and start
 //! commands with `LD_PRELOAD` naming the agent. The agent passes itself on when a program starts another with an environment of its own.
@@ -21,9 +21,11 @@
 
 mod empty;
 mod format;
+mod known;
 
 pub use empty::empty_library_32;
 pub use format::{AGENT_NAME, AGENT_OF_EVERY_KIND, COUNTS_HEADER, Counts, FORMAT, MAX_BUILD_ID, Meta, PAGE};
+pub use known::{FileKey, KNOWN_LEN, Known, code_samples};
 
 /// The agent: a shared library for x86-64 Linux.
 pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/librestitch-preload.so"));
@@ -46,6 +48,12 @@ pub fn overlay_name(build_id: &[u8]) -> String {
 /// The file name of the counts of the counting overlay of the module with this build id.
 pub fn counts_name(build_id: &[u8]) -> String {
     format!("{}.counts", hex(build_id))
+}
+
+/// The name of the file that says which content the file with this device and inode has ([`Known`]).
+pub fn known_name(key: &FileKey) -> String {
+    let (device, inode) = (key.device.to_be_bytes(), key.inode.to_be_bytes());
+    format!("{}.file", hex(&[device, inode].concat()))
 }
 
 fn hex(bytes: &[u8]) -> String {

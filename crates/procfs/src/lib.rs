@@ -18,6 +18,7 @@ mod auxv;
 mod error;
 mod files;
 mod gap;
+mod mapped;
 mod maps;
 mod pages;
 mod process;
@@ -28,6 +29,7 @@ pub use auxv::AuxVector;
 pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
 pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps};
+pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
 pub use process::{

@@ -6,6 +6,7 @@
 //!   librestitch-PLATFORM.so      the same, and an empty library for processes of 32 bits
 //!   ID.overlay                   in force: optimized or, for a short time, counting
 //!   ID.counts                    of a counting overlay
+//!   DEVICE-AND-INODE.file        which content (ID) the file has, of a module without a build id ([`Known`]), and its path
 //!   store/ID.optimized           the optimized overlay
 //!   store/ID.profile             the profile (our own format)
 //!   store/ID.json                an [`Entry`]
@@ -16,16 +17,21 @@
 //! ```
 //!
 //! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
-//! the new one. Nothing refers to a file by anything but the module's build id: when a program on disk changes, its overlay is not found any more.
+//! the new one. ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
+use super::known::key_of;
+use super::suspended::{COUNTING, EARLIER, Suspended};
+use crate::SessionError;
+use super::known::key_of;
 use super::suspended::{COUNTING, EARLIER, Suspended};
 use crate::SessionError;
 use crate::disk::write_whole;
 use restitch_preload::{
-    AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, Meta, PLATFORMS, PLATFORMS_32, counts_name, empty_library_32,
-    overlay_name, platform_name,
+    AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, KNOWN_LEN, Known, Meta, PLATFORMS, PLATFORMS_32,
+    counts_name, empty_library_32, known_name, overlay_name, platform_name,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
@@ -47,7 +53,7 @@ pub struct Cache {
 pub struct Entry {
     /// Where the module was.
     pub path: PathBuf,
-    /// Its build id in hexadecimal digits.
+    /// Its build id in hexadecimal digits; where it has none, the word `restitch` and the SHA-256 of its content, likewise.
     pub build_id: String,
     /// Runs that the profile was counted in.
     pub profiled_runs: u64,
@@ -59,6 +65,13 @@ pub struct Entry {
     pub cost_seconds: f64,
     /// The layout's name; empty while there is a profile only.
     pub layout: String,
+}
+
+impl Entry {
+    /// Whether the module has no build id, and is known by its file.
+    fn is_of_content(&self) -> bool {
+        BuildId::from_hex(&self.build_id).is_some_and(|id| id.is_of_content())
+    }
 }
 
 /// What [`Cache::verify`] has found.
@@ -173,6 +186,26 @@ impl Cache {
     pub fn path_of(&self, id: &str) -> Option<PathBuf> {
         let bytes = std::fs::read(self.stored(id, "path")).ok()?;
         Some(OsString::from_vec(bytes).into())
+    }
+
+    /// Notes which content a file has.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn know(&self, known: &Known, path: &Path) -> Result<(), SessionError> {
+        let bytes = [&known.encode()[..], path.as_os_str().as_encoded_bytes()].concat();
+        write_whole(&self.path.join(known_name(&known.key)), &bytes, 0o600)
+    }
+
+    /// What is known of a file, if it is still in the same state.
+    pub(crate) fn known(&self, key: &FileKey) -> Option<Known> {
+        let known = Known::decode(&std::fs::read(self.path.join(known_name(key))).ok()?)?;
+        (known.key == *key).then_some(known)
+    }
+
+    /// Where the modules without a build id are that something was made of.
+    pub(crate) fn of_content(&self) -> BTreeSet<PathBuf> {
+        self.entries().into_iter().filter(Entry::is_of_content).map(|e| e.path).collect()
     }
 
     /// Processor seconds that earlier commands have left for optimizing.
@@ -305,6 +338,9 @@ impl Cache {
                 // It was killed just before the overlay that counts there was written.
                 let _ = std::fs::remove_file(file.path());
             }
+            if name.ends_with(".file") && !is_as_noted(&file.path()) {
+                let _ = std::fs::remove_file(file.path());
+            }
             let Some(id) = name.strip_suffix(".overlay") else { continue };
             let counts = read_meta(&file.path()).is_none_or(|m| m.counters_len > 0);
             if counts
@@ -354,8 +390,7 @@ impl Cache {
     /// Compares a module's overlay with the module on disk; a damaged one is removed.
     pub fn verify(&self, entry: &Entry) -> Verdict {
         let image = std::fs::read(&entry.path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
-        let Some(image) = image.filter(|i| i.build_id().is_some_and(|id| id.to_string() == entry.build_id))
-        else {
+        let Some(image) = image.filter(|i| i.identity().to_string() == entry.build_id) else {
             return Verdict::Orphaned;
         };
         let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
@@ -377,7 +412,8 @@ impl Cache {
         std::fs::create_dir_all(folder).map_err(fail)?;
         write_whole(&folder.join(AGENT_NAME), AGENT, 0o755)?;
         let mut count = 0;
-        for entry in self.entries() {
+        // Modules without a build id are known by their files, which elsewhere are others.
+        for entry in self.entries().into_iter().filter(|e| !e.is_of_content()) {
             let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
             if !bytes.is_empty() {
                 write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, 0o644)?;
@@ -408,6 +444,14 @@ pub(crate) fn read_meta(path: &Path) -> Option<Meta> {
     let mut page = vec![0; restitch_preload::PAGE as usize];
     file.read_exact_at(&mut page, at).ok()?;
     Meta::decode(&page)
+}
+
+/// Whether the file that a note is about is still where it was, and as it was.
+fn is_as_noted(note: &Path) -> bool {
+    let bytes = std::fs::read(note).unwrap_or_default();
+    let path = bytes.get(KNOWN_LEN..).map(|p| PathBuf::from(OsString::from_vec(p.to_vec())));
+    let key = path.and_then(|p| File::open(p).ok()).and_then(|f| key_of(&f).ok());
+    key.is_some() && Known::decode(&bytes).map(|k| k.key) == key
 }
 
 /// Whether a file was written in the last hour: somebody may still be writing it.

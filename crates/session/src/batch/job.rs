@@ -1,10 +1,11 @@
 //! Counting the runs of a module: which functions, how many runs, and the profile that comes of it.
 
 use super::cache::{Cache, Entry};
+use super::known::read_module;
 use super::progress::{Progress, Step};
 use super::suspended::Suspended;
 use super::usage::whole_runs;
-use super::work::{Held, make_overlay, read_module};
+use super::work::{Held, make_overlay};
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::write_whole;
@@ -97,8 +98,7 @@ impl Job {
         runs: Option<u64>,
     ) -> Result<Self, SessionError> {
         let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-        let id = image.build_id().map(|id| id.as_bytes().to_vec()).unwrap_or_default();
-        let id_text = image.build_id().map(ToString::to_string).unwrap_or_default();
+        let (id, id_text) = (image.identity().as_bytes().to_vec(), image.identity().to_string());
         let Some(lock) = cache.lock(&id_text) else {
             return Err(SessionError::NothingToDo(BUSY.into()));
         };
@@ -254,7 +254,7 @@ impl Job {
             return Err(SessionError::NothingToDo("no run of it was counted".into()));
         }
         if self.planned.is_none() {
-            self.planned = Some(Box::new(plan_again(&self.state)?));
+            self.planned = Some(Box::new(plan_again(cache, &self.state)?));
         }
         let Some(planned) = &self.planned else { return Err(SessionError::NothingToDo(String::new())) };
         let program = &planned.module.program;
@@ -306,10 +306,10 @@ impl Job {
 }
 
 /// The plan of a suspended counting.
-fn plan_again(state: &Suspended) -> Result<Planned, SessionError> {
+fn plan_again(cache: &Cache, state: &Suspended) -> Result<Planned, SessionError> {
     let bad = |why: &str| SessionError::BadFile { path: state.path.clone(), why: why.into() };
-    let image = read_module(&state.path)?;
-    if image.build_id().is_none_or(|id| id.to_string() != state.build_id) {
+    let image = read_module(cache, &state.path)?;
+    if image.identity().to_string() != state.build_id {
         return Err(bad("it has changed since it was profiled"));
     }
     let module = analyze_image(Arc::new(image)).map_err(|e| bad(&e))?;
@@ -345,7 +345,7 @@ mod tests {
         let path = folder.path().join("a");
         let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
         let samples = BTreeMap::from([(offset, 10)]);
-        let job = Job::begin(&cache, &path, read_module(&path).unwrap(), &samples, Some(3)).unwrap();
+        let job = Job::begin(&cache, &path, read_module(&cache, &path).unwrap(), &samples, Some(3)).unwrap();
         let id = job.state.build_id.clone();
         let hash = job.planned.as_ref().unwrap().hash();
         assert!(cache.lock(&id).is_none(), "it is held");
@@ -353,10 +353,10 @@ mod tests {
         cache.tidy();
         assert!(cache.is_suspended(&id), "what is suspended stays in force");
         let state = Suspended::read(&cache, &id).unwrap();
-        assert_eq!((state.plan, plan_again(&state).unwrap().hash()), (hash, hash));
+        assert_eq!((state.plan, plan_again(&cache, &state).unwrap().hash()), (hash, hash));
         let mut strange = state.clone();
         strange.plan ^= 1;
-        assert!(plan_again(&strange).is_err(), "its counters would mean other blocks");
+        assert!(plan_again(&cache, &strange).is_err(), "its counters would mean other blocks");
 
         // Six runs have counted (by hand), three of which were no runs worth the name.
         let mut job = Job::resume(&cache, &id).unwrap();

@@ -2,7 +2,7 @@
 
 use super::cache::{Cache, Entry};
 use super::usage::Past;
-use super::{RESUME, is_old, job, usage, work, worker};
+use super::{RESUME, is_old, job, known, usage, work, worker};
 use crate::SessionError;
 use restitch_layout::LayoutChoice;
 use std::os::unix::process::CommandExt;
@@ -89,8 +89,8 @@ fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Re
 
 fn begin_once(cache: &Cache, path: &Path, past: &Past) -> Result<(), SessionError> {
     let start = worker::cpu_seconds();
-    let image = work::read_module(path)?;
-    let id = image.build_id().map(ToString::to_string).unwrap_or_default();
+    let image = known::read_module(cache, path)?;
+    let id = image.identity().to_string();
     if cache.is_suspended(&id) || cache.entry(&id).is_some_and(|e| !is_old(&e)) {
         return Err(SessionError::NothingToDo("another session has begun with it".into()));
     }

@@ -12,6 +12,7 @@ mod budget;
 pub mod cache;
 pub mod config;
 mod job;
+mod known;
 mod leftover;
 mod observe;
 mod progress;
@@ -136,6 +137,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
                 past: BTreeMap::new(),
                 wanted: BTreeSet::new(),
                 suspended: BTreeSet::new(),
+                unseen: BTreeSet::new(),
                 retired: BTreeSet::new(),
                 resumed: None,
             };
@@ -193,6 +195,8 @@ struct Session {
     wanted: BTreeSet<PathBuf>,
     /// Modules whose countings the next session goes on with.
     suspended: BTreeSet<PathBuf>,
+    /// Modules without a build id that something is known of: their files may be others by now, with the same content.
+    unseen: BTreeSet<PathBuf>,
     /// Modules whose old overlay was taken out of force. Runs that began just before are still in it.
     retired: BTreeSet<PathBuf>,
     /// When suspended countings were looked for.
@@ -266,6 +270,7 @@ impl Session {
                 self.retired.insert(entry.path);
             }
         }
+        self.unseen = self.cache.of_content();
         for entry in self.cache.pending() {
             self.given.insert(entry.path.clone());
             let paid = budget.begin(optimize_cost(&entry.path));
@@ -370,6 +375,9 @@ impl Session {
             if is_named(&seen.path, &self.options.exclude) {
                 self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
                 continue;
+            }
+            if self.unseen.remove(&seen.path) && !known::is_known(&self.cache, &seen.path) {
+                worker.recognise(seen.path.clone());
             }
             if !self.is_worth_it(seen) {
                 continue;

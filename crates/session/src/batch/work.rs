@@ -2,6 +2,7 @@
 
 use super::cache::{Cache, Entry};
 use super::job::{BUSY, Job};
+use super::known::read_module;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::huge::{HugePages, alignment};
@@ -29,10 +30,13 @@ impl Held {
     }
 }
 
-/// Reads a module's file. What its build id is, and whether it can be worked on.
-pub(crate) fn read_module(path: &Path) -> Result<Image, SessionError> {
+/// A module of these bytes, if it can be worked on.
+///
+/// # Errors
+/// [`SessionError::BadFile`] with why it is left alone.
+pub(super) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-    let image = Image::parse(crate::disk::read_file(path)?).map_err(|e| bad(e.to_string()))?;
+    let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     if name.starts_with("librestitch-") {
         return Err(bad("it is restitch's own".into()));
@@ -87,8 +91,9 @@ pub(crate) fn optimize(
     let bad = |why: String| SessionError::BadFile { path: entry.path.clone(), why };
     let profile = crate::disk::read_file(&cache.stored(&entry.build_id, "profile"))?;
     let profile = ProfileFile::read(&profile).map_err(|e| bad(e.to_string()))?;
-    let id = module.image.build_id().map(|id| id.as_bytes()).unwrap_or_default();
-    let part = profile.module(id).ok_or_else(|| bad("the cache has no profile of it".into()))?;
+    let part = profile
+        .module(module.image.identity().as_bytes())
+        .ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
     // As in output files: what stays reaches copies straight, by the branches that an overlay's code pages have.
     let layout = lay_out(Ways::usual(choice, Some(Reaching::Straight)), &module.program, &profile);
@@ -118,8 +123,8 @@ pub(crate) fn optimize_stored(
     if cache.entry(&entry.build_id).is_some_and(|now| !now.layout.is_empty()) {
         return Err(nothing("another session has optimized it meanwhile"));
     }
-    let image = read_module(&entry.path)?;
-    if image.build_id().is_none_or(|id| id.to_string() != entry.build_id) {
+    let image = read_module(cache, &entry.path)?;
+    if image.identity().to_string() != entry.build_id {
         cache.remove(&entry.build_id);
         return Err(bad("it has changed since it was profiled".into()));
     }
@@ -174,7 +179,9 @@ pub(super) mod tests {
         let done =
             gcc.args(["-O1", "-Wl,--build-id=sha1", "-o"]).arg(&program).arg(&source).status().unwrap();
         assert!(done.success());
-        let module = analyze_image(Arc::new(read_module(&program).unwrap())).unwrap();
+        let module =
+            analyze_image(Arc::new(checked_module(&program, std::fs::read(&program).unwrap()).unwrap()))
+                .unwrap();
         Some((folder, module))
     }
 

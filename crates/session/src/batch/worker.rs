@@ -10,7 +10,8 @@
 use super::budget::{Budget, begin_cost, optimize_cost};
 use super::cache::{Cache, Entry};
 use super::job::{Job, Look, Measured};
-use super::work::{Held, complete, optimize, optimize_stored, read_module};
+use super::known::read_module;
+use super::work::{Held, complete, optimize, optimize_stored};
 use super::{Finish, Making, is_old};
 use crate::SessionError;
 use restitch_address::FileOffset;
@@ -65,6 +66,8 @@ enum Task {
         seconds_per_run: f64,
     },
     Pending(Entry),
+    /// A module without a build id is another file by now.
+    Recognise(PathBuf),
     Optimize {
         entry: Entry,
         held: Box<Held>,
@@ -147,6 +150,11 @@ impl Worker {
         self.give(haste, Task::Begin { path, samples, seconds_per_run });
     }
 
+    /// A module without a build id is another file than the one that is known. If it has the same content, what was made of that serves it.
+    pub fn recognise(&self, path: PathBuf) {
+        self.give(Haste::Ordinary, Task::Recognise(path));
+    }
+
     /// A module whose profile was made before.
     pub fn pending(&self, haste: Haste, entry: Entry) {
         self.give(haste, Task::Pending(entry));
@@ -201,6 +209,12 @@ impl Maker {
             match task {
                 Task::Begin { .. } if self.stop.load(Ordering::Relaxed) => {}
                 Task::Begin { path, samples, seconds_per_run } => self.begin(path, &samples, seconds_per_run),
+                Task::Recognise(path) => {
+                    let start = cpu_seconds();
+                    // What cannot be read, or is left alone, runs as it is.
+                    let _ = read_module(&self.cache, &path);
+                    self.budget.charge(cpu_seconds() - start);
+                }
                 Task::Pending(entry) => {
                     let (start, path) = (cpu_seconds(), entry.path.clone());
                     let done =
@@ -241,8 +255,8 @@ impl Maker {
 
     fn begin(&self, path: PathBuf, samples: &BTreeMap<FileOffset, u64>, seconds_per_run: f64) {
         let start = cpu_seconds();
-        let begun = read_module(&path).and_then(|image| {
-            let id = image.build_id().map(ToString::to_string).unwrap_or_default();
+        let begun = read_module(&self.cache, &path).and_then(|image| {
+            let id = image.identity().to_string();
             if self.cache.entry(&id).is_some_and(|e| !e.layout.is_empty() && !is_old(&e)) {
                 return Err(SessionError::NothingToDo("it is optimized already".into()));
             }
