@@ -1,4 +1,5 @@
-//! `batch` with programs and libraries that have no build id: they are known by their files, and a file that has changed is another one.
+//! `batch` with programs and libraries that have no build id: they are known by their files, and a file that has changed is another one. And with libraries that
+//! programs open themselves: they are left alone.
 
 mod common;
 
@@ -260,4 +261,40 @@ fn the_linker_of_a_compiler_makes_programs_without_one_that_are_optimized_too() 
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let Some((batch, sum)) = built.optimized() else { return };
     assert_eq!(built.run(&batch).1, true, "{sum}");
+}
+
+const OPENS: &str = r#"
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+int main(int argc, char **argv) {
+    void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW) : 0;
+    unsigned (*work)(unsigned) = library ? (unsigned (*)(unsigned))dlsym(library, "work") : 0;
+    if (!work) return 1;
+    for (unsigned sum = work(1000); clock() < 0.5 * CLOCKS_PER_SEC;) if (work(1000) != sum) return 2;
+    return 42;
+}
+"#;
+
+#[test]
+fn what_programs_open_themselves_is_left_alone_and_said() {
+    let folder = restitch_testkit::scratch();
+    let Some(built) = build(&folder.path().join("one"), 5) else { return };
+    let (source, opens) = (folder.path().join("opens.c"), folder.path().join("opens"));
+    std::fs::write(&source, OPENS).expect("written");
+    let mut gcc = Command::new("gcc");
+    assert!(gcc.args(["-O2", "-o"]).args([&opens, &source]).arg("-ldl").status().expect("gcc").success());
+    let batch = Batch::new();
+    let script = "for i in 1 2 3 4 5 6; do \"$0\" \"$1\"; [ $? = 42 ] || exit 9; done";
+    let mut command = batch.command(&["--eager"]);
+    command.args(["sh", "-c", script]).args([&opens, &built.library]);
+    let done = common::finish(&mut command);
+    assert_eq!(done.status.code(), Some(code::DONE), "{}", done.stderr);
+    let report = batch.report();
+    let left = report["left"].as_array().into_iter().flatten();
+    let why =
+        left.filter(|m| m["path"] == *built.library.to_string_lossy()).map(|m| m["why"].to_string()).next();
+    assert!(why.is_some_and(|why| why.contains("dlopen")), "{report:#}");
+    let begun = batch.files("path").into_iter().filter_map(|p| std::fs::read_to_string(p).ok());
+    assert!(begun.map(PathBuf::from).all(|p| p != built.library), "no work is done for it: {}", done.stderr);
 }

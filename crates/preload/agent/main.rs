@@ -33,6 +33,7 @@ extern "C" fn start() {
     versions::find_own_path();
     libc::initialized();
     overlay::install_all();
+    overlay::tell();
 }
 
 /// Runs when the process ends by `exit` or by returning from `main`.

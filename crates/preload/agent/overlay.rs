@@ -1,6 +1,6 @@
 //! From loaded modules to overlays, and from overlays to mapped versions.
 
-use crate::format::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE};
+use crate::format::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE, TOLD_AT};
 use crate::identify;
 use crate::libc::{self, ITERATE_OBJECTS, IterateObjects, PhdrInfo};
 use crate::sys::{self, EXECUTE, File, NO_REPLACE, PRIVATE, READ, SHARED, WRITE};
@@ -59,6 +59,17 @@ pub fn install_all() {
             0 => identify::by_file(module, &mut path, folder).and_then(|m| install(&m, &mut path, folder)),
             _ => install(module, &mut path, folder),
         };
+    }
+}
+
+/// Tells observers that all modules were looked at which this process has begun with: what is mapped from now on was opened by the program itself.
+pub fn tell() {
+    let own = versions::own_path();
+    if !own.is_null() {
+        // SAFETY: the path that the loader knows this library by ends in a zero byte.
+        if let Some(file) = unsafe { sys::open_text(own.cast()) } {
+            file.show(TOLD_AT);
+        }
     }
 }
 

@@ -19,6 +19,10 @@ pub const AGENT_NAME: &str = "librestitch-preload.so";
 /// The name for `LD_PRELOAD` that each kind of process finds its library by: the loader puts its platform in (ld.so(8), "Dynamic string tokens").
 pub const AGENT_OF_EVERY_KIND: &str = "librestitch-$PLATFORM.so";
 
+/// When the agent has looked at all modules of a process it maps a page of its own file from here on, far behind its end, as code, for a moment: perf records of mappings tell by that
+/// what was loaded with the program and what the program has opened itself.
+pub const TOLD_AT: u64 = 1 << 30;
+
 const MAGIC: [u8; 16] = *b"restitch overlay";
 const FIELDS_AT: usize = 96;
 

@@ -24,7 +24,9 @@ mod format;
 mod known;
 
 pub use empty::empty_library_32;
-pub use format::{AGENT_NAME, AGENT_OF_EVERY_KIND, COUNTS_HEADER, Counts, FORMAT, MAX_BUILD_ID, Meta, PAGE};
+pub use format::{
+    AGENT_NAME, AGENT_OF_EVERY_KIND, COUNTS_HEADER, Counts, FORMAT, MAX_BUILD_ID, Meta, PAGE, TOLD_AT,
+};
 pub use known::{FileKey, KNOWN_LEN, Known, code_samples};
 
 /// The agent: a shared library for x86-64 Linux.

@@ -22,10 +22,8 @@
 use super::known::key_of;
 use super::suspended::{COUNTING, EARLIER, Suspended};
 use crate::SessionError;
-use super::known::key_of;
-use super::suspended::{COUNTING, EARLIER, Suspended};
-use crate::SessionError;
 use crate::disk::write_whole;
+use restitch_image::BuildId;
 use restitch_preload::{
     AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, KNOWN_LEN, Known, Meta, PLATFORMS, PLATFORMS_32,
     counts_name, empty_library_32, known_name, overlay_name, platform_name,

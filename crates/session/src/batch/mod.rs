@@ -48,6 +48,8 @@ const IDLE: f64 = 0.5;
 const WORTH: f64 = 2.0;
 /// How often suspended countings are looked for: a process in the background may have begun some.
 const RESUME: Duration = Duration::from_secs(1);
+/// Why modules are left alone that programs open themselves.
+const LATE: &str = "programs open it by dlopen, when they run already; only what is loaded with a program is optimized (docs/batch.md)";
 /// Profiles are made anew after so many seconds.
 const OLD: u64 = 7 * 24 * 3600;
 
@@ -347,7 +349,8 @@ impl Session {
     /// Whether a module is to be counted: it is worth it, nobody has begun, and enough is known of it.
     fn is_worth_it(&self, seen: &Seen) -> bool {
         let totals = self.totals(seen);
-        if self.given.contains(&seen.path) || self.is_optimized(seen) || !totals.is_known() {
+        let is_late = seen.late > 0 && seen.late == seen.begun;
+        if is_late || self.given.contains(&seen.path) || self.is_optimized(seen) || !totals.is_known() {
             return false;
         }
         // The agent is no part of the command.
@@ -374,6 +377,10 @@ impl Session {
         for seen in observer.modules() {
             if is_named(&seen.path, &self.options.exclude) {
                 self.left.entry(seen.path.clone()).or_insert_with(|| "it is excluded".into());
+                continue;
+            }
+            if seen.late > 0 && seen.late == seen.begun {
+                self.left.entry(seen.path.clone()).or_insert_with(|| LATE.into());
                 continue;
             }
             if self.unseen.remove(&seen.path) && !known::is_known(&self.cache, &seen.path) {

@@ -7,6 +7,7 @@
 use crate::SessionError;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_perf::{IpSampler, Record, SampleOptions};
+use restitch_preload::TOLD_AT;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -52,6 +53,8 @@ pub(crate) struct Seen {
     pub counting: u64,
     /// Runs that were begun.
     pub begun: u64,
+    /// Of those, the ones in which the program has opened it itself (`dlopen`), when the agent had looked at all others.
+    pub late: u64,
     /// A run of it was optimized.
     pub overlaid: bool,
     /// Samples in the original code, by place in the file.
@@ -76,6 +79,8 @@ struct Process {
     newest: Option<(Mapping, bool)>,
     /// Its program is one of those that were asked for.
     counts: bool,
+    /// The agent has looked at all modules that it was loaded with.
+    loaded: bool,
 }
 
 /// A process's part in the use of a module.
@@ -191,6 +196,10 @@ impl Observer {
         if is_loader(path) {
             return self.exec(pid);
         }
+        if is_told(path, offset) {
+            self.processes.entry(pid).or_default().loaded = true;
+            return;
+        }
         let overlay = overlays.recognise(path);
         let (module, mode) = match &overlay {
             Some((path, mode)) => (self.module(path), *mode),
@@ -206,6 +215,7 @@ impl Observer {
         let mapping = Mapping { range, offset, module, original: overlay.is_none() };
         process.newest = Some((mapping.clone(), begins));
         process.maps.push(mapping);
+        self.modules[module].late += u64::from(begins && process.loaded);
         self.modules[module].begun += u64::from(begins);
     }
 
@@ -215,6 +225,8 @@ impl Observer {
         let Some((program, began)) = process.newest.take() else { return self.end(pid) };
         if began {
             process.runs.remove(&program.module);
+            // It was taken for something that the program before has opened.
+            self.modules[program.module].late -= u64::from(process.loaded);
         } else {
             self.modules[program.module].begun += 1;
         }
@@ -222,7 +234,8 @@ impl Observer {
         let run = Run { mode: Mode::Original, samples: 0, own: true };
         let runs = BTreeMap::from([(program.module, run)]);
         let counts = self.asked_for(&self.modules[program.module].path);
-        self.processes.insert(pid, Process { maps: vec![program], runs, newest: None, counts });
+        self.processes
+            .insert(pid, Process { maps: vec![program], runs, newest: None, counts, loaded: false });
     }
 
     fn asked_for(&self, path: &Path) -> bool {
@@ -247,6 +260,12 @@ impl Observer {
             usage.pairs += run.samples * run.samples.saturating_sub(1);
         }
     }
+}
+
+/// Whether the agent says that everything is loaded.
+fn is_told(path: &Path, offset: FileOffset) -> bool {
+    let name = path.file_name().and_then(|n| n.to_str());
+    offset.get() == TOLD_AT && name.is_some_and(|n| n.starts_with("librestitch-"))
 }
 
 /// Whether a file is a dynamic loader, by its name.
@@ -278,6 +297,36 @@ mod tests {
 
     fn seen<'o>(observer: &'o Observer, path: &str) -> &'o Seen {
         observer.modules().iter().find(|m| m.path == Path::new(path)).unwrap()
+    }
+
+    #[test]
+    fn what_a_program_opens_itself_is_told_from_what_it_is_loaded_with() {
+        let mut observer = Observer::of(1, Vec::new());
+        let told = |pid| {
+            let (range, offset) = (AvmaRange::new(Avma::new(0x2000), 0x1000), FileOffset::new(TOLD_AT));
+            let path = "/cache/v1/librestitch-x86_64.so".into();
+            Record::Mmap { pid, tid: pid, range, offset, inode: 1, path, time: 0 }
+        };
+        let program = |pid| {
+            let loader = map(pid, 0x9000, "/lib/ld-linux-x86-64.so.2");
+            [
+                map(pid, 0x5000, "/bin/a"),
+                loader,
+                map(pid, 0x7000, "/lib/l.so"),
+                told(pid),
+                map(pid, 0x8000, "/lib/p.so"),
+            ]
+        };
+        let records = program(10).into_iter().chain([map(10, 0x8800, "/lib/p.so")]);
+        // A second program in the same process is loaded anew.
+        let fork = Record::Fork { pid: 11, tid: 11, parent_pid: 10, time: 0 };
+        let other = [map(11, 0x5000, "/bin/b"), map(11, 0x9000, "/lib/ld-linux-x86-64.so.2")];
+        let records = records.chain([fork]).chain(program(11)).chain(program(11)).chain(other);
+        records.for_each(|r| observer.take(r, &Named));
+        let late = |path| (seen(&observer, path).late, seen(&observer, path).begun);
+        assert_eq!((late("/bin/a"), late("/lib/l.so"), late("/lib/p.so")), ((0, 3), (0, 3), (3, 3)));
+        assert_eq!(late("/bin/b"), (0, 1));
+        assert!(observer.modules().iter().all(|m| !m.path.starts_with("/cache")));
     }
 
     #[test]
