@@ -231,8 +231,9 @@ impl Session {
             budget.charge(counting - charged);
             charged = counting;
             if !ended {
-                self.consider(&mut worker, &budget, idle.now());
+                // First what is begun already: it would be begun anew.
                 self.resume(&worker);
+                self.consider(&mut worker, &budget, idle.now());
             }
             self.listen(&mut worker, watcher);
         });
