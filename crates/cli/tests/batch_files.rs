@@ -260,7 +260,7 @@ fn the_linker_of_a_compiler_makes_programs_without_one_that_are_optimized_too() 
     let done = clang.output().expect("clang starts");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let Some((batch, sum)) = built.optimized() else { return };
-    assert_eq!(built.run(&batch).1, true, "{sum}");
+    assert!(built.run(&batch).1, "{sum}");
 }
 
 const OPENS: &str = r#"
