@@ -32,6 +32,8 @@ enum Due {
     Edge(Svma, Svma, Svma),
     /// At the first address: the way out to the second.
     Leave(Svma, Svma),
+    /// The same where `rcx` is taken.
+    Last(Svma, Svma),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +142,10 @@ impl<'s, 'a> Reader<'s, 'a> {
                     } else if !self.inserted.iter().any(|p| p.at == at && p.leads == Leads::To(to)) {
                         return Err((at, "a way out leads elsewhere"));
                     }
+                }
+                Due::Last(at, to) => {
+                    self.v = at;
+                    self.give_back_and_leave(to)?;
                 }
             }
         }
@@ -410,9 +416,17 @@ impl<'s, 'a> Reader<'s, 'a> {
             if self.v != full {
                 return Err((at, "a full record goes astray"));
             }
-        } else {
-            self.note(at, Taken::Rcx, Leads::To(to));
+            let way_out = self.jump()?;
+            self.note(full, Taken::Rcx, Leads::To(to));
+            // All of these are looked at after all of the branches that lead there: each is read once.
+            self.due.insert(Due::Last(way_out, to));
+            return Ok(());
         }
+        self.note(at, Taken::Rcx, Leads::To(to));
+        self.give_back_and_leave(to)
+    }
+
+    fn give_back_and_leave(&mut self, to: Svma) -> Checked {
         let at = self.v;
         self.load(window::SAVED_RCX, Register::RCX)?;
         self.note(at, Taken::Rcx, Leads::To(to));
@@ -440,9 +454,15 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.save(Register::RAX, window::SAVED_FLAGS)?;
         self.note(at, Taken::RcxRax, Leads::ToSite);
         let at = self.v;
+        self.expect("mov %rcx,%rdx")?;
+        self.expect(&format!("shr $0x{:x},%rdx", window::STRETCH))?;
         self.expect(&format!("movabs $0x{:x},%rax", window::HASH))?;
-        self.expect("imul %rcx,%rax")?;
+        self.expect("imul %rdx,%rax")?;
         self.expect(&format!("shr $0x{:x},%rax", 64 - self.table.bits))?;
+        self.expect("mov %ecx,%edx")?;
+        self.expect(&format!("shr $0x{:x},%edx", window::APART))?;
+        self.expect(&format!("and $0x{:x},%edx", (1 << (window::STRETCH - window::APART)) - 1))?;
+        self.expect("add %rdx,%rax")?;
         self.expect("shl $0x4,%rax")?;
         self.lea(self.table.window.start + window::TABLE, Register::RDX)?;
         self.expect("add %rdx,%rax")?;
@@ -660,11 +680,11 @@ impl<'s, 'a> Reader<'s, 'a> {
         let lea = self.s.decode(self.v).ok_or((self.v, "there is no instruction"))?;
         let leave = Svma::new(lea.memory_displacement64());
         self.lea(leave, Register::RAX)?;
-        if self.jump()? != self.routines[kind as usize] || self.v != leave {
+        if self.jump()? != self.routines[kind as usize] {
             return Err((at, "an indirect branch is looked up the wrong way"));
         }
         self.note(at, Taken::RcxRax, Leads::To(o));
-        self.leave(o)?;
+        self.due.insert(Due::Leave(leave, o));
         if kind == Kind::Call {
             self.entries.push((returns, self.v));
             self.report.call_sites += 1;

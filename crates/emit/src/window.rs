@@ -54,8 +54,22 @@ pub const MOST_RECORDS: u64 = 62 << 10;
 pub const TABLE: u64 = RECORDS + 2 * RECORDS_END + 4096;
 /// Further pairs behind the table, so that no search has to wrap. The last ones stay empty.
 pub const TABLE_SLACK: u64 = 1024;
-/// The hash of an address is the high bits of its product with this (Knuth's multiplicative hashing).
+/// Where a stretch of code begins in the table: at the high bits of the product of this and the stretch's number (Knuth's
+/// multiplicative hashing).
 pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Addresses of one stretch of `2^STRETCH` bytes are near each other in the table. A burst begins with cold caches and address translations;
+/// were each address anywhere, its look-ups would touch nearly as many pages as there are targets (cc1plus: 376 pages for 400 return addresses
+/// of 100 places, 138 with stretches, at the same mean length of searches).
+pub const STRETCH: u8 = 9;
+/// ... a pair apart for each `2^APART` bytes: blocks have more on average.
+pub const APART: u8 = 3;
+
+/// Where the search for an address begins in a table with `2^bits` pairs.
+pub fn slot(address: Avma, bits: u8) -> usize {
+    let (address, within) = (address.get(), (1 << (STRETCH - APART)) - 1);
+    let stretch = (address >> STRETCH).wrapping_mul(HASH) >> (64 - u32::from(bits));
+    stretch as usize + ((address >> APART) & within) as usize
+}
 
 /// Length in bytes of a window whose table has `2^bits` pairs.
 pub fn window_len(bits: u8) -> u64 {
@@ -68,7 +82,7 @@ pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
     let len = (1usize << bits) + TABLE_SLACK as usize;
     let mut slots = vec![(0u64, 0u64); len];
     for (from, to) in pairs {
-        let first = (from.get().wrapping_mul(HASH) >> (64 - u32::from(bits))) as usize;
+        let first = slot(*from, bits);
         // The last pair stays empty: searches end there.
         let found = (first..len - 1).find(|i| slots[*i].0 == 0 || slots[*i].0 == from.get())?;
         slots[found] = (from.get(), to.get());

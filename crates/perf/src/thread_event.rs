@@ -57,6 +57,16 @@ impl ThreadAlarm {
         self.event.enable().map_err(|source| PerfError::Io { operation: "starting", source })
     }
 
+    /// How many of its events the thread has had since the alarm was started: of [`AlarmEvent::TaskClock`], nanoseconds of its own CPU time,
+    /// in the kernel too, up to now. (A thread that runs is interrupted for that.)
+    pub fn count(&self) -> Result<u64, PerfError> {
+        let mut count = [0];
+        self.event
+            .read_words(&mut count)
+            .map_err(|source| PerfError::Io { operation: "reading an alarm", source })?;
+        Ok(count[0])
+    }
+
     /// Sets the time from now until it goes off, and from each time on until the next one.
     pub fn set_period(&self, period: u64) -> Result<(), PerfError> {
         let mut period = period.max(1);

@@ -57,6 +57,6 @@ pub use seize::{StopOptions, settle_stragglers};
 pub use step::StepEnd;
 pub use stopped::{StopTimes, Stopped};
 pub use stub::{BATCH_SPACE, STUB_SPACE, StubPlace, find_padding, is_padding};
-pub use urgent::{aside, be_lowest, be_nice};
+pub use urgent::{aside, be_lowest, be_nice, be_punctual};
 pub use visit::visit;
 pub use wait::ExitStatus;

@@ -307,6 +307,12 @@ pub(crate) fn set_nice(nice: i32) -> bool {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.clamp(0, 19)) == 0 }
 }
 
+/// Sets how much later than it wants the calling thread may be woken, in nanoseconds (0: the default).
+pub(crate) fn set_timer_slack(nanoseconds: u32) -> bool {
+    // SAFETY: this operation takes a number and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, libc::c_ulong::from(nanoseconds)) == 0 }
+}
+
 /// The calling thread's nice value.
 pub(crate) fn nice() -> i32 {
     // SAFETY: touches no memory.

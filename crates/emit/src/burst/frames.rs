@@ -17,6 +17,8 @@ use restitch_cfi::{
 };
 use std::sync::Arc;
 
+/// Pieces of the address map in a run behind the functions: readers go through a run's rows from its beginning.
+const WAYS_OUT: usize = 256;
 /// What the CFA is above the stack pointer.
 const ABOVE: i64 = 1;
 /// `DW_OP_breg7 0`: the stack pointer.
@@ -50,14 +52,24 @@ pub(super) fn write(
     Ok([hdr, SvmaRange::between(frame_start, start + bytes.len() as u64)])
 }
 
-/// Where runs begin: one for the look-ups, one for each function, one for the ways out behind them.
+/// Where runs begin: one for the look-ups, one for each function, one for so many of the ways out behind them.
 fn starts(burst: &Burst<'_>) -> Vec<Svma> {
     let mut wanted: Vec<Svma> = burst.symbols.iter().map(|symbol| symbol.range.start).collect();
     wanted.extend(burst.symbols.last().map(|symbol| symbol.range.end));
+    let behind = wanted.last().copied();
     let mut wanted = wanted.into_iter().peekable();
     let first = burst.pieces.first().map(|piece| piece.version);
-    let at_start =
-        |piece: &&MapPiece| wanted.next_if_eq(&piece.version).is_some() || Some(piece.version) == first;
+    let mut ways_out = None;
+    let at_start = |piece: &&MapPiece| {
+        if Some(piece.version) == behind {
+            ways_out = Some(0);
+        }
+        let is_next = ways_out.as_mut().is_some_and(|n| {
+            *n += 1;
+            *n % WAYS_OUT == 0
+        });
+        wanted.next_if_eq(&piece.version).is_some() || Some(piece.version) == first || is_next
+    };
     burst.pieces.iter().filter(at_start).map(|piece| piece.version).collect()
 }
 

@@ -97,6 +97,10 @@ struct Burst<'r> {
     labels: Vec<u32>,
     routines: [u32; 3],
     leaves: BTreeMap<Svma, u32>,
+    /// Ways out of indirect branches whose target has no copy.
+    lost: Vec<(Svma, u32)>,
+    /// Ways out of branches whose record is the last one, by where the original code goes on: `rcx` is taken there.
+    last: BTreeMap<Svma, u32>,
     /// Conditional branches whose recording code stands behind the function.
     pending: Vec<(u32, Svma, Svma)>,
     branches: Vec<BurstBranch>,
@@ -123,6 +127,8 @@ impl<'r> Burst<'r> {
             labels,
             routines,
             leaves: BTreeMap::new(),
+            lost: Vec::new(),
+            last: BTreeMap::new(),
             pending: Vec::new(),
             branches: Vec::new(),
             entries: Vec::new(),
@@ -192,13 +198,24 @@ impl<'r> Burst<'r> {
             self.op(template::LOAD_RCX, window::SAVED_RCX);
             self.note(from, Taken::Rcx, Leads::To(to));
             self.jump(label, to);
+            // Once in a burst: elsewhere, so that what is always executed lies close together.
+            let code = &mut self.code;
+            let last = *self.last.entry(to).or_insert_with(|| code.label());
+            let from = self.code.here();
+            self.code.jmp(Dest::Label(last));
+            self.note(from, Taken::Rcx, Leads::To(to));
         } else {
             self.note(from, Taken::Rcx, Leads::To(to));
+            self.give_back_and_leave(to, window::NO_COPY);
         }
+    }
+
+    /// Ends the burst, `rcx` being saved; the original code goes on at `at`.
+    fn give_back_and_leave(&mut self, at: Svma, why: u32) {
         let from = self.code.here();
         self.op(template::LOAD_RCX, window::SAVED_RCX);
-        self.note(from, Taken::Rcx, Leads::To(to));
-        self.leave(to, if copy.is_some() { window::FULL } else { window::NO_COPY });
+        self.note(from, Taken::Rcx, Leads::To(at));
+        self.leave(at, why);
     }
 
     fn jump(&mut self, label: u32, to: Svma) {
@@ -252,8 +269,7 @@ impl<'r> Burst<'r> {
         self.code.to(template::LEA_RAX, Dest::Label(leave), &[]);
         self.code.jmp(Dest::Label(self.routines[kind as usize]));
         self.note(start, Taken::RcxRax, Leads::To(at));
-        self.code.place(leave);
-        self.leave(at, window::NO_TARGET);
+        self.lost.push((at, leave));
     }
 
     /// The look-up of indirect branches: the target is in `rcx`, the way out in `rax`.
@@ -270,10 +286,14 @@ impl<'r> Burst<'r> {
         self.op(template::SAVE_RAX, window::SAVED_FLAGS);
         self.note(from, Taken::RcxRax, Leads::ToSite);
         let from = self.code.here();
-        // movabs $HASH,%rax; imul %rcx,%rax; shr $(64 - bits),%rax; shl $4,%rax; lea table,%rdx; add %rdx,%rax
-        self.code.raw(&[0x48, 0xb8]);
+        // As `window::slot`. mov %rcx,%rdx; shr $STRETCH,%rdx; movabs $HASH,%rax; imul %rdx,%rax; shr $(64 - bits),%rax
+        self.code.raw(&[0x48, 0x89, 0xca, 0x48, 0xc1, 0xea, window::STRETCH, 0x48, 0xb8]);
         self.code.raw(&window::HASH.to_le_bytes());
-        self.code.raw(&[0x48, 0x0f, 0xaf, 0xc1, 0x48, 0xc1, 0xe8, 64 - self.request.bits]);
+        self.code.raw(&[0x48, 0x0f, 0xaf, 0xc2, 0x48, 0xc1, 0xe8, 64 - self.request.bits]);
+        // mov %ecx,%edx; shr $APART,%edx; and $within,%edx; add %rdx,%rax
+        let within = (1 << (window::STRETCH - window::APART)) - 1;
+        self.code.raw(&[0x89, 0xca, 0xc1, 0xea, window::APART, 0x83, 0xe2, within, 0x48, 0x01, 0xd0]);
+        // shl $4,%rax; lea table,%rdx; add %rdx,%rax
         self.code.raw(&[0x48, 0xc1, 0xe0, 4]);
         self.op(template::LEA_RDX, window::TABLE);
         self.code.raw(&[0x48, 0x01, 0xd0]);
@@ -365,6 +385,14 @@ impl<'r> Burst<'r> {
         for (at, label) in std::mem::take(&mut self.leaves) {
             self.code.place(label);
             self.leave(at, window::NO_COPY);
+        }
+        for (at, label) in std::mem::take(&mut self.lost) {
+            self.code.place(label);
+            self.leave(at, window::NO_TARGET);
+        }
+        for (at, label) in std::mem::take(&mut self.last) {
+            self.code.place(label);
+            self.give_back_and_leave(at, window::FULL);
         }
         Ok(())
     }

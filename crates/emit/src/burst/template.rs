@@ -91,7 +91,7 @@ pub(crate) const LOAD_EAX: &[u8] = &[0x8b, 0x05];
 pub(crate) const PUSH_RCX: &[u8] = &[0x51];
 /// `lea 4(%rcx),%rcx`.
 pub(crate) const NEXT_RECORD: &[u8] = &[0x48, 0x8d, 0x49, 4];
-/// `movzwl %cx,%ecx; jrcxz`, over what follows: see `Burst::check`.
+/// `movzwl %cx,%ecx; jrcxz`, over what follows (a load of `rcx` and a jump): see `Burst::record`.
 pub(crate) const TEST_FULL: &[u8] = &[0x0f, 0xb7, 0xc9, 0xe3, 12];
 /// `mov (%rsp),%rcx`.
 pub(crate) const LOAD_RETURN: &[u8] = &[0x48, 0x8b, 0x0c, 0x24];

@@ -146,8 +146,8 @@ impl BurstCode {
         let room = 4 * depth.clamp(1, Self::most_records()) as u64;
         let end = (self.window + window::RECORDS + window::MOST_RECORDS).align_up(window::RECORDS_END);
         let start = end.offset(-(room as i64));
-        self.file.write_all_at(&start.get().to_le_bytes(), window::CURSOR)?;
-        self.set_state(window::RUNNING)?;
+        let words = [start.get().to_le_bytes(), u64::from(window::RUNNING).to_le_bytes()];
+        self.file.write_all_at(words.as_flattened(), window::CURSOR)?;
         Ok(start)
     }
 

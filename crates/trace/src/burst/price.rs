@@ -2,8 +2,9 @@
 //!
 //! Problem: a burst begins with cold caches, so what a branch costs depends on how long bursts are and how much code and data the program
 //! touches, by a factor of ten; and nobody tells how long a thread would have taken in the original code. Idea: now and then a burst is
-//! watched to its end. All of its time, that of the program's own work included, is an upper bound of what it costs. A watched thread may
-//! have waited for a processor, so a low quantile of what was seen counts: the time then is that of one that did not.
+//! watched to its end. All of its time, that of the program's own work included, is an upper bound of what it costs: the thread's *CPU time*, so
+//! waiting for a processor is none of it. Nobody knows when exactly it was over, only that it was under way at one look and not at the next;
+//! so what is believed changes when it lies outside of these, and ends where as many bursts are dearer as are cheaper.
 
 use std::time::Duration;
 
@@ -16,12 +17,15 @@ const CHEAPEST: f64 = 200.0;
 const ASKED: u64 = 16;
 /// So many are the first.
 const FIRST: u64 = 24;
-/// How far a burst that was dearer or cheaper than what is believed changes that: where both are in balance, a quarter of the bursts is
-/// cheaper.
-const CHANGES: (f64, f64) = (1.02, 0.94);
+/// How far a burst that was dearer or cheaper than what is believed changes that.
+const CHANGE: f64 = 1.04;
 /// When to look whether a watched burst is over: the times between looks. Nobody is kept from a processor meanwhile.
-pub(super) const LOOKS: [Duration; 6] = [
-    Duration::from_micros(20),
+pub(super) const LOOKS: [Duration; 10] = [
+    Duration::from_micros(10),
+    Duration::from_micros(10),
+    Duration::from_micros(10),
+    Duration::from_micros(10),
+    Duration::from_micros(10),
     Duration::from_micros(15),
     Duration::from_micros(20),
     Duration::from_micros(30),
@@ -52,14 +56,17 @@ impl Price {
         self.bursts <= FIRST || self.bursts.is_multiple_of(ASKED)
     }
 
-    /// A burst of so many words was over after `elapsed`.
-    pub fn seen(&mut self, words: usize, elapsed: Duration) {
+    /// A burst of so many words took more than `least`, and no more than `most`, of its thread's CPU time.
+    pub fn seen(&mut self, words: usize, least: Duration, most: Duration) {
         if words < LEAST_WORDS {
             return;
         }
-        let root = elapsed.as_nanos() as f64 / (words as f64).sqrt();
-        let (up, down) = CHANGES;
-        self.root = (self.root * if root > self.root { up } else { down }).clamp(CHEAPEST, DEAREST);
+        let root = |time: Duration| time.as_nanos() as f64 / (words as f64).sqrt();
+        if root(least) > self.root {
+            self.root = (self.root * CHANGE).min(DEAREST);
+        } else if root(most) < self.root {
+            self.root = (self.root / CHANGE).max(CHEAPEST);
+        }
     }
 
     /// What a burst of so many words costs.
@@ -80,22 +87,23 @@ mod tests {
     fn without_knowledge_bursts_are_dear() {
         let mut price = Price::default();
         assert_eq!(price.of(10_000), us(180));
-        price.seen(10, us(1));
+        price.seen(10, us(0), us(1));
         assert_eq!(price.of(10_000), us(180), "too short to say anything");
         for _ in 0..200 {
-            price.seen(10_000, us(5_000));
+            price.seen(10_000, us(5_000), us(5_020));
         }
         assert_eq!(price.of(10_000), us(180));
     }
 
     #[test]
-    fn what_was_seen_counts_but_not_waiting() {
+    fn looks_that_come_late_do_not_make_bursts_dearer() {
         for real in [40, 90, 150] {
             let mut price = Price::default();
             for i in 0..2_000u64 {
-                // Every second burst waits for a processor.
-                let waited = if i % 2 == 0 { 50 + i * 7919 % 400 } else { i * 31 % 8 };
-                price.seen(10_000, us(real + waited));
+                // Every second time the watcher waits for a processor, before a look or between two.
+                let late = if i % 2 == 0 { 50 + i * 7919 % 400 } else { i * 31 % 8 };
+                let least = if i % 3 == 0 { 0 } else { real - i * 17 % 12 };
+                price.seen(10_000, us(least), us(real + late));
             }
             let found = price.of(10_000).as_secs_f64() * 1e6;
             assert!((real as f64 * 0.9..real as f64 * 1.2).contains(&found), "{real}: {found}");

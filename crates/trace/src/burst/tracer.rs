@@ -17,7 +17,7 @@ use restitch_address::{Avma, AvmaRange};
 use restitch_emit::window::{self, Taken};
 use restitch_perf::{AlarmEvent, PerfError, ThreadAlarm};
 use restitch_procfs as procfs;
-use restitch_tracee::{Children, FollowEvent, Followed, Registers};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers, be_punctual};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
+/// When a burst is over, so that its records can be read before the next alarm holds a thread.
+const LONG_OVER: Duration = Duration::from_millis(1);
 /// What a stop's way in and out costs beyond the time that is measured.
 const LEG: Duration = Duration::from_micros(12);
 /// How often CPU times are read.
@@ -76,6 +78,8 @@ pub fn trace_bursts(
     // The end of the tracing thread is what lets the target go: see `Followed`.
     std::thread::scope(|scope| {
         let tracing = std::thread::Builder::new().name("burst trace".into()).spawn_scoped(scope, || {
+            // What bursts cost is measured by sleeping for as long.
+            be_punctual();
             let mut tracer = Tracer::attach(pid, options, code, sink)?;
             let result = tracer.run(stop).and_then(|()| tracer.finish());
             result.map(|()| tracer.report)
@@ -106,6 +110,8 @@ struct Over {
 struct Burst {
     tid: i32,
     start: Avma,
+    /// It was looked once whether it is over. (Its thread may be kept from running for long.)
+    looked_at: bool,
 }
 
 struct Tracer<'a> {
@@ -191,7 +197,8 @@ impl<'a> Tracer<'a> {
     fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {
         let end = self.options.duration.map(|duration| Instant::now() + duration);
         while !stop.load(Ordering::Relaxed) && !self.left {
-            let left = end.map_or(LOOK_UP, |end| end.saturating_duration_since(Instant::now()).min(LOOK_UP));
+            let look_up = self.burst.filter(|burst| !burst.looked_at).map_or(LOOK_UP, |_| LONG_OVER);
+            let left = end.map_or(look_up, |end| end.saturating_duration_since(Instant::now()).min(look_up));
             if left.is_zero() || !self.next(left)? {
                 break;
             }
@@ -203,7 +210,11 @@ impl<'a> Tracer<'a> {
     fn next(&mut self, limit: Duration) -> Result<bool, BranchTraceError> {
         match self.followed.next_event(limit)? {
             None if self.followed.threads().next().is_none() => return Ok(false),
-            None => {}
+            // While nobody is held for it.
+            None => {
+                self.collect()?;
+                self.burst.iter_mut().for_each(|burst| burst.looked_at = true);
+            }
             Some(FollowEvent::Exited { status, .. }) => {
                 self.report.exit = Some(status);
                 return Ok(false);
@@ -222,10 +233,10 @@ impl<'a> Tracer<'a> {
             FollowEvent::Notified { tid, .. } => {
                 let attended = self.attend(tid);
                 self.unless_gone(attended)?;
+                let is_asked = self.burst.is_some_and(|burst| burst.tid == tid) && self.price.is_asked();
+                let begun = if is_asked { self.clock(tid) } else { None };
                 self.followed.resume(tid)?;
-                if self.burst.is_some_and(|burst| burst.tid == tid) && self.price.is_asked() {
-                    self.ask_price()?;
-                }
+                begun.map_or(Ok(()), |begun| self.ask_price(begun))?;
             }
             FollowEvent::Caught { tid, signal } => {
                 let taken_out = self.take_out(tid);
@@ -333,19 +344,29 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    /// Watches the burst that has just begun until it is over, to learn how long such bursts take.
-    fn ask_price(&mut self) -> Result<(), BranchTraceError> {
-        let Some(Burst { start, .. }) = self.burst else { return Ok(()) };
-        let begun = Instant::now();
+    /// The CPU time of a thread since it has its alarm.
+    fn clock(&self, tid: i32) -> Option<Duration> {
+        self.threads.get(&tid)?.alarm.count().ok().map(Duration::from_nanos)
+    }
+
+    /// Watches the burst that has just begun, at `begun` of its thread's CPU time, until it is over, to learn how much such bursts take.
+    fn ask_price(&mut self, begun: Duration) -> Result<(), BranchTraceError> {
+        let Some(Burst { tid, start, .. }) = self.burst else { return Ok(()) };
+        let mut least = Duration::ZERO;
         for wait in price::LOOKS {
             std::thread::sleep(wait);
-            let elapsed = begun.elapsed();
+            let Some(now) = self.clock(tid) else { break };
             let position = self.shared(self.code.position())?;
-            if position.state != window::RUNNING {
-                let words = position.cursor.offset_from(start).max(0) as usize / 4;
-                self.price.seen(words, elapsed);
-                break;
+            if position.state == window::RUNNING {
+                least = now.saturating_sub(begun);
+                continue;
             }
+            let words = position.cursor.offset_from(start).max(0) as usize / 4;
+            // Again: it may have ended since.
+            if let Some(most) = self.clock(tid) {
+                self.price.seen(words, least, most.saturating_sub(begun));
+            }
+            break;
         }
         Ok(())
     }
@@ -413,7 +434,7 @@ impl<'a> Tracer<'a> {
             self.shared(self.code.set_state(window::TAKEN_OUT))?;
             return Err(error.into());
         }
-        self.burst = Some(Burst { tid, start });
+        self.burst = Some(Burst { tid, start, looked_at: false });
         Ok(Ok(()))
     }
 
