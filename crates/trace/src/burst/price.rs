@@ -3,8 +3,8 @@
 //! Problem: a burst begins with cold caches, so what a branch costs depends on how long bursts are and how much code and data the program
 //! touches, by a factor of ten; and nobody tells how long a thread would have taken in the original code. Idea: now and then a burst is
 //! watched to its end. All of its time, that of the program's own work included, is an upper bound of what it costs: the thread's *CPU time*, so
-//! waiting for a processor is none of it. Nobody knows when exactly it was over, only that it was under way at one look and not at the next;
-//! so what is believed changes when it lies outside of these, and ends where as many bursts are dearer as are cheaper.
+//! waiting for a processor is none of it. Nobody knows when exactly it was over, only whether it was at a look;
+//! so what is believed changes when a look contradicts it, and ends where as many bursts are dearer as are cheaper.
 
 use std::time::Duration;
 
@@ -19,19 +19,9 @@ const ASKED: u64 = 16;
 const FIRST: u64 = 24;
 /// How far a burst that was dearer or cheaper than what is believed changes that.
 const CHANGE: f64 = 1.04;
-/// When to look whether a watched burst is over: the times between looks. Nobody is kept from a processor meanwhile.
-pub(super) const LOOKS: [Duration; 10] = [
-    Duration::from_micros(10),
-    Duration::from_micros(10),
-    Duration::from_micros(10),
-    Duration::from_micros(10),
-    Duration::from_micros(10),
-    Duration::from_micros(15),
-    Duration::from_micros(20),
-    Duration::from_micros(30),
-    Duration::from_micros(50),
-    Duration::from_micros(70),
-];
+/// When it is looked whether a watched burst is over, in parts of what it is believed to take: one of these, each in its turn. (The thread
+/// is interrupted for a look, which may cost as much as some hundred records: of several looks the later ones would see the earlier ones.)
+const LOOKS: [f64; 5] = [0.4, 0.7, 0.9, 0.55, 0.8];
 /// Bursts of fewer words say nothing.
 const LEAST_WORDS: usize = 64;
 
@@ -56,16 +46,22 @@ impl Price {
         self.bursts <= FIRST || self.bursts.is_multiple_of(ASKED)
     }
 
-    /// A burst of so many words took more than `least`, and no more than `most`, of its thread's CPU time.
-    pub fn seen(&mut self, words: usize, least: Duration, most: Duration) {
+    /// When to look at a burst that may get so many words.
+    pub fn look(&self, words: usize) -> Duration {
+        self.of(words).mul_f64(LOOKS[(self.bursts / ASKED) as usize % LOOKS.len()])
+    }
+
+    /// A burst was under way, or over, when it had taken so much of its thread's CPU time. It has so many words, or is to get them.
+    pub fn seen(&mut self, words: usize, taken: Duration, is_over: bool) {
         if words < LEAST_WORDS {
             return;
         }
-        let root = |time: Duration| time.as_nanos() as f64 / (words as f64).sqrt();
-        if root(least) > self.root {
-            self.root = (self.root * CHANGE).min(DEAREST);
-        } else if root(most) < self.root {
-            self.root = (self.root / CHANGE).max(CHEAPEST);
+        let is_cheaper = taken < self.of(words);
+        match (is_over, is_cheaper) {
+            (true, true) => self.root = (self.root / CHANGE).max(CHEAPEST),
+            (false, false) => self.root = (self.root * CHANGE).min(DEAREST),
+            // Nothing that was not believed.
+            _ => {}
         }
     }
 
@@ -87,10 +83,10 @@ mod tests {
     fn without_knowledge_bursts_are_dear() {
         let mut price = Price::default();
         assert_eq!(price.of(10_000), us(180));
-        price.seen(10, us(0), us(1));
+        price.seen(10, us(1), true);
         assert_eq!(price.of(10_000), us(180), "too short to say anything");
         for _ in 0..200 {
-            price.seen(10_000, us(5_000), us(5_020));
+            price.seen(10_000, us(5_000), false);
         }
         assert_eq!(price.of(10_000), us(180));
     }
@@ -99,11 +95,14 @@ mod tests {
     fn looks_that_come_late_do_not_make_bursts_dearer() {
         for real in [40, 90, 150] {
             let mut price = Price::default();
-            for i in 0..2_000u64 {
-                // Every second time the watcher waits for a processor, before a look or between two.
-                let late = if i % 2 == 0 { 50 + i * 7919 % 400 } else { i * 31 % 8 };
-                let least = if i % 3 == 0 { 0 } else { real - i * 17 % 12 };
-                price.seen(10_000, us(least), us(real + late));
+            for i in 0..6_000u64 {
+                price.is_asked();
+                // Every second time the watcher waits for a processor.
+                let late = if i % 2 == 0 { 50 + i * 7919 % 400 } else { 8 + i * 31 % 30 };
+                let taken = price.look(10_000) + us(late);
+                // Bursts differ by a fifth.
+                let takes = us(real - real / 10 + i * 17 % (real / 5));
+                price.seen(10_000, taken, taken > takes);
             }
             let found = price.of(10_000).as_secs_f64() * 1e6;
             assert!((real as f64 * 0.9..real as f64 * 1.2).contains(&found), "{real}: {found}");

@@ -8,7 +8,7 @@
 //! to the equivalent original instruction, and what recording code had borrowed is given back. Should this program die, the
 //! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
 
-use super::price::{self, Price};
+use super::price::Price;
 use super::{BurstCode, BurstEnd, BurstReport, Refusal};
 use crate::Sink;
 use crate::pace::Pace;
@@ -349,24 +349,20 @@ impl<'a> Tracer<'a> {
         self.threads.get(&tid)?.alarm.count().ok().map(Duration::from_nanos)
     }
 
-    /// Watches the burst that has just begun, at `begun` of its thread's CPU time, until it is over, to learn how much such bursts take.
+    /// Looks once whether the burst is over that has just begun, at `begun` of its thread's CPU time: to learn what such bursts take.
     fn ask_price(&mut self, begun: Duration) -> Result<(), BranchTraceError> {
         let Some(Burst { tid, start, .. }) = self.burst else { return Ok(()) };
-        let mut least = Duration::ZERO;
-        for wait in price::LOOKS {
-            std::thread::sleep(wait);
-            let Some(now) = self.clock(tid) else { break };
-            let position = self.shared(self.code.position())?;
-            if position.state == window::RUNNING {
-                least = now.saturating_sub(begun);
-                continue;
-            }
-            let words = position.cursor.offset_from(start).max(0) as usize / 4;
-            // Again: it may have ended since.
-            if let Some(most) = self.clock(tid) {
-                self.price.seen(words, least, most.saturating_sub(begun));
-            }
-            break;
+        let depth = self.options.depth;
+        std::thread::sleep(self.price.look(depth));
+        let was_over = self.shared(self.code.position())?.state != window::RUNNING;
+        let Some(now) = self.clock(tid) else { return Ok(()) };
+        let position = self.shared(self.code.position())?;
+        let is_over = position.state != window::RUNNING;
+        let words = position.cursor.offset_from(start).max(0) as usize / 4;
+        // What ended meanwhile took about as long, which says nothing. The way out of the stop is paid for with it.
+        if is_over == was_over {
+            let taken = now.saturating_sub(begun + LEG / 2);
+            self.price.seen(if is_over { words } else { depth }, taken, is_over);
         }
         Ok(())
     }
