@@ -67,6 +67,24 @@ fn a_program_that_throws_is_recorded_and_optimized() {
 }
 
 #[test]
+fn llvms_unwinder_has_nothing_to_say_of_a_file() {
+    let made = restitch_testkit::compile_with_llvm_runtime(&program("throw.cc"), &["-O2", "-static"]);
+    let original = match made {
+        Err(error @ restitch_testkit::Error::Missing { .. }) => {
+            return restitch_testkit::skipped(&error.to_string());
+        }
+        made => made.expect("compiled"),
+    };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (profile, output) = (folder.path().join("profile"), folder.path().join("output"));
+    record(&restitch, &original, &profile);
+    optimize(&restitch, &original, &profile, &output);
+    let ran = run(Command::new(&output).args(["--seconds", "1"]), PATIENCE);
+    ran.expect(SUCCESS);
+    assert_eq!(ran.stderr, "", "exceptions pass code of the version");
+}
+
+#[test]
 fn programs_with_threads_and_children_are_recorded_and_optimized() {
     for source in ["threads.c", "fork.c", "server.c", "cancel.cc"] {
         recorded_and_optimized(source, &["-O2"]);
