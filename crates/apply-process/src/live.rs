@@ -30,6 +30,9 @@ pub struct Live {
 
 /// Distance in bytes that versions of libraries keep from the library downwards.
 const DISTANCE: u64 = 1 << 30;
+/// Where the kernel maps libraries, at the most randomization that it has, and static programs that are position-independent. Other programs of that kind lie lower
+/// (at two thirds of the address space).
+const LIBRARIES: Avma = Avma::new(0x6000_0000_0000);
 
 /// Retired versions that may stay mapped: those of eight attaches to a program and its C library, a counting version and a layout each.
 const MOST_RETIRED: usize = 32;
@@ -121,7 +124,7 @@ impl Live {
         }
         // Mappings grow downwards from where libraries are: keep away from them, so that the place is still free later.
         let far = m.range.start - DISTANCE;
-        if module != self.target.program {
+        if module != self.target.program || m.range.start >= LIBRARIES {
             let mut line = model.clone();
             line.range = AvmaRange::between(far, m.range.start);
             maps = merged(maps, vec![line]);
