@@ -201,6 +201,9 @@ pub struct Attach {
     /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
+    /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
+    #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
+    pub overhead: f64,
     /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the profile has settled, after 6 seconds at most.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub duration: Option<f64>,

@@ -116,6 +116,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         pid,
         tree: options.tree,
         source: options.source,
+        overhead: options.overhead,
         duration: options.duration.map(Duration::from_secs_f64),
         dry_run: options.dry_run,
         revert_if_slower: options.revert_if_slower,

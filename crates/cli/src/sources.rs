@@ -6,7 +6,7 @@ use restitch_report::RunResult;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
     BurstRound, Bursts, ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject,
-    Traced, burst_end, record_bursts, record_traced, refusal,
+    Traced, burst_end, known, record_bursts, record_traced, refusal, sparse,
 };
 
 /// Options of `record` that choose the source.
@@ -24,7 +24,7 @@ pub struct SourceOptions {
 }
 
 /// `1%`, `0.5%` or a bare number of percent; the share comes out.
-fn percent(text: &str) -> Result<f64, String> {
+pub fn percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(p) if (0.01..=50.0).contains(&p) => Ok(p / 100.0),
         _ => Err("a percentage from 0.01% to 50% is wanted".into()),
@@ -72,6 +72,7 @@ impl SourceOptions {
         let bursts = record_bursts(options, &mut progress)?;
         progress.finish();
         tell_of_bursts(&bursts);
+        tell_coverage(bursts.coverage);
         eprintln!("restitch: profile written to {shown}");
         Ok(bursts)
     }
@@ -94,6 +95,7 @@ impl SourceOptions {
         let traced = record_traced(options, &mut progress)?;
         progress.finish();
         tell(&traced);
+        tell_coverage(traced.coverage);
         eprintln!("restitch: profile written to {shown}");
         Ok(traced)
     }
@@ -148,6 +150,10 @@ fn tell_of_bursts(bursts: &Bursts) {
     if let Some(why) = &bursts.kept {
         eprintln!("restitch: tracing versions stay mapped, unused: {why}");
     }
+}
+
+fn tell_coverage(coverage: f64) {
+    eprintln!("restitch: {}", sparse(coverage).unwrap_or_else(|| known(coverage)));
 }
 
 fn tell(traced: &Traced) {

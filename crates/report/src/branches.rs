@@ -16,6 +16,8 @@ pub struct BranchRecords {
     pub branches: u64,
     /// Of these, those that are in no module.
     pub elsewhere: u64,
+    /// The estimated share of the branches executed meanwhile that the records have, weighed by how often they are executed (sample coverage, Good 1953).
+    pub coverage: f64,
     /// Alarms that went off; each begins a record, if it can.
     pub alarms: u64,
     /// How records ended, or why an alarm began none.
@@ -77,6 +79,10 @@ impl BranchRecords {
         rows.push((
             "overhead",
             format!("{all} of {} s of processor time: {}", digits(self.cpu_ms / 1e3), parts.join(", ")),
+        ));
+        rows.push((
+            "coverage",
+            format!("{} of what is executed is in the profile, estimated", precise(self.coverage)),
         ));
         if self.breakpoints > 0 {
             rows.push((

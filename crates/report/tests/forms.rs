@@ -129,6 +129,7 @@ fn sample() -> RunResult {
         full_records: 39,
         branches: 20_123,
         elsewhere: 3,
+        coverage: 0.912,
         alarms: 41,
         ends: vec![End { why: "full".into(), count: 39 }, End { why: "at a signal".into(), count: 1 }],
         breakpoints: 70,

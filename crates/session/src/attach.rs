@@ -38,6 +38,8 @@ pub struct AttachOptions {
     pub tree: bool,
     /// Where the profile comes from.
     pub source: Source,
+    /// The share of the running time that branch records may cost meanwhile, 0 to 1.
+    pub overhead: f64,
     /// How long to profile, sampling and counting together; without it until the profile has settled, six seconds at most.
     pub duration: Option<Duration>,
     /// Plan only; nothing is touched. The profile is then of samples alone.
@@ -69,6 +71,10 @@ pub struct AttachOptions {
     pub call_targets: Option<PathBuf>,
 }
 
+/// What branch records may cost without a word of the user's: tracing ends with the session, so it is more than for a profile that is taken
+/// all day.
+const OVERHEAD: f64 = 0.05;
+
 impl AttachOptions {
     /// The defaults for a process: ten seconds in all, at most.
     pub fn new(pid: i32) -> Self {
@@ -76,6 +82,7 @@ impl AttachOptions {
             pid,
             tree: false,
             source: Source::default(),
+            overhead: OVERHEAD,
             duration: None,
             dry_run: false,
             revert_if_slower: false,
@@ -157,7 +164,13 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let mut profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
         None if source != SourceChoice::Count => {
-            let profiles = profiles_of_records(&mut set, &chosen, source, counting_time.most(), watcher)?;
+            let profiles = profiles_of_records(
+                &mut set,
+                &chosen,
+                (source, options.overhead),
+                counting_time.most(),
+                watcher,
+            )?;
             phases.end("tracing");
             Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
         }

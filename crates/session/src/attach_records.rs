@@ -2,6 +2,7 @@
 //! are to be touched as little as can be, or that a counting version would slow down too much.
 
 use crate::branch_records::BranchRecords;
+use crate::branch_result::{known, sparse};
 use crate::burst_record::{Code, trace_and_take_out};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
@@ -14,18 +15,14 @@ use std::time::Duration;
 /// Fewer branches than this say nothing about a program.
 const LEAST_BRANCHES: u64 = 1000;
 
-/// The share of the process's running time that records may cost: tracing ends with the session, so it may be more than that of
-/// a profile that is taken all day.
-const OVERHEAD: f64 = 0.05;
-
-/// Records branches of the set's leader for `duration`; the profiles of the chosen modules.
+/// Records branches of the set's leader for `duration`, from a source and at a cost (a share of the running time); the profiles of the chosen modules.
 ///
 /// # Errors
 /// If it cannot be traced, or there are too few records. The process runs in its original code.
 pub(crate) fn profiles_of_records(
     set: &mut ProcessSet,
     chosen: &[Chosen],
-    source: SourceChoice,
+    (source, overhead): (SourceChoice, f64),
     duration: Duration,
     watcher: &mut dyn Watcher,
 ) -> Result<Vec<Profile>, SessionError> {
@@ -33,7 +30,7 @@ pub(crate) fn profiles_of_records(
     let mut records = BranchRecords::default();
     records.open(pid)?;
     if source == SourceChoice::Burst {
-        let options = BurstOptions { overhead: OVERHEAD, ..BurstOptions::default() };
+        let options = BurstOptions { overhead, ..BurstOptions::default() };
         let code = Code::of_process(chosen.to_vec());
         let traced = trace_and_take_out(set, code, Some(duration), options, &mut records, watcher)?;
         let (all, mean) = (traced.report.all(), traced.report.mean_length());
@@ -44,7 +41,7 @@ pub(crate) fn profiles_of_records(
     } else {
         watcher.phase("tracing", Some(duration.as_secs_f64()));
         let options = TraceOptions {
-            overhead: OVERHEAD,
+            overhead,
             duration: Some(duration),
             restartable: records.restartable(pid),
             ..TraceOptions::default()
@@ -58,5 +55,7 @@ pub(crate) fn profiles_of_records(
             records.branches()
         )));
     }
+    let coverage = records.coverage();
+    watcher.note(&sparse(coverage).unwrap_or_else(|| known(coverage)));
     Ok(chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program)).collect())
 }

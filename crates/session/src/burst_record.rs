@@ -42,6 +42,8 @@ pub struct Bursts {
     pub rounds: Vec<BurstRound>,
     /// Branches that were in no module.
     pub elsewhere: u64,
+    /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample coverage).
+    pub coverage: f64,
     /// The command's exit status as a shell gives it, if a command was traced.
     pub status: Option<i32>,
     /// Modules in the profile.
@@ -129,12 +131,13 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     }
     let ended_at = most(&records, pid, &traced.report.ended_at);
     let refused_at = most(&records, pid, &traced.report.refused_at);
+    let coverage = records.coverage();
     records.save(&options.output, watcher)?;
     if !set.leader_is_alive() {
         set.leader.forget();
     }
     let Traced { report, rounds, mapped, kept, .. } = traced;
-    Ok(Bursts { ended_at, refused_at, report, rounds, elsewhere, status, modules, mapped, kept })
+    Ok(Bursts { ended_at, refused_at, report, rounds, elsewhere, coverage, status, modules, mapped, kept })
 }
 
 /// Whether an error says no more than that the process has ended, or is just ending: it has no memory any more then, and is not yet dead for as long as

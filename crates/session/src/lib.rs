@@ -50,7 +50,7 @@ mod verdict;
 
 pub use analysis::{Analyzed, analyze_image};
 pub use attach::{AttachOptions, attach};
-pub use branch_result::{burst_end, refusal};
+pub use branch_result::{burst_end, known, refusal, sparse};
 pub use burst_record::{BurstRound, Bursts, record_bursts};
 pub use disk::{check_writable, write_result};
 pub use doctor::{Check, Doctor, doctor};

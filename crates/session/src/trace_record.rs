@@ -43,6 +43,8 @@ pub struct Traced {
     pub report: TraceReport,
     /// Branches that were in no module.
     pub elsewhere: u64,
+    /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample coverage).
+    pub coverage: f64,
     /// The command's exit status as a shell gives it, if a command was traced.
     pub status: Option<i32>,
     /// Modules in the profile.
@@ -86,8 +88,9 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         let why = "the process used too little CPU time to be traced; try again under load".into();
         return Err(SessionError::NothingToDo(why));
     }
+    let coverage = records.coverage();
     records.save(&options.output, watcher)?;
-    Ok(Traced { modules, elsewhere, status, report })
+    Ok(Traced { modules, elsewhere, coverage, status, report })
 }
 
 /// Traces a command from its program's entry point on.

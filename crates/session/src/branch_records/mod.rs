@@ -7,10 +7,12 @@
 //! Limits: a process that executes a program and is gone before its first record comes is not known; its branches count as
 //! "elsewhere".
 
+mod coverage;
 mod file;
 
 use crate::profiles::{ProfileOutput, RecordedModule, save_records};
 use crate::{SessionError, Watcher};
+use coverage::Coverage;
 use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
 use restitch_apply_process::{ImageCache, Module, Target};
@@ -71,6 +73,7 @@ pub(crate) struct BranchRecords {
     /// Whether records count by the density of branches in them: alarms by time find code with few branches more often than its
     /// branches deserve.
     pub weigh: bool,
+    coverage: Coverage,
     /// Branches that were in no module.
     pub elsewhere: u64,
 }
@@ -99,6 +102,7 @@ impl BranchRecords {
         let mut stack: Vec<_> = branches.iter().map(|b| (locate(self, b.from), locate(self, b.to))).collect();
         // Records want the newest one first.
         stack.reverse();
+        self.coverage.add(&stack);
         self.elsewhere += stack.iter().filter(|(from, _)| from.is_none()).count() as u64;
         let mut modules: Vec<usize> = stack.iter().flat_map(|(f, t)| [f, t]).flatten().map(|p| p.0).collect();
         modules.sort_unstable();
@@ -184,6 +188,11 @@ impl BranchRecords {
     /// Branches in modules.
     pub fn branches(&self) -> u64 {
         self.seen.iter().map(|seen| seen.branches).sum()
+    }
+
+    /// The estimated share of what is executed that the records know, 0 to 1.
+    pub fn coverage(&self) -> f64 {
+        self.coverage.share()
     }
 
     /// What the records say of the file at `path`, whose code is `program`.
