@@ -4,7 +4,7 @@
 //! compares with that constant, and hardly anything else does. Whoever gets the address of such a function as its first argument
 //! in a direct call is `dl_iterate_phdr`, if it also looks like it: it calls through a pointer, and hands over the size of
 //! `struct dl_phdr_info` as second argument. That holds for the callbacks of LLVM's and nongnu libunwind and of libgcc, and for the functions of
-//! glibc and musl (which has no unwind tables: its code is followed).
+//! glibc and musl (which has no unwind tables: its code is followed). Tested are LLVM's with both; nongnu libunwind linked statically and libgcc with musl are not.
 //!
 //! Limits: where an optimizer has put `dl_iterate_phdr` into its caller, or made a copy of it for one callback, nothing is found; if callers
 //! disagree, nothing is believed.
