@@ -1,10 +1,11 @@
 """How much a layout gains, by where its profile comes from: original against optimized, as in bench/run, for each source.
 
 cc1plus as a file: an exact count, branch records (trace, burst) and instruction samples (perf record; repaired and derived) of one and the same training run.
-postgres and MariaDB live: `restitch attach --source` for the seconds that are stated. The columns tell what the source has cost: the time of the recorded run against the
+postgres and MariaDB live: `restitch attach --source` for the seconds that are stated. The columns tell how much of what is executed the records know, and what the source has cost: the time of the recorded run against the
 plain one, or the overhead that restitch reports. See docs/profiling.md.
 """
 
+import json
 import os
 import time
 from statistics import median
@@ -18,7 +19,7 @@ from .tables import Table
 from loads import cc1plus, mariadb, postgres
 
 BEGIN, END = "<!-- effect:begin -->", "<!-- effect:end -->"
-FILE = ("count", "trace 1%", "trace 5%", "burst 1%", "burst 5%", "samples 997 Hz, derived", "samples 997 Hz, repaired")
+FILE = ("count", "trace 1%", "trace 5%", "trace 20%", "burst 1%", "burst 5%", "burst 20%", "samples 997 Hz, derived", "samples 997 Hz, repaired")
 LIVE = ("count", "trace 1%", "burst 1%")
 # Programs under load that are attached to are watched for so long.
 SECONDS = 12
@@ -35,7 +36,7 @@ class Sourced(Restitch):
 
     def __init__(self, path, source, log):
         super().__init__(path, False, log)
-        self.source, self.cost = source, None
+        self.source, self.cost, self.coverage = source, None, None
 
     def of_source(self):
         """The options for `record` and `attach`."""
@@ -60,8 +61,11 @@ class Sourced(Restitch):
             self.call(["profile", "convert", sampled, "--program", program, "--edges", how, "-o", machine.path("samples.profile")], machine)
             profile = machine.path("samples.profile")
         else:
-            self.call(["record", *self.of_source(), "-o", profile, "--", *training], machine, **options)
+            told = machine.path("record.json")
+            self.call(["record", *self.of_source(), "--json", told, "-o", profile, "--", *training], machine, **options)
             self.cost = (time.monotonic() - start) / plain
+            with open(told) as file:
+                self.coverage = (json.load(file).get("branch_records") or {}).get("coverage")
         self.call(["optimize", program, "--profile", profile, "-o", raw], machine)
         copy_as_written(raw, output)
 
@@ -74,17 +78,18 @@ def measure(name, options, log):
         rows = run(Context(machine, restitch, events, options, log))
         values = [r["optimized"][deciding] / r["original"][deciding] for r in rows[0]["rounds"]]
         log(f"  {median(values):.3f}")
-        return {"program": rows[0]["title"], "source": source, "values": values, "cost": restitch.cost, "measured": how, "restitch": restitch.version()}
+        return {"program": rows[0]["title"], "source": source, "values": values, "cost": restitch.cost, "coverage": restitch.coverage, "measured": how, "restitch": restitch.version()}
 
 
 def text(rows, options):
     where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
     lines = [f"{options.rounds} rounds each: optimized against original, median of the ratios (interval); {rows[0]['measured']}. {where}.", ""]
-    lines += ["| program | source | ratio | recorded run, with restitch's own work, against the plain one |", "|---|---|---|---|"]
+    lines += ["| program | source | coverage % | ratio | recorded run, with restitch's own work, against the plain one |", "|---|---|---|---|---|"]
     for row in rows:
         low, high, _ = interval(row["values"])
         cost = f"{row['cost']:.2f}" if row["cost"] else ""
-        lines.append(f"| {row['program']} | {row['source']} | {median(row['values']):.3f} ({low:.3f} to {high:.3f}) | {cost} |")
+        known = f"{100 * row['coverage']:.0f}" if row["coverage"] else ""
+        lines.append(f"| {row['program']} | {row['source']} | {known} | {median(row['values']):.3f} ({low:.3f} to {high:.3f}) | {cost} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,5 +8,5 @@ mod source;
 pub mod tidy;
 mod tree;
 
-pub use source::code_only;
+pub use source::{code_only, heads_behind};
 pub use tree::{File, Finding, Tree};

@@ -95,6 +95,38 @@ fn character(text: &str) -> Option<usize> {
     chars.next().filter(|&(_, c)| c == '\'').map(|(at, _)| at + 1)
 }
 
+/// The first components of all paths behind `prefix` in `code` without comments and literals, with where: of `std::fs` and of `std::{fs, io::Read}`, behind `std::`, it is `fs`, and
+/// `fs` and `io`.
+pub fn heads_behind<'c>(prefix: &str, code: &'c str) -> Vec<(usize, &'c str)> {
+    let mut heads = Vec::new();
+    for (at, found) in code.match_indices(prefix) {
+        let start = at + found.len();
+        let Some(group) = code[start..].strip_prefix('{') else {
+            heads.push((start, word(&code[start..])));
+            continue;
+        };
+        let (mut depth, mut fresh) = (0_usize, true);
+        for (offset, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => fresh = true,
+                c if fresh && c.is_alphabetic() => {
+                    heads.push((start + 1 + offset, word(&group[offset..])));
+                    fresh = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    heads
+}
+
+fn word(text: &str) -> &str {
+    &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

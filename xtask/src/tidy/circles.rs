@@ -4,7 +4,7 @@
 //! names it behind `crate::`, directly or by something that the crate's root re-exports from it. What is reached by methods alone
 //! is not seen.
 
-use crate::{Finding, Tree, code_only};
+use crate::{Finding, Tree, code_only, heads_behind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Uses that close a circle and may stay: crate, who uses, what is used, why.
@@ -114,8 +114,8 @@ fn uses_in(tree: &Tree, name: &str) -> Uses {
     let mut uses = Uses::new();
     for (path, code) in files.iter().filter(|f| !is_root(f.0)) {
         let module = module_of(path);
-        let named = names_behind("crate::", code);
-        let used = named.iter().filter_map(|n| modules.get(n.as_str()).or_else(|| exported.get(n)).copied());
+        let named = heads_behind("crate::", code).into_iter().map(|(_, name)| name);
+        let used = named.filter_map(|n| modules.get(n).or_else(|| exported.get(n)).copied());
         let used = used.filter(|u| *u != module).map(str::to_owned);
         uses.entry(module.to_owned()).or_default().extend(used);
     }
@@ -139,42 +139,6 @@ fn re_exports<'a>(code: &str, modules: &BTreeSet<&'a str>) -> BTreeMap<String, &
         out.extend(names.map(|n| (n.to_owned(), *module)));
     }
     out
-}
-
-/// The first components of all paths behind `prefix`: of `crate::a::B` it is `a`, of `crate::{a::B, C}` they are `a` and `C`.
-fn names_behind(prefix: &str, code: &str) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for (at, _) in code.match_indices(prefix) {
-        let rest = &code[at + prefix.len()..];
-        match rest.strip_prefix('{') {
-            None => names.extend([first_word(rest)]),
-            Some(group) => names.extend(group_heads(group)),
-        }
-    }
-    names
-}
-
-/// The first components of the paths in a group whose opening brace is gone.
-fn group_heads(group: &str) -> Vec<String> {
-    let (mut depth, mut fresh, mut heads) = (0_usize, true, Vec::new());
-    for (at, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' if depth == 0 => break,
-            '}' => depth -= 1,
-            ',' if depth == 0 => fresh = true,
-            c if fresh && c.is_alphabetic() => {
-                heads.push(first_word(&group[at..]));
-                fresh = false;
-            }
-            _ => {}
-        }
-    }
-    heads
-}
-
-fn first_word(text: &str) -> String {
-    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
 /// The shortest circle through `module`, its name first and last.

@@ -1,7 +1,7 @@
 //! Rules about Rust source.
 
 use super::{DECODING, EDGE, PURE};
-use crate::{File, Finding, Tree, code_only};
+use crate::{File, Finding, Tree, code_only, heads_behind};
 
 /// Lines that a source file may have before its unit tests.
 const MOST_LINES: usize = 799;
@@ -39,7 +39,7 @@ pub fn no_io(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust().filter(|f| f.is_product() && f.krate().is_some_and(|k| PURE.contains(&k))) {
         let code = code_only(file.before_tests());
-        for (at, name) in standard_modules(&code) {
+        for (at, name) in heads_behind("std::", &code) {
             if OUTSIDE.contains(&name) {
                 let what =
                     format!("std::{name} in a crate that only computes: take bytes or a closure instead");
@@ -48,37 +48,6 @@ pub fn no_io(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
-}
-
-/// The modules directly below `std` that `code` names, with where: `std::fs`, or `std::{fs, io::Read}`.
-fn standard_modules(code: &str) -> Vec<(usize, &str)> {
-    let mut modules = Vec::new();
-    for (at, found) in code.match_indices("std::") {
-        let start = at + found.len();
-        let Some(group) = code[start..].strip_prefix('{') else {
-            modules.push((start, word(&code[start..])));
-            continue;
-        };
-        let (mut depth, mut fresh) = (0_usize, true);
-        for (offset, c) in group.char_indices() {
-            match c {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => fresh = true,
-                c if fresh && c.is_alphabetic() => {
-                    modules.push((start + 1 + offset, word(&group[offset..])));
-                    fresh = false;
-                }
-                _ => {}
-            }
-        }
-    }
-    modules
-}
-
-fn word(text: &str) -> &str {
-    &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
 }
 
 fn line_of(text: &str, at: usize) -> usize {
