@@ -4,20 +4,11 @@ use crate::{
     CfiError, Row,
     memory::{Cursor, Memory},
     program::Machine,
-    records::{Cie, Fde, Record, Records},
+    records::{Cie, Fde, Personality, Record, Records},
 };
 use restitch_address::{Svma, SvmaRange};
 use std::collections::HashMap;
 use std::ops::Range;
-
-/// The routine that handles exceptions for a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Personality {
-    /// `address` is that of an 8-byte slot which holds the routine's address at run time.
-    pub indirect: bool,
-    /// Of the routine, or of the slot.
-    pub address: Svma,
-}
 
 /// The unwind entry (FDE) of one contiguous piece of code.
 #[derive(Debug, Clone, PartialEq, Eq)]

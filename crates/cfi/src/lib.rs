@@ -39,12 +39,13 @@ mod write_lsda;
 
 pub use error::CfiError;
 pub use hdr::{EhFrameHdr, read_eh_frame_hdr, write_eh_frame_hdr};
-pub use info::{Dropped, FrameEntry, Personality, UnwindInfo, row_at};
+pub use info::{Dropped, FrameEntry, UnwindInfo, row_at};
 pub use lsda::{Lsda, LsdaCallSite, TypeInfo};
 pub use memory::{Bytes, Memory};
-pub use registers::Registers;
+pub use records::Personality;
+pub use registers::{Register, Registers};
 pub use relocate::relocate_eh_frame;
-pub use state::{Cfa, ExpressionBytes, FrameState, Register, RegisterRule, Row};
+pub use state::{Cfa, ExpressionBytes, FrameState, RegisterRule, Row};
 pub use step::{Step, step};
 pub use write::{EhFrame, EhFrameWriter, Run, write_eh_frame};
 pub use write_lsda::write_lsda;

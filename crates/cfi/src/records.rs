@@ -1,7 +1,7 @@
 //! The records of an `.eh_frame`: CIEs and FDEs (LSB core specification, section 10.6.1).
 
 use crate::{
-    CfiError, Personality, Register,
+    CfiError, Register,
     memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT},
     program::Factors,
 };
@@ -9,6 +9,15 @@ use restitch_address::{Svma, SvmaRange};
 use std::ops::Range;
 
 const WHAT: &str = ".eh_frame";
+
+/// The routine that handles exceptions for a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Personality {
+    /// `address` is that of an 8-byte slot which holds the routine's address at run time.
+    pub indirect: bool,
+    /// Of the routine, or of the slot.
+    pub address: Svma,
+}
 
 /// A CIE or FDE, its header decoded. All positions are offsets into the section.
 #[derive(Debug, Clone)]

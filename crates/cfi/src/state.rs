@@ -1,61 +1,9 @@
 //! What the unwinder has to know at one instruction.
 
+use crate::expression::may_read;
+use crate::registers::Register;
 use restitch_address::Svma;
-use std::{fmt, sync::Arc};
-
-/// A DWARF register number of x86-64 (System V ABI, figure 3.36).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Register(pub u16);
-
-impl Register {
-    /// `rax`.
-    pub const RAX: Self = Self(0);
-    /// `rdx`.
-    pub const RDX: Self = Self(1);
-    /// `rcx`.
-    pub const RCX: Self = Self(2);
-    /// `rbx`.
-    pub const RBX: Self = Self(3);
-    /// `rsi`.
-    pub const RSI: Self = Self(4);
-    /// `rdi`.
-    pub const RDI: Self = Self(5);
-    /// `rbp`.
-    pub const RBP: Self = Self(6);
-    /// `rsp`.
-    pub const RSP: Self = Self(7);
-    /// `r8`.
-    pub const R8: Self = Self(8);
-    /// `r9`.
-    pub const R9: Self = Self(9);
-    /// `r10`.
-    pub const R10: Self = Self(10);
-    /// `r11`.
-    pub const R11: Self = Self(11);
-    /// `r12`.
-    pub const R12: Self = Self(12);
-    /// `r13`.
-    pub const R13: Self = Self(13);
-    /// `r14`.
-    pub const R14: Self = Self(14);
-    /// `r15`.
-    pub const R15: Self = Self(15);
-    /// The return address, that is, `rip`.
-    pub const RIP: Self = Self(16);
-}
-
-impl fmt::Debug for Register {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 17] = [
-            "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13",
-            "r14", "r15", "rip",
-        ];
-        match NAMES.get(usize::from(self.0)) {
-            Some(name) => f.write_str(name),
-            None => write!(f, "dwarf{}", self.0),
-        }
-    }
-}
+use std::sync::Arc;
 
 /// The bytes of a DWARF expression.
 pub type ExpressionBytes = Arc<[u8]>;
@@ -138,9 +86,7 @@ impl FrameState {
     pub fn shifted_stack(&self, bytes: i64) -> Option<Self> {
         let reads_rsp = |rule: &RegisterRule| match rule {
             RegisterRule::Register(r) => *r == Register::RSP,
-            RegisterRule::Expression(e) | RegisterRule::ValExpression(e) => {
-                crate::expression::may_read(e, Register::RSP)
-            }
+            RegisterRule::Expression(e) | RegisterRule::ValExpression(e) => may_read(e, Register::RSP),
             _ => false,
         };
         let same_rsp = self.rule(Register::RSP) == Some(&RegisterRule::SameValue);
@@ -151,7 +97,7 @@ impl FrameState {
             Cfa::RegisterOffset { register, offset } if *register == Register::RSP => {
                 Cfa::RegisterOffset { register: *register, offset: offset.checked_add(bytes)? }
             }
-            Cfa::Expression(e) if crate::expression::may_read(e, Register::RSP) => return None,
+            Cfa::Expression(e) if may_read(e, Register::RSP) => return None,
             other => other.clone(),
         };
         Some(Self { cfa, ..self.clone() })
@@ -160,7 +106,7 @@ impl FrameState {
     /// Whether an expression of the state reads the program counter, as those of PLT stubs do. Such code may not be
     /// described by the same state at another address.
     pub fn depends_on_position(&self) -> bool {
-        let reads = |e: &ExpressionBytes| crate::expression::may_read(e, Register::RIP);
+        let reads = |e: &ExpressionBytes| may_read(e, Register::RIP);
         matches!(&self.cfa, Cfa::Expression(e) if reads(e))
             || matches!(&self.cfa, Cfa::RegisterOffset { register, .. } if *register == Register::RIP)
             || self.registers.iter().any(|(_, rule)| match rule {

@@ -6,8 +6,9 @@
 
 use crate::finding::{Findings, Problem};
 use crate::map::Boundary;
+use crate::row::RowAt;
 use crate::subject::Subject;
-use crate::walk::{Current, RowAt, Walk};
+use crate::walk::{Current, Walk};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;

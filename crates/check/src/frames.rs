@@ -2,9 +2,9 @@
 
 use crate::finding::{Findings, Problem};
 use crate::lsda::{Chains, Handling};
+use crate::row::RowAt;
 use crate::subject::Subject;
 use crate::unwind::{Interner, Lsdas, RowId, Table, ranges_in};
-use crate::walk::RowAt;
 use restitch_address::Svma;
 
 /// Both sets of tables.

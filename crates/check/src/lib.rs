@@ -44,6 +44,7 @@ mod path;
 mod prefetch;
 mod promoted;
 mod redirect;
+mod row;
 mod shortcut;
 mod subject;
 mod tables;

@@ -5,7 +5,8 @@
 
 use crate::finding::Problem;
 use crate::map::Boundary;
-use crate::walk::{Current, RowAt, Walk};
+use crate::row::RowAt;
+use crate::walk::{Current, Walk};
 use restitch_address::Svma;
 
 /// The instruction without its displacement.

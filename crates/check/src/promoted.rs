@@ -16,7 +16,8 @@
 
 use crate::finding::Problem;
 use crate::map::Boundary;
-use crate::walk::{Current, RowAt, Walk};
+use crate::row::RowAt;
+use crate::walk::{Current, Walk};
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::ImageKind;

@@ -5,6 +5,7 @@ use crate::flags::Flags;
 use crate::frames::Frames;
 use crate::map::{Boundary, MapCursor, MapProblem, PlaceCursor};
 use crate::pair::Pair;
+use crate::row::RowAt;
 use crate::subject::Subject;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use restitch_address::{Svma, SvmaRange};
@@ -53,19 +54,6 @@ pub(crate) struct Current<'a> {
     pub duplicate: bool,
     /// Whether a call was passed (which may not return, so a block's counter has to be before it).
     pub called: bool,
-}
-
-/// Where an unwinder may take the row from that must hold, and how far `rsp` is lowered.
-#[derive(Clone, Copy)]
-pub(crate) struct RowAt {
-    pub originals: [Option<Svma>; 2],
-    pub lowered: u32,
-}
-
-impl RowAt {
-    pub fn of(original: Svma) -> Self {
-        Self { originals: [Some(original), None], lowered: 0 }
-    }
 }
 
 impl<'s, 'a> Walk<'s, 'a> {

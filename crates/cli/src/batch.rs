@@ -1,6 +1,7 @@
 //! `restitch batch` and `restitch cache`: arguments, and what is printed.
 
-use crate::commands::{check_outputs, child};
+use crate::child::child;
+use crate::outputs::check_outputs;
 use clap::{Args, Subcommand};
 use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
 use restitch_session::batch::config::Config;

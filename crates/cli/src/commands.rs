@@ -2,18 +2,19 @@
 
 use crate::args::{Args, Attach, Command, Switch};
 use crate::batch::{batch_command, cache_command};
+use crate::child::{child, exit_status};
 use crate::demo;
 use crate::lab::lab_command;
+use crate::outputs::{check_outputs, publish, publish_beside};
 use crate::progress::Progress;
 use restitch_report::RunResult;
 use restitch_session::{
     AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, ProcessStatus, RecordOptions,
-    RecordSubject, SessionError, TraceSubject, analyze_file, attach, check_writable, doctor, instrument,
-    optimize, record, revert, status, write_result,
+    RecordSubject, SessionError, TraceSubject, analyze_file, attach, doctor, instrument, optimize, record,
+    revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::Command as Child;
 use std::time::Duration;
 
 /// Runs a command; the exit code.
@@ -142,17 +143,6 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     publish(&result, options.json.as_deref(), options.html.as_deref())
 }
 
-/// Results that could not be written afterwards would be lost: that is found out first.
-pub(crate) fn check_outputs(paths: &[Option<&Path>]) -> Result<(), SessionError> {
-    paths.iter().flatten().filter(|p| p.as_os_str() != "-").try_for_each(|p| check_writable(p))
-}
-
-pub(crate) fn child(command: &[OsString]) -> Child {
-    let mut child = Child::new(command.first().map_or_else(|| "".into(), Clone::clone));
-    child.args(command.iter().skip(1));
-    child
-}
-
 fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {
     let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let fail = |why: String| SessionError::Command { command: name.clone(), why };
@@ -173,12 +163,6 @@ fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i
     Ok(exit_status(status))
 }
 
-/// As a shell gives it.
-fn exit_status(status: std::process::ExitStatus) -> i32 {
-    use std::os::unix::process::ExitStatusExt;
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
-}
-
 fn record_command(
     options: RecordOptions,
     json: Option<&Path>,
@@ -193,14 +177,6 @@ fn record_command(
     eprint!("{}", result.to_text());
     eprintln!("restitch: profile written to {}", output.display());
     Ok(status.unwrap_or(ExitCode::Done.number()))
-}
-
-/// Writes the result where it was asked for. Standard output is the command's own unless JSON is to go there.
-fn publish_beside(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<(), SessionError> {
-    if json.is_some_and(|path| path.as_os_str() == "-") {
-        print!("{}", as_json(result)?);
-    }
-    publish_files(result, json, html)
 }
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
@@ -308,29 +284,4 @@ fn doctor_command() -> Result<i32, SessionError> {
         }
     );
     Ok(if can { ExitCode::Done } else { ExitCode::NotPermitted }.number())
-}
-
-/// Prints the result for people, and as JSON and HTML where asked for.
-fn publish(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<i32, SessionError> {
-    publish_files(result, json, html)?;
-    match json {
-        Some(path) if path.as_os_str() == "-" => print!("{}", as_json(result)?),
-        _ => print!("{}", result.to_text()),
-    }
-    Ok(result.exit_code)
-}
-
-fn as_json(result: &RunResult) -> Result<String, SessionError> {
-    result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })
-}
-
-/// Writes the result to the files that were asked for.
-fn publish_files(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<(), SessionError> {
-    if let Some(path) = json.filter(|path| path.as_os_str() != "-") {
-        write_result(path, as_json(result)?.as_bytes(), 0o644)?;
-    }
-    if let Some(path) = html {
-        write_result(path, result.to_html().as_bytes(), 0o644)?;
-    }
-    Ok(())
 }

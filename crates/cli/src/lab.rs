@@ -1,7 +1,7 @@
 //! The laboratory's command.
 
 use crate::args::{Lab, Switch};
-use crate::commands::check_outputs;
+use crate::outputs::check_outputs;
 use crate::progress::Progress;
 use restitch_lab::{comparison_svg, occupancy_svg};
 use restitch_session::{ExitCode, LabOptions, LayoutChoice, SessionError, lab, write_result};

@@ -2,9 +2,11 @@
 
 mod args;
 mod batch;
+mod child;
 mod commands;
 mod demo;
 mod lab;
+mod outputs;
 mod profile_args;
 mod profile_commands;
 mod progress;

@@ -9,19 +9,18 @@
 //!
 //! **The price** is what a byte of hot code costs by itself: [`PRICE`] times the crossings of an average byte. So loops that are hotter than
 //! their surroundings are aligned, flat code (which waits for the instruction cache, not for fetches) is left as dense as it is. Padding is
-//! at most a [`MOST`]th of the hot code in any case.
+//! at most a [`PADDING`]th of the hot code in any case.
 
+use crate::areas::HEADERS;
+use crate::bound::PADDING;
 use crate::plan::{Op, Plan};
-use crate::{elf, relax};
+use crate::relax;
 use restitch_program::{BlockId, Program, Terminator};
 
 /// Bytes of a cache line.
 const LINE: u32 = 64;
 /// What a byte of padding costs, in line crossings of an average byte of hot code.
 const PRICE: f64 = 16.0;
-/// Padding takes at most this part of the hot code.
-pub(crate) const MOST: u32 = 16;
-
 /// Chooses places within lines for the runs of the hot code of a plan whose branches have their lengths. `heat`: executions by block;
 /// blocks behind its end never ran.
 pub(crate) fn align(plan: &mut Plan, program: &Program, heat: &[u64]) {
@@ -34,8 +33,8 @@ pub(crate) fn align(plan: &mut Plan, program: &Program, heat: &[u64]) {
         return;
     }
     let price = PRICE * executed / f64::from(LINE) / f64::from(bytes);
-    let mut left = bytes / MOST;
-    let mut at = elf::HEADERS;
+    let mut left = bytes / PADDING;
+    let mut at = HEADERS;
     let mut from = 0;
     while from < order.len() {
         let falls = |i: &usize| falls_through(plan, program, order[*i]);

@@ -4,8 +4,8 @@
 //! before its first call where they are dead; only where there is none, and on edges into blocks that read the flags,
 //! the form that keeps them is used. It lowers the stack for a moment, which the unwind tables have to be able to say.
 
-use crate::plan::tail_frame;
-use crate::select::{NONE, Selection, copied_len};
+use crate::ends::{copied_len, tail_frame};
+use crate::select::{NONE, Selection};
 use crate::{Counted, CounterRequest, CounterTable, CounterWidth, EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{Block, BlockAttrs, BlockId, EdgeId, EdgeKind, Terminator};

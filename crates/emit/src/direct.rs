@@ -6,7 +6,7 @@
 //! (x86-64 psABI, section B.2, where linkers do the same). The state at the target is the same: a stub that is bound changes no
 //! register. Where the target has a copy, that is called.
 
-use crate::select::Reach;
+use crate::reach::Reach;
 use crate::{BoundSlot, Request};
 use restitch_address::Svma;
 use restitch_image::Image;

@@ -3,14 +3,8 @@
 //! Addresses in it are relative to the start of the version. (System V ABI, chapters 4 and 5.)
 
 use crate::VersionSymbol;
-use crate::frames::UnwindAreas;
-use crate::tables::Areas;
+use crate::areas::{Areas, HEADERS, PAGE, UnwindAreas};
 use restitch_address::{Svma, SvmaRange};
-
-/// Room for the ELF header and three program headers, in bytes: a page of their own. Pages of code hold nothing but code, so that
-/// whether one was touched tells whether it was executed (unwinders read headers and tables at any time).
-pub(crate) const HEADERS: u32 = PAGE as u32;
-pub(crate) const PAGE: usize = 4096;
 
 const EHDR_LEN: u16 = 64;
 const PHDR_LEN: u16 = 56;

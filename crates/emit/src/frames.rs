@@ -1,21 +1,15 @@
 //! Unwind tables for the version: one entry for each stretch, with the original states of what it copies.
 
-use crate::plan::{Dest, Op, Plan, tail_frame};
-use crate::select::{Frames, Selection, copied_len};
+use crate::areas::UnwindAreas;
+use crate::ends::{copied_len, tail_frame};
+use crate::plan::{Dest, Op, Plan};
+use crate::select::{Frames, Selection};
 use crate::stretch::{Stretch, Stretches};
 use crate::{EmitError, Request, lsda};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{FrameState, Row, Run, write_eh_frame, write_eh_frame_hdr};
 use restitch_x86::encode;
 use std::sync::Arc;
-
-/// Where the unwind tables are.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct UnwindAreas {
-    pub lsda: SvmaRange,
-    pub eh_frame_hdr: SvmaRange,
-    pub eh_frame: SvmaRange,
-}
 
 /// Appends LSDAs, `.eh_frame_hdr` and `.eh_frame` to `bytes`.
 pub(crate) fn write(

@@ -14,10 +14,13 @@
 //! machine's state equals the one that the original code has at [`AddressMap::to_original`].
 
 mod align;
+mod areas;
+mod bound;
 mod burst;
 mod counters;
 mod direct;
 mod elf;
+mod ends;
 mod error;
 mod frames;
 mod lookup;
@@ -26,12 +29,14 @@ mod map;
 mod model;
 mod plan;
 mod promote;
+mod reach;
 mod redirects;
 mod relax;
 mod request;
 mod select;
 mod shortcuts;
 mod stretch;
+mod table_copy;
 mod tables;
 mod text;
 pub mod window;
@@ -82,8 +87,8 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
         range: SvmaRange::new(request.start, bytes.len() as u64),
         loaded_len,
         large,
-        text: range(elf::HEADERS, areas.text_end),
-        hot_text: range(elf::HEADERS, areas.hot_end),
+        text: range(areas::HEADERS, areas.text_end),
+        hot_text: range(areas::HEADERS, areas.hot_end),
         tables: range(areas.tables, areas.tables_end),
         eh_frame: unwind.eh_frame,
         eh_frame_hdr: unwind.eh_frame_hdr,

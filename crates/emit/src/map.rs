@@ -1,7 +1,8 @@
 //! The map between the version's addresses and the original ones, both ways.
 
+use crate::ends::copied_len;
 use crate::plan::{Dest, Op, Plan};
-use crate::select::{NONE, Selection, copied_len};
+use crate::select::{NONE, Selection};
 use crate::{AddressMap, MapPiece, PieceKind, Place, Request};
 use restitch_address::Svma;
 use restitch_program::Terminator;

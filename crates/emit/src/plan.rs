@@ -6,10 +6,12 @@
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
 
 use crate::counters::{Counter, Counters};
-use crate::select::{Chosen, NONE, Selection, copied_len};
-use crate::{BoundSlot, Promotion, Request, promote, tables};
+use crate::ends::copied_len;
+use crate::select::{Chosen, NONE, Selection};
+use crate::table_copy::load_lengths;
+use crate::{BoundSlot, Promotion, Request, promote};
 use restitch_address::Svma;
-use restitch_program::{Block, BlockId, EdgeKind, FuncId, Program, TableId, Terminator};
+use restitch_program::{Block, BlockId, EdgeKind, FuncId, TableId, Terminator};
 use restitch_x86::{GuardedCall, encode};
 use std::ops::Range;
 
@@ -238,16 +240,6 @@ impl Plan {
     }
 }
 
-/// The address whose unwind state holds in what is written behind the copied part of a block.
-pub(crate) fn tail_frame(program: &Program, block: &Block) -> Svma {
-    if block.terminator != Terminator::FallThrough {
-        return block.terminator_at();
-    }
-    // The last instruction may have changed the frame; behind the function's end nothing is known.
-    let inside = program.function(block.function).range.contains(block.end());
-    if inside { block.end() } else { block.end() - 1 }
-}
-
 /// Makes the plan. `edges`: executions by edge.
 pub(crate) fn build(
     request: &Request<'_>,
@@ -470,7 +462,7 @@ impl Builder<'_, '_> {
             .request
             .image
             .read(load_at, (block.len - load) as usize)
-            .and_then(|bytes| tables::load_lengths(bytes, load_at));
+            .and_then(|bytes| load_lengths(bytes, load_at));
         // `may_copy` has seen that the load can be displaced.
         let Some((old, new)) = lengths else { return self.copy(from, block.len, false) };
         self.copy(from, load, false);

@@ -12,9 +12,6 @@ use restitch_image::ImageKind;
 use restitch_program::{Block, BlockAttrs, CallId, CallTarget};
 use restitch_x86::{Compare, GuardedCall, guarded_call};
 
-/// More bytes than a promoted call adds: its code, the stub's jump and what may stand in front of it.
-pub(crate) const GROWTH: u64 = 64;
-
 /// The promotions that are asked for in `block`.
 pub(crate) fn in_block<'a>(
     request: &Request<'a>,

@@ -3,7 +3,7 @@
 //! Growing never goes back, so the fixpoint is reached after at most as many rounds as there are branches; in practice
 //! five to eight. The result need not be the smallest (alignment), but it is always right.
 
-use crate::elf;
+use crate::areas::HEADERS;
 use crate::plan::{Dest, Op, Plan};
 use restitch_x86::encode;
 
@@ -24,7 +24,7 @@ pub(crate) fn relax(plan: &mut Plan) {
 }
 
 fn place(plan: &mut Plan) {
-    let mut at = elf::HEADERS;
+    let mut at = HEADERS;
     for i in 0..plan.slots.len() {
         let slot = plan.nth(i);
         let len: u32 = plan.ops[plan.ops_of(slot)].iter().map(Op::len).sum();

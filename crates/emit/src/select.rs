@@ -1,23 +1,22 @@
 //! Which blocks are placed: decided before anything else, because whether a branch goes to a copy or to the original
 //! code depends on it.
 
+use crate::bound::upper_bound;
 use crate::direct::{Direct, Form, Transfer};
+use crate::ends::copied_len;
 use crate::lookup::Lookup;
-use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped, align, promote, tables};
+use crate::reach::Reach;
+use crate::table_copy::may_copy;
+use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
 use restitch_layout::{Fragment, PlacedCopy, Tail};
 use restitch_program::{Block, BlockAttrs, BlockId, FuncId, Movability, Terminator};
-use restitch_x86::{Flow, encode, relocate_field};
+use restitch_x86::{Flow, relocate_field};
 use std::sync::Arc;
 
 /// "No slot", in [`Selection::slot_of`].
 pub(crate) const NONE: u32 = u32::MAX;
-/// What a version of any kind may be at most, in bytes.
-const LARGEST: u64 = 1 << 30;
-/// The most that copying a block can add to it: both branches of a short conditional, a wider table load, ...
-const GROWTH: u64 = 24;
-
 /// A 4-byte displacement in a copied instruction that has to be computed anew.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fix {
@@ -65,20 +64,6 @@ impl Frames<'_> {
     }
 }
 
-/// The addresses that a version can have, before they are known.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Reach {
-    pub range: SvmaRange,
-}
-
-impl Reach {
-    /// Whether `target` is within a 32-bit displacement from everywhere in the version.
-    pub fn covers(&self, target: Svma) -> bool {
-        encode::fits_near(target.offset_from(self.range.start))
-            && encode::fits_near(target.offset_from(self.range.end))
-    }
-}
-
 /// The blocks that are placed, in layout order, and what is known about them.
 pub(crate) struct Selection<'a> {
     pub chosen: Vec<Chosen>,
@@ -115,16 +100,6 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Bytes of `block` that are copied as they are; the rest is a branch that is written anew.
-pub(crate) fn copied_len(block: &Block) -> u32 {
-    match block.terminator {
-        Terminator::Jump(_) | Terminator::Conditional(..) | Terminator::ShortConditional(_) => {
-            block.len - u32::from(block.terminator_len)
-        }
-        _ => block.len,
-    }
-}
-
 /// Decides which blocks of the layout are placed.
 pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitError> {
     if request.start.align_down(4096) != request.start {
@@ -158,33 +133,6 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
         }
         None => Ok(out),
     }
-}
-
-/// More bytes than the code and the tables of the version can have. Checks the layout on the way.
-fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
-    let program = request.program;
-    let mut total = 4096u64;
-    for fragment in request.layout.hot.iter().chain(&request.layout.cold) {
-        if !fragment.align.is_power_of_two() || fragment.align > 4096 {
-            return Err(EmitError::Alignment(fragment.align));
-        }
-        total += u64::from(fragment.align);
-        for PlacedCopy { block: id, .. } in request.layout.copies(fragment) {
-            let block = program.blocks.get(id.index()).ok_or(EmitError::UnknownBlock(id))?;
-            total += u64::from(block.len) + GROWTH;
-            if let Terminator::Table(table) = block.terminator
-                && let Some(table) = program.tables.get(table.index())
-            {
-                total += 8 + 8 * (table.targets.len() + table.tail.len()) as u64;
-            }
-        }
-    }
-    total += promote::GROWTH * request.promote.len() as u64;
-    total += u64::from(encode::PREFETCH) * request.layout.prefetches.len() as u64;
-    let per_counter = u64::from(encode::KEEPING_COUNT + encode::JMP_NEAR);
-    total += request.counters.map_or(0, |c| c.counted.len() as u64 * per_counter);
-    total += total / u64::from(align::MOST) + 64;
-    if total > LARGEST { Err(EmitError::TooLarge(total)) } else { Ok(total) }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -269,7 +217,7 @@ impl Select<'_, '_> {
         }
         let copies_table = match block.terminator {
             Terminator::Table(table) => {
-                let copies = tables::may_copy(self.request, block, program.table(table), self.out.reach);
+                let copies = may_copy(self.request, block, program.table(table), self.out.reach);
                 if !copies {
                     self.out.skipped.push(skipped(SkipReason::TableNotCopied));
                 }

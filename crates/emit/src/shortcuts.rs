@@ -12,7 +12,8 @@
 //! no instruction of the program makes the address of any place inside of that function: all addresses of its labels come from data, through relocations
 //! of the loader, and all of them are changed together or (where a block has no copy) remain what they were.
 
-use crate::select::{NONE, Selection, copied_len};
+use crate::ends::copied_len;
+use crate::select::{NONE, Selection};
 use crate::{AddressMap, Redirect, Request, Shortcut, ShortcutKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;

@@ -1,11 +1,11 @@
 //! The bytes of the code.
 
+use crate::areas::{Areas, HEADERS};
 use crate::counters::{Counter, Counters};
 use crate::direct::Form;
 use crate::plan::{Guarded, Op, Plan};
 use crate::select::Selection;
-use crate::tables::Areas;
-use crate::{CounterWidth, EmitError, Request, elf};
+use crate::{CounterWidth, EmitError, Request};
 use restitch_address::Svma;
 use restitch_x86::{displaced_load, encode};
 
@@ -21,7 +21,7 @@ pub(crate) fn write(
     counters: &Counters,
 ) -> Result<Vec<u8>, EmitError> {
     let mut out = Vec::with_capacity(areas.tables_end as usize * 5 / 4 + (1 << 16));
-    out.resize(elf::HEADERS as usize, 0);
+    out.resize(HEADERS as usize, 0);
     let mut writer = Writer { request, selection, plan, areas, counters, out };
     for slot in plan.order() {
         writer.slot(slot)?;

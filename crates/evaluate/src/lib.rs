@@ -25,6 +25,7 @@ mod step;
 mod strings;
 mod value;
 mod vector;
+mod vector_registers;
 mod wide;
 
 pub use follow::{Code, Ended, Run, Taken, Tally, follow};

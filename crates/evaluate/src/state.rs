@@ -2,7 +2,7 @@
 
 use crate::Value;
 use crate::memory::{Memory, Overlay};
-use crate::vector::Vectors;
+use crate::vector_registers::Vectors;
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_x86::{Address, Flag, Operand, Part, Reg, Segment};
 

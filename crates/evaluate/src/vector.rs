@@ -1,7 +1,4 @@
-//! Vector and mask registers.
-//!
-//! They are not known at first: reading them from a stopped thread costs as much as a stop's other requests together, and
-//! what decides branches is mostly loaded after that.
+//! What vector instructions do to a state.
 
 use crate::memory::Memory;
 use crate::state::State;
@@ -13,46 +10,6 @@ use restitch_x86::{
     ALL_FLAGS, Asks, Flag, Lanes, MaskOp, MaskPlace, Operand, Part, Reg, Under, Vector, VectorOp,
     VectorSource,
 };
-
-/// Vector registers 0 to 31 and mask registers 0 to 7.
-#[derive(Debug, Clone)]
-pub(crate) struct Vectors {
-    wide: [Wide; 32],
-    masks: [Value; 8],
-}
-
-impl Vectors {
-    pub const UNKNOWN: Self = Self { wide: [Wide::UNKNOWN; 32], masks: [Value::UNKNOWN; 8] };
-
-    fn get(&self, register: u8) -> &Wide {
-        &self.wide[usize::from(register & 31)]
-    }
-
-    /// Writes the lanes; what lies above is cleared or kept.
-    fn set(&mut self, lanes: Lanes, value: Wide) {
-        let slot = &mut self.wide[usize::from(lanes.number & 31)];
-        let rest = if lanes.clears { Wide::ZERO } else { *slot };
-        *slot = value.over(usize::from(lanes.width), &rest);
-    }
-
-    fn mask(&self, register: u8) -> Value {
-        self.masks[usize::from(register & 7)]
-    }
-
-    fn set_mask(&mut self, register: u8, value: Value) {
-        self.masks[usize::from(register & 7)] = value;
-    }
-
-    /// Makes sets of registers (by number) unknown.
-    pub fn forget(&mut self, wide: u32, masks: u8) {
-        for (_, register) in self.wide.iter_mut().enumerate().filter(|(i, _)| wide >> i & 1 != 0) {
-            *register = Wide::UNKNOWN;
-        }
-        for (_, register) in self.masks.iter_mut().enumerate().filter(|(i, _)| masks >> i & 1 != 0) {
-            *register = Value::UNKNOWN;
-        }
-    }
-}
 
 const RCX: Part = Part { reg: Reg(1), size: 4, high: false };
 
@@ -161,9 +118,7 @@ impl State {
                 self.write_part(RCX, Value::maybe(found.map(|found| found.index.into())));
             }
             Vector::ClearUpper(kept) => {
-                for register in self.vectors.wide.iter_mut().take(16) {
-                    *register = register.cut(kept.into());
-                }
+                self.vectors.clear_upper(kept);
             }
             _ => {}
         }

@@ -1,7 +1,8 @@
 //! The dynamic section (System V gABI, chapter 5), read through PT_DYNAMIC so that it needs no section headers.
 
 use crate::ProgramHeader;
-use crate::bytes::{View, c_string, u16_at, u32_at, u64_at};
+use crate::bytes::{c_string, u16_at, u32_at, u64_at};
+use crate::view::View;
 use object::elf;
 use restitch_address::Svma;
 use std::sync::Arc;

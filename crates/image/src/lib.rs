@@ -23,6 +23,7 @@ mod relocation;
 mod section;
 mod symbol;
 mod unwind;
+mod view;
 
 pub use dynamic::DynamicInfo;
 pub use error::ImageError;
@@ -33,11 +34,11 @@ pub use relocation::{DynamicRelocation, RelocationKind};
 pub use section::Section;
 pub use symbol::{Binding, Symbol, SymbolKind};
 
-use bytes::View;
 use dynamic::DynamicTable;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use view::View;
 
 /// What sort of module an image is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

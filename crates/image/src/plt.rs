@@ -4,9 +4,10 @@
 //! anywhere in executable segments, but then only where the loader fills the slot. A function that consists of such a
 //! jump is found as well, which is harmless: it behaves like a stub.
 
-use crate::bytes::{View, i32_at};
+use crate::bytes::i32_at;
 use crate::relocation::{DynamicRelocation, RelocationKind};
 use crate::section::Section;
+use crate::view::View;
 use restitch_address::{Svma, SvmaRange};
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! Dynamic relocations: what the loader writes into the image (x86-64 psABI section 4.4, and RELR).
 
-use crate::bytes::{View, u32_at, u64_at};
+use crate::bytes::{u32_at, u64_at};
 use crate::dynamic::{DynamicSymbol, DynamicTable};
 use crate::section::Section;
+use crate::view::View;
 use object::elf;
 use restitch_address::Svma;
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! Symbols of functions and objects, from all tables that a file may have.
 
 use crate::Segment;
-use crate::bytes::{View, c_string};
+use crate::bytes::c_string;
 use crate::dynamic::{DynamicSymbol, RawSymbol, SYMBOL_LEN};
 use crate::section::Section;
+use crate::view::View;
 use object::elf;
 use restitch_address::{Svma, SvmaRange};
 use std::cmp::Reverse;

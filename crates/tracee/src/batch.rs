@@ -12,36 +12,11 @@ use crate::TraceError;
 use crate::borrow::Borrow;
 use crate::registers::Registers;
 use crate::remote::{Backing, Placement, Protection, RemoteFd};
-use crate::stub::STUB_SPACE;
+use crate::status::StopKind;
+use crate::stub::{AFTER_CALL, ENTRY, STUB_SPACE};
 use crate::sys::{self, Resume};
-use crate::wait::StopKind;
 use restitch_address::{Avma, AvmaRange};
 use std::ffi::CStr;
-
-/// The loop: rbx is the table's present entry, ebp the number of entries left.
-#[rustfmt::skip]
-pub(crate) const LOOP: [u8; 51] = [
-    0x48, 0x8b, 0x03,                   // mov (%rbx),%rax
-    0x48, 0x8b, 0x7b, 0x08,             // mov 8(%rbx),%rdi
-    0x48, 0x8b, 0x73, 0x10,             // mov 16(%rbx),%rsi
-    0x48, 0x8b, 0x53, 0x18,             // mov 24(%rbx),%rdx
-    0x4c, 0x8b, 0x53, 0x20,             // mov 32(%rbx),%r10
-    0x4c, 0x8b, 0x43, 0x28,             // mov 40(%rbx),%r8
-    0x4c, 0x8b, 0x4b, 0x30,             // mov 48(%rbx),%r9
-    0x0f, 0x05,                         // syscall
-    0x48, 0x89, 0x03,                   // mov %rax,(%rbx)
-    0x48, 0x83, 0xc3, ENTRY as u8,      // add $56,%rbx
-    0xff, 0xcd,                         // dec %ebp
-    0x75, (-40i8) as u8,                // jne the start
-    0xb8, 0x0f, 0, 0, 0,                // mov $15,%eax            rt_sigreturn
-    0x0f, 0x05,                         // syscall
-    0x0f, 0x0b,                         // ud2
-    0xcc, 0xcc,
-];
-/// Where the loop's system call has returned to.
-const AFTER_CALL: u64 = 29;
-/// Number and six arguments; the result replaces the number.
-const ENTRY: usize = 56;
 
 /// System calls that are to be made in one go.
 #[derive(Debug, Default)]
@@ -254,14 +229,6 @@ impl Borrow<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_loop_is_as_its_comments_say() {
-        assert_eq!(&LOOP[AFTER_CALL as usize - 2..AFTER_CALL as usize], &[0x0f, 0x05]);
-        // The displacement counts from behind the jump, which is at 38.
-        assert_eq!(LOOP[38], 0x75);
-        assert_eq!(40 + i32::from(LOOP[39] as i8), 0);
-    }
 
     #[test]
     fn texts_lie_behind_the_table() {

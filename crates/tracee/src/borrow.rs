@@ -17,10 +17,11 @@
 use crate::TraceError;
 use crate::frame;
 use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
+use crate::status::StopKind;
 use crate::stopped::Stopped;
 use crate::stub::{BATCH_SPACE, StubPlace};
 use crate::sys::{self, Resume};
-use crate::wait::{StopKind, WaitOutcome, wait_for};
+use crate::wait::{WaitOutcome, wait_for};
 use restitch_address::Avma;
 use std::time::Duration;
 

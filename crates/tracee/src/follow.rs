@@ -13,9 +13,9 @@
 
 use crate::registers::Registers;
 use crate::seize::{OPTIONS, hold_thread, preflight};
+use crate::status::{ExitStatus, StopKind, decode};
 use crate::sys::{self, Resume, Waited};
 use crate::urgent::Urgent;
-use crate::wait::{ExitStatus, StopKind, decode};
 use crate::wake::WakeTimer;
 use crate::{Memory, TraceError};
 use crate::{Stopped, TraceEvents};

@@ -2,10 +2,11 @@
 
 use crate::breakpoint::Breakpoint;
 use crate::seize::{OPTIONS, hold_thread};
+use crate::status::{ExitStatus, StopKind, decode};
 use crate::stopped::{Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
 use crate::urgent::Urgent;
-use crate::wait::{ExitStatus, Patience, StopKind, WaitOutcome, decode, wait_for, wait_for_keeping_signals};
+use crate::wait::{Patience, WaitOutcome, wait_for, wait_for_keeping_signals};
 use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::{BTreeMap, VecDeque};

@@ -2,10 +2,11 @@
 
 use crate::launch::{TraceEvent, TraceEvents};
 use crate::seize::hold_thread;
+use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Waited};
 use crate::urgent::Urgent;
-use crate::wait::{Patience, StopKind, decode};
+use crate::wait::Patience;
 use crate::{Memory, TraceError};
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;

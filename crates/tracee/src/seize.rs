@@ -3,10 +3,11 @@
 //! Every thread found in `/proc/PID/task` is seized and interrupted, until two passes over that directory in a row
 //! find no thread that is not held: threads that stand still start no others, so the set is then complete.
 
+use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
-use crate::wait::{Patience, StopKind, WaitOutcome, decode, wait_for_keeping_signals};
+use crate::wait::{Patience, WaitOutcome, wait_for_keeping_signals};
 use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::cell::RefCell;

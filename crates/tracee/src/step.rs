@@ -2,9 +2,10 @@
 
 use crate::TraceError;
 use crate::registers::{PendingRestart, Registers};
+use crate::status::StopKind;
 use crate::stopped::Stopped;
 use crate::sys::{self, Resume};
-use crate::wait::{StopKind, WaitOutcome, wait_for};
+use crate::wait::{WaitOutcome, wait_for};
 use restitch_address::Avma;
 use std::time::Duration;
 

@@ -13,6 +13,31 @@ pub const STUB_SPACE: usize = 16;
 /// Bytes of padding with which several system calls can be made in one go ([`crate::Batch`]).
 pub const BATCH_SPACE: usize = STUB_SPACE + 64;
 
+/// The loop of [`crate::Batch`]: rbx is the table's present entry, ebp the number of entries left.
+#[rustfmt::skip]
+const LOOP: [u8; 51] = [
+    0x48, 0x8b, 0x03,                   // mov (%rbx),%rax
+    0x48, 0x8b, 0x7b, 0x08,             // mov 8(%rbx),%rdi
+    0x48, 0x8b, 0x73, 0x10,             // mov 16(%rbx),%rsi
+    0x48, 0x8b, 0x53, 0x18,             // mov 24(%rbx),%rdx
+    0x4c, 0x8b, 0x53, 0x20,             // mov 32(%rbx),%r10
+    0x4c, 0x8b, 0x43, 0x28,             // mov 40(%rbx),%r8
+    0x4c, 0x8b, 0x4b, 0x30,             // mov 48(%rbx),%r9
+    0x0f, 0x05,                         // syscall
+    0x48, 0x89, 0x03,                   // mov %rax,(%rbx)
+    0x48, 0x83, 0xc3, ENTRY as u8,      // add $56,%rbx
+    0xff, 0xcd,                         // dec %ebp
+    0x75, (-40i8) as u8,                // jne the start
+    0xb8, 0x0f, 0, 0, 0,                // mov $15,%eax            rt_sigreturn
+    0x0f, 0x05,                         // syscall
+    0x0f, 0x0b,                         // ud2
+    0xcc, 0xcc,
+];
+/// Where the loop's system call has returned to.
+pub(crate) const AFTER_CALL: u64 = 29;
+/// Number and six arguments; the result replaces the number.
+pub(crate) const ENTRY: usize = 56;
+
 /// The filler instructions of assemblers and linkers: `nop` in the lengths of the Intel and AMD manuals ("multi-byte
 /// NOP"), with the operand-size prefixes that GNU as puts before the long ones.
 const NOPS: &[&[u8]] = &[
@@ -116,7 +141,7 @@ impl StubPlace {
         let mut code = STUB.to_vec();
         if len >= BATCH_SPACE {
             code.resize(STUB_SPACE, 0xcc);
-            code.extend_from_slice(&crate::batch::LOOP);
+            code.extend_from_slice(&LOOP);
         }
         code
     }
@@ -140,6 +165,14 @@ const FILLER_BYTES: &[u8] = &[0x00, 0xcc, 0x90, 0x66, 0x2e, 0x0f, 0x1f, 0x40, 0x
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_loop_is_as_its_comments_say() {
+        assert_eq!(&LOOP[AFTER_CALL as usize - 2..AFTER_CALL as usize], &[0x0f, 0x05]);
+        // The displacement counts from behind the jump, which is at 38.
+        assert_eq!(LOOP[38], 0x75);
+        assert_eq!(40 + i32::from(LOOP[39] as i8), 0);
+    }
 
     #[test]
     fn padding_of_gnu_as_and_lld_is_recognised() {

@@ -2,6 +2,7 @@
 
 use crate::TraceError;
 use crate::registers::Registers;
+use crate::status::{StopKind, decode};
 use std::io;
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, missing in some libc versions.
@@ -254,7 +255,7 @@ pub(crate) fn wait_keeping_signals(tid: i32, block: bool) -> Waited {
 }
 
 fn is_signal_stop(status: i32) -> bool {
-    matches!(crate::wait::decode(status), crate::wait::StopKind::Signal(_))
+    matches!(decode(status), StopKind::Signal(_))
 }
 
 /// `waitid` with `WNOWAIT`, its answer as the status word of `waitpid`.

@@ -15,20 +15,24 @@
 mod decode;
 pub mod encode;
 mod guarded;
+mod operand;
 mod ops;
+mod relocate;
 mod semantics;
 mod semantics_decode;
 mod unit;
 mod vector;
 mod vector_decode;
 
-pub use decode::{Flow, Insn, RipField, relocate_field, scan};
+pub use decode::{Flow, Insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
+pub use operand::{Address, Operand, Part, Segment};
 pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
+pub use relocate::{RipField, relocate_field};
 pub use semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Operand, Part, Scan, Segment,
-    Semantic, Shift, Stores, Unary, decode_semantic,
+    Action, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Scan, Semantic, Shift, Stores, Unary,
 };
+pub use semantics_decode::decode_semantic;
 pub use unit::scan_units;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 

@@ -6,11 +6,8 @@
 //!
 //! Reference: AMD64 Architecture Programmer's Manual volume 3, "General-Purpose Instruction Reference".
 
-use crate::decode::{Insn, classify};
-use crate::ops::Reg;
-use crate::semantics_decode::action_of;
+use crate::operand::{Address, Operand, Part};
 use crate::vector::Vector;
-use iced_x86::{Decoder, DecoderOptions};
 use restitch_address::Svma;
 
 /// The status flags, as indices into a set of six bits (the order of [`crate::ALL_FLAGS`]).
@@ -35,65 +32,6 @@ impl Flag {
     /// The set that holds this flag only.
     pub const fn bit(self) -> u8 {
         1 << self as u8
-    }
-}
-
-/// A general register or a part of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Part {
-    /// The register.
-    pub reg: Reg,
-    /// Bytes: 1, 2, 4 or 8. Writing 4 bytes clears the upper half, writing 1 or 2 leaves the rest alone.
-    pub size: u8,
-    /// Bits 8 to 15 (`ah`, `ch`, `dh`, `bh`).
-    pub high: bool,
-}
-
-/// A segment whose base is not 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Segment {
-    /// The thread's own memory in most programs.
-    Fs,
-    /// The other one.
-    Gs,
-}
-
-/// The address of a memory operand: `segment + base + index * scale + disp`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// Base register.
-    pub base: Option<Reg>,
-    /// Index register.
-    pub index: Option<Reg>,
-    /// 1, 2, 4 or 8.
-    pub scale: u8,
-    /// Displacement; the stated address itself where `rip` is set.
-    pub disp: i64,
-    /// RIP-relative.
-    pub rip: bool,
-    /// Segment.
-    pub segment: Option<Segment>,
-}
-
-/// An operand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Operand {
-    /// A register.
-    Part(Part),
-    /// Memory, with the number of bytes (1, 2, 4 or 8).
-    Memory(Address, u8),
-    /// A constant, sign-extended to 64 bits.
-    Immediate(u64),
-}
-
-impl Operand {
-    /// Bytes that the operand has; 8 for a constant.
-    pub fn size(&self) -> u8 {
-        match self {
-            Self::Part(part) => part.size,
-            Self::Memory(_, size) => *size,
-            Self::Immediate(_) => 8,
-        }
     }
 }
 
@@ -338,15 +276,4 @@ impl Semantic {
                 | Action::Stop
         )
     }
-}
-
-/// Decodes the instruction at the start of `bytes`, which stands at `at`. `None` if there is none.
-pub fn decode_semantic(bytes: &[u8], at: Svma) -> Option<Semantic> {
-    let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
-    let instruction = decoder.decode();
-    if instruction.is_invalid() {
-        return None;
-    }
-    let insn: Insn = classify(&instruction);
-    Some(Semantic { at, len: insn.len, action: action_of(&instruction, &insn) })
 }

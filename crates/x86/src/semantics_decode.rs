@@ -1,18 +1,29 @@
 //! From the decoder's instructions to [`Action`]s.
 
-use crate::decode::{Flow, Insn, all_flags_of};
-use crate::ops::Reg;
+use crate::decode::{Flow, Insn, all_flags_of, classify};
+use crate::operand::{Operand, address, first, first_part, operand, part, second, second_part, used_address};
 use crate::semantics::{
-    Action, Address, Binary, BitChange, CountBranch, Effects, LowBit, Operand, Part, Scan, Segment, Shift,
-    Stores, Unary,
+    Action, Binary, BitChange, CountBranch, Effects, LowBit, Scan, Semantic, Shift, Stores, Unary,
 };
 use crate::vector_decode::vector;
 use iced_x86::{
-    Code, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register, RflagsBits,
-    UsedMemory,
+    Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind,
+    Register, RflagsBits, UsedMemory,
 };
+use restitch_address::Svma;
 
-pub(crate) fn action_of(i: &Instruction, insn: &Insn) -> Action {
+/// Decodes the instruction at the start of `bytes`, which stands at `at`. `None` if there is none.
+pub fn decode_semantic(bytes: &[u8], at: Svma) -> Option<Semantic> {
+    let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.is_invalid() {
+        return None;
+    }
+    let insn: Insn = classify(&instruction);
+    Some(Semantic { at, len: insn.len, action: action_of(&instruction, &insn) })
+}
+
+fn action_of(i: &Instruction, insn: &Insn) -> Action {
     if insn.flow != Flow::Next {
         return transfer(i, insn).unwrap_or(Action::Stop);
     }
@@ -50,108 +61,6 @@ fn count_branch(i: &Instruction) -> CountBranch {
         Code::Jecxz_rel8_64 => CountBranch::IfZero32,
         _ => CountBranch::Odd,
     }
-}
-
-pub(crate) fn part(r: Register) -> Option<Part> {
-    let full = r.full_register();
-    if !full.is_gpr64() || !r.is_gpr() {
-        return None;
-    }
-    let high = matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
-    Some(Part { reg: Reg(full.number() as u8), size: r.size() as u8, high })
-}
-
-fn gpr64(r: Register) -> Option<Option<Reg>> {
-    match r {
-        Register::None => Some(None),
-        r if r.is_gpr64() => Some(Some(Reg(r.number() as u8))),
-        _ => None,
-    }
-}
-
-fn segment(prefix: Register) -> Option<Segment> {
-    match prefix {
-        Register::FS => Some(Segment::Fs),
-        Register::GS => Some(Segment::Gs),
-        // The other segments have base 0 in 64-bit code.
-        _ => None,
-    }
-}
-
-pub(crate) fn address(i: &Instruction) -> Option<Address> {
-    let segment = segment(i.memory_segment());
-    if i.is_ip_rel_memory_operand() {
-        if i.memory_base() == Register::EIP {
-            return None;
-        }
-        let disp = i.ip_rel_memory_address() as i64;
-        return Some(Address { base: None, index: None, scale: 1, disp, rip: true, segment });
-    }
-    Some(Address {
-        base: gpr64(i.memory_base())?,
-        index: gpr64(i.memory_index())?,
-        scale: i.memory_index_scale() as u8,
-        disp: i.memory_displacement64() as i64,
-        rip: false,
-        segment,
-    })
-}
-
-/// A memory operand as the instruction information gives it.
-fn used_address(used: &UsedMemory) -> Option<Address> {
-    if used.vsib_size() != 0 {
-        return None;
-    }
-    let segment = segment(used.segment());
-    if used.base() == Register::RIP {
-        // The displacement is the absolute address already.
-        let disp = used.displacement() as i64;
-        return Some(Address { base: None, index: None, scale: 1, disp, rip: true, segment });
-    }
-    Some(Address {
-        base: gpr64(used.base())?,
-        index: gpr64(used.index())?,
-        scale: used.scale() as u8,
-        disp: used.displacement() as i64,
-        rip: false,
-        segment,
-    })
-}
-
-fn operand(i: &Instruction, op: u32) -> Option<Operand> {
-    match i.op_kind(op) {
-        OpKind::Register => part(i.op_register(op)).map(Operand::Part),
-        OpKind::Memory => {
-            let size = i.memory_size().size();
-            matches!(size, 1 | 2 | 4 | 8).then_some(())?;
-            Some(Operand::Memory(address(i)?, size as u8))
-        }
-        OpKind::Immediate8 => Some(Operand::Immediate(i.immediate8() as i8 as u64)),
-        OpKind::Immediate16 => Some(Operand::Immediate(i.immediate16() as i16 as u64)),
-        OpKind::Immediate32 => Some(Operand::Immediate(i.immediate32() as i32 as u64)),
-        OpKind::Immediate8to16
-        | OpKind::Immediate8to32
-        | OpKind::Immediate8to64
-        | OpKind::Immediate32to64
-        | OpKind::Immediate64 => Some(Operand::Immediate(i.immediate(op))),
-        _ => None,
-    }
-}
-
-fn first(i: &Instruction) -> Option<Operand> {
-    operand(i, 0)
-}
-
-fn second(i: &Instruction) -> Option<Operand> {
-    operand(i, 1)
-}
-
-fn first_part(i: &Instruction) -> Option<Part> {
-    (i.op0_kind() == OpKind::Register).then(|| part(i.op0_register()))?
-}
-
-fn second_part(i: &Instruction) -> Option<Part> {
-    (i.op1_kind() == OpKind::Register).then(|| part(i.op1_register()))?
 }
 
 /// The precise forms; `None` for all others.

@@ -7,7 +7,7 @@
 //!
 //! Reference: AMD64 Architecture Programmer's Manual volume 4; Intel SDM volume 2 for the forms with masks.
 
-use crate::semantics::{Address, Part};
+use crate::operand::{Address, Part};
 
 /// The part of a vector register that an instruction writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! The vector instructions that are understood, from the decoder's mnemonics, in all three encodings.
 
-use crate::semantics_decode::{address, part};
+use crate::operand::{address, part};
 use crate::vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M, OpKind, Register};
 

@@ -13,7 +13,7 @@ mod frames;
 mod template;
 
 use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
-use crate::{AddressMap, EmitError, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, elf, tables};
+use crate::{AddressMap, EmitError, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf};
 use restitch_address::{LoadBias, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
@@ -115,7 +115,7 @@ impl<'r> Burst<'r> {
     fn new(request: &'r BurstRequest<'r>) -> Self {
         let program = request.program;
         let mut code = Code::default();
-        code.bytes.resize(elf::HEADERS as usize, 0);
+        code.bytes.resize(areas::HEADERS as usize, 0);
         let mut label = |chosen: bool| if chosen { code.label() } else { NONE };
         let chosen = |id: BlockId| request.blocks[id.index()] && may_trace(program, id);
         let labels = program.block_ids().map(|id| label(chosen(id))).collect();
@@ -545,11 +545,13 @@ impl<'r> Burst<'r> {
         self.fill_in()?;
         let request = self.request;
         let text_end = self.code.here() as u32;
-        let text =
-            SvmaRange::between(request.start + u64::from(elf::HEADERS), request.start + u64::from(text_end));
+        let text = SvmaRange::between(
+            request.start + u64::from(areas::HEADERS),
+            request.start + u64::from(text_end),
+        );
         // Pages of code hold nothing else.
-        let tables = text_end.next_multiple_of(elf::PAGE as u32);
-        let areas = tables::Areas {
+        let tables = text_end.next_multiple_of(areas::PAGE as u32);
+        let areas = areas::Areas {
             hot_end: text_end,
             text_end,
             tables,
@@ -561,7 +563,7 @@ impl<'r> Burst<'r> {
         bytes.resize(tables as usize, 0);
         let none = SvmaRange::new(request.start + u64::from(tables), 0);
         let [eh_frame_hdr, eh_frame] = frames::write(&self, text, &mut bytes)?;
-        let unwind = crate::frames::UnwindAreas { lsda: none, eh_frame_hdr, eh_frame };
+        let unwind = areas::UnwindAreas { lsda: none, eh_frame_hdr, eh_frame };
         let loaded_len = elf::finish(&mut bytes, request.start, &areas, &unwind, &self.symbols);
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|entry| entry.0);
