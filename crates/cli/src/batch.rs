@@ -3,10 +3,10 @@
 use crate::child::child;
 use crate::outputs::check_outputs;
 use clap::{Args, Subcommand};
-use restitch_session::batch::cache::{Cache, MOST_BYTES, Verdict};
+use restitch_session::batch::cache::{Cache, MOST_BYTES};
 use restitch_session::batch::config::Config;
 use restitch_session::batch::{
-    BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, batch, optimize_pending,
+    BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, optimize_pending,
 };
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, write_result};
 use std::ffi::OsString;

@@ -11,7 +11,7 @@
 //!   store/ID.profile             the profile (our own format)
 //!   store/ID.json                an [`Entry`]
 //!   store/ID.lock                held by the session that works on the module
-//!   store/ID.counting, .earlier  of a counting that the next command goes on with ([`Suspended`])
+//!   store/ID.counting, .earlier  of a counting that the next command goes on with ([`Suspended`](super::suspended::Suspended))
 //!   store/budget                 processor seconds that earlier commands have left for optimizing, or owe
 //!   store/usage                  what modules have used in earlier commands
 //! ```
@@ -19,14 +19,12 @@
 //! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
 //! the new one. ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
-use super::known::key_of;
-use super::suspended::{COUNTING, EARLIER, Suspended};
 use crate::SessionError;
 use crate::disk::write_whole;
 use restitch_image::BuildId;
 use restitch_preload::{
-    AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, KNOWN_LEN, Known, Meta, PLATFORMS, PLATFORMS_32,
-    counts_name, empty_library_32, known_name, overlay_name, platform_name,
+    AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, Known, Meta, PLATFORMS, PLATFORMS_32, counts_name,
+    empty_library_32, known_name, overlay_name, platform_name,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -40,10 +38,14 @@ use std::process::{Command, Stdio};
 /// Largest size of the cache in bytes, unless another is asked for.
 pub const MOST_BYTES: u64 = 2 << 30;
 
+/// What the files of a suspended counting end with.
+pub(crate) const COUNTING: &str = "counting";
+pub(crate) const EARLIER: &str = "earlier";
+
 /// A cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 /// What is known of a module that was optimized.
@@ -70,17 +72,6 @@ impl Entry {
     fn is_of_content(&self) -> bool {
         BuildId::from_hex(&self.build_id).is_some_and(|id| id.is_of_content())
     }
-}
-
-/// What [`Cache::verify`] has found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// The overlay fits the module on disk.
-    Sound,
-    /// The module on disk is gone, or another one: the overlay serves copies of the old one, if there are any.
-    Orphaned,
-    /// The overlay was damaged, for this reason, and has been removed.
-    Removed(String),
 }
 
 impl Cache {
@@ -278,24 +269,12 @@ impl Cache {
         self.entries().into_iter().filter(|e| e.layout.is_empty()).collect()
     }
 
-    /// Countings that the next command goes on with. Some may be in another session's hands.
-    pub(crate) fn countings(&self) -> Vec<Suspended> {
-        self.counting_ids().iter().filter_map(|id| Suspended::read(self, id)).collect()
-    }
-
-    /// The build ids of their modules.
+    /// The build ids of modules of which there are countings that the next command goes on with.
     pub(crate) fn counting_ids(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.path.join("store")).into_iter().flatten().flatten();
         let name = |f: std::fs::DirEntry| f.file_name().to_str().map(str::to_owned);
         let id = |n: String| Some(n.strip_suffix(COUNTING)?.strip_suffix('.')?.to_owned());
         files.filter_map(name).filter_map(id).collect()
-    }
-
-    /// Whether the overlay in force of a module is the one that a suspended counting has made.
-    pub(crate) fn is_suspended(&self, id: &str) -> bool {
-        let meta = read_meta(&self.path.join(format!("{id}.overlay")));
-        let counting = meta.filter(|m| m.counters_len > 0 && self.path.join(format!("{id}.counts")).exists());
-        counting.is_some_and(|m| Suspended::read(self, id).is_some_and(|s| s.identity == m.identity))
     }
 
     /// Puts the stored overlay in force, or none if there is none; what was counted until now is over.
@@ -322,82 +301,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes counting overlays and counts away that a session which was killed has left.
-    pub fn tidy(&self) {
-        for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            let name = file.file_name().to_string_lossy().into_owned();
-            if name.contains(".tmp") && !is_recent(&file.path()) {
-                let _ = std::fs::remove_file(file.path());
-            }
-            if let Some(id) = name.strip_suffix(".counts")
-                && !self.path.join(format!("{id}.overlay")).exists()
-                && let Some(_lock) = self.lock(id)
-            {
-                // It was killed just before the overlay that counts there was written.
-                let _ = std::fs::remove_file(file.path());
-            }
-            if name.ends_with(".file") && !is_as_noted(&file.path()) {
-                let _ = std::fs::remove_file(file.path());
-            }
-            let Some(id) = name.strip_suffix(".overlay") else { continue };
-            let counts = read_meta(&file.path()).is_none_or(|m| m.counters_len > 0);
-            if counts
-                && let Some(lock) = self.lock(id)
-                && !self.is_suspended(id)
-            {
-                // Failing, it goes on counting until its tickets are used up.
-                let _ = self.put_in_force(id);
-                drop(lock);
-            }
-        }
-    }
-
-    /// Removes the modules that were optimized longest ago until no more than `most` bytes are left; how many.
-    pub fn prune(&self, most: u64) -> usize {
-        let mut removed = 0;
-        let (mut sum, mut entries) = (0, self.entries());
-        entries.retain(|entry| {
-            sum += self.size(entry);
-            sum > most
-        });
-        for entry in entries {
-            if let Some(lock) = self.lock(&entry.build_id) {
-                self.remove(&entry.build_id);
-                removed += 1;
-                drop(lock);
-            }
-        }
-        removed
-    }
-
-    /// Bytes of a module's files.
-    pub fn size(&self, entry: &Entry) -> u64 {
-        let len = |kind| std::fs::metadata(self.stored(&entry.build_id, kind)).map_or(0, |m| m.len());
-        len("optimized") + len("profile")
-    }
-
     /// Removes all of a module.
     pub fn remove(&self, id: &str) {
         let _ = std::fs::remove_file(self.stored(id, "optimized"));
         let _ = self.put_in_force(id);
         for kind in ["json", "profile", "path"] {
             let _ = std::fs::remove_file(self.stored(id, kind));
-        }
-    }
-
-    /// Compares a module's overlay with the module on disk; a damaged one is removed.
-    pub fn verify(&self, entry: &Entry) -> Verdict {
-        let image = std::fs::read(&entry.path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
-        let Some(image) = image.filter(|i| i.identity().to_string() == entry.build_id) else {
-            return Verdict::Orphaned;
-        };
-        let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
-        match restitch_apply_preload::verify(&bytes, &image) {
-            Ok(_) => Verdict::Sound,
-            Err(why) => {
-                self.remove(&entry.build_id);
-                Verdict::Removed(why.to_string())
-            }
         }
     }
 
@@ -442,18 +351,4 @@ pub(crate) fn read_meta(path: &Path) -> Option<Meta> {
     let mut page = vec![0; restitch_preload::PAGE as usize];
     file.read_exact_at(&mut page, at).ok()?;
     Meta::decode(&page)
-}
-
-/// Whether the file that a note is about is still where it was, and as it was.
-fn is_as_noted(note: &Path) -> bool {
-    let bytes = std::fs::read(note).unwrap_or_default();
-    let path = bytes.get(KNOWN_LEN..).map(|p| PathBuf::from(OsString::from_vec(p.to_vec())));
-    let key = path.and_then(|p| File::open(p).ok()).and_then(|f| key_of(&f).ok());
-    key.is_some() && Known::decode(&bytes).map(|k| k.key) == key
-}
-
-/// Whether a file was written in the last hour: somebody may still be writing it.
-fn is_recent(path: &Path) -> bool {
-    let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
-    age.is_none_or(|age| age.as_secs() < 3600)
 }

@@ -5,7 +5,7 @@ use super::known::read_module;
 use super::progress::{Progress, Step};
 use super::suspended::Suspended;
 use super::usage::whole_runs;
-use super::work::{Held, make_overlay};
+use super::work::{BUSY, Held, make_overlay, optimize};
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::write_whole;
@@ -13,6 +13,7 @@ use crate::make::{Wanted, counting_layout};
 use crate::selection::{select, weigh};
 use restitch_address::{FileOffset, Svma};
 use restitch_image::Image;
+use restitch_layout::LayoutChoice;
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
@@ -23,9 +24,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Why a module is left to others.
-pub(crate) const BUSY: &str = "another session is working on it";
 
 /// A module whose runs are counted.
 pub(crate) struct Job {
@@ -288,6 +286,29 @@ impl Job {
         Some(Held::new(self.planned?.module, self.lock))
     }
 
+    /// Ends a counting that is complete, and lays out.
+    ///
+    /// # Errors
+    /// As [`keep_profile`](Self::keep_profile) and [`optimize`]. The counting is over then, too.
+    pub fn complete(
+        mut self,
+        cache: &Cache,
+        seconds_per_run: f64,
+        choice: LayoutChoice,
+        cost: impl FnOnce() -> f64,
+    ) -> Result<Entry, SessionError> {
+        match self.keep_profile(cache, seconds_per_run) {
+            Ok(entry) => match self.into_held() {
+                Some(held) => optimize(cache, entry, &held.module, choice, cost),
+                None => Ok(entry),
+            },
+            Err(error) => {
+                self.abandon(cache);
+                Err(error)
+            }
+        }
+    }
+
     /// Gives up: the stored overlay is in force again, or none.
     pub fn abandon(self, cache: &Cache) {
         // Failing, it goes on counting until its tickets are used up.
@@ -333,10 +354,8 @@ fn overlap(a: &[u64], b: &[u64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::work::complete;
     use super::super::work::tests::{address, module};
     use super::*;
-    use restitch_layout::LayoutChoice;
 
     #[test]
     fn a_plan_is_made_again_from_what_is_kept_and_only_then() {
@@ -370,10 +389,10 @@ mod tests {
         write_whole(&cache.counts(&job.id), &counts, 0o600).unwrap();
         let measured = Measured { counting: 300, typical: 100.0 };
         assert_eq!(job.look(&cache, measured, || false).unwrap(), Look::Complete);
-        let done = complete(&cache, job, 0.5, LayoutChoice::default(), || 1.0).unwrap();
+        let done = job.complete(&cache, 0.5, LayoutChoice::default(), || 1.0).unwrap();
         assert_eq!((done.profiled_runs, done.cost_seconds), (6, 1.0));
         assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
-        assert_eq!(cache.verify(&done), super::super::cache::Verdict::Sound);
+        assert_eq!(cache.verify(&done), super::super::upkeep::Verdict::Sound);
         assert!(Job::resume(&cache, &id).is_none());
     }
 }

@@ -9,7 +9,7 @@
 //! after that time at the earliest: what changes it after it was read gives it another one. And there are file systems where that time is made up or comes from elsewhere: files there are not noted.
 
 use super::cache::Cache;
-use super::work::checked_module;
+use super::fit::checked_module;
 use crate::SessionError;
 use restitch_image::Image;
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};

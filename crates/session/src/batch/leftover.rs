@@ -61,7 +61,7 @@ pub fn optimize_pending(
         let (seconds_per_run, spent) = (state.seconds_per_run, state.spent);
         let cost = || spent + worker::cpu_seconds() - start;
         if let Some(job) = job::Job::resume(cache, &state.build_id) {
-            outcomes.push((path, work::complete(cache, job, seconds_per_run, layout, cost).map(optimized)));
+            outcomes.push((path, job.complete(cache, seconds_per_run, layout, cost).map(optimized)));
         }
     }
     for (path, past) in usage::read(cache).into_iter().filter(|(_, past)| past.wanted) {
@@ -76,7 +76,7 @@ fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Re
     // The session that wants it may still be ending.
     let mut begun = begin_once(cache, path, past);
     for _ in 0..if background { ATTEMPTS } else { 0 } {
-        if !matches!(&begun, Err(SessionError::NothingToDo(why)) if why == job::BUSY) {
+        if !matches!(&begun, Err(SessionError::NothingToDo(why)) if why == work::BUSY) {
             break;
         }
         std::thread::sleep(RESUME);

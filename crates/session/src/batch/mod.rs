@@ -11,6 +11,7 @@
 mod budget;
 pub mod cache;
 pub mod config;
+mod fit;
 mod job;
 mod known;
 mod leftover;
@@ -18,12 +19,14 @@ mod observe;
 mod progress;
 mod report;
 mod suspended;
+mod upkeep;
 mod usage;
 mod work;
 mod worker;
 
 pub use leftover::{Outcome, optimize_pending};
 pub use report::{BatchReport, Left, Optimized, Runs};
+pub use upkeep::Verdict;
 
 use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};

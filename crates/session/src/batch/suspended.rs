@@ -3,7 +3,7 @@
 //! The overlay that counts and the counts stay in force; beside them is kept how they were made, so that the same plan can be made again once they are complete. (The
 //! analysis of a large compiler takes seconds, and nothing of it is needed while runs are counted.)
 
-use super::cache::Cache;
+use super::cache::{COUNTING, Cache, EARLIER, read_meta};
 use super::progress::Progress;
 use crate::SessionError;
 use crate::disk::write_whole;
@@ -90,9 +90,19 @@ impl Suspended {
     }
 }
 
-/// What the store's files of a counting end with.
-pub(crate) const COUNTING: &str = "counting";
-pub(crate) const EARLIER: &str = "earlier";
+impl Cache {
+    /// Countings that the next command goes on with. Some may be in another session's hands.
+    pub(crate) fn countings(&self) -> Vec<Suspended> {
+        self.counting_ids().iter().filter_map(|id| Suspended::read(self, id)).collect()
+    }
+
+    /// Whether the overlay in force of a module is the one that a suspended counting has made.
+    pub(crate) fn is_suspended(&self, id: &str) -> bool {
+        let meta = read_meta(&self.path.join(format!("{id}.overlay")));
+        let counting = meta.filter(|m| m.counters_len > 0 && self.path.join(format!("{id}.counts")).exists());
+        counting.is_some_and(|m| Suspended::read(self, id).is_some_and(|s| s.identity == m.identity))
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,21 +1,21 @@
 //! Overlays of a module: those that count, and the optimized one that is made from a profile.
 
 use super::cache::{Cache, Entry};
-use super::job::{BUSY, Job};
 use super::known::read_module;
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::huge::{HugePages, alignment};
 use crate::make::{Place, Wanted, Ways, check_version, emit_version, estimate, lay_out};
-use crate::refusal::run_time;
 use restitch_apply_preload::{Overlay, place};
 use restitch_emit::Executions;
-use restitch_image::Image;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_profile::ProfileFile;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Why a module is left to others.
+pub(crate) const BUSY: &str = "another session is working on it";
 
 /// A module that nobody else works on.
 pub(crate) struct Held {
@@ -27,53 +27,6 @@ impl Held {
     /// With the module's lock.
     pub fn new(module: Analyzed, lock: File) -> Self {
         Self { module, _lock: lock }
-    }
-}
-
-/// A module of these bytes, if it can be worked on.
-///
-/// # Errors
-/// [`SessionError::BadFile`] with why it is left alone.
-pub(super) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, SessionError> {
-    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-    let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    if name.starts_with("librestitch-") {
-        return Err(bad("it is restitch's own".into()));
-    }
-    if name.starts_with("libc.so.") || name.starts_with("libc-2.") {
-        return Err(bad("it is the C library, which every process shares".into()));
-    }
-    if let Some(why) = run_time(&image, &name) {
-        return Err(bad(why.into()));
-    }
-    if restitch_apply_elf::is_restitch_output(&image).is_some() {
-        return Err(bad(restitch_apply_preload::OverlayError::Output.to_string()));
-    }
-    place(&image, 4096, 0, 4096).map_err(|e| bad(e.to_string()))?;
-    Ok(image)
-}
-
-/// Ends a counting that is complete, and lays out.
-///
-/// # Errors
-/// As [`Job::keep_profile`] and [`optimize`]. The counting is over then, too.
-pub(crate) fn complete(
-    cache: &Cache,
-    mut job: Job,
-    seconds_per_run: f64,
-    choice: LayoutChoice,
-    cost: impl FnOnce() -> f64,
-) -> Result<Entry, SessionError> {
-    match job.keep_profile(cache, seconds_per_run) {
-        Ok(entry) => match job.into_held() {
-            Some(held) => optimize(cache, entry, &held.module, choice, cost),
-            None => Ok(entry),
-        },
-        Err(error) => {
-            job.abandon(cache);
-            Err(error)
-        }
     }
 }
 
@@ -156,6 +109,7 @@ pub(super) fn make_overlay(
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::fit::checked_module;
     use super::*;
     use restitch_address::Svma;
     use restitch_apply_preload::verify;

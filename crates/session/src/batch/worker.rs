@@ -11,7 +11,7 @@ use super::budget::{Budget, begin_cost, optimize_cost};
 use super::cache::{Cache, Entry};
 use super::job::{Job, Look, Measured};
 use super::known::read_module;
-use super::work::{Held, complete, optimize, optimize_stored};
+use super::work::{Held, optimize, optimize_stored};
 use super::{Finish, Making, is_old};
 use crate::SessionError;
 use restitch_address::FileOffset;
@@ -230,7 +230,7 @@ impl Maker {
                 Task::Complete(Counting { job, seconds_per_run, spent }) => {
                     let (start, path) = (cpu_seconds(), job.path().to_path_buf());
                     let cost = || spent + cpu_seconds() - start;
-                    let done = complete(&self.cache, job, seconds_per_run, self.making.layout, cost);
+                    let done = job.complete(&self.cache, seconds_per_run, self.making.layout, cost);
                     self.done(&path, done, start);
                 }
             }

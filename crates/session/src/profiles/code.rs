@@ -1,6 +1,6 @@
 //! The code that profiles belong to: found by path and build id, analysed once.
 
-use super::load::LoadedModule;
+use super::loaded::LoadedModule;
 use crate::SessionError;
 use crate::analysis::Analyzed;
 use restitch_profile_formats::{BoltBlocks, Names};
@@ -122,7 +122,12 @@ impl Code {
 fn fits(known: &Known, module: &LoadedModule) -> bool {
     let id = known.build_id();
     if id.is_empty() || module.build_id.is_empty() {
-        return module.path.as_os_str().is_empty() || super::same_name(&known.path, &module.path);
+        return module.path.as_os_str().is_empty() || same_name(&known.path, &module.path);
     }
     id == module.build_id
+}
+
+/// Whether two paths have the same file name.
+pub(super) fn same_name(a: &Path, b: &Path) -> bool {
+    a.file_name() == b.file_name()
 }

@@ -1,8 +1,10 @@
 //! `profile compare`: how alike profiles are, each with each.
 
 use super::code::Code;
-use super::load::{Loaded, load, resolve};
-use super::{ProfileInput, SessionError};
+use super::load::{load, resolve};
+use super::loaded::Loaded;
+use super::options::ProfileInput;
+use crate::SessionError;
 use restitch_profile::{Features, Profile, similarity};
 use restitch_program::Program;
 use restitch_report::{ComparedProfile, Comparison, TakenDifference};

@@ -1,8 +1,9 @@
 //! perf.data for profiles of counts: where modules would lie in a process, and a walk through each.
 
 use super::code::{Code, Known};
-use super::load::{Loaded, resolve};
-use super::write::WriteOptions;
+use super::load::resolve;
+use super::loaded::Loaded;
+use super::options::WriteOptions;
 use crate::SessionError;
 use restitch_address::{Avma, AvmaRange, FileOffset, LoadBias, Svma};
 use restitch_image::{Image, ImageKind};

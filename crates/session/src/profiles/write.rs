@@ -1,7 +1,10 @@
 //! From what a file says to another format.
 
 use super::code::{Code, Known};
-use super::load::{Loaded, LoadedModule, choose, resolve};
+use super::counts::counts;
+use super::load::{choose, resolve};
+use super::loaded::{Loaded, LoadedModule};
+use super::options::WriteOptions;
 use super::synth;
 use crate::SessionError;
 use restitch_layout::LayoutChoice;
@@ -10,23 +13,6 @@ use restitch_profile_formats::{
     Format, FormatError, Holds, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
 };
 use restitch_program::BlockId;
-
-/// Details of some formats.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WriteOptions {
-    /// perf.data: taken branches a sample.
-    pub depth: usize,
-    /// perf.data: the most branch records to synthesize.
-    pub records: u64,
-    /// perf.data: seed of the random walk.
-    pub seed: u64,
-}
-
-impl Default for WriteOptions {
-    fn default() -> Self {
-        Self { depth: 32, records: 1 << 20, seed: 1 }
-    }
-}
 
 /// The bytes of `loaded` in `format`.
 pub(super) fn encode(
@@ -40,7 +26,7 @@ pub(super) fn encode(
         return encode_order(loaded, format);
     }
     match format {
-        Format::Store => return Ok(super::counts(loaded, code, notes)?.write()),
+        Format::Store => return Ok(counts(loaded, code, notes)?.write()),
         Format::PerfData => return synth::perf_data(loaded, code, options, notes),
         _ => {}
     }
@@ -87,7 +73,7 @@ fn encode_text(
     };
     let text = match format {
         Format::FdataNoLbr => {
-            let records = module.records(known).filter(|r| !r.ips.is_empty());
+            let records = module.records(&known.analyzed.image).filter(|r| !r.ips.is_empty());
             let (samples, event) = match records {
                 Some(records) => (records.ips, "cycles"),
                 None => (fdata::block_samples(program, &profile()?, &known.blocks), "blocks"),
@@ -95,7 +81,7 @@ fn encode_text(
             Ok(fdata::write_no_lbr(&samples, event, program, &known.names))
         }
         Format::Fdata | Format::PreAggregated => {
-            let records = match module.records(known).filter(Records::has_branches) {
+            let records = match module.records(&known.analyzed.image).filter(Records::has_branches) {
                 Some(records) => records,
                 None => Records::of_profile(program, &profile()?),
             };

@@ -1,0 +1,31 @@
+//! Which modules can be worked on.
+
+use crate::SessionError;
+use crate::refusal::run_time;
+use restitch_apply_preload::place;
+use restitch_image::Image;
+use std::path::Path;
+
+/// A module of these bytes, if it can be worked on.
+///
+/// # Errors
+/// [`SessionError::BadFile`] with why it is left alone.
+pub(super) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, SessionError> {
+    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+    let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    if name.starts_with("librestitch-") {
+        return Err(bad("it is restitch's own".into()));
+    }
+    if name.starts_with("libc.so.") || name.starts_with("libc-2.") {
+        return Err(bad("it is the C library, which every process shares".into()));
+    }
+    if let Some(why) = run_time(&image, &name) {
+        return Err(bad(why.into()));
+    }
+    if restitch_apply_elf::is_restitch_output(&image).is_some() {
+        return Err(bad(restitch_apply_preload::OverlayError::Output.to_string()));
+    }
+    place(&image, 4096, 0, 4096).map_err(|e| bad(e.to_string()))?;
+    Ok(image)
+}

@@ -1,0 +1,106 @@
+//! Keeping the cache in order: what killed sessions have left, what is damaged, what is too much.
+
+use super::cache::{Cache, Entry, read_meta};
+use super::known::key_of;
+use restitch_preload::{KNOWN_LEN, Known};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// What [`Cache::verify`] has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The overlay fits the module on disk.
+    Sound,
+    /// The module on disk is gone, or another one: the overlay serves copies of the old one, if there are any.
+    Orphaned,
+    /// The overlay was damaged, for this reason, and has been removed.
+    Removed(String),
+}
+
+impl Cache {
+    /// Takes counting overlays and counts away that a session which was killed has left.
+    pub fn tidy(&self) {
+        for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = file.file_name().to_string_lossy().into_owned();
+            if name.contains(".tmp") && !is_recent(&file.path()) {
+                let _ = std::fs::remove_file(file.path());
+            }
+            if let Some(id) = name.strip_suffix(".counts")
+                && !self.path.join(format!("{id}.overlay")).exists()
+                && let Some(_lock) = self.lock(id)
+            {
+                // It was killed just before the overlay that counts there was written.
+                let _ = std::fs::remove_file(file.path());
+            }
+            if name.ends_with(".file") && !is_as_noted(&file.path()) {
+                let _ = std::fs::remove_file(file.path());
+            }
+            let Some(id) = name.strip_suffix(".overlay") else { continue };
+            let counts = read_meta(&file.path()).is_none_or(|m| m.counters_len > 0);
+            if counts
+                && let Some(lock) = self.lock(id)
+                && !self.is_suspended(id)
+            {
+                // Failing, it goes on counting until its tickets are used up.
+                let _ = self.put_in_force(id);
+                drop(lock);
+            }
+        }
+    }
+
+    /// Removes the modules that were optimized longest ago until no more than `most` bytes are left; how many.
+    pub fn prune(&self, most: u64) -> usize {
+        let mut removed = 0;
+        let (mut sum, mut entries) = (0, self.entries());
+        entries.retain(|entry| {
+            sum += self.size(entry);
+            sum > most
+        });
+        for entry in entries {
+            if let Some(lock) = self.lock(&entry.build_id) {
+                self.remove(&entry.build_id);
+                removed += 1;
+                drop(lock);
+            }
+        }
+        removed
+    }
+
+    /// Bytes of a module's files.
+    pub fn size(&self, entry: &Entry) -> u64 {
+        let len = |kind| std::fs::metadata(self.stored(&entry.build_id, kind)).map_or(0, |m| m.len());
+        len("optimized") + len("profile")
+    }
+
+    /// Compares a module's overlay with the module on disk; a damaged one is removed.
+    pub fn verify(&self, entry: &Entry) -> Verdict {
+        let image = std::fs::read(&entry.path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
+        let Some(image) = image.filter(|i| i.identity().to_string() == entry.build_id) else {
+            return Verdict::Orphaned;
+        };
+        let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
+        match restitch_apply_preload::verify(&bytes, &image) {
+            Ok(_) => Verdict::Sound,
+            Err(why) => {
+                self.remove(&entry.build_id);
+                Verdict::Removed(why.to_string())
+            }
+        }
+    }
+}
+
+/// Whether the file that a note is about is still where it was, and as it was.
+fn is_as_noted(note: &Path) -> bool {
+    let bytes = std::fs::read(note).unwrap_or_default();
+    let path = bytes.get(KNOWN_LEN..).map(|p| PathBuf::from(OsString::from_vec(p.to_vec())));
+    let key = path.and_then(|p| File::open(p).ok()).and_then(|f| key_of(&f).ok());
+    key.is_some() && Known::decode(&bytes).map(|k| k.key) == key
+}
+
+/// Whether a file was written in the last hour: somebody may still be writing it.
+fn is_recent(path: &Path) -> bool {
+    let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+    age.is_none_or(|age| age.as_secs() < 3600)
+}
