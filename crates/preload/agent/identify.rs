@@ -3,8 +3,9 @@
 //! The file that is mapped may not be the one that its path names by now, so three things have to be right: the path's file is one that is known, in the state that it is known in;
 //! what the kernel says is mapped is that very file; and some words of the code in memory are those of the file that was read.
 
+use crate::files::{PATH, is_trusted, name_of};
 use crate::known::{FileKey, KNOWN_LEN, Known, code_samples};
-use crate::overlay::{Module, PATH, is_trusted, name_of};
+use crate::modules::Module;
 use crate::sys;
 
 /// The module with the identity of its content, if its file is known.

@@ -8,6 +8,7 @@
 #![no_std]
 
 mod exec;
+mod files;
 #[path = "../src/format.rs"]
 #[allow(dead_code)]
 mod format;
@@ -16,6 +17,7 @@ mod identify;
 #[allow(dead_code)]
 mod known;
 mod libc;
+mod modules;
 mod overlay;
 mod sys;
 mod versions;
