@@ -220,6 +220,21 @@ fn files_of_a_crate_use_each_other_one_way() {
 }
 
 #[test]
+fn files_of_a_folder_use_each_other_one_way() {
+    let root = ("crates/new/src/lib.rs", "mod batch;\n");
+    let folder = ("crates/new/src/batch/mod.rs", "mod a;\nmod b;\npub use b::Thing;\n");
+    let of_b = ("crates/new/src/batch/b.rs", "use super::a::f;\npub struct Thing;\n");
+    for text in ["use super::b::Thing;\n", "use super::Thing;\n", "use crate::batch::{c, b::Thing};\n"] {
+        let said = texts(tidy::circles, &[root, folder, of_b, ("crates/new/src/batch/a.rs", text)]);
+        assert!(said.contains("a circle: batch/a -> batch/b -> batch/a;"), "{text}: {said}");
+    }
+    for text in ["use super::super::b::Thing;\n", "use crate::b::Thing;\n", "fn f() {}\n"] {
+        let said = texts(tidy::circles, &[root, folder, of_b, ("crates/new/src/batch/a.rs", text)]);
+        assert_eq!(said, "", "{text}");
+    }
+}
+
+#[test]
 fn a_circle_that_was_untangled_leaves_the_list() {
     let (name, from, _, _) = tidy::ALLOWED[0];
     let path = format!("crates/{name}/src/{from}.rs");

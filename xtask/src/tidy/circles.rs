@@ -1,7 +1,7 @@
 //! The rule that the files of a crate use each other in one direction.
 //!
-//! A crate's modules are what stands directly in its `src`: a file, or a folder as a whole. One uses another if its code (unit tests aside)
-//! names it behind `crate::`, directly or by something that the crate's root re-exports from it. What is reached by methods alone
+//! A crate's modules are what stands directly in its `src` (or what else holds a `lib.rs` or `main.rs`): a file, or a folder as a whole; and likewise what stands in such a folder. One uses
+//! another if its code (unit tests aside) names it behind `crate::` (or the folder's path, or `super::`), directly or by something that the root re-exports from it. What is reached by methods alone
 //! is not seen.
 
 use crate::{Finding, Tree, code_only, heads_behind};
@@ -50,14 +50,38 @@ pub fn circles(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The modules of crate `name`, and what each uses.
+/// The modules of crate `name`, and what each uses. Those of a folder are named with it: `batch/job`.
 fn uses_in(tree: &Tree, name: &str) -> Uses {
-    let root = format!("crates/{name}/src/");
+    let folder = format!("crates/{name}/");
     let files: Vec<(&str, String)> = tree
         .rust()
-        .filter_map(|f| Some((f.path.strip_prefix(&root)?, code_only(f.before_tests()))))
+        .filter(|f| f.is_product() || f.path.starts_with(&format!("{folder}agent/")))
+        .filter_map(|f| Some((f.path.strip_prefix(&folder)?, code_only(f.before_tests()))))
         .collect();
-    let is_root = |path: &str| matches!(path, "lib.rs" | "main.rs");
+    let roots = files.iter().filter_map(|f| f.0.strip_suffix("/lib.rs").or(f.0.strip_suffix("/main.rs")));
+    let mut uses = Uses::new();
+    for root in roots {
+        let below = format!("{root}/");
+        let files: Vec<(&str, &str)> =
+            files.iter().filter_map(|f| Some((f.0.strip_prefix(&below)?, &*f.1))).collect();
+        let folders: BTreeSet<&str> =
+            files.iter().map(|f| f.0.rsplit_once('/').map_or("", |(folder, _)| folder)).collect();
+        for folder in folders {
+            uses.extend(uses_in_folder(&files, folder));
+        }
+    }
+    uses
+}
+
+/// What stands directly in `folder` (nothing: the root) of a crate's `files`, and what of it each uses.
+fn uses_in_folder(files: &[(&str, &str)], folder: &str) -> Uses {
+    let (above, below) = match folder {
+        "" => ("crate::".to_owned(), String::new()),
+        folder => (format!("crate::{}::", folder.replace('/', "::")), format!("{folder}/")),
+    };
+    let files: Vec<(&str, &str)> =
+        files.iter().filter_map(|(path, code)| Some((path.strip_prefix(&below)?, *code))).collect();
+    let is_root = |path: &str| matches!(path, "lib.rs" | "main.rs" | "mod.rs");
     let modules: BTreeSet<&str> = files.iter().filter(|f| !is_root(f.0)).map(|f| module_of(f.0)).collect();
     let mut exported = BTreeMap::new();
     for (_, code) in files.iter().filter(|f| is_root(f.0)) {
@@ -66,15 +90,18 @@ fn uses_in(tree: &Tree, name: &str) -> Uses {
     let mut uses = Uses::new();
     for (path, code) in files.iter().filter(|f| !is_root(f.0)) {
         let module = module_of(path);
-        let named = heads_behind("crate::", code).into_iter().map(|(_, name)| name);
+        // In a file of the folder itself, what is behind one `super` stands in the folder, too.
+        let code = code.replace("super::super::", "");
+        let beside = if path.contains('/') { Vec::new() } else { heads_behind("super::", &code) };
+        let named = heads_behind(&above, &code).into_iter().chain(beside).map(|(_, name)| name);
         let used = named.filter_map(|n| modules.get(n).or_else(|| exported.get(n)).copied());
-        let used = used.filter(|u| *u != module).map(str::to_owned);
-        uses.entry(module.to_owned()).or_default().extend(used);
+        let used = used.filter(|u| *u != module).map(|u| format!("{below}{u}"));
+        uses.entry(format!("{below}{module}")).or_default().extend(used);
     }
     uses
 }
 
-/// `profiles/load.rs` and `profiles.rs` are module `profiles`.
+/// Seen from above, `profiles/load.rs` and `profiles.rs` are module `profiles`.
 fn module_of(path: &str) -> &str {
     path.split('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
