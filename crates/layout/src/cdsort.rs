@@ -114,7 +114,7 @@ impl Locality {
 impl Objective for Locality {
     fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate> {
         let [a, b] = chains.ends(edge);
-        if chains.members(a).len() + chains.members(b).len() > self.model.max_chain {
+        if chains.len(a) + chains.len(b) > self.model.max_chain {
             return None;
         }
         let (forward, backward) = (self.by_distance(chains, edge, a), self.by_distance(chains, edge, b));

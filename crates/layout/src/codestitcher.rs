@@ -99,14 +99,14 @@ pub(crate) fn collocate(
 ) -> Vec<Vec<u32>> {
     let reach = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
     let Some(order) = order else {
-        let mut chains = Chains::new(&graph.sizes, &graph.links, sequences);
+        let mut chains = Chains::new(&graph.sizes, &graph.links, &sequences);
         for &distance in distances {
             chains.run(&mut Close { reach: reach(distance), order: None });
         }
         return chains.into_chains();
     };
     for &distance in distances {
-        let mut chains = Chains::new(&graph.sizes, &graph.links, sequences);
+        let mut chains = Chains::new(&graph.sizes, &graph.links, &sequences);
         order.restart(&chains);
         chains.run(&mut Close { reach: reach(distance), order: Some(&mut *order) });
         sequences = chains.into_chains();
@@ -140,7 +140,7 @@ impl Objective for Close<'_> {
         }
     }
 
-    fn permits(&mut self, _: &Chains<'_>, join: Join) -> bool {
+    fn permits(&mut self, _: &Chains<'_>, _: u32, join: Join) -> bool {
         match (self.order.as_deref_mut(), join) {
             (Some(order), Join::Concat { first, second }) => order.allows(first, second),
             _ => true,
@@ -158,12 +158,14 @@ impl Close<'_> {
     /// The better of the two ways to join the chains of an edge, and the transfers that are close then.
     fn closer(&mut self, chains: &Chains<'_>, edge: u32) -> Option<(f64, Join)> {
         let [a, b] = chains.ends(edge);
+        let ways = [(a, b), (b, a)];
+        let allowed = ways.map(|(x, y)| self.order.as_deref_mut().is_none_or(|o| o.allows(x, y)));
+        if allowed == [false; 2] {
+            return None;
+        }
         let mut best: Option<((f64, f64), Join)> = None;
-        for (first, second) in [(a, b), (b, a)] {
-            if self.order.as_deref_mut().is_some_and(|o| !o.allows(first, second)) {
-                continue;
-            }
-            let worth = self.close(chains, edge, first);
+        let worths = self.close(chains, edge);
+        for (((first, second), worth), _) in ways.into_iter().zip(worths).zip(allowed).filter(|w| w.1) {
             if worth.0 > 0.0 && best.is_none_or(|(w, _)| worth > w) {
                 best = Some((worth, Join::Concat { first, second }));
             }
@@ -171,21 +173,31 @@ impl Close<'_> {
         best.map(|((weight, _), join)| (weight, join))
     }
 
-    /// Transfers that are close if `first` stands in front, and, for ties, how many of them go forward.
-    fn close(&self, chains: &Chains<'_>, edge: u32, first: u32) -> (f64, f64) {
-        let size = chains.size(first);
-        let at = |node: u32| chains.offset(node) + if chains.chain_of(node) == first { 0 } else { size };
-        let end = |node: u32| at(node) + chains.sizes[node as usize] as i64;
-        let (mut all, mut forward) = (0.0, 0.0);
-        for Link { from, to, weight, kind, .. } in chains.links_of(edge).copied() {
-            let ahead = at(to) > at(from);
-            let distance = if ahead { end(to) - at(from) } else { end(from) - at(to) };
-            if distance <= self.reach {
-                all += weight;
-                forward += if ahead && kind != LinkKind::Return { weight } else { 0.0 };
+    /// Transfers that are close if the first chain of an edge stands in front, and, for ties, how many of them go forward; the same
+    /// if the second does.
+    fn close(&self, chains: &Chains<'_>, edge: u32) -> [(f64, f64); 2] {
+        let [a, b] = chains.ends(edge);
+        let (sizes, starts) = ([a, b].map(|c| chains.size(c)), [a, b].map(|c| chains.start(c)));
+        let mut sums = [(0.0, 0.0); 2];
+        for &Link { from, to, weight, kind, .. } in chains.links_of(edge) {
+            let ((chain, from_place), (_, to_place)) = (chains.place(from), chains.place(to));
+            // Which of the two chains it leaves, and how far from their starts its nodes stand.
+            let source = usize::from(chain != a);
+            let (begins, arrives) = (from_place - starts[source], to_place - starts[1 - source]);
+            for (front, (all, forward)) in sums.iter_mut().enumerate() {
+                let ahead = front == source;
+                let distance = if ahead {
+                    sizes[front] + arrives + chains.node_size(to) - begins
+                } else {
+                    sizes[front] + begins + chains.node_size(from) - arrives
+                };
+                if distance <= self.reach {
+                    *all += weight;
+                    *forward += if ahead && kind != LinkKind::Return { weight } else { 0.0 };
+                }
             }
         }
-        (all, forward)
+        sums
     }
 }
 

@@ -27,6 +27,10 @@ use crate::{Fragment, HotChains, Layout, LayoutAlgorithm};
 const SPLIT_NODES: usize = 128;
 /// Chains with more neighbours are not cut: all their edges would be moved each time.
 const SPLIT_EDGES: usize = 256;
+/// What a fall-through is worth.
+const FALL: f64 = 1.0;
+/// What a jump over no bytes at all would be worth.
+const SHORT: f64 = 0.1;
 /// Reach of a forward jump that counts, in bytes.
 pub(crate) const FORWARD: f64 = 1024.0;
 /// Reach of a backward jump that counts, in bytes.
@@ -36,7 +40,7 @@ const HOT_SHARE: f64 = 0.99;
 /// If these blocks have more bytes than that (a second-level cache), nothing is parted: they would not stay in the cache together, and chains
 /// through both parts are worth more.
 const HOT_BYTES: u64 = 256 << 10;
-/// What a fall-through is worth on top of an executed one, in fall-throughs, if it makes a jump superfluous: a block's only way out then takes no
+/// What a fall-through is worth on top of that, if it makes a jump superfluous: a block's only way out then takes no
 /// instruction. (Loops turn so that their condition stands at the end.)
 const JUMP: f64 = 0.5;
 /// What gains less is no gain, but rounding.
@@ -99,27 +103,164 @@ fn across(program: &Program, profile: &Profile, marked: &[bool]) -> Vec<Fragment
 /// The chains of a graph's nodes with a high extended-TSP score.
 pub(crate) fn ext_tsp_chains(graph: &HotGraph) -> Vec<Vec<u32>> {
     let mut chains = Chains::of_single_nodes(&graph.sizes, &graph.links);
-    chains.run(&mut TspScore);
+    chains.run(&mut TspScore::default());
     chains.into_chains()
 }
 
 /// The extended-TSP score as an [`Objective`].
-pub(crate) struct TspScore;
+#[derive(Default)]
+pub(crate) struct TspScore {
+    /// The links of the edge under consideration.
+    between: Vec<Transfer>,
+    /// Where the chain under consideration may be cut: bytes from its start to the node in front of which that is.
+    borders: Vec<i64>,
+    /// The links within that chain that a cut parts, and what they are worth without it.
+    crossing: Vec<(Transfer, f64)>,
+}
+
+/// A link of which the places of both ends are known.
+#[derive(Debug, Clone, Copy)]
+struct Transfer {
+    from: End,
+    to: End,
+    /// How often.
+    weight: f64,
+    /// What one is worth if nothing is in between.
+    falling: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct End {
+    node: u32,
+    chain: u32,
+    /// Bytes from the start of the node to where control leaves or arrives.
+    inside: u32,
+    /// Bytes from the start of the chain to the node.
+    offset: i64,
+}
 
 impl Objective for TspScore {
     fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate> {
         let [a, b] = chains.ends(edge);
+        let starts = [chains.start(a), chains.start(b)];
+        let start = |chain: u32| if chain == a { starts[0] } else { starts[1] };
+        self.between.clear();
+        self.between.extend(chains.links_of(edge).map(|l| Transfer::new(chains, l, start)));
         let mut best: Option<Candidate> = None;
         for (first, second) in [(a, b), (b, a)] {
-            consider(&mut best, concatenated(chains, edge, first), Join::Concat { first, second });
+            let size = chains.size(first);
+            let new = |end: &End| if end.chain == first { end.offset } else { size + end.offset };
+            let gain = self.between.iter().map(|t| t.value(new)).sum();
+            consider(&mut best, gain, Join::Concat { first, second });
         }
         for (outer, inner) in [(a, b), (b, a)] {
-            let nodes = chains.members(outer).len();
-            if (2..=SPLIT_NODES).contains(&nodes) && chains.degree(outer) <= SPLIT_EDGES {
-                cuts(chains, edge, outer, inner, &mut best);
+            if (2..=SPLIT_NODES).contains(&chains.len(outer)) && chains.degree(outer) <= SPLIT_EDGES {
+                self.cut(chains, outer, inner, &mut best);
             }
         }
         best
+    }
+}
+
+impl TspScore {
+    /// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`.
+    fn cut(&mut self, chains: &Chains<'_>, outer: u32, inner: u32, best: &mut Option<Candidate>) {
+        self.find_borders(chains, outer, inner);
+        let (size, whole) = (chains.size(outer), chains.size(inner));
+        for i in 0..self.borders.len() {
+            let border = self.borders[i];
+            let at = self.find_crossing(chains, outer, border);
+            for shape in [Shape::Between, Shape::Behind, Shape::Before] {
+                let gain = self.gain_of_cut(inner, (border, size - border, whole), shape);
+                consider(best, gain, Join::Split { outer, inner, at, shape });
+            }
+        }
+    }
+
+    fn find_borders(&mut self, chains: &Chains<'_>, outer: u32, inner: u32) {
+        self.borders.clear();
+        let ((first, last), (head, tail)) = (chains.tips(outer), chains.tips(inner));
+        for Transfer { from, to, .. } in self.between.iter().filter(|t| t.falling >= FALL) {
+            if to.node == head {
+                if from.node != last {
+                    self.borders.push(from.offset + chains.node_size(from.node));
+                }
+            } else if from.node == tail && to.node != first {
+                self.borders.push(to.offset);
+            }
+        }
+        self.borders.sort_unstable();
+        self.borders.dedup();
+    }
+
+    /// Finds the links within a chain that a cut parts. Returns how many nodes stand in front of it.
+    fn find_crossing(&mut self, chains: &Chains<'_>, chain: u32, border: i64) -> usize {
+        self.crossing.clear();
+        let start = chains.start(chain);
+        let mut at = 0;
+        for node in chains.members(chain) {
+            let in_front = chains.place(node).1 - start < border;
+            at += usize::from(in_front);
+            for link in chains.links_from(node) {
+                let (other, place) = chains.place(link.to);
+                if other == chain && (place - start < border) != in_front {
+                    let transfer = Transfer::new(chains, link, |_| start);
+                    self.crossing.push((transfer, transfer.value(|end| end.offset)));
+                }
+            }
+        }
+        at
+    }
+
+    /// What it gains to part a chain, of which `head` bytes are in front of the cut and `tail` behind it, and to put it together with the chain `inner` of `whole` bytes like this.
+    fn gain_of_cut(&self, inner: u32, (head, tail, whole): (i64, i64, i64), shape: Shape) -> f64 {
+        // Where X1, X2 and Y begin.
+        let (x1, x2, y) = match shape {
+            Shape::Between => (0, head + whole, head),
+            Shape::Behind => (whole + tail, whole, 0),
+            Shape::Before => (tail, 0, head + tail),
+        };
+        let new = |end: &End| match () {
+            () if end.chain == inner => y + end.offset,
+            () if end.offset < head => x1 + end.offset,
+            () => x2 + end.offset - head,
+        };
+        let between: f64 = self.between.iter().map(|t| t.value(new)).sum();
+        between + self.crossing.iter().map(|(t, old)| t.value(new) - old).sum::<f64>()
+    }
+}
+
+impl Transfer {
+    /// A link; `start` says where the chains of its ends start.
+    fn new(chains: &Chains<'_>, link: &Link, start: impl Fn(u32) -> i64) -> Self {
+        let end = |node: u32, inside: u32| {
+            let (chain, place) = chains.place(node);
+            End { node, chain, inside, offset: place - start(chain) }
+        };
+        let falling = match link.kind {
+            LinkKind::Branch if link.only => FALL + JUMP,
+            LinkKind::Branch => FALL,
+            _ => SHORT,
+        };
+        Self {
+            from: end(link.from, link.leaves),
+            to: end(link.to, link.arrives),
+            weight: link.weight,
+            falling,
+        }
+    }
+
+    /// What it is worth if the nodes of its ends stand at these places.
+    fn value(&self, at: impl Fn(&End) -> i64) -> f64 {
+        let (end, to) =
+            (at(&self.from) + i64::from(self.from.inside), at(&self.to) + i64::from(self.to.inside));
+        let near = |distance: i64, reach: f64| SHORT * (1.0 - distance as f64 / reach).max(0.0);
+        let worth = match to - end {
+            0 => self.falling,
+            distance if distance < 0 => near(-distance, BACKWARD),
+            distance => near(distance, FORWARD),
+        };
+        self.weight * worth
     }
 }
 
@@ -127,96 +268,6 @@ fn consider(best: &mut Option<Candidate>, gain: f64, join: Join) {
     if gain > best.map_or(EPSILON, |b| b.gain + EPSILON) {
         *best = Some(Candidate { gain, join });
     }
-}
-
-/// The value of the links of an edge if `first` stands in front of the other chain.
-fn concatenated(chains: &Chains<'_>, edge: u32, first: u32) -> f64 {
-    let size = chains.size(first);
-    let at = |node: u32| chains.offset(node) + if chains.chain_of(node) == first { 0 } else { size };
-    chains.links_of(edge).map(|l| value(l, at(l.from), at(l.to))).sum()
-}
-
-/// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`.
-fn cuts(chains: &Chains<'_>, edge: u32, outer: u32, inner: u32, best: &mut Option<Candidate>) {
-    let (x, y) = (chains.members(outer), chains.members(inner));
-    let place = |node: u32| x.iter().position(|&n| n == node);
-    let mut places = Vec::new();
-    for link in chains.links_of(edge).filter(|l| l.kind == LinkKind::Branch) {
-        if Some(&link.to) == y.front() {
-            places.extend(place(link.from).map(|i| i + 1));
-        } else if Some(&link.from) == y.back() {
-            places.extend(place(link.to));
-        }
-    }
-    places.sort_unstable();
-    places.dedup();
-    places.retain(|&at| at > 0 && at < x.len());
-    for at in places {
-        let crossing = crossing(chains, outer, at);
-        for shape in [Shape::Between, Shape::Behind, Shape::Before] {
-            let gain = cut(chains, edge, (outer, inner), at, &crossing, shape);
-            consider(best, gain, Join::Split { outer, inner, at, shape });
-        }
-    }
-}
-
-/// The links within a chain that a cut in front of its node number `at` parts.
-fn crossing<'g>(chains: &Chains<'g>, chain: u32, at: usize) -> Vec<&'g Link> {
-    let nodes = chains.members(chain);
-    let Some(&second) = nodes.get(at) else { return Vec::new() };
-    let border = chains.offset(second);
-    let links = nodes.iter().flat_map(|&node| chains.links_from(node));
-    let parted = |l: &&Link| {
-        chains.chain_of(l.to) == chain && (chains.offset(l.from) < border) != (chains.offset(l.to) < border)
-    };
-    links.filter(parted).collect()
-}
-
-/// What it gains to cut the first of two chains in front of its node number `at` and to put it together with the second like this.
-fn cut(
-    chains: &Chains<'_>,
-    edge: u32,
-    (outer, inner): (u32, u32),
-    at: usize,
-    crossing: &[&Link],
-    shape: Shape,
-) -> f64 {
-    let nodes = chains.members(outer);
-    let border = nodes.get(at).map_or(0, |&n| chains.offset(n));
-    let (head, tail, whole) = (border, chains.size(outer) - border, chains.size(inner));
-    // Where X1, X2 and Y begin.
-    let (x1, x2, y) = match shape {
-        Shape::Between => (0, head + whole, head),
-        Shape::Behind => (whole + tail, whole, 0),
-        Shape::Before => (tail, 0, head + tail),
-    };
-    let old = |node: u32| chains.offset(node);
-    let new = |node: u32| match () {
-        () if chains.chain_of(node) == inner => y + old(node),
-        () if old(node) < border => x1 + old(node),
-        () => x2 + old(node) - border,
-    };
-    let between: f64 = chains.links_of(edge).map(|l| value(l, new(l.from), new(l.to))).sum();
-    let within = |l: &&Link| value(l, new(l.from), new(l.to)) - value(l, old(l.from), old(l.to));
-    between + crossing.iter().map(within).sum::<f64>()
-}
-
-/// The value of a link between nodes that begin at these places.
-pub(crate) fn value(link: &Link, from: i64, to: i64) -> f64 {
-    let (end, to) = (from + i64::from(link.leaves), to + i64::from(link.arrives));
-    let near = |distance: i64, reach: f64| 0.1 * (1.0 - distance as f64 / reach).max(0.0);
-    let worth = match to - end {
-        0 if link.kind == LinkKind::Branch => {
-            if link.only {
-                1.0 + JUMP
-            } else {
-                1.0
-            }
-        }
-        distance if distance < 0 => near(-distance, BACKWARD),
-        distance => near(distance, FORWARD),
-    };
-    link.weight * worth
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub fn hfsort_plus_order(nodes: &[Node], arcs: &[Arc]) -> Vec<usize> {
     let samples: Vec<f64> = nodes.iter().zip(&incoming).map(|(n, &i)| i.max(n.weight as f64)).collect();
     let first = first_pass(&links, &incoming, nodes.len());
     let mut pages = Pages::new(&samples, &sizes, &links, &first);
-    let mut chains = Chains::new(&sizes, &links, first);
+    let mut chains = Chains::new(&sizes, &links, &first);
     chains.run(&mut pages);
     by_density(nodes, chains.into_chains())
 }
@@ -133,10 +133,8 @@ impl Objective for Pages {
         (gain > 0.0).then_some(Candidate { gain, join: Join::Concat { first, second } })
     }
 
-    fn permits(&mut self, chains: &Chains<'_>, join: Join) -> bool {
-        if let Join::Concat { first, second } = join
-            && let Some(edge) = chains.edge_between(first, second)
-        {
+    fn permits(&mut self, chains: &Chains<'_>, edge: u32, join: Join) -> bool {
+        if let Join::Concat { first, .. } = join {
             self.added = short_between(chains, edge, first);
         }
         true

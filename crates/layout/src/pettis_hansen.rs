@@ -84,8 +84,7 @@ fn closest(chains: &Chains<'_>, edge: u32) -> Option<Join> {
     let [a, b] = chains.ends(edge);
     let large = chains.larger(a, b);
     let small = if large == a { b } else { a };
-    let ends = |c: u32| Some((*chains.members(c).front()?, *chains.members(c).back()?));
-    let ((large_head, large_tail), (small_head, small_tail)) = (ends(large)?, ends(small)?);
+    let ((large_head, large_tail), (small_head, small_tail)) = (chains.tips(large), chains.tips(small));
     let ways = [
         (large_tail, small_head, Join::Concat { first: large, second: small }),
         (large_head, small_tail, Join::Concat { first: small, second: large }),

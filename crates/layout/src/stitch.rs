@@ -21,7 +21,7 @@ use restitch_program::{BlockId, Program};
 use crate::agglomerate::{Candidate, Chains, Join, Objective};
 use crate::codestitcher::{DISTANCES, densest_first};
 use crate::cycle_cover::cover_chains;
-use crate::graph::{HotGraph, Link, Links};
+use crate::graph::{HotGraph, Links};
 use crate::hot_chains::cold_fragments;
 use crate::{Fragment, HotChains, Layout, LayoutAlgorithm};
 
@@ -63,7 +63,7 @@ impl Stitch {
     /// Steps 2 to 4 for the marked blocks.
     fn fragments(&self, program: &Program, profile: &Profile, marked: &[bool], align: u32) -> Vec<Fragment> {
         let graph = HotGraph::new(program, profile, marked, Links::All);
-        let mut chains = Chains::new(&graph.sizes, &graph.links, cover_chains(program, &graph));
+        let mut chains = Chains::new(&graph.sizes, &graph.links, &cover_chains(program, &graph));
         for &distance in &self.distances {
             chains.run(&mut Near { reach: distance as f64 });
         }
@@ -105,21 +105,30 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    fn worth(&self, chains: &Chains<'_>, edge: u32, first: u32) -> f64 {
-        let size = chains.size(first);
-        let at = |node: u32| chains.offset(node) + if chains.chain_of(node) == first { 0 } else { size };
-        let distance = |l: &Link| {
-            let (leaves, arrives) = (at(l.from) + i64::from(l.leaves), at(l.to) + i64::from(l.arrives));
-            (arrives - leaves).unsigned_abs() as f64
-        };
-        chains.links_of(edge).map(|l| l.weight * (1.0 - distance(l) / self.reach).max(0.0)).sum()
+    /// What the transfers of an edge are worth if its first chain stands in front, and if its second does.
+    fn worth(&self, chains: &Chains<'_>, edge: u32) -> [f64; 2] {
+        let [a, b] = chains.ends(edge);
+        let (sizes, starts) = ([a, b].map(|c| chains.size(c)), [a, b].map(|c| chains.start(c)));
+        let mut sums = [0.0; 2];
+        for link in chains.links_of(edge) {
+            let ((chain, from_place), (_, to_place)) = (chains.place(link.from), chains.place(link.to));
+            let source = usize::from(chain != a);
+            let leaves = from_place - starts[source] + i64::from(link.leaves);
+            let arrives = to_place - starts[1 - source] + i64::from(link.arrives);
+            for (front, sum) in sums.iter_mut().enumerate() {
+                let ahead = if front == source { sizes[front] } else { -sizes[front] };
+                let distance = (arrives - leaves + ahead).unsigned_abs() as f64;
+                *sum += link.weight * (1.0 - distance / self.reach).max(0.0);
+            }
+        }
+        sums
     }
 }
 
 impl Objective for Near {
     fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate> {
         let [a, b] = chains.ends(edge);
-        let (forward, backward) = (self.worth(chains, edge, a), self.worth(chains, edge, b));
+        let [forward, backward] = self.worth(chains, edge);
         let (first, second, worth) = if backward > forward { (b, a, backward) } else { (a, b, forward) };
         let gain = worth / (chains.size(a) + chains.size(b)) as f64;
         (gain > EPSILON).then_some(Candidate { gain, join: Join::Concat { first, second } })
