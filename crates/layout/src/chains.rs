@@ -62,7 +62,7 @@ pub(crate) fn greedy(nodes: usize, joints: &mut [Joint]) -> (Paths, u64) {
 
 /// Adds to paths what still fits, the heaviest first; the weight added.
 pub(crate) fn add_greedily(paths: &mut Paths, joints: &mut [Joint]) -> u64 {
-    joints.sort_by_key(|j| (Reverse(j.weight), j.from, j.to));
+    joints.sort_unstable_by_key(|j| (Reverse(j.weight), u64::from(j.from) << 32 | u64::from(j.to)));
     let made = joints.iter().filter(|j| paths.join(j.from, j.to));
     made.fold(0, |sum: u64, j| sum.saturating_add(j.weight))
 }

@@ -100,13 +100,14 @@ pub(crate) fn collocate(
     let reach = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
     let Some(order) = order else {
         let mut chains = Chains::new(&graph.sizes, &graph.links, &sequences);
+        drop(sequences);
         for &distance in distances {
             chains.run(&mut Close { reach: reach(distance), order: None });
         }
         return chains.into_chains();
     };
     for &distance in distances {
-        let mut chains = Chains::new(&graph.sizes, &graph.links, &sequences);
+        let mut chains = Chains::new(&graph.sizes, &graph.links, &std::mem::take(&mut sequences));
         order.restart(&chains);
         chains.run(&mut Close { reach: reach(distance), order: Some(&mut *order) });
         sequences = chains.into_chains();
@@ -158,19 +159,18 @@ impl Close<'_> {
     /// The better of the two ways to join the chains of an edge, and the transfers that are close then.
     fn closer(&mut self, chains: &Chains<'_>, edge: u32) -> Option<(f64, Join)> {
         let [a, b] = chains.ends(edge);
-        let ways = [(a, b), (b, a)];
-        let allowed = ways.map(|(x, y)| self.order.as_deref_mut().is_none_or(|o| o.allows(x, y)));
-        if allowed == [false; 2] {
-            return None;
+        let [ab, ba] = self.close(chains, edge);
+        let mut ways = [(ab, a, b), (ba, b, a)];
+        if ba > ab {
+            ways.swap(0, 1);
         }
-        let mut best: Option<((f64, f64), Join)> = None;
-        let worths = self.close(chains, edge);
-        for (((first, second), worth), _) in ways.into_iter().zip(worths).zip(allowed).filter(|w| w.1) {
-            if worth.0 > 0.0 && best.is_none_or(|(w, _)| worth > w) {
-                best = Some((worth, Join::Concat { first, second }));
+        // The better one first: to ask the order is the dearest part.
+        for ((weight, _), first, second) in ways {
+            if weight > 0.0 && self.order.as_deref_mut().is_none_or(|o| o.allows(first, second)) {
+                return Some((weight, Join::Concat { first, second }));
             }
         }
-        best.map(|((weight, _), join)| (weight, join))
+        None
     }
 
     /// Transfers that are close if the first chain of an edge stands in front, and, for ties, how many of them go forward; the same

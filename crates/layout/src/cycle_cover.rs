@@ -38,10 +38,9 @@ pub(crate) fn cover_chains(program: &Program, graph: &HotGraph) -> Vec<Vec<u32>>
         let inside: Vec<Joint> = all[first..last].iter().filter(local).map(shift).collect();
         for pair in best_paths(members.len(), inside).iter().flat_map(|chain| chain.windows(2)) {
             paths.join(pair[0] + members[0], pair[1] + members[0]);
-            let joined = all[first..last]
-                .iter()
-                .find(|j| (j.from, j.to) == (pair[0] + members[0], pair[1] + members[0]));
-            weight = weight.saturating_add(joined.map_or(0, |j| j.weight));
+            let ends = (pair[0] + members[0], pair[1] + members[0]);
+            let joined = all[first..last].binary_search_by_key(&ends, |j| (j.from, j.to));
+            weight = weight.saturating_add(joined.map_or(0, |i| all[first + i].weight));
         }
         first = last;
     }
@@ -109,20 +108,30 @@ struct Assignment<'j> {
     /// Of the search: distance and the row from which each column was reached.
     distance: Vec<i64>,
     reached_from: Vec<u32>,
+    /// What the search has yet to look at, the columns that it is done with, and those that have a distance.
+    heap: BinaryHeap<Reverse<(i64, usize)>>,
+    settled: Vec<(usize, i64)>,
+    touched: Vec<usize>,
 }
 
 impl<'j> Assignment<'j> {
     fn new(nodes: usize, joints: &'j [Joint]) -> Self {
         let columns = 2 * nodes;
+        let mut first = vec![0; nodes + 1];
+        joints.iter().for_each(|j| first[j.from as usize + 1] += 1);
+        (1..first.len()).for_each(|n| first[n] += first[n - 1]);
         Self {
             nodes,
             joints,
-            first: (0..=nodes).map(|n| joints.partition_point(|j| (j.from as usize) < n)).collect(),
+            first,
             row_potential: vec![0; nodes],
             column_potential: vec![0; columns],
             row_of: vec![NONE; columns],
             distance: vec![i64::MAX; columns],
             reached_from: vec![NONE; columns],
+            heap: BinaryHeap::new(),
+            settled: Vec::new(),
+            touched: Vec::new(),
         }
     }
 
@@ -137,53 +146,56 @@ impl<'j> Assignment<'j> {
 
     /// Adds one row by a shortest augmenting path (Dijkstra on reduced costs, which are never negative).
     fn assign(&mut self, row: u32) {
-        let lowest = self.costs(row).map(|(c, cost)| cost - self.column_potential[c]).min();
-        self.row_potential[row as usize] = lowest.unwrap_or(0);
-        let mut heap = BinaryHeap::new();
-        let (mut settled, mut touched) = (Vec::new(), Vec::new());
-        self.relax(row, 0, &mut heap, &mut touched);
-        let mut free = None;
-        while let Some(Reverse((distance, column))) = heap.pop() {
-            if distance > self.distance[column] {
-                continue;
-            }
-            if self.row_of[column] == NONE {
-                free = Some((column, distance));
-                break;
-            }
-            settled.push((column, distance));
-            self.relax(self.row_of[column], distance, &mut heap, &mut touched);
+        let cheapest = self.costs(row).map(|(c, cost)| (cost - self.column_potential[c], c)).min();
+        let (lowest, column) = cheapest.unwrap_or_default();
+        self.row_potential[row as usize] = lowest;
+        if self.row_of[column] == NONE {
+            // The path has one step and no length.
+            self.row_of[column] = row;
+            return;
         }
-        if let Some((column, length)) = free {
+        if let Some((column, length)) = self.nearest_free(row) {
             self.row_potential[row as usize] += length;
-            for &(settled, distance) in &settled {
+            for &(settled, distance) in &self.settled {
                 self.row_potential[self.row_of[settled] as usize] += length - distance;
                 self.column_potential[settled] -= length - distance;
             }
             self.augment(column, row);
         }
-        for column in touched {
+        for column in self.touched.drain(..) {
             self.distance[column] = i64::MAX;
         }
+        self.settled.clear();
+        self.heap.clear();
     }
 
-    fn relax(
-        &mut self,
-        row: u32,
-        distance: i64,
-        heap: &mut BinaryHeap<Reverse<(i64, usize)>>,
-        touched: &mut Vec<usize>,
-    ) {
+    /// The nearest column without a row, and its distance.
+    fn nearest_free(&mut self, row: u32) -> Option<(usize, i64)> {
+        self.relax(row, 0);
+        while let Some(Reverse((distance, column))) = self.heap.pop() {
+            if distance > self.distance[column] {
+                continue;
+            }
+            if self.row_of[column] == NONE {
+                return Some((column, distance));
+            }
+            self.settled.push((column, distance));
+            self.relax(self.row_of[column], distance);
+        }
+        None
+    }
+
+    fn relax(&mut self, row: u32, distance: i64) {
         for (column, cost) in self.costs(row) {
             let reduced = cost - self.row_potential[row as usize] - self.column_potential[column];
             let new = distance + reduced;
             if new < self.distance[column] {
                 if self.distance[column] == i64::MAX {
-                    touched.push(column);
+                    self.touched.push(column);
                 }
                 self.distance[column] = new;
                 self.reached_from[column] = row;
-                heap.push(Reverse((new, column)));
+                self.heap.push(Reverse((new, column)));
             }
         }
     }

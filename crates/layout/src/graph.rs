@@ -78,7 +78,7 @@ impl HotGraph {
         if links == Links::All {
             graph.add_calls(program, profile, &node);
         }
-        graph.links.sort_by_key(|l| (l.from, l.to));
+        graph.links = sorted_links(graph.blocks.len(), &graph.links);
         graph
     }
 
@@ -143,6 +143,22 @@ impl HotGraph {
             }
         }
     }
+}
+
+/// The links by source and target, those between the same nodes in the order that they had. O(n + m): a node has few links.
+fn sorted_links(nodes: usize, links: &[Link]) -> Vec<Link> {
+    let mut behind = vec![0u32; nodes + 1];
+    links.iter().for_each(|l| behind[l.from as usize + 1] += 1);
+    (1..behind.len()).for_each(|n| behind[n] += behind[n - 1]);
+    let mut order = vec![0u32; links.len()];
+    for (number, link) in links.iter().enumerate() {
+        let place = &mut behind[link.from as usize];
+        order[*place as usize] = number as u32;
+        *place += 1;
+    }
+    let mut sorted: Vec<Link> = order.iter().map(|&number| links[number as usize]).collect();
+    sorted.chunk_by_mut(|a, b| a.from == b.from).for_each(|same| same.sort_by_key(|l| l.to));
+    sorted
 }
 
 /// For each function the node of its most executed return, the first of several.

@@ -31,10 +31,19 @@ pub(crate) struct Order {
     granted: Vec<(u32, u32)>,
     /// By chain number of the current level.
     behind: Vec<Vec<u32>>,
-    root: Vec<u32>,
-    /// Scratch: when a chain was last visited.
-    visited: Vec<u32>,
+    members: Vec<Member>,
     round: u32,
+    /// Chains that a search has yet to look at; kept for its room.
+    stack: Vec<u32>,
+}
+
+/// A chain of the current level.
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    /// A chain that it has become a part of, or itself.
+    root: u32,
+    /// The search that looked at it last.
+    visited: u32,
 }
 
 impl Order {
@@ -58,9 +67,9 @@ impl Order {
         Self {
             granted: Vec::new(),
             behind: vec![Vec::new(); chains],
-            root: (0..chains as u32).collect(),
-            visited: vec![0; chains],
+            members: (0..chains as u32).map(|root| Member { root, visited: 0 }).collect(),
             round: 0,
+            stack: Vec::new(),
         }
     }
 
@@ -72,59 +81,70 @@ impl Order {
     }
 
     fn find(&mut self, mut chain: u32) -> u32 {
-        while self.root[chain as usize] != chain {
-            self.root[chain as usize] = self.root[self.root[chain as usize] as usize];
-            chain = self.root[chain as usize];
+        loop {
+            let root = self.members[chain as usize].root;
+            if root == chain {
+                return chain;
+            }
+            let above = self.members[root as usize].root;
+            self.members[chain as usize].root = above;
+            chain = above;
         }
-        chain
     }
 
     /// Whether a chain of the one must stand in front of a chain of the other (or that could not be found out).
     fn reaches(&mut self, from: u32, to: u32) -> bool {
         let (from, to) = (self.find(from), self.find(to));
-        self.search(vec![from], to)
+        self.stack.push(from);
+        self.search(to)
     }
 
-    fn search(&mut self, mut stack: Vec<u32>, to: u32) -> bool {
+    /// Whether `to` must stand behind one of the chains on the stack (or that could not be found out).
+    fn search(&mut self, to: u32) -> bool {
         self.round += 1;
         let mut seen = 0;
-        while let Some(chain) = stack.pop() {
-            if chain == to {
-                return true;
-            }
-            if std::mem::replace(&mut self.visited[chain as usize], self.round) == self.round {
+        while let Some(chain) = self.stack.pop() {
+            let visited = &mut self.members[chain as usize].visited;
+            if chain != to && std::mem::replace(visited, self.round) == self.round {
                 continue;
             }
             seen += 1;
-            if seen > SEARCH_LIMIT {
+            if chain == to || seen > SEARCH_LIMIT {
+                self.stack.clear();
                 return true;
             }
-            for i in 0..self.behind[chain as usize].len() {
-                let next = self.behind[chain as usize][i];
-                let next = self.find(next);
-                stack.push(next);
-            }
+            self.push_behind(chain);
         }
         false
+    }
+
+    /// Puts what stands right behind a chain on the stack.
+    fn push_behind(&mut self, chain: u32) {
+        for i in 0..self.behind[chain as usize].len() {
+            let next = self.behind[chain as usize][i];
+            let next = self.find(next);
+            self.stack.push(next);
+        }
     }
 
     /// Whether the sequence `first` may be put right in front of `second`: nothing must stand between them or the other way
     /// round.
     pub fn allows(&mut self, first: u32, second: u32) -> bool {
         let (a, b) = (self.find(first), self.find(second));
-        if self.search(vec![b], a) {
+        self.stack.push(b);
+        if self.search(a) {
             return false;
         }
-        let next: Vec<u32> = self.behind[a as usize].clone();
-        let between = next.into_iter().map(|n| self.find(n)).filter(|&n| n != b && n != a).collect();
-        !self.search(between, b)
+        self.push_behind(a);
+        self.stack.retain(|&next| next != b && next != a);
+        !self.search(b)
     }
 
     /// `gone` has become a part of `kept`.
     pub fn unite(&mut self, kept: u32, gone: u32) {
         let moved = std::mem::take(&mut self.behind[gone as usize]);
         self.behind[kept as usize].extend(moved);
-        self.root[gone as usize] = kept;
+        self.members[gone as usize].root = kept;
         let mut behind: Vec<u32> = std::mem::take(&mut self.behind[kept as usize]);
         behind.iter_mut().for_each(|n| *n = self.find(*n));
         behind.retain(|&n| n != kept);
