@@ -335,6 +335,7 @@ mod tests {
     use crate::graph::LinkKind;
     use crate::stitch::Near;
     use restitch_profile::testing::Random;
+    use std::collections::BTreeMap;
 
     /// Functions of ten nodes: branches nearby, calls to anywhere, one callee in ten popular.
     fn graph(nodes: u32, seed: u64) -> (Vec<u64>, Vec<Link>) {
@@ -399,5 +400,36 @@ mod tests {
             }
             assert_eq!(seen, 300);
         }
+    }
+
+    /// After any run, also with hubs, there is one edge for each pair of chains that links connect, and it has all of these links.
+    #[test]
+    fn edges_agree_with_the_links() {
+        let mut hubs = 0;
+        for seed in 0..10 {
+            let (sizes, links) = graph(1500, seed);
+            let mut chains = Chains::of_single_nodes(&sizes, &links);
+            chains.run(&mut Close { reach: 200 << (seed % 5), order: None });
+            let mut expected: BTreeMap<[u32; 2], Vec<Link>> = BTreeMap::new();
+            for link in &links {
+                let (a, b) = (chains.chain_of(link.from), chains.chain_of(link.to));
+                if a != b {
+                    expected.entry([a.min(b), a.max(b)]).or_default().push(*link);
+                }
+            }
+            let alive: Vec<u32> =
+                (0..chains.edges.len() as u32).filter(|&e| chains.edges[e as usize].is_alive()).collect();
+            assert_eq!(alive.len(), expected.len());
+            for edge in alive {
+                let [a, b] = chains.ends(edge);
+                let mut got: Vec<Link> = chains.links_of(edge).copied().collect();
+                got.sort_by_key(|l| (l.from, l.to));
+                assert_eq!(got, expected[&[a, b]]);
+                assert_eq!(chains.weight(edge), got.iter().map(|l| l.weight).sum::<f64>());
+                assert_eq!([chains.edge_between(a, b), chains.edge_between(b, a)], [Some(edge); 2]);
+                hubs += usize::from(chains.degree(a).min(chains.degree(b)) > 32);
+            }
+        }
+        assert!(hubs > 100, "{hubs}");
     }
 }

@@ -60,9 +60,9 @@ impl LayoutAlgorithm for ExtTsp {
 
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot = self.options.hot_blocks(program, profile);
-        let within = HotGraph::new(program, profile, &hot, Links::WithinFunctions);
+        let within = ext_tsp_chains(&HotGraph::new(program, profile, &hot, Links::WithinFunctions));
         let graph = HotGraph::new(program, profile, &hot, Links::Branches);
-        let chains = graph.to_blocks(extend(&graph, &ext_tsp_chains(&within)));
+        let chains = graph.to_blocks(extend(&graph, &within));
         self.options.arrange(program, profile, &hot, chains)
     }
 }
@@ -154,7 +154,7 @@ impl Objective for TspScore {
             consider(&mut best, gain, Join::Concat { first, second });
         }
         for (outer, inner) in [(a, b), (b, a)] {
-            if (2..=SPLIT_NODES).contains(&chains.len(outer)) && chains.degree(outer) <= SPLIT_EDGES {
+            if (2..=SPLIT_NODES).contains(&chains.len(outer)) {
                 self.cut(chains, outer, inner, &mut best);
             }
         }
@@ -163,9 +163,12 @@ impl Objective for TspScore {
 }
 
 impl TspScore {
-    /// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`.
+    /// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`, if it has few neighbours.
     fn cut(&mut self, chains: &Chains<'_>, outer: u32, inner: u32, best: &mut Option<Candidate>) {
         self.find_borders(chains, outer, inner);
+        if self.borders.is_empty() || chains.degree(outer) > SPLIT_EDGES {
+            return;
+        }
         let (size, whole) = (chains.size(outer), chains.size(inner));
         for i in 0..self.borders.len() {
             let border = self.borders[i];

@@ -74,6 +74,8 @@ impl HotGraph {
             blocks,
             links: Vec::new(),
         };
+        // More than there will be; what is not used takes no memory.
+        graph.links.reserve_exact(program.edges.len() + 2 * program.calls.len());
         graph.add_branches(program, profile, &node, links == Links::WithinFunctions);
         if links == Links::All {
             graph.add_calls(program, profile, &node);

@@ -13,6 +13,8 @@ pub(super) struct Node {
     pub chain: u32,
     /// The node behind it in its chain.
     next: u32,
+    /// Its bytes; functions of 4 GiB or more are not told from each other.
+    size: u32,
 }
 
 /// A chain that is not gone.
@@ -68,8 +70,10 @@ fn prepend(nodes: &mut [Node], sizes: &[u64], (chain, number): (&mut Chain, u32)
 fn lay(nodes: &mut [Node], sizes: &[u64], (number, mut at): (u32, i64), order: &[u32]) -> i64 {
     for (i, &node) in order.iter().enumerate() {
         let next = order.get(i + 1).copied().unwrap_or(NONE);
-        nodes[node as usize] = Node { place: at, chain: number, next };
-        at += sizes[node as usize] as i64;
+        let size = sizes[node as usize];
+        nodes[node as usize] =
+            Node { place: at, chain: number, next, size: u32::try_from(size).unwrap_or(u32::MAX) };
+        at += size as i64;
     }
     at
 }
@@ -95,7 +99,7 @@ impl Chains<'_> {
     }
     /// Bytes of a node.
     pub fn node_size(&self, node: u32) -> i64 {
-        self.sizes[node as usize] as i64
+        i64::from(self.nodes[node as usize].size)
     }
     /// Bytes of a chain.
     pub fn size(&self, chain: u32) -> i64 {
