@@ -49,7 +49,14 @@ impl Queue {
         self.first.last().copied().max(self.later.peek().copied())
     }
     pub fn pop(&mut self) -> Option<Entry> {
-        if self.first.last() > self.later.peek() { self.first.pop() } else { self.later.pop() }
+        if self.first.last() <= self.later.peek() {
+            return self.later.pop();
+        }
+        // The heap grows meanwhile.
+        if self.first.len() < self.first.capacity() / 2 {
+            self.first.shrink_to_fit();
+        }
+        self.first.pop()
     }
 }
 
