@@ -76,18 +76,10 @@ impl LayoutAlgorithm for Codestitcher {
 
 /// Step 3.
 pub(crate) fn densest_first(graph: &HotGraph, sequences: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
-    let nodes: Vec<Node> = sequences.iter().map(|s| weigh(graph, s)).collect();
+    let nodes: Vec<Node> = sequences.iter().map(|s| graph.weigh(s)).collect();
     let singles = (0..sequences.len() as u32).map(|s| vec![s]).collect();
     let mut sequences = sequences;
     by_density(&nodes, singles).into_iter().map(|s| std::mem::take(&mut sequences[s])).collect()
-}
-
-/// Size and executed bytes of a sequence.
-pub(crate) fn weigh(graph: &HotGraph, sequence: &[u32]) -> Node {
-    sequence.iter().fold(Node::default(), |sum, &n| {
-        let (size, count) = (graph.sizes[n as usize], graph.counts[n as usize]);
-        Node { size: sum.size + size, weight: sum.weight.saturating_add(count.saturating_mul(size)) }
-    })
 }
 
 /// Step 2: joins sequences level by level.

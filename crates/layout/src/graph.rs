@@ -4,6 +4,7 @@
 //! from the callee's most executed return to the instruction behind the call: the profile does not say which return served
 //! which call, and the hottest is right for most. Indirect calls have no known callee and make no links.
 
+use crate::Node;
 use restitch_profile::Profile;
 use restitch_program::{BlockId, CallTarget, EdgeKind, Program, Terminator};
 
@@ -63,6 +64,14 @@ pub(crate) enum Links {
 }
 
 impl HotGraph {
+    /// Size and executed bytes of a sequence of nodes.
+    pub fn weigh(&self, sequence: &[u32]) -> Node {
+        sequence.iter().fold(Node::default(), |sum, &n| {
+            let (size, count) = (self.sizes[n as usize], self.counts[n as usize]);
+            Node { size: sum.size + size, weight: sum.weight.saturating_add(count.saturating_mul(size)) }
+        })
+    }
+
     /// The graph of the blocks that are marked in `hot`.
     pub fn new(program: &Program, profile: &Profile, hot: &[bool], links: Links) -> Self {
         let blocks: Vec<BlockId> = program.block_ids().filter(|b| hot[b.index()]).collect();

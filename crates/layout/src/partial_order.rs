@@ -19,7 +19,6 @@ use restitch_program::{EdgeKind, Program, Terminator};
 use crate::Node;
 use crate::agglomerate::Chains;
 use crate::c3::denser_first;
-use crate::codestitcher::weigh;
 use crate::graph::{HotGraph, NONE};
 
 /// Chains that a search looks at.
@@ -162,7 +161,7 @@ impl Order {
         let behind = chains_behind(&self.granted, |n| number[n as usize], sequences.len());
         let mut before = vec![0; sequences.len()];
         behind.iter().flatten().for_each(|&s| before[s as usize] += 1);
-        let ready = |s: u32| Ready { node: weigh(graph, &sequences[s as usize]), sequence: s };
+        let ready = |s: u32| Ready { node: graph.weigh(&sequences[s as usize]), sequence: s };
         let mut heap: BinaryHeap<Ready> =
             (0..sequences.len() as u32).filter(|&s| before[s as usize] == 0).map(ready).collect();
         let mut order = Vec::with_capacity(sequences.len());

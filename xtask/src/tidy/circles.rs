@@ -8,8 +8,7 @@ use crate::{Finding, Tree, code_only, heads_behind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Uses that close a circle and may stay: crate, who uses, what is used, why.
-pub const ALLOWED: [(&str, &str, &str, &str); 2] = [
-    ("layout", "partial_order", "codestitcher", "one weighs joins as the other does"),
+pub const ALLOWED: [(&str, &str, &str, &str); 1] = [
     (
         "profile",
         "repair",
