@@ -5,7 +5,9 @@ right to trace the servers they start), use unix sockets and the loopback interf
 RESTITCH names the restitch to use (default: target/release/restitch).
 """
 
+import contextlib
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -51,6 +53,15 @@ def restitch(machine, *arguments, allowed=(0,), **options):
         text = (done.stdout + done.stderr)[-3000:]
         raise Failed(f"restitch {' '.join(map(str, arguments))} ended with {done.returncode}:\n{text}")
     return done.returncode, done.stdout, time.monotonic() - start
+
+
+@contextlib.contextmanager
+def connected(path):
+    """A connection to the unix socket at `path`: a file for requests and answers, flushed by whoever writes."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        with s.makefile("rwb") as f:
+            yield f
 
 
 def attach(machine, pid, tree=False, seconds=3, allowed=(0,)):

@@ -3,8 +3,6 @@
 compare and swap, delete, and let items expire, through a loop of attach, attach again and revert; every answer is the expected one, and a client that
 hangs up in the middle of a request harms nobody. Prints keys a CPU second before and after attaching, interleaved."""
 
-import socket
-
 from common import *  # noqa: F403
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -27,9 +25,7 @@ def main(machine):
 
 
 def client(path, number, answered):
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        f = s.makefile("rwb")
+    with connected(path) as f:
         n = 0
         while answered(0):
             n += 1
@@ -83,16 +79,13 @@ def compare_and_swap(f, number):
 
 def hang_up(path):
     """A client that goes away in the middle of a value."""
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        s.sendall(b"set half 0 0 1000\r\nonly this")
+    with connected(path) as f:
+        f.write(b"set half 0 0 1000\r\nonly this")
 
 
 def batches(path, count):
     """Sets and gets of 100 keys at a time; how many keys were written and read."""
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        f = s.makefile("rwb")
+    with connected(path) as f:
         keys = [b"b%d" % n for n in range(KEYS)]
         for n in range(count):
             f.write(b"".join(b"set %s 0 0 8 noreply\r\n%08d\r\n" % (key, n) for key in keys))

@@ -4,7 +4,6 @@ keys through a loop of attach, attach again and revert, every answer is the expe
 
 import csv
 import io
-import socket
 
 from common import *  # noqa: F403
 
@@ -46,9 +45,7 @@ def main(machine):
 
 
 def client(path, number, answered):
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        f = s.makefile("rwb")
+    with connected(path) as f:
         n = 0
         while answered(0):
             n += 1
@@ -78,9 +75,8 @@ def ask(f, command):
 
 
 def request(path, *command):
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        return ask(s.makefile("rwb"), command)
+    with connected(path) as f:
+        return ask(f, command)
 
 
 program(main)
