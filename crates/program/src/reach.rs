@@ -44,9 +44,7 @@ fn decoded_at(image: &Image, at: Svma) -> Option<Decoded> {
     decode_one(&bytes[..bytes.len().min(15)], at)
 }
 
-/// Whether the function at `at` ends the program by its first instruction, which is for the kernel only (`hlt`), or none.
+/// Whether the function at `at` ends the program by its first instruction.
 fn stops_at_once(image: &Image, at: Svma) -> bool {
-    const HLT: u8 = 0xf4;
-    let is_hlt = image.read(at, 1) == Some(&[HLT]);
-    is_hlt || decoded_at(image, at).is_some_and(|d| d.insn.flow == Flow::Stop)
+    decoded_at(image, at).is_some_and(|d| d.insn.flow == Flow::Stop)
 }

@@ -24,7 +24,7 @@ pub enum Flow {
     IndirectCall,
     /// `ret`, `iret`.
     Return,
-    /// `ud2`, `hlt`, `int3`: control does not go on.
+    /// `ud2`, `hlt`, `int3`: control does not go on. (Other instructions that only the kernel may execute are taken for [`Flow::Next`].)
     Stop,
     /// Something that ordinary copying cannot express (`xbegin`, 16-bit operand-size branches, far calls).
     Unsupported,
@@ -140,6 +140,8 @@ fn flow_of(i: &Instruction) -> Flow {
     let target = || Svma::new(i.near_branch_target());
     let wide = i.op0_kind() == OpKind::NearBranch64;
     match i.flow_control() {
+        // For the kernel only: it ends a program, and compilers and C libraries put it where control does not come.
+        FlowControl::Next if i.mnemonic() == Mnemonic::Hlt => Flow::Stop,
         FlowControl::Next => Flow::Next,
         FlowControl::UnconditionalBranch if wide => Flow::Jump(target()),
         FlowControl::IndirectBranch => Flow::IndirectJump,
@@ -221,6 +223,23 @@ fn named_address(i: &Instruction) -> Option<Svma> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_ends_a_program_is_a_stop() {
+        let flow = |bytes: &[u8]| {
+            let mut out = Vec::new();
+            scan(bytes, Svma::new(0), |i| out.push(i.flow)).unwrap();
+            out[0]
+        };
+        // hlt; ud2; ud1 (%rax),%eax; int3
+        for bytes in [&[0xf4][..], &[0x0f, 0x0b], &[0x0f, 0xb9, 0x00], &[0xcc]] {
+            assert_eq!(flow(bytes), Flow::Stop, "{bytes:x?}");
+        }
+        // nop; cli; syscall; int $0x80
+        for bytes in [&[0x90][..], &[0xfa], &[0x0f, 0x05], &[0xcd, 0x80]] {
+            assert_eq!(flow(bytes), Flow::Next, "{bytes:x?}");
+        }
+    }
 
     #[test]
     fn shifts_write_flags_unless_the_count_may_be_zero() {
