@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 /// Settings for a stop.
 #[derive(Clone, Copy, Debug)]
 pub struct StopOptions {
-    /// How long to wait for threads that do not stop: in the kernel, or for a vfork child.
+    /// How long to wait for threads that do not stop: in the kernel, or for a vfork child. For one that is ready to run and gets no
+    /// processor meanwhile four times as long is waited.
     pub limit: Duration,
 }
 
@@ -201,6 +202,10 @@ fn in_creating_call(pid: i32, tid: i32) -> bool {
 /// Passes over the thread list before new threads in each of them are a storm. (A storm of six chains of threads takes three or four.)
 const STORM: u32 = 16;
 
+/// A thread that is ready to run and gets no processor cannot stop yet, and nothing is wrong with it: so many times the limit are waited for
+/// it. (Longer would keep the others standing still that have stopped already.)
+const STARVED: u32 = 4;
+
 /// Threads on their way into a stop. Dropping it lets all of them go.
 struct Seizing {
     pid: i32,
@@ -302,11 +307,18 @@ impl Seizing {
     /// Waits for the stop of one thread. If that is in front of the delivery of a signal, the kernel still delivers it should this
     /// program die during the stop.
     fn collect(&mut self, tid: i32) -> Result<(), TraceError> {
+        let begun = Instant::now();
         // A dying leader reports nothing while other threads live: look at its state early.
         let first_look = Duration::from_millis(20).min(self.limit);
         let mut outcome = wait_for_keeping_signals(tid, first_look);
+        let used = self.used(tid);
         if matches!(outcome, WaitOutcome::TimedOut) && !self.has_ended(tid) {
             outcome = wait_for_keeping_signals(tid, self.limit.saturating_sub(first_look));
+        }
+        let mut times = 1;
+        while matches!(outcome, WaitOutcome::TimedOut) && times < STARVED && self.is_starved(tid, used) {
+            outcome = wait_for_keeping_signals(tid, self.limit);
+            times += 1;
         }
         match outcome {
             WaitOutcome::Stop(StopKind::Ended(_)) if tid == self.pid => {
@@ -324,7 +336,7 @@ impl Seizing {
                 self.waiting.remove(&tid);
                 STRAGGLERS.with_borrow_mut(|tids| tids.push(tid));
             }
-            WaitOutcome::TimedOut => return Err(self.not_stopping(tid)),
+            WaitOutcome::TimedOut => return Err(self.not_stopping(tid, begun)),
         }
         Ok(())
     }
@@ -336,14 +348,26 @@ impl Seizing {
         }
     }
 
-    fn not_stopping(&self, tid: i32) -> TraceError {
+    /// CPU time of a thread.
+    fn used(&self, tid: i32) -> Option<Duration> {
+        procfs::thread_cpu_time(self.pid, tid).ok()
+    }
+
+    /// Whether a thread has been ready to run, and has not run, since it had used so much CPU time.
+    fn is_starved(&self, tid: i32, used: Option<Duration>) -> bool {
+        let is_ready =
+            procfs::thread_stat(self.pid, tid).is_ok_and(|s| s.state == procfs::ProcessState::Running);
+        is_ready && used.is_some() && self.used(tid) == used
+    }
+
+    fn not_stopping(&self, tid: i32, begun: Instant) -> TraceError {
         let pid = self.pid;
         if waits_for_vfork(pid, tid) {
             return TraceError::VforkParent { pid, tid };
         }
         let stat = procfs::thread_stat(pid, tid);
         let state = stat.map_or_else(|error| error.to_string(), |stat| format!("{:?}", stat.state));
-        let waited_ms = u64::try_from(self.limit.as_millis()).unwrap_or(u64::MAX);
+        let waited_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         TraceError::NotStopping { pid, tid, waited_ms, state }
     }
 

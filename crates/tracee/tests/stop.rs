@@ -3,7 +3,8 @@
 mod common;
 
 use common::Target;
-use restitch_tracee::{Stopped, TraceError};
+use restitch_tracee::{StopOptions, Stopped, TraceError};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -181,4 +182,67 @@ fn stepping_goes_where_it_is_told_and_stops_before_system_calls() {
         std::thread::sleep(Duration::from_millis(1));
     }
     target.assert_ok();
+}
+
+/// A control group that may use a processor for 20 ms of each second. `None`, with a note, where none can be made.
+struct Quota(PathBuf);
+
+impl Quota {
+    fn new() -> Option<Self> {
+        let name = format!("restitch-test-{}", std::process::id());
+        let (one, two) = (Path::new("/sys/fs/cgroup/cpu"), Path::new("/sys/fs/cgroup"));
+        let is_one = one.is_dir();
+        let quota = Self(if is_one { one } else { two }.join(name));
+        let write = |file: &str, text: &str| std::fs::write(quota.0.join(file), text);
+        let made = std::fs::create_dir(&quota.0).and_then(|()| match is_one {
+            true => write("cpu.cfs_period_us", "1000000").and_then(|()| write("cpu.cfs_quota_us", "20000")),
+            false => write("cpu.max", "20000 1000000"),
+        });
+        if let Err(error) = made {
+            eprintln!("SKIPPED: no control group with a quota: {error}");
+            return None;
+        }
+        Some(quota)
+    }
+
+    fn add(&self, pid: i32) -> std::io::Result<()> {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string())
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        // It is in use until the processes in it are really gone.
+        let end = Instant::now() + PATIENCE;
+        while std::fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A thread that is ready to run and gets no processor for longer than the limit is waited for: four times as long.
+#[test]
+fn a_thread_that_gets_no_processor_is_waited_for() {
+    const LIMIT: Duration = Duration::from_millis(600);
+    let Some(quota) = Quota::new() else { return };
+    let mut busy = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let pid = busy.id() as i32;
+    let added = quota.add(pid);
+    for round in 0..8u64 {
+        std::thread::sleep(Duration::from_millis(130 + 170 * round));
+        match Stopped::seize_all_with(pid, StopOptions { limit: LIMIT }) {
+            Ok(stopped) => _ = stopped.resume(),
+            // A machine that is very busy otherwise, too.
+            Err(TraceError::NotStopping { waited_ms, .. })
+                if u128::from(waited_ms) >= 4 * LIMIT.as_millis() => {}
+            Err(error) => {
+                _ = busy.kill();
+                panic!("stop {round}: {error}");
+            }
+        }
+    }
+    busy.kill().and_then(|()| busy.wait()).unwrap();
+    if let Err(error) = added {
+        eprintln!("SKIPPED: it cannot be put into a control group: {error}");
+    }
 }
