@@ -171,6 +171,11 @@ impl Live {
         self.counters.clear();
     }
 
+    /// Whether tracing versions were mapped here by this very session, and are trusted ([`Live::distrust_tracing`]).
+    pub fn has_windows(&self) -> bool {
+        self.journal.versions.iter().any(|v| self.has_just_traced(v.number))
+    }
+
     /// Whether version `number` is a tracing version of this very session: program counters are then the only addresses in it that there can
     /// be, since no signal was delivered to a thread in it. (After the death of a tracer a handler may have seen one.)
     pub(crate) fn has_just_traced(&self, number: u32) -> bool {

@@ -39,6 +39,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             command,
         } => {
             let traced = match pid {
+                Some(pid) if tree => TraceSubject::Tree(pid, Duration::from_secs_f64(duration)),
                 Some(pid) => TraceSubject::Process(pid, Duration::from_secs_f64(duration)),
                 None => TraceSubject::Command(child(&command)),
             };

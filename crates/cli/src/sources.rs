@@ -104,7 +104,7 @@ impl SourceOptions {
 /// The program, and the process if it runs already.
 fn named(subject: &TraceSubject) -> (String, Option<i32>) {
     match subject {
-        TraceSubject::Process(pid, _) => {
+        TraceSubject::Process(pid, _) | TraceSubject::Tree(pid, _) => {
             let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
             (program.display().to_string(), Some(*pid))
         }

@@ -6,19 +6,21 @@ use crate::branch_result::{known, sparse};
 use crate::burst_record::{Code, trace_and_take_out};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
+use crate::trace_record::{relatives, tell_left_out};
 use crate::{SessionError, SourceChoice, Watcher};
 use restitch_profile::Profile;
-use restitch_trace::{BurstOptions, TraceOptions, trace};
+use restitch_trace::{BurstOptions, TraceOptions, TraceReport, trace_together};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Fewer branches than this say nothing about a program.
 const LEAST_BRANCHES: u64 = 1000;
 
-/// Records branches of the set's leader for `duration`, from a source and at a cost (a share of the running time); the profiles of the chosen modules.
+/// Records branches of the set's processes for `duration`, from a source and at a cost (a share of the running time of all of them
+/// together); the profiles of the chosen modules.
 ///
 /// # Errors
-/// If it cannot be traced, or there are too few records. The process runs in its original code.
+/// If the leader cannot be traced, or there are too few records. The processes run in their original code.
 pub(crate) fn profiles_of_records(
     set: &mut ProcessSet,
     chosen: &[Chosen],
@@ -29,33 +31,52 @@ pub(crate) fn profiles_of_records(
     let pid = set.leader.target().pid();
     let mut records = BranchRecords::default();
     records.open(pid)?;
-    if source == SourceChoice::Burst {
+    let what = if source == SourceChoice::Burst {
         let options = BurstOptions { overhead, ..BurstOptions::default() };
         let code = Code::of_process(chosen.to_vec());
         let traced = trace_and_take_out(set, code, Some(duration), options, &mut records, watcher)?;
         let (all, mean) = (traced.report.all(), traced.report.mean_length());
-        watcher.note(&format!("{} branches in {all} bursts of {mean:.0}", traced.report.branches));
         if let Some(why) = traced.kept {
             watcher.note(&format!("tracing versions stay mapped, unused: {why}"));
         }
+        format!("{} branches in {all} bursts of {mean:.0}", traced.report.branches)
     } else {
         watcher.phase("tracing", Some(duration.as_secs_f64()));
-        let options = TraceOptions {
-            overhead,
-            duration: Some(duration),
-            restartable: records.restartable(pid),
-            ..TraceOptions::default()
-        };
-        let report = trace(pid, options, &AtomicBool::new(false), &mut records)?;
-        watcher.note(&format!("{} branches in records", report.branches));
-    }
+        let report = trace_set(set, overhead, duration, &mut records)?;
+        tell_left_out(&report, watcher);
+        format!("{} branches in records", report.branches)
+    };
+    watcher.note(&match records.processes() {
+        _ if !set.is_tree() => what,
+        1 => format!("{what}, in one process"),
+        n => format!("{what}, in {n} processes"),
+    });
     if records.branches() < LEAST_BRANCHES {
+        let who = if set.is_tree() { "and its relatives " } else { "" };
         return Err(SessionError::NothingToDo(format!(
-            "process {pid} gave {} branch records only; try again under load, with a longer --duration, or with --source count",
+            "process {pid} {who}gave {} branch records only; try again under load, with a longer --duration, or with --source count",
             records.branches()
         )));
     }
     let coverage = records.coverage();
     watcher.note(&sparse(coverage).unwrap_or_else(|| known(coverage)));
     Ok(chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program)).collect())
+}
+
+/// Traces the leader of a set, or all processes of a tree together.
+fn trace_set(
+    set: &mut ProcessSet,
+    overhead: f64,
+    duration: Duration,
+    records: &mut BranchRecords,
+) -> Result<TraceReport, SessionError> {
+    let pid = set.leader.target().pid();
+    let others = if set.is_tree() { relatives(set, records)? } else { Vec::new() };
+    let options = TraceOptions {
+        overhead,
+        duration: Some(duration),
+        restartable: records.restartable(pid),
+        ..TraceOptions::default()
+    };
+    Ok(trace_together(pid, &others, options, &AtomicBool::new(false), records)?)
 }

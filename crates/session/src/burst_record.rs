@@ -12,25 +12,26 @@
 
 use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
+use crate::burst_members::{IDLE, LOOK_AGAIN, Members, Versions};
 use crate::burst_scope::{BurstScope, candidates};
 use crate::hold::holding;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
+use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
-use crate::trace_record::{exit_status, launch_holding};
+use crate::trace_record::{exit_status, in_processes, launch_holding};
 use crate::verdict::Windows;
 use crate::{ExitCode, SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::{Avma, LoadBias};
-use restitch_apply_process::{Incoming, ProcessError, VersionKind};
+use restitch_apply_process::{ProcessError, VersionKind};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::window_len;
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
 use restitch_layout::Layout;
-use restitch_trace::{BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, trace_bursts};
-use restitch_tracee::{Stopped, aside};
+use restitch_trace::{BurstEnd, BurstOptions, BurstReport, BurstTables};
+use restitch_tracee::aside;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What came of it.
@@ -105,7 +106,12 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let mut launched = None;
     let (mut set, prepared, duration) = match options.subject {
         TraceSubject::Process(pid, duration) => {
-            let set = open(pid)?;
+            let set = open(pid, false)?;
+            records.open(set.leader.target().pid())?;
+            (set, Prepared::default(), Some(duration))
+        }
+        TraceSubject::Tree(pid, duration) => {
+            let set = open(pid, true)?;
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))
         }
@@ -132,6 +138,9 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let ended_at = most(&records, pid, &traced.report.ended_at);
     let refused_at = most(&records, pid, &traced.report.refused_at);
     let coverage = records.coverage();
+    if set.is_tree() {
+        watcher.note(&in_processes(&records));
+    }
     records.save(&options.output, watcher)?;
     if !set.leader_is_alive() {
         set.leader.forget();
@@ -164,18 +173,12 @@ fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
 }
 
 /// Opens a process, and takes out what an earlier session may have left.
-fn open(pid: i32) -> Result<ProcessSet, SessionError> {
+fn open(pid: i32, tree: bool) -> Result<ProcessSet, SessionError> {
     refuse_kernel_thread(pid)?;
     refuse_shadow_stack(pid)?;
-    let mut set = ProcessSet::open(pid, false)?;
+    let mut set = ProcessSet::open(pid, tree)?;
     set.room_for_more()?;
     Ok(set)
-}
-
-/// Checked versions with the modules that they are of, and what there is to look up in them.
-struct Versions {
-    of: Vec<(usize, CheckedVersion)>,
-    tables: BurstTables,
 }
 
 /// What was done for a command before it ran: nothing, for a process.
@@ -189,7 +192,7 @@ struct Prepared {
 
 /// What can be done for a command before it runs: all code that may be traced is analysed, and copied if it is not too much.
 fn prepare(pid: i32) -> Result<(ProcessSet, Prepared), SessionError> {
-    let set = open(pid)?;
+    let set = open(pid, false)?;
     let ready = analyze(&set, candidates(&set));
     let scope = match BurstScope::whole(&set, ready)? {
         Ok(scope) => scope,
@@ -313,8 +316,11 @@ pub(crate) fn trace_and_take_out(
     }
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
     let (traced, making) = (Traced::default(), Duration::ZERO);
-    let mut rounds = Rounds { scope, versions, rest, is_command, tracing, traced, making, last_mean: 0.0 };
+    let members = Members::default();
+    let mut rounds =
+        Rounds { scope, versions, members, rest, is_command, tracing, traced, making, last_mean: 0.0 };
     let result = rounds.all(set, records);
+    rounds.members.refused().for_each(|why| watcher.note(&why));
     let mut traced = rounds.traced;
     if result.is_err() || traced.report.bursts.contains_key(&BurstEnd::Gone) {
         set.leader.distrust_tracing();
@@ -342,6 +348,8 @@ struct Rounds {
     scope: BurstScope,
     /// What the first round needs, where it is there already.
     versions: Option<Versions>,
+    /// Who is recorded.
+    members: Members,
     /// Time that is left.
     rest: Option<Duration>,
     /// It stands still while versions are made.
@@ -377,20 +385,17 @@ impl Rounds {
             None => meanwhile(set, is_command, patience, || make_tracing(set, &self.scope))??,
         };
         self.scope.is_made();
-        let window = map(set, &versions, is_command)?;
-        let (pid, Versions { of: versions, tables }) = (set.leader.target().pid(), versions);
-        let code = BurstCode::new(tables, window)
-            .map_err(|source| restitch_trace::BranchTraceError::Window { pid, source })?;
+        self.members.map(set, &versions, is_command, records)?;
         let made = begun.elapsed();
         self.making += made;
         if !self.traced.rounds.is_empty() {
             set.sweep();
         }
-        self.traced.mapped = versions.iter().map(|(_, v)| v.loaded_len).sum();
+        self.traced.mapped = versions.of.iter().map(|(_, v)| v.loaded_len).sum();
         self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0, made });
         let mut slice = PROBING.0;
         while self.may_grow(slice) {
-            if self.trace(set, &code, Some(slice), records)? {
+            if self.trace(set, &versions, Some(slice), records)? {
                 return Ok(false);
             }
             let places = std::mem::take(&mut self.traced.places);
@@ -402,7 +407,7 @@ impl Rounds {
             slice = (2 * slice).min(PROBING.1);
         }
         let rest = self.rest;
-        self.trace(set, &code, rest, records)?;
+        self.trace(set, &versions, rest, records)?;
         Ok(false)
     }
 
@@ -417,18 +422,18 @@ impl Rounds {
     /// True if the process has ended or executes another program.
     fn trace(
         &mut self,
-        set: &ProcessSet,
-        code: &BurstCode,
+        set: &mut ProcessSet,
+        versions: &Versions,
         duration: Option<Duration>,
         records: &mut BranchRecords,
     ) -> Result<bool, SessionError> {
-        let options = BurstOptions {
-            duration,
-            seed: self.tracing.seed + self.traced.rounds.len() as u64,
-            ..self.tracing.clone()
+        let report = match duration {
+            Some(duration) if set.is_tree() => self.trace_tree(set, versions, duration, records)?,
+            _ => {
+                let options = self.options(duration);
+                self.members.trace(set, &options, records)?
+            }
         };
-        let stop = AtomicBool::new(false);
-        let report = trace_bursts(set.leader.target().pid(), options, code, &stop, records)?;
         self.last_mean = report.mean_length();
         self.traced.places.clone_from(&report.ended_at);
         for (at, n) in &report.refused_at {
@@ -440,9 +445,45 @@ impl Rounds {
             round.bursts += report.all();
             round.mean_length = (before + report.branches as f64) / round.bursts.max(1) as f64;
         }
-        let is_over = report.exit.is_some() || report.left;
+        let is_over = report.exit.is_some() || report.left || (set.is_tree() && !set.leader_is_alive());
         self.traced.report.add(report);
         Ok(is_over)
+    }
+
+    /// Traces the processes of a tree, and looks for those that come and go.
+    fn trace_tree(
+        &mut self,
+        set: &mut ProcessSet,
+        versions: &Versions,
+        duration: Duration,
+        records: &mut BranchRecords,
+    ) -> Result<BurstReport, SessionError> {
+        let end = Instant::now() + duration;
+        let mut sum = BurstReport::default();
+        while set.leader_is_alive() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            if self.members.is_empty() {
+                std::thread::sleep(left.min(IDLE));
+            } else {
+                let options = self.options(Some(left.min(LOOK_AGAIN)));
+                let report = self.members.trace(set, &options, records)?;
+                let threads = sum.threads.max(report.threads);
+                sum.add_beside(report);
+                sum.threads = threads;
+            }
+            set.refresh()?;
+            self.members.fill(set, versions, records);
+        }
+        Ok(sum)
+    }
+
+    fn options(&mut self, duration: Option<Duration>) -> BurstOptions {
+        // Other random numbers each time.
+        self.tracing.seed += 1;
+        BurstOptions { duration, ..self.tracing.clone() }
     }
 }
 
@@ -454,20 +495,12 @@ fn most(records: &BranchRecords, pid: i32, places: &BTreeMap<Avma, u64>) -> Vec<
     most
 }
 
-/// Maps the versions, in place of those that are there. A command that has none yet stands still meanwhile, if it can be stopped.
-fn map(set: &mut ProcessSet, versions: &Versions, is_command: bool) -> Result<File, SessionError> {
-    let incoming: Vec<Incoming<'_>> = versions
-        .of
-        .iter()
-        .map(|(module, version)| Incoming { module: *module, version, kind: VersionKind::Burst })
-        .collect();
-    let hold = is_command && set.leader.journal().is_empty();
-    let held = hold.then(|| Stopped::seize_all(set.leader.target().pid()).ok()).flatten();
-    Ok(set.leader.map_tracing(held, &incoming)?)
-}
-
 /// Takes the versions out; gives the reason why something had to stay.
 fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<String>, SessionError> {
+    if set.is_tree() {
+        set.take_back(watcher)?;
+        return Ok(set.sweep().into_iter().next().map(|(pid, _, why)| format!("process {pid}: {why}")));
+    }
     if !set.leader_is_alive() {
         return Ok(None);
     }
@@ -477,17 +510,6 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
         Err(error) => return Err(error),
     }
     Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
-}
-
-/// Returns that match no call end a process whose shadow stack is on.
-fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let features = status.lines().find(|line| line.starts_with("x86_Thread_features:"));
-    if features.is_some_and(|line| line.contains("shstk")) {
-        let why = "it has a shadow stack, which tracing versions do not keep; use --source trace".into();
-        return Err(SessionError::Refused { pid, why });
-    }
-    Ok(())
 }
 
 /// Makes and checks tracing versions.
@@ -515,5 +537,5 @@ fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, Sessio
         versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
     let tables = BurstTables::new(&biased)
         .map_err(|source| restitch_trace::BranchTraceError::Window { pid: target.pid(), source })?;
-    Ok(Versions { of: versions, tables })
+    Ok(Versions { of: versions, tables: Arc::new(tables) })
 }

@@ -12,6 +12,7 @@ mod attach_records;
 pub mod batch;
 mod branch_records;
 mod branch_result;
+mod burst_members;
 mod burst_record;
 mod burst_scope;
 mod counted_images;

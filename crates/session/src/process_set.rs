@@ -9,7 +9,8 @@ use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
 use restitch_procfs as procfs;
 use restitch_tracee::TraceError;
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Pauses before the tries to unmap retired versions.
@@ -29,6 +30,8 @@ pub(crate) struct ProcessSet {
     named: i32,
     /// Files of the modules, read once for all processes.
     images: ImageCache,
+    /// CPU time of the processes when they joined, or when it was last asked which are busy.
+    ticks: BTreeMap<i32, u64>,
 }
 
 impl ProcessSet {
@@ -40,7 +43,8 @@ impl ProcessSet {
         let mut leader = Live::open_with(pid, dir.clone(), &mut images)?;
         crate::refusal::refuse(leader.target())?;
         leader.lock()?;
-        let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid, images };
+        let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
+        let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid, images, ticks };
         set.refresh()?;
         Ok(set)
     }
@@ -59,10 +63,34 @@ impl ProcessSet {
             };
             let inherited = !live.journal().versions.is_empty();
             if (self.tree || inherited) && self.same_addresses(&live) {
+                self.ticks.insert(candidate.pid, ticks_of(candidate.pid));
                 self.others.push(live);
             }
         }
         Ok(())
+    }
+
+    /// Whether all processes of the program belong to it.
+    pub fn is_tree(&self) -> bool {
+        self.tree
+    }
+
+    /// The process of the set with this number.
+    pub fn find(&mut self, pid: i32) -> Option<&mut Live> {
+        self.all_mut().find(|live| live.target().pid() == pid)
+    }
+
+    /// The processes that have used CPU time since they joined, or since this was last asked, the busiest first.
+    pub fn busiest(&mut self) -> Vec<i32> {
+        let mut used: Vec<(u64, i32)> = Vec::new();
+        for pid in self.pids() {
+            let now = ticks_of(pid);
+            let before = self.ticks.insert(pid, now).unwrap_or(now);
+            used.push((now.saturating_sub(before), pid));
+        }
+        used.retain(|(ticks, _)| *ticks > 0);
+        used.sort_by_key(|(ticks, pid)| (Reverse(*ticks), *pid));
+        used.into_iter().map(|(_, pid)| pid).collect()
     }
 
     fn candidates(&self) -> Vec<procfs::ProcessId> {
@@ -194,6 +222,36 @@ impl ProcessSet {
         }
     }
 
+    /// Gives all processes in which there is something of restitch their original code back, those that are forked meanwhile included. Those
+    /// that end do not count; of one that cannot be changed the watcher hears why, unless it is the leader.
+    ///
+    /// # Errors
+    /// If the leader cannot be changed; the others are, as far as that can be.
+    pub fn take_back(&mut self, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+        let leader = self.leader.target().pid();
+        let (mut done, mut failed) = (BTreeSet::new(), None);
+        loop {
+            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
+                // With the lock the journal is read anew.
+                let result = live.lock().and_then(|()| match live.journal().is_empty() {
+                    true => Ok(()),
+                    false => live.revert().map(drop),
+                });
+                match result {
+                    Err(_) if !live.target().process.is_alive() => {}
+                    Err(error) if live.target().pid() == leader => failed = Some(error),
+                    Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
+                    Ok(()) => {}
+                }
+            }
+            done.extend(self.pids());
+            self.refresh()?;
+            if self.pids().iter().all(|pid| done.contains(pid)) {
+                return failed.map_or(Ok(()), |error| Err(error.into()));
+            }
+        }
+    }
+
     /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is unmapped before.
     pub fn room_for_more(&mut self) -> Result<(), SessionError> {
         for live in self.all_mut() {
@@ -245,8 +303,13 @@ impl ProcessSet {
     }
 }
 
+/// CPU time of a process, in clock ticks, that of threads which have ended included; 0 if it is gone.
+fn ticks_of(pid: i32) -> u64 {
+    procfs::thread_stat(pid, pid).map_or(0, |stat| stat.user_ticks.saturating_add(stat.system_ticks))
+}
+
 /// The versions for one process: those of the modules that it has at the leader's addresses.
-fn incoming<'a>(
+pub(crate) fn incoming<'a>(
     live: &Live,
     leader: &Target,
     versions: &'a [(usize, CheckedVersion)],

@@ -20,6 +20,17 @@ pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
     Ok(())
 }
 
+/// Returns that match no call end a process whose shadow stack is on.
+pub(crate) fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let features = status.lines().find(|line| line.starts_with("x86_Thread_features:"));
+    if features.is_some_and(|line| line.contains("shstk")) {
+        let why = "it has a shadow stack, which tracing versions do not keep; use --source trace".into();
+        return Err(SessionError::Refused { pid, why });
+    }
+    Ok(())
+}
+
 /// Why an image is not touched, in words that follow its name.
 pub(crate) fn run_time(image: &Image, file_name: &str) -> Option<&'static str> {
     let section = |name: &str| image.section(name).is_some();

@@ -1,11 +1,13 @@
 //! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes nothing in the process.
 
 use crate::branch_records::BranchRecords;
+use crate::process_set::ProcessSet;
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
 use restitch_procfs::{self as procfs, ProcessId};
-use restitch_trace::{TraceOptions, TraceReport, trace, trace_held};
+use restitch_trace::{Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
 use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
@@ -16,6 +18,8 @@ use std::time::Duration;
 pub enum TraceSubject {
     /// A running process, for some time.
     Process(i32, Duration),
+    /// A running process and all others that run its program, for some time.
+    Tree(i32, Duration),
     /// A program from its start to its end.
     Command(Command),
 }
@@ -58,7 +62,7 @@ pub struct Traced {
 pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Traced, SessionError> {
     crate::check_writable(&options.output.path)?;
     let seconds = match &options.subject {
-        TraceSubject::Process(pid, duration) => {
+        TraceSubject::Process(pid, duration) | TraceSubject::Tree(pid, duration) => {
             crate::process_set::refuse_kernel_thread(*pid)?;
             Some(duration.as_secs_f64())
         }
@@ -76,6 +80,16 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             (None, trace(pid, tracing, &AtomicBool::new(false), &mut records)?)
         }
+        TraceSubject::Tree(pid, duration) => {
+            records.open(pid)?;
+            let others = relatives(&mut ProcessSet::open(pid, true)?, &mut records)?;
+            let tracing =
+                TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
+            let report = trace_together(pid, &others, tracing, &AtomicBool::new(false), &mut records)?;
+            tell_left_out(&report, watcher);
+            watcher.note(&in_processes(&records));
+            (None, report)
+        }
         TraceSubject::Command(command) => {
             let (process, report) = trace_command(command, tracing, &mut records)?;
             (Some(process), report)
@@ -91,6 +105,38 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let coverage = records.coverage();
     records.save(&options.output, watcher)?;
     Ok(Traced { modules, elsewhere, coverage, status, report })
+}
+
+/// The other processes of a tree, the busiest first: there may be more threads than events can be opened for.
+pub(crate) fn relatives(
+    set: &mut ProcessSet,
+    records: &mut BranchRecords,
+) -> Result<Vec<Relative>, SessionError> {
+    set.refresh()?;
+    let mut known = BTreeSet::from([set.leader.target().pid()]);
+    let mut found = Vec::new();
+    for pid in set.busiest().into_iter().chain(set.pids()) {
+        // An error: it has ended.
+        if known.insert(pid) && records.open(pid).is_ok() {
+            found.push(Relative { pid, restartable: records.restartable(pid) });
+        }
+    }
+    Ok(found)
+}
+
+/// Says which processes of a tree could not be traced.
+pub(crate) fn tell_left_out(report: &TraceReport, watcher: &mut dyn Watcher) {
+    for (pid, why) in &report.left_out {
+        watcher.note(&format!("process {pid} is not recorded: {why}"));
+    }
+}
+
+/// How many processes of a tree have branches.
+pub(crate) fn in_processes(records: &BranchRecords) -> String {
+    match records.processes() {
+        1 => "branches were recorded in one process".into(),
+        n => format!("branches were recorded in {n} processes"),
+    }
 }
 
 /// Traces a command from its program's entry point on.

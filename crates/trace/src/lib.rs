@@ -5,8 +5,8 @@
 //! code ahead is followed; where that is not possible any more a hardware breakpoint stops the thread again; when
 //! N taken branches in a row are known, they make a record and the alarm is set for the next one.
 //!
-//! **What you do**: call [`trace`] with a process and a function that takes the records. It occupies a thread of its own
-//! until `stop` is set or the process ends.
+//! **What you do**: call [`trace`] with a process (or [`trace_together`] with several) and a function that takes the records. It occupies
+//! a thread of its own until `stop` is set or the process ends.
 //!
 //! **What it does beyond the paper**: it evaluates ahead ([`restitch_evaluate`]), so that a record needs few breakpoints or
 //! none; each breakpoint that is reached also checks what was evaluated before it; the rate follows a budget; threads that
@@ -42,4 +42,4 @@ pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
 pub use report::{Record, RecordEnd, Sink, TraceReport};
 pub use restitch_evaluate::Taken;
-pub use tracer::{trace, trace_held};
+pub use tracer::{Relative, trace, trace_held, trace_together};

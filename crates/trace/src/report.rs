@@ -88,6 +88,8 @@ pub struct TraceReport {
     pub processes: usize,
     /// Threads that started while tracing and for which no events could be opened.
     pub missed_threads: usize,
+    /// Of several processes that were to be traced together, those that could not be, and why.
+    pub left_out: Vec<(i32, String)>,
     /// Of the threads at the end, those that block the signal: they can be seen only when they unblock it.
     pub blocked_threads: usize,
     /// The process's end, if it came.

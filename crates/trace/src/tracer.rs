@@ -43,12 +43,40 @@ pub fn trace(
     stop: &AtomicBool,
     sink: &mut dyn Sink,
 ) -> Result<TraceReport, BranchTraceError> {
+    trace_together(pid, &[], options, stop, sink)
+}
+
+/// One of several processes that are traced together.
+#[derive(Debug, Clone, Default)]
+pub struct Relative {
+    /// The process.
+    pub pid: i32,
+    /// Critical sections of its restartable sequences, as in [`TraceOptions::restartable`].
+    pub restartable: Vec<AvmaRange>,
+}
+
+/// The same for several processes together, within one budget: `overhead` is a share of the running time of all of their threads. It ends
+/// with process `pid`. Of the others those that have ended, or end meanwhile, do not count; those that cannot be traced are in
+/// [`TraceReport::left_out`].
+///
+/// # Errors
+/// If process `pid` cannot be traced, or there is no signal for all; nothing was changed then.
+pub fn trace_together(
+    pid: i32,
+    others: &[Relative],
+    options: TraceOptions,
+    stop: &AtomicBool,
+    sink: &mut dyn Sink,
+) -> Result<TraceReport, BranchTraceError> {
     // The end of the tracing thread is what lets the target go, without interrupting anything: see `Followed`.
     std::thread::scope(|scope| {
         let tracing = std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, || {
-            let signal = signal::choose(pid)?;
+            let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
+            let signal = signal::choose(pid, &numbers)?;
             let followed = Followed::seize(pid, signal, children(&options))?;
-            Tracer::with(followed, signal, options, sink)?.run_to_the_end(stop)
+            let mut tracer = Tracer::with(followed, signal, options, sink)?;
+            others.iter().for_each(|other| tracer.add_relative(other));
+            tracer.run_to_the_end(stop)
         });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
         tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -69,7 +97,7 @@ pub fn trace_held(
 ) -> Result<TraceReport, BranchTraceError> {
     let (events, stopped) = held;
     let pid = stopped.pid();
-    let signal = signal::choose(pid)?;
+    let signal = signal::choose(pid, &[])?;
     let followed = Followed::take_over(events, &stopped, signal, children(&options))?;
     let tracer = Tracer::with(followed, signal, options, sink)?;
     stopped.resume();
@@ -137,6 +165,28 @@ impl<'a> Tracer<'a> {
             tracer.add_thread(pid, tid)?;
         }
         Ok(tracer)
+    }
+
+    /// Seizes one of the other processes and opens its events. That it cannot be traced is no reason to give up the others.
+    fn add_relative(&mut self, relative: &Relative) {
+        let seized = self.followed.seize_another(relative.pid);
+        let pid = match seized {
+            Ok(pid) if self.processes.contains_key(&pid) => return,
+            Ok(pid) => pid,
+            Err(error) if error.is_gone() => return,
+            Err(error) => return self.report.left_out.push((relative.pid, error.to_string())),
+        };
+        let tids: Vec<i32> = self.followed.threads_of(pid).collect();
+        let Ok(code) = LiveCode::open(pid) else { return };
+        if tids.is_empty() {
+            // It has ended, or is a child of one of the others that is about to be reported.
+            return;
+        }
+        self.processes.insert(pid, Process { code, restartable: relative.restartable.clone() });
+        self.report.processes += 1;
+        for tid in tids {
+            self.report.missed_threads += usize::from(self.add_thread(pid, tid).is_err());
+        }
     }
 
     /// Opens the events of a thread. One that has ended already is left out.

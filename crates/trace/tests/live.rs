@@ -5,7 +5,8 @@ use restitch_perf::PerfError;
 use restitch_procfs::ProcError;
 use restitch_testkit::{Guarded, compile, find_program, program, skipped};
 use restitch_trace::{
-    BranchTraceError, LookAhead, Record, RecordEnd, Sink, Taken, TraceOptions, TraceReport, trace,
+    BranchTraceError, LookAhead, Record, RecordEnd, Relative, Sink, Taken, TraceOptions, TraceReport, trace,
+    trace_together,
 };
 use restitch_tracee::{ExitStatus, Memory};
 use restitch_x86::{Flow, scan};
@@ -400,4 +401,42 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
         assert_eq!(status.code(), Some(42), "after {kills} kills of the tracer: {status:?}");
         println!("{} survived {kills} kills", target.display());
     }
+}
+
+/// Of several processes each is recorded, within one budget; that one of them ends, or has ended before, is no error.
+#[test]
+fn processes_are_traced_together() {
+    let Ok(program) = compile(&program("switch.c"), &["-O2"]) else { return skipped("no compiler") };
+    let run = |seconds: &str| {
+        let lasting = ["600", "600"].map(|seconds| start(&program, &["--seconds", seconds]));
+        let pids = lasting.each_ref().map(|process| process.pid() as i32);
+        let mut early = start(&program, &["--busy", "0.2"]);
+        let mut gone = start(&program, &[]);
+        let relative = |pid| Relative { pid, restartable: Vec::new() };
+        let others = [pids[1], early.pid() as i32, gone.pid() as i32].map(relative);
+        gone.wait_within(PATIENCE).expect("it ends");
+        let mut seen: BTreeMap<i32, usize> = BTreeMap::new();
+        let mut sink = |r: Record<'_>| *seen.entry(r.pid).or_default() += r.branches.len();
+        let duration = Some(Duration::from_secs_f64(seconds.parse().expect("a number")));
+        let options = TraceOptions { duration, period: None, overhead: 0.1, ..busy() };
+        let traced = trace_together(pids[0], &others, options, &AtomicBool::new(false), &mut sink);
+        let report = match traced {
+            Ok(report) => report,
+            Err(BranchTraceError::Perf(error)) => {
+                skipped(&error.to_string());
+                return Err(Missing::Impossible);
+            }
+            Err(error) => panic!("{error}"),
+        };
+        println!("{seconds}: {seen:?}, {report:?}");
+        let ended = early.wait_within(PATIENCE).and_then(|status| status.code());
+        assert_eq!(ended, Some(42), "the one that ends meanwhile");
+        Ok((report, pids.iter().all(|pid| seen.contains_key(pid))))
+    };
+    let enough = |seen: &(TraceReport, bool)| seen.1 && seen.0.branches > 100;
+    let Some((report, all)) = until(run, enough) else { return };
+    assert!(all, "{report:?}");
+    assert!(report.left_out.is_empty(), "{report:?}");
+    assert!((2..=3).contains(&report.processes), "{report:?}");
+    assert_eq!(report.exit, None);
 }

@@ -21,6 +21,7 @@ use crate::{Memory, TraceError};
 use crate::{Stopped, TraceEvents};
 use restitch_address::AvmaRange;
 use restitch_procfs as procfs;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -95,7 +96,7 @@ pub enum Children {
     Follow,
 }
 
-/// A process whose threads are followed, and its children.
+/// Processes whose threads are followed, and their children.
 #[derive(Debug)]
 pub struct Followed {
     pid: i32,
@@ -134,11 +135,35 @@ impl Followed {
     pub fn seize(pid: i32, signal: i32, children: Children) -> Result<Self, TraceError> {
         let pid = preflight(pid)?.pid;
         let mut followed = Self::of(pid, signal, children)?;
+        followed.seize_threads_of(pid)?;
+        Ok(followed)
+    }
+
+    /// Seizes all threads of one more process without interrupting any; one that is followed already (as the child of another) is
+    /// left as it is. Its number comes back.
+    ///
+    /// # Errors
+    /// As for [`Followed::seize`]. The processes that were followed before still are.
+    pub fn seize_another(&mut self, pid: i32) -> Result<i32, TraceError> {
+        let pid = match preflight(pid) {
+            Ok(process) => process.pid,
+            Err(TraceError::AlreadyTraced { .. }) if self.is_ours_already(pid, pid) => return Ok(pid),
+            Err(error) => return Err(error),
+        };
+        if let Entry::Vacant(process) = self.processes.entry(pid) {
+            process.insert(Memory::open_read_only(pid)?);
+            self.seize_threads_of(pid)?;
+        }
+        Ok(pid)
+    }
+
+    /// Twice without a new one: threads may start others meanwhile.
+    fn seize_threads_of(&mut self, pid: i32) -> Result<(), TraceError> {
         let mut clean = 0;
         while clean < 2 {
-            clean = if followed.seize_new_threads()? { 0 } else { clean + 1 };
+            clean = if self.seize_new_threads(pid)? { 0 } else { clean + 1 };
         }
-        Ok(followed)
+        Ok(())
     }
 
     /// Takes over a process that `events` holds. It stays held until `stopped` lets it go; whatever else there were events of is
@@ -181,24 +206,24 @@ impl Followed {
         })
     }
 
-    fn seize_new_threads(&mut self) -> Result<bool, TraceError> {
+    fn seize_new_threads(&mut self, pid: i32) -> Result<bool, TraceError> {
         let mut found = false;
-        for thread in procfs::threads(self.pid)? {
+        for thread in procfs::threads(pid)? {
             if self.threads.contains_key(&thread.tid) {
                 continue;
             }
             match sys::seize(thread.tid, self.options()) {
                 Ok(()) => {
-                    self.threads.insert(thread.tid, self.pid);
+                    self.threads.insert(thread.tid, pid);
                     found = true;
                 }
                 // It ended; or it was attached to by itself, as the child of a thread that was seized before.
                 Err(TraceError::Vanished { .. }) => found = true,
-                Err(_) if self.is_ours_already(thread.tid) => {
-                    self.threads.insert(thread.tid, self.pid);
+                Err(_) if self.is_ours_already(pid, thread.tid) => {
+                    self.threads.insert(thread.tid, pid);
                     found = true;
                 }
-                Err(error) => return self.judge(thread.tid, error).map(|()| found),
+                Err(error) => return Self::judge(pid, thread.tid, error).map(|()| found),
             }
         }
         Ok(found)
@@ -210,15 +235,15 @@ impl Followed {
         OPTIONS | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | children
     }
 
-    fn is_ours_already(&self, tid: i32) -> bool {
-        let tracer = procfs::thread_status(self.pid, tid).ok().and_then(|status| status.tracer);
+    fn is_ours_already(&self, pid: i32, tid: i32) -> bool {
+        let tracer = procfs::thread_status(pid, tid).ok().and_then(|status| status.tracer);
         tracer
             .is_some_and(|tracer| tracer == sys::own_tid() || u32::try_from(tracer) == Ok(std::process::id()))
     }
 
     /// A dead leader stays in the list for as long as the process lives.
-    fn judge(&self, tid: i32, error: TraceError) -> Result<(), TraceError> {
-        match procfs::thread_stat(self.pid, tid) {
+    fn judge(pid: i32, tid: i32, error: TraceError) -> Result<(), TraceError> {
+        match procfs::thread_stat(pid, tid) {
             Ok(stat) if !stat.state.is_ended() => Err(error),
             _ => Ok(()),
         }
@@ -232,6 +257,11 @@ impl Followed {
     /// The threads that are followed, of all processes.
     pub fn threads(&self) -> impl Iterator<Item = i32> + '_ {
         self.threads.keys().copied()
+    }
+
+    /// The threads of one of the followed processes.
+    pub fn threads_of(&self, pid: i32) -> impl Iterator<Item = i32> + '_ {
+        self.threads.iter().filter(move |(_, process)| **process == pid).map(|(tid, _)| *tid)
     }
 
     /// The process of a followed thread.

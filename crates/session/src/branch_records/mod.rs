@@ -22,7 +22,7 @@ use restitch_profile_formats::{Format, Records};
 use restitch_program::Program;
 use restitch_trace::{Record, Sink, Taken};
 use restitch_tracee::Memory;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,6 +74,8 @@ pub(crate) struct BranchRecords {
     /// branches deserve.
     pub weigh: bool,
     coverage: Coverage,
+    /// Processes that have branches.
+    with_branches: BTreeSet<i32>,
     /// Branches that were in no module.
     pub elsewhere: u64,
 }
@@ -98,6 +100,7 @@ impl BranchRecords {
     /// Adds branches that thread `tid` of process `pid` has taken one after the other, oldest first. Each counts `weight`
     /// times.
     pub fn add(&mut self, pid: i32, tid: i32, branches: &[Taken], weight: u64) {
+        self.with_branches.insert(pid);
         let locate = |records: &mut Self, at| records.locate(pid, at);
         let mut stack: Vec<_> = branches.iter().map(|b| (locate(self, b.from), locate(self, b.to))).collect();
         // Records want the newest one first.
@@ -183,6 +186,11 @@ impl BranchRecords {
             }
             None => at.to_string(),
         }
+    }
+
+    /// How many processes branches were recorded in.
+    pub fn processes(&self) -> usize {
+        self.with_branches.len()
     }
 
     /// Branches in modules.

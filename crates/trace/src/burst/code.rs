@@ -9,17 +9,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// The tracing versions of a process and the memory that they share with it.
 #[derive(Debug)]
 pub struct BurstCode {
-    modules: Vec<BurstModule>,
+    tables: Arc<BurstTables>,
     /// The windows' file.
     file: File,
-    /// The first module's window: records are addressed through it.
-    window: Avma,
-    /// Addresses that indirect branches come in at, by their low halves; `None` where two have the same.
-    targets: HashMap<u32, Option<Avma>>,
 }
 
 /// One module's version.
@@ -40,12 +37,14 @@ pub(crate) struct Position {
     pub state: u32,
 }
 
-/// What there is to look up in tracing versions, before they are mapped.
+/// What there is to look up in tracing versions, the same in all processes that have them.
 #[derive(Debug)]
 pub struct BurstTables {
     modules: Vec<BurstModule>,
+    /// The first module's window: records are addressed through it.
     window: Avma,
     table: Vec<u8>,
+    /// Addresses that indirect branches come in at, by their low halves; `None` where two have the same.
     targets: HashMap<u32, Option<Avma>>,
 }
 
@@ -77,32 +76,31 @@ impl BurstCode {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn new(tables: BurstTables, file: File) -> io::Result<Self> {
-        let BurstTables { modules, window, table, targets } = tables;
-        file.write_all_at(&table, window::TABLE)?;
-        Ok(Self { modules, file, window, targets })
+    pub fn new(tables: Arc<BurstTables>, file: File) -> io::Result<Self> {
+        file.write_all_at(&tables.table, window::TABLE)?;
+        Ok(Self { tables, file })
     }
 
     /// Where the versions are.
     pub(crate) fn ranges(&self) -> Vec<AvmaRange> {
-        self.modules.iter().map(|m| m.range).collect()
+        self.tables.modules.iter().map(|m| m.range).collect()
     }
 
     /// The copy of the instruction at `at`.
     pub(crate) fn way_in(&self, at: Avma) -> Option<Avma> {
-        self.modules.iter().find_map(|m| m.way_in(at))
+        self.tables.modules.iter().find_map(|m| m.way_in(at))
     }
 
     /// What a thread that stands in a version at `at` has to be given back.
     pub(crate) fn inserted(&self, at: Avma) -> Option<Inserted> {
-        self.modules.iter().find_map(|m| m.table.inserted_at(m.bias.to_stated(at)).copied())
+        self.tables.modules.iter().find_map(|m| m.table.inserted_at(m.bias.to_stated(at)).copied())
     }
 
     /// The original address that leaving at `at` in the given way goes to.
     pub(crate) fn leads(&self, at: Avma, leads: Leads, rax: u64) -> io::Result<Option<Avma>> {
-        let module = self.modules.iter().find(|m| m.range.contains(at));
+        let module = self.tables.modules.iter().find(|m| m.range.contains(at));
         let site = |at: Avma| {
-            let module = self.modules.iter().find(|m| m.range.contains(at))?;
+            let module = self.tables.modules.iter().find(|m| m.range.contains(at))?;
             match module.table.inserted_at(module.bias.to_stated(at))?.leads {
                 Leads::To(to) => Some(module.bias.to_actual(to)),
                 _ => None,
@@ -118,7 +116,7 @@ impl BurstCode {
 
     /// The original instruction of the copied one at `at`.
     pub(crate) fn original(&self, at: Avma) -> Option<Avma> {
-        let module = self.modules.iter().find(|m| m.range.contains(at))?;
+        let module = self.tables.modules.iter().find(|m| m.range.contains(at))?;
         Some(module.bias.to_actual(module.map.to_original(module.bias.to_stated(at))?))
     }
 
@@ -144,7 +142,7 @@ impl BurstCode {
     /// Makes room for `depth` records of direct branches and says that a thread is in the versions; where the records begin.
     pub(crate) fn arm(&self, depth: usize) -> io::Result<Avma> {
         let room = 4 * depth.clamp(1, Self::most_records()) as u64;
-        let end = (self.window + window::RECORDS + window::MOST_RECORDS).align_up(window::RECORDS_END);
+        let end = (self.tables.window + window::RECORDS + window::MOST_RECORDS).align_up(window::RECORDS_END);
         let start = end.offset(-(room as i64));
         let words = [start.get().to_le_bytes(), u64::from(window::RUNNING).to_le_bytes()];
         self.file.write_all_at(words.as_flattened(), window::CURSOR)?;
@@ -159,7 +157,7 @@ impl BurstCode {
     pub(crate) fn read_records(&self, start: Avma, end: Avma) -> io::Result<Vec<u8>> {
         let len = end.offset_from(start).clamp(0, window::MOST_RECORDS as i64 + 8) as usize;
         let mut bytes = vec![0; len];
-        self.file.read_exact_at(&mut bytes, start.offset_from(self.window) as u64)?;
+        self.file.read_exact_at(&mut bytes, start.offset_from(self.tables.window) as u64)?;
         Ok(bytes)
     }
 
@@ -175,12 +173,12 @@ impl BurstCode {
     }
 
     fn branch(&self, number: u32, words: &mut impl Iterator<Item = u32>) -> Option<Taken> {
-        let i = self.modules.partition_point(|m| m.table.first <= number).checked_sub(1)?;
-        let module = &self.modules[i];
+        let i = self.tables.modules.partition_point(|m| m.table.first <= number).checked_sub(1)?;
+        let module = &self.tables.modules[i];
         let branch = module.table.branches.get((number - module.table.first) as usize)?;
         let to = match branch.to {
             Some(to) => module.bias.to_actual(to),
-            None => (*self.targets.get(&words.next()?)?)?,
+            None => (*self.tables.targets.get(&words.next()?)?)?,
         };
         Some(Taken { from: module.bias.to_actual(branch.from), to })
     }

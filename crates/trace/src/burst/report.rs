@@ -64,22 +64,32 @@ pub struct BurstReport {
 impl BurstReport {
     /// Adds what another session in the same process has given: sums, but where bursts ended or could not begin and the process's end are of the later one.
     pub fn add(&mut self, later: Self) {
-        for (end, n) in later.bursts {
-            *self.bursts.entry(end).or_default() += n;
-        }
-        for (why, n) in later.refused {
-            *self.refused.entry(why).or_default() += n;
-        }
-        (self.ended_at, self.refused_at) = (later.ended_at, later.refused_at);
-        self.branches += later.branches;
-        self.alarms += later.alarms;
-        self.held += later.held;
-        self.recording += later.recording;
-        self.cpu += later.cpu;
         self.threads = self.threads.max(later.threads);
-        self.missed_threads += later.missed_threads;
         (self.exit, self.left) = (later.exit, later.left);
+        (self.ended_at, self.refused_at) = (BTreeMap::new(), BTreeMap::new());
+        self.sum(later);
     }
+
+    /// Adds what a session at the same time in another process, with the same versions at the same addresses, has given: sums. How that
+    /// process has ended is not kept.
+    pub fn add_beside(&mut self, other: Self) {
+        self.threads += other.threads;
+        self.sum(other);
+    }
+
+    fn sum(&mut self, other: Self) {
+        sum(&mut self.bursts, other.bursts);
+        sum(&mut self.refused, other.refused);
+        sum(&mut self.ended_at, other.ended_at);
+        sum(&mut self.refused_at, other.refused_at);
+        self.branches += other.branches;
+        self.alarms += other.alarms;
+        self.held += other.held;
+        self.recording += other.recording;
+        self.cpu += other.cpu;
+        self.missed_threads += other.missed_threads;
+    }
+
     /// All bursts.
     pub fn all(&self) -> u64 {
         self.bursts.values().sum()
@@ -92,4 +102,8 @@ impl BurstReport {
     pub fn overhead(&self) -> f64 {
         (self.held + self.recording).as_secs_f64() / self.cpu.as_secs_f64().max(1e-9)
     }
+}
+
+fn sum<K: Ord>(into: &mut BTreeMap<K, u64>, from: BTreeMap<K, u64>) {
+    from.into_iter().for_each(|(key, n)| *into.entry(key).or_default() += n);
 }

@@ -144,7 +144,7 @@ impl<'a> Tracer<'a> {
         code: &'a BurstCode,
         sink: &'a mut dyn Sink,
     ) -> Result<Self, BranchTraceError> {
-        let signal = signal::choose(pid)?;
+        let signal = signal::choose(pid, &[])?;
         let mut followed = Followed::seize(pid, signal, Children::Leave)?;
         let ranges = code.ranges();
         followed.hold_signals_in(ranges.clone());
