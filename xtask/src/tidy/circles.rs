@@ -8,14 +8,12 @@ use crate::{Finding, Tree, code_only, heads_behind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Uses that close a circle and may stay: crate, who uses, what is used, why.
-pub const ALLOWED: [(&str, &str, &str, &str); 1] = [
-    (
-        "profile",
-        "repair",
-        "estimate",
-        "counts are repaired by the probabilities of branches, and estimated from repaired ones",
-    ),
-];
+pub const ALLOWED: [(&str, &str, &str, &str); 1] = [(
+    "profile",
+    "repair",
+    "estimate",
+    "counts are repaired by the probabilities of branches, and estimated from repaired ones",
+)];
 
 /// Module to the modules that it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
