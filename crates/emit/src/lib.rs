@@ -27,6 +27,7 @@ mod lookup;
 mod lsda;
 mod map;
 mod model;
+mod page;
 mod plan;
 mod promote;
 mod reach;
@@ -44,6 +45,7 @@ pub mod window;
 pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
 pub use error::EmitError;
 pub use model::*;
+pub use page::LARGE_PAGE;
 pub use request::{CounterRequest, CounterWidth, Executions, Request};
 
 use restitch_address::SvmaRange;

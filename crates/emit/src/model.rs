@@ -6,9 +6,6 @@ use restitch_address::{Svma, SvmaRange};
 pub use restitch_profile::{Counted, Promotion};
 use restitch_program::{BlockId, FuncId};
 
-/// Bytes of a large page (a page of the second level of x86-64).
-pub const LARGE_PAGE: u64 = 2 << 20;
-
 /// A code version of one module, ready to be checked and applied.
 ///
 /// All addresses are canonical: a version has a fixed place relative to its module, so RIP-relative operands do not

@@ -10,18 +10,17 @@
 
 use crate::SessionError;
 use crate::branch_records::BranchRecords;
+use crate::burst_versions::Versions;
 use crate::process_set::{ProcessSet, incoming};
 use crate::refusal::refuse_shadow_stack;
 use restitch_apply_process::{Live, Target, VersionKind};
-use restitch_check::CheckedVersion;
 use restitch_trace::{
-    BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, Record, RecordEnd, Sink,
-    Taken, trace_bursts,
+    BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, Record, RecordEnd, Sink, Taken,
+    trace_bursts,
 };
 use restitch_tracee::Stopped;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, scope};
@@ -30,12 +29,6 @@ use std::time::Duration;
 /// So many processes are recorded at the same time, at most: each is stopped for a moment whenever a version is mapped, and has a window of some
 /// megabytes.
 const MOST_MEMBERS: usize = 16;
-
-/// Checked versions with the modules that they are of, and what there is to look up in them.
-pub(crate) struct Versions {
-    pub of: Vec<(usize, CheckedVersion)>,
-    pub tables: Arc<BurstTables>,
-}
 
 /// A process that has the versions.
 struct Member {
@@ -193,8 +186,10 @@ fn map_into(
 }
 
 fn code(pid: i32, versions: &Versions, window: File) -> Result<BurstCode, SessionError> {
-    let code = BurstCode::new(versions.tables.clone(), window);
-    Ok(code.map_err(|source| BranchTraceError::Window { pid, source })?)
+    let code = BurstCode::new(versions.tables.clone(), window)
+        .map_err(|source| BranchTraceError::Window { pid, source })?;
+    code.use_large_pages(pid);
+    Ok(code)
 }
 
 /// A record on its way to where all come together.

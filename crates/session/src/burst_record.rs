@@ -10,10 +10,10 @@
 //! A process runs meanwhile, and that work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that is fast
 //! enough.
 
-use crate::analysis::Analyzed;
 use crate::branch_records::BranchRecords;
-use crate::burst_members::{IDLE, LOOK_AGAIN, Members, Versions};
+use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
 use crate::burst_scope::{BurstScope, candidates};
+use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::process_set::{ProcessSet, refuse_kernel_thread};
@@ -22,16 +22,11 @@ use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
 use crate::verdict::Windows;
 use crate::{ExitCode, SessionError, TraceRecordOptions, TraceSubject, Watcher};
-use restitch_address::{Avma, LoadBias};
+use restitch_address::Avma;
 use restitch_apply_process::{ProcessError, VersionKind};
-use restitch_check::{CheckedVersion, check};
-use restitch_emit::window::window_len;
-use restitch_emit::{BurstRequest, burst_bound, emit_burst};
-use restitch_layout::Layout;
-use restitch_trace::{BurstEnd, BurstOptions, BurstReport, BurstTables};
+use restitch_trace::{BurstEnd, BurstOptions, BurstReport};
 use restitch_tracee::aside;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What came of it.
@@ -74,8 +69,6 @@ pub struct BurstRound {
 
 /// How long instruction pointers are sampled, at least and at most.
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
-/// Pairs of the window's table for each address in it, at least: searches are short then.
-const SPARSE: u64 = 2;
 /// So many places that ended bursts are named.
 const MOST_ENDS: usize = 6;
 /// Tracing versions at most. (A program may come to other code at any time: all its life it is looked whether another version would help.)
@@ -510,32 +503,4 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
         Err(error) => return Err(error),
     }
     Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
-}
-
-/// Makes and checks tracing versions.
-fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, SessionError> {
-    let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
-    let (mut versions, mut taken, mut first) = (Vec::new(), Vec::new(), 0);
-    for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
-        let Analyzed { image, program, .. } = &module.analyzed;
-        let place =
-            set.reserve(module.index, window_len(bits) + burst_bound(program, blocks), &taken, 4096)?;
-        taken.push((module.index, place));
-        let (window, start) = (place.start, place.start + window_len(bits));
-        let bias = set.leader.target().modules[module.index].bias;
-        let request =
-            BurstRequest { image, program, blocks, start, number: place.number, window, bits, first, bias };
-        let wrong = |why: String| SessionError::Emit { module: module.path.clone(), why };
-        let version = emit_burst(&request).map_err(|e| wrong(e.to_string()))?;
-        first += version.burst.as_ref().map_or(0, |b| b.branches.len() as u32);
-        let checked = check(image, program, &Layout::default(), version, Some(bias))
-            .map_err(|e| SessionError::Check { module: module.path.clone(), why: e.to_string() })?;
-        versions.push((module.index, checked));
-    }
-    let target = set.leader.target();
-    let biased: Vec<(LoadBias, &CheckedVersion)> =
-        versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
-    let tables = BurstTables::new(&biased)
-        .map_err(|source| restitch_trace::BranchTraceError::Window { pid: target.pid(), source })?;
-    Ok(Versions { of: versions, tables: Arc::new(tables) })
 }

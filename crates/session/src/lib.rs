@@ -15,6 +15,7 @@ mod branch_result;
 mod burst_members;
 mod burst_record;
 mod burst_scope;
+mod burst_versions;
 mod counted_images;
 mod derivation;
 mod disk;

@@ -112,6 +112,8 @@ pub struct Followed {
     stepping: BTreeSet<i32>,
     /// The held thread whose stop, in front of the delivery of a signal, was only looked at.
     caught: Option<i32>,
+    /// The registers of the thread that was held last, as long as it is.
+    known: Option<(i32, Registers)>,
     /// Where signals are not delivered before the caller has seen it.
     catching: Vec<AvmaRange>,
     timer: WakeTimer,
@@ -199,6 +201,7 @@ impl Followed {
             held: BTreeSet::new(),
             stepping: BTreeSet::new(),
             caught: None,
+            known: None,
             catching: Vec::new(),
             timer,
             _urgent: Urgent::begin(),
@@ -277,7 +280,8 @@ impl Followed {
     /// The next event, or `None` when `limit` has passed without one (a few milliseconds late at most).
     ///
     /// A thread that is [caught](FollowEvent::Caught) is to be resumed before the next call of this: until then the kernel
-    /// delivers the signal should this program die, afterwards it is in the hands of this program alone.
+    /// delivers the signal should this program die, afterwards it is in the hands of this program alone. The same holds for the signal of
+    /// an event of ours, which the program ignores.
     pub fn next_event(&mut self, limit: Duration) -> Result<Option<FollowEvent>, TraceError> {
         let end = Instant::now() + limit;
         if let Some(tid) = self.caught.take().filter(|tid| self.held.contains(tid))
@@ -397,10 +401,9 @@ impl Followed {
             origin => origin?,
         };
         if signal == self.signal && origin.is_descriptor() {
-            return match self.take_stop(tid)? {
-                None => self.notified(tid, origin.descriptor),
-                Some(handled) => Ok(handled),
-            };
+            // Most callers resume it at once: then it need not be taken first, which would be one more system call while it is held.
+            self.caught = Some(tid);
+            return self.notified(tid, origin.descriptor);
         }
         if signal == libc::SIGTRAP && origin.code == TRAP_TRACE && self.stepping.contains(&tid) {
             if let Some(handled) = self.take_stop(tid)? {
@@ -419,8 +422,8 @@ impl Followed {
         Ok(Handled::Event(FollowEvent::Signal { tid, signal }))
     }
 
-    /// Takes the stop in front of a signal's delivery out of the kernel's hands, so that it is not reported again: for signals
-    /// that the thread does not get. `Some` if there was something else to report, its end.
+    /// Takes the stop in front of a signal's delivery out of the kernel's hands, so that it is not reported again while the thread stays
+    /// held. `Some` if there was something else to report, its end.
     fn take_stop(&mut self, tid: i32) -> Result<Option<Handled>, TraceError> {
         match sys::wait(tid, false) {
             Waited::Nothing | Waited::NoChild => Ok(Some(Handled::Done)),
@@ -450,15 +453,14 @@ impl Followed {
     /// Lets a held thread run on and delivers `signal` to it. Should this program die between [`FollowEvent::Caught`] and this, the
     /// kernel delivers it.
     pub fn resume_with(&mut self, tid: i32, signal: i32) -> Result<(), TraceError> {
-        match self.held.remove(&tid) {
-            true => self.quietly(sys::resume(tid, Resume::Continue, signal)),
-            false => Err(TraceError::UnknownThread { tid }),
-        }
+        self.let_go(tid)?;
+        self.quietly(sys::resume(tid, Resume::Continue, signal))
     }
 
     /// Sets the registers of a held thread that is in no system call: what they say is where and how it goes on.
-    pub fn set_registers(&self, tid: i32, registers: &Registers) -> Result<(), TraceError> {
+    pub fn set_registers(&mut self, tid: i32, registers: &Registers) -> Result<(), TraceError> {
         self.require_held(tid)?;
+        self.known = None;
         sys::set_registers(tid, registers)
     }
 
@@ -466,7 +468,7 @@ impl Followed {
     fn notified(&mut self, tid: i32, number: i32) -> Result<Handled, TraceError> {
         match hold_thread(tid, 0) {
             Err(TraceError::Vanished { .. }) => return Ok(Handled::Done),
-            held => held.map(drop)?,
+            held => self.known = Some((tid, held?.current)),
         }
         self.held.insert(tid);
         Ok(Handled::Event(FollowEvent::Notified { tid, number }))
@@ -474,20 +476,25 @@ impl Followed {
 
     /// Lets a held thread run on. One that has vanished is no error.
     pub fn resume(&mut self, tid: i32) -> Result<(), TraceError> {
-        match self.held.remove(&tid) {
-            true => self.quietly(sys::resume(tid, Resume::Continue, 0)),
-            false => Err(TraceError::UnknownThread { tid }),
-        }
+        self.let_go(tid)?;
+        self.quietly(sys::resume(tid, Resume::Continue, 0))
     }
 
     /// Lets a held thread execute one instruction. **For tests**: should this program die before the thread is resumed
     /// again, the trap kills the process.
     pub fn step(&mut self, tid: i32) -> Result<(), TraceError> {
+        self.let_go(tid)?;
+        self.stepping.insert(tid);
+        self.quietly(sys::resume(tid, Resume::Step, 0))
+    }
+
+    /// It is held no longer.
+    fn let_go(&mut self, tid: i32) -> Result<(), TraceError> {
         if !self.held.remove(&tid) {
             return Err(TraceError::UnknownThread { tid });
         }
-        self.stepping.insert(tid);
-        self.quietly(sys::resume(tid, Resume::Step, 0))
+        self.known = self.known.filter(|(known, _)| *known != tid);
+        Ok(())
     }
 
     fn require_held(&self, tid: i32) -> Result<(), TraceError> {
@@ -497,7 +504,10 @@ impl Followed {
     /// The registers of a held thread.
     pub fn registers(&self, tid: i32) -> Result<Registers, TraceError> {
         self.require_held(tid)?;
-        sys::get_registers(tid)
+        match self.known {
+            Some((known, registers)) if known == tid => Ok(registers),
+            _ => sys::get_registers(tid),
+        }
     }
 
     /// Whether a held thread blocks `signal`.

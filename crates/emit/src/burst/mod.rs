@@ -13,7 +13,9 @@ mod frames;
 mod template;
 
 use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
-use crate::{AddressMap, EmitError, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf};
+use crate::{
+    AddressMap, EmitError, LARGE_PAGE, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf,
+};
 use restitch_address::{LoadBias, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
@@ -569,7 +571,7 @@ impl<'r> Burst<'r> {
         self.entries.dedup_by_key(|entry| entry.0);
         Ok(Version {
             assumes: Vec::new(),
-            large: 0,
+            large: loaded_len - loaded_len % LARGE_PAGE,
             number: request.number,
             range: SvmaRange::new(request.start, bytes.len() as u64),
             bytes,

@@ -3,8 +3,9 @@
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::window::{self, BurstBranch, BurstTable, Inserted, Leads};
-use restitch_emit::{AddressMap, PieceKind};
+use restitch_emit::{AddressMap, LARGE_PAGE, PieceKind};
 use restitch_evaluate::Taken;
+use restitch_tracee::collapse_pages;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -79,6 +80,18 @@ impl BurstCode {
     pub fn new(tables: Arc<BurstTables>, file: File) -> io::Result<Self> {
         file.write_all_at(&tables.table, window::TABLE)?;
         Ok(Self { tables, file })
+    }
+
+    /// Has the kernel make large pages of the windows, which are mapped in process `pid`. (It may refuse, as it does for users without
+    /// privileges: look-ups are slower then, and no less right.)
+    pub fn use_large_pages(&self, pid: i32) {
+        for module in &self.modules {
+            let (start, len) = (module.bias.to_actual(module.table.window.start), module.table.window.len());
+            let window = AvmaRange::new(start, len);
+            if start.align_up(LARGE_PAGE) == start && len >= LARGE_PAGE {
+                let _ = collapse_pages(pid, window);
+            }
+        }
     }
 
     /// Where the versions are.

@@ -2,6 +2,7 @@
 
 mod code;
 mod price;
+mod reading;
 mod report;
 mod tracer;
 

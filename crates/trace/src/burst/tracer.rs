@@ -9,10 +9,11 @@
 //! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
 
 use super::price::Price;
+use super::reading::{Over, note, read};
 use super::{BurstCode, BurstEnd, BurstReport, Refusal};
 use crate::Sink;
 use crate::pace::Pace;
-use crate::{BranchTraceError, Record, RecordEnd, signal};
+use crate::{BranchTraceError, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::window::{self, Taken};
 use restitch_perf::{AlarmEvent, PerfError, ThreadAlarm};
@@ -21,6 +22,7 @@ use restitch_tracee::{Children, FollowEvent, Followed, Registers, be_punctual};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
@@ -35,8 +37,6 @@ const ACCOUNT: Duration = Duration::from_millis(100);
 const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
 /// How long the last burst may take to end.
 const LAST_BURST: Duration = Duration::from_secs(2);
-/// Places at which bursts ended or could not begin, at most so many of them.
-const MOST_PLACES: usize = 4096;
 /// Offset of `rseq_cs` in `struct rseq` (`linux/rseq.h`).
 const RSEQ_CS: u64 = 8;
 /// Status flags that `lahf` gives, and the overflow flag.
@@ -77,15 +77,21 @@ pub fn trace_bursts(
 ) -> Result<BurstReport, BranchTraceError> {
     // The end of the tracing thread is what lets the target go: see `Followed`.
     std::thread::scope(|scope| {
-        let tracing = std::thread::Builder::new().name("burst trace".into()).spawn_scoped(scope, || {
+        let (over, bursts) = channel();
+        let tracing = std::thread::Builder::new().name("burst trace".into()).spawn_scoped(scope, move || {
             // What bursts cost is measured by sleeping for as long.
             be_punctual();
-            let mut tracer = Tracer::attach(pid, options, code, sink)?;
+            let mut tracer = Tracer::attach(pid, options, code, over)?;
             let result = tracer.run(stop).and_then(|()| tracer.finish());
             result.map(|()| tracer.report)
         });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
-        tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let read = read(pid, code, bursts, sink);
+        let mut report = tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        report.branches = read.branches;
+        report.ended_at = read.ended_at;
+        read.bursts.into_iter().for_each(|(end, n)| *report.bursts.entry(end).or_default() += n);
+        Ok(report)
     })
 }
 
@@ -94,15 +100,6 @@ struct Thread {
     alarm: ThreadAlarm,
     /// Where its `struct rseq` is; `None` until it was looked up.
     rseq: Option<Option<Avma>>,
-}
-
-/// A burst that is over, not decoded yet.
-struct Over {
-    tid: i32,
-    records: Vec<u8>,
-    end: BurstEnd,
-    /// Where an indirect branch went that had nowhere to go in the versions.
-    target: Option<Avma>,
 }
 
 /// A burst under way.
@@ -126,11 +123,10 @@ struct Tracer<'a> {
     /// What bursts cost.
     price: Price,
     report: BurstReport,
-    sink: &'a mut dyn Sink,
     cpu: BTreeMap<i32, (Duration, Duration)>,
     accounted: Instant,
-    /// Records that wait until no thread is held.
-    outbox: Vec<Over>,
+    /// Takes records to where they are decoded.
+    over: Sender<Over>,
     /// No more bursts begin.
     ending: bool,
     /// The process executes another program.
@@ -142,7 +138,7 @@ impl<'a> Tracer<'a> {
         pid: i32,
         options: BurstOptions,
         code: &'a BurstCode,
-        sink: &'a mut dyn Sink,
+        over: Sender<Over>,
     ) -> Result<Self, BranchTraceError> {
         let signal = signal::choose(pid, &[])?;
         let mut followed = Followed::seize(pid, signal, Children::Leave)?;
@@ -160,10 +156,9 @@ impl<'a> Tracer<'a> {
             burst: None,
             price: Price::default(),
             report: BurstReport::default(),
-            sink,
             cpu: BTreeMap::new(),
             accounted: Instant::now(),
-            outbox: Vec::new(),
+            over,
             ending: false,
             left: false,
         };
@@ -221,7 +216,6 @@ impl<'a> Tracer<'a> {
             }
             Some(event) => self.handle(event)?,
         }
-        self.post();
         if self.accounted.elapsed() > ACCOUNT + ACCOUNT_THREAD * self.cpu.len() as u32 {
             self.account();
         }
@@ -304,7 +298,6 @@ impl<'a> Tracer<'a> {
                 break;
             }
         }
-        self.post();
         if self.burst.take().is_some() {
             *self.report.bursts.entry(BurstEnd::Gone).or_default() += 1;
         }
@@ -340,7 +333,8 @@ impl<'a> Tracer<'a> {
             BurstEnd::NoTarget => Some(Avma::new(self.shared(self.code.word(window::ORIGINAL))?)),
             _ => None,
         };
-        self.outbox.push(Over { tid: burst.tid, records, end, target });
+        // Nobody ceases to listen before this thread has ended.
+        let _ = self.over.send(Over { tid: burst.tid, records, end, target });
         Ok(())
     }
 
@@ -365,28 +359,6 @@ impl<'a> Tracer<'a> {
             self.price.seen(if is_over { words } else { depth }, taken, is_over);
         }
         Ok(())
-    }
-
-    /// Decodes records and hands them out, while all threads run.
-    fn post(&mut self) {
-        for Over { tid, records, end, target } in std::mem::take(&mut self.outbox) {
-            let branches = self.code.branches(&records);
-            let without_copy = matches!(end, BurstEnd::NoCopy | BurstEnd::NoTarget);
-            if let Some(at) = target.or(branches.last().map(|b| b.to)).filter(|_| without_copy) {
-                note(&mut self.report.ended_at, at);
-            }
-            *self.report.bursts.entry(end).or_default() += 1;
-            self.report.branches += branches.len() as u64;
-            let end = match end {
-                BurstEnd::Full => RecordEnd::Full,
-                BurstEnd::Signal => RecordEnd::Signal,
-                _ => RecordEnd::UnknownCode,
-            };
-            if !branches.is_empty() {
-                let (pid, density) = (self.followed.pid(), density(&branches));
-                self.sink.record(Record { pid, tid, branches: &branches, density, end });
-            }
-        }
     }
 
     /// A thread's alarm has gone off.
@@ -469,13 +441,6 @@ impl<'a> Tracer<'a> {
     }
 }
 
-/// Counts a place, if there are not too many already.
-fn note(places: &mut BTreeMap<Avma, u64>, at: Avma) {
-    if places.len() < MOST_PLACES || places.contains_key(&at) {
-        *places.entry(at).or_default() += 1;
-    }
-}
-
 /// Undoes what recording code has done to the registers.
 fn give_back(registers: &mut Registers, taken: Taken, code: &BurstCode) -> io::Result<()> {
     if taken >= Taken::Rcx {
@@ -491,33 +456,4 @@ fn give_back(registers: &mut Registers, taken: Taken, code: &BurstCode) -> io::R
         registers.eflags = registers.eflags & !(LAHF | OVERFLOW) | flags;
     }
     Ok(())
-}
-
-/// Taken branches for each instruction that was executed between them, about: instructions have four bytes on average.
-fn density(branches: &[restitch_evaluate::Taken]) -> f64 {
-    const INSTRUCTION: f64 = 4.0;
-    const LONGEST_RUN: i64 = 1 << 16;
-    let run = |pair: &[restitch_evaluate::Taken]| {
-        let len = pair[1].from.offset_from(pair[0].to);
-        if (0..LONGEST_RUN).contains(&len) { len as f64 / INSTRUCTION + 1.0 } else { 1.0 }
-    };
-    let instructions: f64 = branches.windows(2).map(run).sum();
-    branches.len().saturating_sub(1) as f64 / instructions.max(1.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn density_is_branches_for_each_instruction() {
-        let taken =
-            |from: u64, to: u64| restitch_evaluate::Taken { from: Avma::new(from), to: Avma::new(to) };
-        // Runs of 12 bytes before each branch: three instructions and the branch.
-        let loops = [taken(12, 0), taken(12, 0), taken(12, 0)];
-        assert!((density(&loops) - 0.25).abs() < 1e-9);
-        assert!((density(&[taken(5, 5), taken(5, 5)]) - 1.0).abs() < 1e-9);
-        assert_eq!(density(&loops[..1]), 0.0);
-        assert_eq!(density(&[]), 0.0);
-    }
 }
