@@ -68,7 +68,7 @@ fn calls_that_return_twice_are_copied() {
     check(&module.image, &module.program, &Layout::default(), version, module.bias()).unwrap();
 }
 
-/// Each bit of the text, in turn, as far as a few seconds reach.
+/// Each bit of the text, in turn, as far as a few seconds reach, but a hundred of them at least.
 #[test]
 fn every_changed_bit_is_found() {
     let path = match compile(&program("switch.c"), &["-O2"]) {
@@ -96,7 +96,8 @@ fn every_changed_bit_is_found() {
         let found = !is_equal(version.clone());
         assert!(found || same || is_reason(&version, text + i / 8), "bit {i} of the text, in {before:?}");
         changed += 1;
-        if Instant::now() > end {
+        // A slow machine takes as long as it needs for some of them.
+        if changed > 100 && Instant::now() > end {
             break;
         }
     }

@@ -6,6 +6,9 @@ mod common;
 use common::{Target, compile};
 use restitch_address::{Avma, AvmaRange};
 use restitch_tracee::{Children, FollowEvent, Followed, LaunchOptions, Stopped, TraceEvent, TraceEvents};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -78,6 +81,68 @@ fn a_caught_signal_is_reported_once() {
         }
     };
     std::thread::spawn(follow).join().unwrap();
+    target.assert_ok();
+}
+
+/// What an event of ours does: bytes that come in on the socket send SIGURG to thread `tid`.
+fn alarm(tid: i32) -> (UnixStream, UnixStream) {
+    const F_SETOWN_EX: libc::c_int = 15;
+    const F_SETSIG: libc::c_int = 10;
+    let (alarmed, sender) = UnixStream::pair().unwrap();
+    // F_OWNER_TID and the thread's number.
+    let owner = [0, tid];
+    // SAFETY: `fcntl` on an open descriptor; the first call reads the live local `owner`, the others take numbers.
+    let results = unsafe {
+        let fd = alarmed.as_raw_fd();
+        [
+            libc::fcntl(fd, F_SETOWN_EX, owner.as_ptr()),
+            libc::fcntl(fd, F_SETSIG, libc::SIGURG),
+            libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC),
+        ]
+    };
+    assert_eq!(results, [0; 3]);
+    (alarmed, sender)
+}
+
+/// The stop of an alarm is looked at only. A thread that stays held in it is reported once nevertheless, and one that is resumed goes on where its
+/// registers say, whatever happens to others meanwhile.
+#[test]
+fn an_alarm_is_reported_once() {
+    let Some(target) = Target::start("signals", &["4000"]) else { return };
+    let pid = target.pid();
+    let follow = move || {
+        let mut followed = Followed::seize(pid, libc::SIGURG, Children::Leave).unwrap();
+        let (alarmed, mut sender) = alarm(pid);
+        for round in 0..50 {
+            sender.write_all(b"!").unwrap();
+            let (mut held, mut others) = (None, 0);
+            let limit = |held: &Option<i32>| Duration::from_millis(if held.is_some() { 5 } else { 2000 });
+            while let Some(event) = followed.next_event(limit(&held)).unwrap() {
+                match event {
+                    FollowEvent::Notified { tid, number } => {
+                        assert_eq!((held, tid, number), (None, pid, alarmed.as_raw_fd()), "round {round}");
+                        held = Some(tid);
+                    }
+                    FollowEvent::Started { tid } => followed.resume(tid).unwrap(),
+                    FollowEvent::Exited { .. } => return round,
+                    _ => others += 1,
+                }
+                if held.is_some() && others > 20 {
+                    break;
+                }
+            }
+            let tid = held.unwrap_or_else(|| panic!("round {round}: no alarm"));
+            let registers = followed.registers(tid).unwrap();
+            assert_eq!(followed.registers(tid).unwrap(), registers);
+            followed.set_registers(tid, &registers).unwrap();
+            assert_eq!(followed.registers(tid).unwrap(), registers, "read again");
+            followed.resume(tid).unwrap();
+            assert!(followed.registers(tid).is_err(), "a running thread's registers are not known");
+        }
+        50
+    };
+    let rounds = std::thread::spawn(follow).join().unwrap();
+    assert!(rounds > 0, "the program ended before the first alarm");
     target.assert_ok();
 }
 

@@ -120,6 +120,8 @@ struct Tracer<'a> {
     pace: Pace,
     threads: BTreeMap<i32, Thread>,
     burst: Option<Burst>,
+    /// Where the next burst's records begin, if the window is ready for them.
+    ready: Option<Avma>,
     /// What bursts cost.
     price: Price,
     report: BurstReport,
@@ -154,6 +156,7 @@ impl<'a> Tracer<'a> {
             pace,
             threads: BTreeMap::new(),
             burst: None,
+            ready: None,
             price: Price::default(),
             report: BurstReport::default(),
             cpu: BTreeMap::new(),
@@ -209,6 +212,7 @@ impl<'a> Tracer<'a> {
             None => {
                 self.collect()?;
                 self.burst.iter_mut().for_each(|burst| burst.looked_at = true);
+                self.make_ready()?;
             }
             Some(FollowEvent::Exited { status, .. }) => {
                 self.report.exit = Some(status);
@@ -230,6 +234,7 @@ impl<'a> Tracer<'a> {
                 let is_asked = self.burst.is_some_and(|burst| burst.tid == tid) && self.price.is_asked();
                 let begun = if is_asked { self.clock(tid) } else { None };
                 self.followed.resume(tid)?;
+                self.wind_up(tid)?;
                 begun.map_or(Ok(()), |begun| self.ask_price(begun))?;
             }
             FollowEvent::Caught { tid, signal } => {
@@ -338,6 +343,14 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
+    /// Makes room for the next burst, if none is under way: before a thread is held for it, if there is time.
+    fn make_ready(&mut self) -> Result<(), BranchTraceError> {
+        if self.burst.is_none() && self.ready.is_none() {
+            self.ready = Some(self.shared(self.code.arm(self.options.depth))?);
+        }
+        Ok(())
+    }
+
     /// The CPU time of a thread since it has its alarm.
     fn clock(&self, tid: i32) -> Option<Duration> {
         self.threads.get(&tid)?.alarm.count().ok().map(Duration::from_nanos)
@@ -374,6 +387,13 @@ impl<'a> Tracer<'a> {
         let cost = begun.elapsed() + LEG;
         self.report.held += cost;
         self.pace.paid(cost);
+        Ok(())
+    }
+
+    /// Sets the alarm of a thread that has just been let go. (The kernel asks the processor that the thread was on last, and waits for
+    /// its answer: `task_function_call`. While the thread is held that processor sleeps or does something else, and being
+    /// woken takes it longer than all else that is done in a stop.)
+    fn wind_up(&mut self, tid: i32) -> Result<(), BranchTraceError> {
         let period = self.pace.next_period();
         match self.threads.get(&tid) {
             Some(thread) => Ok(thread.alarm.set_period(period)?),
@@ -396,7 +416,8 @@ impl<'a> Tracer<'a> {
         {
             return Ok(Err(Refusal::NotAtRest));
         }
-        let start = self.shared(self.code.arm(self.options.depth))?;
+        self.make_ready()?;
+        let Some(start) = self.ready.take() else { return Ok(Err(Refusal::Busy)) };
         registers.rip = way_in;
         if let Err(error) = self.followed.set_registers(tid, &registers) {
             self.shared(self.code.set_state(window::TAKEN_OUT))?;
