@@ -73,7 +73,7 @@ pub fn slot(address: Avma, bits: u8) -> usize {
 }
 
 /// Length in bytes of a window whose table has `2^bits` pairs. Large ones are made of whole [`LARGE_PAGE`]s: a look-up touches any of
-/// their small pages, which costs an address translation that is not cached, and a fault (0.9 us) the first time.
+/// their small pages, which costs an address translation that is not cached, and the first time a fault (3 to 6 us for sixteen pages).
 pub fn window_len(bits: u8) -> u64 {
     let len = TABLE + 16 * ((1 << bits) + TABLE_SLACK);
     len.next_multiple_of(if len < LARGE_PAGE { 4096 } else { LARGE_PAGE })

@@ -1,7 +1,7 @@
 //! Tracing versions of the modules of a process: made and checked.
 //!
-//! A burst begins cold, so what counts is how many pages it touches that nobody has touched before. Versions and their windows are
-//! made of large pages where there is room: a window's table is used all over, and a first touch of each of its small pages is a fault.
+//! A burst begins cold, so what counts is how many pages it touches that are in no cache of address translations, or that nobody has touched
+//! before. Versions and their windows are made of large pages where there is room: a window's table is used all over.
 
 use crate::SessionError;
 use crate::analysis::Analyzed;
