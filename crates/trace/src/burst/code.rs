@@ -85,7 +85,7 @@ impl BurstCode {
     /// Has the kernel make large pages of the windows, which are mapped in process `pid`. (It may refuse, as it does for users without
     /// privileges: look-ups are slower then, and no less right.)
     pub fn use_large_pages(&self, pid: i32) {
-        for module in &self.modules {
+        for module in &self.tables.modules {
             let (start, len) = (module.bias.to_actual(module.table.window.start), module.table.window.len());
             let window = AvmaRange::new(start, len);
             if start.align_up(LARGE_PAGE) == start && len >= LARGE_PAGE {
