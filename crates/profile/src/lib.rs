@@ -8,7 +8,7 @@
 //! ([`import_perf_data`]); samples of instructions ([`repair`](repair())); or a stored profile ([`ProfileFile::read`], [`ModuleProfile::resolve`]).
 //!
 //! **What it does**: makes a whole profile of them by flow equations, says how much of it is exact, and how well it agrees
-//! with itself ([`Profile::check_flow`]).
+//! with itself ([`Profile::check_flow`]); of instruction samples, how much of what runs they know ([`sample_coverage`]).
 //!
 //! **What it does not**: read files or processes; guess what functions without samples do.
 
@@ -25,6 +25,7 @@ mod perf_data;
 mod placement;
 mod promote;
 mod repair;
+mod sample_coverage;
 mod similarity;
 mod store;
 #[cfg(any(test, feature = "testing"))]
@@ -42,6 +43,7 @@ pub use perf_data::*;
 pub use placement::*;
 pub use promote::*;
 pub use repair::*;
+pub use sample_coverage::*;
 pub use similarity::*;
 pub use store::*;
 pub use text::*;

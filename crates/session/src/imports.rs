@@ -4,9 +4,9 @@ use crate::SessionError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::optimize_options::OptimizeOptions;
-use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, resolve};
+use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
 use restitch_profile::{
-    ImportedModule, ImportedSamples, ModuleProfile, Profile, ProfileFile, import_perf_data,
+    ImportedModule, ImportedSamples, ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage,
 };
 use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
@@ -150,10 +150,6 @@ fn from_perf(
         warnings.push(format!("the profile is made of branch records: {used} used, {other} of other kinds"));
         return Ok((profile, warnings));
     }
-    warnings.push(
-        "the perf.data file has no branch stacks: what was not sampled is not cold, so the layout may not pay; \
-         `restitch record` gives an exact profile"
-            .into(),
-    );
+    warnings.push(only_samples(sample_coverage(&module.program, &samples.ips)));
     Ok((of_samples(&module.program, &samples.ips, Sampled::default()), warnings))
 }

@@ -7,7 +7,9 @@ use crate::SessionError;
 use crate::disk::read_file;
 use crate::selection::weigh;
 use restitch_address::Svma;
-use restitch_profile::{Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair};
+use restitch_profile::{
+    Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair, sample_coverage,
+};
 use restitch_profile_formats::{Format, Holds, autofdo, bolt_yaml, fdata, order, preaggregated, propeller};
 use restitch_program::Program;
 use std::collections::BTreeMap;
@@ -127,9 +129,22 @@ pub(crate) fn resolve(module: &LoadedModule, known: &Known) -> Result<(Profile, 
         }
         return Ok((profile, notes));
     }
-    let note = "it has no branches, only samples: what was not sampled is not cold, so the layout may not pay; \
-                `restitch record` gives an exact profile";
-    Ok((of_samples(program, &records.ips, module.sampled), vec![note.into()]))
+    // Other formats may hold counts that were scaled or added up: nothing tells how many were single ones.
+    let counted_singly = matches!(module.content, Content::Offsets(_));
+    let known = counted_singly.then(|| sample_coverage(program, &records.ips)).flatten();
+    let note = only_samples(known);
+    Ok((of_samples(program, &records.ips, module.sampled), vec![note]))
+}
+
+/// What the user should know of a profile without branches, whose samples know so much of what is executed.
+pub(crate) fn only_samples(known: Option<f64>) -> String {
+    let share = known.map_or(String::new(), |known| {
+        format!(" (they fall into code that takes about {:.0} % of the time)", 100.0 * known)
+    });
+    format!(
+        "the profile has no branches, only instruction samples{share}: what was not sampled is not cold, so the layout may not pay; \
+         `restitch record` gives an exact profile"
+    )
 }
 
 /// A profile of instruction samples alone.
@@ -174,7 +189,17 @@ pub(crate) fn choose<'a>(loaded: &'a Loaded, code: &mut Code) -> Option<&'a Load
 
 #[cfg(test)]
 mod tests {
-    use super::build_in_words;
+    use super::{build_in_words, only_samples};
+
+    #[test]
+    fn what_samples_know_is_said_where_it_is_known() {
+        assert!(
+            only_samples(Some(0.358)).contains(
+                "instruction samples (they fall into code that takes about 36 % of the time): what"
+            )
+        );
+        assert!(only_samples(None).contains("instruction samples: what"));
+    }
 
     #[test]
     fn only_what_is_known_of_a_build_is_said() {

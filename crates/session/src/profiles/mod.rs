@@ -18,7 +18,7 @@ pub use restitch_profile_formats::{Format, Holds};
 
 pub(crate) use code::Code;
 pub use compare::compare_profiles;
-pub(crate) use load::{load, of_samples, resolve};
+pub(crate) use load::{load, of_samples, only_samples, resolve};
 pub use options::{ProfileInput, ProfileOutput, Sampled, WriteOptions};
 pub use show::{ModuleFacts, ProfileFacts, show_profile};
 
