@@ -11,6 +11,7 @@ use restitch_trace::{
 use restitch_tracee::{ExitStatus, Memory};
 use restitch_x86::{Flow, scan};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -403,6 +404,17 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
     }
 }
 
+/// The program as the child of a shell, which ends as it does: a process that is traced by its own parent tells its end to the tracer only.
+fn start_below(program: &Path, arguments: &[&str]) -> (Guarded, i32) {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "\"$@\" & echo $!; wait $!", "sh"]).arg(program).args(arguments);
+    let mut shell = Guarded::spawn(shell.stdin(Stdio::null()).stdout(Stdio::piped())).unwrap();
+    let mut line = String::new();
+    BufReader::new(shell.child().stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pid = line.trim().parse().expect("the shell says the number of its child");
+    (shell, pid)
+}
+
 /// Of several processes each is recorded, within one budget; that one of them ends, or has ended before, is no error.
 #[test]
 fn processes_are_traced_together() {
@@ -410,10 +422,10 @@ fn processes_are_traced_together() {
     let run = |seconds: &str| {
         let lasting = ["600", "600"].map(|seconds| start(&program, &["--seconds", seconds]));
         let pids = lasting.each_ref().map(|process| process.pid() as i32);
-        let mut early = start(&program, &["--busy", "0.2"]);
+        let (mut parent, early) = start_below(&program, &["--busy", "0.2"]);
         let mut gone = start(&program, &[]);
         let relative = |pid| Relative { pid, restartable: Vec::new() };
-        let others = [pids[1], early.pid() as i32, gone.pid() as i32].map(relative);
+        let others = [pids[1], early, gone.pid() as i32].map(relative);
         gone.wait_within(PATIENCE).expect("it ends");
         let mut seen: BTreeMap<i32, usize> = BTreeMap::new();
         let mut sink = |r: Record<'_>| *seen.entry(r.pid).or_default() += r.branches.len();
@@ -429,7 +441,7 @@ fn processes_are_traced_together() {
             Err(error) => panic!("{error}"),
         };
         println!("{seconds}: {seen:?}, {report:?}");
-        let ended = early.wait_within(PATIENCE).and_then(|status| status.code());
+        let ended = parent.wait_within(PATIENCE).and_then(|status| status.code());
         assert_eq!(ended, Some(42), "the one that ends meanwhile");
         Ok((report, pids.iter().all(|pid| seen.contains_key(pid))))
     };
