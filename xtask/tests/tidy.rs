@@ -233,11 +233,3 @@ fn files_of_a_folder_use_each_other_one_way() {
         assert_eq!(said, "", "{text}");
     }
 }
-
-#[test]
-fn a_circle_that_was_untangled_leaves_the_list() {
-    let (name, from, _, _) = tidy::ALLOWED[0];
-    let path = format!("crates/{name}/src/{from}.rs");
-    let said = texts(tidy::circles, &[(&path, "fn f() {}\n")]);
-    assert!(said.contains("closes no circle"), "{said}");
-}

@@ -7,25 +7,14 @@
 //! analysis*, 1994). Each branch gets a probability by what its two ways look like, and the flow equations then give
 //! frequencies. They are solved by passes over the blocks in address order: forward edges are done within a pass, and each
 //! further pass is one more iteration of the loops.
-//!
-//! **Confession.** The probabilities below are the best of ten sets tried on exact profiles of cc1plus, python3 and dash as Debian builds them
-//! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/counting`
-//! measures the time of counting with them.
 
+use crate::probabilities::shares;
 use crate::repair::{EXECUTIONS_PER_SAMPLE, repair};
 use crate::{Equations, Weights};
-use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, Program, Terminator};
+use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, Program};
 
 /// Iterations of a loop that are followed.
 const PASSES: usize = 12;
-/// A branch backwards goes back to the start of a loop.
-const LOOP: f64 = 0.88;
-/// A way that ends the program or throws, or leaves for a cold part.
-const COLD: f64 = 0.01;
-/// A branch to a block that stands apart: nothing falls into it.
-const APART: f64 = 0.2;
-/// Any other branch forwards.
-const FORWARD: f64 = 0.4;
 /// How often landing pads are entered, function entries being 1.
 const LANDING: f64 = 0.001;
 /// How much the guess counts against the flow over the ways of a branch: as much as a quarter of an IP sample in a block of usual
@@ -95,54 +84,6 @@ fn correct(program: &Program, shares: &mut [f64], counts: &[u64]) {
             *share = (n as f64 + PRIOR * *share) / (all + PRIOR);
         }
     }
-}
-
-/// The probability of each edge, given that its source runs.
-pub(crate) fn shares(program: &Program) -> Vec<f64> {
-    let mut shares = vec![1.0; program.edges.len()];
-    for block in program.block_ids() {
-        let ways: Vec<(EdgeId, &Edge)> = program.out_edges(block).collect();
-        match (program.block(block).terminator, &ways[..]) {
-            (Terminator::Conditional(..) | Terminator::ShortConditional(_), [a, b]) => {
-                let (taken, other) = if a.1.kind == EdgeKind::Taken { (a, b) } else { (b, a) };
-                let share = taken_share(program, taken.1, other.1);
-                shares[taken.0.index()] = share;
-                shares[other.0.index()] = 1.0 - share;
-            }
-            (_, []) => {}
-            (_, ways) => ways.iter().for_each(|(id, _)| shares[id.index()] = 1.0 / ways.len() as f64),
-        }
-    }
-    shares
-}
-
-fn taken_share(program: &Program, taken: &Edge, other: &Edge) -> f64 {
-    match (is_cold(program, taken), is_cold(program, other)) {
-        (true, false) => return COLD,
-        (false, true) => return 1.0 - COLD,
-        _ => {}
-    }
-    if taken.to <= taken.from {
-        LOOP
-    } else if stands_apart(program, taken.to) {
-        APART
-    } else {
-        FORWARD
-    }
-}
-
-/// Whether the way leads to a block that does not return, to a landing pad, or into a part of another function.
-fn is_cold(program: &Program, edge: &Edge) -> bool {
-    let (from, to) = (program.block(edge.from), program.block(edge.to));
-    let elsewhere = from.function != to.function && !to.attrs.contains(BlockAttrs::ENTRY);
-    elsewhere || to.attrs.contains(BlockAttrs::LANDING_PAD) || to.terminator == Terminator::Stop
-}
-
-/// Whether the block before it does not fall into it.
-fn stands_apart(program: &Program, block: BlockId) -> bool {
-    let Some(before) = block.index().checked_sub(1) else { return true };
-    let falls = |(_, e): (EdgeId, &Edge)| e.kind == EdgeKind::FallThrough && e.to == block;
-    !program.out_edges(BlockId::from_index(before)).any(falls)
 }
 
 /// Executions of each block for one call of each function.

@@ -23,6 +23,7 @@ mod merge;
 mod model;
 mod perf_data;
 mod placement;
+mod probabilities;
 mod promote;
 mod repair;
 mod sample_coverage;

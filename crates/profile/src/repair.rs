@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, Program, Terminator};
 
-use crate::estimate::shares;
+use crate::probabilities::shares;
 use crate::{Equations, Known, Profile, derive};
 
 /// Executions that one sample in a block of one byte stands for: samples fall in proportion to executions times length.

@@ -7,41 +7,21 @@
 use crate::{Finding, Tree, code_only, heads_behind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Uses that close a circle and may stay: crate, who uses, what is used, why.
-pub const ALLOWED: [(&str, &str, &str, &str); 1] = [(
-    "profile",
-    "repair",
-    "estimate",
-    "counts are repaired by the probabilities of branches, and estimated from repaired ones",
-)];
-
 /// Module to the modules that it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// The files of a crate do not use each other in a circle, except for [`ALLOWED`] uses, all of which are needed.
+/// The files of a crate do not use each other in a circle.
 pub fn circles(tree: &Tree) -> Vec<Finding> {
     let crates: BTreeSet<&str> = tree.rust().filter(|f| f.is_product()).filter_map(|f| f.krate()).collect();
     let mut findings = Vec::new();
     for name in crates {
-        let mut uses = uses_in(tree, name);
-        let mut finding = |module: &str, what: String| {
-            findings.push(Finding { path: format!("crates/{name}/src/{module}"), line: 0, what });
-        };
-        for (_, from, to, _) in ALLOWED.iter().filter(|(krate, ..)| *krate == name) {
-            let was_there = uses.get_mut(*from).is_some_and(|used| used.remove(*to));
-            if !was_there || way(&uses, to, from).is_none() {
-                finding(
-                    from,
-                    format!("its use of {to} closes no circle: take it off the list in tidy/circles.rs"),
-                );
-            }
-        }
+        let uses = uses_in(tree, name);
         if let Some(circle) = uses.keys().find_map(|module| circle_of(&uses, module)) {
             let what = format!(
                 "a circle: {}; move what both sides need to where both reach it",
                 circle.join(" -> ")
             );
-            finding(&circle[0], what);
+            findings.push(Finding { path: format!("crates/{name}/src/{}", circle[0]), line: 0, what });
         }
     }
     findings

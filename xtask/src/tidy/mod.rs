@@ -5,7 +5,7 @@ mod documents;
 mod layers;
 mod sources;
 
-pub use circles::{ALLOWED, circles};
+pub use circles::circles;
 pub use documents::{crate_docs, machine_paths, named_paths};
 pub use layers::{LAYERS, layers};
 pub use sources::{decoder, length, no_io, unsafe_code};
