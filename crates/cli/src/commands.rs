@@ -9,9 +9,9 @@ use crate::outputs::{check_outputs, publish, publish_beside};
 use crate::progress::Progress;
 use restitch_report::RunResult;
 use restitch_session::{
-    AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, ProcessStatus, RecordOptions,
-    RecordSubject, SessionError, TraceSubject, analyze_file, attach, doctor, instrument, optimize, record,
-    revert, status,
+    AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, OwnChild, ProcessStatus,
+    RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach, doctor, instrument,
+    optimize, record, revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -147,12 +147,12 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
 fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {
     let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let fail = |why: String| SessionError::Command { command: name.clone(), why };
-    let mut started = child(command).spawn().map_err(|e| fail(e.to_string()))?;
+    let mut started = OwnChild::spawn(&mut child(command)).map_err(|e| fail(e.to_string()))?;
     std::thread::sleep(Duration::from_secs_f64(warm_up));
-    let ended = started.try_wait().map_err(|e| fail(e.to_string()))?;
-    if ended.is_none() {
+    let ended = started.has_ended().map_err(|e| fail(e.to_string()))?;
+    if !ended {
         // The program goes on in any case: what went wrong with it is said, and its exit code is what counts.
-        if let Err(error) = attach_command(started.id() as i32, options) {
+        if let Err(error) = attach_command(started.pid(), options) {
             eprintln!("restitch: {error}");
         }
     } else {

@@ -65,6 +65,7 @@ pub use optimize_options::OptimizeOptions;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use restitch_trace::{BurstEnd, Refusal};
+pub use restitch_tracee::OwnChild;
 pub use source::{Source, SourceChoice};
 pub use status::{ProcessStatus, Reverted, revert, status};
 pub use trace_record::{TraceRecordOptions, TraceSubject, Traced, record_traced};

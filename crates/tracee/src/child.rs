@@ -1,8 +1,73 @@
-//! Waiting for the end of a child that is no longer traced.
+//! Waiting for the end of children of this program.
+//!
+//! Problem: the kernel tells the end of a process that its own parent traces once, to whoever of the parent's threads waits for it
+//! first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait leaves the parent its own). Idea: what the tracer learns of an
+//! [`OwnChild`] is kept for it.
 
 use crate::TraceError;
 use restitch_procfs::ProcessId;
+use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
+
+/// Raw statuses of own children that tracing threads were told the end of; nothing before.
+static ENDS: Mutex<BTreeMap<i32, Option<i32>>> = Mutex::new(BTreeMap::new());
+
+/// A thread has waited for `tid` and got this status.
+pub(crate) fn note_end(tid: i32, status: i32) {
+    let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(end) = ends.get_mut(&tid) {
+        *end = Some(status);
+    }
+}
+
+/// A process that this program has started and may trace, too. Dropping it leaves the process alone.
+#[derive(Debug)]
+pub struct OwnChild(Child);
+
+impl OwnChild {
+    /// Starts `command`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let child = command.spawn()?;
+        let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.insert(child.id() as i32, None);
+        Ok(Self(child))
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// If somebody else has waited for it.
+    pub fn has_ended(&mut self) -> io::Result<bool> {
+        self.0.try_wait().map(|status| status.is_some()).or_else(|error| self.noted(error).map(|_| true))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// If somebody else has waited for it.
+    pub fn wait(&mut self) -> io::Result<ExitStatus> {
+        self.0.wait().or_else(|error| self.noted(error))
+    }
+
+    /// What a tracing thread was told, if the kernel does not know of it any more.
+    fn noted(&self, error: io::Error) -> io::Result<ExitStatus> {
+        let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = ends.get(&self.pid()).copied().flatten();
+        let noted = noted.filter(|_| error.raw_os_error() == Some(libc::ECHILD));
+        noted.map(ExitStatus::from_raw).ok_or(error)
+    }
+}
 
 /// Waits until `child`, which this program started, has ended; its exit status as a shell gives it: the code, or 128
 /// plus the number of the signal that ended it.

@@ -47,7 +47,7 @@ mod wake;
 
 pub use batch::Batch;
 pub use borrow::{Borrow, SeccompPolicy};
-pub use child::wait_for_child;
+pub use child::{OwnChild, wait_for_child};
 pub use collapse::collapse_pages;
 pub use error::TraceError;
 pub use follow::{Children, FollowEvent, Followed};

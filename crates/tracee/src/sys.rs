@@ -1,6 +1,7 @@
 //! The raw requests of ptrace(2) and waitpid(2), each as a safe function with a typed error.
 
 use crate::TraceError;
+use crate::child::note_end;
 use crate::registers::Registers;
 use crate::status::{StopKind, decode};
 use std::io;
@@ -227,7 +228,12 @@ pub(crate) fn wait(tid: i32, block: bool) -> Waited {
             0 => return Waited::Nothing,
             -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
             -1 => return Waited::NoChild,
-            tid => return Waited::Status(tid, status),
+            tid => {
+                if matches!(decode(status), StopKind::Ended(_)) {
+                    note_end(tid, status);
+                }
+                return Waited::Status(tid, status);
+            }
         }
     }
 }
