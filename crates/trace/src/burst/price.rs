@@ -17,8 +17,10 @@ const CHEAPEST: f64 = 200.0;
 const ASKED: u64 = 16;
 /// So many are the first.
 const FIRST: u64 = 24;
-/// How far a burst that was dearer or cheaper than what is believed changes that.
+/// How far a burst that was dearer or cheaper than what is believed changes that, in the long run ...
 const CHANGE: f64 = 1.04;
+/// ... and at first. Each time that the next one says the contrary it is the root of what it was.
+const FIRST_CHANGE: f64 = 1.3;
 /// When it is looked whether a watched burst is over, in parts of what it is believed to take: one of these, each in its turn. (The thread
 /// is interrupted for a look, which may cost as much as some hundred records: of several looks the later ones would see the earlier ones.)
 const LOOKS: [f64; 5] = [0.4, 0.7, 0.9, 0.55, 0.8];
@@ -31,11 +33,15 @@ pub(super) struct Price {
     /// Nanoseconds, times the root of the words.
     root: f64,
     bursts: u64,
+    /// How far the next burst may change that.
+    change: f64,
+    /// Whether the last one that did was cheaper.
+    was_cheaper: Option<bool>,
 }
 
 impl Default for Price {
     fn default() -> Self {
-        Self { root: DEAREST, bursts: 0 }
+        Self { root: DEAREST, bursts: 0, change: FIRST_CHANGE, was_cheaper: None }
     }
 }
 
@@ -57,11 +63,13 @@ impl Price {
             return;
         }
         let is_cheaper = taken < self.of(words);
-        match (is_over, is_cheaper) {
-            (true, true) => self.root = (self.root / CHANGE).max(CHEAPEST),
-            (false, false) => self.root = (self.root * CHANGE).min(DEAREST),
-            // Nothing that was not believed.
-            _ => {}
+        // Otherwise it is as was believed.
+        if is_over == is_cheaper {
+            if self.was_cheaper.replace(is_cheaper).is_some_and(|before| before != is_cheaper) {
+                self.change = self.change.sqrt().max(CHANGE);
+            }
+            let factor = if is_cheaper { 1.0 / self.change } else { self.change };
+            self.root = (self.root * factor).clamp(CHEAPEST, DEAREST);
         }
     }
 
@@ -106,6 +114,20 @@ mod tests {
             }
             let found = price.of(10_000).as_secs_f64() * 1e6;
             assert!((real as f64 * 0.9..real as f64 * 1.2).contains(&found), "{real}: {found}");
+        }
+    }
+
+    #[test]
+    fn the_first_bursts_tell_nearly_all() {
+        for real in [40, 60, 90, 150] {
+            let mut price = Price::default();
+            for _ in 0..FIRST {
+                assert!(price.is_asked());
+                let taken = price.look(10_000) + us(8);
+                price.seen(10_000, taken, taken > us(real));
+            }
+            let found = price.of(10_000).as_secs_f64() * 1e6;
+            assert!((real as f64 * 0.85..real as f64 * 1.4).contains(&found), "{real}: {found}");
         }
     }
 
