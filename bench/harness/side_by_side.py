@@ -181,18 +181,23 @@ def measure(name, options, log):
 
 
 def table(rows):
-    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "user CPU time, test input [interval]", "time to the file", "peak memory", "file"]
+    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "user CPU time, test input [interval]", "against the other in the same rounds", "time to the file", "peak memory", "file"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         for side in SIDES[1:]:
             ratio = lambda which, what: f"{row['caches'][which][side][what] / row['caches'][which]['original'][what]:.3f}"
-            values = [r[side] for r in row["rounds"]]
-            low, high, _ = interval(values)
             seconds, memory = row["made"][side]
-            cells = [row["title"], side, ratio("training", "I1"), ratio("test", "I1"), ratio("test", "I"), f"{median(values):.3f} [{low:.3f}, {high:.3f}]"]
+            cells = [row["title"], side, ratio("training", "I1"), ratio("test", "I1"), ratio("test", "I")]
+            cells.append(with_interval([r[side] for r in row["rounds"]]))
+            cells.append(with_interval([r[side] / r[SIDES[2]] for r in row["rounds"]]) if side == SIDES[1] else "")
             cells += [f"{seconds:.2f} s", f"{memory / 2**20:.0f} MiB", f"{row['sizes'][side] / 2**20:.1f} MiB"]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def with_interval(values):
+    low, high, _ = interval(values)
+    return f"{median(values):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def page(rows, options):
