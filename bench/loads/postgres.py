@@ -85,7 +85,8 @@ def measure(context, name, title, options, full):
     count = context.amount(full)
     for side in servers:
         transactions(side, count)
-    attach = context.restitch.attach(machine, servers["optimized"][0], lambda side: transactions(side, full // 10), tree=True)
+    # Connections that last for some seconds, as those of the rounds and of servers at work do.
+    attach = context.restitch.attach(machine, servers["optimized"][0], lambda side: transactions(side, full), tree=True)
     work = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, count))
     rounds = interleave(context.rounds, work, context.log)
     return {"title": title, "unit": "transaction", "rounds": rounds, "attach": attach}
