@@ -139,7 +139,7 @@ class Report(unittest.TestCase):
             "rounds": [{"restitch": 0.9, "llvm-bolt": 0.8}] * 6, "sizes": dict.fromkeys(side_by_side.SIDES, 2 << 20),
         }
         lines = side_by_side.table([row])
-        self.assertIn("restitch | 0.500 | 0.500 | 0.500 | 0.900 [0.900, 0.900] | 1.50 s | 1 MiB | 2.0 MiB", lines[2])
+        self.assertIn("restitch | 0.500 | 0.500 | 0.500 | 0.900 [0.900, 0.900] | 1.125 [1.125, 1.125] | 1.50 s | 1 MiB | 2.0 MiB", lines[2])
         self.assertIn("llvm-bolt | 0.400", lines[3])
 
     def test_what_is_compared_with_llvm_bolt_can_be_repeated(self):
