@@ -43,13 +43,14 @@ class Sourced(Restitch):
         kind, *budget = self.source.split()
         return ["--source", kind] + (["--overhead", budget[0]] if budget else [])
 
-    def attach(self, machine, pid, load, tree=False, seconds=None):
+    def attach(self, machine, pids, load, tree=False, seconds=None):
         if self.source == "count":
-            return super().attach(machine, pid, load, tree, SECONDS)
-        return super().attach(machine, pid, load, tree, SECONDS, self.of_source())
+            return super().attach(machine, pids, load, tree, SECONDS)
+        return super().attach(machine, pids, load, tree, SECONDS, self.of_source())
 
-    def optimize(self, machine, program, training, output, **options):
-        profile, raw = machine.path("profile"), machine.path("raw")
+    def optimize(self, machine, program, training, outputs, **options):
+        copy_as_written(program, outputs["original"])
+        profile = machine.path("profile")
         start = time.monotonic()
         machine.run(training)
         plain, start = time.monotonic() - start, time.monotonic()
@@ -66,8 +67,7 @@ class Sourced(Restitch):
             self.cost = (time.monotonic() - start) / plain
             with open(told) as file:
                 self.coverage = (json.load(file).get("branch_records") or {}).get("coverage")
-        self.call(["optimize", program, "--profile", profile, "-o", raw], machine)
-        copy_as_written(raw, output)
+        self.optimize_one(machine, program, profile, outputs["optimized"], [])
 
 
 def measure(name, options, log):

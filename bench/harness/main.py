@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import shlex
 import sys
 import time
 
@@ -39,6 +40,7 @@ def parse(argv):
     parser.add_argument("--rounds", type=int, help="interleaved rounds a load (default 11; 3 with --quick)")
     parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, not what it gains")
     parser.add_argument("--same", action="store_true", help="original against original: how large is the noise?")
+    parser.add_argument("--with", dest="added", metavar="OPTIONS", type=shlex.split, help="restitch with these options of attach and optimize against restitch without them; prints the table")
     parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"), help="the program (default: target/release/restitch)")
     parser.add_argument("--no-page", action="store_true", help="print the table instead of writing docs/benchmarks.md")
     arguments = parser.parse_args(argv)
@@ -62,8 +64,8 @@ def main(argv):
         return 2
     events, deciding, how = counters.choose()
     log(f"counting {how}")
-    # --same and --quick results are no results: they stay apart and never get on the page.
-    folder = os.path.join(ROOT, "out", "bench-same" if arguments.same else "bench-quick" if arguments.quick else "bench")
+    # Results of --same, --with and --quick are not of restitch against the original: they stay apart and never get on the page.
+    folder = os.path.join(ROOT, "out", "bench-same" if arguments.same else "bench-with" if arguments.added else "bench-quick" if arguments.quick else "bench")
     os.makedirs(folder, exist_ok=True)
     failed = []
     for name in arguments.loads or LOADS:
@@ -82,7 +84,7 @@ def main(argv):
         with open(os.path.join(folder, f"{name}.json"), "w") as f:
             json.dump(report.record(name, rows, deciding, how, arguments), f, indent=1)
     table = report.table(folder, LOADS)
-    if arguments.same or arguments.quick or arguments.no_page:
+    if arguments.same or arguments.added or arguments.quick or arguments.no_page:
         print(table)
     else:
         page = os.path.join(ROOT, "docs", "benchmarks.md")
@@ -98,7 +100,7 @@ def measure(name, arguments, events, log):
     load = importlib.import_module(f"loads.{name}")
     start = time.monotonic()
     with Machine(log) as machine:
-        restitch = Restitch(arguments.restitch, arguments.same, log)
+        restitch = Restitch(arguments.restitch, arguments.same, log, arguments.added)
         context = Context(machine, restitch, events, arguments, log)
         rows = load.run(context)
         for row in rows:

@@ -1,6 +1,6 @@
 """GCC's C++ compiler as a file: every moved frame, exceptions and all, and output that can be compared."""
 
-from harness.machine import Failed, copy_as_written, find
+from harness.machine import Failed, find
 from harness.rounds import interleave, run_and_count
 
 # Headers of the C++ library with something that instantiates them. The first one is the training input of the profile.
@@ -21,9 +21,8 @@ def run(context):
     program = find(machine.run([compiler, "-print-prog-name=cc1plus"]).strip())
     inputs = preprocess(machine, compiler)
     programs = {side: machine.path(f"cc1plus-{side[:8]}") for side in ("original", "optimized")}
-    copy_as_written(program, programs["original"])
     training = command(program, inputs["containers"], ["-O2"], machine.path("training.s"))
-    made = context.restitch.optimize(machine, program, training, programs["optimized"], cwd=machine.folder)
+    made = context.restitch.optimize(machine, program, training, programs, cwd=machine.folder)
     measured = list(inputs.values())[: 2 if context.quick else None]
     compared = compare(machine, programs, measured)
     context.log(f"  {compared} pairs of outputs are identical")

@@ -21,10 +21,14 @@ def run(context):
         servers[side] = (child.pid, progress)
         os.kill(child.pid, signal.SIGSTOP)
     second = 0.2 if context.quick else 1.0
-    pid, progress = servers["optimized"]
-    os.kill(pid, signal.SIGCONT)
-    attach = context.restitch.attach(machine, pid, lambda _: time.sleep(0.2))
-    os.kill(pid, signal.SIGSTOP)
+
+    def work(side):
+        os.kill(servers[side][0], signal.SIGCONT)
+        time.sleep(0.2)
+
+    attach = context.restitch.attach(machine, {side: servers[side][0] for side in SIDES}, work)
+    for pid, _ in servers.values():
+        os.kill(pid, signal.SIGSTOP)
 
     def measure(side):
         pid, progress = servers[side]

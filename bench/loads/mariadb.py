@@ -49,7 +49,7 @@ def run(context):
 
     for side in servers:
         mix(side)
-    attach = context.restitch.attach(machine, servers["optimized"][0], mix, seconds=9)
+    attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, mix, seconds=9)
     rows = []
     for script, full in SCRIPTS.items():
         count = context.amount(full)

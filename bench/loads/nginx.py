@@ -50,7 +50,7 @@ def run(context):
 
     for side in servers:
         requests(side, context.amount(20_000))
-    attach = context.restitch.attach(machine, servers["optimized"][0], lambda side: requests(side, 20_000), tree=True)
+    attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: requests(side, 20_000), tree=True)
     count = context.amount(150_000)
     measure = lambda side: serve_and_count(context.events, children(servers[side][0]), lambda: requests(side, count))
     rounds = interleave(context.rounds, measure, context.log)

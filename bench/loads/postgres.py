@@ -86,7 +86,7 @@ def measure(context, name, title, options, full):
     for side in servers:
         transactions(side, count)
     # Connections that last for some seconds, as those of the rounds and of servers at work do.
-    attach = context.restitch.attach(machine, servers["optimized"][0], lambda side: transactions(side, full), tree=True)
+    attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: transactions(side, full), tree=True)
     work = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, count))
     rounds = interleave(context.rounds, work, context.log)
     return {"title": title, "unit": "transaction", "rounds": rounds, "attach": attach}

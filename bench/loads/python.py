@@ -1,6 +1,6 @@
 """The Python interpreter as a file: the script that it was profiled with, and another one."""
 
-from harness.machine import Failed, copy_as_written, find
+from harness.machine import Failed, find
 from harness.rounds import interleave, run_and_count
 
 # Only what needs no library: the interpreter's own loop, objects and containers.
@@ -42,14 +42,13 @@ def run(context):
     machine, program = context.machine, find("/usr/bin/python3")
     # Names of one length: a longer one moves the stack, and with it what misses the data cache.
     programs = {side: machine.path(f"python3-{side[:8]}") for side in ("original", "optimized")}
-    copy_as_written(program, programs["original"])
     scripts = {}
     for name, text in (("trained", TRAINED), ("unseen", UNSEEN)):
         scripts[name] = machine.path(f"{name}.py")
         with open(scripts[name], "w") as f:
             f.write(text.replace("COUNT", str(context.amount(600_000))))
     training = [program, "-I", "-S", scripts["trained"]]
-    made = context.restitch.optimize(machine, program, training, programs["optimized"], cwd=machine.folder)
+    made = context.restitch.optimize(machine, program, training, programs, cwd=machine.folder)
     rows = []
     for name, script in scripts.items():
         # A fixed hash seed: the same work every time. PYTHONHOME: a copy elsewhere finds its library.

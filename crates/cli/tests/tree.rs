@@ -178,19 +178,7 @@ fn assert_no_counting(restitch: &Restitch, pid: u32) {
 
 #[track_caller]
 fn revert_tree(restitch: &Restitch, forker: &mut Forker) {
-    let pid = forker.pid().to_string();
-    let mut last = String::new();
-    let reverted = wait_until(PATIENCE, || {
-        let finished = restitch.run(&["revert", &pid, "--tree"]);
-        assert!(
-            matches!(finished.status.code(), Some(code::DONE | code::NOTHING_TO_DO)),
-            "{}",
-            finished.stderr
-        );
-        last = finished.stdout;
-        (!last.contains("stays mapped")).then_some(())
-    });
-    assert!(reverted.is_some(), "{last}");
+    let last = common::revert_tree_until(restitch, forker.pid(), |printed| !printed.contains("stays mapped"));
     forker.assert_well("after revert --tree");
     for pid in forker.all() {
         assert_eq!(look::differences(pid), [], "process {pid}: {last}");

@@ -57,19 +57,8 @@ fn attach(restitch: &Restitch, target: &Target, source: &str) -> Finished {
 
 #[track_caller]
 fn revert(restitch: &Restitch, target: &Target) {
-    let pid = target.pid().to_string();
-    let mut last = String::new();
-    let reverted = wait_until(common::PATIENCE, || {
-        let finished = restitch.run(&["revert", &pid, "--tree"]);
-        assert!(
-            matches!(finished.status.code(), Some(code::DONE | code::NOTHING_TO_DO)),
-            "{}",
-            finished.stderr
-        );
-        last = finished.stdout;
-        processes(target).into_iter().all(|pid| look::ours(pid).is_empty()).then_some(())
-    });
-    assert!(reverted.is_some(), "{last}");
+    let is_clean = |_: &str| processes(target).into_iter().all(|pid| look::ours(pid).is_empty());
+    common::revert_tree_until(restitch, target.pid(), is_clean);
 }
 
 /// The relatives are recorded, the first process gets the layout that they need, and so does whoever is forked later; the one that ends while

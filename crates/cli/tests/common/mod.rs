@@ -10,7 +10,7 @@ pub mod truth;
 #[allow(unused_imports, reason = "each test binary uses its part of this module")]
 pub use target::{Target, stoppable};
 
-use restitch_testkit::{Finished, TempDir};
+use restitch_testkit::{Finished, TempDir, wait_until};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -145,4 +145,27 @@ impl Random {
         self.0 ^= self.0 << 17;
         self.0 % limit.max(1)
     }
+}
+
+/// Reverts the processes of a tree again and again until `is_done`, which gets what was printed; what was printed last.
+#[track_caller]
+pub fn revert_tree_until(
+    restitch: &Restitch,
+    pid: impl ToString,
+    mut is_done: impl FnMut(&str) -> bool,
+) -> String {
+    let pid = pid.to_string();
+    let mut last = String::new();
+    let reverted = wait_until(PATIENCE, || {
+        let finished = restitch.run(&["revert", &pid, "--tree"]);
+        assert!(
+            matches!(finished.status.code(), Some(code::DONE | code::NOTHING_TO_DO)),
+            "{}",
+            finished.stderr
+        );
+        last = finished.stdout;
+        is_done(&last).then_some(())
+    });
+    assert!(reverted.is_some(), "{last}");
+    last
 }
