@@ -244,7 +244,7 @@ pub struct Attach {
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
     /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
-    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
     pub stay: Switch,
     /// Copy blocks that hot jumps lead to behind these, in place of the jump.
     #[arg(long, value_name = "WHETHER", default_value = "off")]

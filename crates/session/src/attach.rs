@@ -93,7 +93,7 @@ impl AttachOptions {
             huge_pages: HugePages::default(),
             turn: true,
             promote_calls: false,
-            stay: false,
+            stay: true,
             duplicate: DUPLICATE,
             prefetch: PREFETCH,
             call_targets: None,
