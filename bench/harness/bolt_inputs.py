@@ -171,6 +171,16 @@ class Python(Script):
         return {"PYTHONPATH": os.path.join(os.path.dirname(self.place), "Lib"), "PYTHONHASHSEED": "0"}
 
 
+class PythonTrained(Python):
+    """As Debian builds its own: with a profile of its tests, and optimized when it is linked."""
+
+    title = "python3.11 with a profile of its own and link-time optimization, script"
+    build = [
+        f'../configure --without-ensurepip --enable-optimizations --with-lto CFLAGS="-O2 {WHOLE}" LDFLAGS="-Wl,-q {WHOLE}"',
+        "make -s -j2",
+    ]
+
+
 class Postgres(layout_inputs.Postgres):
     """One backend without a server around it; what `bench/layouts` asks of Debian's."""
 
@@ -303,4 +313,4 @@ class Redis:
         return received.decode("utf-8", "replace")
 
 
-LOADS = {"sqlite": Sqlite, "python": Python, "postgres": Postgres, "verilator": Verilator, "redis": Redis}
+LOADS = {"sqlite": Sqlite, "python": Python, "python-trained": PythonTrained, "postgres": Postgres, "verilator": Verilator, "redis": Redis}
