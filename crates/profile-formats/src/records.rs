@@ -2,7 +2,7 @@
 
 use restitch_address::Svma;
 use restitch_profile::matching::{count_branch, count_run, fall_through_to, raise_blocks};
-use restitch_profile::{BranchSamples, ModuleSamples, Profile};
+use restitch_profile::{BranchSamples, ModuleSamples, Profile, Turns};
 use restitch_program::{BlockId, CallId, CallTarget, EdgeKind, Program};
 use std::collections::BTreeMap;
 
@@ -28,6 +28,8 @@ pub struct Records {
     pub fall_throughs: BTreeMap<(Svma, Svma), u64>,
     /// Samples by instruction.
     pub ips: BTreeMap<Svma, u64>,
+    /// Branches that were taken one after the other; no text format has them.
+    pub turns: Turns<Svma>,
 }
 
 /// What became of records when they met the program.
@@ -68,6 +70,7 @@ impl Records {
                 self.add_range(start, end, weight);
             }
         }
+        self.turns.add_stack(stack, weight);
     }
 
     /// Adds a range that ran without a taken branch.
@@ -93,9 +96,10 @@ impl Records {
     /// The records of an imported `perf.data` file.
     pub fn of_samples(samples: &ModuleSamples) -> Self {
         let mut records = Self { ips: samples.ips.clone(), ..Self::default() };
-        let BranchSamples { branches, ranges } = &samples.branches;
+        let BranchSamples { branches, ranges, turns } = &samples.branches;
         branches.iter().for_each(|(&(from, to), &n)| records.add_branch(Some(from), Some(to), n, 0));
         records.ranges.clone_from(ranges);
+        records.turns.clone_from(turns);
         records
     }
 
@@ -164,6 +168,7 @@ impl Records {
             entered.fill(0);
         }
         raise_blocks(program, &mut profile, &entered);
+        profile.paths = self.turns.paths(program);
         (profile, report)
     }
 
@@ -184,6 +189,7 @@ impl Records {
             ranges: table(&self.ranges),
             fall_throughs: table(&self.fall_throughs),
             ips: self.ips.iter().map(|(k, n)| (*k, scale(*n))).filter(|(_, n)| *n > 0).collect(),
+            turns: self.turns.scaled(scale),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use restitch_address::Svma;
 use restitch_program::Program;
 
-use crate::Profile;
 use crate::matching::{count_branch, count_run, raise_blocks};
+use crate::{Profile, Turns};
 
 /// Aggregated branch records of one module, in canonical coordinates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -16,6 +16,8 @@ pub struct BranchSamples {
     /// What ran without a taken branch between two records: the target of the older one, and the branch instruction of
     /// the newer one.
     pub ranges: BTreeMap<(Svma, Svma), u64>,
+    /// Branches that were taken one after the other.
+    pub turns: Turns<Svma>,
 }
 
 /// What became of branch records.
@@ -47,6 +49,7 @@ impl BranchSamples {
                 *self.ranges.entry((start, end)).or_default() += 1;
             }
         }
+        self.turns.add_stack(stack, 1);
     }
 
     /// The profile that the records make. A block counts as often as ranges run into its start, and at least as often as
@@ -63,6 +66,7 @@ impl BranchSamples {
             add(if used { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
         }
         raise_blocks(program, &mut profile, &[]);
+        profile.paths = self.turns.paths(program);
         (profile, report)
     }
 }

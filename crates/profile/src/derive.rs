@@ -289,7 +289,7 @@ impl<'a> Solver<'a> {
         let blocks: Vec<u64> = self.blocks.iter().map(|c| c.unwrap_or(0)).collect();
         let calls = self.program.calls.iter().map(|call| blocks[call.block.index()]).collect();
         let edges = self.edges.iter().map(|c| c.unwrap_or(0)).collect();
-        let profile = Profile { blocks, edges, calls, targets: Default::default() };
+        let profile = Profile { blocks, edges, calls, ..Profile::default() };
         let (executed, all) = shares(self.program, &profile, &self.basis, known.scope.as_deref());
         Derived { profile, basis: self.basis, executed, all, inconsistent }
     }

@@ -33,6 +33,11 @@ pub fn count_branch(
     edge.is_some()
 }
 
+/// The edge that a branch at `from` to `to` takes; `None` for calls and what is no branch of the program.
+pub fn taken_edge(program: &Program, from: Svma, to: Svma) -> Option<EdgeId> {
+    edge_to(program, program.block_at(from)?, from, to)
+}
+
 /// The edge of `block` that a branch at `from` to `to` takes.
 fn edge_to(program: &Program, block: BlockId, from: Svma, to: Svma) -> Option<EdgeId> {
     if program.block(block).terminator_at() != from {

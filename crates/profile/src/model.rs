@@ -4,6 +4,8 @@ use restitch_address::Svma;
 use restitch_program::{BlockId, CallId, EdgeId, Program};
 use std::collections::BTreeMap;
 
+use crate::PathCounts;
+
 /// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or is unknown.
 pub type CallTargets = BTreeMap<Svma, u64>;
 
@@ -18,6 +20,8 @@ pub struct Profile {
     pub calls: Vec<u64>,
     /// What indirect calls called, as far as it is known and in this module; call sites of which nothing is known are left out.
     pub targets: BTreeMap<CallId, CallTargets>,
+    /// Ways through blocks whose branch depends on how control came, where branch records have shown it.
+    pub paths: PathCounts,
 }
 
 impl Profile {
@@ -28,6 +32,7 @@ impl Profile {
             edges: vec![0; program.edges.len()],
             calls: vec![0; program.calls.len()],
             targets: BTreeMap::new(),
+            paths: PathCounts::new(),
         }
     }
     /// Executions of `block`.

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! "RSTPROF\0"  version: u32  payload length: u64  CRC-32 of the payload: u32  payload
-//! payload: number of modules, then for each: build id, path, blocks, edges, calls, targets of indirect calls
+//! payload: number of modules, then for each: build id, path, blocks, edges, calls, targets of indirect calls, paths
 //! ```
 //!
 //! Fixed-width numbers are little-endian, all others LEB128; strings and tables carry their lengths first. Addresses are
 //! stored as differences from the one before, so that a count takes about three bytes. Reading is pure, allocates in
-//! proportion to the input, and refuses what does not agree with the checksum. Version 1, which had no targets, is still read.
+//! proportion to the input, and refuses what does not agree with the checksum. Version 1, which had no
+//! targets, and version 2, which had no paths, are still read.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use restitch_program::{CallId, CallTarget, Edge, EdgeId, EdgeKind, Program};
 use crate::Profile;
 
 /// The version of the format that is written.
-pub const STORE_VERSION: u32 = 2;
+pub const STORE_VERSION: u32 = 3;
 /// The oldest version that is read.
 const OLDEST_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"RSTPROF\0";
@@ -77,7 +78,12 @@ pub struct ModuleProfile {
     pub calls: BTreeMap<Svma, u64>,
     /// Executions of indirect calls by address of the call instruction and of what was called in the module.
     pub targets: BTreeMap<(Svma, Svma), u64>,
+    /// Executions of two edges one after the other ([`Profile::paths`]).
+    pub paths: BTreeMap<PathKey, u64>,
 }
+
+/// Two edges: start of the first block, kind, start of the block between, kind, start of the last block.
+pub type PathKey = (Svma, EdgeKind, Svma, EdgeKind, Svma);
 
 /// Counts that have no place in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -105,6 +111,12 @@ impl ModuleProfile {
         let targets =
             profile.targets.iter().filter_map(|(c, to)| Some((program.calls.get(c.index())?.at, to)));
         let targets = targets.flat_map(|(at, to)| to.iter().map(move |(&to, &n)| ((at, to), n)));
+        let edge = |e: EdgeId| program.edges.get(e.index());
+        let key = |(a, b): (EdgeId, EdgeId)| {
+            let (a, b) = (edge(a)?, edge(b)?);
+            Some((start(a.from), a.kind, start(a.to), b.kind, start(b.to)))
+        };
+        let paths = profile.paths.iter().filter_map(|(&pair, &n)| Some((key(pair)?, n)));
         Self {
             build_id: build_id.to_vec(),
             path: path.to_owned(),
@@ -112,6 +124,7 @@ impl ModuleProfile {
             edges: edges.filter(|(_, n)| *n > 0).collect(),
             calls: calls.filter(|(_, n)| *n > 0).collect(),
             targets: targets.filter(|(_, n)| *n > 0).collect(),
+            paths: paths.filter(|(_, n)| *n > 0).collect(),
         }
     }
 
@@ -139,6 +152,12 @@ impl ModuleProfile {
                 profile.add_target(CallId(call as u32), to, count);
             }
         }
+        for (&key, &count) in &self.paths {
+            // Edges that are not there are among the lost edges.
+            if let Some(pair) = find_path(program, key) {
+                profile.paths.insert(pair, count);
+            }
+        }
         (profile, lost)
     }
 
@@ -148,6 +167,7 @@ impl ModuleProfile {
         add_scaled(&mut self.edges, &other.edges, weight);
         add_scaled(&mut self.calls, &other.calls, weight);
         add_scaled(&mut self.targets, &other.targets, weight);
+        add_scaled(&mut self.paths, &other.paths, weight);
     }
 }
 
@@ -156,6 +176,12 @@ pub(crate) fn find_edge(program: &Program, (from, to, kind): (Svma, Svma, EdgeKi
     let from = program.block_starting_at(from)?;
     let same = |e: &Edge| e.kind == kind && program.block(e.to).start == to;
     program.out_edges(from).find(|(_, e)| same(e)).map(|(id, _)| id)
+}
+
+/// The two edges that a key names.
+pub(crate) fn find_path(program: &Program, key: PathKey) -> Option<(EdgeId, EdgeId)> {
+    let (from, first, at, second, to) = key;
+    Some((find_edge(program, (from, at, first))?, find_edge(program, (at, to, second))?))
 }
 
 fn place(
@@ -297,6 +323,21 @@ impl Writer {
         }
         self.addresses(&module.calls);
         self.targets(&module.targets);
+        self.paths(&module.paths);
+    }
+
+    /// First blocks as differences, each other block as the distance from the one before; both kinds in one number.
+    fn paths(&mut self, paths: &BTreeMap<PathKey, u64>) {
+        let mut last = Svma::new(0);
+        self.number(paths.len() as u64);
+        for (&(from, first, at, second, to), &count) in paths {
+            self.number(from.offset_from(last) as u64);
+            self.number(first as u64 + KINDS * second as u64);
+            self.number(zigzag(at.offset_from(from)));
+            self.number(zigzag(to.offset_from(at)));
+            self.number(count);
+            last = from;
+        }
     }
 
     /// Calls as differences; targets as the distance from the call.
@@ -333,6 +374,18 @@ fn unzigzag(value: u64) -> i64 {
 struct Reader<'a> {
     rest: &'a [u8],
     version: u32,
+}
+
+/// Kinds of edges.
+const KINDS: u64 = 3;
+
+fn kind(number: u64) -> Result<EdgeKind, StoreError> {
+    match number {
+        0 => Ok(EdgeKind::FallThrough),
+        1 => Ok(EdgeKind::Taken),
+        2 => Ok(EdgeKind::Table),
+        _ => Err(StoreError::Corrupt { what: "an unknown kind of edge" }),
+    }
 }
 
 const ENDS: StoreError = StoreError::Corrupt { what: "a table is longer than the file" };
@@ -378,17 +431,27 @@ impl<'a> Reader<'a> {
         for _ in 0..self.count()? {
             last = last + self.number()?;
             let to = last.offset(unzigzag(self.number()?));
-            let kind = match self.number()? {
-                0 => EdgeKind::FallThrough,
-                1 => EdgeKind::Taken,
-                2 => EdgeKind::Table,
-                _ => return Err(StoreError::Corrupt { what: "an unknown kind of edge" }),
-            };
+            let kind = kind(self.number()?)?;
             edges.insert((last, to, kind), self.number()?);
         }
         let calls = self.addresses()?;
         let targets = if self.version < 2 { BTreeMap::new() } else { self.targets()? };
-        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets })
+        let paths = if self.version < 3 { BTreeMap::new() } else { self.paths()? };
+        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets, paths })
+    }
+
+    fn paths(&mut self) -> Result<BTreeMap<PathKey, u64>, StoreError> {
+        let mut paths = BTreeMap::new();
+        let mut last = Svma::new(0);
+        for _ in 0..self.count()? {
+            last = last + self.number()?;
+            let kinds = self.number()?;
+            let (first, second) = (kind(kinds % KINDS)?, kind(kinds / KINDS)?);
+            let at = last.offset(unzigzag(self.number()?));
+            let to = at.offset(unzigzag(self.number()?));
+            paths.insert((last, first, at, second, to), self.number()?);
+        }
+        Ok(paths)
     }
 
     fn targets(&mut self) -> Result<BTreeMap<(Svma, Svma), u64>, StoreError> {
@@ -487,22 +550,27 @@ mod tests {
     }
 
     #[test]
-    fn the_version_without_targets_is_read() {
+    fn older_versions_are_read() {
         let mut file = example(7).2;
-        file.modules.iter_mut().for_each(|m| m.targets.clear());
-        let mut bytes = file.write();
-        // Without targets, the tables end in one zero a module; here the last module has nothing but zeros behind its path.
+        // The last tables of the last module: each is one zero if it is empty, and older versions do not have them.
         file.modules.truncate(1);
-        let mut one = file.write();
-        assert_eq!(one.pop(), Some(0));
-        one[8..12].copy_from_slice(&1u32.to_le_bytes());
-        let len = (one.len() - HEADER) as u64;
-        one[12..20].copy_from_slice(&len.to_le_bytes());
-        let crc = crc32(&one[HEADER..]);
-        one[20..24].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(ProfileFile::read(&one), Ok(file));
-        bytes[8] = 3;
-        assert_eq!(ProfileFile::read(&bytes), Err(StoreError::Version { found: 3 }));
+        file.modules[0].paths.clear();
+        for version in [2, 1] {
+            if version == 1 {
+                file.modules[0].targets.clear();
+            }
+            let mut bytes = file.write();
+            (version..STORE_VERSION).for_each(|_| assert_eq!(bytes.pop(), Some(0)));
+            bytes[8..12].copy_from_slice(&version.to_le_bytes());
+            let len = (bytes.len() - HEADER) as u64;
+            bytes[12..20].copy_from_slice(&len.to_le_bytes());
+            let crc = crc32(&bytes[HEADER..]);
+            bytes[20..24].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(ProfileFile::read(&bytes).as_ref(), Ok(&file));
+        }
+        let mut newer = file.write();
+        newer[8] = STORE_VERSION as u8 + 1;
+        assert_eq!(ProfileFile::read(&newer), Err(StoreError::Version { found: STORE_VERSION + 1 }));
     }
 
     #[test]
@@ -534,6 +602,9 @@ mod tests {
                 module.blocks.insert(Svma::new(a), n);
                 module.edges.insert((Svma::new(a), Svma::new(b), EdgeKind::Table), n);
                 module.targets.insert((Svma::new(a), Svma::new(b)), n);
+                let kinds = [EdgeKind::FallThrough, EdgeKind::Taken, EdgeKind::Table];
+                let (first, second) = (kinds[(a % 3) as usize], kinds[(b % 3) as usize]);
+                module.paths.insert((Svma::new(a), first, Svma::new(b), second, Svma::new(n)), n);
             }
             let file = ProfileFile { modules: vec![module] };
             prop_assert_eq!(ProfileFile::read(&file.write()), Ok(file));

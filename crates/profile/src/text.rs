@@ -5,17 +5,19 @@
 //! edge 0x1000 fall 0x1010 = 1000
 //! call 0x1004 = 1001
 //! target 0x1004 0x2000 = 990
+//! path 0x1000 fall 0x1010 taken 0x1030 = 800
 //! ```
 //!
 //! One count a line, zeros left out, `#` begins a comment. Edges name the starts of their blocks, and `fall`, `taken` or
-//! `table`; targets name an indirect call and what it called.
+//! `table`; targets name an indirect call and what it called; paths name
+//! two edges that follow each other.
 
 use std::fmt::Write as _;
 
 use restitch_address::Svma;
 use restitch_program::{CallTarget, EdgeKind, Program};
 
-use crate::store::find_edge;
+use crate::store::{find_edge, find_path};
 use crate::{ModuleProfile, Profile};
 
 /// A line that is not in the textual form of a profile, or has no place in the program.
@@ -42,14 +44,16 @@ impl Profile {
             let _ = writeln!(out, "block {at} = {count}");
         }
         for ((from, to, kind), count) in &sparse.edges {
-            let kind = KINDS.iter().find(|(k, _)| k == kind).map_or("", |(_, name)| name);
-            let _ = writeln!(out, "edge {from} {kind} {to} = {count}");
+            let _ = writeln!(out, "edge {from} {} {to} = {count}", name(*kind));
         }
         for (at, count) in &sparse.calls {
             let _ = writeln!(out, "call {at} = {count}");
         }
         for ((at, to), count) in &sparse.targets {
             let _ = writeln!(out, "target {at} {to} = {count}");
+        }
+        for ((from, first, at, second, to), count) in &sparse.paths {
+            let _ = writeln!(out, "path {from} {} {at} {} {to} = {count}", name(*first), name(*second));
         }
         out
     }
@@ -88,10 +92,12 @@ fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Resul
             (exists, sparse.targets.entry((at, to)).or_default(), count)
         }
         ["edge", from, kind, to, "=", count] => {
-            let kind = KINDS.iter().find(|(_, name)| *name == kind);
-            let (kind, _) = kind.ok_or_else(|| format!("unknown edge kind in \"{line}\""))?;
-            let key = (svma(from)?, svma(to)?, *kind);
+            let key = (svma(from)?, svma(to)?, kind_of(kind, line)?);
             (find_edge(program, key).is_some(), sparse.edges.entry(key).or_default(), count)
+        }
+        ["path", from, first, at, second, to, "=", count] => {
+            let key = (svma(from)?, kind_of(first, line)?, svma(at)?, kind_of(second, line)?, svma(to)?);
+            (find_path(program, key).is_some(), sparse.paths.entry(key).or_default(), count)
         }
         _ => return Err(format!("cannot read \"{line}\"")),
     };
@@ -100,6 +106,15 @@ fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Resul
     }
     *slot = slot.saturating_add(number(count)?);
     Ok(())
+}
+
+fn name(kind: EdgeKind) -> &'static str {
+    KINDS.iter().find(|(k, _)| *k == kind).map_or("", |(_, name)| name)
+}
+
+fn kind_of(name: &str, line: &str) -> Result<EdgeKind, String> {
+    let kind = KINDS.iter().find(|(_, n)| *n == name);
+    kind.map(|(kind, _)| *kind).ok_or_else(|| format!("unknown edge kind in \"{line}\""))
 }
 
 fn svma(text: &str) -> Result<Svma, String> {

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use restitch_address::{FileOffset, Svma};
 
-use crate::BranchSamples;
+use crate::{BranchSamples, Turns};
 
 /// A file that is not read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +77,8 @@ pub struct ImportedModule {
     pub branches: BTreeMap<(FileOffset, FileOffset), u64>,
     /// Code that ran between two taken branches: target of the older, branch instruction of the newer.
     pub ranges: BTreeMap<(FileOffset, FileOffset), u64>,
+    /// Branches that were taken one after the other.
+    pub turns: Turns<FileOffset>,
 }
 
 /// The samples of one module in canonical coordinates.
@@ -111,6 +113,7 @@ impl ImportedModule {
                 }
             }
         }
+        samples.branches.turns = self.turns.placed(place);
         samples
     }
 }

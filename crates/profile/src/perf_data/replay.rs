@@ -101,7 +101,7 @@ impl Replay {
         }
         self.samples.branch_stacks += 1;
         let mut fields = Fields::new(data.get(sample.stack..).unwrap_or_default());
-        let mut newer: Option<Place> = None;
+        let mut newer: Option<(Place, Option<Place>)> = None;
         let mut places = Vec::new();
         for _ in 0..sample.records {
             let record = fields.u64().zip(fields.u64()).zip(fields.u64());
@@ -110,10 +110,10 @@ impl Replay {
             if let (Some(from), Some(to)) = (from, to) {
                 self.count_branch(from, to);
             }
-            if let (Some(start), Some(end)) = (to, newer) {
-                self.count_range(start, end);
+            if let (Some(start), Some((end, out))) = (to, newer) {
+                self.count_range((from, start), (end, out));
             }
-            newer = from;
+            newer = from.map(|from| (from, to));
             if self.kept.is_some() {
                 places.push((from, to));
             }
@@ -137,9 +137,13 @@ impl Replay {
         }
     }
 
-    fn count_range(&mut self, start: Place, end: Place) {
+    /// What ran between two branches: from the target of the older one to the newer one.
+    fn count_range(&mut self, (from, start): (Option<Place>, Place), (end, out): (Place, Option<Place>)) {
         if start.0 == end.0 && start.1 <= end.1 {
-            *self.samples.modules[start.0].ranges.entry((start.1, end.1)).or_default() += 1;
+            let module = &mut self.samples.modules[start.0];
+            *module.ranges.entry((start.1, end.1)).or_default() += 1;
+            let own = |place: Option<Place>| place.filter(|p| p.0 == start.0).map(|p| p.1);
+            module.turns.add((own(from), start.1, end.1, own(out)), 1);
         }
     }
 }
