@@ -11,8 +11,9 @@
 //! [`DuplicateLimits::growth`] of the hot code. So the hottest jumps of programs with hot spots are removed, and
 //! flat code, which waits for the cache, stays as it is.
 //!
-//! **What it does not know** is how control went before: a duplicate is taken to be left as its block is left on average. Calls and returns inside of
-//! duplicates are as in the original.
+//! **Ways through joins.** Where the profile has counts of edges by the edge before ([`Profile::paths`], of branch records), a duplicate is left as
+//! its block is when control comes from that side, and the block's own place as it is for the rest. Otherwise it is taken to be left
+//! as its block is left on average. Calls and returns inside of duplicates are as in the original.
 //!
 //! Sources: Hwu et al., *The Superblock* (J. Supercomputing 1993); Mueller and Whalley, *Avoiding unconditional jumps by code
 //! replication* (PLDI 1992), which duplicates up to returns and loop ends for the same reason.
@@ -21,7 +22,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use restitch_profile::Profile;
-use restitch_program::{BlockAttrs, BlockId, EdgeKind, Program, Terminator};
+use restitch_program::{BlockAttrs, BlockId, EdgeId, EdgeKind, Program, Terminator};
 
 use crate::{Layout, Tail};
 
@@ -29,6 +30,9 @@ use crate::{Layout, Tail};
 const INSTRUCTION: f64 = 0.25;
 /// Bytes of a jump that stands for a fall-through; mostly the long form, since duplicates lie far from what they lead to.
 const JUMP: f64 = 5.0;
+
+/// Fewer executions of an edge do not tell how control goes on behind it.
+const LEAST_PATHS: u64 = 8;
 
 /// How much may be duplicated.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,8 +84,8 @@ pub fn duplicate_tails(
 #[derive(Debug, Clone)]
 struct Candidate {
     tail: Tail,
-    /// How often control falls into each of its blocks.
-    entered: Vec<f64>,
+    /// The executions of each of its blocks.
+    flows: Vec<Flow>,
     /// Taken branches and instructions, weighed.
     gain: f64,
     /// Taken branches alone.
@@ -105,7 +109,7 @@ struct Search<'a> {
     /// By block of the hot code: what stands behind it.
     next: Vec<Option<BlockId>>,
     /// By block: executions that do not go through a duplicate.
-    left: Vec<f64>,
+    left: Vec<Flow>,
     /// Bytes of the hot code.
     bytes: f64,
     /// What a byte has to save.
@@ -115,7 +119,7 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(program: &'a Program, profile: &'a Profile, layout: &Layout, limits: &'a DuplicateLimits) -> Self {
         let count = program.blocks.len();
-        let left = (0..count).map(|b| profile.block(BlockId(b as u32)) as f64).collect();
+        let left = program.block_ids().map(|b| average(program, profile, b)).collect();
         let (mut hot, mut next) = (vec![false; count], vec![None; count]);
         let (mut bytes, mut executed) = (0.0, 0.0);
         for (i, fragment) in layout.hot.iter().enumerate() {
@@ -154,8 +158,8 @@ impl<'a> Search<'a> {
                 continue;
             }
             room -= candidate.bytes;
-            for (&block, entered) in candidate.tail.blocks.iter().zip(&candidate.entered) {
-                self.left[block.index()] = (self.left[block.index()] - entered).max(0.0);
+            for (&block, flow) in candidate.tail.blocks.iter().zip(&candidate.flows) {
+                self.left[block.index()] = self.left[block.index()].without(*flow);
                 done.bytes += u64::from(self.program.block(block).len);
             }
             done.blocks += candidate.tail.blocks.len() as u64;
@@ -169,44 +173,47 @@ impl<'a> Search<'a> {
 
     /// The tail behind `block` that gains most, if one is worth its bytes.
     fn best_behind(&self, block: BlockId) -> Option<Candidate> {
-        if !self.hot[block.index()] || self.left[block.index()] == 0.0 {
+        if !self.hot[block.index()] || self.left[block.index()].entered == 0.0 {
             return None;
         }
-        let share = self.left[block.index()] / self.profile.block(block) as f64;
-        let ways = self.ways(block);
-        let tails = ways.into_iter().filter(|(to, _)| Some(*to) != self.next[block.index()]);
-        let candidates = tails.filter_map(|(to, count)| self.grow(block, share, to, count * share));
+        let ways = self.ways(block, self.left[block.index()]);
+        let tails = ways.into_iter().filter(|way| Some(way.to) != self.next[block.index()]);
+        let candidates = tails.filter_map(|way| self.grow(block, way));
         candidates
             .filter(|c| c.gain > self.price * c.bytes)
             .max_by(|a, b| (a.gain - self.price * a.bytes).total_cmp(&(b.gain - self.price * b.bytes)))
     }
 
-    /// The best of the tails behind `behind` that begin with `first`, which is entered `count` times.
-    fn grow(&self, behind: BlockId, share: f64, first: BlockId, count: f64) -> Option<Candidate> {
+    /// The best of the tails behind `behind` that begin with this way.
+    fn grow(&self, behind: BlockId, first: Way) -> Option<Candidate> {
         let former = self.next[behind.index()];
-        let mut saved = self.cost(behind, former, false).minus(self.cost(behind, Some(first), false), share);
-        let mut bytes = -self.extra_bytes(behind, former) + self.extra_bytes(behind, Some(first));
+        let flow = self.left[behind.index()];
+        let mut saved =
+            self.cost(behind, former, false, flow).minus(self.cost(behind, Some(first.to), false, flow));
+        let mut bytes = -self.extra_bytes(behind, former) + self.extra_bytes(behind, Some(first.to));
         let mut tail = Tail { behind, blocks: Vec::new(), turned: false };
-        let (mut entered, mut length) = (Vec::new(), 0);
+        let (mut flows, mut length) = (Vec::new(), 0);
         let mut best: Option<Candidate> = None;
-        let mut at = Some((first, count));
-        while let Some((block, count)) = at.filter(|(b, _)| self.may_add(&tail, *b)) {
+        let mut at = Some(first);
+        while let Some(way) = at.filter(|way| self.may_add(&tail, way.to)) {
+            let block = way.to;
             length += self.program.block(block).len;
             if length > self.limits.bytes || tail.blocks.len() >= self.limits.blocks {
                 break;
             }
-            let share = count / self.profile.block(block) as f64;
+            let flow = self.flow(way);
             tail.blocks.push(block);
-            entered.push(count);
+            flows.push(flow);
             // Once as the last one, and once with what comes behind it.
-            let own = self.cost(block, self.next[block.index()], false);
+            let own = self.cost(block, self.next[block.index()], false, flow);
             let size = bytes + f64::from(self.program.block(block).len);
-            let (straight, turned) = (self.cost(block, former, false), self.cost(block, former, true));
+            let (straight, turned) =
+                (self.cost(block, former, false, flow), self.cost(block, former, true, flow));
             let turns = turned.weight() < straight.weight();
-            let end = saved.plus(own.minus(if turns { turned } else { straight }, share));
+            let end = saved.plus(own.minus(if turns { turned } else { straight }));
             let candidate = Candidate {
                 tail: Tail { turned: turns, ..tail.clone() },
-                entered: entered.clone(),
+                flows: flows.clone(),
                 gain: end.weight(),
                 taken: end.taken,
                 bytes: f64::max(size + self.extra_bytes(block, former), 1.0),
@@ -215,11 +222,11 @@ impl<'a> Search<'a> {
             if best.as_ref().is_none_or(|b| worth(&candidate) > worth(b)) {
                 best = Some(candidate);
             }
-            at = self.ways(block).into_iter().max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
-            if let Some((on, count)) = &mut at {
-                saved = saved.plus(own.minus(self.cost(block, Some(*on), false), share));
-                bytes = size + self.extra_bytes(block, Some(*on));
-                *count *= share;
+            let ways = self.ways(block, flow).into_iter();
+            at = ways.max_by(|a, b| a.count.total_cmp(&b.count).then(b.to.cmp(&a.to)));
+            if let Some(on) = at {
+                saved = saved.plus(own.minus(self.cost(block, Some(on.to), false, flow)));
+                bytes = size + self.extra_bytes(block, Some(on.to));
             }
         }
         best
@@ -229,8 +236,8 @@ impl<'a> Search<'a> {
         self.hot[block.index()] && block != tail.behind && !tail.blocks.contains(&block)
     }
 
-    /// Where control can fall from the end of a block, with executions.
-    fn ways(&self, block: BlockId) -> Vec<(BlockId, f64)> {
+    /// Where control can fall from the end of a block that is left like this.
+    fn ways(&self, block: BlockId, flow: Flow) -> Vec<Way> {
         if !matches!(
             self.program.block(block).terminator,
             Terminator::FallThrough | Terminator::Jump(_) | Terminator::Conditional(..)
@@ -238,27 +245,44 @@ impl<'a> Search<'a> {
             return Vec::new();
         }
         let edges = self.program.out_edges(block);
-        let mut ways: Vec<(BlockId, f64)> =
-            edges.map(|(id, e)| (e.to, self.profile.edge(id) as f64)).filter(|(_, n)| *n > 0.0).collect();
+        let mut ways: Vec<Way> = edges
+            .map(|(edge, e)| Way { edge, to: e.to, count: flow.by(e.kind) })
+            .filter(|w| w.count > 0.0)
+            .collect();
         ways.dedup_by(|again, first| {
-            let same = again.0 == first.0;
+            let same = again.to == first.to;
             if same {
-                first.1 += again.1;
+                first.count += again.count;
             }
             same
         });
         ways
     }
 
-    /// What leaving a block costs, all its executions together, if `next` stands behind it.
-    fn cost(&self, block: BlockId, next: Option<BlockId>, turned: bool) -> Cost {
-        let way = |kind| self.program.out_edges(block).find(|(_, e)| e.kind == kind);
-        let count = |way: Option<(_, _)>| way.map_or(0.0, |(id, _)| self.profile.edge(id) as f64);
-        let is_next =
-            |way: Option<(_, &restitch_program::Edge)>| way.is_some_and(|(_, e)| Some(e.to) == next);
-        let (fall, taken) = (way(EdgeKind::FallThrough), way(EdgeKind::Taken));
-        let jumps =
-            |way| if is_next(way) { Cost::default() } else { Cost { taken: count(way), added: count(way) } };
+    /// How the block that a way leads to is left by executions that come this way.
+    fn flow(&self, way: Way) -> Flow {
+        let (first, last) = ((way.edge, EdgeId(0)), (way.edge, EdgeId(u32::MAX)));
+        let known = || self.profile.paths.range(first..=last);
+        let sum = known().map(|(_, n)| *n).fold(0, u64::saturating_add);
+        if sum < LEAST_PATHS {
+            let share = way.count / self.profile.block(way.to) as f64;
+            return average(self.program, self.profile, way.to).times(share);
+        }
+        let mut flow = Flow::default();
+        for (&(_, out), &count) in known() {
+            flow.add(self.program.edges[out.index()].kind, count as f64);
+        }
+        Flow { entered: way.count, ..flow.times(way.count / sum as f64) }
+    }
+
+    /// What leaving a block like this costs if `next` stands behind it.
+    fn cost(&self, block: BlockId, next: Option<BlockId>, turned: bool, flow: Flow) -> Cost {
+        let is_next = |kind| self.program.out_edges(block).any(|(_, e)| e.kind == kind && Some(e.to) == next);
+        let (fall, taken) = (EdgeKind::FallThrough, EdgeKind::Taken);
+        let jumps = |kind| match is_next(kind) {
+            true => Cost::default(),
+            false => Cost { taken: flow.by(kind), added: flow.by(kind) },
+        };
         match self.program.block(block).terminator {
             Terminator::FallThrough => jumps(fall),
             Terminator::Jump(_) => jumps(taken),
@@ -267,7 +291,7 @@ impl<'a> Search<'a> {
                     true => (taken, fall),
                     false => (fall, taken),
                 };
-                Cost { taken: count(away), added: 0.0 }.plus(jumps(on))
+                Cost { taken: flow.by(away), added: 0.0 }.plus(jumps(on))
             }
             _ => Cost::default(),
         }
@@ -286,6 +310,57 @@ impl<'a> Search<'a> {
     }
 }
 
+/// A way on, with executions.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    edge: EdgeId,
+    to: BlockId,
+    count: f64,
+}
+
+/// Executions of a block, and how they leave it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Flow {
+    entered: f64,
+    fall: f64,
+    taken: f64,
+}
+
+/// All executions of `block`.
+fn average(program: &Program, profile: &Profile, block: BlockId) -> Flow {
+    let mut flow = Flow { entered: profile.block(block) as f64, ..Flow::default() };
+    program.out_edges(block).for_each(|(id, e)| flow.add(e.kind, profile.edge(id) as f64));
+    flow
+}
+
+impl Flow {
+    fn by(self, kind: EdgeKind) -> f64 {
+        match kind {
+            EdgeKind::FallThrough => self.fall,
+            EdgeKind::Taken => self.taken,
+            EdgeKind::Table => 0.0,
+        }
+    }
+    fn add(&mut self, kind: EdgeKind, count: f64) {
+        match kind {
+            EdgeKind::FallThrough => self.fall += count,
+            EdgeKind::Taken => self.taken += count,
+            EdgeKind::Table => {}
+        }
+    }
+    fn times(self, share: f64) -> Self {
+        Self { entered: share * self.entered, fall: share * self.fall, taken: share * self.taken }
+    }
+    fn without(self, other: Self) -> Self {
+        let less = |a: f64, b: f64| (a - b).max(0.0);
+        Self {
+            entered: less(self.entered, other.entered),
+            fall: less(self.fall, other.fall),
+            taken: less(self.taken, other.taken),
+        }
+    }
+}
+
 /// Executions of taken branches, and of jumps that the order makes necessary.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Cost {
@@ -300,8 +375,7 @@ impl Cost {
     fn plus(self, other: Self) -> Self {
         Self { taken: self.taken + other.taken, added: self.added + other.added }
     }
-    /// The difference, for this share of the executions.
-    fn minus(self, other: Self, share: f64) -> Self {
-        Self { taken: share * (self.taken - other.taken), added: share * (self.added - other.added) }
+    fn minus(self, other: Self) -> Self {
+        Self { taken: self.taken - other.taken, added: self.added - other.added }
     }
 }

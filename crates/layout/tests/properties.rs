@@ -7,7 +7,7 @@ use restitch_layout::{
 };
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, walk};
-use restitch_program::{BlockId, FuncId, Program};
+use restitch_program::{BlockId, EdgeId, FuncId, Program};
 
 fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
     let mut all = restitch_layout::algorithms();
@@ -54,6 +54,16 @@ call 0x1052 = 1
     Profile::from_text(text, program).unwrap()
 }
 
+/// With random pairs of edges behind half of the edges.
+fn with_paths(program: &Program, mut profile: Profile, seed: u64) -> Profile {
+    for (i, edge) in program.edges.iter().enumerate().filter(|(i, _)| seed >> (i % 64) & 1 == 1) {
+        for (n, (out, _)) in program.out_edges(edge.to).enumerate() {
+            profile.paths.insert((EdgeId(i as u32), out), (seed >> (n + i) % 50) & 0xff);
+        }
+    }
+    profile
+}
+
 #[test]
 fn a_loop_is_straightened() {
     let program = Program::from_text(LOOP).unwrap();
@@ -98,6 +108,55 @@ fn a_hot_jump_gives_way_to_a_duplicate() {
     let price = DuplicateLimits { price: 100.0, ..limits };
     assert_eq!(duplicate_tails(&program, &profile, &mut layout, &price), Duplicated::default());
     assert!(layout.tails.is_empty());
+}
+
+const REPEATED: &str = "\
+function 0x1000..0x1060 f movable
+  0x1000 +16 entry cond(4)/2 -> 0x1020
+  0x1010 +16 - jump/2 -> 0x1030
+  0x1020 +16 target fall
+  0x1030 +16 target cond(4)/2 -> 0x1050
+  0x1040 +16 - return/1
+  0x1050 +16 target return/1
+";
+
+const REPEATED_COUNTS: &str = "\
+block 0x1000 = 100
+block 0x1010 = 50
+block 0x1020 = 50
+block 0x1030 = 100
+block 0x1040 = 50
+block 0x1050 = 50
+edge 0x1000 fall 0x1010 = 50
+edge 0x1000 taken 0x1020 = 50
+edge 0x1010 taken 0x1030 = 50
+edge 0x1020 fall 0x1030 = 50
+edge 0x1030 fall 0x1040 = 50
+edge 0x1030 taken 0x1050 = 50
+";
+
+/// `if (a) ..; if (a) ..`: by edges, the second branch goes either way wherever control came from.
+#[test]
+fn a_branch_that_repeats_another_goes_its_way_in_the_duplicate() {
+    let program = Program::from_text(REPEATED).unwrap();
+    let text = "hot align 1: 0x1000 0x1010 0x1020 0x1030 0x1040 0x1050\n";
+    let limits = DuplicateLimits { growth: 1.0, price: 0.02, ..DuplicateLimits::default() };
+    let taken = |paths: &str| {
+        let mut layout = Layout::from_text(text, &program).unwrap();
+        let profile = Profile::from_text(&(REPEATED_COUNTS.to_owned() + paths), &program).unwrap();
+        let done = duplicate_tails(&program, &profile, &mut layout, &limits);
+        assert_eq!(layout.validate(&program), Ok(()));
+        (done.taken, layout.to_text(&program))
+    };
+    // Either way, the first branch is taken half of the time.
+    let same = "path 0x1010 taken 0x1030 taken 0x1050 = 50\npath 0x1020 fall 0x1030 fall 0x1040 = 50\n";
+    assert_eq!(taken(same), (100, text.replace("0x1010", "0x1010 +0x1030 +0x1050")));
+    let other = "path 0x1010 taken 0x1030 fall 0x1040 = 50\npath 0x1020 fall 0x1030 taken 0x1050 = 50\n";
+    let (saved, layout) = taken(other);
+    assert!(layout.contains("0x1010 +0x1030 +0x1040"), "{layout}");
+    assert!(saved >= 50);
+    assert!(taken("").0 < 100);
+    assert!(!taken("").1.contains("+0x1050"));
 }
 
 #[test]
@@ -288,6 +347,7 @@ proptest! {
     fn duplicates_are_valid_bounded_and_deterministic(seed: u64, growth in 0.0f64..0.5, price in 0.0f64..1.0) {
         let program = RandomProgram::new(seed).program;
         let profile = walk(&program, seed, 50, 0.02);
+        let profile = with_paths(&program, profile, seed);
         let limits = DuplicateLimits { growth, price, ..DuplicateLimits::default() };
         for algorithm in [&ExtTspAcross as &dyn LayoutAlgorithm, &OriginalOrder] {
             let plain = algorithm.layout(&program, &profile);
