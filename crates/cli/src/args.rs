@@ -302,7 +302,7 @@ pub struct Lab {
     /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]
     pub machine: Option<Machine>,
-    /// Give each layout duplicates of blocks that hot jumps lead to.
+    /// Show each layout also with duplicates of blocks that hot jumps lead to: by edge counts, and by paths if the profile has some.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,
     /// Show each layout also with lines fetched ahead that the model of the second-level cache misses, and with as many bytes that do nothing.

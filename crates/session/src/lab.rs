@@ -9,8 +9,8 @@ use crate::original::load_original;
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
-use restitch_layout::{Layout, LayoutChoice, Prefetch};
-use restitch_profile::{branch_stacks, import_perf_data};
+use restitch_layout::{DuplicateLimits, Layout, LayoutChoice, Prefetch, duplicate_tails};
+use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,8 @@ pub struct LabOptions {
     pub layouts: Vec<LayoutChoice>,
     /// The machine to model; `None` for this one.
     pub machine: Option<Machine>,
-    /// Each layout with duplicates of blocks behind hot jumps.
+    /// Each layout without and with duplicates of blocks behind hot jumps; those once chosen by the counts of edges alone, and once, if the profile
+    /// has them, by the ways that branch records show.
     pub duplicate: bool,
     /// Each layout three times: without and with lines fetched ahead, and with instructions that fetch nothing new. The lines are chosen by the first half of the records if there are some, and
     /// compared by the second; else by a walk of their own.
@@ -75,9 +76,13 @@ pub fn lab(
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());
     for choice in &options.layouts {
         let started = std::time::Instant::now();
-        let ways = Ways { choice: *choice, stay: None, duplicate: options.duplicate, prefetch: false };
-        layouts.push((choice.name().to_owned(), lay_out(ways, &module.program, &profile)));
+        let ways = Ways { choice: *choice, stay: None, duplicate: false, prefetch: false };
+        let layout = lay_out(ways, &module.program, &profile);
         seconds.push((choice.name(), started.elapsed().as_secs_f64()));
+        layouts.push((choice.name().to_owned(), layout.clone()));
+        if options.duplicate {
+            layouts.extend(with_duplicates(choice.name(), &layout, &module.program, &profile));
+        }
     }
     watcher.phase("running the models", None);
     let mut machine = options.machine.clone().unwrap_or_else(this_machine);
@@ -102,6 +107,26 @@ pub fn lab(
     let seed = options.records.is_none().then_some(options.seed);
     let named: Vec<(&str, Layout)> = layouts.iter().map(|(n, l)| (n.as_str(), l.clone())).collect();
     Ok((compare(&module.program, &profile, machine, &named, (&trace, seed)), seconds))
+}
+
+/// A layout with duplicates by edges alone, and by paths where there are some.
+fn with_duplicates(
+    name: &str,
+    layout: &Layout,
+    program: &Program,
+    profile: &Profile,
+) -> Vec<(String, Layout)> {
+    let duplicated = |by: &str, profile: &Profile| {
+        let mut layout = layout.clone();
+        let done = duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
+        (format!("{name}, {} by {by}", done.blocks), layout)
+    };
+    let edges = Profile { paths: Default::default(), ..profile.clone() };
+    let mut both = vec![duplicated("edges", &edges)];
+    if !profile.paths.is_empty() {
+        both.push(duplicated("paths", profile));
+    }
+    both
 }
 
 /// Each layout, and behind it the same with instructions that fetch the line in which they stand, and with lines fetched ahead.
