@@ -121,10 +121,11 @@ fn no_program(process: ProcessId) -> ProcessError {
     if process.is_alive() { ProcessError::NoProgram { pid } } else { TraceError::Zombie { pid }.into() }
 }
 
-/// Whether a file is an overlay of the preloaded agent: they are named by build id.
+/// Whether a file is an overlay of the preloaded agent: they are named by build id and kind, and `.overlay` where they were exported.
 fn is_overlay(path: &std::path::Path) -> bool {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    let id = name.strip_suffix(".overlay").unwrap_or_default();
+    let id = [".overlay", ".optimized", ".counting"].iter().find_map(|kind| name.strip_suffix(kind));
+    let id = id.unwrap_or_default();
     id.len() >= 16 && id.bytes().all(|b| b.is_ascii_hexdigit())
 }
 

@@ -38,7 +38,7 @@ fn programs_are_optimized_between_their_runs() {
         let attached = batch.restitch.run(&["attach", &running.pid().to_string(), "--duration", "1"]);
         (attached.status.code() == Some(code::REFUSED)).then_some(attached)
     });
-    expect_message(&attached.expect("refused"), code::REFUSED, &["restitch batch", ".overlay"]);
+    expect_message(&attached.expect("refused"), code::REFUSED, &["restitch batch", ".optimized"]);
     assert!(running.is_running());
     running.kill().expect("ended");
 

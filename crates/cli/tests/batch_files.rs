@@ -32,7 +32,7 @@ static int overlaid(void *at) {
     int found = 0;
     while (maps && fgets(line, sizeof line, maps))
         if (sscanf(line, "%lx-%lx", &start, &end) == 2 && start <= (unsigned long)at && (unsigned long)at < end)
-            found = strstr(line, ".overlay") != 0;
+            found = strstr(line, ".optimized") != 0;
     return found;
 }
 int main(int argc, char **argv) {

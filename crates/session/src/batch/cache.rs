@@ -4,8 +4,9 @@
 //! CACHE/v1/                      (mode 0700)
 //!   librestitch-preload.so       the agent; it looks for overlays beside itself
 //!   librestitch-PLATFORM.so      the same, and an empty library for processes of 32 bits
-//!   ID.overlay                   in force: optimized or, for a short time, counting
-//!   ID.counts                    of a counting overlay
+//!   ID.overlay                   in force: a symbolic link to store/ID.optimized or, for a short time, to ID.counting
+//!   ID.counting                  an overlay that counts
+//!   ID.counts                    its counts
 //!   DEVICE-AND-INODE.file        which content (ID) the file has, of a module without a build id ([`Known`]), and its path
 //!   store/ID.optimized           the optimized overlay
 //!   store/ID.profile             the profile (our own format)
@@ -17,7 +18,8 @@
 //! ```
 //!
 //! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
-//! the new one. ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
+//! the new one. The kernel's records of mappings have the path of the file that was mapped, behind links: by its name it is known for ever how a process has run, whatever is
+//! in force by then ([`recognise`](super::in_force)). ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
 use crate::SessionError;
 use crate::disk::write_whole;
@@ -38,7 +40,9 @@ use std::process::{Command, Stdio};
 /// Largest size of the cache in bytes, unless another is asked for.
 pub const MOST_BYTES: u64 = 2 << 30;
 
-/// What the files of a suspended counting end with.
+/// What optimized overlays end with.
+pub(crate) const OPTIMIZED: &str = "optimized";
+/// What overlays that count end with; and in the store, what is kept of a suspended counting.
 pub(crate) const COUNTING: &str = "counting";
 pub(crate) const EARLIER: &str = "earlier";
 
@@ -46,6 +50,8 @@ pub(crate) const EARLIER: &str = "earlier";
 #[derive(Debug, Clone)]
 pub struct Cache {
     pub(super) path: PathBuf,
+    /// The same without symbolic links, as the kernel names it.
+    pub(super) real_path: PathBuf,
 }
 
 /// What is known of a module that was optimized.
@@ -112,7 +118,8 @@ impl Cache {
                 "it belongs to another user, or others may write to it; name another cache with --cache",
             ));
         }
-        Ok(Self { path })
+        let real_path = std::fs::canonicalize(&path).map_err(|e| fail("reading", &path, e))?;
+        Ok(Self { path, real_path })
     }
 
     /// The folder that was opened.
@@ -254,7 +261,7 @@ impl Cache {
     /// # Errors
     /// If a file cannot be written; what was in force stays so.
     pub fn keep(&self, entry: &Entry, overlay: &[u8]) -> Result<(), SessionError> {
-        write_whole(&self.stored(&entry.build_id, "optimized"), overlay, 0o600)?;
+        write_whole(&self.stored(&entry.build_id, OPTIMIZED), overlay, 0o600)?;
         self.write_entry(entry)?;
         self.put_in_force(&entry.build_id)
     }
@@ -283,27 +290,45 @@ impl Cache {
     /// If the file system refuses.
     pub fn put_in_force(&self, id: &str) -> Result<(), SessionError> {
         let target = self.path.join(format!("{id}.overlay"));
-        let temporary = self.path.join(format!("{id}.overlay.tmp{}", std::process::id()));
         let fail = |source| SessionError::File { operation: "writing", path: target.clone(), source };
-        let _ = std::fs::remove_file(&temporary);
-        match std::fs::hard_link(self.stored(id, "optimized"), &temporary) {
-            Ok(()) => std::fs::rename(&temporary, &target).map_err(fail),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => match std::fs::remove_file(&target) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(fail(e)),
-                _ => Ok(()),
+        match self.stored(id, OPTIMIZED).try_exists().map_err(fail)? {
+            true => self.lead(id, &format!("store/{id}.{OPTIMIZED}"))?,
+            false => match std::fs::remove_file(&target) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail(e)),
+                _ => {}
             },
-            Err(e) => Err(fail(e)),
-        }?;
-        let _ = std::fs::remove_file(self.path.join(format!("{id}.counts")));
+        }
+        for kind in ["counts", COUNTING] {
+            let _ = std::fs::remove_file(self.path.join(format!("{id}.{kind}")));
+        }
         for kind in [COUNTING, EARLIER] {
             let _ = std::fs::remove_file(self.stored(id, kind));
         }
         Ok(())
     }
 
+    /// Puts an overlay that counts in force. Its counts have to be there.
+    ///
+    /// # Errors
+    /// If it cannot be written; what was in force stays so.
+    pub(crate) fn count_with(&self, id: &str, overlay: &[u8]) -> Result<(), SessionError> {
+        write_whole(&self.path.join(format!("{id}.{COUNTING}")), overlay, 0o600)?;
+        self.lead(id, &format!("{id}.{COUNTING}"))
+    }
+
+    /// Lets processes that begin find this file, named as seen from the cache's folder.
+    pub(super) fn lead(&self, id: &str, to: &str) -> Result<(), SessionError> {
+        let target = self.path.join(format!("{id}.overlay"));
+        let temporary = self.path.join(format!("{id}.overlay.tmp{}", std::process::id()));
+        let _ = std::fs::remove_file(&temporary);
+        let done =
+            std::os::unix::fs::symlink(to, &temporary).and_then(|()| std::fs::rename(&temporary, &target));
+        done.map_err(|source| SessionError::File { operation: "writing", path: target, source })
+    }
+
     /// Removes all of a module.
     pub fn remove(&self, id: &str) {
-        let _ = std::fs::remove_file(self.stored(id, "optimized"));
+        let _ = std::fs::remove_file(self.stored(id, OPTIMIZED));
         let _ = self.put_in_force(id);
         for kind in ["json", "profile", "path"] {
             let _ = std::fs::remove_file(self.stored(id, kind));
@@ -321,7 +346,7 @@ impl Cache {
         let mut count = 0;
         // Modules without a build id are known by their files, which elsewhere are others.
         for entry in self.entries().into_iter().filter(|e| !e.is_of_content()) {
-            let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
+            let bytes = std::fs::read(self.stored(&entry.build_id, OPTIMIZED)).unwrap_or_default();
             if !bytes.is_empty() {
                 write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, 0o644)?;
                 count += 1;

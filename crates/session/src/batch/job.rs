@@ -134,7 +134,7 @@ impl Job {
         // First the counts, so that the overlay is never there without them.
         write_whole(&cache.counts(&self.id), &overlay.counts(), 0o600)?;
         self.grant(cache, self.state.progress.tickets())?;
-        write_whole(&cache.overlay(&self.id), overlay.bytes(), 0o600)
+        cache.count_with(&self.state.build_id, overlay.bytes())
     }
 
     /// Lets so many more processes count.

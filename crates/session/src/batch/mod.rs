@@ -12,6 +12,7 @@ mod budget;
 pub mod cache;
 pub mod config;
 mod fit;
+mod in_force;
 mod job;
 mod known;
 mod leftover;
@@ -30,9 +31,9 @@ pub use upkeep::Verdict;
 
 use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
-use cache::{Cache, Entry, read_meta};
+use cache::{Cache, Entry};
 use job::Measured;
-use observe::{Mode, Observer, Overlays, Seen};
+use observe::{Observer, Seen};
 use restitch_layout::LayoutChoice;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -333,7 +334,7 @@ impl Session {
             let is_done = self.is_optimized(seen)
                 || self.left.contains_key(&seen.path)
                 || self.done.contains_key(&seen.path);
-            let is_own = seen.path.parent() == self.cache.overlay(&[]).parent();
+            let is_own = self.cache.holds(&seen.path);
             (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
         });
     }
@@ -358,7 +359,7 @@ impl Session {
             return false;
         }
         // The agent is no part of the command.
-        if seen.path.parent() == self.cache.overlay(&[]).parent() {
+        if self.cache.holds(&seen.path) {
             return false;
         }
         let worth_it = totals.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
@@ -435,19 +436,6 @@ impl Session {
                 self.left.insert(path, why);
             }
         }
-    }
-}
-
-impl Overlays for Cache {
-    fn recognise(&self, path: &Path) -> Option<(PathBuf, Mode)> {
-        let id = path.file_name()?.to_str()?.strip_suffix(".overlay")?;
-        if path.parent() != self.overlay(&[]).parent() {
-            return None;
-        }
-        // The file may have been replaced since: an optimized overlay follows a counting one.
-        let counts = read_meta(path).is_some_and(|m| m.counters_len > 0);
-        let mode = if counts { Mode::Counting } else { Mode::Optimized };
-        Some((self.path_of(id)?, mode))
     }
 }
 

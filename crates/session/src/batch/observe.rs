@@ -205,11 +205,13 @@ impl Observer {
             Some((path, mode)) => (self.module(path), *mode),
             None => (self.module(path), Mode::Original),
         };
-        self.modules[module].overlaid |= mode == Mode::Optimized;
+        // The version is mapped first, from the file's beginning. It is taken away again where no run may count any more; the code pages that follow are not.
+        let is_in_force = overlay.is_some() && offset.get() > 0;
+        self.modules[module].overlaid |= is_in_force && mode == Mode::Optimized;
         let process = self.processes.entry(pid).or_default();
         let begins = !process.runs.contains_key(&module);
-        let run = process.runs.entry(module).or_insert(Run { mode, samples: 0, own: true });
-        if overlay.is_some() {
+        let run = process.runs.entry(module).or_insert(Run { mode: Mode::Original, samples: 0, own: true });
+        if is_in_force {
             run.mode = mode;
         }
         let mapping = Mapping { range, offset, module, original: overlay.is_none() };
@@ -327,6 +329,23 @@ mod tests {
         assert_eq!((late("/bin/a"), late("/lib/l.so"), late("/lib/p.so")), ((0, 3), (0, 3), (3, 3)));
         assert_eq!(late("/bin/b"), (0, 1));
         assert!(observer.modules().iter().all(|m| !m.path.starts_with("/cache")));
+    }
+
+    #[test]
+    fn a_run_that_may_not_count_any_more_is_one_in_the_original_code() {
+        let mut observer = Observer::of(1, Vec::new());
+        let exit = Record::Exit { pid: 10, tid: 10, time: 0 };
+        let (range, offset) = (AvmaRange::new(Avma::new(0x3000), 0x1000), FileOffset::new(0));
+        // The agent takes the version away again, which no record says, and leaves the code pages.
+        let version =
+            Record::Mmap { pid: 10, tid: 10, range, offset, inode: 1, path: "/a.overlay".into(), time: 0 };
+        let program = [map(10, 0x5000, "/bin/a"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")];
+        let records = program.into_iter().chain([version, sample(10, 0x5010), exit]);
+        records.for_each(|r| observer.take(r, &Named));
+        let a = seen(&observer, "/bin/a");
+        let usage = Usage { runs: 1, samples: 1, pairs: 0 };
+        assert_eq!((a.ended.clone(), a.overlaid), (BTreeMap::from([(Mode::Original, usage)]), false));
+        assert_eq!(a.places.len(), 1);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub enum Verdict {
 }
 
 impl Cache {
-    /// Takes counting overlays and counts away that a session which was killed has left.
+    /// Takes counting overlays and counts away that a session which was killed has left, and brings what an older restitch has put in force into today's form.
     pub fn tidy(&self) {
         for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = file.file_name().to_string_lossy().into_owned();
@@ -37,15 +37,25 @@ impl Cache {
             if name.ends_with(".file") && !is_as_noted(&file.path()) {
                 let _ = std::fs::remove_file(file.path());
             }
+            // Whoever holds the lock may just have led there.
+            if let Some(id) = name.strip_suffix(".counting")
+                && !self.leads_to_counting(id)
+                && let Some(_lock) = self.lock(id)
+                && !self.leads_to_counting(id)
+            {
+                let _ = std::fs::remove_file(file.path());
+            }
             let Some(id) = name.strip_suffix(".overlay") else { continue };
             let counts = read_meta(&file.path()).is_none_or(|m| m.counters_len > 0);
-            if counts
-                && let Some(lock) = self.lock(id)
-                && !self.is_suspended(id)
+            if (counts || self.is_of_old_form(id))
+                && let Some(_lock) = self.lock(id)
             {
-                // Failing, it goes on counting until its tickets are used up.
-                let _ = self.put_in_force(id);
-                drop(lock);
+                match self.is_suspended(id) {
+                    true if self.is_of_old_form(id) => self.give_name(id),
+                    true => {}
+                    // Failing, it goes on counting until its tickets are used up.
+                    false => drop(self.put_in_force(id)),
+                }
             }
         }
     }
@@ -101,6 +111,6 @@ fn is_as_noted(note: &Path) -> bool {
 
 /// Whether a file was written in the last hour: somebody may still be writing it.
 fn is_recent(path: &Path) -> bool {
-    let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+    let age = std::fs::symlink_metadata(path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
     age.is_none_or(|age| age.as_secs() < 3600)
 }
