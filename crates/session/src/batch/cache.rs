@@ -26,7 +26,7 @@ use crate::disk::write_whole;
 use restitch_image::BuildId;
 use restitch_preload::{
     AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, Known, Meta, PLATFORMS, PLATFORMS_32, counts_name,
-    empty_library_32, known_name, overlay_name, platform_name,
+    empty_library_32, known_name, platform_name,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -157,10 +157,6 @@ impl Cache {
         Err(SessionError::BadFile { path: plain, why })
     }
 
-    /// Where the overlay in force of a module is.
-    pub fn overlay(&self, id: &[u8]) -> PathBuf {
-        self.path.join(overlay_name(id))
-    }
     /// Where its counts are.
     pub fn counts(&self, id: &[u8]) -> PathBuf {
         self.path.join(counts_name(id))

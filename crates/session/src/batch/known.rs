@@ -165,7 +165,7 @@ mod tests {
         assert!(is_known(&cache, &program));
         std::fs::remove_file(&program).unwrap();
         cache.tidy();
-        let notes = std::fs::read_dir(cache.overlay(&[]).parent().unwrap()).unwrap().flatten();
+        let notes = std::fs::read_dir(&cache.path).unwrap().flatten();
         let left = notes.filter(|e| e.file_name().to_string_lossy().ends_with(".file")).count();
         assert_eq!(left, 0, "nothing is noted of files that are gone");
     }
