@@ -9,6 +9,7 @@
 //! breakpoints that are set in original code that has a copy.
 
 use crate::live::Live;
+use crate::origin::Origins;
 use crate::prepared::Incoming;
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, SvmaRange};
@@ -30,18 +31,25 @@ impl Live {
         // The map first: a slot in a page that is read-only now has its final content.
         let maps = procfs::maps(pid)?;
         let memory = Memory::open_read_only(pid)?;
-        Ok(bound(&self.target().modules[module], &maps, &memory))
+        let origins = Origins::new(self);
+        Ok(bound(&self.target().modules[module], &maps, &memory, |at| origins.of(at)))
     }
 }
 
 /// The part of the module that the loader makes read-only.
-fn read_only_part(module: &Module) -> Option<SvmaRange> {
+pub(crate) fn read_only_part(module: &Module) -> Option<SvmaRange> {
     let relro = module.image.relro()?;
     let (start, end) = (relro.start.align_down(PAGE), relro.end.align_down(PAGE));
     (start < end).then(|| SvmaRange::between(start, end))
 }
 
-fn bound(module: &Module, maps: &[Mapping], memory: &Memory) -> Vec<BoundSlot> {
+/// A slot that leads into a version (`origin` leads back) is bound to the original.
+fn bound(
+    module: &Module,
+    maps: &[Mapping],
+    memory: &Memory,
+    origin: impl Fn(Avma) -> Option<Avma>,
+) -> Vec<BoundSlot> {
     let Some(part) = read_only_part(module) else { return Vec::new() };
     let is_filled = |kind: &RelocationKind| {
         matches!(
@@ -56,9 +64,8 @@ fn bound(module: &Module, maps: &[Mapping], memory: &Memory) -> Vec<BoundSlot> {
     let requests: Vec<(Avma, usize)> = slots.iter().map(|at| (module.bias.to_actual(*at), 8)).collect();
     let mut found: Vec<BoundSlot> = Vec::new();
     for ((at, slot), bytes) in requests.iter().zip(slots).zip(memory.read_many(&requests)) {
-        let Some(held) = bytes.and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).map(Avma::new) else {
-            continue;
-        };
+        let held = bytes.and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).map(Avma::new);
+        let Some(held) = held.and_then(&origin) else { continue };
         if is_read_only(maps, at.0) && is_code(maps, held) && found.last().is_none_or(|l| l.slot < slot) {
             found.push(BoundSlot { slot, target: module.bias.to_stated(held) });
         }
@@ -72,7 +79,7 @@ fn mapping_at(maps: &[Mapping], at: Avma) -> Option<&Mapping> {
 }
 
 /// Whether the process cannot write there, and nobody else through a shared mapping.
-fn is_read_only(maps: &[Mapping], at: Avma) -> bool {
+pub(crate) fn is_read_only(maps: &[Mapping], at: Avma) -> bool {
     mapping_at(maps, at).is_some_and(|m| m.permissions.read && !m.permissions.write && !m.permissions.shared)
 }
 
@@ -93,11 +100,13 @@ pub(crate) fn verify(live: &Live, new: &Incoming<'_>) -> Result<(), ProcessError
     let (pid, module) = (live.target().pid(), &live.target().modules[new.module]);
     let maps = procfs::maps(pid)?;
     let memory = Memory::open_read_only(pid)?;
+    let origins = Origins::new(live);
     let at = |b: &BoundSlot| module.bias.to_actual(b.slot);
     let requests: Vec<(Avma, usize)> = assumes.iter().map(|b| (at(b), 8)).collect();
     for (bound, held) in assumes.iter().zip(memory.read_many(&requests)) {
-        let wanted = module.bias.to_actual(bound.target).get().to_le_bytes();
-        if held.as_deref() != Some(&wanted[..]) || !is_read_only(&maps, at(bound)) {
+        let held = held.and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).map(Avma::new);
+        let leads_there = held.and_then(|held| origins.of(held)) == Some(module.bias.to_actual(bound.target));
+        if !leads_there || !is_read_only(&maps, at(bound)) {
             return Err(ProcessError::Unbound { pid, at: at(bound), module: module.path.clone() });
         }
     }
@@ -116,7 +125,7 @@ mod tests {
         let maps = procfs::maps(target.pid()).expect("our own");
         let memory = Memory::open_read_only(target.pid()).expect("our own");
         for module in &target.modules {
-            let all = bound(module, &maps, &memory);
+            let all = bound(module, &maps, &memory, Some);
             assert!(all.is_sorted_by(|a, b| a.slot < b.slot), "{}", module.path.display());
             for b in &all {
                 let to = module.bias.to_actual(b.target);
@@ -124,7 +133,7 @@ mod tests {
             }
         }
         let is_dynamic = !target.modules[target.program].image.is_static();
-        let any = target.modules.iter().any(|m| !bound(m, &maps, &memory).is_empty());
+        let any = target.modules.iter().any(|m| !bound(m, &maps, &memory, Some).is_empty());
         assert!(any || !is_dynamic, "a dynamic program has bound slots");
     }
 

@@ -3,7 +3,7 @@
 //! Before the stop (`ahead`): the journal is saved, versions and spare copies of the code that is to be are mapped.
 //! The order inside the stop, each step harmless if it is the last one that happens:
 //! tell the unwinder; move threads that stand where bytes will change or in a leaving version;
-//! put the spares in place of the code; translate return addresses. Moving comes before that, because a thread
+//! put the spares in place of the code; make slots of linkage tables lead to where the versions are; translate return addresses. Moving comes before that, because a thread
 //! that stands in a mapped version is right whatever the redirects say. After it: spares that were not used are unmapped, and
 //! the new code is read back.
 
@@ -16,6 +16,7 @@ use crate::old::OldVersion;
 use crate::plan::prepare;
 use crate::prepared::{Incoming, Prepared, SwitchReport};
 use crate::retire::retire;
+use crate::slots;
 use crate::spare::Filled;
 use crate::stub::borrow;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
@@ -248,6 +249,7 @@ impl Stop<'_> {
         let replaced: Vec<AvmaRange> = spares.iter().map(Filled::replaces).collect();
         let rest = self.sites.outside(&replaced, &forbidden);
         let written = write_sites(&live.journal, stopped.memory(), &rest)?;
+        report.slots = slots::write(stopped.memory(), &maps, &self.prepared.slots)?;
         report.write_us = clock.lap();
         self.settle(live, &forbidden, report);
         retire(stopped, self.target, self.prepared, &threads, report)?;

@@ -32,6 +32,7 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
             .any(|v| (v.start, v.len, &v.file) == (record.start, record.len, &record.file));
         arriving.push(Arriving { record, visible, reverse: ReverseMap::new(ways_in(new)), inherited });
     }
+    let slots = crate::slots::plan(live, incoming, &arriving)?;
     let mut old = OldVersion::all(&live.journal, &live.target);
     old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
     let memory = Memory::open_read_only(live.target.pid())?;
@@ -40,7 +41,7 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
         let is_changed = |p: &JournalPatch| module.contains(Avma::new(p.at));
         patches.any_in(module) || live.journal.patches.iter().any(is_changed)
     })?;
-    Ok(Prepared { incoming, arriving, patches, old, leading_on, stub })
+    Ok(Prepared { incoming, arriving, patches, old, leading_on, stub, slots })
 }
 
 /// Where threads and return addresses may be moved to. Nobody gets into a tracing version but by its tracer.

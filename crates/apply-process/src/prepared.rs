@@ -18,6 +18,8 @@ pub struct Incoming<'a> {
     pub version: &'a CheckedVersion,
     /// Its purpose.
     pub kind: VersionKind,
+    /// Whether slots of linkage tables lead into it: an optimized version.
+    pub by_slots: bool,
 }
 
 /// What a switch did, times in microseconds.
@@ -47,6 +49,8 @@ pub struct SwitchReport {
     pub threads: usize,
     /// Redirects written.
     pub patched: usize,
+    /// Slots of linkage tables that were made to lead elsewhere.
+    pub slots: usize,
     /// Places given their original bytes back.
     pub restored: usize,
     /// Redirects left out, because they cross a page or somebody returns into their bytes.
@@ -69,6 +73,18 @@ pub(crate) struct Prepared<'a> {
     /// For each of `old` the function entries that lead out of it already.
     pub leading_on: Vec<BTreeSet<Avma>>,
     pub stub: StubSite,
+    pub slots: Vec<SlotChange>,
+}
+
+/// A slot that is to hold another address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotChange {
+    /// The slot; a multiple of 8.
+    pub at: Avma,
+    /// What it held when this was planned.
+    pub from: Avma,
+    /// What it is to hold.
+    pub to: Avma,
 }
 
 /// A version that will be mapped.

@@ -1,6 +1,7 @@
 //! Searching a process's memory for words that lead into ranges of code, while the process runs.
 //!
-//! All writable private memory is looked through, thread stacks included, since coroutines may have their stacks anywhere: on the
+//! All writable private memory is looked through, and the process's own read-only pages (slots of linkage tables); thread stacks included,
+//! since coroutines may have their stacks anywhere: on the
 //! heap, in static arrays, in local arrays of a thread's own stack. Left out is only what is known to be dead, or was looked at
 //! while the threads stood still ([`spared`]):
 //!
@@ -20,7 +21,7 @@ use crate::exceptions::is_spent_note;
 use crate::threads::{ThreadView, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, Mapping, MappingName, Pagemap};
+use restitch_procfs::{self as procfs, Mapping, MappingName, PageState, Pagemap};
 use restitch_tracee::Memory;
 
 /// Most bytes that are looked through.
@@ -68,7 +69,7 @@ impl Search<'_> {
             let mut at = m.range.start;
             while at < m.range.end {
                 let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
-                for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
+                for run in present(pages.as_ref(), AvmaRange::new(at, len), !m.permissions.write) {
                     looked_at += run.len();
                     // Memory that was unmapped meanwhile holds nothing.
                     let bytes = memory.read_vec(run.start, run.len() as usize).unwrap_or_default();
@@ -103,17 +104,19 @@ impl Search<'_> {
     }
 }
 
-/// Writable and private.
+/// Private, and writable or read-only data of a file.
 fn is_searched(m: &Mapping) -> bool {
     let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
-    m.permissions.write && !m.permissions.shared && !special
+    let data = matches!(m.name, MappingName::File { .. }) && m.permissions.read && !m.permissions.execute;
+    (m.permissions.write || data) && !m.permissions.shared && !special
 }
 
-/// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
-fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
+/// The runs of pages in `range` that are in memory or swapped out, or of these only the process's `own`; all of it if the kernel does not say.
+fn present(pages: Option<&Pagemap>, range: AvmaRange, own: bool) -> Vec<AvmaRange> {
     let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else { return vec![range] };
     let mut out: Vec<AvmaRange> = Vec::new();
-    for (i, _) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
+    let counts = |s: &PageState| if own { s.is_own() } else { s.present || s.swapped };
+    for (i, _) in states.iter().enumerate().filter(|(_, state)| counts(state)) {
         let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
         match out.last_mut() {
             Some(last) if last.end == page.start => last.end = page.end,

@@ -126,6 +126,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         measure: Duration::from_secs_f64(options.measure),
         layout: options.layout,
         direct_calls: options.direct_calls == Switch::On,
+        slots: options.slots == Switch::On,
         huge_pages: options.huge_pages.into(),
         turn: options.turn == Switch::On,
         promote_calls: options.promote_calls == Switch::On,

@@ -5,6 +5,8 @@ mod common;
 
 use common::{Restitch, Target, code, look};
 use restitch_testkit::{Finished, TempDir, find_program, require, scratch};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -104,7 +106,22 @@ fn direct(attached: &Finished) -> u64 {
     library.expect("the library is hot")["version"]["checked"]["direct"].as_u64().expect("a number")
 }
 
-fn cycle(flags: &[&str], bound: bool) {
+/// Words in read-only data of the library that lead into versions.
+fn into_versions(pid: u32) -> usize {
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("it is readable");
+    let ours = look::ours(pid);
+    let is_data = |l: &&look::Line| l.permissions == "r--p" && l.name.ends_with("liblibrary.so");
+    let lead = |l: &look::Line| {
+        let mut bytes = vec![0; (l.end - l.start) as usize];
+        memory.read_exact_at(&mut bytes, l.start).expect("it is mapped");
+        let words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
+        words.filter(|w| ours.iter().any(|o| o.start <= *w && *w < o.end)).count()
+    };
+    look::maps(pid).iter().filter(is_data).map(lead).sum()
+}
+
+/// `slots`: slots of the library's linkage table may lead into versions.
+fn cycle(flags: &[&str], bound: bool, slots: bool) {
     let folder: TempDir = scratch();
     let program = build(folder.path(), flags);
     let restitch = Restitch::new();
@@ -113,7 +130,10 @@ fn cycle(flags: &[&str], bound: bool) {
     for (options, wanted) in [
         (&["--json", "-", "--direct-calls", "on"][..], bound),
         (&["--json", "-", "--direct-calls", "off"], false),
+        (&["--json", "-", "--slots", "on"], bound),
+        (&["--json", "-", "--slots", "on"], bound),
         (&["--json", "-"], bound),
+        (&["--json", "-", "--slots", "on"], bound),
     ] {
         // Over one another, without going back in between.
         let attached = restitch.attach(pid, options);
@@ -121,6 +141,8 @@ fn cycle(flags: &[&str], bound: bool) {
         assert_eq!(direct >= 6, wanted, "{flags:?} {options:?}: {direct}");
         assert!(wanted || direct == 0, "{flags:?} {options:?}: {direct}");
         assert!(!look::differences(pid).is_empty());
+        let lead = into_versions(pid);
+        assert_eq!(lead > 0, slots && options.contains(&"--slots"), "{flags:?} {options:?}: {lead}");
         target.assert_computing("in the new layout");
         common::target::linger(300);
         target.assert_running("in the new layout");
@@ -133,17 +155,17 @@ fn cycle(flags: &[&str], bound: bool) {
 #[test]
 fn stubs_of_slots_that_are_read_only_are_passed_by() {
     require!(find_program("g++"), "g++");
-    cycle(&["-Wl,-z,relro", "-Wl,-z,now"], true);
+    cycle(&["-Wl,-z,relro", "-Wl,-z,now"], true, true);
 }
 
 #[test]
 fn calls_without_stubs_become_direct() {
     require!(find_program("g++"), "g++");
-    cycle(&["-Wl,-z,relro", "-fno-plt", "-fcf-protection=none"], true);
+    cycle(&["-Wl,-z,relro", "-fno-plt", "-fcf-protection=none"], true, false);
 }
 
 #[test]
 fn slots_that_are_bound_lazily_stay() {
     require!(find_program("g++"), "g++");
-    cycle(&["-Wl,-z,relro", "-Wl,-z,lazy"], false);
+    cycle(&["-Wl,-z,relro", "-Wl,-z,lazy"], false, false);
 }

@@ -99,12 +99,15 @@ fn one_kill(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random,
 fn kill_and_look(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Random, round: u64) -> String {
     let pid = subject.pid().to_string();
     let reverting = random.below(3) == 0;
+    // What a killed one has left by slots, the next one undoes, whatever it wants itself.
+    let mut slots = || ["--slots", ["off", "on"][random.below(2) as usize]];
+    let (first, then) = (slots(), slots());
     let (arguments, longest) = match reverting {
         true => {
-            restitch.attach(subject.pid(), &[]).expect(code::DONE);
+            restitch.attach(subject.pid(), &first).expect(code::DONE);
             (vec!["revert", &pid], 60_000)
         }
-        false => (vec!["attach", &pid, "--duration", "1", "--measure", "0"], 1_800_000),
+        false => (vec!["attach", &pid, "--duration", "1", "--measure", "0", first[0], first[1]], 1_800_000),
     };
     let moment = Moment::any(random, longest);
     killed(restitch, &arguments, moment);
@@ -113,7 +116,7 @@ fn kill_and_look(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Ra
     assert_truthful(restitch, subject.pid(), &when);
     if random.below(4) == 0 {
         // The next attach works on whatever was left.
-        restitch.attach(subject.pid(), &[]).expect(code::DONE);
+        restitch.attach(subject.pid(), &then).expect(code::DONE);
         assert!(!look::differences(subject.pid()).is_empty(), "{when}, then attach: nothing is in force");
         subject.assert_well(&format!("{when}, then attach"));
         assert_truthful(restitch, subject.pid(), &format!("{when}, then attach"));
@@ -149,7 +152,7 @@ fn kills(subject: &mut dyn Subject, seed: u64) {
 
 #[test]
 fn a_program_that_throws_survives_every_kill() {
-    let throw = require!(stoppable("throw.cc", &["-O2"]), "g++");
+    let throw = require!(stoppable("throw.cc", &["-O2", "-Wl,-z,relro", "-Wl,-z,now"]), "g++");
     let mut target = Target::start(&throw);
     kills(&mut target, 1);
     target.stop();
@@ -207,7 +210,7 @@ impl Subject for Busy<'_> {
 
 #[test]
 fn a_busy_server_survives_every_kill() {
-    let server = require!(compile(&program("server.c"), &["-O2"]).ok(), "gcc");
+    let server = require!(compile(&program("server.c"), &["-O2", "-Wl,-z,relro", "-Wl,-z,now"]).ok(), "gcc");
     let mut server = Server::start(&server).expect("the server starts");
     let (answers, wrong, end) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {

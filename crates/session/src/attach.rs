@@ -54,6 +54,8 @@ pub struct AttachOptions {
     pub layout: LayoutChoice,
     /// Calls through slots of the global offset table that cannot change any more become direct ones.
     pub direct_calls: bool,
+    /// Slots of linkage tables that cannot change any more lead into the new layout.
+    pub slots: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
     /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
@@ -93,6 +95,7 @@ impl AttachOptions {
             huge_pages: HugePages::default(),
             turn: true,
             promote_calls: false,
+            slots: false,
             stay: true,
             duplicate: DUPLICATE,
             prefetch: PREFETCH,
@@ -121,6 +124,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let source = options.source.choose()?;
     let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
     let mut set = ProcessSet::open(options.pid, options.tree)?;
+    set.by_slots = options.slots;
     let mut result = RunResult::new("attach", target_of(&set));
     phases.end("opening");
     if !options.dry_run {

@@ -87,7 +87,7 @@ impl CountedImages {
     pub fn incoming(&self, found: &[(usize, usize, u32, Svma)]) -> Vec<Incoming<'_>> {
         let one = |&(module, image, number, start): &(usize, usize, u32, Svma)| {
             let version = self.images[image].versions.get(&(number, start))?;
-            Some(Incoming { module, version, kind: VersionKind::Counting })
+            Some(Incoming { module, version, kind: VersionKind::Counting, by_slots: false })
         };
         found.iter().filter_map(one).collect()
     }

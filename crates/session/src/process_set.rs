@@ -24,6 +24,8 @@ pub(crate) struct ProcessSet {
     pub leader: Live,
     /// The others.
     pub others: Vec<Live>,
+    /// Whether slots of linkage tables are made to lead into optimized versions.
+    pub by_slots: bool,
     dir: StateDir,
     tree: bool,
     /// The named process.
@@ -44,7 +46,8 @@ impl ProcessSet {
         crate::refusal::refuse(leader.target())?;
         leader.lock()?;
         let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
-        let mut set = Self { leader, others: Vec::new(), dir, tree, named: pid, images, ticks };
+        let mut set =
+            Self { leader, others: Vec::new(), by_slots: false, dir, tree, named: pid, images, ticks };
         set.refresh()?;
         Ok(set)
     }
@@ -192,13 +195,15 @@ impl ProcessSet {
         watcher: &mut dyn Watcher,
     ) -> Result<SwitchReport, SessionError> {
         let leader = self.leader.target().clone();
+        let by_slots = self.by_slots;
         let mut sum: Option<SwitchReport> = None;
         let mut done: BTreeSet<i32> = BTreeSet::new();
         // Children that are forked while the others are switched have the old state: they are found and follow.
         loop {
             for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
                 let is_leader = live.target().pid() == leader.pid();
-                let incoming = incoming(live, &leader, versions, kind);
+                let mut incoming = incoming(live, &leader, versions, kind);
+                incoming.iter_mut().for_each(|new| new.by_slots = by_slots);
                 if !is_leader && has_all(live, &incoming) {
                     continue;
                 }
@@ -320,7 +325,7 @@ pub(crate) fn incoming<'a>(
         live.target().modules.iter().position(|m| m.path == wanted.path && m.bias == wanted.bias)
     };
     let one = |(module, version): &'a (usize, CheckedVersion)| {
-        place(*module).map(|module| Incoming { module, version, kind })
+        place(*module).map(|module| Incoming { module, version, kind, by_slots: false })
     };
     versions.iter().filter_map(one).collect()
 }
@@ -345,6 +350,7 @@ fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     longer.borrow_us = longer.borrow_us.max(shorter.borrow_us);
     longer.threads += shorter.threads;
     longer.patched += shorter.patched;
+    longer.slots += shorter.slots;
     longer.restored += shorter.restored;
     longer.left_out += shorter.left_out;
     longer.moved_threads += shorter.moved_threads;
