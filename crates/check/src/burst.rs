@@ -58,6 +58,10 @@ struct Reader<'s, 'a> {
     inserted: Vec<Inserted>,
     pieces: Vec<MapPiece>,
     entries: Vec<(Svma, Svma)>,
+    unnamed: Vec<BurstBranch>,
+    /// Direct jumps and calls that are recorded.
+    named: Vec<Svma>,
+    leaves: Vec<Svma>,
     due: BTreeSet<Due>,
     report: CheckReport,
 }
@@ -97,6 +101,9 @@ impl<'s, 'a> Reader<'s, 'a> {
             inserted: Vec::new(),
             pieces: Vec::new(),
             entries: Vec::new(),
+            unnamed: Vec::new(),
+            named: Vec::new(),
+            leaves: Vec::new(),
             due: BTreeSet::new(),
             report: CheckReport::default(),
         }
@@ -168,6 +175,18 @@ impl<'s, 'a> Reader<'s, 'a> {
         if self.entries != self.table.entries {
             return Err((text, "what is said of where indirect branches come in is not what is there"));
         }
+        self.unnamed.sort_unstable();
+        if self.unnamed != self.table.unnamed {
+            return Err((text, "what is said of branches without a record is not what is there"));
+        }
+        self.leaves.sort_unstable();
+        self.leaves.dedup();
+        if self.leaves != self.table.leaves {
+            return Err((text, "what is said of ways out is not what is there"));
+        }
+        if let Some(at) = unrecorded_cycle(&self.unnamed, &self.named) {
+            return Err((at, "a cycle of the program has no record"));
+        }
         if self.pieces != self.s.version.map.pieces {
             return Err((text, "the address map is not what is there"));
         }
@@ -237,8 +256,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.plain(Code::Mov_rm64_r64, [None, Some(register)], self.address(word))
     }
     fn load(&mut self, word: u64, register: Register) -> Checked {
-        let code = if register == Register::EAX { Code::Mov_r32_rm32 } else { Code::Mov_r64_rm64 };
-        self.plain(code, [Some(register), None], self.address(word))
+        self.plain(Code::Mov_r64_rm64, [Some(register), None], self.address(word))
     }
     fn lea(&mut self, address: Svma, register: Register) -> Checked {
         self.plain(Code::Lea_r64_m, [Some(register), None], address)
@@ -328,20 +346,19 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.pieces.push(MapPiece { version: at, original, len, kind });
     }
 
-    /// The number that the instruction stores, into the word or at `rcx`, which has to mean this branch and no other.
-    fn number(&mut self, from: Svma, to: Option<Svma>, into: Option<u64>) -> Checked {
+    /// The number that the instruction stores at `rcx`, which has to mean this branch and no other.
+    fn number(&mut self, from: Svma, to: Svma) -> Checked {
         let at = self.v;
         let i = self.s.decode(at).ok_or((at, "there is no instruction"))?;
         if i.code() != Code::Mov_rm32_imm32 {
             return Err((at, "there is no number"));
         }
         let number = i.immediate32();
-        match into {
-            Some(word) => self.store(number, word)?,
-            None => self.store_at_rcx(number)?,
-        }
+        self.store_at_rcx(number)?;
         let index = number.wrapping_sub(self.table.first) as usize;
-        if self.table.branches.get(index) != Some(&BurstBranch { from, to }) {
+        if self.table.branches.get(index) != Some(&BurstBranch { from, to: Some(to) })
+            || number & window::INDIRECT != 0
+        {
             return Err((at, "the number means another branch"));
         }
         if std::mem::replace(&mut self.numbers[index], true) {
@@ -373,6 +390,9 @@ impl<'s, 'a> Reader<'s, 'a> {
             return Err((at, "a way out leaves an odd state"));
         }
         self.store(why, window::STATE)?;
+        if why == window::NO_COPY {
+            self.leaves.push(to);
+        }
         if self.jump()? != to {
             return Err((at, "a way out leads elsewhere"));
         }
@@ -404,7 +424,7 @@ impl<'s, 'a> Reader<'s, 'a> {
     fn record(&mut self, from: Svma, to: Svma) -> Checked {
         let at = self.v;
         self.load(window::CURSOR, Register::RCX)?;
-        self.number(from, Some(to), None)?;
+        self.number(from, to)?;
         self.advance()?;
         self.save(Register::RCX, window::CURSOR)?;
         if self.s.decode(self.v).is_some_and(|i| is_test(&i)) {
@@ -476,17 +496,17 @@ impl<'s, 'a> Reader<'s, 'a> {
         if self.jump()? != search || self.v != hit {
             return Err((search, "the search goes astray"));
         }
-        self.expect("mov 0x8(%rax),%rax")?;
-        self.save(Register::RAX, window::TARGET)?;
+        self.expect("mov 0x8(%rax),%rdx")?;
+        self.save(Register::RDX, window::TARGET)?;
+        self.lea(self.table.window.start + window::TABLE, Register::RDX)?;
+        self.expect("sub %edx,%eax")?;
+        self.expect(&format!("or $0x{:x},%eax", window::INDIRECT))?;
         self.load(window::CURSOR, Register::RDX)?;
-        self.load(window::NUMBER, Register::EAX)?;
-        for wanted in ["mov %eax,(%rdx)", "mov %ecx,0x4(%rdx)", "add $0x8,%rdx"] {
-            self.expect(wanted)?;
-        }
+        self.expect("mov %eax,(%rdx)")?;
+        self.expect("add $0x4,%rdx")?;
         self.save(Register::RDX, window::CURSOR)?;
-        self.expect("movzwl %dx,%edx")?;
-        self.expect("cmp $0x8,%edx")?;
-        let full = self.branch("jb")?;
+        self.expect("test %dx,%dx")?;
+        let full = self.branch("je")?;
         self.give_back()?;
         self.note(at, Taken::All, Leads::ToSite);
         self.go(kind)?;
@@ -576,7 +596,8 @@ impl<'s, 'a> Reader<'s, 'a> {
             FlowControl::UnconditionalBranch
                 if matches!(original.code(), Code::Jmp_rel8_64 | Code::Jmp_rel32_64) =>
             {
-                return self.edge(o, Svma::new(original.near_branch_target())).map(|()| None);
+                let to = Svma::new(original.near_branch_target());
+                return self.direct_jump(o, to).map(|()| None);
             }
             FlowControl::ConditionalBranch => {
                 self.conditional(&original, &bytes[..original.len()], o, next)?;
@@ -642,15 +663,49 @@ impl<'s, 'a> Reader<'s, 'a> {
         }
     }
 
+    /// A direct jump: recorded, or to the copy of its target.
+    fn direct_jump(&mut self, o: Svma, to: Svma) -> Checked {
+        if self.s.decode(self.v).is_some_and(|i| i.code() == Code::Mov_rm64_r64) {
+            self.named.push(o);
+            return self.edge(o, to);
+        }
+        self.unnamed.push(BurstBranch { from: o, to: Some(to) });
+        self.jump_to_copy(to)
+    }
+
     fn call(&mut self, original: &Instruction, o: Svma, returns: Svma) -> Checked {
+        let to = Svma::new(original.near_branch_target());
+        let unnamed = BurstBranch { from: o, to: Some(to) };
         let at = self.v;
+        if self.s.decode(at).is_some_and(|i| i.code() == Code::Pushq_imm32) {
+            let i = self.next()?;
+            let returns_to = self.s.bias.map(|bias| bias.to_actual(returns).get());
+            if returns_to != Some(i.immediate32to64() as u64) || !has_no_prefix(&i) {
+                return Err(self.unknown(at, &i));
+            }
+            self.note(at, Taken::Nothing, Leads::To(o));
+            self.unnamed.push(unnamed);
+            self.jump_to_copy(to)?;
+            self.entries.push((returns, self.v));
+            self.report.call_sites += 1;
+            return Ok(());
+        }
         self.save(Register::RCX, window::SAVED_RCX)?;
         self.note(at, Taken::Nothing, Leads::To(o));
         let at = self.v;
         self.lea(returns, Register::RCX)?;
         self.expect("push %rcx")?;
         self.note(at, Taken::Rcx, Leads::To(o));
-        self.record(o, Svma::new(original.near_branch_target()))?;
+        let at = self.v;
+        if self.s.decode(at).is_some_and(|i| is_word(&i, 1, self.address(window::SAVED_RCX))) {
+            self.load(window::SAVED_RCX, Register::RCX)?;
+            self.note(at, Taken::Rcx, Leads::To(to));
+            self.unnamed.push(unnamed);
+            self.jump_to_copy(to)?;
+        } else {
+            self.named.push(o);
+            self.record(o, to)?;
+        }
         self.entries.push((returns, self.v));
         self.report.call_sites += 1;
         Ok(())
@@ -676,7 +731,7 @@ impl<'s, 'a> Reader<'s, 'a> {
             self.lea(returns, Register::RAX)?;
             self.save(Register::RAX, window::RETURN)?;
         }
-        self.number(o, None, Some(window::NUMBER))?;
+        self.unnamed.push(BurstBranch { from: o, to: None });
         let lea = self.s.decode(self.v).ok_or((self.v, "there is no instruction"))?;
         let leave = Svma::new(lea.memory_displacement64());
         self.lea(leave, Register::RAX)?;
@@ -731,6 +786,28 @@ impl<'s, 'a> Reader<'s, 'a> {
         let jumps = |i: Instruction| i.flow_control() == FlowControl::UnconditionalBranch;
         if self.s.decode(self.v).is_some_and(jumps) { self.jump_to_copy(to) } else { self.leave(to) }
     }
+}
+
+/// A branch without a record that leads back to itself along none but such branches: control runs straight from each one's target to the next
+/// one at or behind it, unless that is a recorded one. (Conditional branches that are taken are recorded.)
+fn unrecorded_cycle(unnamed: &[BurstBranch], named: &[Svma]) -> Option<Svma> {
+    let mut stops: Vec<BurstBranch> = unnamed.to_vec();
+    stops.extend(named.iter().map(|from| BurstBranch { from: *from, to: None }));
+    stops.sort_unstable();
+    // Where a walk ends that leads there, or has come there: 0 if nobody has, else the number of the walk.
+    let mut walks = vec![0; stops.len()];
+    for walk in 1..=stops.len() {
+        let mut i = walk - 1;
+        while i < stops.len() && walks[i] == 0 {
+            walks[i] = walk;
+            let Some(to) = stops[i].to else { break };
+            i = stops.partition_point(|stop| stop.from < to);
+            if walks.get(i) == Some(&walk) {
+                return Some(stops[i].from);
+            }
+        }
+    }
+    None
 }
 
 /// Whether an operand is memory at this address, told relative to the 64-bit program counter, in no segment.

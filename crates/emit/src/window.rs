@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0        words: where to write next, whether a burst is under way, registers that inserted code has taken
-//! 4096     records, 4 bytes a direct branch (its number), 8 an indirect one (its number, low half of the target's address)
+//! 4096     records of 4 bytes: the number of a direct branch, or where in the table the target of an indirect one stands
 //! TABLE    from original to copied addresses: pairs of 8-byte addresses, open addressing, zero for none
 //! ```
 //! One thread at a time is in a burst. Addresses in the window are those of the process.
@@ -10,8 +10,7 @@
 use crate::LARGE_PAGE;
 use restitch_address::{Avma, Svma, SvmaRange};
 
-/// Where the next record is written: the address in the first module's window. A burst is over when its low 16 bits are zero
-/// or just behind.
+/// Where the next record is written: the address in the first module's window. A burst is over when its low 16 bits are zero.
 pub const CURSOR: u64 = 0;
 /// [`RUNNING`] while a thread is in a burst; else why the last one ended.
 pub const STATE: u64 = 8;
@@ -29,10 +28,10 @@ pub const SITE: u64 = 48;
 pub const TARGET: u64 = 56;
 /// Where it goes in the original code.
 pub const ORIGINAL: u64 = 64;
-/// Its number.
-pub const NUMBER: u64 = 72;
 /// The return address that an indirect call pushes.
-pub const RETURN: u64 = 80;
+pub const RETURN: u64 = 72;
+/// In records of indirect branches; numbers of direct ones have not this bit. The others are the offset of the target's pair in the table.
+pub const INDIRECT: u32 = 1 << 31;
 
 /// [`STATE`]: a thread is in a burst.
 pub const RUNNING: u32 = 1;
@@ -109,18 +108,22 @@ pub struct BurstTable {
     pub first: u32,
     /// What the numbers mean.
     pub branches: Vec<BurstBranch>,
+    /// Branches that no record names, by address: who comes to one takes it, and where it goes is known, or is what the next record says.
+    pub unnamed: Vec<BurstBranch>,
+    /// Where code is left that a thread has come to without a branch, by address: the original instructions that come next.
+    pub leaves: Vec<Svma>,
     /// Where indirect branches may come in: original address and its copy, by original address.
     pub entries: Vec<(Svma, Svma)>,
     /// Inserted code by address: what a thread has to be given back that is taken out there.
     pub inserted: Vec<Inserted>,
 }
 
-/// A branch that is recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BurstBranch {
     /// The branch instruction.
     pub from: Svma,
-    /// Its target; `None` where the record says it.
+    /// Its target; `None` where a record says it.
     pub to: Option<Svma>,
 }
 

@@ -11,6 +11,7 @@
 
 mod frames;
 mod template;
+mod unnamed;
 
 use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
 use crate::{
@@ -22,6 +23,7 @@ use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminat
 use restitch_x86::{Flow, encode, relocate_field};
 use std::collections::BTreeMap;
 use template::{Code, Dest};
+use unnamed::Implied;
 
 /// What to emit as a tracing version, and where.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +87,7 @@ pub fn emit_burst(request: &BurstRequest<'_>) -> Result<Version, EmitError> {
         return Err(EmitError::Unaligned(request.start));
     }
     let mut burst = Burst::new(request);
+    burst.implied = Implied::of(&burst);
     KINDS.into_iter().for_each(|kind| burst.look_up(kind));
     burst.blocks()?;
     burst.finish()
@@ -106,6 +109,11 @@ struct Burst<'r> {
     /// Conditional branches whose recording code stands behind the function.
     pending: Vec<(u32, Svma, Svma)>,
     branches: Vec<BurstBranch>,
+    /// Direct branches that need no record.
+    implied: Implied,
+    unnamed: Vec<BurstBranch>,
+    /// Where code is left because what comes next has no copy.
+    without_copy: Vec<Svma>,
     entries: Vec<(Svma, Svma)>,
     pieces: Vec<MapPiece>,
     inserted: Vec<Inserted>,
@@ -133,6 +141,9 @@ impl<'r> Burst<'r> {
             last: BTreeMap::new(),
             pending: Vec::new(),
             branches: Vec::new(),
+            implied: Implied::default(),
+            unnamed: Vec::new(),
+            without_copy: Vec::new(),
             entries: Vec::new(),
             pieces: Vec::new(),
             inserted: Vec::new(),
@@ -152,8 +163,8 @@ impl<'r> Burst<'r> {
         let block = self.request.program.block_starting_at(at)?;
         Some(self.labels[block.index()]).filter(|label| *label != NONE)
     }
-    fn number(&mut self, from: Svma, to: Option<Svma>) -> u32 {
-        self.branches.push(BurstBranch { from, to });
+    fn number(&mut self, from: Svma, to: Svma) -> u32 {
+        self.branches.push(BurstBranch { from, to: Some(to) });
         self.request.first + self.branches.len() as u32 - 1
     }
 
@@ -181,6 +192,9 @@ impl<'r> Burst<'r> {
 
     /// Ends the burst; the original code goes on at `at`.
     fn leave(&mut self, at: Svma, why: u32) {
+        if why == window::NO_COPY {
+            self.without_copy.push(at);
+        }
         let from = self.code.here();
         self.store(window::STATE, why);
         self.code.jmp(Dest::At(at));
@@ -228,16 +242,36 @@ impl<'r> Burst<'r> {
 
     /// The direct branch at `from` is taken.
     fn edge(&mut self, from: Svma, to: Svma) {
-        let number = self.number(from, Some(to));
+        let number = self.number(from, to);
         let start = self.code.here();
         self.op(template::SAVE_RCX, window::SAVED_RCX);
         self.note(start, Taken::Nothing, Leads::To(to));
         self.record(number, to, self.copy_of(to));
     }
 
+    /// The direct jump at `at`.
+    fn direct_jump(&mut self, at: Svma, to: Svma) {
+        match self.implied.label(at) {
+            Some(label) => {
+                self.unnamed.push(BurstBranch { from: at, to: Some(to) });
+                self.jump(label, to);
+            }
+            None => self.edge(at, to),
+        }
+    }
+
     /// The direct call at `at`.
     fn call(&mut self, at: Svma, returns: Svma, to: Svma) {
-        let number = self.number(at, Some(to));
+        let implied = self.implied.label(at);
+        let pushed = self.request.bias.to_actual(returns).get();
+        if let (Some(label), Ok(pushed)) = (implied, i32::try_from(pushed)) {
+            self.unnamed.push(BurstBranch { from: at, to: Some(to) });
+            let start = self.code.here();
+            self.code.raw(template::PUSH_NUMBER);
+            self.code.raw(&pushed.to_le_bytes());
+            self.note(start, Taken::Nothing, Leads::To(at));
+            return self.jump(label, to);
+        }
         let start = self.code.here();
         self.op(template::SAVE_RCX, window::SAVED_RCX);
         self.note(start, Taken::Nothing, Leads::To(at));
@@ -245,12 +279,20 @@ impl<'r> Burst<'r> {
         self.code.to(template::LEA_RCX, Dest::At(returns), &[]);
         self.code.raw(template::PUSH_RCX);
         self.note(start, Taken::Rcx, Leads::To(at));
+        if let Some(label) = implied {
+            self.unnamed.push(BurstBranch { from: at, to: Some(to) });
+            let start = self.code.here();
+            self.op(template::LOAD_RCX, window::SAVED_RCX);
+            self.note(start, Taken::Rcx, Leads::To(to));
+            return self.jump(label, to);
+        }
+        let number = self.number(at, to);
         self.record(number, to, self.copy_of(to));
     }
 
     /// The indirect branch at `at`, whose target `load` puts into `rcx`.
     fn site(&mut self, kind: Kind, at: Svma, load: (&[u8], Option<(usize, Svma)>), returns: Svma) {
-        let number = self.number(at, None);
+        self.unnamed.push(BurstBranch { from: at, to: None });
         let leave = self.code.label();
         let start = self.code.here();
         self.op(template::SAVE_RCX, window::SAVED_RCX);
@@ -267,7 +309,6 @@ impl<'r> Burst<'r> {
             self.code.to(template::LEA_RAX, Dest::At(returns), &[]);
             self.op(template::SAVE_RAX, window::RETURN);
         }
-        self.store(window::NUMBER, number);
         self.code.to(template::LEA_RAX, Dest::Label(leave), &[]);
         self.code.jmp(Dest::Label(self.routines[kind as usize]));
         self.note(start, Taken::RcxRax, Leads::To(at));
@@ -323,17 +364,20 @@ impl<'r> Burst<'r> {
 
     /// Notes where to go, and records the branch. Where that was the last one there is room for, the original code executes it.
     fn hit(&mut self, full: u32) {
-        // mov 8(%rax),%rax
-        self.code.raw(&[0x48, 0x8b, 0x40, 8]);
-        self.op(template::SAVE_RAX, window::TARGET);
+        // mov 8(%rax),%rdx
+        self.code.raw(&[0x48, 0x8b, 0x50, 8]);
+        self.op(template::SAVE_RDX, window::TARGET);
+        self.op(template::LEA_RDX, window::TABLE);
+        // sub %edx,%eax; or $INDIRECT,%eax
+        self.code.raw(&[0x29, 0xd0, 0x0d]);
+        self.code.raw(&window::INDIRECT.to_le_bytes());
         self.op(template::LOAD_RDX, window::CURSOR);
-        self.op(template::LOAD_EAX, window::NUMBER);
-        // mov %eax,(%rdx); mov %ecx,4(%rdx); add $8,%rdx
-        self.code.raw(&[0x89, 0x02, 0x89, 0x4a, 4, 0x48, 0x83, 0xc2, 8]);
+        // mov %eax,(%rdx); add $4,%rdx
+        self.code.raw(&[0x89, 0x02, 0x48, 0x83, 0xc2, 4]);
         self.op(template::SAVE_RDX, window::CURSOR);
-        // movzwl %dx,%edx; cmp $8,%edx; jb full
-        self.code.raw(&[0x0f, 0xb7, 0xd2, 0x83, 0xfa, 8]);
-        self.code.jcc(2, Dest::Label(full));
+        // test %dx,%dx; je full
+        self.code.raw(&[0x66, 0x85, 0xd2]);
+        self.code.jcc(4, Dest::Label(full));
     }
 
     fn give_back(&mut self) {
@@ -478,7 +522,7 @@ impl<'r> Burst<'r> {
         let at = block.terminator_at();
         match block.terminator {
             Terminator::FallThrough => self.fall(id, block),
-            Terminator::Jump(to) => self.edge(at, to),
+            Terminator::Jump(to) => self.direct_jump(at, to),
             Terminator::Conditional(condition, to) => {
                 let label = self.code.label();
                 let from = self.code.here();
@@ -569,6 +613,9 @@ impl<'r> Burst<'r> {
         let loaded_len = elf::finish(&mut bytes, request.start, &areas, &unwind, &self.symbols);
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|entry| entry.0);
+        self.unnamed.sort_unstable();
+        self.without_copy.sort_unstable();
+        self.without_copy.dedup();
         Ok(Version {
             assumes: Vec::new(),
             large: loaded_len - loaded_len % LARGE_PAGE,
@@ -594,6 +641,8 @@ impl<'r> Burst<'r> {
                 bits: request.bits,
                 first: request.first,
                 branches: self.branches,
+                unnamed: self.unnamed,
+                leaves: self.without_copy,
                 entries: self.entries,
                 inserted: self.inserted,
             }),

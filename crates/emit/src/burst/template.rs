@@ -85,8 +85,8 @@ pub(crate) const STORE: &[u8] = &[0xc7, 0x05];
 pub(crate) const JMP_WORD: &[u8] = &[0xff, 0x25];
 /// `push word`.
 pub(crate) const PUSH_WORD: &[u8] = &[0xff, 0x35];
-/// `mov word,%eax`.
-pub(crate) const LOAD_EAX: &[u8] = &[0x8b, 0x05];
+/// `push $number`, sign-extended.
+pub(crate) const PUSH_NUMBER: &[u8] = &[0x68];
 /// `push %rcx`.
 pub(crate) const PUSH_RCX: &[u8] = &[0x51];
 /// `lea 4(%rcx),%rcx`.

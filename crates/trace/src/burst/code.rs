@@ -1,12 +1,13 @@
 //! Tracing versions in a process, and what can be looked up in them.
 
+use super::BurstEnd;
+use super::decode::Decoder;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::window::{self, BurstBranch, BurstTable, Inserted, Leads};
 use restitch_emit::{AddressMap, LARGE_PAGE, PieceKind};
 use restitch_evaluate::Taken;
 use restitch_tracee::collapse_pages;
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -45,8 +46,8 @@ pub struct BurstTables {
     /// The first module's window: records are addressed through it.
     window: Avma,
     table: Vec<u8>,
-    /// Addresses that indirect branches come in at, by their low halves; `None` where two have the same.
-    targets: HashMap<u32, Option<Avma>>,
+    /// What records mean.
+    decoder: Decoder,
 }
 
 impl BurstTables {
@@ -63,12 +64,9 @@ impl BurstTables {
         let pairs: Vec<(Avma, Avma)> = modules.iter().flat_map(BurstModule::entries).collect();
         let table =
             window::table(&pairs, bits).ok_or_else(|| wrong("more addresses than the table can hold"))?;
-        let mut targets = HashMap::with_capacity(pairs.len());
-        for (from, _) in pairs {
-            let known = targets.entry(from.get() as u32).or_insert(Some(from));
-            *known = known.filter(|known| *known == from);
-        }
-        Ok(Self { modules, window, table, targets })
+        let biased: Vec<_> = modules.iter().map(|m| (m.bias, &m.table)).collect();
+        let decoder = Decoder::new(&biased);
+        Ok(Self { modules, window, table, decoder })
     }
 }
 
@@ -147,12 +145,12 @@ impl BurstCode {
         Ok(Position { cursor: Avma::new(cursor), state: state as u32 })
     }
 
-    /// Most branches that a burst may be asked to have.
+    /// Most records that a burst may be asked to have.
     pub fn most_records() -> usize {
         (window::MOST_RECORDS / 4) as usize
     }
 
-    /// Makes room for `depth` records of direct branches and says that a thread is in the versions; where the records begin.
+    /// Makes room for `depth` records and says that a thread is in the versions; where the records begin.
     pub(crate) fn arm(&self, depth: usize) -> io::Result<Avma> {
         let room = 4 * depth.clamp(1, Self::most_records()) as u64;
         let end = (self.tables.window + window::RECORDS + window::MOST_RECORDS).align_up(window::RECORDS_END);
@@ -174,33 +172,16 @@ impl BurstCode {
         Ok(bytes)
     }
 
-    /// The branches of records, oldest first. It ends early where a record means nothing.
-    pub(crate) fn branches(&self, records: &[u8]) -> Vec<Taken> {
-        let mut words = records.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-        let mut branches = Vec::with_capacity(records.len() / 4);
-        while let Some(number) = words.next() {
-            let Some(taken) = self.branch(number, &mut words) else { break };
-            branches.push(taken);
-        }
-        branches
-    }
-
-    fn branch(&self, number: u32, words: &mut impl Iterator<Item = u32>) -> Option<Taken> {
-        let i = self.tables.modules.partition_point(|m| m.table.first <= number).checked_sub(1)?;
-        let module = &self.tables.modules[i];
-        let branch = module.table.branches.get((number - module.table.first) as usize)?;
-        let to = match branch.to {
-            Some(to) => module.bias.to_actual(to),
-            None => (*self.tables.targets.get(&words.next()?)?)?,
-        };
-        Some(Taken { from: module.bias.to_actual(branch.from), to })
+    /// The branches that a burst took that began at `start` and left these records, oldest first. It ends early where a record means nothing.
+    pub(crate) fn branches(&self, start: Avma, records: &[u8], end: BurstEnd) -> Vec<Taken> {
+        self.tables.decoder.branches(&self.tables.table, start, records, end)
     }
 }
 
 impl BurstModule {
     fn new(bias: LoadBias, version: &CheckedVersion) -> Option<Self> {
         let table = version.burst.clone()?;
-        let ways_in = ways_in(&version.map, &table.branches);
+        let ways_in = ways_in(&version.map, &[&table.branches[..], &table.unnamed].concat());
         let range = AvmaRange::new(bias.to_actual(version.range.start), version.loaded_len);
         Some(Self { bias, range, map: version.map.clone(), table, ways_in })
     }

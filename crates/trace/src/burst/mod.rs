@@ -1,6 +1,7 @@
 //! Bursts: threads are put into a version that records branches, and leave it by themselves.
 
 mod code;
+mod decode;
 mod price;
 mod reading;
 mod report;

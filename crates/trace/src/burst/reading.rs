@@ -17,6 +17,8 @@ const MOST_PLACES: usize = 4096;
 /// A burst that is over, not decoded yet.
 pub(super) struct Over {
     pub tid: i32,
+    /// The original instruction at which it began.
+    pub at: Avma,
     pub records: Vec<u8>,
     pub end: BurstEnd,
     /// Where an indirect branch went that had nowhere to go in the versions.
@@ -26,8 +28,8 @@ pub(super) struct Over {
 /// Decodes the bursts of process `pid` and hands them out until there will be no more. What they say, and nothing else, is in the report.
 pub(super) fn read(pid: i32, code: &BurstCode, bursts: Receiver<Over>, sink: &mut dyn Sink) -> BurstReport {
     let mut report = BurstReport::default();
-    for Over { tid, records, end, target } in bursts {
-        let branches = code.branches(&records);
+    for Over { tid, at, records, end, target } in bursts {
+        let branches = code.branches(at, &records, end);
         let without_copy = matches!(end, BurstEnd::NoCopy | BurstEnd::NoTarget);
         if let Some(at) = target.or(branches.last().map(|b| b.to)).filter(|_| without_copy) {
             note(&mut report.ended_at, at);

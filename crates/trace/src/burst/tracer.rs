@@ -46,7 +46,7 @@ const OVERFLOW: u64 = 1 << 11;
 /// Settings.
 #[derive(Debug, Clone)]
 pub struct BurstOptions {
-    /// Branches in a burst (an indirect one counts twice), at most [`BurstCode::most_records`].
+    /// Records in a burst, at most [`BurstCode::most_records`]. (Direct jumps and calls leave none.)
     pub depth: usize,
     /// The share of the threads' running time that bursts may cost, 0 to 1.
     pub overhead: f64,
@@ -106,7 +106,10 @@ struct Thread {
 #[derive(Debug, Clone, Copy)]
 struct Burst {
     tid: i32,
+    /// Where its records begin.
     start: Avma,
+    /// The original instruction at which it began.
+    at: Avma,
     /// It was looked once whether it is over. (Its thread may be kept from running for long.)
     looked_at: bool,
 }
@@ -326,7 +329,7 @@ impl<'a> Tracer<'a> {
         self.burst = None;
         let records = self.shared(self.code.read_records(burst.start, position.cursor))?;
         let end = match position.state {
-            _ if position.cursor.get() % window::RECORDS_END < 8 => BurstEnd::Full,
+            _ if position.cursor.get() % window::RECORDS_END == 0 => BurstEnd::Full,
             window::NO_COPY => BurstEnd::NoCopy,
             window::NO_TARGET => BurstEnd::NoTarget,
             _ => BurstEnd::Signal,
@@ -339,7 +342,7 @@ impl<'a> Tracer<'a> {
             _ => None,
         };
         // Nobody ceases to listen before this thread has ended.
-        let _ = self.over.send(Over { tid: burst.tid, records, end, target });
+        let _ = self.over.send(Over { tid: burst.tid, at: burst.at, records, end, target });
         Ok(())
     }
 
@@ -416,6 +419,8 @@ impl<'a> Tracer<'a> {
         {
             return Ok(Err(Refusal::NotAtRest));
         }
+        // (Another instruction than that at which it stands, if that is a jump.)
+        let Some(at) = self.code.original(way_in) else { return Ok(Err(Refusal::NoCopy)) };
         self.make_ready()?;
         let Some(start) = self.ready.take() else { return Ok(Err(Refusal::Busy)) };
         registers.rip = way_in;
@@ -423,7 +428,7 @@ impl<'a> Tracer<'a> {
             self.shared(self.code.set_state(window::TAKEN_OUT))?;
             return Err(error.into());
         }
-        self.burst = Some(Burst { tid, start, looked_at: false });
+        self.burst = Some(Burst { tid, start, at, looked_at: false });
         Ok(Ok(()))
     }
 
