@@ -9,6 +9,7 @@
 //! return addresses of calls, which are the original ones. What the tracer is told of inserted code is what is there, and unwinders are
 //! told the same.
 
+use crate::burst_cycles::unrecorded_cycle;
 use crate::burst_frames;
 use crate::finding::{CheckReport, Findings, Problem};
 use crate::pair::Pair;
@@ -59,8 +60,8 @@ struct Reader<'s, 'a> {
     pieces: Vec<MapPiece>,
     entries: Vec<(Svma, Svma)>,
     unnamed: Vec<BurstBranch>,
-    /// Direct jumps and calls that are recorded.
-    named: Vec<Svma>,
+    /// Where control does not run straight on without a record: direct jumps and calls that are recorded, and ways out.
+    ends: Vec<Svma>,
     leaves: Vec<Svma>,
     due: BTreeSet<Due>,
     report: CheckReport,
@@ -102,7 +103,7 @@ impl<'s, 'a> Reader<'s, 'a> {
             pieces: Vec::new(),
             entries: Vec::new(),
             unnamed: Vec::new(),
-            named: Vec::new(),
+            ends: Vec::new(),
             leaves: Vec::new(),
             due: BTreeSet::new(),
             report: CheckReport::default(),
@@ -184,7 +185,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         if self.leaves != self.table.leaves {
             return Err((text, "what is said of ways out is not what is there"));
         }
-        if let Some(at) = unrecorded_cycle(&self.unnamed, &self.named) {
+        if let Some(at) = unrecorded_cycle(&self.unnamed, &self.ends) {
             return Err((at, "a cycle of the program has no record"));
         }
         if self.pieces != self.s.version.map.pieces {
@@ -573,6 +574,7 @@ impl<'s, 'a> Reader<'s, 'a> {
     /// One original instruction; where the original goes on, if the copy goes on too.
     fn instruction(&mut self, o: Svma, end: Svma) -> Checked<Option<Svma>> {
         if self.is_next_leave() {
+            self.ends.push(o);
             return self.leave(o).map(|()| None);
         }
         let left = end.offset_from(o).clamp(0, 2 * 15) as usize;
@@ -666,7 +668,7 @@ impl<'s, 'a> Reader<'s, 'a> {
     /// A direct jump: recorded, or to the copy of its target.
     fn direct_jump(&mut self, o: Svma, to: Svma) -> Checked {
         if self.s.decode(self.v).is_some_and(|i| i.code() == Code::Mov_rm64_r64) {
-            self.named.push(o);
+            self.ends.push(o);
             return self.edge(o, to);
         }
         self.unnamed.push(BurstBranch { from: o, to: Some(to) });
@@ -703,7 +705,7 @@ impl<'s, 'a> Reader<'s, 'a> {
             self.unnamed.push(unnamed);
             self.jump_to_copy(to)?;
         } else {
-            self.named.push(o);
+            self.ends.push(o);
             self.record(o, to)?;
         }
         self.entries.push((returns, self.v));
@@ -769,6 +771,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         let jump = self.v;
         let target = self.jump()?;
         if self.s.copy_at(target, falls).is_none() {
+            self.ends.push(falls);
             self.due.insert(Due::Leave(target, falls));
         }
         self.note(jump, Taken::Nothing, Leads::To(falls));
@@ -784,30 +787,13 @@ impl<'s, 'a> Reader<'s, 'a> {
             return Ok(());
         }
         let jumps = |i: Instruction| i.flow_control() == FlowControl::UnconditionalBranch;
-        if self.s.decode(self.v).is_some_and(jumps) { self.jump_to_copy(to) } else { self.leave(to) }
-    }
-}
-
-/// A branch without a record that leads back to itself along none but such branches: control runs straight from each one's target to the next
-/// one at or behind it, unless that is a recorded one. (Conditional branches that are taken are recorded.)
-fn unrecorded_cycle(unnamed: &[BurstBranch], named: &[Svma]) -> Option<Svma> {
-    let mut stops: Vec<BurstBranch> = unnamed.to_vec();
-    stops.extend(named.iter().map(|from| BurstBranch { from: *from, to: None }));
-    stops.sort_unstable();
-    // Where a walk ends that leads there, or has come there: 0 if nobody has, else the number of the walk.
-    let mut walks = vec![0; stops.len()];
-    for walk in 1..=stops.len() {
-        let mut i = walk - 1;
-        while i < stops.len() && walks[i] == 0 {
-            walks[i] = walk;
-            let Some(to) = stops[i].to else { break };
-            i = stops.partition_point(|stop| stop.from < to);
-            if walks.get(i) == Some(&walk) {
-                return Some(stops[i].from);
-            }
+        if self.s.decode(self.v).is_some_and(jumps) {
+            self.jump_to_copy(to)
+        } else {
+            self.ends.push(to);
+            self.leave(to)
         }
     }
-    None
 }
 
 /// Whether an operand is memory at this address, told relative to the 64-bit program counter, in no segment.

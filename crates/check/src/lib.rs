@@ -31,6 +31,7 @@
 //! indirect call reads its target from below the stack pointer by way of another register.
 
 mod burst;
+mod burst_cycles;
 mod burst_frames;
 mod direct;
 mod elf;

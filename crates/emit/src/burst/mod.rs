@@ -1,6 +1,7 @@
 //! Tracing versions: blocks in original order with recording code between them.
 //!
-//! Problem: branch records at nanoseconds each. Idea: a copy of hot code in which each taken branch leaves its number behind. A
+//! Problem: branch records at nanoseconds each. Idea: a copy of hot code in which each branch whose way is not known beforehand leaves
+//! a record behind: conditional ones that are taken their number, indirect ones where they go. Direct jumps and calls need none (`unnamed.rs`). A
 //! thread is put into the copy by a tracer, runs for as many branches as there is room for, and goes on in the original code by itself.
 //! Calls push the *original* return addresses, and returns and indirect jumps look their targets up, so nothing but
 //! the program counter tells the copy from the original: it can be left at any instruction, and no unwinder, signal

@@ -6,6 +6,8 @@ mod price;
 mod reading;
 mod report;
 mod tracer;
+#[cfg(test)]
+mod truth;
 
 pub use code::{BurstCode, BurstTables};
 pub use report::{BurstEnd, BurstReport, Refusal};

@@ -8,6 +8,7 @@
 //! to the equivalent original instruction, and what recording code had borrowed is given back. Should this program die, the
 //! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
 
+use super::code::Position;
 use super::price::Price;
 use super::reading::{Over, note, read};
 use super::{BurstCode, BurstEnd, BurstReport, Refusal};
@@ -328,12 +329,7 @@ impl<'a> Tracer<'a> {
         }
         self.burst = None;
         let records = self.shared(self.code.read_records(burst.start, position.cursor))?;
-        let end = match position.state {
-            _ if position.cursor.get() % window::RECORDS_END == 0 => BurstEnd::Full,
-            window::NO_COPY => BurstEnd::NoCopy,
-            window::NO_TARGET => BurstEnd::NoTarget,
-            _ => BurstEnd::Signal,
-        };
+        let end = end_of(position);
         let cost = self.price.of(records.len() / 4);
         self.report.recording += cost;
         self.pace.paid_more(cost);
@@ -464,6 +460,16 @@ impl<'a> Tracer<'a> {
             self.collect()?;
         }
         Ok(())
+    }
+}
+
+/// Why a burst has ended that is over.
+pub(super) fn end_of(position: Position) -> BurstEnd {
+    match position.state {
+        _ if position.cursor.get() % window::RECORDS_END == 0 => BurstEnd::Full,
+        window::NO_COPY => BurstEnd::NoCopy,
+        window::NO_TARGET => BurstEnd::NoTarget,
+        _ => BurstEnd::Signal,
     }
 }
 
