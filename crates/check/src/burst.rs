@@ -10,6 +10,7 @@
 //! told the same.
 
 use crate::burst_cycles::unrecorded_cycle;
+use crate::burst_forms::{has_memory, has_no_prefix, is_test, is_word, loads_target};
 use crate::burst_frames;
 use crate::finding::{CheckReport, Findings, Problem};
 use crate::pair::Pair;
@@ -794,48 +795,4 @@ impl<'s, 'a> Reader<'s, 'a> {
             self.leave(to)
         }
     }
-}
-
-/// Whether an operand is memory at this address, told relative to the 64-bit program counter, in no segment.
-fn is_word(i: &Instruction, operand: u32, address: Svma) -> bool {
-    i.op_kind(operand) == OpKind::Memory
-        && i.memory_base() == Register::RIP
-        && i.memory_index() == Register::None
-        && i.ip_rel_memory_address() == address.get()
-        && has_no_prefix(i)
-}
-
-/// `movzwl %cx,%ecx`.
-fn is_test(i: &Instruction) -> bool {
-    let registers = (i.op0_register(), i.op1_register());
-    i.code() == Code::Movzx_r32_rm16
-        && i.op1_kind() == OpKind::Register
-        && registers == (Register::ECX, Register::CX)
-        && has_no_prefix(i)
-}
-
-/// No segment, no lock, no repetition.
-fn has_no_prefix(i: &Instruction) -> bool {
-    let repeats = i.has_rep_prefix() || i.has_repne_prefix();
-    i.segment_prefix() == Register::None && !i.has_lock_prefix() && !repeats
-}
-
-fn has_memory(i: &Instruction) -> bool {
-    i.op_kinds().any(|kind| kind == OpKind::Memory)
-}
-
-/// Whether `load` is `mov operand,%rcx` for the operand of an indirect branch.
-fn loads_target(load: &Instruction, branch: &Instruction) -> bool {
-    let near = matches!(branch.code(), Code::Jmp_rm64 | Code::Call_rm64);
-    if !near || load.code() != Code::Mov_r64_rm64 || load.op0_register() != Register::RCX {
-        return false;
-    }
-    if branch.op0_kind() == OpKind::Register {
-        return load.op1_kind() == OpKind::Register && load.op1_register() == branch.op0_register();
-    }
-    let operand = |i: &Instruction| {
-        let place = (i.memory_base(), i.memory_index(), i.memory_index_scale());
-        (place, i.memory_displacement64(), i.memory_segment())
-    };
-    load.op1_kind() == OpKind::Memory && operand(load) == operand(branch)
 }

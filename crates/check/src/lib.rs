@@ -32,6 +32,7 @@
 
 mod burst;
 mod burst_cycles;
+mod burst_forms;
 mod burst_frames;
 mod direct;
 mod elf;
