@@ -214,8 +214,8 @@ impl Live {
         version.redirects.iter().any(leads)
     }
 
-    /// Forgets a process that has ended.
-    pub fn forget(self) {
+    /// Forgets processes that have ended, this one or others: nothing of them is left in the state directory.
+    pub fn forget_ended(&self) {
         self.dir.collect_garbage();
     }
 

@@ -58,7 +58,7 @@ call 0x1052 = 1
 fn with_paths(program: &Program, mut profile: Profile, seed: u64) -> Profile {
     for (i, edge) in program.edges.iter().enumerate().filter(|(i, _)| seed >> (i % 64) & 1 == 1) {
         for (n, (out, _)) in program.out_edges(edge.to).enumerate() {
-            profile.paths.insert((EdgeId(i as u32), out), (seed >> (n + i) % 50) & 0xff);
+            profile.paths.insert((EdgeId(i as u32), out), (seed >> ((n + i) % 50)) & 0xff);
         }
     }
     profile

@@ -136,7 +136,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     }
     records.save(&options.output, watcher)?;
     if !set.leader_is_alive() {
-        set.leader.forget();
+        set.leader.forget_ended();
     }
     let Traced { report, rounds, mapped, kept, .. } = traced;
     Ok(Bursts { ended_at, refused_at, report, rounds, elsewhere, coverage, status, modules, mapped, kept })

@@ -252,6 +252,7 @@ impl ProcessSet {
             done.extend(self.pids());
             self.refresh()?;
             if self.pids().iter().all(|pid| done.contains(pid)) {
+                self.leader.forget_ended();
                 return failed.map_or(Ok(()), |error| Err(error.into()));
             }
         }
@@ -286,6 +287,7 @@ impl ProcessSet {
                 break;
             }
         }
+        self.leader.forget_ended();
         kept
     }
 

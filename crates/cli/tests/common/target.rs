@@ -109,15 +109,19 @@ impl Target {
     /// Reverts it, until versions that somebody might return into are unmapped, too, and asserts that it is as it was.
     #[track_caller]
     pub fn assert_goes_back(&self, restitch: &Restitch) {
-        restitch.revert(self.pid()).expect(code::DONE);
+        let mut reverted = restitch.revert(self.pid());
+        reverted.expect(code::DONE);
         for _ in 0..40 {
             if look::ours(self.pid()).is_empty() {
                 break;
             }
             linger(50);
-            restitch.run(&["revert", &self.pid().to_string()]);
+            reverted = restitch.run(&["revert", &self.pid().to_string()]);
         }
-        self.assert_untouched("after revert");
+        self.assert_untouched(&format!(
+            "after revert, which said {:?} {:?}",
+            reverted.stdout, reverted.stderr
+        ));
     }
 
     /// Tells it to end; all its checks have to have held.

@@ -466,7 +466,7 @@ impl<'a> Tracer<'a> {
 /// Why a burst has ended that is over.
 pub(super) fn end_of(position: Position) -> BurstEnd {
     match position.state {
-        _ if position.cursor.get() % window::RECORDS_END == 0 => BurstEnd::Full,
+        _ if position.cursor.get().is_multiple_of(window::RECORDS_END) => BurstEnd::Full,
         window::NO_COPY => BurstEnd::NoCopy,
         window::NO_TARGET => BurstEnd::NoTarget,
         _ => BurstEnd::Signal,

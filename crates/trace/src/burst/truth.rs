@@ -38,8 +38,10 @@ impl Traced {
             versions.push((module, version));
         }
         let kind = VersionKind::Burst;
-        let incoming: Vec<_> =
-            versions.iter().map(|(module, version)| Incoming { module: *module, version, kind }).collect();
+        let incoming: Vec<_> = versions
+            .iter()
+            .map(|(module, version)| Incoming { module: *module, version, kind, by_slots: false })
+            .collect();
         let file = live.map_tracing(None, &incoming).unwrap();
         let bias = |module: usize| live.target().modules[module].bias;
         let biased: Vec<(LoadBias, &CheckedVersion)> = versions.iter().map(|(m, v)| (bias(*m), v)).collect();
