@@ -1,8 +1,7 @@
 //! Searching a process's memory for words that lead into ranges of code, while the process runs.
 //!
-//! All writable private memory is looked through, and the process's own read-only pages (slots of linkage tables); thread stacks included,
-//! since coroutines may have their stacks anywhere: on the
-//! heap, in static arrays, in local arrays of a thread's own stack. Left out is only what is known to be dead, or was looked at
+//! All writable private memory is looked through, thread stacks included, since coroutines may have their stacks anywhere: on the
+//! heap, in static arrays, in local arrays of a thread's own stack; and the slots of linkage tables, which are read-only. Left out is only what is known to be dead, or was looked at
 //! while the threads stood still ([`spared`]):
 //!
 //! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows: that of the program's start
@@ -21,7 +20,7 @@ use crate::exceptions::is_spent_note;
 use crate::threads::{ThreadView, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, Mapping, MappingName, PageState, Pagemap};
+use restitch_procfs::{self as procfs, Mapping, MappingName, Pagemap};
 use restitch_tracee::Memory;
 
 /// Most bytes that are looked through.
@@ -40,6 +39,8 @@ pub(crate) struct Search<'a> {
     pub pid: i32,
     /// Words into these count.
     pub ranges: &'a [AvmaRange],
+    /// Read-only memory that is looked through, too.
+    pub slots: Vec<AvmaRange>,
     /// Words at these addresses do not count.
     pub exempt: Vec<AvmaRange>,
 }
@@ -60,16 +61,18 @@ impl Search<'_> {
     }
 
     fn once(&self, hits: &mut Hits) -> Result<(), ProcessError> {
-        let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_searched).collect();
-        let total: u64 = maps.iter().map(|m| m.range.len()).sum();
+        let maps = procfs::maps(self.pid)?;
+        let searched = maps.iter().filter(|m| is_searched(m)).map(|m| m.range);
+        let searched: Vec<AvmaRange> = searched.chain(self.slots.iter().copied()).collect();
+        let total: u64 = searched.iter().map(|range| range.len()).sum();
         let memory = Memory::open_read_only(self.pid)?;
         let pages = Pagemap::open(self.pid).ok();
         let mut looked_at = 0;
-        for m in &maps {
-            let mut at = m.range.start;
-            while at < m.range.end {
-                let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
-                for run in present(pages.as_ref(), AvmaRange::new(at, len), !m.permissions.write) {
+        for range in searched {
+            let mut at = range.start;
+            while at < range.end {
+                let len = (range.end.offset_from(at) as u64).min(CHUNK);
+                for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
                     looked_at += run.len();
                     // Memory that was unmapped meanwhile holds nothing.
                     let bytes = memory.read_vec(run.start, run.len() as usize).unwrap_or_default();
@@ -104,19 +107,17 @@ impl Search<'_> {
     }
 }
 
-/// Private, and writable or read-only data of a file.
+/// Writable and private.
 fn is_searched(m: &Mapping) -> bool {
     let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
-    let data = matches!(m.name, MappingName::File { .. }) && m.permissions.read && !m.permissions.execute;
-    (m.permissions.write || data) && !m.permissions.shared && !special
+    m.permissions.write && !m.permissions.shared && !special
 }
 
-/// The runs of pages in `range` that are in memory or swapped out, or of these only the process's `own`; all of it if the kernel does not say.
-fn present(pages: Option<&Pagemap>, range: AvmaRange, own: bool) -> Vec<AvmaRange> {
+/// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
+fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
     let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else { return vec![range] };
     let mut out: Vec<AvmaRange> = Vec::new();
-    let counts = |s: &PageState| if own { s.is_own() } else { s.present || s.swapped };
-    for (i, _) in states.iter().enumerate().filter(|(_, state)| counts(state)) {
+    for (i, _) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
         let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
         match out.last_mut() {
             Some(last) if last.end == page.start => last.end = page.end,

@@ -21,7 +21,7 @@ use crate::live::Live;
 use crate::origin::Origins;
 use crate::prepared::{Arriving, Incoming, SlotChange};
 use crate::writing::PAGE;
-use crate::{ProcessError, Target};
+use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_image::RelocationKind;
 use restitch_procfs::{self as procfs, Mapping};
@@ -40,6 +40,14 @@ fn linkage_slots(target: &Target, maps: &[Mapping], memory: &Memory) -> Vec<(Avm
     let requests: Vec<(Avma, usize)> = at.iter().map(|at| (*at, 8)).collect();
     let held = memory.read_many(&requests).into_iter().map(|b| b.and_then(|b| b.try_into().ok()));
     at.into_iter().zip(held).filter_map(|(at, b)| Some((at, Avma::new(u64::from_le_bytes(b?))))).collect()
+}
+
+/// Where such slots lie.
+pub(crate) fn places(target: &Target) -> Vec<AvmaRange> {
+    let place = |module: &Module| {
+        read_only_part(module).map(|part| AvmaRange::new(module.bias.to_actual(part.start), part.len()))
+    };
+    target.modules.iter().filter_map(place).collect()
 }
 
 /// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones.

@@ -18,6 +18,7 @@ use crate::live::Live;
 use crate::old::OldVersion;
 use crate::retire::leads_into;
 use crate::search::{Search, copies_stacks, joined, spared};
+use crate::slots;
 use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, survey};
 use crate::tripwire;
@@ -70,7 +71,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     ranges.extend(hook.map(|h| h.range()));
     let own_words = live.journal.hook.as_ref().map(hook::own_words);
     let exempt = own_words.into_iter().flatten().chain(spared).collect();
-    let hits = Search { pid: live.target.pid(), ranges: &ranges, exempt }.twice()?;
+    let hits =
+        Search { pid: live.target.pid(), ranges: &ranges, slots: slots::places(&target), exempt }.twice()?;
     let hook_held = hook.and_then(|h| hits.iter().find(|hit| hit.0 == h.range())).map(|hit| hit.1.clone());
     candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
         None => true,
