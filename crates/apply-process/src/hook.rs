@@ -276,13 +276,7 @@ pub(crate) fn in_use(
     Ok(leads.map(|why| format!("{LOOKING} ({why})")))
 }
 
-/// Words of the process that lead into the hook because restitch put them there: its data, the loader's pointer to that, and the one that
-/// `_dl_find_object` jumps through.
-pub(crate) fn own_words(hook: &JournalHook) -> [AvmaRange; 3] {
-    let word = |at| AvmaRange::new(at, 8);
-    [
-        AvmaRange::new(hook.data(), DATA_LEN),
-        word(Avma::new(hook.debugger) + R_NEXT),
-        word(Avma::new(hook.slot)),
-    ]
+/// Words of the process that lead into the hook because restitch put them there: its data, and the loader's pointer.
+pub(crate) fn own_words(hook: &JournalHook) -> [AvmaRange; 2] {
+    [AvmaRange::new(hook.data(), DATA_LEN), AvmaRange::new(Avma::new(hook.debugger) + R_NEXT, 8)]
 }

@@ -1,7 +1,7 @@
 //! Searching a process's memory for words that lead into ranges of code, while the process runs.
 //!
 //! All writable private memory is looked through, thread stacks included, since coroutines may have their stacks anywhere: on the
-//! heap, in static arrays, in local arrays of a thread's own stack; and the slots of linkage tables, which are read-only. Left out is only what is known to be dead, or was looked at
+//! heap, in static arrays, in local arrays of a thread's own stack. Left out is only what is known to be dead, or was looked at
 //! while the threads stood still ([`spared`]):
 //!
 //! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows: that of the program's start
@@ -39,8 +39,6 @@ pub(crate) struct Search<'a> {
     pub pid: i32,
     /// Words into these count.
     pub ranges: &'a [AvmaRange],
-    /// Read-only memory that is looked through, too.
-    pub slots: Vec<AvmaRange>,
     /// Words at these addresses do not count.
     pub exempt: Vec<AvmaRange>,
 }
@@ -61,17 +59,15 @@ impl Search<'_> {
     }
 
     fn once(&self, hits: &mut Hits) -> Result<(), ProcessError> {
-        let maps = procfs::maps(self.pid)?;
-        let searched = maps.iter().filter(|m| is_searched(m)).map(|m| m.range);
-        let searched: Vec<AvmaRange> = searched.chain(self.slots.iter().copied()).collect();
-        let total: u64 = searched.iter().map(|range| range.len()).sum();
+        let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_searched).collect();
+        let total: u64 = maps.iter().map(|m| m.range.len()).sum();
         let memory = Memory::open_read_only(self.pid)?;
         let pages = Pagemap::open(self.pid).ok();
         let mut looked_at = 0;
-        for range in searched {
-            let mut at = range.start;
-            while at < range.end {
-                let len = (range.end.offset_from(at) as u64).min(CHUNK);
+        for m in &maps {
+            let mut at = m.range.start;
+            while at < m.range.end {
+                let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
                 for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
                     looked_at += run.len();
                     // Memory that was unmapped meanwhile holds nothing.

@@ -13,15 +13,16 @@
 //!
 //! **Undoing.** What a slot held is no secret that could be lost: an address in a version says by the version's map which original address it equals.
 //! So there is nothing to be kept in the journal: every switch makes each slot what it has to be, whatever a restitch that was killed, or the
-//! parent of a process, has left. A slot that cannot be changed back keeps the version mapped ([`crate::search`]).
+//! parent of a process, has left. A slot that cannot be changed back keeps the version mapped ([`leading_into`]).
 
 use crate::bound::{is_read_only, read_only_part};
 use crate::journal::VersionKind;
 use crate::live::Live;
 use crate::origin::Origins;
 use crate::prepared::{Arriving, Incoming, SlotChange};
+use crate::search::Hits;
 use crate::writing::PAGE;
-use crate::{Module, ProcessError, Target};
+use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_image::RelocationKind;
 use restitch_procfs::{self as procfs, Mapping};
@@ -42,12 +43,15 @@ fn linkage_slots(target: &Target, maps: &[Mapping], memory: &Memory) -> Vec<(Avm
     at.into_iter().zip(held).filter_map(|(at, b)| Some((at, Avma::new(u64::from_le_bytes(b?))))).collect()
 }
 
-/// Where such slots lie.
-pub(crate) fn places(target: &Target) -> Vec<AvmaRange> {
-    let place = |module: &Module| {
-        read_only_part(module).map(|part| AvmaRange::new(module.bias.to_actual(part.start), part.len()))
+/// Those of `ranges` into which slots lead, with the reason why they have to stay.
+pub(crate) fn leading_into(target: &Target, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
+    let maps = procfs::maps(target.pid())?;
+    let slots = linkage_slots(target, &maps, &Memory::open_read_only(target.pid())?);
+    let first = |range: &AvmaRange| slots.iter().find(|(_, held)| range.contains(*held));
+    let hit = |range: &AvmaRange| {
+        first(range).map(|(at, _)| (*range, format!("the slot at {at} of a linkage table leads into it")))
     };
-    target.modules.iter().filter_map(place).collect()
+    Ok(ranges.iter().filter_map(hit).collect())
 }
 
 /// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones.

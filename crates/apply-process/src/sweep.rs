@@ -71,8 +71,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     ranges.extend(hook.map(|h| h.range()));
     let own_words = live.journal.hook.as_ref().map(hook::own_words);
     let exempt = own_words.into_iter().flatten().chain(spared).collect();
-    let hits =
-        Search { pid: live.target.pid(), ranges: &ranges, slots: slots::places(&target), exempt }.twice()?;
+    let mut hits = Search { pid: live.target.pid(), ranges: &ranges, exempt }.twice()?;
+    hits.extend(slots::leading_into(&target, &ranges)?);
     let hook_held = hook.and_then(|h| hits.iter().find(|hit| hit.0 == h.range())).map(|hit| hit.1.clone());
     candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
         None => true,

@@ -141,7 +141,7 @@ impl Session {
             self.cache.entries().into_iter().map(|e| (e.path.clone(), e)).collect();
         for seen in observer.modules() {
             let optimized = self.done.get(&seen.path).or_else(|| known.get(&seen.path));
-            let used = seen.ended.contains_key(&Mode::Optimized);
+            let used = seen.ended.contains_key(&Mode::Optimized) && !self.retired.contains(&seen.path);
             match optimized.filter(|_| used || self.done.contains_key(&seen.path)) {
                 Some(entry) => {
                     let new = self.done.contains_key(&seen.path);
@@ -161,6 +161,7 @@ impl Session {
         let cost = optimize_cost(&seen.path);
         let why = match self.left.get(&seen.path) {
             Some(why) => why.clone(),
+            None if self.cache.holds(&seen.path) => "it is restitch's own library in each process".into(),
             None if self.suspended.contains(&seen.path) => {
                 "the command ended before enough of its runs were counted; the next one goes on with it".into()
             }
