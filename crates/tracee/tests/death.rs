@@ -38,6 +38,17 @@ fn dies_with_a_caught_signal(pid: i32) -> bool {
     }
 }
 
+/// A thread can be joined a little before the kernel lets its tracees go.
+fn await_end_of_tracing(pid: i32) {
+    let is_free = |status: String| !status.contains("TracerPid:") || status.contains("TracerPid:\t0\n");
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let start = Instant::now();
+    while !tasks().all(|t| is_free(std::fs::read_to_string(t.path().join("status")).unwrap_or_default())) {
+        assert!(start.elapsed() < Duration::from_secs(30), "it stays traced");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_caught_signal_outlives_the_tracer() {
     let Some(target) = Target::start("signals", &[SIGNALS]) else { return };
@@ -45,6 +56,7 @@ fn a_caught_signal_outlives_the_tracer() {
     let mut caught = 0;
     while !target.is_done() && caught < 500 {
         caught += i32::from(std::thread::spawn(move || dies_with_a_caught_signal(pid)).join().unwrap());
+        await_end_of_tracing(pid);
     }
     assert!(caught > 0, "no signal was caught, the test tested nothing");
     println!("{caught} deaths");
