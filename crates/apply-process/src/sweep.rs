@@ -22,14 +22,13 @@ use crate::slots;
 use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, survey};
 use crate::tripwire;
+use crate::writing::PAGE;
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
+use restitch_emit::MapPiece;
 use restitch_procfs::{Mapping, Pagemap};
 use restitch_tracee::{Batch, StopTimes, Stopped, TraceError};
 use std::time::Duration;
-
-/// Why a version stays in which somebody ran while memory was searched.
-const CAME_BACK: &str = "somebody came back into it while memory was searched";
 
 /// What a sweep did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -157,12 +156,14 @@ fn take_out(
     let pages = Pagemap::open(live.target.pid());
     let mut gone = Vec::new();
     for old in candidates {
-        let touched = !live.has_just_traced(old.number)
-            && pages.as_ref().map_or(true, |pages| tripwire::was_touched(pages, old));
-        match held_by(live, &stopped, old, &threads)? {
-            Some(why) => report.kept.push((old.number, why)),
-            None if touched => report.kept.push((old.number, CAME_BACK.into())),
-            None => gone.push(old),
+        let touched = match live.has_just_traced(old.number) {
+            true => None,
+            false => tripwire::touched(pages.as_ref().ok(), old),
+        };
+        match (held_by(live, &stopped, old, &threads)?, touched) {
+            (Some(why), _) => report.kept.push((old.number, why)),
+            (None, Some(page)) => report.kept.push((old.number, came_back(old, page))),
+            (None, None) => gone.push(old),
         }
     }
     let result = unmap(live, &mut stopped, &stub, &gone, looking.or(hook_held));
@@ -171,6 +172,21 @@ fn take_out(
     report.unmapped.extend(gone.iter().map(|o| o.number));
     report.kept.extend(result?.map(|why| (0, why)));
     Ok(())
+}
+
+/// Why a version stays in which somebody ran, on `page` of it, while memory was searched.
+fn came_back(old: &OldVersion, page: Avma) -> String {
+    let page = AvmaRange::new(page, PAGE);
+    let behind = |p: &&MapPiece| old.bias.to_actual(p.version) + u64::from(p.len) > page.start;
+    let piece = old.stored.map.pieces.iter().filter(behind).min_by_key(|p| p.version);
+    let copies =
+        piece.filter(|p| page.overlaps(&AvmaRange::new(old.bias.to_actual(p.version), u64::from(p.len))));
+    let copies = copies.map(|p| format!(", from the copy of {} on", old.bias.to_actual(p.original)));
+    format!(
+        "somebody came back into it while memory was searched (page {}{})",
+        page.start,
+        copies.unwrap_or_default()
+    )
 }
 
 /// Once nothing leads to the hook any more, those who stand in it leave it soon: it is looked at again for a moment.

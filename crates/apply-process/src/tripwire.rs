@@ -4,7 +4,7 @@
 //! from there, so that a new return address comes to lie where the search has been already, and leave by the old one before the search
 //! gets there. Idea: in the stop before the search the version loses its pages ([`set`]: the file is still mapped, but the
 //! page table is empty). Whoever executes an instruction in it afterwards brings a page back, which the page table tells in the stop
-//! behind the search ([`was_touched`]). If none came back, nobody ran there, and no new address arose.
+//! behind the search ([`touched`]). If none came back, nobody ran there, and no new address arose.
 //!
 //! Nothing is taken from the process: a page that is needed comes back by itself. So a kill at any moment is harmless, and what is wrong
 //! at most is that a version stays for longer.
@@ -15,11 +15,10 @@
 //! private pages; without them its code is that of the file, which is as right.
 
 use crate::old::OldVersion;
-use restitch_address::AvmaRange;
+use crate::writing::PAGE;
+use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::Pagemap;
 use restitch_tracee::Batch;
-
-const PAGE: u64 = 4096;
 
 /// Adds the calls that take a version's pages out of the page table.
 pub(crate) fn set(batch: &mut Batch, old: &OldVersion) {
@@ -31,15 +30,18 @@ pub(crate) fn set(batch: &mut Batch, old: &OldVersion) {
     batch.madvise(old.range, libc::MADV_DONTNEED);
 }
 
-/// Whether somebody may have executed code of the version since [`set`].
-pub(crate) fn was_touched(pages: &Pagemap, old: &OldVersion) -> bool {
+/// Whether somebody may have executed code of the version since [`set`]: the first page that shows it. `pages`: `None` if
+/// the kernel does not tell, which counts as all of them.
+pub(crate) fn touched(pages: Option<&Pagemap>, old: &OldVersion) -> Option<Avma> {
     if old.stored.map.pieces.is_empty() {
         // There is no code in it: nobody can have executed any.
-        return false;
+        return None;
     }
-    let Some(code) = code(old) else { return true };
+    let Some(code) = code(old) else { return Some(old.range.start) };
     // What the kernel does not tell may have happened.
-    pages.states(code).map_or(true, |states| states.iter().any(|page| page.present || page.swapped))
+    let Some(states) = pages.and_then(|pages| pages.states(code).ok()) else { return Some(code.start) };
+    let first = states.iter().position(|page| page.present || page.swapped)?;
+    Some(code.start + first as u64 * PAGE)
 }
 
 /// The pages with code.
@@ -58,7 +60,7 @@ mod tests {
     use crate::Target;
     use crate::map_file::StoredMap;
     use crate::stub::{borrow, stub_site};
-    use restitch_address::{Avma, LoadBias, Svma};
+    use restitch_address::{LoadBias, Svma};
     use restitch_emit::{AddressMap, MapPiece, PieceKind};
     use restitch_testkit::{Guarded, compile, require, scratch};
     use restitch_tracee::Stopped;
@@ -140,7 +142,7 @@ int main(int argc, char **argv) {
             borrow.finish().expect("it goes back");
             stopped.resume();
         };
-        let touched = || was_touched(&Pagemap::open(pid).expect("readable"), &old);
+        let touched = || touched(Some(&Pagemap::open(pid).expect("readable")), &old).is_some();
         assert!(touched(), "all was read");
         for (command, seen) in [("r 0", false), ("c 98000", true), ("r 102400", false), ("c 32768", true)] {
             reset();
@@ -167,6 +169,6 @@ int main(int argc, char **argv) {
             stored: StoredMap { map: AddressMap::default(), redirects: Vec::new() },
         };
         let pages = Pagemap::open(std::process::id() as i32).expect("it lives");
-        assert!(!was_touched(&pages, &old));
+        assert_eq!(touched(Some(&pages), &old), None);
     }
 }

@@ -109,19 +109,19 @@ impl Target {
     /// Reverts it, until versions that somebody might return into are unmapped, too, and asserts that it is as it was.
     #[track_caller]
     pub fn assert_goes_back(&self, restitch: &Restitch) {
-        let mut reverted = restitch.revert(self.pid());
+        let reverted = restitch.revert(self.pid());
         reverted.expect(code::DONE);
+        let mut said = vec![reverted.stdout];
         for _ in 0..40 {
             if look::ours(self.pid()).is_empty() {
                 break;
             }
             linger(50);
-            reverted = restitch.run(&["revert", &self.pid().to_string()]);
+            let reverted = restitch.run(&["revert", &self.pid().to_string()]);
+            said.push(reverted.stdout + &reverted.stderr);
         }
-        self.assert_untouched(&format!(
-            "after revert, which said {:?} {:?}",
-            reverted.stdout, reverted.stderr
-        ));
+        println!("{}: {said:#?}", self.name);
+        self.assert_untouched(&format!("after revert, which said {said:?}"));
     }
 
     /// Tells it to end; all its checks have to have held.
