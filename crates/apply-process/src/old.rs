@@ -14,7 +14,10 @@ pub(crate) struct OldVersion {
     pub bias: LoadBias,
     /// Index of its module in the target; `None` if the module is no longer mapped.
     pub module: Option<usize>,
+    /// Empty if it is lost.
     pub stored: StoredMap,
+    /// Its map file is gone or damaged: it is not known where in the version code is.
+    pub map_lost: bool,
 }
 
 impl OldVersion {
@@ -25,10 +28,12 @@ impl OldVersion {
 
     fn of(v: &JournalVersion, target: &Target) -> Self {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
-        // Without its map nobody can be moved out of a version; it is kept then.
-        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
+        // Without its map nobody can be moved out of a version, which stays for as long as somebody is in it.
+        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b));
         let module = target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
-        Self { number: v.number, range: v.range(), bias, module, stored }
+        let map_lost = stored.is_none();
+        let stored = stored.unwrap_or_default();
+        Self { number: v.number, range: v.range(), bias, module, stored, map_lost }
     }
 
     /// The original address that is equal to standing at `at`.
@@ -58,5 +63,39 @@ impl OldVersion {
         let delta = inside.offset_from(pieces[i].version) as u64;
         let linear = pieces[i].kind == PieceKind::Linear && delta < u64::from(pieces[i].len);
         linear.then(|| self.bias.to_actual(pieces[i].original + delta + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::VersionKind;
+    use restitch_testkit::scratch;
+
+    #[test]
+    fn a_map_that_cannot_be_read_is_not_an_empty_one() {
+        let folder = scratch();
+        let map_file = folder.path().join("map");
+        let target = Target::open(std::process::id() as i32).expect("our own");
+        let version = JournalVersion {
+            number: 7,
+            kind: VersionKind::Optimized,
+            module: "/bin/true".into(),
+            bias: 0,
+            start: 0x1000,
+            len: 4096,
+            file: "version".into(),
+            map_file: map_file.clone(),
+            eh_frame_hdr: 0,
+            counters: None,
+            retired: true,
+        };
+        let lost = || OldVersion::of(&version, &target).map_lost;
+        assert!(lost(), "there is none");
+        let stored = StoredMap::default().write();
+        std::fs::write(&map_file, &stored).expect("writable");
+        assert!(!lost(), "an empty one");
+        std::fs::write(&map_file, &stored[1..]).expect("writable");
+        assert!(lost(), "a damaged one");
     }
 }

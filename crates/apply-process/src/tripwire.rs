@@ -33,7 +33,7 @@ pub(crate) fn set(batch: &mut Batch, old: &OldVersion) {
 /// Whether somebody may have executed code of the version since [`set`]: the first page that shows it. `pages`: `None` if
 /// the kernel does not tell, which counts as all of them.
 pub(crate) fn touched(pages: Option<&Pagemap>, old: &OldVersion) -> Option<Avma> {
-    if old.stored.map.pieces.is_empty() {
+    if old.stored.map.pieces.is_empty() && !old.map_lost {
         // There is no code in it: nobody can have executed any.
         return None;
     }
@@ -44,8 +44,11 @@ pub(crate) fn touched(pages: Option<&Pagemap>, old: &OldVersion) -> Option<Avma>
     Some(code.start + first as u64 * PAGE)
 }
 
-/// The pages with code.
+/// The pages with code; all pages if it is not known which these are.
 fn code(old: &OldVersion) -> Option<AvmaRange> {
+    if old.map_lost {
+        return Some(old.range);
+    }
     let pieces = &old.stored.map.pieces;
     let start = pieces.iter().map(|p| p.version).min()?;
     let end = pieces.iter().map(|p| p.version + u64::from(p.len)).max()?;
@@ -129,6 +132,7 @@ int main(int argc, char **argv) {
             bias: LoadBias::between(Svma::new(0), Avma::new(0)),
             module: None,
             stored: StoredMap { map, redirects: Vec::new() },
+            map_lost: false,
         };
         let target = Target::open(pid).expect("it lives");
         let reset = || {
@@ -142,13 +146,17 @@ int main(int argc, char **argv) {
             borrow.finish().expect("it goes back");
             stopped.resume();
         };
-        let touched = || touched(Some(&Pagemap::open(pid).expect("readable")), &old).is_some();
-        assert!(touched(), "all was read");
+        // Where it is not known what is code, whoever reads tables looks like somebody who executes.
+        let lost = OldVersion { stored: StoredMap::default(), map_lost: true, ..old.clone() };
+        let seen_in = |old| touched(Some(&Pagemap::open(pid).expect("readable")), old).is_some();
+        let touched = || seen_in(&old);
+        assert!(touched() && seen_in(&lost), "all was read");
         for (command, seen) in [("r 0", false), ("c 98000", true), ("r 102400", false), ("c 32768", true)] {
             reset();
-            assert!(!touched(), "at once");
+            assert!(!touched() && !seen_in(&lost), "at once");
             say(command);
             assert_eq!(touched(), seen, "{command}");
+            assert!(seen_in(&lost), "{command}");
         }
         // Locked pages as well.
         say("l 0");
@@ -167,8 +175,12 @@ int main(int argc, char **argv) {
             bias: LoadBias::between(Svma::new(0), Avma::new(0)),
             module: None,
             stored: StoredMap { map: AddressMap::default(), redirects: Vec::new() },
+            map_lost: false,
         };
         let pages = Pagemap::open(std::process::id() as i32).expect("it lives");
         assert_eq!(touched(Some(&pages), &old), None);
+        // That its map cannot be read is no reason to believe that it has none.
+        let lost = OldVersion { map_lost: true, ..old };
+        assert_eq!(touched(None, &lost), Some(lost.range.start));
     }
 }
