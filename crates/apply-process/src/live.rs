@@ -5,16 +5,18 @@ use crate::hook_found;
 use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::jump::{LEN, crosses_page, jump};
 use crate::map_file::StoredMap;
+use crate::numbers::Numbers;
+use crate::place::{self, merged};
 use crate::store::lock_process;
 use crate::stub::stub_sites;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::Redirect;
-use restitch_procfs::{self as procfs, Gap, GapRequest, Side, find_gap};
+use restitch_procfs::{self as procfs, GapRequest};
 use restitch_tracee::Memory;
 use std::fs::File;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::iter;
 
 /// A process and everything that restitch has in it.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Live {
 
     /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in `taken`,
     /// below the module if possible. The place is free in the processes `relatives` too, and its address in them a multiple of `align`
-    /// (a power of two; of 4096 in any case).
+    /// (a power of two; of 4096 in any case). At low addresses it is one that as few numbers in their memory as can be look like an address in.
     ///
     /// # Errors
     /// [`ProcessError::NoRoom`].
@@ -131,13 +133,10 @@ impl Live {
         }
         let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
         let request = GapRequest { heap_start, align, ..GapRequest::near(m.range, len) };
-        let nearest = find_gap(&maps, &request).map_err(|e| ProcessError::NoRoom {
-            pid,
-            len,
-            module: m.path.clone(),
-            why: e.to_string(),
-        })?;
-        let gap = unused(&self.journal, &maps, &request, nearest);
+        let numbers = || Numbers::of(iter::once(pid).chain(relatives.iter().copied()));
+        let used = self.journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));
+        let gap = place::find(&maps, used.collect(), &request, numbers)
+            .map_err(|e| ProcessError::NoRoom { pid, len, module: m.path.clone(), why: e.to_string() })?;
         let number = self.journal.next_number + taken.len() as u32;
         Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(4096) })
     }
@@ -291,53 +290,6 @@ fn find_hook(target: &Target, journal: &mut Journal) {
         return;
     }
     journal.hook = hook_found::recognise(target, &memory);
-}
-
-/// A gap on the same side as `nearest` that no version had before, as far as is known: unwinders may keep what they found out about an
-/// address for ever (nongnu libunwind does). The journal knows the places of its own time; against those of an earlier attach helps
-/// chance. Where there is too little room for that, the nearest gap does.
-fn unused(journal: &Journal, maps: &[procfs::Mapping], request: &GapRequest, nearest: Gap) -> Gap {
-    const MOST_PAGES: u64 = 1 << 17;
-    let Some(model) = maps.first() else { return nearest };
-    let line = |range: AvmaRange| procfs::Mapping { range, ..model.clone() };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // A Weyl sequence spreads neighbouring times over all places.
-    let pages = (now.as_micros() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47;
-    let distance = pages % MOST_PAGES * 4096;
-    let skipped = match nearest.side {
-        Side::Below => AvmaRange::between(
-            Avma::new(nearest.range.end.get().saturating_sub(distance)).align_down(4096),
-            nearest.range.end,
-        ),
-        Side::Above => AvmaRange::new(nearest.range.start, distance),
-    };
-    let used = journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));
-    let taken: Vec<procfs::Mapping> = used.clone().chain([skipped]).map(line).collect();
-    let without_chance: Vec<procfs::Mapping> = used.map(line).collect();
-    [taken, without_chance]
-        .into_iter()
-        .filter_map(|more| find_gap(&merged(maps.to_vec(), more), request).ok())
-        .find(|gap| gap.side == nearest.side)
-        .unwrap_or(nearest)
-}
-
-/// The union of two memory maps: what is free in it is free in both.
-fn merged(mut maps: Vec<procfs::Mapping>, more: Vec<procfs::Mapping>) -> Vec<procfs::Mapping> {
-    if more.is_empty() {
-        return maps;
-    }
-    maps.extend(more);
-    maps.sort_by_key(|m| (m.range.start, m.range.end));
-    let mut out: Vec<procfs::Mapping> = Vec::new();
-    for mut m in maps {
-        if let Some(last) = out.last() {
-            m.range.start = m.range.start.max(last.range.end);
-        }
-        if m.range.start < m.range.end {
-            out.push(m);
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -17,16 +17,15 @@
 //! wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
 
 use crate::exceptions::is_spent_note;
+use crate::private_memory::{self, is_private};
 use crate::threads::{ThreadView, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, Mapping, MappingName, Pagemap};
+use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::Memory;
 
 /// Most bytes that are looked through.
 const MOST_MEMORY: u64 = 4 << 30;
-const PAGE: u64 = 4096;
-const CHUNK: u64 = 1 << 20;
 /// Frames of so many bytes may hold a coroutine's stack (MINSIGSTKSZ, the least that was ever meant to be one).
 const SMALL_FRAME: i64 = 2048;
 /// A program's first instructions, `_start`, call `main` sooner or later and are no longer than this.
@@ -59,29 +58,14 @@ impl Search<'_> {
     }
 
     fn once(&self, hits: &mut Hits) -> Result<(), ProcessError> {
-        let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_searched).collect();
-        let total: u64 = maps.iter().map(|m| m.range.len()).sum();
-        let memory = Memory::open_read_only(self.pid)?;
-        let pages = Pagemap::open(self.pid).ok();
-        let mut looked_at = 0;
-        for m in &maps {
-            let mut at = m.range.start;
-            while at < m.range.end {
-                let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
-                for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
-                    looked_at += run.len();
-                    // Memory that was unmapped meanwhile holds nothing.
-                    let bytes = memory.read_vec(run.start, run.len() as usize).unwrap_or_default();
-                    self.look_at(&memory, &(run.start, bytes), hits);
-                }
-                at = at + len;
-                if looked_at > MOST_MEMORY {
-                    let why =
-                        format!("the process has too much memory to look through ({} MiB)", total >> 20);
-                    hits.extend(self.ranges.iter().map(|r| (*r, why.clone())));
-                    return Ok(());
-                }
-            }
+        let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_private).collect();
+        let looked_at = private_memory::read(self.pid, &maps, MOST_MEMORY, |memory, chunk| {
+            self.look_at(memory, chunk, hits);
+        })?;
+        if looked_at > MOST_MEMORY {
+            let total: u64 = maps.iter().map(|m| m.range.len()).sum();
+            let why = format!("the process has too much memory to look through ({} MiB)", total >> 20);
+            hits.extend(self.ranges.iter().map(|r| (*r, why.clone())));
         }
         Ok(())
     }
@@ -101,26 +85,6 @@ impl Search<'_> {
             }
         }
     }
-}
-
-/// Writable and private.
-fn is_searched(m: &Mapping) -> bool {
-    let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
-    m.permissions.write && !m.permissions.shared && !special
-}
-
-/// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
-fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
-    let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else { return vec![range] };
-    let mut out: Vec<AvmaRange> = Vec::new();
-    for (i, _) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
-        let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
-        match out.last_mut() {
-            Some(last) if last.end == page.start => last.end = page.end,
-            _ => out.push(page),
-        }
-    }
-    out
 }
 
 /// The parts of thread stacks that need not be searched. `maps` are of the same stop as `threads`.

@@ -100,6 +100,41 @@ pub fn find_gap(maps: &[Mapping], request: &GapRequest) -> Result<Gap, GapError>
 /// All candidates, one for each free range, best first: below the module from near to far, then above. For trying the
 /// next one when a mapping appeared in the first meanwhile.
 pub fn find_gaps(maps: &[Mapping], request: &GapRequest) -> Result<Vec<Gap>, GapError> {
+    Ok(spans(maps, request)?.iter().map(|span| span.gap(span.nearest, request)).collect())
+}
+
+/// All aligned places of all free ranges, best first: those below the module from near to far, then those above. They overlap each
+/// other, and there may be half a million of them.
+pub fn find_places(maps: &[Mapping], request: &GapRequest) -> Result<impl Iterator<Item = Gap>, GapError> {
+    let (request, step) = (*request, request.align.max(PAGE));
+    let places = spans(maps, &request)?.into_iter().flat_map(move |span| {
+        let count = span.nearest.abs_diff(span.farthest) / step + 1;
+        (0..count).map(move |i| {
+            let start = match span.side {
+                Side::Below => span.nearest - i * step,
+                Side::Above => span.nearest + i * step,
+            };
+            span.gap(start, &request)
+        })
+    });
+    Ok(places)
+}
+
+/// The aligned starts that a place may have in a free range.
+struct Span {
+    nearest: u64,
+    farthest: u64,
+    side: Side,
+}
+
+impl Span {
+    fn gap(&self, start: u64, request: &GapRequest) -> Gap {
+        let len = request.len.next_multiple_of(PAGE);
+        Gap { range: AvmaRange::new(Avma::new(start), len), side: self.side }
+    }
+}
+
+fn spans(maps: &[Mapping], request: &GapRequest) -> Result<Vec<Span>, GapError> {
     let (low, high) = (request.near.start.get(), request.near.end.get());
     let valid = request.len > 0 && request.align.is_power_of_two() && low <= high && high <= USER_TOP;
     if !valid || request.len > USER_TOP {
@@ -109,15 +144,14 @@ pub fn find_gaps(maps: &[Mapping], request: &GapRequest) -> Result<Vec<Gap>, Gap
     let align = request.align.max(PAGE);
     let free = free_ranges(maps, request);
     let below = free.iter().rev().filter_map(|&(start, end)| {
-        let end = end.min(low);
-        let place = end.checked_sub(len)? & !(align - 1);
-        let fits = place >= start && high - place <= request.reach;
-        fits.then(|| Gap { range: AvmaRange::new(Avma::new(place), len), side: Side::Below })
+        let nearest = end.min(low).checked_sub(len)? & !(align - 1);
+        let farthest = start.max(high.saturating_sub(request.reach)).checked_next_multiple_of(align)?;
+        (farthest <= nearest).then_some(Span { nearest, farthest, side: Side::Below })
     });
     let above = free.iter().filter_map(|&(start, end)| {
-        let place = start.max(high).checked_next_multiple_of(align)?;
-        let fits = place.checked_add(len)? <= end && place + len - low <= request.reach;
-        fits.then(|| Gap { range: AvmaRange::new(Avma::new(place), len), side: Side::Above })
+        let nearest = start.max(high).checked_next_multiple_of(align)?;
+        let farthest = end.min(low.saturating_add(request.reach)).checked_sub(len)? & !(align - 1);
+        (nearest <= farthest).then_some(Span { nearest, farthest, side: Side::Above })
     });
     Ok(below.chain(above).collect())
 }

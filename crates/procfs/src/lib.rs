@@ -28,7 +28,7 @@ pub mod system;
 pub use auxv::AuxVector;
 pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
-pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps};
+pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps, find_places};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_procfs::{
     AuxVector, Device, Gap, GapError, GapRequest, Mapping, MappingName, Permissions, ProcessState, Side,
-    Status, find_gap, find_gaps, parse_maps, parse_schedstat, parse_stat, system,
+    Status, find_gap, find_gaps, find_places, parse_maps, parse_schedstat, parse_stat, system,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -186,6 +186,13 @@ proptest! {
                 && maps.iter().all(|mapping| !mapping.range.overlaps(&wanted))
         };
         prop_assert_eq!(gaps.is_empty(), !(16..8000).any(fits));
+        let places: Vec<Gap> = find_places(&maps, &request).unwrap().collect();
+        let starts = |side| places.iter().filter(move |p| p.side == side).map(|p| p.range.start.get() / 4096);
+        let own = near.start.get() / 4096;
+        prop_assert!(starts(Side::Below).eq((16..own).rev().filter(|page| fits(*page))));
+        prop_assert!(starts(Side::Above).eq((own..8000).filter(|page| fits(*page))));
+        prop_assert!(places.iter().all(|p| p.range.len() == pages * 4096));
+        prop_assert_eq!(places.first(), gaps.first());
     }
 }
 
