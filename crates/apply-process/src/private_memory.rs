@@ -30,14 +30,26 @@ pub(crate) fn read(
             let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
             for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
                 looked_at += run.len();
-                // Memory that was unmapped meanwhile holds nothing.
-                let bytes = memory.read_vec(run.start, run.len() as usize).unwrap_or_default();
-                see(&memory, &(run.start, bytes));
+                match memory.read_vec(run.start, run.len() as usize) {
+                    Ok(bytes) => see(&memory, &(run.start, bytes)),
+                    Err(_) => page_by_page(&memory, run, &mut see),
+                }
             }
             at = at + len;
         }
     }
     Ok(looked_at)
+}
+
+/// Gives `see` the pages of `run` that can be read. One that cannot be is a guard (`MADV_GUARD_INSTALL`, which the page table shows as swapped
+/// out) or was unmapped meanwhile: it holds nothing, but those beside it do.
+fn page_by_page(memory: &Memory, run: AvmaRange, see: &mut impl FnMut(&Memory, &(Avma, Vec<u8>))) {
+    let pages = (0..run.len() / PAGE).map(|i| run.start + i * PAGE);
+    for page in pages {
+        if let Ok(bytes) = memory.read_vec(page, PAGE as usize) {
+            see(memory, &(page, bytes));
+        }
+    }
 }
 
 /// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
@@ -52,4 +64,58 @@ fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads::words;
+    use restitch_procfs as procfs;
+    use restitch_testkit::{Guarded, compile, require, scratch};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    /// Maps five pages, a number in each; the second becomes a guard, if the kernel knows such (Linux 6.13), and the fourth cannot be
+    /// read by the process itself. Prints where they are.
+    const GUARD: &str = r#"
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#define MADV_GUARD_INSTALL 102
+int main(void) {
+    char *pages = mmap(NULL, 5 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < 5; i++) *(unsigned long *)(pages + i * 4096 + 64) = 0x1234567800 + i;
+    int guarded = !madvise(pages + 4096, 4096, MADV_GUARD_INSTALL);
+    mprotect(pages + 3 * 4096, 4096, PROT_NONE);
+    printf("%d %lx\n", guarded, (unsigned long)pages);
+    fflush(stdout);
+    pause();
+    return 0;
+}
+"#;
+
+    #[test]
+    fn what_lies_beside_a_guard_is_read() {
+        let folder = scratch();
+        let source = folder.path().join("guard.c");
+        std::fs::write(&source, GUARD).expect("writable");
+        let program = require!(compile(&source, &["-O1"]).ok(), "gcc");
+        let mut child = Guarded::spawn(Command::new(program).stdout(Stdio::piped())).expect("started");
+        let output = child.child().stdout.take().expect("a pipe");
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line).expect("an answer");
+        let (guarded, start) = line.trim().split_once(' ').expect("two numbers");
+        let start = Avma::new(u64::from_str_radix(start, 16).expect("an address"));
+        let pid = child.pid() as i32;
+        let mut maps = procfs::maps(pid).expect("it lives");
+        maps.retain(|m| is_private(m) && m.range.overlaps(&AvmaRange::new(start, 5 * PAGE)));
+        let mut found = Vec::new();
+        let see = |_: &Memory, chunk: &(Avma, Vec<u8>)| {
+            found.extend(words(chunk).map(|(_, word)| word.get()).filter(|w| w & !0xff == 0x12_3456_7800));
+        };
+        read(pid, &maps, u64::MAX, see).expect("readable");
+        let expected: &[u64] = if guarded == "1" { &[0, 2, 4] } else { &[0, 1, 2, 4] };
+        let found: Vec<u64> = found.iter().map(|w| w & 0xff).collect();
+        assert_eq!(found, expected, "guard: {guarded}");
+    }
 }
