@@ -5,7 +5,7 @@ use super::known::read_module;
 use super::progress::{Progress, Step};
 use super::suspended::Suspended;
 use super::usage::whole_runs;
-use super::work::{BUSY, Held, make_overlay, optimize};
+use super::work::{BUSY, Held, UNCOUNTED, make_overlay, optimize};
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::write_whole;
@@ -87,7 +87,8 @@ impl Job {
     /// Analyses the module, chooses functions by the samples, and puts a counting overlay in force: of `runs` runs, or of as many as are useful.
     ///
     /// # Errors
-    /// [`SessionError::NothingToDo`] if nothing can be counted, or another session is at it; other errors as they come.
+    /// [`SessionError::NothingToDo`] if nothing can be counted of what the samples show ([`UNCOUNTED`]), or another session is at it; other
+    /// errors as they come.
     pub fn begin(
         cache: &Cache,
         path: &Path,
@@ -104,7 +105,7 @@ impl Job {
         let samples = samples.iter().map(|(at, n)| (at.get(), *n)).collect();
         let planned = Planned::of(module, &samples);
         if planned.plan.counted.is_empty() {
-            return Err(SessionError::NothingToDo("none of its code that runs can be counted".into()));
+            return Err(SessionError::NothingToDo(UNCOUNTED.into()));
         }
         let mut state = Suspended::new(path.to_path_buf(), id_text, samples, Progress::of(runs));
         state.plan = planned.hash();
@@ -354,6 +355,7 @@ fn overlap(a: &[u64], b: &[u64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::work::shows_nothing;
     use super::super::work::tests::{address, module};
     use super::*;
 
@@ -363,8 +365,13 @@ mod tests {
         let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
         let path = folder.path().join("a");
         let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
-        let samples = BTreeMap::from([(offset, 10)]);
-        let job = Job::begin(&cache, &path, read_module(&cache, &path).unwrap(), &samples, Some(3)).unwrap();
+        let begin =
+            |samples| Job::begin(&cache, &path, read_module(&cache, &path).unwrap(), &samples, Some(3));
+        // The first bytes of the file are no code of any function.
+        let nowhere = BTreeMap::from([(FileOffset::new(0), 10)]);
+        assert!(shows_nothing(&begin(nowhere.clone())), "no function was seen running");
+        let samples = BTreeMap::from([(offset, 10)]).into_iter().chain(nowhere).collect();
+        let job = begin(samples).unwrap();
         let id = job.state.build_id.clone();
         let hash = job.planned.as_ref().unwrap().hash();
         assert!(cache.lock(&id).is_none(), "it is held");

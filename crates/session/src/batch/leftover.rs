@@ -83,7 +83,8 @@ fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Re
         begun = begin_once(cache, path, past);
     }
     // Whatever came of it: when it goes on being used it will be considered again.
-    usage::settle(cache, path);
+    let seen: u64 = past.places().values().sum();
+    usage::settle(cache, path, work::shows_nothing(&begun).then_some(seen));
     begun
 }
 

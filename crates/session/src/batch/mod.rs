@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use usage::{Past, Totals};
+use usage::{Past, Totals, is_due};
 use worker::{Haste, Message, Worker};
 
 const POLL: Duration = Duration::from_millis(50);
@@ -140,6 +140,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
                 done: BTreeMap::new(),
                 given: BTreeSet::new(),
                 left: BTreeMap::new(),
+                uncounted: BTreeMap::new(),
                 past: BTreeMap::new(),
                 wanted: BTreeSet::new(),
                 suspended: BTreeSet::new(),
@@ -195,6 +196,8 @@ struct Session {
     given: BTreeSet<PathBuf>,
     /// Modules that were not optimized, and why.
     left: BTreeMap<PathBuf, String>,
+    /// Modules of which nothing could be counted, and how many samples said so.
+    uncounted: BTreeMap<PathBuf, u64>,
     /// What earlier commands have shown.
     past: BTreeMap<PathBuf, Past>,
     /// Modules that are worth it, and were not begun.
@@ -332,11 +335,14 @@ impl Session {
         let Some(observer) = &self.observer else { return };
         usage::add(&self.cache, observer.modules(), now(), self.options.making.runs, |seen| {
             let is_done = self.is_optimized(seen)
-                || self.left.contains_key(&seen.path)
+                || self.left.contains_key(&seen.path) && !self.uncounted.contains_key(&seen.path)
                 || self.done.contains_key(&seen.path);
             let is_own = self.cache.holds(&seen.path);
             (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
         });
+        for (path, samples) in self.uncounted.iter().filter(|(path, _)| !self.wanted.contains(*path)) {
+            usage::settle(&self.cache, path, Some(*samples));
+        }
     }
 
     /// Does what is left to do, now.
@@ -356,6 +362,11 @@ impl Session {
         let totals = self.totals(seen);
         let is_late = seen.late > 0 && seen.late == seen.begun;
         if is_late || self.given.contains(&seen.path) || self.is_optimized(seen) || !totals.is_known() {
+            return false;
+        }
+        let past = || self.past.get(&seen.path).map(|past| past.uncounted);
+        let uncounted = self.uncounted.get(&seen.path).copied().or_else(past);
+        if !is_due(uncounted.unwrap_or_default(), totals.samples) {
             return false;
         }
         // The agent is no part of the command.
@@ -424,6 +435,8 @@ impl Session {
             Message::Counting(path) => {
                 watcher.note(&format!("counting runs of {}", path.display()));
                 self.wanted.remove(&path);
+                self.left.remove(&path);
+                self.uncounted.remove(&path);
             }
             Message::Suspended(path) => drop(self.suspended.insert(path)),
             Message::Done(entry) => {
@@ -433,7 +446,15 @@ impl Session {
                 self.done.insert(entry.path.clone(), *entry);
             }
             Message::Left(path, why) => {
+                self.uncounted.remove(&path);
                 self.left.insert(path, why);
+            }
+            Message::Uncounted(path, samples) => {
+                // It is given to the worker again when there are more.
+                self.given.remove(&path);
+                self.wanted.remove(&path);
+                self.left.insert(path.clone(), work::UNCOUNTED.into());
+                self.uncounted.insert(path, samples);
             }
         }
     }

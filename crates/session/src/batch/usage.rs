@@ -26,6 +26,9 @@ const MOST_PLACES: usize = 50_000;
 const LONG_AGO: u64 = 30 * 24 * 3600;
 /// So many samples of at least two whole runs show nearly all functions that run, with those around them.
 const ENOUGH_SAMPLES: u64 = 2000;
+/// Fewer samples than this say nothing of what cannot be counted, and so many times as many more than those before.
+const SOME_SAMPLES: u64 = 50;
+const AGAIN: u64 = 4;
 /// So many whole runs do, however short they are.
 const ENOUGH_RUNS: f64 = 4.0;
 /// Whole runs are estimated, from samples: so much less is as good.
@@ -92,6 +95,14 @@ impl Totals {
     }
 }
 
+/// Whether the counting of a module may be begun that has `samples`, where nothing could be counted of what `uncounted` of them show (0: it was not
+/// tried). A handful of samples may all lie in the linkage table, or in start-up code without unwind tables; so it is tried again with
+/// several times as many, until they are so many that nothing else will come. Each try costs an analysis: there are five at most.
+pub(crate) fn is_due(uncounted: u64, samples: u64) -> bool {
+    uncounted == 0
+        || uncounted < ENOUGH_SAMPLES && samples >= SOME_SAMPLES.max(uncounted.saturating_mul(AGAIN))
+}
+
 /// To how many typical runs `samples` in `runs` runs come: not more than there were; all of them, where nobody knows what is typical.
 pub(crate) fn whole_runs(samples: u64, typical: f64, runs: u64) -> f64 {
     if typical > 0.0 { (samples as f64 / typical).min(runs as f64) } else { runs as f64 }
@@ -108,6 +119,9 @@ pub(crate) struct Past {
     pub totals: Totals,
     /// It is worth to be counted, which was not begun.
     pub wanted: bool,
+    /// So many samples have shown nothing that can be counted; 0 if it was not tried. See [`is_due`].
+    #[serde(default)]
+    pub uncounted: u64,
     /// So many of its runs are to be counted then, if that was given.
     pub runs: Option<u64>,
     /// Samples in the original code, by place in the file.
@@ -173,11 +187,12 @@ pub(crate) fn add(
     });
 }
 
-/// Nobody has to begin with a module any more.
-pub(crate) fn settle(cache: &Cache, path: &Path) {
+/// Nobody has to begin with a module any more; with more samples than `uncounted`, perhaps, if nothing could be counted of what those show.
+pub(crate) fn settle(cache: &Cache, path: &Path, uncounted: Option<u64>) {
     change(cache, |known| {
         if let Some(past) = known.get_mut(path) {
             past.wanted = false;
+            past.uncounted = past.uncounted.max(uncounted.unwrap_or_default());
         }
     });
 }
@@ -237,6 +252,24 @@ mod tests {
     }
 
     #[test]
+    fn modules_that_few_samples_show_nothing_of_are_tried_again_and_not_for_ever() {
+        // However samples come in: the first one may be all there is.
+        for step in [1, 3, 40, 1000, 100_000] {
+            let (mut uncounted, mut tries) = (0, Vec::new());
+            for samples in (1..1_000_000).step_by(step) {
+                if is_due(uncounted, samples) {
+                    uncounted = samples;
+                    tries.push(samples);
+                }
+            }
+            assert!(tries.len() <= 5 && tries[0] == 1, "{step}: {tries:?}");
+            assert!(tries.len() > 1, "{step}: one sample is no reason to leave it alone");
+            assert!(*tries.last().unwrap() >= ENOUGH_SAMPLES, "{step}: {tries:?}");
+        }
+        assert!(!is_due(1, 49) && is_due(1, 50) && !is_due(100, 399) && is_due(100, 400));
+    }
+
+    #[test]
     fn use_adds_up_over_commands_for_as_long_as_the_file_is_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
@@ -251,8 +284,12 @@ mod tests {
         assert_eq!((known[&a].totals.samples, known[&a].totals.ended, known[&a].wanted), (600, 6, true));
         assert_eq!(known[&a].places(), BTreeMap::from([(FileOffset::new(0x1000), 600)]));
         assert!(!known[&b].wanted);
-        settle(&cache, &a);
-        assert!(!read(&cache)[&a].wanted);
+        assert_eq!(known[&a].uncounted, 0);
+        settle(&cache, &a, Some(7));
+        settle(&cache, &a, None);
+        assert_eq!((read(&cache)[&a].wanted, read(&cache)[&a].uncounted), (false, 7));
+        add(&cache, &both[..1], 10, None, |_| Some(false));
+        assert_eq!(read(&cache)[&a].uncounted, 7, "it is kept");
         // Another file by now, one that is not to be remembered, and one of long ago.
         std::fs::write(&b, "12").unwrap();
         assert_eq!(read(&cache).keys().collect::<Vec<_>>(), [&a]);

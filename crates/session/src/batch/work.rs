@@ -17,6 +17,14 @@ use std::sync::Arc;
 /// Why a module is left to others.
 pub(crate) const BUSY: &str = "another session is working on it";
 
+/// Why nothing is counted. With few samples that is chance: see [`is_due`](super::usage::is_due).
+pub(crate) const UNCOUNTED: &str = "none of its code that was seen running can be counted";
+
+/// Whether it was for [`UNCOUNTED`] that nothing came of it.
+pub(crate) fn shows_nothing<T>(begun: &Result<T, SessionError>) -> bool {
+    matches!(begun, Err(SessionError::NothingToDo(why)) if why == UNCOUNTED)
+}
+
 /// A module that nobody else works on.
 pub(crate) struct Held {
     pub module: Analyzed,

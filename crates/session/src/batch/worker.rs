@@ -11,7 +11,7 @@ use super::budget::{Budget, begin_cost, optimize_cost};
 use super::cache::{Cache, Entry};
 use super::job::{Job, Look, Measured};
 use super::known::read_module;
-use super::work::{Held, optimize, optimize_stored};
+use super::work::{Held, optimize, optimize_stored, shows_nothing};
 use super::{Finish, Making, is_old};
 use crate::SessionError;
 use restitch_address::FileOffset;
@@ -54,6 +54,8 @@ pub(crate) enum Message {
     Done(Box<Entry>),
     /// The module is left alone, for this reason.
     Left(PathBuf, String),
+    /// Nothing of what these samples, so many, show of the module can be counted.
+    Uncounted(PathBuf, u64),
     /// Its counting goes on in the next session.
     Suspended(PathBuf),
 }
@@ -271,6 +273,9 @@ impl Maker {
                 if let Err(late) = self.begun.send(counting) {
                     late.0.job.abandon(&self.cache);
                 }
+            }
+            uncounted if shows_nothing(&uncounted) => {
+                tell(&self.tell, Message::Uncounted(path, samples.values().sum()));
             }
             Err(error) => tell(&self.tell, Message::Left(path, why(&error))),
         }
