@@ -20,6 +20,8 @@ mod observe;
 mod progress;
 mod report;
 mod suspended;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod usage;
 mod work;

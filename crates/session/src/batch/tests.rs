@@ -1,0 +1,82 @@
+//! Decisions of a session, without a command.
+
+use super::observe::{Mode, Usage};
+use super::*;
+use crate::Quiet;
+
+/// A session that takes whatever runs.
+fn eager(folder: &Path) -> Session {
+    Session {
+        cache: Cache::open(Some(&folder.join("cache"))).expect("a folder"),
+        observer: None,
+        options: BatchOptions {
+            command: Command::new("true"),
+            only: Vec::new(),
+            exclude: Vec::new(),
+            eager: true,
+            cache: None,
+            making: Making::default(),
+            export: None,
+            cache_size: 1 << 20,
+        },
+        done: BTreeMap::new(),
+        given: BTreeSet::new(),
+        left: BTreeMap::new(),
+        uncounted: BTreeMap::new(),
+        past: BTreeMap::new(),
+        wanted: BTreeSet::new(),
+        suspended: BTreeSet::new(),
+        unseen: BTreeSet::new(),
+        retired: BTreeSet::new(),
+        resumed: None,
+    }
+}
+
+/// A module of which so many runs have ended, with a sample each.
+fn seen(path: &Path, samples: u64) -> Seen {
+    let ended = BTreeMap::from([(Mode::Original, Usage { runs: samples, samples, pairs: 0 })]);
+    Seen { path: path.into(), samples, begun: samples, ended, ..Seen::default() }
+}
+
+#[test]
+fn a_module_that_few_samples_show_nothing_of_is_given_to_the_worker_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut session) = (folder.path().join("a"), eager(folder.path()));
+    std::fs::write(&path, "").unwrap();
+    let mut samples = 3;
+    let mut tries = 0;
+    while session.is_worth_it(&seen(&path, samples)) {
+        session.given.insert(path.clone());
+        session.wanted.insert(path.clone());
+        assert!(!session.is_worth_it(&seen(&path, 10 * samples)), "it is being tried");
+        session.hear(Message::Uncounted(path.clone(), samples), &mut Quiet);
+        assert!(!session.is_worth_it(&seen(&path, samples + 40)), "after {samples}");
+        assert!(!session.wanted.contains(&path) && session.left[&path] == work::UNCOUNTED);
+        samples = (4 * samples).max(50);
+        tries += 1;
+    }
+    assert_eq!(tries, 5, "it is left alone in the end");
+    assert!(samples > 2000, "{samples}");
+
+    // One that is counted in the end is not left alone.
+    let mut session = eager(folder.path());
+    session.hear(Message::Uncounted(path.clone(), 3), &mut Quiet);
+    session.hear(Message::Counting(path.clone()), &mut Quiet);
+    assert!(session.left.is_empty() && session.uncounted.is_empty());
+    // One that is left alone for another reason is.
+    session.given.insert(path.clone());
+    session.hear(Message::Left(path.clone(), work::BUSY.into()), &mut Quiet);
+    assert!(!session.is_worth_it(&seen(&path, 100_000)));
+}
+
+#[test]
+fn what_an_earlier_command_has_tried_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut session) = (folder.path().join("a"), eager(folder.path()));
+    std::fs::write(&path, "").unwrap();
+    usage::add(&session.cache, &[seen(&path, 100)], now(), None, |_| Some(true));
+    usage::settle(&session.cache, &path, Some(100));
+    session.past = usage::read(&session.cache);
+    assert!(!session.is_worth_it(&seen(&path, 299)), "299 and 100 before that");
+    assert!(session.is_worth_it(&seen(&path, 300)));
+}
