@@ -7,7 +7,7 @@ use restitch_procfs::{self as procfs, Mapping};
 
 /// Below this, numbers of 32 bits look like addresses.
 pub(crate) const LOW: Avma = Avma::new(1 << 32);
-/// Most bytes that are looked through for one place: enough for the data of all modules, and some milliseconds.
+/// Most bytes that are looked through for one place: enough for the data of all modules.
 const MOST_MEMORY: u64 = 32 << 20;
 const PAGE: u64 = 4096;
 const PAGES: usize = (LOW.get() / PAGE) as usize;

@@ -31,10 +31,8 @@ pub(crate) fn find(
     let found = match nearest.range.start < LOW {
         true => {
             let numbers = numbers();
-            let cost = |range| numbers.within(range);
-            let kinds = [&kinds[0][..], &kinds[1][..]];
-            quietest(&kinds, request, nearest.side, cost)
-                .or_else(|| quietest(&[maps], request, nearest.side, cost))
+            let kinds = [&kinds[0][..], &kinds[1][..], maps];
+            quietest(&kinds, request, nearest.side, |range| numbers.within(range))
         }
         false => {
             let mut gaps = kinds.iter().filter_map(|maps| find_gap(maps, request).ok());
@@ -174,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn places_of_earlier_versions_are_left_to_the_last() {
+    fn places_of_earlier_versions_are_avoided() {
         let (maps, mut request) = (mapped(&[(0x40_0000, 0x41_0000)]), near(0x40_0000, 0x41_0000, 0x1000));
         request.reach = 0x1_2000;
         let numbers = || Numbers::of(std::iter::empty());
         let range = |from, to| AvmaRange::between(Avma::new(from), Avma::new(to));
         let place = |used: Vec<AvmaRange>| find(&maps, used, &request, numbers).expect("a place").range.start;
         assert_eq!(place(vec![range(0x3f_f000, 0x40_0000)]), Avma::new(0x3f_e000));
-        assert_eq!(place(vec![range(0x3f_e000, 0x40_0000)]), Avma::new(0x41_0000));
-        assert_eq!(place(vec![range(0x3f_0000, 0x42_0000)]), Avma::new(0x3f_f000));
+        // Rather than above the module, where things grow.
+        assert_eq!(place(vec![range(0x3f_e000, 0x40_0000)]), Avma::new(0x3f_f000));
     }
 }
