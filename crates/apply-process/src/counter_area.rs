@@ -1,11 +1,11 @@
-//! The memory that a version writes and restitch reads: the counters of a counting version, or the window of a tracing one.
+//! The memory that a version writes and restitch reads: the counters and votes of a counting version, or the window of a tracing one.
 //!
 //! **Narrow counters** ([`CounterWidth::Bits32`]) share twice as many to a cache line, but go round: once in 2^32 increments, of which no
 //! processor makes more than one a cycle. So they are read several times a second and what has come since is added up. Where nobody read for
 //! too long (this program was stopped, say) it is not known how often they went round, and what all of them have counted since is left out:
 //! what is left are the counts of the rest of the time, which agree with each other as ever.
 
-use restitch_emit::CounterWidth;
+use restitch_emit::{CounterTable, CounterWidth, Vote, VoteArea};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -16,6 +16,24 @@ use std::time::{Duration, Instant};
 /// goes round: 2^32 increments would be seven a nanosecond.
 pub const LONGEST_UNREAD: Duration = Duration::from_millis(600);
 
+/// What stands where in an area.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Parts {
+    width: CounterWidth,
+    /// Bytes of the counters.
+    counters: u64,
+    /// Where the words of votes begin, and how many calls have some.
+    votes: (u64, VoteArea),
+}
+
+impl Parts {
+    /// Those of a counting version.
+    pub fn of(table: &CounterTable) -> Self {
+        let votes = (table.votes_offset(), table.vote_area());
+        Self { width: table.width, counters: table.counters_len(), votes }
+    }
+}
+
 /// One area.
 #[derive(Debug)]
 pub(crate) struct CounterArea {
@@ -23,30 +41,36 @@ pub(crate) struct CounterArea {
     pub number: u32,
     /// The shared memory file.
     pub file: File,
-    /// Its length in bytes.
-    pub len: u64,
-    width: CounterWidth,
+    parts: Parts,
     sums: Mutex<Sums>,
 }
 
 impl CounterArea {
     /// An area of zeros, which nobody writes yet.
-    pub fn new(number: u32, file: File, len: u64, width: CounterWidth) -> Self {
-        Self { number, file, len, width, sums: Mutex::new(Sums::new(Instant::now())) }
+    pub fn new(number: u32, file: File, parts: Parts) -> Self {
+        Self { number, file, parts, sums: Mutex::new(Sums::new(Instant::now())) }
     }
 
     /// What has been counted so far.
     pub fn read(&self) -> io::Result<Vec<u64>> {
         // One reader at a time, and the time from before one reading to behind the next.
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let (begun, mut bytes) = (Instant::now(), vec![0; self.len as usize]);
+        let (begun, mut bytes) = (Instant::now(), vec![0; self.parts.counters as usize]);
         self.file.read_exact_at(&mut bytes, 0)?;
-        Ok(match self.width {
+        Ok(match self.parts.width {
             CounterWidth::Bits64 => words(&bytes, u64::from_le_bytes),
             CounterWidth::Bits32 => {
                 sums.take_in(begun, Instant::now(), &words(&bytes, u32::from_le_bytes)).to_vec()
             }
         })
+    }
+
+    /// What indirect calls have voted for so far.
+    pub fn votes(&self) -> io::Result<Vec<Vote>> {
+        let (at, area) = self.parts.votes;
+        let mut bytes = vec![0; area.bytes() as usize];
+        self.file.read_exact_at(&mut bytes, at)?;
+        Ok(area.read(&bytes))
     }
 }
 
@@ -102,8 +126,18 @@ mod tests {
     #[test]
     fn words_are_read_in_their_width() {
         let path = std::env::temp_dir().join(format!("restitch-area-{}", std::process::id()));
-        std::fs::write(&path, [1, 0, 0, 0, 2, 0, 0, 0]).unwrap();
-        let read = |width| CounterArea::new(1, File::open(&path).unwrap(), 8, width).read().unwrap();
+        let area = VoteArea { calls: 1 };
+        let mut bytes = vec![1, 0, 0, 0, 2, 0, 0, 0];
+        bytes.resize(8 + area.bytes() as usize, 0);
+        bytes[8 + area.samples(0) as usize] = 7;
+        std::fs::write(&path, &bytes).unwrap();
+        let open = |width| {
+            let parts = Parts { width, counters: 8, votes: (8, area) };
+            CounterArea::new(1, File::open(&path).unwrap(), parts)
+        };
+        let read = |width| open(width).read().unwrap();
+        let vote = Vote { samples: 7, ..Vote::default() };
+        assert_eq!(open(CounterWidth::Bits32).votes().unwrap(), [vote]);
         assert_eq!(read(CounterWidth::Bits64), [0x2_0000_0001]);
         assert_eq!(read(CounterWidth::Bits32), [1, 2]);
         std::fs::remove_file(&path).unwrap();

@@ -12,7 +12,7 @@ use crate::stub::stub_sites;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
-use restitch_emit::Redirect;
+use restitch_emit::{Redirect, Vote};
 use restitch_procfs::{self as procfs, GapRequest};
 use restitch_tracee::Memory;
 use std::fs::File;
@@ -190,10 +190,26 @@ impl Live {
     /// # Errors
     /// If the area cannot be read.
     pub fn read_counters(&self, number: u32) -> Result<Vec<u64>, ProcessError> {
+        self.read_area(number, CounterArea::read)
+    }
+
+    /// What the indirect calls of counting version `number` have voted for; empty if the process has no words of its own for that.
+    ///
+    /// # Errors
+    /// If the area cannot be read.
+    pub fn read_votes(&self, number: u32) -> Result<Vec<Vote>, ProcessError> {
+        self.read_area(number, CounterArea::votes)
+    }
+
+    fn read_area<T>(
+        &self,
+        number: u32,
+        read: impl Fn(&CounterArea) -> std::io::Result<Vec<T>>,
+    ) -> Result<Vec<T>, ProcessError> {
         let Some(area) = self.counters.iter().find(|c| c.number == number) else {
             return Ok(Vec::new());
         };
-        area.read().map_err(|source| ProcessError::State {
+        read(area).map_err(|source| ProcessError::State {
             operation: "read the counters of",
             path: self.dir.journal(self.target.process),
             source,

@@ -1,7 +1,7 @@
 //! Mapping versions and counter areas into the process.
 
 use crate::ProcessError;
-use crate::counter_area::CounterArea;
+use crate::counter_area::{CounterArea, Parts};
 use crate::prepared::{Arriving, Incoming};
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, TraceError};
@@ -74,8 +74,8 @@ impl<'a> Mapped<'a> {
         let (Some((_, len)), Some(fd)) = (record.counters, self.counters) else { return Ok(None) };
         let file = open_remote(pid, fd.number())?;
         file.set_len(len).map_err(|e| remote_file(pid, e))?;
-        let width = self.new.version.counters.as_ref().map(|c| c.width).unwrap_or_default();
-        Ok(Some(CounterArea::new(record.number, file, len, width)))
+        let parts = self.new.version.counters.as_ref().map(Parts::of).unwrap_or_default();
+        Ok(Some(CounterArea::new(record.number, file, parts)))
     }
 
     /// Maps what was opened.

@@ -116,6 +116,9 @@ pub enum Problem {
     /// A promoted call.
     #[error("a promoted call: {0}")]
     Promoted(&'static str),
+    /// What finds out what an indirect call usually calls.
+    #[error("a vote: {0}")]
+    Vote(&'static str),
     /// A line that is fetched ahead.
     #[error("a prefetch: {0}")]
     Prefetch(&'static str),
@@ -175,6 +178,8 @@ pub struct CheckReport {
     pub shortcuts: u64,
     /// Counters.
     pub counters: u64,
+    /// Indirect calls that vote for their usual target.
+    pub votes: u64,
     /// Pieces of the address map.
     pub map_pieces: u64,
     /// Bytes of text that nothing reaches: alignment.

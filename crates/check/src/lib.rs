@@ -25,6 +25,8 @@
 //! 9. An indirect call that was promoted compares the very operand of the original, calls the function at the address that it was compared
 //!    with, or its copy, and else executes the original.
 //!
+//! 10. What finds out what an indirect call usually calls, in a counting version, writes that call's own words and leaves all live state alone.
+//!
 //! What is taken on trust: that the slots hold that (the process applier compares); that the original bytes in the image are those that run; the program's claims about where
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
 //! re-derived); that functions do not *return* results in status flags, and that none are handed to what an indirect call may call (the ABI); that no
@@ -51,6 +53,7 @@ mod shortcut;
 mod subject;
 mod tables;
 mod unwind;
+mod voted;
 mod walk;
 
 pub use finding::{CheckError, CheckReport, Finding, MAX_FINDINGS, Problem};

@@ -23,7 +23,7 @@ use restitch_address::{Svma, SvmaRange};
 use restitch_image::ImageKind;
 
 /// The registers that hold a target for a moment, with the three bits that encodings have of them.
-const SCRATCH: [(Register, u8); 3] = [(Register::R9, 1), (Register::R10, 2), (Register::R11, 3)];
+pub(crate) const SCRATCH: [(Register, u8); 3] = [(Register::R9, 1), (Register::R10, 2), (Register::R11, 3)];
 
 /// A promoted call, read so far.
 struct Guard {
@@ -95,7 +95,7 @@ impl<'a> Walk<'_, 'a> {
                 return Err("it compares with a number in a module that is loaded anywhere");
             }
             let target = Svma::new(first.immediate32to64() as u64);
-            self.same_operand(i, bytes, &first, 0x48, [0x81, 7 << 3])?;
+            self.same_operand(i, bytes, (&first, 0), 0x48, [0x81, 7 << 3])?;
             let steps = vec![(v, first.len() as u32, inserted)];
             return Ok(Guard { target, steps, compare: v, branch: v + first.len() as u64 });
         }
@@ -123,7 +123,7 @@ impl<'a> Walk<'_, 'a> {
         if [i.op0_register(), i.memory_base(), i.memory_index()].contains(&register) {
             return Err("the scratch register is one of the operand");
         }
-        self.same_operand(i, bytes, &compare, 0x4c, [0x39, bits << 3])?;
+        self.same_operand(i, bytes, (&compare, 0), 0x4c, [0x39, bits << 3])?;
         let restore = Svma::new(compare.next_ip());
         if self.s.text(restore, 5) != Some(&moves(0x8b)) {
             return Err("the scratch register does not get its value back");
@@ -137,12 +137,12 @@ impl<'a> Walk<'_, 'a> {
         Ok(Guard { target, steps, compare: lea + 7, branch: restore + 5 })
     }
 
-    /// `compare` has the operand of `call`, in the same encoding: REX `rex`, opcode, register field of the ModRM byte.
-    fn same_operand(
+    /// The operand of this number of `compare` is that of `call`, in the same encoding: REX `rex`, opcode, register field of the ModRM byte.
+    pub fn same_operand(
         &self,
         call: &Instruction,
         bytes: &[u8],
-        compare: &Instruction,
+        (compare, number): (&Instruction, u32),
         rex: u8,
         [opcode, field]: [u8; 2],
     ) -> Result<(), &'static str> {
@@ -152,20 +152,21 @@ impl<'a> Walk<'_, 'a> {
         if stack {
             return Err("the operand may be below the stack pointer");
         }
-        let address = |i: &Instruction| {
+        let address = |i: &Instruction, number| {
             (
-                i.op0_kind(),
+                i.op_kind(number),
                 i.memory_base(),
                 i.memory_index(),
                 i.memory_index_scale(),
                 i.memory_displacement64(),
             )
         };
-        let register = |i: &Instruction| {
-            if i.op0_kind() == OpKind::Register { i.op0_register() } else { Register::None }
+        let register = |i: &Instruction, number| match i.op_kind(number) {
+            OpKind::Register => i.op_register(number),
+            _ => Register::None,
         };
-        if address(call) != address(compare)
-            || register(call) != register(compare)
+        if address(call, 0) != address(compare, number)
+            || register(call, 0) != register(compare, number)
             || call.has_segment_prefix()
         {
             return Err("it compares something else than what is called");

@@ -35,6 +35,8 @@ pub(crate) struct Walk<'s, 'a> {
     marks: Vec<u8>,
     /// Whether each counter was met.
     pub counted: Vec<bool>,
+    /// Whether the words of each vote were met.
+    pub voted: Vec<bool>,
     /// What is called directly, once somebody has asked.
     pub called: OnceCell<HashSet<CallTarget>>,
 }
@@ -59,6 +61,7 @@ pub(crate) struct Current<'a> {
 impl<'s, 'a> Walk<'s, 'a> {
     pub fn new(s: &'s Subject<'a>, frames: Frames<'a>, findings: Findings) -> Self {
         let counters = s.version.counters.as_ref().map_or(0, |c| c.counted.len());
+        let votes = s.version.counters.as_ref().map_or(0, |c| c.votes.len());
         Self {
             s,
             findings,
@@ -70,6 +73,7 @@ impl<'s, 'a> Walk<'s, 'a> {
             exits: Vec::new(),
             marks: vec![FREE; s.version.text.len() as usize],
             counted: vec![false; counters],
+            voted: vec![false; votes],
             called: OnceCell::new(),
         }
     }
@@ -219,6 +223,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         let mut v = self.prefetch(&c, entry)?;
         while o.offset_from(c.block.terminator_at()) < 0 {
             v = self.counters_in_block(&c, v, o)?;
+            v = self.vote(&c, v, o)?;
             self.place(&c, o, entry, v);
             decoder.decode_out(&mut instruction);
             if instruction.is_invalid() {

@@ -255,7 +255,7 @@ pub struct Attach {
     /// Fetch lines ahead that models of the second-level cache miss.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub prefetch: Switch,
-    /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call: counting does not.
+    /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call, in place of what is counted.
     #[arg(long, value_name = "FILE")]
     pub call_targets: Option<PathBuf>,
 }

@@ -62,7 +62,8 @@ impl Copy {
     fn total(&self) -> u64 {
         let bytes = std::fs::read(self.counts()).expect("readable");
         let at = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
-        bytes[at..].chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).sum()
+        let counters = u64::from_le_bytes(bytes[32..40].try_into().unwrap()) as usize;
+        bytes[at..].chunks_exact(8).take(counters).map(|w| u64::from_le_bytes(w.try_into().unwrap())).sum()
     }
 }
 

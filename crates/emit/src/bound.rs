@@ -11,6 +11,8 @@ const LARGEST: u64 = 1 << 30;
 const COPIED: u64 = 24;
 /// More bytes than a promoted call adds: its code, the stub's jump and what may stand in front of it.
 const PROMOTED: u64 = 64;
+/// More bytes than a vote adds: what leads to it, its code and the jump back.
+const VOTES: u64 = 128;
 /// Padding takes at most this part of the hot code.
 pub(crate) const PADDING: u32 = 16;
 
@@ -37,6 +39,7 @@ pub(crate) fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
     total += u64::from(encode::PREFETCH) * request.layout.prefetches.len() as u64;
     let per_counter = u64::from(encode::KEEPING_COUNT + encode::JMP_NEAR);
     total += request.counters.map_or(0, |c| c.counted.len() as u64 * per_counter);
+    total += VOTES * request.counters.map_or(0, |c| c.votes.len() as u64);
     total += total / u64::from(PADDING) + 64;
     if total > LARGEST { Err(EmitError::TooLarge(total)) } else { Ok(total) }
 }

@@ -67,12 +67,13 @@ impl Counters {
             width: asked.width,
             counted: asked.counted.to_vec(),
             missing: self.missing,
+            votes: asked.votes.to_vec(),
         })
     }
 }
 
 fn area(asked: &CounterRequest<'_>) -> SvmaRange {
-    SvmaRange::new(asked.area_start, asked.width.bytes() * asked.counted.len() as u64)
+    SvmaRange::new(asked.area_start, asked.area_len())
 }
 
 /// Finds a place for each counter.

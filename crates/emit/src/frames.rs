@@ -88,13 +88,17 @@ fn rows(
                     out.push(at, frames.state_at(here));
                     done = from + u32::from(old);
                 }
+                Op::Ballot { from, .. } => {
+                    out.push(at, frames.state_at(block.start + u64::from(from)));
+                    done = from;
+                }
                 Op::Guarded { from, old, .. } => {
                     out.push(at, frames.state_at(block.start + u64::from(from)));
                     done = from + u32::from(old);
                     // Unwinders look a call up by its last byte. (Compilers give an instruction one row.)
                     out.push(at + op.len() - 1, frames.state_at(block.start + u64::from(done - 1)));
                 }
-                // Behind the original of a promoted call.
+                // Behind the original of a promoted call, or to a call that has voted.
                 Op::Branch { dest: Dest::Behind { .. }, .. } => {
                     let back = block.start + u64::from(done);
                     let inside = request.program.function(block.function).range.contains(back);
@@ -107,7 +111,7 @@ fn rows(
                         out.lowered(at, state);
                     }
                 }
-                Op::Prefetch { .. } | Op::Branch { .. } | Op::Short { .. } => {
+                Op::Vote { .. } | Op::Prefetch { .. } | Op::Branch { .. } | Op::Short { .. } => {
                     out.push(at, frames.state_at(here));
                 }
             }

@@ -40,13 +40,14 @@ mod stretch;
 mod table_copy;
 mod tables;
 mod text;
+mod votes;
 pub mod window;
 
 pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
 pub use error::EmitError;
 pub use model::*;
 pub use page::LARGE_PAGE;
-pub use request::{CounterRequest, CounterWidth, Executions, Request};
+pub use request::{CounterRequest, CounterWidth, Executions, Request, area_len, votes_offset};
 
 use restitch_address::SvmaRange;
 

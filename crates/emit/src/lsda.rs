@@ -29,10 +29,14 @@ pub(crate) fn write(
         for (offset, op) in plan.walk(number as usize) {
             let (from, len, len_now) = match *op {
                 Op::Copy { from, len, .. } => (from, len, len),
-                Op::Load { from, old, new, .. } | Op::Guarded { from, old, new, .. } => {
-                    (from, old.into(), new.into())
-                }
-                Op::Count { .. } | Op::Prefetch { .. } | Op::Branch { .. } | Op::Short { .. } => continue,
+                Op::Load { from, old, new, .. }
+                | Op::Guarded { from, old, new, .. }
+                | Op::Ballot { from, old, new, .. } => (from, old.into(), new.into()),
+                Op::Vote { .. }
+                | Op::Count { .. }
+                | Op::Prefetch { .. }
+                | Op::Branch { .. }
+                | Op::Short { .. } => continue,
             };
             sites.copied(plan.at(offset), block.start + u64::from(from), len, len_now);
         }

@@ -6,7 +6,8 @@ use crate::select::{NONE, Selection};
 use crate::{AddressMap, MapPiece, PieceKind, Place, Request};
 use restitch_address::Svma;
 use restitch_program::Terminator;
-use restitch_x86::{GuardedCall, encode};
+use restitch_x86::{GuardedCall, VOTE, VOTE_SAVED, VoteStub, encode};
+use std::ops::Range;
 
 /// Makes the map.
 pub(crate) fn build(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> AddressMap {
@@ -31,6 +32,15 @@ fn pieces(request: &Request<'_>, plan: &Plan) -> Vec<MapPiece> {
                 Op::Guarded { from, old, call, .. } => {
                     let original = block.start + u64::from(from);
                     guarded(&mut out, &plan.guarded[call as usize].code, version, original, old);
+                }
+                Op::Vote { from, .. } => {
+                    let (original, half) = (block.start + u64::from(from), VOTE / 2);
+                    let first = MapPiece { len: half, ..whole(original, PieceKind::Inserted) };
+                    out.extend([first, MapPiece { version: version + u64::from(half), ..first }]);
+                }
+                Op::Ballot { from, call, .. } => {
+                    let code = &plan.voting[call as usize].code;
+                    ballot(&mut out, code, version, block.start + u64::from(from));
                 }
                 Op::Count { counter, original } if !counter.keeps => {
                     out.push(whole(original, PieceKind::Inserted));
@@ -82,6 +92,18 @@ fn guarded(out: &mut Vec<MapPiece>, code: &GuardedCall, version: Svma, original:
     add(end - 1, end, original + u64::from(old) - 1, PieceKind::Linear);
 }
 
+/// The pieces of a vote: up to where the register holds something else, all is as at the call.
+fn ballot(out: &mut Vec<MapPiece>, code: &VoteStub, version: Svma, original: Svma) {
+    let Range { start, end } = code.temporary;
+    for (from, to, kind) in [
+        (0, VOTE_SAVED, PieceKind::Inserted),
+        (VOTE_SAVED, start, PieceKind::Inserted),
+        (start, end, PieceKind::Opaque),
+    ] {
+        out.push(MapPiece { version: version + u64::from(from), original, len: to - from, kind });
+    }
+}
+
 /// Adds a linear piece, as part of the last one if it goes on there.
 fn push_linear(out: &mut Vec<MapPiece>, piece: MapPiece) {
     if let Some(last) = out.last_mut()
@@ -120,6 +142,13 @@ fn places(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> Vec<
                 Op::Guarded { from, old, .. } => {
                     out.push(Place { original: block.start + u64::from(from), version, len: 1 });
                     done = from + u32::from(old);
+                }
+                // Behind a counter it has no place: whoever is sent there passes both.
+                Op::Vote { from, .. } => {
+                    let original = block.start + u64::from(from);
+                    if out.last().is_none_or(|last| last.original != original) {
+                        out.push(Place { original, version, len: 1 });
+                    }
                 }
                 Op::Count { original, .. } | Op::Prefetch { original, .. } if done < copied => {
                     out.push(Place { original, version, len: 1 });

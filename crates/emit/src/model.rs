@@ -1,10 +1,10 @@
 //! What a version is.
 
-use crate::CounterWidth;
 pub use crate::window::BurstTable;
+use crate::{CounterWidth, votes_offset};
 use restitch_address::{Svma, SvmaRange};
-pub use restitch_profile::{Counted, Promotion};
-use restitch_program::{BlockId, FuncId};
+pub use restitch_profile::{Counted, Promotion, Vote, VoteArea};
+use restitch_program::{BlockId, CallId, FuncId};
 
 /// A code version of one module, ready to be checked and applied.
 ///
@@ -200,7 +200,7 @@ pub enum PieceKind {
 /// at that many bytes times `i` of a writable area at [`CounterTable::area`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterTable {
-    /// Where the area is, in canonical coordinates (it moves with the module).
+    /// Where the area is, in canonical coordinates (it moves with the module): counters, then the words of votes.
     pub area: SvmaRange,
     /// How wide a counter is.
     pub width: CounterWidth,
@@ -209,6 +209,23 @@ pub struct CounterTable {
     /// Counters that nothing increments, sorted: their block was not placed, or the flags are live and the unwind
     /// state does not allow for temporary values on the stack. Take them as unknown, not as 0.
     pub missing: Vec<u32>,
+    /// The indirect calls that have words for votes, sorted: exactly what was asked for.
+    pub votes: Vec<CallId>,
+}
+
+impl CounterTable {
+    /// Bytes of the counters.
+    pub fn counters_len(&self) -> u64 {
+        self.width.bytes() * self.counted.len() as u64
+    }
+    /// Where in the area the words of votes begin, in bytes.
+    pub fn votes_offset(&self) -> u64 {
+        votes_offset(self.width, self.counted.len())
+    }
+    /// Where in the words of votes each one is.
+    pub fn vote_area(&self) -> VoteArea {
+        VoteArea { calls: self.votes.len() }
+    }
 }
 
 /// Something that stays in the original code.

@@ -1,6 +1,6 @@
 //! The version as a list of small operations: what is copied, which branches are written, where counters stand.
 //!
-//! A *slot* is one block's copy, or a stub: a counter on a taken branch or the original of a promoted call, out of line. Slots are numbered in layout order,
+//! A *slot* is one block's copy, or a stub: a counter on a taken branch, the original of a promoted call or the vote of one that is counted, out of line. Slots are numbered in layout order,
 //! stubs last; they are emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
 //!
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
@@ -9,10 +9,11 @@ use crate::counters::{Counter, Counters};
 use crate::ends::copied_len;
 use crate::select::{Chosen, NONE, Selection};
 use crate::table_copy::load_lengths;
+use crate::votes::{self, Voting};
 use crate::{BoundSlot, Promotion, Request, promote};
 use restitch_address::Svma;
-use restitch_program::{Block, BlockId, EdgeKind, FuncId, TableId, Terminator};
-use restitch_x86::{GuardedCall, encode};
+use restitch_program::{Block, BlockId, CallId, EdgeKind, FuncId, TableId, Terminator};
+use restitch_x86::{GuardedCall, VOTE, VoteStub, encode};
 use std::ops::Range;
 
 /// Where a branch goes.
@@ -20,7 +21,7 @@ use std::ops::Range;
 pub(crate) enum Dest {
     /// The start of a slot.
     Slot(u32),
-    /// Behind an operation of a slot: a promoted call.
+    /// Behind an operation of a slot: a promoted call, or what leads to a vote.
     Behind {
         /// The slot.
         slot: u32,
@@ -65,6 +66,24 @@ pub(crate) enum Op {
         /// Index into [`Plan::guarded`].
         call: u32,
     },
+    /// What leads to the vote of an indirect call now and then, in front of it.
+    Vote {
+        /// Offset in the block of the call.
+        from: u32,
+        /// Index into [`Plan::voting`].
+        call: u32,
+    },
+    /// The vote of an indirect call, without the way back.
+    Ballot {
+        /// Offset in the block of the call.
+        from: u32,
+        /// The call's length there.
+        old: u8,
+        /// Bytes of code.
+        new: u8,
+        /// Index into [`Plan::voting`].
+        call: u32,
+    },
     /// A counter.
     Count {
         /// Which, and of what form.
@@ -102,11 +121,12 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// The offset in the block behind the last original instruction that it copies, if it copies any.
+    /// The offset in the block at which control is behind it, if it copies original instructions or stands in front of a call.
     pub fn copied_to(&self) -> Option<u32> {
         match *self {
             Self::Copy { from, len, .. } => Some(from + len),
             Self::Load { from, old, .. } | Self::Guarded { from, old, .. } => Some(from + u32::from(old)),
+            Self::Vote { from, .. } | Self::Ballot { from, .. } => Some(from),
             Self::Count { .. } | Self::Prefetch { .. } | Self::Branch { .. } | Self::Short { .. } => None,
         }
     }
@@ -114,7 +134,8 @@ impl Op {
     pub fn len(&self) -> u32 {
         match *self {
             Self::Copy { len, .. } => len,
-            Self::Load { new, .. } | Self::Guarded { new, .. } => u32::from(new),
+            Self::Load { new, .. } | Self::Guarded { new, .. } | Self::Ballot { new, .. } => u32::from(new),
+            Self::Vote { .. } => VOTE,
             Self::Count { counter, .. } => counter.len(),
             Self::Prefetch { .. } => encode::PREFETCH,
             Self::Branch { condition: None, near: false, .. } => encode::JMP_SHORT,
@@ -180,6 +201,8 @@ pub(crate) struct Plan {
     pub used: Vec<BoundSlot>,
     /// Promoted calls.
     pub guarded: Vec<Guarded>,
+    /// Calls that vote.
+    pub voting: Vec<Voting>,
 }
 
 impl Plan {
@@ -259,6 +282,7 @@ pub(crate) fn build(
         copies: Vec::new(),
         used: Vec::new(),
         guarded: Vec::new(),
+        voting: Vec::new(),
     };
     let mut builder = Builder { request, selection, counters, edges, plan, stubs: Vec::new() };
     for slot in 0..placed {
@@ -320,6 +344,13 @@ enum Stub {
         /// Where it goes on.
         back: Dest,
     },
+    /// The vote of a call.
+    Vote {
+        /// The vote itself.
+        ballot: Op,
+        /// The call.
+        back: Dest,
+    },
 }
 
 /// A slot without a place yet.
@@ -370,7 +401,11 @@ impl Builder<'_, '_> {
             Stub::Way(arm) => self.straight(arm, None),
             Stub::Call { from, len, back } => {
                 self.plan.ops.push(Op::Copy { from, len, opaque: false });
-                self.plan.ops.push(Op::Branch { condition: None, near: true, added: true, dest: back });
+                self.branch(None, back, true);
+            }
+            Stub::Vote { ballot, back } => {
+                self.plan.ops.push(ballot);
+                self.branch(None, back, true);
             }
         }
         let ops = (first, self.plan.ops.len() as u32);
@@ -405,6 +440,16 @@ impl Builder<'_, '_> {
             {
                 self.copy(from, at, false);
                 from = self.guarded(slot, id, at, promotion, code);
+            }
+        }
+        for (index, call) in votes::in_block(self.request, block) {
+            let at = self.request.program.calls[call.index()].at.offset_from(block.start) as u32;
+            if at >= from
+                && let Some(code) = votes::stub(self.request, self.selection, slot, call)
+            {
+                self.copy(from, at, false);
+                from = at;
+                self.vote(slot, (index, call), at, code);
             }
         }
         let len = copied_len(block);
@@ -447,6 +492,18 @@ impl Builder<'_, '_> {
         self.plan.ops.push(Op::Guarded { from, old, new, call });
         self.plan.guarded.push(Guarded { code, target: promotion.target, stub });
         from + u32::from(old)
+    }
+
+    /// What stands in front of a call at offset `from`, number `index` of those that vote, and its stub.
+    fn vote(&mut self, slot: usize, (index, id): (usize, CallId), from: u32, code: VoteStub) {
+        let site = self.request.program.calls[id.index()];
+        let stub = (self.plan.placed + self.stubs.len()) as u32;
+        let back = Dest::Behind { slot: slot as u32, op: self.plan.ops.len() as u32 };
+        let (new, call) = (code.bytes.len() as u8, self.plan.voting.len() as u32);
+        let ballot = Op::Ballot { from, old: site.len, new, call };
+        self.stubs.push((site.block, Stub::Vote { ballot, back }));
+        self.plan.ops.push(Op::Vote { from, call });
+        self.plan.voting.push(Voting { index, site: site.at, code, stub });
     }
 
     fn copy(&mut self, from: u32, to: u32, opaque: bool) {

@@ -5,7 +5,8 @@ use restitch_address::{LoadBias, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_layout::Layout;
-use restitch_program::Program;
+use restitch_profile::VoteArea;
+use restitch_program::{CallId, Program};
 
 /// What to emit, and where.
 #[derive(Clone, Copy)]
@@ -61,12 +62,34 @@ impl CounterWidth {
 /// What a counting version counts.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterRequest<'a> {
-    /// Where the writable counter area starts: 8-aligned, within 2 GiB of the version.
+    /// Where the writable counter area starts, which has the words of the votes behind the counters: 8-aligned, within 2 GiB of the version.
     pub area_start: Svma,
     /// How wide each counter is.
     pub width: CounterWidth,
     /// What is to be counted, each once. Not every one gets a counter: see [`CounterTable`](crate::CounterTable).
     pub counted: &'a [Counted],
+    /// Indirect calls that vote for their usual target, sorted. Those of which it cannot be found out have words that stay zero.
+    pub votes: &'a [CallId],
+}
+
+impl CounterRequest<'_> {
+    /// Bytes of the area.
+    pub fn area_len(&self) -> u64 {
+        area_len(self.width, self.counted.len(), self.votes.len())
+    }
+}
+
+/// Bytes of an area of so many counters and words of votes.
+pub fn area_len(width: CounterWidth, counters: usize, votes: usize) -> u64 {
+    match votes {
+        0 => width.bytes() * counters as u64,
+        calls => votes_offset(width, counters) + VoteArea { calls }.bytes(),
+    }
+}
+
+/// Where the words of votes begin, in bytes from the start of an area.
+pub fn votes_offset(width: CounterWidth, counters: usize) -> u64 {
+    (width.bytes() * counters as u64).next_multiple_of(8)
 }
 
 /// How often code ran. Nothing of it changes what a version means; parts may be empty, and what is behind the end of one counts as never executed.

@@ -5,9 +5,10 @@ use crate::counters::{Counter, Counters};
 use crate::direct::Form;
 use crate::plan::{Guarded, Op, Plan};
 use crate::select::Selection;
+use crate::votes::{self, Voting};
 use crate::{CounterWidth, EmitError, Request};
 use restitch_address::Svma;
-use restitch_x86::{displaced_load, encode};
+use restitch_x86::{VOTE, VoteWord, displaced_load, encode};
 
 /// What stands between fragments: control never gets there.
 const FILLER: u8 = 0xcc;
@@ -50,6 +51,8 @@ impl Writer<'_, '_> {
             match *op {
                 Op::Copy { from, len, .. } => self.copy(slot, bytes, from, len),
                 Op::Guarded { from, call, .. } => self.guarded(slot, from, &self.plan.guarded[call as usize]),
+                Op::Vote { call, .. } => self.vote(&self.plan.voting[call as usize]),
+                Op::Ballot { from, call, .. } => self.ballot(slot, from, &self.plan.voting[call as usize]),
                 Op::Load { from, copy, .. } => {
                     self.load(&bytes[from as usize..], block.start + from.into(), copy)
                 }
@@ -129,6 +132,36 @@ impl Writer<'_, '_> {
         let end = code.bytes.len() as u32;
         let copied = self.selection.slot_at(call.target);
         set(end - 4, end, copied.map_or(call.target, |slot| self.plan.address(slot)));
+    }
+
+    /// What leads to the vote of a call.
+    fn vote(&mut self, voting: &Voting) {
+        let Some(asked) = self.request.counters else { return };
+        let half = u64::from(VOTE / 2);
+        let countdown = votes::word(&asked, voting, VoteWord::Countdown);
+        let countdown = Self::near(countdown, self.here() + half);
+        let stub = Self::near(self.plan.address(voting.stub), self.here() + 2 * half);
+        restitch_x86::vote(&mut self.out, countdown, stub);
+    }
+
+    /// The vote of the call at offset `from` of its block, in a stub.
+    fn ballot(&mut self, slot: usize, from: u32, voting: &Voting) {
+        let Some(asked) = self.request.counters else { return };
+        let (start, here) = (self.out.len(), self.here());
+        self.out.extend_from_slice(&voting.code.bytes);
+        let mut set = |field: u32, end: u32, to: Svma| {
+            let displacement = Self::near(to, here + u64::from(end));
+            let field = start + field as usize;
+            self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
+        };
+        for &(field, end, word) in &voting.code.words {
+            set(field, end, votes::word(&asked, voting, word));
+        }
+        let source = self.selection.slot_of[self.plan.slots[slot].block.index()] as usize;
+        let operand = self.selection.fixes_of(source).iter().find(|f| f.field > from);
+        if let (Some((field, end)), Some(fix)) = (voting.code.operand, operand) {
+            set(field, end, fix.target);
+        }
     }
 
     fn load(&mut self, bytes: &[u8], at: Svma, copy: u32) {

@@ -147,6 +147,7 @@ fn short_conditionals_go_over_an_island() {
         area_start: Svma::new(0x60_0000),
         width: CounterWidth::Bits64,
         counted: &counted,
+        votes: &[],
     });
     let version = checked(&Request { counters, ..small.request(&layout) });
     assert_eq!(version.counters.unwrap().missing, []);
@@ -196,6 +197,7 @@ fn redirects_lead_behind_endbr64_to_the_counter() {
         area_start: Svma::new(0x60_0000),
         width: CounterWidth::Bits64,
         counted: &counted,
+        votes: &[],
     });
     let version = checked(&Request { counters, ..small.request(&layout) });
     let redirect = version.redirects[0];
@@ -222,6 +224,7 @@ fn an_endbr64_that_is_a_block_of_its_own_is_entered_and_counted() {
         area_start: Svma::new(0x60_0000),
         width: CounterWidth::Bits64,
         counted: &counted,
+        votes: &[],
     });
     for request in [small.request(&layout), Request { counters, ..small.request(&layout) }] {
         let version = checked(&request);
@@ -348,8 +351,12 @@ fn contradictory_requests_are_refused() {
     odd.hot[0].align = 3;
     assert!(matches!(error(Request { layout: &odd, ..request }), EmitError::Alignment(3)));
     let count = |counted: &[Counted], area| {
-        let counters =
-            Some(CounterRequest { area_start: Svma::new(area), width: CounterWidth::Bits64, counted });
+        let counters = Some(CounterRequest {
+            area_start: Svma::new(area),
+            width: CounterWidth::Bits64,
+            counted,
+            votes: &[],
+        });
         error(Request { counters, ..request })
     };
     let block = Counted::Block(BlockId(0));
@@ -364,6 +371,7 @@ fn contradictory_requests_are_refused() {
         area_start: Svma::new(0x60_0000),
         width: CounterWidth::Bits64,
         counted: &counted,
+        votes: &[],
     });
     let error = emit(&Request { counters, ..small.request(&layout) }).unwrap_err();
     assert!(matches!(error, EmitError::TableEdge(EdgeId(0))));
@@ -379,6 +387,7 @@ fn counters_of_blocks_that_stay_are_missing_not_zero() {
         area_start: Svma::new(0x60_0000),
         width: CounterWidth::Bits64,
         counted: &counted,
+        votes: &[],
     });
     let version = checked(&Request { counters, ..small.request(&layout) });
     let table = version.counters.unwrap();
@@ -401,6 +410,7 @@ fn a_counter_moves_to_where_the_flags_are_dead() {
         area_start: Svma::new(0x60_0000),
         width: CounterWidth::Bits64,
         counted: &counted,
+        votes: &[],
     });
     let version = checked(&Request { counters, ..small.request(&layout) });
     // Edge 0, the fall-through, keeps the flags; the block's counter waits for the setne.

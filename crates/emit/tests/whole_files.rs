@@ -116,7 +116,12 @@ fn counters_everywhere() {
             let plain = request(&module, &layout);
             let area_start = plain.start.offset(-0x800_0000);
             let request = Request {
-                counters: Some(CounterRequest { area_start, width: CounterWidth::Bits32, counted: &counted }),
+                counters: Some(CounterRequest {
+                    area_start,
+                    width: CounterWidth::Bits32,
+                    counted: &counted,
+                    votes: &[],
+                }),
                 ..plain
             };
             let version = emit(&request).unwrap();

@@ -1,21 +1,21 @@
 //! The file that processes of an instrumented program count in.
 //!
 //! ```text
-//! "RSTCOUNT"  version: u32  0: u32  identity: u64  shape: u64  counters: u64
+//! "RSTCOUNT"  version: u32  calls that vote: u32  identity: u64  shape: u64  counters: u64
 //! offset of the counters: u64  length of the file: u64  length of the table: u64      (64 bytes)
-//! table: length and bytes of the build id, of the path; then a word for each counter (what it counts)
-//! padding to a page; counters, 8 bytes each, to the end of a page
+//! table: length and bytes of the build id, of the path; then a word for each counter (what it counts) and each call that votes (which one)
+//! padding to a page; counters, 8 bytes each, then the words of votes (`votes.rs`), to the end of a page
 //! ```
 //!
 //! All numbers are little-endian. The 64 bytes are fixed when the program is instrumented and are compared at its start;
-//! `identity` is a hash of the table, `shape` one of the program's blocks and edges, to which the table's indices refer.
+//! `identity` is a hash of the table, `shape` one of the program's blocks, edges and calls, to which the table's indices refer.
 
-use crate::{Counted, CounterPlan, Known};
+use crate::{Counted, CounterPlan, Known, Vote, VoteArea};
 use restitch_address::SvmaRange;
-use restitch_program::{BlockId, EdgeId, Program};
+use restitch_program::{BlockId, CallId, EdgeId, Program};
 
 /// The version of the format that is written.
-pub const COUNTS_VERSION: u32 = 1;
+pub const COUNTS_VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"RSTCOUNT";
 const HEADER: usize = 64;
 const PAGE: usize = 4096;
@@ -61,6 +61,8 @@ pub struct CountsFile {
     pub path: String,
     /// What each counter counts, and whether anything increments it.
     pub counted: Vec<(Counted, bool)>,
+    /// The indirect calls that vote for their usual target.
+    pub votes: Vec<CallId>,
     shape: u64,
 }
 
@@ -73,7 +75,8 @@ impl CountsFile {
                 entry.1 = false;
             }
         }
-        Self { build_id: build_id.to_vec(), path: path.into(), counted, shape: shape(program) }
+        let (votes, shape) = (Vec::new(), shape(program));
+        Self { build_id: build_id.to_vec(), path: path.into(), counted, votes, shape }
     }
 
     fn table(&self) -> Vec<u8> {
@@ -89,12 +92,13 @@ impl CountsFile {
             };
             out.extend((index << 2 | kind | if present { 0 } else { MISSING }).to_le_bytes());
         }
+        self.votes.iter().for_each(|call| out.extend(call.0.to_le_bytes()));
         out
     }
 
     /// Offset of the counters in the file, and the file's length.
     pub fn layout(&self) -> (u64, u64) {
-        layout(self.table().len(), self.counted.len())
+        layout(self.table().len(), self.counted.len(), self.votes.len())
     }
 
     /// The file's first bytes.
@@ -103,10 +107,11 @@ impl CountsFile {
     }
 
     fn header(&self, table: &[u8]) -> [u8; HEADER] {
-        let (offset, len) = layout(table.len(), self.counted.len());
+        let (offset, len) = layout(table.len(), self.counted.len(), self.votes.len());
         let mut out = [0; HEADER];
         out[..8].copy_from_slice(MAGIC);
         out[8..12].copy_from_slice(&COUNTS_VERSION.to_le_bytes());
+        out[12..16].copy_from_slice(&(self.votes.len() as u32).to_le_bytes());
         let fields = [fnv(table), self.shape, self.counted.len() as u64, offset, len, table.len() as u64];
         for (i, field) in fields.into_iter().enumerate() {
             out[16 + 8 * i..24 + 8 * i].copy_from_slice(&field.to_le_bytes());
@@ -119,7 +124,7 @@ impl CountsFile {
         let table = self.table();
         let mut out = self.header(&table).to_vec();
         out.extend(table);
-        let (_, len) = layout(out.len() - HEADER, self.counted.len());
+        let (_, len) = layout(out.len() - HEADER, self.counted.len(), self.votes.len());
         out.resize(len as usize, 0);
         out
     }
@@ -145,7 +150,11 @@ impl CountsFile {
         let table = &bytes[HEADER..][..table_len.ok_or(corrupt("its table is cut off"))?];
         let count = usize::try_from(field(2)).ok().filter(|n| *n <= table.len() / 4);
         let count = count.ok_or(corrupt("it has more counters than its table"))?;
-        let (offset, len) = layout(table.len(), count);
+        let voting = word(bytes, 12).map_or(0, |n| n as usize);
+        if voting > table.len() / 4 {
+            return Err(corrupt("it has more votes than its table"));
+        }
+        let (offset, len) = layout(table.len(), count, voting);
         if (offset, len) != (field(3), field(4)) || len != bytes.len() as u64 {
             return Err(corrupt("its length is wrong"));
         }
@@ -154,13 +163,23 @@ impl CountsFile {
         }
         let (build_id, rest) = text(table).ok_or(corrupt("no build id"))?;
         let (path, rest) = text(rest).ok_or(corrupt("no path"))?;
-        if rest.len() != 4 * count {
+        if rest.len() != 4 * (count + voting) {
             return Err(corrupt("its table has another length than it says"));
         }
-        let counted = rest.chunks_exact(4).filter_map(|w| word(w, 0)).map(entry).collect();
+        let (counted, votes) = rest.split_at(4 * count);
+        let words = |of: &[u8]| of.chunks_exact(4).filter_map(|w| word(w, 0)).collect::<Vec<u32>>();
+        let counted = words(counted).into_iter().map(entry).collect();
+        let votes = words(votes).into_iter().map(CallId).collect();
         let values = (0..count).filter_map(|i| long(bytes, offset as usize + 8 * i)).collect();
         let path = String::from_utf8_lossy(path).into_owned();
-        Ok((Self { build_id: build_id.to_vec(), path, counted, shape: field(1) }, values))
+        Ok((Self { build_id: build_id.to_vec(), path, counted, votes, shape: field(1) }, values))
+    }
+
+    /// What the calls of [`Self::votes`] have voted for, by the `bytes` that this was read from.
+    pub fn read_votes(&self, bytes: &[u8]) -> Vec<Vote> {
+        let counters = long(bytes, 40).unwrap_or(0);
+        let at = counters.saturating_add(8 * self.counted.len() as u64);
+        VoteArea { calls: self.votes.len() }.read(bytes.get(at as usize..).unwrap_or_default())
     }
 
     /// The counts that `values` stand for in `program`, with the set of its blocks that were counted.
@@ -196,10 +215,11 @@ fn entry(word: u32) -> (Counted, bool) {
     (counted, word & MISSING == 0)
 }
 
-fn layout(table: usize, counters: usize) -> (u64, u64) {
+fn layout(table: usize, counters: usize, calls: usize) -> (u64, u64) {
     let offset = (HEADER + table).next_multiple_of(PAGE);
     // A file without counters has a page of them all the same, so that there is something to map.
-    let len = offset + (8 * counters.max(1)).next_multiple_of(PAGE);
+    let area = 8 * counters + VoteArea { calls }.bytes() as usize;
+    let len = offset + area.max(1).next_multiple_of(PAGE);
     (offset as u64, len as u64)
 }
 
@@ -221,7 +241,7 @@ fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A hash of the places of all blocks and edges.
+/// A hash of the places of all blocks, edges and calls.
 fn shape(program: &Program) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut add = |value: u64| hash = (hash ^ value).wrapping_mul(0x100_0000_01b3).rotate_left(23);
@@ -234,6 +254,7 @@ fn shape(program: &Program) -> u64 {
         add(u64::from(edge.from.0) << 32 | u64::from(edge.to.0));
         add(edge.kind as u64);
     }
+    program.calls.iter().for_each(|call| add(call.at.get()));
     hash
 }
 
@@ -250,7 +271,8 @@ mod tests {
                 (if edge { Counted::Edge(EdgeId(i)) } else { Counted::Block(BlockId(i)) }, present)
             })
             .collect();
-        CountsFile { build_id: vec![1, 2, 3], path, counted, shape: 77 }
+        let votes = (0..path.len() as u32).map(|i| CallId(7 * i)).collect();
+        CountsFile { build_id: vec![1, 2, 3], path, counted, votes, shape: 77 }
     }
 
     proptest! {
@@ -266,7 +288,14 @@ mod tests {
             if let Some(last) = file.counted.len().checked_sub(1) {
                 bytes[offset as usize + 8 * last..][..8].copy_from_slice(&value.to_le_bytes());
             }
+            if let Some(last) = file.votes.len().checked_sub(1) {
+                let words = offset + 8 * file.counted.len() as u64;
+                bytes[(words + VoteArea { calls: last + 1 }.samples(last)) as usize] = 1;
+            }
             let (read, values) = CountsFile::read(&bytes).unwrap();
+            let votes = read.read_votes(&bytes);
+            prop_assert_eq!(votes.len(), file.votes.len());
+            prop_assert_eq!(votes.iter().map(|v| v.samples).sum::<u64>(), file.votes.len().min(1) as u64);
             prop_assert_eq!(values.len(), file.counted.len());
             prop_assert!(values.last().is_none_or(|v| *v == value));
             prop_assert_eq!(read, file);
@@ -278,7 +307,7 @@ mod tests {
             let mut bytes = file.write();
             bytes.truncate(bytes.len().saturating_sub(cut));
             prop_assert!(cut == 0 || CountsFile::read(&bytes).is_err());
-            if at < bytes.len() && !(12..16).contains(&at) {
+            if at < bytes.len() {
                 bytes[at] ^= 1 << bit;
                 let table = HEADER + file.table().len();
                 let shape = (24..32).contains(&at);
@@ -290,7 +319,7 @@ mod tests {
         fn nothing_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = CountsFile::read(&bytes);
             let mut with_magic = MAGIC.to_vec();
-            with_magic.extend([1, 0, 0, 0]);
+            with_magic.extend(COUNTS_VERSION.to_le_bytes());
             with_magic.extend(bytes);
             let _ = CountsFile::read(&with_magic);
         }

@@ -33,6 +33,7 @@ mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;
+mod votes;
 
 pub use branches::*;
 pub use check::*;
@@ -50,3 +51,4 @@ pub use sample_coverage::*;
 pub use similarity::*;
 pub use store::*;
 pub use text::*;
+pub use votes::*;

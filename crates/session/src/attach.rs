@@ -178,7 +178,10 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
             phases.end("tracing");
             Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
         }
-        None => by_counting(&mut set, &mut chosen, counting_time, &mut left_out, &mut phases, watcher)?,
+        None => {
+            let how = (counting_time, options.promote_calls && known.is_none());
+            by_counting(&mut set, &mut chosen, how, &mut left_out, &mut phases, watcher)?
+        }
     };
     for (module, profile) in chosen.iter().zip(profiled.each_profile()) {
         known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
@@ -382,8 +385,8 @@ fn place_for(
 }
 
 /// Why nothing is promoted.
-const UNKNOWN_TARGETS: &str = "no indirect call is promoted: nothing is known of what they call; record it with `restitch record \
-     --source trace` and give the file as --call-targets";
+const UNKNOWN_TARGETS: &str =
+    "no indirect call is promoted: none was seen to call one function of its module often enough";
 
 /// Fewer hardware branch records than this leave too much unseen; a counting version does better (half a million gave 5 %
 /// less cycles on cc1plus in a prototype, exact counts 12 %).
@@ -441,16 +444,16 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
     Some(Profiled::of_records(chosen.iter().map(profile).collect()))
 }
 
-/// Exact profiles from a counting version, which stays in force.
+/// Exact profiles from a counting version, which stays in force: of so much time, and with what indirect calls call or without.
 fn by_counting(
     set: &mut ProcessSet,
     chosen: &mut Vec<Chosen>,
-    length: Length,
+    (length, vote): (Length, bool),
     left_out: &mut LeftOut,
     phases: &mut Phases,
     watcher: &mut dyn Watcher,
 ) -> Result<Profiled, SessionError> {
-    let (counting, versions) = make_counting(set, chosen, left_out)?;
+    let (counting, versions) = make_counting(set, chosen, left_out, vote)?;
     phases.end("counting version");
     for (c, m) in counting.iter().zip(chosen.iter()) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();

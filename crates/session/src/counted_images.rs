@@ -2,16 +2,18 @@
 //! place, however many processes run it.
 
 use crate::analysis::{Analyzed, analyze_image};
-use crate::make::{Place, Wanted, counting_layout, estimate, make};
+use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::{SessionError, derivation};
 use restitch_address::Svma;
 use restitch_apply_process::{Incoming, Live, Module, VersionKind};
 use restitch_check::CheckedVersion;
+use restitch_emit::{CounterWidth, area_len};
 use restitch_layout::Layout;
 use restitch_profile::{
-    Calls, CounterPlan, Derived, ModuleProfile, Weights, derive, plan_counters, scope_of,
+    Calls, CounterPlan, Derived, ModuleProfile, Vote, Weights, add_votes, derive, plan_counters, scope_of,
+    voting_calls,
 };
-use restitch_program::FuncId;
+use restitch_program::{CallId, FuncId};
 use restitch_report as report;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,9 +25,12 @@ struct CountedImage {
     plan: CounterPlan,
     layout: Layout,
     missing: Vec<u32>,
+    /// Indirect calls that vote for their usual target.
+    voting: Vec<CallId>,
     /// By number and place.
     versions: BTreeMap<(u32, Svma), CheckedVersion>,
     sums: Vec<u64>,
+    votes: Vec<Vote>,
 }
 
 /// A counting version in a process: the image, and the version's number.
@@ -60,8 +65,9 @@ impl CountedImages {
         for (index, module) in live.target().modules.iter().enumerate() {
             let Some(image) = self.image_of(module) else { continue };
             let it = &self.images[image];
-            let area = (8 * it.plan.counted.len() as u64).next_multiple_of(4096);
-            let len = estimate(&it.analyzed.program, &it.layout, it.plan.counted.len());
+            let counters = it.plan.counted.len();
+            let area = area_len(CounterWidth::Bits64, counters, it.voting.len()).next_multiple_of(4096);
+            let len = estimate(&it.analyzed.program, &it.layout, counters) + voting_bytes(&it.voting);
             let place = live.reserve(index, len + area, &taken, &[], 4096)?;
             taken.push((index, place));
             // Without a load bias: the same version serves every process.
@@ -97,7 +103,8 @@ impl CountedImages {
         if it.versions.contains_key(&(place.number, place.start)) {
             return Ok(());
         }
-        let version = make(&it.path, &it.analyzed, &it.layout, place, Wanted::counting(&it.plan.counted))?;
+        let wanted = Wanted::counting(&it.plan.counted, &it.voting);
+        let version = make(&it.path, &it.analyzed, &it.layout, place, wanted)?;
         it.missing.extend(version.counters.iter().flat_map(|c| &c.missing));
         it.missing.sort_unstable();
         it.missing.dedup();
@@ -125,8 +132,19 @@ impl CountedImages {
             let layout = counting_layout(program, &plan);
             let sums = vec![0; plan.counted.len()];
             let path = module.path.clone();
-            let (missing, versions) = (Vec::new(), BTreeMap::new());
-            self.images.push(CountedImage { path, analyzed, plan, layout, missing, versions, sums });
+            let voting = voting_calls(program, &plan.scope);
+            let (missing, versions, votes) = (Vec::new(), BTreeMap::new(), Vec::new());
+            self.images.push(CountedImage {
+                path,
+                analyzed,
+                plan,
+                layout,
+                missing,
+                voting,
+                versions,
+                sums,
+                votes,
+            });
             Some(self.images.len() - 1)
         });
         self.known.insert(key, image);
@@ -141,6 +159,7 @@ impl CountedImages {
             for (sum, value) in self.images[image].sums.iter_mut().zip(values) {
                 *sum = sum.wrapping_add(value);
             }
+            add_votes(&mut self.images[image].votes, &live.read_votes(number).unwrap_or_default());
         }
     }
 
@@ -150,7 +169,8 @@ impl CountedImages {
         for it in self.images.iter().filter(|it| it.sums.iter().any(|n| *n > 0)) {
             let program = &it.analyzed.program;
             let known = it.plan.known_without(program, &it.sums, &it.missing);
-            let derived: Derived = derive(program, &known);
+            let mut derived: Derived = derive(program, &known);
+            derived.profile.adopt_votes(program, &it.voting, &it.votes);
             let path = it.path.to_string_lossy();
             let mut entry = it.analyzed.report(&path);
             entry.counting = Some(derivation::summary(program, &it.plan, it.missing.len(), &derived));

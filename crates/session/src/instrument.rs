@@ -5,15 +5,17 @@ use crate::analysis::Analyzed;
 use crate::derivation;
 use crate::disk::read_file;
 use crate::files::write_output;
-use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate};
+use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate, voting_bytes};
 use crate::original::load_original;
 use crate::phases::Phases;
 use crate::summaries::version_summary;
 use crate::{ExitCode, SessionError, Watcher, check_writable, write_result};
 use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
+use restitch_emit::{CounterWidth, area_len};
 use restitch_profile::{
     Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
+    voting_calls,
 };
 use restitch_program::FuncId;
 use restitch_report::{self as report, Outcome, RunResult};
@@ -60,12 +62,14 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     }
     let layout = counting_layout(program, &plan);
     phases.end("counter placement");
-    let area = (8 * plan.counted.len() as u64).next_multiple_of(4096);
-    let size = estimate(program, &layout, plan.counted.len());
+    let votes = voting_calls(program, &plan.scope);
+    let area = area_len(CounterWidth::Bits64, plan.counted.len(), votes.len()).next_multiple_of(4096);
+    let size = estimate(program, &layout, plan.counted.len()) + voting_bytes(&votes);
     let (area, start) =
         place_counting(&module.image, size, area, &Default::default()).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: area, bias: None };
-    let version = emit_version(&options.program, &module, &layout, place, Wanted::counting(&plan.counted))?;
+    let wanted = Wanted::counting(&plan.counted, &votes);
+    let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");
@@ -73,7 +77,8 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     watcher.phase("writing", None);
     let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
     let id = build_id(&module);
-    let file = CountsFile::new(program, &plan.counted, &missing, &id, &original.to_string_lossy());
+    let mut file = CountsFile::new(program, &plan.counted, &missing, &id, &original.to_string_lossy());
+    file.votes = votes;
     let (offset, len) = file.layout();
     let source =
         CountsSource { path: counts, identity: file.identity(), counters: FileOffset::new(offset), len };
@@ -118,14 +123,16 @@ pub(crate) fn from_counts(
         RunResult::new("record", report::Target { program: String::new(), ..target(Path::new("")) });
     for path in paths {
         let bad = |why: String| SessionError::BadFile { path: path.clone(), why };
-        let (counts, values) = CountsFile::read(&read_file(path)?).map_err(|e| bad(e.to_string()))?;
+        let bytes = read_file(path)?;
+        let (counts, values) = CountsFile::read(&bytes).map_err(|e| bad(e.to_string()))?;
         let original = PathBuf::from(&counts.path);
         let module = load_original(&original)?;
         let (plan, known) = counts.known(&module.program, &values).map_err(|e| bad(e.to_string()))?;
         if counts.build_id != build_id(&module) {
             return Err(bad(format!("{} is another build than the one that was instrumented", counts.path)));
         }
-        let derived: Derived = derive(&module.program, &known);
+        let mut derived: Derived = derive(&module.program, &known);
+        derived.profile.adopt_votes(&module.program, &counts.votes, &counts.read_votes(&bytes));
         let missing = counts.counted.iter().filter(|c| !c.1).count();
         let mut entry = module.report(&counts.path);
         entry.counting = Some(derivation::summary(&module.program, &plan, missing, &derived));

@@ -11,7 +11,7 @@ use restitch_layout::{
     DuplicateLimits, Fragment, Layout, LayoutChoice, Prefetch, Reaching, duplicate_tails, leave_in_place,
 };
 use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
-use restitch_program::{BlockId, Program};
+use restitch_program::{BlockId, CallId, Program};
 use std::path::Path;
 
 /// Where a version goes.
@@ -31,6 +31,8 @@ pub(crate) struct Wanted<'a> {
     pub counted: Option<&'a [Counted]>,
     /// How wide counters are.
     pub width: CounterWidth,
+    /// Indirect calls that vote for their usual target, in a counting version.
+    pub votes: &'a [CallId],
     /// Slots that are bound for good.
     pub bound: &'a [BoundSlot],
     /// Indirect calls that become comparisons and direct calls.
@@ -43,13 +45,13 @@ pub(crate) struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// A counting version.
-    pub fn counting(counted: &'a [Counted]) -> Self {
-        Self { counted: Some(counted), ..Self::default() }
+    pub fn counting(counted: &'a [Counted], votes: &'a [CallId]) -> Self {
+        Self { counted: Some(counted), votes, ..Self::default() }
     }
 
     /// A counting version whose counters are read all the time.
-    pub fn counting_narrow(counted: &'a [Counted]) -> Self {
-        Self { width: CounterWidth::Bits32, ..Self::counting(counted) }
+    pub fn counting_narrow(counted: &'a [Counted], votes: &'a [CallId]) -> Self {
+        Self { width: CounterWidth::Bits32, ..Self::counting(counted, votes) }
     }
 }
 
@@ -112,6 +114,11 @@ pub(crate) fn worth_promoting(wanted: bool, program: &Program, profile: &Profile
 /// Address space that promoted calls may need on top of [`estimate`], in bytes.
 pub(crate) fn promoted_bytes(promote: &[Promotion]) -> u64 {
     64 * promote.len() as u64
+}
+
+/// Address space that the code of votes may need on top of [`estimate`], in bytes.
+pub(crate) fn voting_bytes(votes: &[CallId]) -> u64 {
+    (128 * votes.len() as u64).next_multiple_of(4096)
 }
 
 /// Blocks of the planned functions in original order.
@@ -196,6 +203,7 @@ pub(crate) fn emit_version(
             area_start: place.counters,
             width: wanted.width,
             counted,
+            votes: wanted.votes,
         }),
     };
     emit_for(&request, wanted.executions)

@@ -8,6 +8,7 @@ use restitch_apply_process::{
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
 use restitch_procfs as procfs;
+use restitch_profile::{Vote, add_votes};
 use restitch_tracee::TraceError;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -300,6 +301,15 @@ impl ProcessSet {
             for (total, value) in sum.iter_mut().zip(values) {
                 *total = total.wrapping_add(value);
             }
+        }
+        Ok(sum)
+    }
+
+    /// What the indirect calls of counting version `number` have voted for, in all processes that have words of their own for that.
+    pub fn votes(&self, number: u32) -> Result<Vec<Vote>, SessionError> {
+        let mut sum: Vec<Vote> = Vec::new();
+        for live in self.all() {
+            add_votes(&mut sum, &live.read_votes(number)?);
         }
         Ok(sum)
     }

@@ -3,7 +3,7 @@
 use crate::derivation;
 use crate::first_look::Length;
 use crate::left_out::LeftOut;
-use crate::make::{Place, Wanted, counting_layout, estimate, make};
+use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::modules::Chosen;
 use crate::parallel;
 use crate::process_set::ProcessSet;
@@ -11,10 +11,12 @@ use crate::selection::select;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::{LONGEST_UNREAD, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
-use restitch_emit::CounterWidth;
+use restitch_emit::{CounterWidth, area_len};
 use restitch_layout::Layout;
-use restitch_profile::{Calls, Counted, CounterPlan, Derived, Weights, derive, plan_counters, scope_of};
-use restitch_program::{FuncId, Program};
+use restitch_profile::{
+    Calls, Counted, CounterPlan, Derived, Vote, Weights, derive, plan_counters, scope_of, voting_calls,
+};
+use restitch_program::{CallId, FuncId, Program};
 use std::time::{Duration, Instant};
 
 /// A counting version of one module.
@@ -24,6 +26,8 @@ pub(crate) struct Counting {
     pub counted: Vec<Counted>,
     /// Indices of counters that nothing increments.
     pub missing: Vec<u32>,
+    /// Indirect calls that vote for their usual target.
+    pub votes: Vec<CallId>,
     pub functions: usize,
 }
 
@@ -34,11 +38,12 @@ pub(crate) type CountingVersions = (Vec<Counting>, Vec<(usize, CheckedVersion)>)
 struct Planned {
     plan: CounterPlan,
     layout: Layout,
+    votes: Vec<CallId>,
     functions: usize,
 }
 
 /// Makes counting versions of the functions with samples, and those around them, of all chosen modules. Modules of which none can be made are
-/// taken out of `chosen` and listed in `left_out`.
+/// taken out of `chosen` and listed in `left_out`. `vote`: indirect calls vote for their usual targets.
 ///
 /// # Errors
 /// The first module's, if none is left.
@@ -46,6 +51,7 @@ pub(crate) fn make_counting(
     set: &ProcessSet,
     chosen: &mut Vec<Chosen>,
     left_out: &mut LeftOut,
+    vote: bool,
 ) -> Result<CountingVersions, SessionError> {
     let planned = parallel::map(chosen.iter().collect(), |module: &Chosen| {
         let program = &module.analyzed.program;
@@ -53,14 +59,16 @@ pub(crate) fn make_counting(
         let scope = scope_of(program, &functions);
         let plan = plan_counters(program, &scope, Weights::Blocks(&module.weights.blocks), Calls::Return);
         let layout = counting_layout(program, &plan);
-        Planned { plan, layout, functions: functions.len() }
+        let votes = if vote { voting_calls(program, &plan.scope) } else { Vec::new() };
+        Planned { plan, layout, votes, functions: functions.len() }
     });
     let (mut jobs, mut taken) = (Vec::new(), Vec::new());
     for (module, planned) in chosen.iter().zip(planned) {
         let program = &module.analyzed.program;
-        let bytes = CounterWidth::Bits32.bytes() * planned.plan.counted.len() as u64;
+        let counters = planned.plan.counted.len();
+        let bytes = area_len(CounterWidth::Bits32, counters, planned.votes.len());
         let area = bytes.next_multiple_of(4096);
-        let len = estimate(program, &planned.layout, planned.plan.counted.len());
+        let len = estimate(program, &planned.layout, counters) + voting_bytes(&planned.votes);
         let place = set.reserve(module.index, len + area, &taken, 4096);
         let place = place.map(|held| {
             taken.push((module.index, held));
@@ -71,12 +79,18 @@ pub(crate) fn make_counting(
     }
     let made = parallel::map(jobs, |(module, planned, place)| {
         let (place, plan) = (place?, planned.plan);
-        let wanted = Wanted::counting_narrow(&plan.counted);
+        let wanted = Wanted::counting_narrow(&plan.counted, &planned.votes);
         let version = make(&module.path, &module.analyzed, &planned.layout, place, wanted)?;
         let (counted, missing) =
             version.counters.as_ref().map(|c| (c.counted.clone(), c.missing.clone())).unwrap_or_default();
-        let counting =
-            Counting { plan, number: place.number, counted, missing, functions: planned.functions };
+        let counting = Counting {
+            plan,
+            number: place.number,
+            counted,
+            missing,
+            votes: planned.votes,
+            functions: planned.functions,
+        };
         Ok((counting, (module.index, version)))
     });
     Ok(left_out.keep(chosen, made)?.into_iter().unzip())
@@ -202,16 +216,18 @@ pub(crate) fn derive_all(
     counting: &[Counting],
 ) -> Result<Vec<Derived>, SessionError> {
     let pairs = chosen.iter().zip(counting).map(|(module, counting)| {
-        let values = set.counters(counting.number)?;
+        let values = (set.counters(counting.number)?, set.votes(counting.number)?);
         Ok((module, counting, values))
     });
     let pairs: Vec<_> = pairs.collect::<Result<_, SessionError>>()?;
-    Ok(parallel::map(pairs, |(module, counting, values)| derive_one(module, counting, &values)))
+    Ok(parallel::map(pairs, |(module, counting, values)| derive_one(module, counting, &values.0, &values.1)))
 }
 
-fn derive_one(module: &Chosen, counting: &Counting, values: &[u64]) -> Derived {
+fn derive_one(module: &Chosen, counting: &Counting, values: &[u64], votes: &[Vote]) -> Derived {
     let program = &module.analyzed.program;
-    derive(program, &counting.plan.known_without(program, values, &counting.missing))
+    let mut derived = derive(program, &counting.plan.known_without(program, values, &counting.missing));
+    derived.profile.adopt_votes(program, &counting.votes, votes);
+    derived
 }
 
 impl Counting {

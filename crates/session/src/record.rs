@@ -105,7 +105,7 @@ fn record_process(
     }
     phases.end("analysis");
     let mut left_out = LeftOut::default();
-    let (counting, versions) = make_counting(&set, &mut chosen, &mut left_out)?;
+    let (counting, versions) = make_counting(&set, &mut chosen, &mut left_out, true)?;
     phases.end("counting version");
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let length = Length::Exactly(rest);

@@ -49,7 +49,7 @@ pub struct GuardedCall {
 }
 
 /// `FF /2` without prefixes but REX, in parts.
-struct Parts<'a> {
+pub(crate) struct Parts<'a> {
     rex: u8,
     modrm: u8,
     /// What follows the ModRM byte: SIB and displacement.
@@ -57,7 +57,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(call: &'a [u8]) -> Option<Self> {
+    pub(crate) fn of(call: &'a [u8]) -> Option<Self> {
         let (rex, call) = match call {
             [rex @ 0x40..=0x4f, call @ ..] => (*rex, call),
             call => (0, call),
@@ -76,7 +76,7 @@ impl<'a> Parts<'a> {
         self.is_memory() && self.modrm & 7 == 4
     }
 
-    fn is_relative(&self) -> bool {
+    pub(crate) fn is_relative(&self) -> bool {
         self.modrm & 0xc7 == 5
     }
 
@@ -94,7 +94,7 @@ impl<'a> Parts<'a> {
 
     /// The registers that the operand names: base (or the operand itself) and index. `None` if it is not one that can be read once
     /// more after -8(%rsp) was written: the stack pointer, or an address below it.
-    fn registers(&self) -> Option<[u8; 2]> {
+    pub(crate) fn registers(&self) -> Option<[u8; 2]> {
         const NONE: u8 = 16;
         const RSP: u8 = 4;
         let high = |bit: u8| (self.rex & bit) << 3 >> bit.trailing_zeros();
@@ -110,7 +110,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Another instruction with the same operand: opcode, the register field of its ModRM byte.
-    fn with(&self, opcode: u8, register: u8, immediate: &[u8], out: &mut Vec<u8>) {
+    pub(crate) fn with(&self, opcode: u8, register: u8, immediate: &[u8], out: &mut Vec<u8>) {
         out.push(0x48 | self.rex & 3 | (register & 8) >> 1);
         out.extend([opcode, self.modrm & 0xc7 | (register & 7) << 3]);
         out.extend(self.rest);

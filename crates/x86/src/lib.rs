@@ -8,7 +8,7 @@
 //! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for evaluation.
 //! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
 //! * [`encode`] writes direct jumps, conditional branches and counters; [`guarded_call`] a comparison and a direct call in front of an
-//!   indirect one.
+//!   indirect one; [`vote_stub`] what looks now and then at what one calls.
 //!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.
 
@@ -23,6 +23,7 @@ mod semantics_decode;
 mod unit;
 mod vector;
 mod vector_decode;
+mod vote;
 
 pub use decode::{Flow, Insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
@@ -35,6 +36,7 @@ pub use semantics::{
 pub use semantics_decode::decode_semantic;
 pub use unit::scan_units;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
+pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stub};
 
 /// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).
 pub const ALL_FLAGS: u8 = 0x3f;

@@ -6,7 +6,7 @@ use restitch_cfi::UnwindInfo;
 use restitch_emit::{Counted, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};
 use restitch_image::{Image, ImageKind};
 use restitch_layout::Layout;
-use restitch_program::{BlockId, Edge, EdgeId, EdgeKind, Program, analyze};
+use restitch_program::{BlockId, CallId, CallTarget, Edge, EdgeId, EdgeKind, Program, analyze};
 
 pub struct Module {
     pub image: Image,
@@ -34,7 +34,12 @@ impl Module {
         let start = if self.image.kind() == ImageKind::Executable { above } else { below };
         // Both widths take their turns.
         let width = if counted.len().is_multiple_of(2) { CounterWidth::Bits32 } else { CounterWidth::Bits64 };
-        let counters = CounterRequest { area_start: start.offset(-0x400_0000), width, counted };
+        // Whatever can vote does.
+        let calls = self.program.calls.iter().enumerate();
+        let calls = calls.filter(|(_, call)| call.target == CallTarget::Indirect);
+        let votes: Vec<CallId> = calls.map(|(i, _)| CallId(i as u32)).collect();
+        let counters =
+            CounterRequest { area_start: start.offset(-0x400_0000), width, counted, votes: &votes };
         // Branches that lead away both ways are turned, every other one.
         let edges: Vec<u64> = (0..self.program.edges.len() as u64).map(|i| i * 7919 % 1009).collect();
         let request = Request {
