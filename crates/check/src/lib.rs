@@ -22,10 +22,10 @@
 //!    the slot holds ([`Version::assumes`]), or to its copy; and the loader makes such slots read-only.
 //! 9. Each shortcut replaces the target of a direct branch, or the address of a label, by the start of the target's copy.
 //!
-//! 9. An indirect call that was promoted compares the very operand of the original, calls the function at the address that it was compared
+//! 10. An indirect call that was promoted compares the very operand of the original, calls the function at the address that it was compared
 //!    with, or its copy, and else executes the original.
 //!
-//! 10. What finds out what an indirect call usually calls, in a counting version, writes that call's own words and leaves all live state alone.
+//! 11. What finds out what an indirect call usually calls, in a counting version, writes that call's own words and leaves all live state alone.
 //!
 //! What is taken on trust: that the slots hold that (the process applier compares); that the original bytes in the image are those that run; the program's claims about where
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
