@@ -23,7 +23,7 @@
 //! 9. Each shortcut replaces the target of a direct branch, or the address of a label, by the start of the target's copy.
 //!
 //! 10. An indirect call that was promoted compares the very operand of the original, calls the function at the address that it was compared
-//!    with, or its copy, and else executes the original.
+//!     with, or its copy, and else executes the original.
 //!
 //! 11. What finds out what an indirect call usually calls, in a counting version, writes that call's own words and leaves all live state alone.
 //!
