@@ -17,6 +17,7 @@ mod ahead;
 mod bound;
 mod counter_area;
 mod detour;
+mod ended;
 mod error;
 mod exceptions;
 mod foreign;

@@ -8,7 +8,8 @@
 //!   or of `clone`, to which no coroutine returns;
 //! * small frames of a thread whose frames were all followed: its return addresses are known, and what else looks like an address is a
 //!   dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a stack;
-//! * the used part of a stack whose frames could not be followed: all its words were looked at in the stop.
+//! * the used part of a stack whose frames could not be followed: all its words were looked at in the stop;
+//! * stacks that the C library keeps of threads that have ended ([`crate::ended`]).
 //!
 //! Two searches, one after the other, have to find nothing: words that are copied from where a search has not been to where it has
 //! been are found by the second one.
@@ -16,6 +17,7 @@
 //! Limits: writable shared memory is not searched. A program that copies stacks as data all the time may do so twice at just the
 //! wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
 
+use crate::ended::ended_stacks;
 use crate::exceptions::is_spent_note;
 use crate::private_memory::{self, is_private};
 use crate::threads::{ThreadView, words};
@@ -108,6 +110,7 @@ pub(crate) fn spared(
         }
         out.extend(known_part(thread));
     }
+    out.extend(ended_stacks(memory, threads, maps));
     joined(out)
 }
 
