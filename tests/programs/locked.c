@@ -8,7 +8,9 @@
 
 /* Whether there is more than one thread. */
 static int many;
-static uint32_t shared, handled;
+static uint32_t shared;
+/* Of each thread: two may handle a signal at the same time. */
+static __thread uint32_t handled;
 static uint64_t wide;
 
 /* `je` over the prefix, relative to the program counter, flags of the operation used. */
