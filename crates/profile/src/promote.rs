@@ -57,6 +57,11 @@ pub fn promotions(program: &Program, profile: &Profile, limits: &PromotionLimits
     out
 }
 
+/// Whether a function of the program starts at `at`.
+pub(crate) fn starts_function(program: &Program, at: Svma) -> bool {
+    program.function_at(at).is_some_and(|f| program.function(f).range.start == at)
+}
+
 /// The promotion of `call`, which was executed `count` times, if it pays.
 fn promotion(
     program: &Program,
@@ -68,9 +73,9 @@ fn promotion(
     let site = program.calls.get(call.index()).filter(|site| site.target == CallTarget::Indirect)?;
     let targets = profile.targets.get(&call)?;
     let (target, most) = targets.iter().map(|(to, n)| (*to, *n)).max_by_key(|(_, n)| *n)?;
-    let starts = |at| program.function_at(at).is_some_and(|f| program.function(f).range.start == at);
     let pays = most >= limits.executions && most as f64 >= limits.share * count as f64;
-    (pays && starts(target) && program.is_movable(site.block)).then_some(Promotion { call, target })
+    (pays && starts_function(program, target) && program.is_movable(site.block))
+        .then_some(Promotion { call, target })
 }
 
 impl Profile {

@@ -10,7 +10,7 @@
 //! It is nothing to rely on for what code does: a promoted call is right for every target.
 
 use crate::Profile;
-use restitch_address::Svma;
+use crate::promote::starts_function;
 use restitch_program::{CallId, CallTarget, Program};
 
 /// Bytes of a call's words behind the countdowns.
@@ -119,9 +119,8 @@ impl Profile {
                 continue;
             };
             let target = site.at.offset(vote.distance);
-            let starts =
-                |at: Svma| program.function_at(at).is_some_and(|f| program.function(f).range.start == at);
-            if vote.hits < u64::from(LEAST_HITS) || site.target != CallTarget::Indirect || !starts(target) {
+            let is_indirect = site.target == CallTarget::Indirect;
+            if vote.hits < u64::from(LEAST_HITS) || !is_indirect || !starts_function(program, target) {
                 continue;
             }
             let share = u128::from(count) * u128::from(vote.hits.min(vote.samples));
