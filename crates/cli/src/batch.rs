@@ -9,6 +9,7 @@ use restitch_session::batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, optimize_pending,
 };
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, write_result};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -255,8 +256,20 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
                     e.build_id
                 );
             }
-            let bytes: u64 = entries.iter().map(|e| cache.size(e)).sum();
-            println!("{} modules, {:.1} MiB", entries.len(), bytes as f64 / f64::from(1 << 20));
+            let counting = cache.counting();
+            for c in &counting {
+                println!(
+                    "{} is being counted, {:.1} MiB, build id {}",
+                    c.path.display(),
+                    c.bytes as f64 / f64::from(1 << 20),
+                    c.build_id
+                );
+            }
+            let bytes =
+                entries.iter().map(|e| cache.size(e)).chain(counting.iter().map(|c| c.bytes)).sum::<u64>();
+            let modules: BTreeSet<&String> =
+                entries.iter().map(|e| &e.build_id).chain(counting.iter().map(|c| &c.build_id)).collect();
+            println!("{} modules, {:.1} MiB", modules.len(), bytes as f64 / f64::from(1 << 20));
         }
         CacheCommand::Optimize { layout, background, .. } => {
             for (path, outcome) in optimize_pending(&cache, layout.unwrap_or_default(), *background) {
@@ -269,7 +282,8 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
             }
         }
         CacheCommand::Prune { size, .. } => {
-            println!("{} of {} modules removed", cache.prune(size << 20), entries.len())
+            let (removed, known) = cache.prune(size << 20);
+            println!("{removed} of {known} modules removed");
         }
         CacheCommand::Verify { .. } => {
             for e in entries.iter().filter(|e| !e.layout.is_empty()) {

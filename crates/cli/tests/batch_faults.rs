@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::batching::{Batch, compiled};
+use common::batching::{Batch, compiled, processes_begun};
 use common::{PATIENCE, code, finish};
 use restitch_testkit::{copy_program, program, require, skip, wait_until};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ fn a_killed_session_leaves_nothing_that_hurts_or_stays() {
     // It is killed while runs are counted: a million of them, so that it certainly is.
     let mut child =
         start(batch.command(&["--eager", "--profile-runs", "1000000"]), std::slice::from_ref(&throw), &stop);
-    let counting = wait_until(PATIENCE * 2, || (!batch.files("counts").is_empty()).then_some(()));
+    let counting = wait_until(PATIENCE * 2, || batch.counted().contains(&throw).then_some(()));
     child.kill().expect("killed");
     std::fs::write(&stop, "").expect("written");
     child.wait().expect("it has ended");
@@ -101,7 +101,7 @@ fn a_program_that_is_replaced_meanwhile_is_never_run_in_its_predecessors_code() 
     put(first);
     let child = start(batch.command(&["--eager"]), std::slice::from_ref(&place), &stop);
     // While it is counted, when it is optimized, and back again.
-    let counting = wait_until(PATIENCE * 2, || (!batch.files("overlay").is_empty()).then_some(()));
+    let counting = wait_until(PATIENCE * 2, || batch.counted().contains(&place).then_some(()));
     put(second);
     let optimized = wait_until(PATIENCE * 2, || (!batch.files("optimized").is_empty()).then_some(()));
     put(first);
@@ -165,7 +165,7 @@ fn users_do_not_use_each_others_caches() {
     assert_eq!(batch.kinds(&throw), (0, 2));
     let own = |path: &Path, user: u32| std::os::unix::fs::chown(path, Some(user), None).expect("changed");
     // An overlay of another user's is not mapped.
-    let overlays = batch.files("overlay");
+    let overlays = batch.files_of("overlay", &throw);
     overlays.iter().for_each(|o| own(o, 12345));
     assert_eq!(batch.kinds(&throw), (2, 0));
     overlays.iter().for_each(|o| own(o, 0));
@@ -223,16 +223,8 @@ fn what_is_not_laid_out_in_the_end_is_laid_out_afterwards() {
         let options = ["--eager", "--profile-runs", "1000000"];
         let child = start(batch.command_that_finishes(when, &options), std::slice::from_ref(&throw), &stop);
         let counted = wait_until(PATIENCE * 2, || {
-            let counts = batch.files("counts");
-            // The number of processes that have begun to count is at 40.
-            let started = |p: &PathBuf| {
-                let module = batch
-                    .cache()
-                    .join("v1/store")
-                    .join(p.with_extension("path").file_name().expect("a name"));
-                std::fs::read(module).is_ok_and(|m| Path::new(&*String::from_utf8_lossy(&m)) == throw)
-                    && std::fs::read(p).is_ok_and(|b| b.get(40).is_some_and(|n| *n > 2))
-            };
+            let counts = batch.files_of("counts", &throw);
+            let started = |p: &PathBuf| processes_begun(p).is_some_and(|n| n > 2);
             counts.iter().any(started).then_some(())
         });
         let said = end(child, &stop);

@@ -2,29 +2,21 @@
 
 mod common;
 
-use common::batching::{Batch, compiled};
+use common::batching::{Batch, compiled, processes_begun};
 use common::{PATIENCE, code, finish};
 use restitch_testkit::{program, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// What the store has of `program`, by its ending.
+/// What there is of `program`, by its ending.
 fn stored(batch: &Batch, program: &Path, ending: &str) -> Option<PathBuf> {
-    let is_its = |p: &PathBuf| {
-        std::fs::read(p.with_extension("path"))
-            .is_ok_and(|b| Path::new(&*String::from_utf8_lossy(&b)) == program)
-    };
-    batch.files(ending).into_iter().find(is_its)
+    batch.files_of(ending, program).into_iter().next()
 }
 
 /// Processes that have begun to count.
 fn started(batch: &Batch, program: &Path) -> u64 {
-    let Some(path) = stored(batch, program, "path") else { return 0 };
-    let counts = path.with_extension("counts");
-    let counts = batch.cache().join("v1").join(counts.file_name().expect("a name"));
-    let word =
-        std::fs::read(counts).ok().and_then(|b| Some(u64::from_le_bytes(b.get(40..48)?.try_into().ok()?)));
-    word.unwrap_or(0)
+    let counts = batch.files_of("counts", program).into_iter().next();
+    counts.and_then(|p| processes_begun(&p)).unwrap_or(0)
 }
 
 /// Runs `program` again and again until `done` says so, or for too long.
@@ -63,6 +55,31 @@ fn the_next_command_goes_on_with_a_counting() {
     assert!(batch.in_force().contains(&module), "{entry:#}");
     assert_eq!(batch.kinds(&module), (0, 2));
     assert!(batch.cache_command(&["verify"]).stdout.contains(": sound"));
+}
+
+#[test]
+fn what_is_being_counted_is_listed_and_pruned() {
+    let Some(module) = compiled(&program("switch.c"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    let options = ["--eager", "--profile-runs", "1000000"];
+    assert!(until(&batch, "later", &options, &module, || started(&batch, &module) > 1));
+    let of = |command: &[&str]| {
+        let done = batch.cache_command(command);
+        done.expect(code::DONE);
+        done.stdout
+    };
+    let line = format!("{} is being counted", module.display());
+    assert!(of(&["list"]).contains(&line), "{}", of(&["list"]));
+    // There is room for it.
+    assert!(of(&["prune", "--size", "500"]).starts_with("0 of "));
+    assert!(batch.counted().contains(&module));
+    let said = of(&["prune", "--size", "0"]);
+    assert!(!said.starts_with("0 of "), "{said}");
+    for left in ["counts", "counting", "earlier", "overlay", "path"] {
+        assert_eq!(batch.files(left), Vec::<PathBuf>::new());
+    }
+    assert_eq!(of(&["list"]).trim_end(), "0 modules, 0.0 MiB");
+    assert_eq!(batch.kinds(&module), (2, 0));
 }
 
 #[test]

@@ -14,6 +14,12 @@ pub fn compiled(source: &Path, flags: &[&str]) -> Option<PathBuf> {
     }
 }
 
+/// How many processes have begun to count, by a file of counts.
+pub fn processes_begun(counts: &Path) -> Option<u64> {
+    let word = std::fs::read(counts).ok()?.get(40..48)?.try_into().ok()?;
+    Some(u64::from_le_bytes(word))
+}
+
 /// A batch of its own cache.
 pub struct Batch {
     pub restitch: Restitch,
@@ -54,10 +60,26 @@ impl Batch {
         found
     }
 
+    /// The files with this ending that belong to `module`.
+    pub fn files_of(&self, ending: &str, module: &Path) -> Vec<PathBuf> {
+        self.files(ending).into_iter().filter(|f| self.module_of(f).as_deref() == Some(module)).collect()
+    }
+
+    /// The module that a file of the cache belongs to.
+    fn module_of(&self, file: &Path) -> Option<PathBuf> {
+        let name = file.with_extension("path");
+        let noted = self.cache().join("v1/store").join(name.file_name().expect("a name"));
+        std::fs::read_to_string(noted).ok().map(PathBuf::from)
+    }
+
     /// The modules that there are optimized overlays of.
     pub fn optimized(&self) -> Vec<PathBuf> {
-        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
-        self.files("optimized").into_iter().filter_map(path).map(PathBuf::from).collect()
+        self.files("optimized").iter().filter_map(|f| self.module_of(f)).collect()
+    }
+
+    /// The modules whose runs are counted.
+    pub fn counted(&self) -> Vec<PathBuf> {
+        self.files("counts").iter().filter_map(|f| self.module_of(f)).collect()
     }
 
     /// The modules whose optimized overlays are used.
@@ -68,9 +90,7 @@ impl Batch {
             let inode = |p: &Path| std::fs::metadata(p).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok();
             inode(&used).is_some() && inode(&used) == inode(stored)
         };
-        let path = |overlay: PathBuf| std::fs::read_to_string(overlay.with_extension("path")).ok();
-        let used = self.files("optimized").into_iter().filter(is_used);
-        used.filter_map(path).map(PathBuf::from).collect()
+        self.files("optimized").into_iter().filter(is_used).filter_map(|f| self.module_of(&f)).collect()
     }
 
     /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so several times.

@@ -29,7 +29,7 @@ mod worker;
 
 pub use leftover::{Outcome, optimize_pending};
 pub use report::{BatchReport, Left, Optimized, Runs};
-pub use upkeep::Verdict;
+pub use upkeep::{CountingModule, Verdict};
 
 use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};

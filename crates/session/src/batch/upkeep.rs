@@ -3,6 +3,7 @@
 use super::cache::{Cache, Entry, read_meta};
 use super::known::key_of;
 use restitch_preload::{KNOWN_LEN, Known};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
@@ -17,6 +18,17 @@ pub enum Verdict {
     Orphaned,
     /// The overlay was damaged, for this reason, and has been removed.
     Removed(String),
+}
+
+/// A module whose runs are counted, which the next command goes on with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CountingModule {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its build id, or the hash of its content, in hexadecimal digits.
+    pub build_id: String,
+    /// Bytes of the overlay that counts and of its counts.
+    pub bytes: u64,
 }
 
 impl Cache {
@@ -60,22 +72,36 @@ impl Cache {
         }
     }
 
-    /// Removes the modules that were optimized longest ago until no more than `most` bytes are left; how many.
-    pub fn prune(&self, most: u64) -> usize {
-        let mut removed = 0;
-        let (mut sum, mut entries) = (0, self.entries());
-        entries.retain(|entry| {
-            sum += self.size(entry);
-            sum > most
-        });
-        for entry in entries {
-            if let Some(lock) = self.lock(&entry.build_id) {
-                self.remove(&entry.build_id);
-                removed += 1;
-                drop(lock);
+    /// Removes the modules that were optimized longest ago until no more than `most` bytes are left, and countings if they alone are more;
+    /// what somebody works on stays. How many modules were removed, and of how many.
+    pub fn prune(&self, most: u64) -> (usize, usize) {
+        let mut sum = 0;
+        let (mut known, mut removed) = (BTreeSet::new(), BTreeSet::new());
+        let mut keep = |id: &str, bytes: u64| {
+            sum += bytes;
+            known.insert(id.to_owned());
+            if sum > most
+                && let Some(_lock) = self.lock(id)
+            {
+                self.remove(id);
+                removed.insert(id.to_owned());
             }
-        }
-        removed
+        };
+        // What is counted is in use: it goes last.
+        self.counting().iter().for_each(|c| keep(&c.build_id, c.bytes));
+        self.entries().iter().for_each(|e| keep(&e.build_id, self.size(e)));
+        (removed.len(), known.len())
+    }
+
+    /// The modules whose runs are counted, over several commands.
+    pub fn counting(&self) -> Vec<CountingModule> {
+        let of = |build_id: String| {
+            let path = self.path_of(&build_id)?;
+            let len =
+                |kind| std::fs::metadata(self.path.join(format!("{build_id}.{kind}"))).map_or(0, |m| m.len());
+            Some(CountingModule { path, bytes: len("counts") + len("counting"), build_id })
+        };
+        self.counting_ids().into_iter().filter_map(of).collect()
     }
 
     /// Bytes of a module's files.
