@@ -196,8 +196,9 @@ fn text(report: &BatchReport) -> String {
 fn optimized(o: &Optimized) -> String {
     let per_run = |r: &restitch_session::batch::Runs| r.seconds / r.runs.max(1) as f64;
     let mut out = format!(
-        "  {}: {}\n",
+        "  {}{}: {}\n",
         o.path.display(),
+        if o.replaced { " (until another build replaced it)" } else { "" },
         match (o.in_force, o.new) {
             (false, _) => format!("profiled in {} runs, not laid out yet", o.profiled_runs),
             (true, true) => format!("optimized in this session, from {} runs", o.profiled_runs),

@@ -100,16 +100,22 @@ fn a_program_that_is_replaced_meanwhile_is_never_run_in_its_predecessors_code() 
     };
     put(first);
     let child = start(batch.command(&["--eager"]), std::slice::from_ref(&place), &stop);
-    // While it is counted, when it is optimized, and back again.
+    // While it is counted; when the other one, of which nothing was known, is optimized; and back again.
     let counting = wait_until(PATIENCE * 2, || batch.counted().contains(&place).then_some(()));
     put(second);
-    let optimized = wait_until(PATIENCE * 2, || (!batch.files("optimized").is_empty()).then_some(()));
+    let optimized = wait_until(PATIENCE * 3, || batch.optimized().contains(&place).then_some(()));
     put(first);
     std::thread::sleep(std::time::Duration::from_secs(1));
     put(second);
     std::thread::sleep(std::time::Duration::from_secs(1));
     let said = end(child, &stop);
     assert!(counting.is_some() && optimized.is_some(), "{said}");
+    let report = batch.report();
+    let of = |list: &str| {
+        let all = report[list].as_array().into_iter().flatten();
+        all.filter(|m| m["path"] == *place.to_string_lossy()).cloned().collect::<Vec<_>>()
+    };
+    assert!(of("optimized").iter().any(|m| m["replaced"] == true), "{report:#}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use common::batching::{Batch, compiled, processes_begun};
 use common::{PATIENCE, code, finish};
-use restitch_testkit::{program, wait_until};
+use restitch_testkit::{copy_program, program, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -55,6 +55,37 @@ fn the_next_command_goes_on_with_a_counting() {
     assert!(batch.in_force().contains(&module), "{entry:#}");
     assert_eq!(batch.kinds(&module), (0, 2));
     assert!(batch.cache_command(&["verify"]).stdout.contains(": sound"));
+}
+
+#[test]
+fn a_counting_ends_with_the_build_that_it_was_of() {
+    let builds: Vec<PathBuf> =
+        ["switch.c", "virt.cc"].iter().filter_map(|s| compiled(&program(s), &["-O2"])).collect();
+    let [first, second] = &builds[..] else { return };
+    let batch = Batch::new();
+    let place = batch.folder.path().join("program");
+    let put = |build: &Path| {
+        let new = batch.folder.path().join("new");
+        copy_program(build, &new).expect("copied");
+        std::fs::rename(&new, &place).expect("renamed");
+    };
+    let options = ["--eager", "--profile-runs", "1000000"];
+    put(first);
+    assert!(until(&batch, "later", &options, &place, || started(&batch, &place) > 1));
+    let before = batch.files_of("counts", &place);
+    assert_eq!(before.len(), 1);
+    // The same build once more goes on.
+    put(first);
+    let begun = started(&batch, &place);
+    assert!(until(&batch, "later", &options, &place, || started(&batch, &place) > begun + 1));
+    assert_eq!(batch.files_of("counts", &place), before);
+    // Of another one nothing is known, and what was counted says nothing of it.
+    put(second);
+    let is_new = || batch.files_of("counts", &place).iter().all(|c| !before.contains(c));
+    assert!(until(&batch, "later", &options, &place, || is_new() && started(&batch, &place) > 1));
+    assert_eq!(batch.files_of("counts", &place).len(), 1);
+    assert!(until(&batch, "wait", &options, &place, || started(&batch, &place) > 3));
+    assert_eq!(batch.kinds(&place), (0, 2));
 }
 
 #[test]

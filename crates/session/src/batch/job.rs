@@ -1,5 +1,6 @@
 //! Counting the runs of a module: which functions, how many runs, and the profile that comes of it.
 
+use super::builds::{ModuleFile, REPLACED};
 use super::cache::{Cache, Entry};
 use super::known::read_module;
 use super::progress::{Progress, Step};
@@ -37,6 +38,7 @@ pub(crate) struct Job {
     earlier: Option<Vec<u64>>,
     /// Samples in runs that have counted, in earlier sessions.
     counted_before: u64,
+    file: ModuleFile,
 }
 
 /// How a module's runs are counted.
@@ -110,18 +112,30 @@ impl Job {
         let mut state = Suspended::new(path.to_path_buf(), id_text, samples, Progress::of(runs));
         state.plan = planned.hash();
         let (planned, earlier) = (Some(Box::new(planned)), None);
-        let mut job = Self { state, id, planned, lock, earlier, counted_before: 0 };
+        let (counted_before, file) = (0, ModuleFile::default());
+        let mut job = Self { state, id, planned, lock, earlier, counted_before, file };
         job.put_counting(cache)?;
         Ok(job)
     }
 
-    /// Goes on with what another session has begun; `None` if that is over, or some other session does.
+    /// Goes on with what another session has begun; `None` if that is over, or some other session does. It is over if the module is another build by now.
     pub fn resume(cache: &Cache, id: &str) -> Option<Self> {
         let lock = cache.lock(id)?;
         let state = Suspended::read(cache, id).filter(|s| cache.is_suspended(&s.build_id))?;
         let id = bytes_of(&state.build_id)?;
         let (earlier, counted_before) = (state.earlier(cache), state.counted);
-        Some(Self { state, id, planned: None, lock, earlier, counted_before })
+        let (planned, file) = (None, ModuleFile::default());
+        let mut job = Self { state, id, planned, lock, earlier, counted_before, file };
+        if job.is_replaced() {
+            job.abandon(cache);
+            return None;
+        }
+        Some(job)
+    }
+
+    /// Whether the module's file is another build by now, of which the counts say nothing.
+    fn is_replaced(&mut self) -> bool {
+        self.file.is_replaced(&self.state.path, &self.state.build_id)
     }
 
     fn put_counting(&mut self, cache: &Cache) -> Result<(), SessionError> {
@@ -175,13 +189,16 @@ impl Job {
     /// `affordable`.
     ///
     /// # Errors
-    /// If the counts cannot be read; or enough runs have counted, and none did what is typical.
+    /// If the counts cannot be read; or enough runs have counted, and none did what is typical; or the module's file is another build by now.
     pub fn look(
         &mut self,
         cache: &Cache,
         measured: Measured,
         affordable: impl FnOnce() -> bool,
     ) -> Result<Look, SessionError> {
+        if self.is_replaced() {
+            return Err(SessionError::NothingToDo(REPLACED.into()));
+        }
         if self.state.complete {
             return Ok(Look::Complete);
         }
@@ -312,8 +329,11 @@ impl Job {
 
     /// Gives up: the stored overlay is in force again, or none.
     pub fn abandon(self, cache: &Cache) {
-        // Failing, it goes on counting until its tickets are used up.
-        let _ = cache.put_in_force(&self.state.build_id);
+        match cache.entry(&self.state.build_id) {
+            // Failing, it goes on counting until its tickets are used up.
+            Some(_) => drop(cache.put_in_force(&self.state.build_id)),
+            None => cache.remove(&self.state.build_id),
+        }
     }
 
     /// The module's file.
@@ -332,7 +352,7 @@ fn plan_again(cache: &Cache, state: &Suspended) -> Result<Planned, SessionError>
     let bad = |why: &str| SessionError::BadFile { path: state.path.clone(), why: why.into() };
     let image = read_module(cache, &state.path)?;
     if image.identity().to_string() != state.build_id {
-        return Err(bad("it has changed since it was profiled"));
+        return Err(bad(REPLACED));
     }
     let module = analyze_image(Arc::new(image)).map_err(|e| bad(&e))?;
     let planned = Planned::of(module, &state.samples);
@@ -401,5 +421,42 @@ mod tests {
         assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
         assert_eq!(cache.verify(&done), super::super::upkeep::Verdict::Sound);
         assert!(Job::resume(&cache, &id).is_none());
+    }
+
+    #[test]
+    fn what_is_suspended_goes_with_its_module() {
+        let Some((folder, module)) = module() else { return };
+        let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
+        let path = folder.path().join("a");
+        let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
+        let samples = BTreeMap::from([(offset, 10)]);
+        let begin =
+            || Job::begin(&cache, &path, read_module(&cache, &path).unwrap(), &samples, None).unwrap();
+        let job = begin();
+        let id = job.state.build_id.clone();
+        job.suspend(&cache, 0.5, 0.25).unwrap();
+        // While it is built anew the file is missing for a moment.
+        let away = folder.path().join("away");
+        std::fs::rename(&path, &away).unwrap();
+        cache.tidy();
+        assert!(cache.is_suspended(&id));
+        let long_ago = SystemTime::now() - std::time::Duration::from_secs(2 * 3600);
+        let state = File::options().write(true).open(cache.stored(&id, "counting")).unwrap();
+        state.set_modified(long_ago).unwrap();
+        cache.tidy();
+        assert!(!cache.is_suspended(&id) && cache.path_of(&id).is_none() && cache.counting().is_empty());
+
+        // Another build in its place: a session that is at it sees that, and so does the next one.
+        std::fs::rename(&away, &path).unwrap();
+        let (mut job, bytes) = (begin(), std::fs::read(&path).unwrap());
+        let mut other = bytes.clone();
+        let note = bytes.windows(job.id.len()).position(|w| w == job.id).expect("a build id");
+        other[note] ^= 1;
+        assert_eq!(job.look(&cache, Measured::default(), || false).unwrap(), Look::Going);
+        std::fs::write(&path, &other).unwrap();
+        let told = job.look(&cache, Measured::default(), || false).unwrap_err();
+        assert!(told.to_string().contains(REPLACED), "{told}");
+        job.suspend(&cache, 0.5, 0.25).unwrap();
+        assert!(cache.is_suspended(&id) && Job::resume(&cache, &id).is_none() && !cache.is_suspended(&id));
     }
 }

@@ -9,6 +9,7 @@
 //! Nothing here may hurt the command: what goes wrong is a note in the report, and the original code runs.
 
 mod budget;
+mod builds;
 pub mod cache;
 pub mod config;
 mod fit;
@@ -33,6 +34,7 @@ pub use upkeep::{CountingModule, Verdict};
 
 use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
+use builds::{ModuleFiles, REPLACED};
 use cache::{Cache, Entry};
 use job::Measured;
 use observe::{Observer, Seen};
@@ -135,21 +137,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
     let child = spawn(&mut options.command)?;
     match cache {
         Some((cache, _)) => {
-            let session = Session {
-                cache,
-                observer,
-                options,
-                done: BTreeMap::new(),
-                given: BTreeSet::new(),
-                left: BTreeMap::new(),
-                uncounted: BTreeMap::new(),
-                past: BTreeMap::new(),
-                wanted: BTreeSet::new(),
-                suspended: BTreeSet::new(),
-                unseen: BTreeSet::new(),
-                retired: BTreeSet::new(),
-                resumed: None,
-            };
+            let session = Session::new(cache, observer, options);
             session.run(child, start, &mut report, watcher)?;
         }
         None => report.status = wait(child, |_| {}),
@@ -212,9 +200,32 @@ struct Session {
     retired: BTreeSet<PathBuf>,
     /// When suspended countings were looked for.
     resumed: Option<Instant>,
+    files: ModuleFiles,
+    /// What came of modules whose files were replaced.
+    former: (Vec<Optimized>, Vec<Left>),
 }
 
 impl Session {
+    fn new(cache: Cache, observer: Option<Observer>, options: BatchOptions) -> Self {
+        Self {
+            cache,
+            observer,
+            options,
+            done: BTreeMap::new(),
+            given: BTreeSet::new(),
+            left: BTreeMap::new(),
+            uncounted: BTreeMap::new(),
+            past: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            suspended: BTreeSet::new(),
+            unseen: BTreeSet::new(),
+            retired: BTreeSet::new(),
+            resumed: None,
+            files: ModuleFiles::default(),
+            former: Default::default(),
+        }
+    }
+
     fn run(
         mut self,
         child: Child,
@@ -242,6 +253,7 @@ impl Session {
             if !ended {
                 // First what is begun already: it would be begun anew.
                 self.resume(&worker);
+                self.look_at_files(&worker);
                 self.consider(&mut worker, &budget, idle.now());
             }
             self.listen(&mut worker, watcher);
@@ -295,7 +307,8 @@ impl Session {
         let Some(observer) = &self.observer else { return 0.0 };
         let mut counting = 0;
         let mut list = counted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for seen in observer.modules().iter().filter(|s| s.counting > 0 || self.given.contains(&s.path)) {
+        let is_counted = |s: &&Seen| s.counting > 0 || self.given.contains(&s.path);
+        for seen in observer.all_modules().iter().filter(is_counted) {
             let typical = self.totals(seen).typical();
             list.insert(seen.path.clone(), Measured { counting: seen.counting, typical });
             counting += seen.counting;
@@ -322,14 +335,47 @@ impl Session {
         self.resumed = Some(Instant::now());
         for id in self.cache.counting_ids() {
             let Some(path) = self.cache.path_of(&id) else { continue };
-            if !self.given.contains(&path)
-                && !is_named(&path, &self.options.exclude)
-                && let Some(job) = job::Job::resume(&self.cache, &id)
-            {
+            if self.given.contains(&path) || is_named(&path, &self.options.exclude) {
+                continue;
+            }
+            self.files.has_changed(&path);
+            if let Some(job) = job::Job::resume(&self.cache, &id) {
                 self.given.insert(path);
                 worker.resume(job);
             }
         }
+    }
+
+    /// Finds out which modules are others by now, at the same paths.
+    fn look_at_files(&mut self, worker: &Worker) {
+        let Some(observer) = self.observer.as_ref().filter(|_| self.files.is_time()) else { return };
+        let seen: Vec<PathBuf> =
+            observer.modules().filter(|s| s.samples > 0).map(|s| s.path.clone()).collect();
+        for path in seen {
+            if !self.files.has_changed(&path) {
+                continue;
+            }
+            if !self.cache.knows_build(&path) {
+                self.forget(&path);
+            } else if !known::is_known(&self.cache, &path) {
+                worker.recognise(path);
+            }
+        }
+    }
+
+    /// Another build is at `path`, of which nothing is known yet.
+    fn forget(&mut self, path: &Path) {
+        if let Some(before) = self.observer.as_mut().and_then(|o| o.replace(path)).cloned() {
+            self.keep_former(&before);
+        }
+        self.given.remove(path);
+        for set in [&mut self.wanted, &mut self.suspended, &mut self.retired] {
+            set.remove(path);
+        }
+        self.done.remove(path);
+        self.left.remove(path);
+        self.uncounted.remove(path);
+        self.past.remove(path);
     }
 
     /// Keeps what was seen of modules that may be worth it some day.
@@ -384,8 +430,7 @@ impl Session {
     fn want(&mut self) {
         let Some(observer) = &self.observer else { return };
         let is_wanted = |seen: &&Seen| !is_named(&seen.path, &self.options.exclude) && self.is_worth_it(seen);
-        let wanted: Vec<PathBuf> =
-            observer.modules().iter().filter(is_wanted).map(|s| s.path.clone()).collect();
+        let wanted: Vec<PathBuf> = observer.modules().filter(is_wanted).map(|s| s.path.clone()).collect();
         self.wanted.extend(wanted);
     }
 
@@ -415,6 +460,7 @@ impl Session {
                     continue;
                 }
             };
+            self.files.has_changed(&seen.path);
             self.given.insert(seen.path.clone());
             let past = self.past.get(&seen.path).map(Past::places).unwrap_or_default();
             let samples = seen.places.iter().fold(past, |mut sum, (at, n)| {
@@ -446,6 +492,17 @@ impl Session {
                 let runs = entry.profiled_runs;
                 watcher.note(&format!("{} is {done}, from {runs} runs", entry.path.display()));
                 self.done.insert(entry.path.clone(), *entry);
+            }
+            Message::Left(path, why) if why == REPLACED => {
+                watcher.note(&format!(
+                    "{} was replaced by another build, which is looked at anew",
+                    path.display()
+                ));
+                match self.files.has_changed(&path) {
+                    true => self.forget(&path),
+                    // That was seen already; it may have been given to the worker since, who knows what he has got.
+                    false => drop(self.given.remove(&path)),
+                }
             }
             Message::Left(path, why) => {
                 self.uncounted.remove(&path);

@@ -59,6 +59,8 @@ pub(crate) struct Seen {
     pub overlaid: bool,
     /// Samples in the original code, by place in the file.
     pub places: BTreeMap<FileOffset, u64>,
+    /// The file at the path is another one by now.
+    pub replaced: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -141,8 +143,20 @@ impl Observer {
     }
 
     /// What was seen, by module.
-    pub fn modules(&self) -> &[Seen] {
+    pub fn modules(&self) -> impl Iterator<Item = &Seen> {
+        self.modules.iter().filter(|m| !m.replaced)
+    }
+
+    /// What was seen, also of modules that were [replaced](Self::replace), which come before those that have replaced them.
+    pub fn all_modules(&self) -> &[Seen] {
         &self.modules
+    }
+
+    /// The file at `path` is another module from here on; what was seen of the one before. Processes that have mapped that go on in it.
+    pub fn replace(&mut self, path: &Path) -> Option<&Seen> {
+        let before = &mut self.modules[self.by_path.remove(path)?];
+        before.replaced = true;
+        Some(before)
     }
 
     /// Processor seconds in user code of everything that was seen.
@@ -298,7 +312,7 @@ mod tests {
     }
 
     fn seen<'o>(observer: &'o Observer, path: &str) -> &'o Seen {
-        observer.modules().iter().find(|m| m.path == Path::new(path)).unwrap()
+        observer.modules().find(|m| m.path == Path::new(path)).unwrap()
     }
 
     #[test]
@@ -328,7 +342,7 @@ mod tests {
         let late = |path| (seen(&observer, path).late, seen(&observer, path).begun);
         assert_eq!((late("/bin/a"), late("/lib/l.so"), late("/lib/p.so")), ((0, 3), (0, 3), (3, 3)));
         assert_eq!(late("/bin/b"), (0, 1));
-        assert!(observer.modules().iter().all(|m| !m.path.starts_with("/cache")));
+        assert!(observer.modules().all(|m| !m.path.starts_with("/cache")));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What came of a batch.
 
 use super::budget::optimize_cost;
+use super::builds::REPLACED;
 use super::cache::Entry;
 use super::observe::{FREQUENCY, Mode, Seen, Usage};
 use super::{LEAST_SECONDS, Session, WORTH};
@@ -69,6 +70,8 @@ pub struct Optimized {
     pub cost_seconds: f64,
     /// Optimized runs after which that is saved.
     pub breaks_even_after: Option<u64>,
+    /// This was the module's build until another one replaced its file.
+    pub replaced: bool,
 }
 
 /// A module that was left alone.
@@ -124,6 +127,7 @@ impl Optimized {
             saved_seconds_per_run: saved,
             cost_seconds: entry.cost_seconds,
             breaks_even_after: even,
+            replaced: seen.replaced,
         }
     }
 
@@ -137,20 +141,37 @@ impl Session {
     pub(super) fn describe(&self, report: &mut BatchReport) {
         let Some(observer) = &self.observer else { return };
         report.lost_records = observer.lost();
-        let known: BTreeMap<PathBuf, Entry> =
-            self.cache.entries().into_iter().map(|e| (e.path.clone(), e)).collect();
+        let (mut optimized, mut left) = self.former.clone();
+        let known = self.known();
         for seen in observer.modules() {
-            let optimized = self.done.get(&seen.path).or_else(|| known.get(&seen.path));
-            let used = seen.ended.contains_key(&Mode::Optimized) && !self.retired.contains(&seen.path);
-            match optimized.filter(|_| used || self.done.contains_key(&seen.path)) {
-                Some(entry) => {
-                    let new = self.done.contains_key(&seen.path);
-                    report.optimized.push(Optimized::new(seen, entry, new));
-                }
-                None => report.left.extend(self.left_alone(seen)),
+            match self.optimized(seen, &known) {
+                Some(entry) => optimized.push(entry),
+                None => left.extend(self.left_alone(seen)),
             }
         }
+        (report.optimized, report.left) = (optimized, left);
         report.sort();
+    }
+
+    /// What is said in the end of a module whose file was replaced.
+    pub(super) fn keep_former(&mut self, seen: &Seen) {
+        match self.optimized(seen, &self.known()) {
+            Some(entry) => self.former.0.push(entry),
+            None => self.former.1.extend(self.left_alone(seen)),
+        }
+    }
+
+    /// The modules in the cache, by path: the newest build of each.
+    fn known(&self) -> BTreeMap<PathBuf, Entry> {
+        self.cache.entries().into_iter().rev().map(|e| (e.path.clone(), e)).collect()
+    }
+
+    /// What came of a module, if it was optimized now or before.
+    fn optimized(&self, seen: &Seen, known: &BTreeMap<PathBuf, Entry>) -> Option<Optimized> {
+        let done = self.done.get(&seen.path);
+        let used = seen.ended.contains_key(&Mode::Optimized) && !self.retired.contains(&seen.path);
+        let entry = done.or_else(|| known.get(&seen.path)).filter(|_| used || done.is_some())?;
+        Some(Optimized::new(seen, entry, done.is_some()))
     }
 
     /// Why a module that used some time was not optimized.
@@ -160,6 +181,7 @@ impl Session {
         }
         let cost = optimize_cost(&seen.path);
         let why = match self.left.get(&seen.path) {
+            _ if seen.replaced => REPLACED.into(),
             Some(why) => why.clone(),
             None if self.cache.holds(&seen.path) => "it is restitch's own library in each process".into(),
             None if self.suspended.contains(&seen.path) => {

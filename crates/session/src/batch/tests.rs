@@ -6,30 +6,18 @@ use crate::Quiet;
 
 /// A session that takes whatever runs.
 fn eager(folder: &Path) -> Session {
-    Session {
-        cache: Cache::open(Some(&folder.join("cache"))).expect("a folder"),
-        observer: None,
-        options: BatchOptions {
-            command: Command::new("true"),
-            only: Vec::new(),
-            exclude: Vec::new(),
-            eager: true,
-            cache: None,
-            making: Making::default(),
-            export: None,
-            cache_size: 1 << 20,
-        },
-        done: BTreeMap::new(),
-        given: BTreeSet::new(),
-        left: BTreeMap::new(),
-        uncounted: BTreeMap::new(),
-        past: BTreeMap::new(),
-        wanted: BTreeSet::new(),
-        suspended: BTreeSet::new(),
-        unseen: BTreeSet::new(),
-        retired: BTreeSet::new(),
-        resumed: None,
-    }
+    let cache = Cache::open(Some(&folder.join("cache"))).expect("a folder");
+    let options = BatchOptions {
+        command: Command::new("true"),
+        only: Vec::new(),
+        exclude: Vec::new(),
+        eager: true,
+        cache: None,
+        making: Making::default(),
+        export: None,
+        cache_size: 1 << 20,
+    };
+    Session::new(cache, None, options)
 }
 
 /// A module of which so many runs have ended, with a sample each.

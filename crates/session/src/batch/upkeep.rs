@@ -1,6 +1,6 @@
 //! Keeping the cache in order: what killed sessions have left, what is damaged, what is too much.
 
-use super::cache::{Cache, Entry, read_meta};
+use super::cache::{COUNTING, Cache, Entry, read_meta};
 use super::known::key_of;
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
@@ -63,6 +63,7 @@ impl Cache {
                 && let Some(_lock) = self.lock(id)
             {
                 match self.is_suspended(id) {
+                    true if self.has_lost_its_module(id) => self.remove(id),
                     true if self.is_of_old_form(id) => self.give_name(id),
                     true => {}
                     // Failing, it goes on counting until its tickets are used up.
@@ -70,6 +71,11 @@ impl Cache {
                 }
             }
         }
+    }
+
+    /// Whether the module of a suspended counting has been gone for a while; a file that is being built anew is gone for a moment.
+    fn has_lost_its_module(&self, id: &str) -> bool {
+        self.path_of(id).is_some_and(|path| !path.exists()) && !is_recent(&self.stored(id, COUNTING))
     }
 
     /// Removes the modules that were optimized longest ago until no more than `most` bytes are left, and countings if they alone are more;

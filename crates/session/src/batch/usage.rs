@@ -161,9 +161,9 @@ pub(crate) fn read(cache: &Cache) -> BTreeMap<PathBuf, Past> {
 }
 
 /// Adds what this command has shown; `keep` says whether a module is to be remembered, and whether it is wanted; with so many `runs`, if that was given.
-pub(crate) fn add(
+pub(crate) fn add<'a>(
     cache: &Cache,
-    modules: &[Seen],
+    modules: impl IntoIterator<Item = &'a Seen>,
     now: u64,
     runs: Option<u64>,
     keep: impl Fn(&Seen) -> Option<bool>,

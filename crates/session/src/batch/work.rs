@@ -1,5 +1,6 @@
 //! Overlays of a module: those that count, and the optimized one that is made from a profile.
 
+use super::builds::REPLACED;
 use super::cache::{Cache, Entry};
 use super::known::read_module;
 use crate::SessionError;
@@ -87,7 +88,7 @@ pub(crate) fn optimize_stored(
     let image = read_module(cache, &entry.path)?;
     if image.identity().to_string() != entry.build_id {
         cache.remove(&entry.build_id);
-        return Err(bad("it has changed since it was profiled".into()));
+        return Err(bad(REPLACED.into()));
     }
     let module = analyze_image(Arc::new(image)).map_err(bad)?;
     optimize(cache, entry, &module, layout, cost)

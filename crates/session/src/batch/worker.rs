@@ -76,7 +76,7 @@ enum Task {
         spent: f64,
     },
     /// What another session has begun is complete.
-    Complete(Counting),
+    Complete(Box<Counting>),
 }
 
 /// A module whose runs are counted.
@@ -229,7 +229,8 @@ impl Maker {
                     let done = optimize(&self.cache, entry, &held.module, self.making.layout, cost);
                     self.done(&path, done, start);
                 }
-                Task::Complete(Counting { job, seconds_per_run, spent }) => {
+                Task::Complete(counting) => {
+                    let Counting { job, seconds_per_run, spent } = *counting;
                     let (start, path) = (cpu_seconds(), job.path().to_path_buf());
                     let cost = || spent + cpu_seconds() - start;
                     let done = job.complete(&self.cache, seconds_per_run, self.making.layout, cost);
@@ -373,7 +374,7 @@ impl Accountant {
         let now = !at_end || self.making.finish == Finish::Wait;
         if !counting.job.is_planned() {
             return match now {
-                true => self.next.give(haste(), Task::Complete(counting)),
+                true => self.next.give(haste(), Task::Complete(Box::new(counting))),
                 false => self.suspend(counting),
             };
         }
