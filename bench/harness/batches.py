@@ -131,10 +131,35 @@ def scripts(machine, quick):
     return ["sh", "-c", loop, python, machine.path("script.py"), find("git"), tree, folder], fresh, folder
 
 
+# Modules of Python's own test suite that say the same each time, and take no longer than a few seconds.
+TESTS = """test_list test_dict test_set test_tuple test_json test_re test_generators test_exceptions test_contextlib test_descr test_functools
+test_collections test_deque test_heapq test_bisect test_sort test_string test_bytes test_format test_fstring test_float test_int test_long
+test_math test_struct test_array test_copy test_enum test_dataclasses test_typing test_patma test_grammar test_csv test_textwrap test_difflib
+test_random test_fractions test_itertools test_configparser test_argparse test_shlex test_html test_ordered_dict test_gettext""".split()
+
+
+def test_suite(machine, quick):
+    """A test suite: each module of it in a process of its own. What is compared is what they say, but for the times."""
+    python, folder, place = find("/usr/bin/python3"), machine.path("out"), machine.path("place")
+    if subprocess.run([python, "-c", "import test.test_list"], capture_output=True).returncode != 0:
+        raise Missing("Python's test suite is not installed (Debian package libpython3.11-testsuite, or that of another version)")
+    os.mkdir(place)
+
+    def fresh():
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+
+    modules = " ".join(TESTS[:6] if quick else TESTS)
+    loop = f"""cd "$2" && for t in {modules}; do
+        PYTHONHASHSEED=1 PYTHONDONTWRITEBYTECODE=1 "$0" -m unittest -q test.$t 2>&1 | sed 's/ in [0-9.]*s$//' > "$1/$t" || exit 1; done"""
+    return ["sh", "-c", loop, python, folder, place], fresh, folder
+
+
 LOADS = {
     "gcc": ("googletest and tests of it, g++", googletest(["g++"])),
     "clang": ("googletest and tests of it, clang++", googletest(["clang++-19", "clang++"])),
     "perl": ("150 runs of a perl script", perl_script),
+    "tests": (f"{len(TESTS)} modules of Python's test suite, a process each", test_suite),
     "scripts": ("60 times a Python script and three commands of git", scripts),
 }
 

@@ -56,6 +56,8 @@ const IDLE: f64 = 0.5;
 const WORTH: f64 = 2.0;
 /// How often suspended countings are looked for: a process in the background may have begun some.
 const RESUME: Duration = Duration::from_secs(1);
+/// How long a module is left to another session before it is looked at again: that one may have ended without an overlay.
+const ELSEWHERE: Duration = Duration::from_secs(30);
 /// Why modules are left alone that programs open themselves.
 const LATE: &str = "programs open it by dlopen, when they run already; only what is loaded with a program is optimized (docs/batch.md)";
 /// Profiles are made anew after so many seconds.
@@ -188,6 +190,8 @@ struct Session {
     left: BTreeMap<PathBuf, String>,
     /// Modules of which nothing could be counted, and how many samples said so.
     uncounted: BTreeMap<PathBuf, u64>,
+    /// Modules that another session had, and when that was seen.
+    busy: BTreeMap<PathBuf, Instant>,
     /// What earlier commands have shown.
     past: BTreeMap<PathBuf, Past>,
     /// Modules that are worth it, and were not begun.
@@ -215,6 +219,7 @@ impl Session {
             given: BTreeSet::new(),
             left: BTreeMap::new(),
             uncounted: BTreeMap::new(),
+            busy: BTreeMap::new(),
             past: BTreeMap::new(),
             wanted: BTreeSet::new(),
             suspended: BTreeSet::new(),
@@ -375,6 +380,7 @@ impl Session {
         self.done.remove(path);
         self.left.remove(path);
         self.uncounted.remove(path);
+        self.busy.remove(path);
         self.past.remove(path);
     }
 
@@ -417,8 +423,9 @@ impl Session {
         if !is_due(uncounted.unwrap_or_default(), totals.samples) {
             return false;
         }
+        let is_elsewhere = self.busy.get(&seen.path).is_some_and(|at| at.elapsed() < ELSEWHERE);
         // The agent is no part of the command.
-        if self.cache.holds(&seen.path) {
+        if is_elsewhere || self.cache.holds(&seen.path) {
             return false;
         }
         let worth_it = totals.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
@@ -506,6 +513,10 @@ impl Session {
             }
             Message::Left(path, why) => {
                 self.uncounted.remove(&path);
+                if why == work::BUSY {
+                    self.given.remove(&path);
+                    self.busy.insert(path.clone(), Instant::now());
+                }
                 self.left.insert(path, why);
             }
             Message::Uncounted(path, samples) => {

@@ -53,8 +53,42 @@ fn a_module_that_few_samples_show_nothing_of_is_given_to_the_worker_again() {
     assert!(session.left.is_empty() && session.uncounted.is_empty());
     // One that is left alone for another reason is.
     session.given.insert(path.clone());
-    session.hear(Message::Left(path.clone(), work::BUSY.into()), &mut Quiet);
+    session.hear(Message::Left(path.clone(), "it is not".into()), &mut Quiet);
     assert!(!session.is_worth_it(&seen(&path, 100_000)));
+}
+
+#[test]
+fn a_module_that_another_session_works_on_is_looked_at_again_after_a_while() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut session) = (folder.path().join("a"), eager(folder.path()));
+    std::fs::write(&path, "").unwrap();
+    session.given.insert(path.clone());
+    session.hear(Message::Left(path.clone(), work::BUSY.into()), &mut Quiet);
+    assert!(!session.is_worth_it(&seen(&path, 100)) && session.left[&path] == work::BUSY);
+    // Half a minute later.
+    let ago = Instant::now().checked_sub(ELSEWHERE).expect("the machine runs for longer");
+    session.busy.insert(path.clone(), ago);
+    assert!(session.is_worth_it(&seen(&path, 100)));
+    session.hear(Message::Counting(path.clone()), &mut Quiet);
+    assert!(session.left.is_empty());
+}
+
+#[test]
+fn a_build_that_replaces_another_is_looked_at_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut session) = (folder.path().join("a"), eager(folder.path()));
+    std::fs::write(&path, "").unwrap();
+    for is_noticed in [false, true] {
+        assert_eq!(session.files.has_changed(&path), is_noticed);
+        session.given.insert(path.clone());
+        session.left.insert(path.clone(), "of the one before".into());
+        session.suspended.insert(path.clone());
+        std::fs::write(&path, if is_noticed { "another" } else { "one" }).unwrap();
+        session.hear(Message::Left(path.clone(), REPLACED.into()), &mut Quiet);
+        assert!(session.left.is_empty() && session.suspended.is_empty());
+        assert!(session.is_worth_it(&seen(&path, 100)));
+        std::fs::write(&path, "and a third one").unwrap();
+    }
 }
 
 #[test]
