@@ -29,6 +29,7 @@ mod map;
 mod model;
 mod page;
 mod plan;
+mod planner;
 mod promote;
 mod reach;
 mod redirects;
@@ -67,7 +68,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
 pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Version, EmitError> {
     let mut selection = select::select(request)?;
     let counters = counters::place(request, &selection)?;
-    let mut plan = plan::build(request, &selection, &counters, executions.edges);
+    let mut plan = planner::build(request, &selection, &counters, executions.edges);
     relax::relax(&mut plan);
     if !executions.blocks.is_empty() {
         align::align(&mut plan, request.program, executions.blocks);

@@ -251,7 +251,7 @@ impl ProfileFile {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(STORE_VERSION.to_le_bytes());
         bytes.extend((payload.len() as u64).to_le_bytes());
-        bytes.extend(crc32(&payload).to_le_bytes());
+        bytes.extend(crc32fast::hash(&payload).to_le_bytes());
         bytes.extend(payload);
         bytes
     }
@@ -276,7 +276,7 @@ impl ProfileFile {
         if payload.len() as u64 > len {
             return Err(StoreError::Corrupt { what: "bytes follow the end" });
         }
-        if crc32(payload) != word(12) {
+        if crc32fast::hash(payload) != word(12) {
             return Err(StoreError::Corrupt { what: "wrong checksum" });
         }
         let mut reader = Reader { rest: payload, version: word(0) };
@@ -476,26 +476,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// CRC-32 as in zlib (polynomial 0xEDB88320, reflected).
-fn crc32(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let mut i = 0;
-        while i < 256 {
-            let mut value = i as u32;
-            let mut bit = 0;
-            while bit < 8 {
-                value = if value & 1 == 1 { value >> 1 ^ 0xEDB8_8320 } else { value >> 1 };
-                bit += 1;
-            }
-            table[i] = value;
-            i += 1;
-        }
-        table
-    };
-    !bytes.iter().fold(!0u32, |crc, byte| crc >> 8 ^ TABLE[((crc ^ u32::from(*byte)) & 0xff) as usize])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -508,11 +488,6 @@ mod tests {
         let module = ModuleProfile::of(&program, &profile, b"\x01\x02\x03", "/usr/bin/thing");
         let other = ModuleProfile { path: "/lib/other.so".into(), ..ModuleProfile::default() };
         (program, profile, ProfileFile { modules: vec![module, other] })
-    }
-
-    #[test]
-    fn crc_is_the_usual_one() {
-        assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
     }
 
     #[test]
@@ -564,7 +539,7 @@ mod tests {
             bytes[8..12].copy_from_slice(&version.to_le_bytes());
             let len = (bytes.len() - HEADER) as u64;
             bytes[12..20].copy_from_slice(&len.to_le_bytes());
-            let crc = crc32(&bytes[HEADER..]);
+            let crc = crc32fast::hash(&bytes[HEADER..]);
             bytes[20..24].copy_from_slice(&crc.to_le_bytes());
             assert_eq!(ProfileFile::read(&bytes).as_ref(), Ok(&file));
         }
@@ -627,7 +602,7 @@ mod tests {
             bytes.truncate(bytes.len() - random.below(4));
             let len = bytes.len() - HEADER;
             bytes[12..20].copy_from_slice(&(len as u64).to_le_bytes());
-            let crc = crc32(&bytes[HEADER..]);
+            let crc = crc32fast::hash(&bytes[HEADER..]);
             bytes[20..24].copy_from_slice(&crc.to_le_bytes());
             if let Ok(file) = ProfileFile::read(&bytes) {
                 assert_eq!(ProfileFile::read(&file.write()), Ok(file));
