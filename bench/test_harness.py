@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, pauses, report, side_by_side, simulated, stats, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
-from harness.main import LOADS, parse
-from harness.rounds import interleave
+from harness.main import LOADS, Context, parse
+from harness.rounds import interleave, interleave_inputs
 from harness.tables import Table
 
 
@@ -80,6 +80,20 @@ class Rounds(unittest.TestCase):
         rounds = interleave(3, lambda side: order.append(side) or {"c": len(order)}, lambda _: None)
         self.assertEqual(order, ["original", "optimized", "optimized", "original", "original", "optimized"])
         self.assertEqual(rounds[1], {"original": {"c": 4}, "optimized": {"c": 3}})
+
+    def test_sides_alternate_at_each_input(self):
+        order = []
+        measure = lambda side, each: order.append((side[:2], each)) or {"c": each * (1 if side == "original" else 10)}
+        rounds = interleave_inputs(2, [1, 3], measure, lambda _: None)
+        both = lambda first, each: [(side, each) for side in (("or", "op") if first == "or" else ("op", "or"))]
+        self.assertEqual(order, both("or", 1) + both("op", 3) + both("op", 1) + both("or", 3))
+        self.assertEqual(rounds, [{"original": {"c": 2.0}, "optimized": {"c": 20.0}}] * 2)
+
+    def test_short_rounds_do_the_same_work(self):
+        of = lambda quick, rounds: Context(None, None, None, SimpleNamespace(quick=quick, rounds=rounds), None)
+        long, quick = of(False, 11), of(True, None)
+        self.assertEqual(long.short_rounds() * long.short(8000), long.rounds * long.amount(8000))
+        self.assertEqual((quick.short_rounds(), quick.short(8000), of(False, 3).short(3)), (3, 800, 1))
 
 
 class Report(unittest.TestCase):

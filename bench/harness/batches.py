@@ -133,7 +133,7 @@ def scripts(machine, quick):
 
 # Modules of Python's own test suite that say the same each time, and take no longer than a few seconds.
 TESTS = """test_list test_dict test_set test_tuple test_json test_re test_generators test_exceptions test_contextlib test_descr test_functools
-test_collections test_deque test_heapq test_bisect test_sort test_string test_bytes test_format test_fstring test_float test_int test_long
+test_collections test_deque test_heapq test_bisect test_string test_bytes test_fstring test_float test_int test_long
 test_math test_struct test_array test_copy test_enum test_dataclasses test_typing test_patma test_grammar test_csv test_textwrap test_difflib
 test_random test_fractions test_itertools test_configparser test_argparse test_shlex test_html test_ordered_dict test_gettext""".split()
 

@@ -17,6 +17,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 LOADS = ["demo", "cc1plus", "python", "postgres", "mariadb", "redis", "nginx"]
 
 
+# So many short rounds do what one long one would: the speed of a shared machine changes within seconds, and the median of many ratios is surer.
+SHORT = 8
+
+
 class Context:
     """What a load gets: the machine, restitch, the counters, and how much it is to do."""
 
@@ -29,6 +33,14 @@ class Context:
         """A number of units of work; a tenth of it for --quick."""
         return max(full // 10, 1) if self.quick else full
 
+    def short_rounds(self):
+        """How many short rounds are made."""
+        return self.rounds if self.quick else self.rounds * SHORT
+
+    def short(self, full):
+        """The part of this work that is done in a short round."""
+        return self.amount(full) if self.quick else max(full // SHORT, 1)
+
 
 def parse(argv):
     parser = argparse.ArgumentParser(
@@ -37,7 +49,7 @@ def parse(argv):
         epilog="loads: " + ", ".join(LOADS),
     )
     parser.add_argument("loads", nargs="*", metavar="LOAD", help="what to measure (default: everything that is installed)")
-    parser.add_argument("--rounds", type=int, help="interleaved rounds a load (default 11; 3 with --quick)")
+    parser.add_argument("--rounds", type=int, help=f"interleaved rounds a load (default 11; 3 with --quick); live loads and short runs make {SHORT} times as many short ones")
     parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, not what it gains")
     parser.add_argument("--same", action="store_true", help="original against original: how large is the noise?")
     parser.add_argument("--with", dest="added", metavar="OPTIONS", type=shlex.split, help="restitch with these options of attach and optimize against restitch without them; prints the table")

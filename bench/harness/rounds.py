@@ -14,6 +14,20 @@ def interleave(count, measure, log):
     return rounds
 
 
+def interleave_inputs(count, inputs, measure, log):
+    """As `interleave`, where the sides take turns at each input; `measure(side, input)` is for one of them. A round is the mean of all inputs."""
+    rounds = []
+    for number in range(count):
+        sums = {"original": {}, "optimized": {}}
+        for index, each in enumerate(inputs):
+            for side in list(sums) if (number + index) % 2 == 0 else list(sums)[::-1]:
+                for counter, value in measure(side, each).items():
+                    sums[side][counter] = sums[side].get(counter, 0) + value
+        rounds.append({side: {counter: value / len(inputs) for counter, value in sum.items()} for side, sum in sums.items()})
+        log(f"  round {number + 1} of {count}")
+    return rounds
+
+
 def serve_and_count(events, pids, load):
     """Counts in the server processes `pids` while `load()` runs, which returns the units of work it had done."""
     with Counting(events, pids) as counting:

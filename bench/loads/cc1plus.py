@@ -1,7 +1,7 @@
 """GCC's C++ compiler as a file: every moved frame, exceptions and all, and output that can be compared."""
 
 from harness.machine import Failed, find
-from harness.rounds import interleave, run_and_count
+from harness.rounds import interleave_inputs, run_and_count
 
 # Headers of the C++ library with something that instantiates them. The first one is the training input of the profile.
 SOURCES = {
@@ -27,11 +27,10 @@ def run(context):
     compared = compare(machine, programs, measured)
     context.log(f"  {compared} pairs of outputs are identical")
 
-    def measure(side):
-        commands = [command(programs[side], i, ["-O2"], machine.path("out.s")) for i in measured]
-        return run_and_count(context.events, commands, cwd=machine.folder)
+    def measure(side, source):
+        return run_and_count(context.events, [command(programs[side], source, ["-O2"], machine.path("out.s"))], cwd=machine.folder)
 
-    rounds = interleave(context.rounds, measure, context.log)
+    rounds = interleave_inputs(context.rounds, measured, measure, context.log)
     return [{"title": f"cc1plus -O2 as a file, {len(measured)} inputs", "unit": "input", "rounds": rounds, "attach": None, "optimize": made, "identical_outputs": compared}]
 
 

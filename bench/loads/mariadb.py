@@ -52,8 +52,8 @@ def run(context):
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, mix, seconds=9)
     rows = []
     for script, full in SCRIPTS.items():
-        count = context.amount(full)
+        count = context.short(full)
         measure = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, script, count))
-        rounds = interleave(context.rounds, measure, context.log)
+        rounds = interleave(context.short_rounds(), measure, context.log)
         rows.append({"title": f"MariaDB, sysbench {script}, live", "unit": "transaction", "rounds": rounds, "attach": attach})
     return rows

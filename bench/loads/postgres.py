@@ -82,11 +82,11 @@ def measure(context, name, title, options, full):
     machine = context.machine
     servers = {side: start(machine, f"{side}-{name}") for side in ("original", "optimized")}
     transactions = lambda side, count: servers[side][1](count, options)
-    count = context.amount(full)
     for side in servers:
-        transactions(side, count)
+        transactions(side, context.amount(full))
+    count = context.short(full)
     # Connections that last for some seconds, as those of the rounds and of servers at work do.
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: transactions(side, full), tree=True)
     work = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, count))
-    rounds = interleave(context.rounds, work, context.log)
+    rounds = interleave(context.short_rounds(), work, context.log)
     return {"title": title, "unit": "transaction", "rounds": rounds, "attach": attach}

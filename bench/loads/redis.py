@@ -30,7 +30,7 @@ def run(context):
     for side in servers:
         requests(side, context.amount(20_000))
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: requests(side, 20_000), seconds=6)
-    count = context.amount(100_000)
+    count = context.short(100_000)
     measure = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: requests(side, count))
-    rounds = interleave(context.rounds, measure, context.log)
+    rounds = interleave(context.short_rounds(), measure, context.log)
     return [{"title": f"redis, {len(TESTS)} commands, -P8, live", "unit": "command", "rounds": rounds, "attach": attach}]

@@ -7,13 +7,12 @@
 //! (`touch`, or a build that came out the same); another one is a new module, of which nothing is known.
 
 use super::cache::Cache;
-use super::known::key_of;
+use super::known::{age, key_at};
 use restitch_image::Image;
 use restitch_preload::FileKey;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Why a module's counting, or its profile, is over.
 pub(crate) const REPLACED: &str = "its file was replaced by another build";
@@ -82,13 +81,9 @@ impl Cache {
     pub(super) fn knows_build(&self, path: &Path) -> bool {
         // Nobody has worked on one without a lock file.
         let is_held = |id: &str| self.stored(id, "lock").exists() && self.lock(id).is_none();
-        identity_at(path)
-            .is_some_and(|id| self.entry(&id).is_some() || self.is_suspended(&id) || is_held(&id))
+        let is_known = |id: String| self.entry(&id).is_some() || self.is_suspended(&id) || is_held(&id);
+        path.is_file() && identity_at(path).is_some_and(is_known)
     }
-}
-
-fn key_at(path: &Path) -> Option<FileKey> {
-    File::open(path).and_then(|file| key_of(&file)).ok()
 }
 
 /// The identity of the module at `path`, if it is one.
@@ -98,9 +93,7 @@ fn identity_at(path: &Path) -> Option<String> {
 }
 
 fn is_being_written(key: &FileKey) -> bool {
-    let changed = UNIX_EPOCH.checked_add(Duration::new(key.changed[0], key.changed[1] as u32));
-    let age = changed.and_then(|at| SystemTime::now().duration_since(at).ok());
-    age.is_none_or(|age| age < WRITTEN)
+    age(key).is_none_or(|age| age < WRITTEN)
 }
 
 #[cfg(test)]

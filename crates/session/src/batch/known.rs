@@ -14,7 +14,7 @@ use crate::SessionError;
 use restitch_image::Image;
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};
 use restitch_procfs::{ChangeTimes, change_times, identity_when_mapped};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -43,8 +43,7 @@ pub(crate) fn read_module(cache: &Cache, path: &Path) -> Result<Image, SessionEr
 
 /// Whether processes know the file at `path` already, so that it need not be read.
 pub(crate) fn is_known(cache: &Cache, path: &Path) -> bool {
-    let key = File::open(path).and_then(|file| key_of(&file)).ok();
-    key.is_some_and(|key| cache.known(&key).is_some())
+    key_at(path).is_some_and(|key| cache.known(&key).is_some())
 }
 
 /// Notes which content a file has, whose state and age were `before` when it was read.
@@ -97,7 +96,7 @@ fn keeps_times(file: &File, key: &FileKey) -> bool {
 }
 
 /// How long ago it was changed; nothing if that is yet to come, by more than the time is rounded.
-fn age(key: &FileKey) -> Option<Duration> {
+pub(crate) fn age(key: &FileKey) -> Option<Duration> {
     let changed = UNIX_EPOCH.checked_add(Duration::new(key.changed[0], key.changed[1] as u32))?;
     match SystemTime::now().duration_since(changed) {
         Ok(age) => Some(age),
@@ -106,15 +105,24 @@ fn age(key: &FileKey) -> Option<Duration> {
 }
 
 /// The state of an open file.
-pub(crate) fn key_of(file: &File) -> std::io::Result<FileKey> {
-    let stat = file.metadata()?;
-    Ok(FileKey {
+fn key_of(file: &File) -> std::io::Result<FileKey> {
+    file.metadata().map(|stat| key_in(&stat))
+}
+
+/// The state of the file at `path`. What is no file (a pipe would have to be waited for) is missing.
+pub(crate) fn key_at(path: &Path) -> Option<FileKey> {
+    std::fs::metadata(path).ok().filter(Metadata::is_file).map(|stat| key_in(&stat))
+}
+
+/// The state of a file, by what `stat` says.
+fn key_in(stat: &Metadata) -> FileKey {
+    FileKey {
         device: stat.dev(),
         inode: stat.ino(),
         len: stat.len(),
         modified: [stat.mtime() as u64, stat.mtime_nsec() as u64],
         changed: [stat.ctime() as u64, stat.ctime_nsec() as u64],
-    })
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! Keeping the cache in order: what killed sessions have left, what is damaged, what is too much.
 
 use super::cache::{COUNTING, Cache, Entry, read_meta};
-use super::known::key_of;
+use super::known::key_at;
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -137,7 +136,7 @@ impl Cache {
 fn is_as_noted(note: &Path) -> bool {
     let bytes = std::fs::read(note).unwrap_or_default();
     let path = bytes.get(KNOWN_LEN..).map(|p| PathBuf::from(OsString::from_vec(p.to_vec())));
-    let key = path.and_then(|p| File::open(p).ok()).and_then(|f| key_of(&f).ok());
+    let key = path.and_then(|p| key_at(&p));
     key.is_some() && Known::decode(&bytes).map(|k| k.key) == key
 }
 
