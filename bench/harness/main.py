@@ -49,7 +49,7 @@ def parse(argv):
         epilog="loads: " + ", ".join(LOADS),
     )
     parser.add_argument("loads", nargs="*", metavar="LOAD", help="what to measure (default: everything that is installed)")
-    parser.add_argument("--rounds", type=int, help=f"interleaved rounds a load (default 11; 3 with --quick); live loads and short runs make {SHORT} times as many short ones")
+    parser.add_argument("--rounds", type=int, help=f"interleaved rounds a load (default 11; 3 with --quick); live loads and python make {SHORT} times as many short ones")
     parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, not what it gains")
     parser.add_argument("--same", action="store_true", help="original against original: how large is the noise?")
     parser.add_argument("--with", dest="added", metavar="OPTIONS", type=shlex.split, help="restitch with these options of attach and optimize against restitch without them; prints the table")

@@ -23,7 +23,7 @@ def interleave_inputs(count, inputs, measure, log):
             for side in list(sums) if (number + index) % 2 == 0 else list(sums)[::-1]:
                 for counter, value in measure(side, each).items():
                     sums[side][counter] = sums[side].get(counter, 0) + value
-        rounds.append({side: {counter: value / len(inputs) for counter, value in sum.items()} for side, sum in sums.items()})
+        rounds.append({side: {counter: value / len(inputs) for counter, value in total.items()} for side, total in sums.items()})
         log(f"  round {number + 1} of {count}")
     return rounds
 

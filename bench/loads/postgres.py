@@ -85,7 +85,7 @@ def measure(context, name, title, options, full):
     for side in servers:
         transactions(side, context.amount(full))
     count = context.short(full)
-    # Connections that last for some seconds, as those of the rounds and of servers at work do.
+    # Connections that last for some seconds, as those of servers at work do.
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: transactions(side, full), tree=True)
     work = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, count))
     rounds = interleave(context.short_rounds(), work, context.log)

@@ -46,7 +46,7 @@ def run(context):
     for name, text in (("trained", TRAINED), ("unseen", UNSEEN)):
         scripts[name] = machine.path(f"{name}.py")
         with open(scripts[name], "w") as f:
-            f.write(text.replace("COUNT", str(context.short(2_400_000))))
+            f.write(text.replace("COUNT", str(context.amount(600_000) // 2)))
     # The profile is of a longer run of the same script.
     with open(machine.path("long.py"), "w") as f:
         f.write(TRAINED.replace("COUNT", str(context.amount(600_000))))

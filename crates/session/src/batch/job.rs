@@ -329,11 +329,7 @@ impl Job {
 
     /// Gives up: the stored overlay is in force again, or none.
     pub fn abandon(self, cache: &Cache) {
-        match cache.entry(&self.state.build_id) {
-            // Failing, it goes on counting until its tickets are used up.
-            Some(_) => drop(cache.put_in_force(&self.state.build_id)),
-            None => cache.remove(&self.state.build_id),
-        }
+        cache.end_counting(&self.state.build_id);
     }
 
     /// The module's file.
@@ -435,12 +431,12 @@ mod tests {
         let job = begin();
         let id = job.state.build_id.clone();
         job.suspend(&cache, 0.5, 0.25).unwrap();
-        // While it is built anew the file is missing for a moment.
+        // While it is built anew the file is missing.
         let away = folder.path().join("away");
         std::fs::rename(&path, &away).unwrap();
         cache.tidy();
         assert!(cache.is_suspended(&id));
-        let long_ago = SystemTime::now() - std::time::Duration::from_secs(2 * 3600);
+        let long_ago = SystemTime::now() - std::time::Duration::from_secs(31 * 24 * 3600);
         let state = File::options().write(true).open(cache.stored(&id, "counting")).unwrap();
         state.set_modified(long_ago).unwrap();
         cache.tidy();

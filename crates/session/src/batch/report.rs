@@ -1,7 +1,6 @@
 //! What came of a batch.
 
 use super::budget::optimize_cost;
-use super::builds::REPLACED;
 use super::cache::Entry;
 use super::observe::{FREQUENCY, Mode, Seen, Usage};
 use super::{LEAST_SECONDS, Session, WORTH};
@@ -181,7 +180,7 @@ impl Session {
         }
         let cost = optimize_cost(&seen.path);
         let why = match self.left.get(&seen.path) {
-            _ if seen.replaced => REPLACED.into(),
+            _ if seen.replaced => "its file was changed or replaced while the command ran".into(),
             Some(why) => why.clone(),
             None if self.cache.holds(&seen.path) => "it is restitch's own library in each process".into(),
             None if self.suspended.contains(&seen.path) => {

@@ -2,6 +2,7 @@
 
 use super::cache::{COUNTING, Cache, Entry, read_meta};
 use super::known::key_at;
+use super::usage::LONG_AGO;
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -62,7 +63,7 @@ impl Cache {
                 && let Some(_lock) = self.lock(id)
             {
                 match self.is_suspended(id) {
-                    true if self.has_lost_its_module(id) => self.remove(id),
+                    true if self.has_lost_its_module(id) => self.end_counting(id),
                     true if self.is_of_old_form(id) => self.give_name(id),
                     true => {}
                     // Failing, it goes on counting until its tickets are used up.
@@ -72,9 +73,19 @@ impl Cache {
         }
     }
 
-    /// Whether the module of a suspended counting has been gone for a while; a file that is being built anew is gone for a moment.
+    /// Ends the counting of a module: what was in force before is again, or nothing is left of it.
+    pub(crate) fn end_counting(&self, id: &str) {
+        match self.entry(id) {
+            // Failing, it goes on counting until its tickets are used up.
+            Some(_) => drop(self.put_in_force(id)),
+            None => self.remove(id),
+        }
+    }
+
+    /// Whether a suspended counting waits for a module that is not there, and has for long; what is built from scratch is not there in the beginning.
     fn has_lost_its_module(&self, id: &str) -> bool {
-        self.path_of(id).is_some_and(|path| !path.exists()) && !is_recent(&self.stored(id, COUNTING))
+        let age = age_of(&self.stored(id, COUNTING));
+        self.path_of(id).is_some_and(|path| !path.exists()) && age.is_some_and(|age| age > LONG_AGO)
     }
 
     /// Removes the modules that were optimized longest ago until no more than `most` bytes are left, and countings if they alone are more;
@@ -142,6 +153,11 @@ fn is_as_noted(note: &Path) -> bool {
 
 /// Whether a file was written in the last hour: somebody may still be writing it.
 fn is_recent(path: &Path) -> bool {
-    let age = std::fs::symlink_metadata(path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
-    age.is_none_or(|age| age.as_secs() < 3600)
+    age_of(path).is_none_or(|age| age < 3600)
+}
+
+/// Seconds since a file was written.
+fn age_of(path: &Path) -> Option<u64> {
+    let written = std::fs::symlink_metadata(path).and_then(|m| m.modified()).ok()?;
+    written.elapsed().ok().map(|age| age.as_secs())
 }

@@ -23,7 +23,7 @@ const FORMAT: u32 = 1;
 const MOST_MODULES: usize = 100;
 const MOST_PLACES: usize = 50_000;
 /// What was used longer ago, in seconds, is forgotten.
-const LONG_AGO: u64 = 30 * 24 * 3600;
+pub(super) const LONG_AGO: u64 = 30 * 24 * 3600;
 /// So many samples of at least two whole runs show nearly all functions that run, with those around them.
 const ENOUGH_SAMPLES: u64 = 2000;
 /// Fewer samples than this say nothing of what cannot be counted, and so many times as many more than those before.
