@@ -1,8 +1,9 @@
 //! Memory as an evaluation sees it: the thread's own, under what the evaluation has stored.
 
 use crate::Value;
+use crate::value::{bytes, spread};
 use restitch_address::Avma;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// The thread's memory.
 pub trait Memory {
@@ -10,7 +11,7 @@ pub trait Memory {
     fn read(&mut self, at: Avma, buffer: &mut [u8]) -> bool;
 }
 
-/// Eight aligned bytes of the overlay.
+/// Eight aligned bytes of the overlay. The bits of bytes that are not known are 0.
 #[derive(Debug, Clone, Copy, Default)]
 struct Word {
     bits: u64,
@@ -18,10 +19,20 @@ struct Word {
     known: u8,
 }
 
+impl Word {
+    /// Writes the bytes in the set `written` from `bits`, of which those in `known` are known.
+    fn write(&mut self, bits: u64, written: u8, known: u8) {
+        let known = known & written;
+        self.bits = (self.bits & !spread(written)) | bits & spread(known);
+        self.written |= written;
+        self.known = (self.known & !written) | known;
+    }
+}
+
 /// What has been stored, and whether the rest can still be relied upon.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Overlay {
-    words: HashMap<u64, Word>,
+    words: FxHashMap<u64, Word>,
     /// Something was written nobody knows where: the memory below may have changed.
     lost: bool,
 }
@@ -40,37 +51,52 @@ impl Overlay {
 
     /// The `size` bytes (1 to 8) at `at`.
     pub fn load(&self, at: Avma, size: u8, memory: &mut impl Memory) -> Value {
-        let mut below = [0u8; 8];
-        let size_bytes = usize::from(size.min(8));
-        let readable = !self.lost && memory.read(at, &mut below[..size_bytes]);
-        let (mut bits, mut known) = (0u64, 0u8);
-        for (i, &byte) in below[..size_bytes].iter().enumerate() {
-            let stored = self.byte(at + i as u64);
-            let (byte, is_known) = stored.unwrap_or((byte, readable));
-            bits |= u64::from(byte) << (8 * i);
-            known |= u8::from(is_known) << i;
+        let size = size.min(8);
+        let (stored, written, known) = self.stored(at, size);
+        // What was stored is not read: it may be where nothing can be read.
+        if written == bytes(size) {
+            return Value::partly(stored, known);
         }
-        Value::partly(bits, known)
+        let mut below = [0u8; 8];
+        let readable = !self.lost && memory.read(at, &mut below[..usize::from(size)]);
+        let from_below = if readable { bytes(size) & !written } else { 0 };
+        Value::partly(u64::from_le_bytes(below) & spread(from_below) | stored, known | from_below)
     }
 
-    /// A stored byte, and whether it is known.
-    fn byte(&self, at: Avma) -> Option<(u8, bool)> {
-        let word = self.words.get(&at.align_down(8).get())?;
-        let i = at.get() & 7;
-        let bit = 1u8 << i;
-        (word.written & bit != 0).then_some(((word.bits >> (8 * i)) as u8, word.known & bit != 0))
+    /// What was stored of the `size` bytes at `at`: the bits of the known ones, which were written, and which of these are known.
+    fn stored(&self, at: Avma, size: u8) -> (u64, u8, u8) {
+        if self.words.is_empty() {
+            return (0, 0, 0);
+        }
+        let (place, within) = (at.align_down(8), (at.get() & 7) as u8);
+        let (mut bits, mut written, mut known) = (0, 0, 0);
+        if let Some(word) = self.words.get(&place.get()) {
+            (bits, written, known) =
+                (word.bits >> (8 * within), word.written >> within, word.known >> within);
+        }
+        if within + size > 8
+            && let Some(word) = self.words.get(&(place + 8).get())
+        {
+            let above = 8 - within;
+            bits |= word.bits << (8 * above);
+            written |= word.written << above;
+            known |= word.known << above;
+        }
+        let asked = bytes(size);
+        (bits & spread(known & asked), written & asked, known & asked)
     }
 
     /// Stores the low `size` bytes of `value`.
     pub fn store(&mut self, at: Avma, size: u8, value: Value) {
-        for i in 0..u64::from(size.min(8)) {
-            let place = at + i;
-            let word = self.words.entry(place.align_down(8).get()).or_default();
-            let (shift, bit) = (8 * (place.get() & 7), 1u8 << (place.get() & 7));
-            let is_known = value.known_bytes() >> i & 1 != 0;
-            word.bits = (word.bits & !(0xff << shift)) | (value.bits() >> (8 * i) & 0xff) << shift;
-            word.written |= bit;
-            word.known = if is_known { word.known | bit } else { word.known & !bit };
+        let size = size.min(8);
+        let (place, within) = (at.align_down(8), (at.get() & 7) as u8);
+        let (written, known) = (bytes(size), value.known_bytes());
+        let word = self.words.entry(place.get()).or_default();
+        word.write(value.bits() << (8 * within), written << within, known << within);
+        if within + size > 8 {
+            let above = 8 - within;
+            let word = self.words.entry((place + 8).get()).or_default();
+            word.write(value.bits() >> (8 * above), written >> above, known >> above);
         }
     }
 

@@ -14,13 +14,15 @@ pub(crate) fn mask(size: u8) -> u64 {
 }
 
 /// The set of the low `size` bytes.
-fn bytes(size: u8) -> u8 {
+pub(crate) fn bytes(size: u8) -> u8 {
     if size >= 8 { 0xff } else { (1 << size) - 1 }
 }
 
 /// The bits of the bytes in a set.
-fn spread(known: u8) -> u64 {
-    (0..8).filter(|i| known & 1 << i != 0).fold(0, |sum, i| sum | 0xff << (8 * i))
+pub(crate) fn spread(set: u8) -> u64 {
+    // Each byte gets the set and keeps its own bit of it; adding 0x7f makes that its highest one.
+    let own = (u64::from(set) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
+    ((own + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101) * 0xff
 }
 
 impl Value {
@@ -103,6 +105,14 @@ impl Value {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn bytes_of_a_set_are_spread() {
+        for set in 0..=u8::MAX {
+            let expected = (0..8).filter(|i| set & 1 << i != 0).fold(0, |sum, i| sum | 0xff << (8 * i));
+            assert_eq!(spread(set), expected, "{set:08b}");
+        }
+    }
 
     proptest! {
         #[test]

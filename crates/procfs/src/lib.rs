@@ -33,7 +33,7 @@ pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
 pub use process::{
-    ProcessId, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping, status,
-    thread_cpu_time, thread_run_delay, thread_stat, thread_status, threads,
+    ProcessId, RunDelay, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping,
+    status, thread_cpu_time, thread_stat, thread_status, threads,
 };
 pub use status::{ProcessState, Stat, Status, parse_run_delay, parse_schedstat, parse_stat};

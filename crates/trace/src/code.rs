@@ -10,7 +10,7 @@ use restitch_evaluate::{Code, Memory as Reader, Run};
 use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::Memory;
 use restitch_x86::{Semantic, decode_semantic};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
 
 /// How often the mappings are read again when unknown code is met.
@@ -31,7 +31,7 @@ struct Region {
 pub(crate) struct LiveCode {
     memory: Memory,
     regions: Vec<Region>,
-    runs: HashMap<Avma, Box<[Semantic]>>,
+    runs: Runs,
     /// Bytes of code, kept as long as the runs.
     pages: Pages,
     read_at: Instant,
@@ -41,7 +41,7 @@ impl LiveCode {
     pub fn open(pid: i32) -> Result<Self, crate::BranchTraceError> {
         let memory = Memory::open_read_only(pid)?;
         let regions = regions(&procfs::maps(pid)?);
-        Ok(Self { memory, regions, runs: HashMap::new(), pages: Pages::default(), read_at: Instant::now() })
+        Ok(Self { memory, regions, runs: Runs::default(), pages: Pages::default(), read_at: Instant::now() })
     }
 
     /// Looks again at what is mapped; forgets decoded code if something that was there is gone or another.
@@ -68,7 +68,8 @@ impl LiveCode {
         self.regions.get(i).filter(|r| r.range.contains(at))
     }
 
-    fn decode(&mut self, at: Avma) -> Option<Box<[Semantic]>> {
+    /// Decodes the run at `at` and keeps it.
+    fn decode(&mut self, at: Avma) -> Option<u32> {
         if self.region_at(at).is_none() && self.read_at.elapsed() > REFRESH {
             self.refresh();
         }
@@ -77,14 +78,13 @@ impl LiveCode {
         let bytes = &mut bytes[..left.min(PIECE)];
         let mut data = Data { pages: &mut self.pages, memory: &self.memory };
         data.read(at, bytes).then_some(())?;
-        let run = decode_run(bytes, at);
-        (!run.is_empty()).then_some(run)
+        self.runs.add(at, |run| decode_run(bytes, at, run))
     }
 }
 
 /// Decodes up to the first branch. An instruction that the end of `bytes` may have cut off is left to the next run.
-fn decode_run(bytes: &[u8], at: Avma) -> Box<[Semantic]> {
-    let (mut run, mut done) = (Vec::new(), 0);
+fn decode_run(bytes: &[u8], at: Avma, run: &mut Vec<Semantic>) {
+    let mut done = 0;
     while done < bytes.len() {
         // Live code is decoded in the coordinates of a module that is loaded where it is stated.
         let Some(semantic) = decode_semantic(&bytes[done..], Svma::new(at.get() + done as u64)) else {
@@ -96,16 +96,75 @@ fn decode_run(bytes: &[u8], at: Avma) -> Box<[Semantic]> {
             break;
         }
     }
-    run.into()
 }
 
 impl Code for LiveCode {
     fn run(&mut self, at: Avma) -> Option<Run<'_>> {
-        if !self.runs.contains_key(&at) {
-            let run = self.decode(at)?;
-            self.runs.insert(at, run);
+        let run = match self.runs.find(at) {
+            Some(run) => run,
+            None => self.decode(at)?,
+        };
+        Some(Run { instructions: self.runs.enter(run), bias: LoadBias::default() })
+    }
+}
+
+/// A run, and what followed it the last two times that it was another one than the first.
+#[derive(Debug, Clone, Copy)]
+struct Decoded {
+    /// Its instructions in [`Runs::instructions`].
+    first: u32,
+    end: u32,
+    next: [(Avma, u32); 2],
+}
+
+/// The decoded runs. Evaluation is mostly waiting for what lies here, since caches forget it between two records: instructions of
+/// one run stand together, behind those of the one that was met before, and a run knows where those are that follow it.
+#[derive(Debug, Default)]
+struct Runs {
+    instructions: Vec<Semantic>,
+    runs: Vec<Decoded>,
+    by_start: FxHashMap<Avma, u32>,
+    /// The run that was entered last.
+    last: Option<u32>,
+}
+
+/// Where no run begins.
+const NOBODY: (Avma, u32) = (Avma::new(0), 0);
+
+impl Runs {
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The run that begins at `at`.
+    fn find(&mut self, at: Avma) -> Option<u32> {
+        let followed = self.last.map(|last| self.runs[last as usize].next).into_iter().flatten();
+        if let Some((_, run)) = followed.filter(|next| *next != NOBODY).find(|(start, _)| *start == at) {
+            return Some(run);
         }
-        self.runs.get(&at).map(|run| Run { instructions: run, bias: LoadBias::default() })
+        let run = *self.by_start.get(&at)?;
+        if let Some(last) = self.last {
+            let next = &mut self.runs[last as usize].next;
+            *next = [(at, run), next[0]];
+        }
+        Some(run)
+    }
+
+    /// Keeps the run at `at` with the instructions that `decode` adds; none if there are none.
+    fn add(&mut self, at: Avma, decode: impl FnOnce(&mut Vec<Semantic>)) -> Option<u32> {
+        let first = self.instructions.len() as u32;
+        decode(&mut self.instructions);
+        let (end, run) = (self.instructions.len() as u32, self.runs.len() as u32);
+        (end > first).then_some(())?;
+        self.runs.push(Decoded { first, end, next: [NOBODY; 2] });
+        self.by_start.insert(at, run);
+        Some(run)
+    }
+
+    fn enter(&mut self, run: u32) -> &[Semantic] {
+        self.last = Some(run);
+        let Decoded { first, end, .. } = self.runs[run as usize];
+        &self.instructions[first as usize..end as usize]
     }
 }
 

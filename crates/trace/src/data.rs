@@ -3,7 +3,7 @@
 use restitch_address::Avma;
 use restitch_evaluate::Memory as Reader;
 use restitch_tracee::Memory;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 const PAGE: usize = 4096;
 
@@ -11,7 +11,7 @@ const PAGE: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     /// `None`: cannot be read.
-    pages: HashMap<u64, Option<Box<[u8; PAGE]>>>,
+    pages: FxHashMap<u64, Option<Box<[u8; PAGE]>>>,
     spare: Vec<Box<[u8; PAGE]>>,
 }
 

@@ -36,6 +36,7 @@ mod thread;
 mod tracer;
 #[cfg(test)]
 mod truth;
+mod vigil;
 
 pub use burst::{BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, Refusal, trace_bursts};
 pub use error::BranchTraceError;

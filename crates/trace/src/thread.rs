@@ -4,6 +4,7 @@ use crate::BranchTraceError;
 use restitch_address::Avma;
 use restitch_evaluate::{State, Taken};
 use restitch_perf::{AlarmEvent, ThreadAlarm, ThreadBreakpoint};
+use restitch_procfs::RunDelay;
 use restitch_tracee::Registers;
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,12 @@ pub(crate) struct Thread {
     pub pid: i32,
     pub tid: i32,
     pub alarm: ThreadAlarm,
+    /// The period that the alarm has, in its events.
+    period: u64,
     pub breakpoint: ThreadBreakpoint,
     pub phase: Phase,
+    /// How long it has waited for processors; `None` where the kernel does not tell.
+    delay: Option<RunDelay>,
     /// Where its `struct rseq` is; `None` until it was looked up.
     pub rseq: Option<Option<Avma>>,
 }
@@ -44,6 +49,8 @@ pub(crate) struct Chase {
     pub cost: Duration,
     /// When the thread was let go.
     pub resumed: Instant,
+    /// Its stop is waited for without sleeping.
+    pub watched: bool,
     /// How long the thread had waited for processors in its life, when that was last looked at.
     pub delayed: Option<Duration>,
 }
@@ -58,6 +65,7 @@ impl Chase {
             is_check: false,
             cost: Duration::ZERO,
             resumed: Instant::now(),
+            watched: false,
             delayed: None,
         }
     }
@@ -96,7 +104,24 @@ impl Thread {
         let breakpoint = ThreadBreakpoint::open(tid, signal)?;
         alarm.set_period(period)?;
         alarm.start()?;
-        Ok(Self { pid, tid, alarm, breakpoint, phase: Phase::Waiting, rseq: None })
+        let delay = RunDelay::open(pid, tid);
+        Ok(Self { pid, tid, alarm, period, breakpoint, phase: Phase::Waiting, delay, rseq: None })
+    }
+
+    /// Sets the alarm's period. Each time costs an interrupt of the thread's last processor, which may sleep.
+    pub fn set_period(&mut self, period: u64) -> Result<(), BranchTraceError> {
+        self.period = period;
+        Ok(self.alarm.set_period(period)?)
+    }
+
+    /// Sees to it that the alarm does not go off before so many more of its events. (It has just gone off.)
+    pub fn no_alarm_for(&mut self, events: u64) -> Result<(), BranchTraceError> {
+        if self.period >= events { Ok(()) } else { self.set_period(events) }
+    }
+
+    /// How long it has waited for processors in its life.
+    pub fn run_delay(&self) -> Option<Duration> {
+        self.delay.as_ref()?.read()
     }
 }
 

@@ -4,6 +4,7 @@ use crate::code::LiveCode;
 use crate::data::{Data, Pages};
 use crate::pace::Pace;
 use crate::thread::{Chase, Phase, Thread, state_of};
+use crate::vigil::Vigil;
 use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// A thread that runs so long (nanoseconds) before its record is full has gone elsewhere.
+/// A thread that runs so long (nanoseconds) before its record is full has gone elsewhere: its next alarm comes no sooner than that, and ends the record.
 const WATCHDOG: u64 = 3_000_000;
 /// ... and so much longer for each branch of the record: system calls lie between some.
 const WATCHDOG_BRANCH: u64 = 10_000;
@@ -127,8 +128,11 @@ struct Tracer<'a> {
     sink: &'a mut dyn Sink,
     /// Records that wait until no thread is held.
     outbox: Vec<(i32, i32, Box<Chase>, RecordEnd)>,
-    /// A running average of what lies between letting a thread go and seeing it at its breakpoint.
+    /// Threads whose alarm waits to be set until they run.
+    unset: Vec<i32>,
+    /// A running average of what lies between letting a thread go and seeing it at its breakpoint, if nobody stays awake for it: what an alarm takes until it is seen.
     leg: Duration,
+    vigil: Vigil,
     /// Process of threads, and CPU time when they were first and last looked at.
     cpu: BTreeMap<i32, (i32, Duration, Duration)>,
     accounted: Instant,
@@ -155,7 +159,9 @@ impl<'a> Tracer<'a> {
             report: TraceReport::default(),
             sink,
             outbox: Vec::new(),
+            unset: Vec::new(),
             leg: FIRST_LEG,
+            vigil: Vigil::default(),
             cpu: BTreeMap::new(),
             accounted: Instant::now(),
         };
@@ -227,6 +233,7 @@ impl<'a> Tracer<'a> {
                 }
                 Some(event) => self.handle(event)?,
             }
+            self.set_alarms()?;
             self.post();
             if self.accounted.elapsed() > ACCOUNT + ACCOUNT_THREAD * self.cpu.len() as u32 {
                 self.account();
@@ -345,15 +352,21 @@ impl<'a> Tracer<'a> {
 
     fn notified(&mut self, tid: i32, number: i32) -> Result<(), BranchTraceError> {
         let begun = Instant::now();
+        let mut is_watched = false;
         if let Some(mut thread) = self.threads.remove(&tid) {
             let attended = self.attend(&mut thread, number, begun);
+            is_watched = matches!(&thread.phase, Phase::Chasing(chase) if chase.watched);
             self.threads.insert(tid, thread);
             match attended {
                 Err(BranchTraceError::Trace(error)) if error.is_gone() => {}
                 other => other?,
             }
         }
-        Ok(self.followed.resume(tid)?)
+        self.followed.resume(tid)?;
+        if is_watched {
+            self.followed.stay_awake(Vigil::LONGEST);
+        }
+        Ok(())
     }
 
     /// A thread was interrupted by one of its events and is held.
@@ -365,22 +378,26 @@ impl<'a> Tracer<'a> {
                 self.report.alarms += 1;
                 let mut chase = Box::new(Chase::new(state_of(&registers), self.options.depth));
                 chase.cost = self.leg;
-                chase.delayed = procfs::thread_run_delay(thread.pid, thread.tid);
+                chase.delayed = thread.run_delay();
                 if self.in_restartable(thread, &registers) {
                     return self.finish(thread, *chase, RecordEnd::Restartable);
                 }
                 let patience = (WATCHDOG + WATCHDOG_BRANCH * self.options.depth as u64) as f64;
-                thread.alarm.set_period((patience * self.options.event.per_nanosecond()) as u64)?;
+                thread.no_alarm_for((patience * self.options.event.per_nanosecond()) as u64)?;
                 self.advance(thread, chase, &registers, begun)
             }
             // A breakpoint signal that was blocked until its record was over.
             Phase::Waiting => Ok(()),
             Phase::Chasing(mut chase) => {
-                let delay = || procfs::thread_run_delay(thread.pid, thread.tid);
-                let leg = chase.without_waiting(begun - chase.resumed, delay);
+                if chase.watched {
+                    self.vigil.ended(begun - chase.resumed);
+                }
+                let leg = chase.without_waiting(begun - chase.resumed, || thread.run_delay());
                 // Where the way leads through the kernel the thread may have slept, which is not our doing.
                 let leg = if chase.expected.knows_memory() { leg } else { leg.min(LONGEST_LEG) };
-                self.leg = (self.leg * 15 + leg.min(LONGEST_LEG)) / 16;
+                if !chase.watched {
+                    self.leg = (self.leg * 7 + leg.min(LONGEST_LEG)) / 8;
+                }
                 chase.cost += leg;
                 self.reached(thread, chase, &registers, begun)
             }
@@ -449,6 +466,7 @@ impl<'a> Tracer<'a> {
             return self.finish(thread, *chase, end);
         }
         thread.breakpoint.set(chase.expected.pc)?;
+        chase.watched = self.vigil.stays_awake();
         chase.resumed = Instant::now();
         thread.phase = Phase::Chasing(chase);
         Ok(())
@@ -523,11 +541,11 @@ impl<'a> Tracer<'a> {
             .is_some_and(|range| range.contains(registers.rip))
     }
 
-    /// Ends a record and sets the thread's alarm for the next one.
+    /// Ends a record. The thread's alarm for the next one is set when it runs.
     fn finish(&mut self, thread: &mut Thread, chase: Chase, end: RecordEnd) -> Result<(), BranchTraceError> {
         thread.breakpoint.clear()?;
         self.pace.paid(chase.cost);
-        thread.alarm.set_period(self.pace.next_period())?;
+        self.unset.push(thread.tid);
         thread.phase = Phase::Waiting;
         self.deliver(thread.pid, thread.tid, chase, end);
         Ok(())
@@ -540,6 +558,17 @@ impl<'a> Tracer<'a> {
         if !chase.branches.is_empty() {
             self.outbox.push((pid, tid, Box::new(chase), end));
         }
+    }
+
+    /// Sets the alarms of threads whose records have ended. The kernel asks a thread's last processor for that: it answers at once while the thread runs there,
+    /// and has to be woken while it is held.
+    fn set_alarms(&mut self) -> Result<(), BranchTraceError> {
+        for tid in std::mem::take(&mut self.unset) {
+            if let Some(thread) = self.threads.get_mut(&tid) {
+                thread.set_period(self.pace.next_period())?;
+            }
+        }
+        Ok(())
     }
 
     /// Hands out the records, while all threads run.

@@ -116,6 +116,8 @@ pub struct Followed {
     known: Option<(i32, Registers)>,
     /// Where signals are not delivered before the caller has seen it.
     catching: Vec<AvmaRange>,
+    /// Until when nobody sleeps.
+    awake: Option<Instant>,
     timer: WakeTimer,
     /// Held threads wait until this one has a processor.
     _urgent: Urgent,
@@ -203,6 +205,7 @@ impl Followed {
             caught: None,
             known: None,
             catching: Vec::new(),
+            awake: None,
             timer,
             _urgent: Urgent::begin(),
             not_send: PhantomData,
@@ -277,6 +280,12 @@ impl Followed {
         self.processes.get(&pid)
     }
 
+    /// For so long the next call of [`next_event`](Self::next_event) looks for an event without sleeping. To be used where one is about to come: a processor
+    /// that has gone to sleep takes as long to wake as several stops (100 us in virtual machines).
+    pub fn stay_awake(&mut self, long: Duration) {
+        self.awake = Some(Instant::now() + long);
+    }
+
     /// The next event, or `None` when `limit` has passed without one (a few milliseconds late at most).
     ///
     /// A thread that is [caught](FollowEvent::Caught) is to be resumed before the next call of this: until then the kernel
@@ -291,8 +300,10 @@ impl Followed {
         }
         // Busy targets report at once; only idle ones need the timer.
         let mut timer_is_set = false;
+        let awake = self.awake.take();
         loop {
             let waited = match sys::wait_keeping_signals(-1, false) {
+                Waited::Nothing if awake.is_some_and(|until| Instant::now() < until) => continue,
                 Waited::Nothing => {
                     let left = end.saturating_duration_since(Instant::now());
                     if left.is_zero() {
