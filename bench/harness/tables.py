@@ -49,6 +49,7 @@ class Table:
             try:
                 row = self.measure(name, options, log)
                 rows += [row] if row else []
+                self.keep(rows)
             except Missing as missing:
                 log(f"  left out: {missing}")
             except Failed as problem:
@@ -56,16 +57,27 @@ class Table:
                 log(f"  failed: {problem}")
         if not rows and options.quick:
             return 1 if failed else 0
-        if not rows:
-            sys.exit("nothing was measured")
-        if self.raw:
+
+    def keep(self, rows):
+        """After each load: what was measured is not lost with a command that is ended before the last one."""
+        if self.raw and rows:
             folder = os.path.join(ROOT, "out", "bench")
             os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, self.raw), "w") as f:
                 json.dump(rows, f, indent=1)
+        if not rows:
+            sys.exit("nothing was measured")
         text = self.text(rows, options)
         if options.quick or options.no_page or options.loads:
             print(text)
         else:
             report.insert(os.path.join(ROOT, "docs", self.page), text, *self.marks)
         return 1 if failed else 0
+
+    def keep(self, rows):
+        """After each load: what was measured is not lost with a command that is ended before the last one."""
+        if self.raw and rows:
+            folder = os.path.join(ROOT, "out", "bench")
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, self.raw), "w") as f:
+                json.dump(rows, f, indent=1)

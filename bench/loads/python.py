@@ -34,7 +34,7 @@ def primes():
         else: seen[n * n] = n; yield n
         n += 1
 g = primes()
-print([queens(7) for _ in range(COUNT // 12000)], [next(g) for _ in range(COUNT // 100)][-1], b'%d' % 3, f'{1.5:.2f}')
+print([queens(7) for _ in range(COUNT // 1500)], [next(g) for _ in range(COUNT // 12)][-1], b'%d' % 3, f'{1.5:.2f}')
 """
 
 
