@@ -1,5 +1,6 @@
 """Tests of the harness itself: python3 -B -m unittest discover -s bench"""
 
+import io
 import json
 import os
 import struct
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import unittest
 from types import SimpleNamespace
+from unittest import mock
 
 from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, pauses, report, side_by_side, simulated, stats, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
@@ -145,6 +147,27 @@ class Report(unittest.TestCase):
         made = Table("p", "about", {"a": 1, "b": 2}, None, None, "p.md", ("x", "y"), 11, 2)
         self.assertEqual((made.options([]).rounds, made.options(["--quick"]).rounds, made.options(["--rounds", "3", "a"]).rounds), (11, 2, 3))
         self.assertFalse(Table("p", "about", {}, None, None, "p.md", ("x", "y"), 11).options([]).quick)
+
+    def test_a_table_goes_to_its_page_and_its_rows_are_kept_as_they_come(self):
+        with tempfile.TemporaryDirectory() as root, mock.patch("harness.tables.ROOT", root):
+            os.mkdir(os.path.join(root, "docs"))
+            page, raw = os.path.join(root, "docs", "p.md"), os.path.join(root, "out", "bench", "p.json")
+            with open(page, "w") as f:
+                f.write("head\n<x>\nold\n<y>\ntail\n")
+
+            def measure(name, options, log):
+                if name == "second":
+                    with open(raw) as f:
+                        self.assertEqual(json.load(f), ["first"])
+                return name
+
+            made = Table("p", "about", {"first": 1, "second": 2}, measure, lambda rows, options: f"{rows}\n", "p.md", ("<x>", "<y>"), 1, raw="p.json")
+            with mock.patch("sys.stderr", io.StringIO()):
+                self.assertEqual(made.main([]), 0)
+            with open(page) as f:
+                self.assertEqual(f.read(), "head\n<x>\n['first', 'second']\n<y>\ntail\n")
+            with open(raw) as f:
+                self.assertEqual(json.load(f), ["first", "second"])
 
     def test_both_tools_get_a_row(self):
         caches = {side: {"I1": n, "I": 10 * n} for side, n in zip(side_by_side.SIDES, (100, 50, 40))}

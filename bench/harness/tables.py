@@ -57,14 +57,6 @@ class Table:
                 log(f"  failed: {problem}")
         if not rows and options.quick:
             return 1 if failed else 0
-
-    def keep(self, rows):
-        """After each load: what was measured is not lost with a command that is ended before the last one."""
-        if self.raw and rows:
-            folder = os.path.join(ROOT, "out", "bench")
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, self.raw), "w") as f:
-                json.dump(rows, f, indent=1)
         if not rows:
             sys.exit("nothing was measured")
         text = self.text(rows, options)
