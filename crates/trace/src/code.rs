@@ -176,3 +176,41 @@ fn regions(maps: &[Mapping]) -> Vec<Region> {
     let region = |m: &Mapping| Region { range: m.range, inode: m.inode, offset: m.offset.get() };
     maps.iter().filter(usable).map(region).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever came before, the run that is found at an address is the one that was kept for it.
+        #[test]
+        fn what_followed_a_run_is_no_other_run(order in proptest::collection::vec(0u64..12, 0..200), forget in 0usize..200) {
+            let mut runs = Runs::default();
+            let mut known = std::collections::BTreeMap::new();
+            for (i, number) in order.into_iter().enumerate() {
+                if i == forget {
+                    (runs, known) = (Runs::default(), std::collections::BTreeMap::new());
+                }
+                let at = Avma::new(0x1000 * number);
+                let code = vec![0x90; 1 + number as usize];
+                prop_assert_eq!(runs.find(at), known.get(&at).copied());
+                let run = match known.get(&at) {
+                    Some(&run) => run,
+                    None => runs.add(at, |to| decode_run(&code, at, to)).expect("it has instructions"),
+                };
+                known.insert(at, run);
+                let found = runs.enter(run);
+                prop_assert_eq!(found.len(), code.len());
+                prop_assert_eq!(found[0].at, Svma::new(at.get()));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_where_nothing_is_decoded() {
+        let mut runs = Runs::default();
+        assert_eq!(runs.add(Avma::new(0x1000), |_| {}), None);
+        assert_eq!(runs.find(Avma::new(0x1000)), None);
+    }
+}
