@@ -290,7 +290,10 @@ impl<'a> Tracer<'a> {
         self.drop_process(pid);
         self.post();
         self.sink.executed(pid);
+        // Its thread was counted when it began.
+        let threads = self.report.threads;
         self.add_process(pid, Vec::new());
+        self.report.threads = threads;
         Ok(self.followed.resume(pid)?)
     }
 

@@ -253,6 +253,13 @@ fn children_and_what_they_execute_are_traced() {
     assert_eq!(report.exit, Some(ExitStatus::Code(42)));
     assert!(forked.len() >= 2 && forked.values().all(|parent| *parent == pid), "{forked:?}");
     assert_eq!(report.processes, forked.len() + 1);
+    // Each has one thread, which is the same one after an exec.
+    assert!(
+        report.threads <= report.processes,
+        "{} threads of {} processes",
+        report.threads,
+        report.processes
+    );
     assert!(executed.iter().all(|pid| forked.contains_key(pid)) && executed.len() + 1 >= forked.len());
     assert!(with_records(&family) >= 2, "{records:?}");
     // Left alone if that is asked for.
