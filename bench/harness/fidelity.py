@@ -32,9 +32,6 @@ def sources(options):
         yield f"trace {overhead}, {depth} branches", ["--source", "trace", "--overhead", overhead, "--depth", str(depth)]
     for overhead, depth in [("1%", 4000), ("1%", 500)]:
         yield f"burst {overhead}, {depth} branches", ["--source", "burst", "--overhead", overhead, "--depth", str(depth)]
-    if options.weigh:
-        yield "trace 10%, 64 branches, weighed", ["--source", "trace", "--overhead", "10%", "--depth", "64", "--weigh"]
-        yield "burst 1%, 4000 branches, weighed", ["--source", "burst", "--overhead", "1%", "--depth", "4000", "--weigh"]
     yield "samples, as many", "trace 10%, 512 branches"
     yield "samples, 997 Hz", 997
     yield "samples, 9973 Hz", 9973
@@ -170,7 +167,6 @@ def text(programs, options):
 def main(argv):
     def add(parser):
         parser.add_argument("--duration", type=float, default=20, help="seconds of recording a process (3 with --quick)")
-        parser.add_argument("--weigh", action="store_true", help="also records that count by their density (an experiment)")
 
     def settle(options):
         options.duration = 3 if options.quick else options.duration

@@ -18,9 +18,6 @@ pub struct SourceOptions {
     /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
-    /// With --source trace and burst: let records count by the density of branches in them (an experiment; see docs/profiling.md).
-    #[arg(long, hide = true)]
-    pub weigh: bool,
 }
 
 /// `1%`, `0.5%` or a bare number of percent; the share comes out.
@@ -67,8 +64,7 @@ impl SourceOptions {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
         let depth = usize::from(depth.unwrap_or(4000));
-        let options =
-            TraceRecordOptions { subject, depth, overhead: self.overhead, weigh: self.weigh, output };
+        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, output };
         let bursts = record_bursts(options, &mut progress)?;
         progress.finish();
         tell_of_bursts(&bursts);
@@ -89,7 +85,6 @@ impl SourceOptions {
             subject,
             depth: usize::from(depth.unwrap_or(512)),
             overhead: self.overhead,
-            weigh: self.weigh,
             output,
         };
         let traced = record_traced(options, &mut progress)?;

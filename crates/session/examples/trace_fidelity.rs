@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         true => TraceSubject::Process(pid, duration),
         false => TraceSubject::Command(command()),
     };
-    let options = TraceRecordOptions { subject, depth, overhead, weigh: false, output: own(&traced) };
+    let options = TraceRecordOptions { subject, depth, overhead, output: own(&traced) };
     match is_burst {
         true => tell_of_bursts(&record_bursts(options, &mut Quiet)?),
         false => tell(&record_traced(options, &mut Quiet)?),

@@ -197,7 +197,6 @@ struct Kept {
     pid: i32,
     tid: i32,
     branches: Vec<Taken>,
-    density: f64,
     end: RecordEnd,
 }
 
@@ -206,9 +205,9 @@ struct Hand(Sender<Kept>);
 
 impl Sink for Hand {
     fn record(&mut self, record: Record<'_>) {
-        let Record { pid, tid, branches, density, end } = record;
+        let Record { pid, tid, branches, end } = record;
         // An error: nobody wants records any more.
-        let _ = self.0.send(Kept { pid, tid, branches: branches.to_vec(), density, end });
+        let _ = self.0.send(Kept { pid, tid, branches: branches.to_vec(), end });
     }
 }
 
@@ -234,8 +233,8 @@ fn together(
         }
         // The last tracer that ends closes the channel.
         drop(sender);
-        for Kept { pid, tid, branches, density, end } in receiver {
-            records.record(Record { pid, tid, branches: &branches, density, end });
+        for Kept { pid, tid, branches, end } in receiver {
+            records.record(Record { pid, tid, branches: &branches, end });
         }
         let join = |(pid, thread): (i32, Result<std::thread::ScopedJoinHandle<'_, _>, _>)| match thread {
             Ok(thread) => (pid, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),

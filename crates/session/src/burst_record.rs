@@ -93,7 +93,6 @@ const WORTHWHILE: f64 = 0.1;
 pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Bursts, SessionError> {
     crate::check_writable(&options.output.path)?;
     let mut records = BranchRecords::for_output(&options.output);
-    records.weigh = options.weigh;
     let tracing =
         BurstOptions { depth: options.depth, overhead: options.overhead, ..BurstOptions::default() };
     let mut launched = None;

@@ -33,9 +33,6 @@ pub struct TraceRecordOptions {
     pub depth: usize,
     /// The share of the running time that it may cost, 0 to 1.
     pub overhead: f64,
-    /// Whether records count by the density of branches in them (see `docs/profiling.md`). The records in `perf.data` stay as
-    /// they are.
-    pub weigh: bool,
     /// The profile file.
     pub output: ProfileOutput,
 }
@@ -70,7 +67,6 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     };
     watcher.phase("tracing", seconds);
     let mut records = BranchRecords::for_output(&options.output);
-    records.weigh = options.weigh;
     let (depth, overhead) = (options.depth, options.overhead);
     let tracing = TraceOptions { depth, overhead, ..TraceOptions::default() };
     let (process, report) = match options.subject {

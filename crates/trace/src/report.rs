@@ -13,8 +13,6 @@ pub struct Record<'a> {
     pub tid: i32,
     /// The branches.
     pub branches: &'a [Taken],
-    /// Taken branches for each instruction that was evaluated for the record; 0 where that is not known.
-    pub density: f64,
     /// Why it ends where it does.
     pub end: RecordEnd,
 }

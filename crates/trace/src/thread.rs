@@ -41,8 +41,6 @@ pub(crate) struct Chase {
     pub guessed: usize,
     /// What the thread is expected to look like at the breakpoint.
     pub expected: State,
-    /// Branches and instructions that were evaluated, also those that were dropped afterwards.
-    pub evaluated: (u64, u64),
     /// The breakpoint only checks what was evaluated; the record is full.
     pub is_check: bool,
     /// What the record has cost so far.
@@ -61,7 +59,6 @@ impl Chase {
             branches: Vec::with_capacity(depth.min(4096)),
             guessed: 0,
             expected,
-            evaluated: (0, 0),
             is_check: false,
             cost: Duration::ZERO,
             resumed: Instant::now(),
@@ -77,11 +74,6 @@ impl Chase {
         let Some(now) = delay() else { return leg };
         self.delayed = Some(now);
         leg.saturating_sub(now.saturating_sub(before))
-    }
-
-    /// Taken branches for each instruction.
-    pub fn density(&self) -> f64 {
-        self.evaluated.0 as f64 / self.evaluated.1.max(1) as f64
     }
 
     /// Drops what was evaluated and not confirmed; whether there was any.

@@ -493,11 +493,8 @@ impl<'a> Tracer<'a> {
             *state = State::blank(state.pc);
         }
         let left = depth.saturating_sub(branches.len());
-        let instructions = tally.instructions;
         let ended = follow(state, code, &mut data, left, tally, &mut |taken| branches.push(taken));
         chase.guessed = branches.len() - before;
-        chase.evaluated.0 += chase.guessed as u64;
-        chase.evaluated.1 += tally.instructions - instructions;
         ended
     }
 
@@ -577,8 +574,7 @@ impl<'a> Tracer<'a> {
     /// Hands out the records, while all threads run.
     fn post(&mut self) {
         for (pid, tid, chase, end) in self.outbox.drain(..) {
-            let (branches, density) = (&chase.branches[..], chase.density());
-            self.sink.record(Record { pid, tid, branches, density, end });
+            self.sink.record(Record { pid, tid, branches: &chase.branches, end });
         }
     }
 }

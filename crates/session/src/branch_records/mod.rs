@@ -29,8 +29,6 @@ use std::time::{Duration, Instant};
 
 /// How often a process's modules are looked at again when a branch is in none of them: at least, and in times of what looking costs.
 const LOOK_AGAIN: (Duration, u32) = (Duration::from_millis(10), 20);
-/// Steps of the weight of a record.
-const DENSITIES: f64 = 64.0;
 /// A module with less than this share of the branches is left out of the profile.
 const LEAST_SHARE: f64 = 0.001;
 
@@ -70,9 +68,6 @@ pub(crate) struct BranchRecords {
     processes: BTreeMap<i32, Places>,
     images: ImageCache,
     file: Option<RecordFile>,
-    /// Whether records count by the density of branches in them: alarms by time find code with few branches more often than its
-    /// branches deserve.
-    pub weigh: bool,
     coverage: Coverage,
     /// Processes that have branches.
     with_branches: BTreeSet<i32>,
@@ -97,9 +92,8 @@ impl BranchRecords {
         Ok(())
     }
 
-    /// Adds branches that thread `tid` of process `pid` has taken one after the other, oldest first. Each counts `weight`
-    /// times.
-    pub fn add(&mut self, pid: i32, tid: i32, branches: &[Taken], weight: u64) {
+    /// Adds branches that thread `tid` of process `pid` has taken one after the other, oldest first.
+    fn add(&mut self, pid: i32, tid: i32, branches: &[Taken]) {
         self.with_branches.insert(pid);
         let locate = |records: &mut Self, at| records.locate(pid, at);
         let mut stack: Vec<_> = branches.iter().map(|b| (locate(self, b.from), locate(self, b.to))).collect();
@@ -116,7 +110,7 @@ impl BranchRecords {
             let part: Vec<_> = stack.iter().map(|(from, to)| (own(from), own(to))).collect();
             let seen = &mut self.seen[module];
             seen.branches += part.iter().filter(|(from, _)| from.is_some()).count() as u64;
-            seen.records.add_stack(&part, weight);
+            seen.records.add_stack(&part, 1);
         }
         if let Some(file) = &mut self.file {
             file.add(pid, tid, branches);
@@ -241,9 +235,7 @@ impl BranchRecords {
 
 impl Sink for BranchRecords {
     fn record(&mut self, record: Record<'_>) {
-        let weight =
-            if self.weigh { (DENSITIES * record.density).round().clamp(1.0, DENSITIES) } else { 1.0 };
-        self.add(record.pid, record.tid, record.branches, weight as u64);
+        self.add(record.pid, record.tid, record.branches);
     }
 
     fn forked(&mut self, pid: i32, parent: i32) {

@@ -7,7 +7,6 @@
 use super::{BurstCode, BurstEnd, BurstReport};
 use crate::{Record, RecordEnd, Sink};
 use restitch_address::Avma;
-use restitch_evaluate::Taken;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
 
@@ -42,8 +41,7 @@ pub(super) fn read(pid: i32, code: &BurstCode, bursts: Receiver<Over>, sink: &mu
             _ => RecordEnd::UnknownCode,
         };
         if !branches.is_empty() {
-            let density = density(&branches);
-            sink.record(Record { pid, tid, branches: &branches, density, end });
+            sink.record(Record { pid, tid, branches: &branches, end });
         }
     }
     report
@@ -53,33 +51,5 @@ pub(super) fn read(pid: i32, code: &BurstCode, bursts: Receiver<Over>, sink: &mu
 pub(super) fn note(places: &mut BTreeMap<Avma, u64>, at: Avma) {
     if places.len() < MOST_PLACES || places.contains_key(&at) {
         *places.entry(at).or_default() += 1;
-    }
-}
-
-/// Taken branches for each instruction that was executed between them, about: instructions have four bytes on average.
-fn density(branches: &[Taken]) -> f64 {
-    const INSTRUCTION: f64 = 4.0;
-    const LONGEST_RUN: i64 = 1 << 16;
-    let run = |pair: &[Taken]| {
-        let len = pair[1].from.offset_from(pair[0].to);
-        if (0..LONGEST_RUN).contains(&len) { len as f64 / INSTRUCTION + 1.0 } else { 1.0 }
-    };
-    let instructions: f64 = branches.windows(2).map(run).sum();
-    branches.len().saturating_sub(1) as f64 / instructions.max(1.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn density_is_branches_for_each_instruction() {
-        let taken = |from: u64, to: u64| Taken { from: Avma::new(from), to: Avma::new(to) };
-        // Runs of 12 bytes before each branch: three instructions and the branch.
-        let loops = [taken(12, 0), taken(12, 0), taken(12, 0)];
-        assert!((density(&loops) - 0.25).abs() < 1e-9);
-        assert!((density(&[taken(5, 5), taken(5, 5)]) - 1.0).abs() < 1e-9);
-        assert_eq!(density(&loops[..1]), 0.0);
-        assert_eq!(density(&[]), 0.0);
     }
 }
