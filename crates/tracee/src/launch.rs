@@ -137,7 +137,16 @@ fn wait_for_tracer(ready: i32, go: i32) -> io::Result<()> {
 
 impl TraceEvents {
     /// Starts `command` as a tracee. The first event is its [`TraceEvent::Exec`].
-    pub fn spawn(mut command: Command, options: LaunchOptions) -> Result<Self, TraceError> {
+    pub fn spawn(command: Command, options: LaunchOptions) -> Result<Self, TraceError> {
+        Self::spawn_looking(command, options, START_POLL)
+    }
+
+    /// The same; it is looked in turns for so long for the exec, and then whether that has failed.
+    fn spawn_looking(
+        mut command: Command,
+        options: LaunchOptions,
+        poll: Duration,
+    ) -> Result<Self, TraceError> {
         let program = command.get_program().to_string_lossy().into_owned();
         let launch = |source| TraceError::Launch { program: program.clone(), source };
         let (mut ready, ready_write) = pipe().map_err(launch)?;
@@ -157,9 +166,10 @@ impl TraceEvents {
             drop((ready_write, go_read));
             result
         });
+        let mut start = Start::Unknown(helper);
         let mut pid = [0; 4];
         if ready.read_exact(&mut pid).is_err() {
-            return Err(launch(spawn_error(helper)));
+            return Err(launch(start.error()));
         }
         let pid = i32::from_ne_bytes(pid);
         Self::trace_start(pid, options, go)?;
@@ -174,11 +184,11 @@ impl TraceEvents {
             trap_in_code: None,
             not_send: PhantomData,
         };
-        match events.wait_for_exec(&helper)? {
+        match events.wait_for_exec(&mut start, poll)? {
             true => Ok(events),
             false => {
                 events.tasks.clear();
-                Err(launch(spawn_error(helper)))
+                Err(launch(start.error()))
             }
         }
     }
@@ -193,11 +203,14 @@ impl TraceEvents {
     /// After a failed exec `Command::spawn` waits for the child's end in the helper thread, and may get the child's
     /// stop at its exit instead of us (a wait looks at the tracees of all threads of its process). Whoever gets it:
     /// the child is let go, and the end is left to `Command::spawn` or collected after it.
-    fn wait_for_exec(&mut self, helper: &Helper) -> Result<bool, TraceError> {
+    ///
+    /// After a successful one it returns as soon as the kernel has closed its descriptor, and the exec's report comes when the program is mapped,
+    /// which may take its time.
+    fn wait_for_exec(&mut self, start: &mut Start, poll: Duration) -> Result<bool, TraceError> {
         let pid = self.root.pid;
-        let mut rounds = 0;
+        let begun = Instant::now();
         loop {
-            match wait_for(pid, START_POLL) {
+            match wait_for(pid, poll) {
                 WaitOutcome::Stop(stop @ StopKind::Event(libc::PTRACE_EVENT_EXEC)) => {
                     self.early.push_back((pid, stop));
                     return Ok(true);
@@ -211,17 +224,17 @@ impl TraceEvents {
                     sys::resume(pid, Resume::Continue, signal)?;
                 }
                 WaitOutcome::Stop(_) => sys::resume(pid, Resume::Continue, 0)?,
-                WaitOutcome::TimedOut if helper.is_finished() => {
+                WaitOutcome::TimedOut if start.has_failed() => {
                     let _ = sys::detach(pid, 0);
                     let _ = wait_for(pid, Duration::from_secs(1));
                     return Ok(false);
                 }
-                WaitOutcome::TimedOut if rounds == START_ROUNDS => {
-                    let waited_ms = u64::from(START_ROUNDS) * START_POLL.as_millis() as u64;
+                WaitOutcome::TimedOut if begun.elapsed() > START_LIMIT => {
+                    let waited_ms = START_LIMIT.as_millis() as u64;
                     let state = "starting".to_owned();
                     return Err(TraceError::NotStopping { pid, tid: pid, waited_ms, state });
                 }
-                WaitOutcome::TimedOut => rounds += 1,
+                WaitOutcome::TimedOut => {}
             }
         }
     }
@@ -431,16 +444,69 @@ fn ptrace_options(options: LaunchOptions) -> i32 {
 
 /// How often the start of a program looks whether it has failed.
 const START_POLL: Duration = Duration::from_millis(20);
-/// After how many looks it gives up: one minute.
-const START_ROUNDS: u32 = 3000;
+/// When it gives up.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// The thread that runs `Command::spawn`.
-type Helper = JoinHandle<io::Result<Child>>;
+/// What is known of [`Command::spawn`], which runs in a thread of its own.
+enum Start {
+    Unknown(JoinHandle<io::Result<Child>>),
+    Known(io::Result<Child>),
+}
 
-/// Why the helper could not start the program.
-fn spawn_error(helper: Helper) -> io::Error {
-    match helper.join() {
-        Ok(Err(error)) => error,
-        _ => io::Error::from_raw_os_error(libc::ECHILD),
+impl Start {
+    /// Whether the program could not be started. (That the thread has ended says nothing: it ends with a successful exec, too.)
+    fn has_failed(&mut self) -> bool {
+        if let Self::Unknown(helper) = self
+            && helper.is_finished()
+        {
+            self.settle();
+        }
+        matches!(self, Self::Known(Err(_)))
+    }
+
+    /// Waits for the thread's end.
+    fn settle(&mut self) {
+        let lost = || io::Error::from_raw_os_error(libc::ECHILD);
+        if let Self::Unknown(helper) = std::mem::replace(self, Self::Known(Err(lost()))) {
+            *self = Self::Known(helper.join().unwrap_or_else(|_| Err(lost())));
+        }
+    }
+
+    /// Why the program was not started.
+    fn error(mut self) -> io::Error {
+        if matches!(self, Self::Unknown(_)) {
+            self.settle();
+        }
+        match self {
+            Self::Known(Err(error)) => error,
+            _ => io::Error::from_raw_os_error(libc::ECHILD),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The thread that starts a program has mostly ended when the exec is reported.
+    #[test]
+    fn a_program_that_takes_its_time_to_be_mapped_is_started() {
+        for _ in 0..300 {
+            let command = Command::new("/bin/true");
+            let started = TraceEvents::spawn_looking(command, LaunchOptions::default(), Duration::ZERO);
+            let events = started.expect("it is there and can be executed");
+            let root = events.root();
+            events.detach();
+            assert_eq!(crate::wait_for_child(root).expect("our child"), 0);
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_not_started() {
+        for poll in [Duration::ZERO, START_POLL] {
+            let command = Command::new("/no/such/program");
+            let error = TraceEvents::spawn_looking(command, LaunchOptions::default(), poll).err();
+            assert!(error.expect("not there").to_string().contains("No such file"));
+        }
     }
 }
