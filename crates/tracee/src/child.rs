@@ -4,13 +4,14 @@
 //! first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait leaves the parent its own). Idea: what the tracer learns of an
 //! [`OwnChild`] is kept for it.
 
-use crate::TraceError;
+use crate::{TraceError, sys};
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Raw statuses of own children that tracing threads were told the end of; nothing before.
 static ENDS: Mutex<BTreeMap<i32, Option<i32>>> = Mutex::new(BTreeMap::new());
@@ -49,7 +50,12 @@ impl OwnChild {
     /// # Errors
     /// If somebody else has waited for it.
     pub fn has_ended(&mut self) -> io::Result<bool> {
-        self.0.try_wait().map(|status| status.is_some()).or_else(|error| self.noted(error).map(|_| true))
+        let ended = match sys::has_ended(self.pid(), false) {
+            Ok(false) => Ok(false),
+            // What was waited for before is known to `Child`.
+            _ => self.0.try_wait().map(|status| status.is_some()),
+        };
+        ended.or_else(|error| self.noted(error).map(|_| true))
     }
 
     /// Waits for its end.
@@ -57,6 +63,7 @@ impl OwnChild {
     /// # Errors
     /// If somebody else has waited for it.
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
+        wait_for_end(self.pid());
         self.0.wait().or_else(|error| self.noted(error))
     }
 
@@ -69,6 +76,14 @@ impl OwnChild {
     }
 }
 
+/// Waits until a child has ended, which is left to be waited for. While it is a tracee of another of our threads (one that is ending lets its tracees go after it can be
+/// joined), its stops are that thread's.
+fn wait_for_end(pid: i32) {
+    while let Ok(false) = sys::has_ended(pid, true) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Waits until `child`, which this program started, has ended; its exit status as a shell gives it: the code, or 128
 /// plus the number of the signal that ended it.
 ///
@@ -76,6 +91,7 @@ impl OwnChild {
 /// If it is no child of this program, or was waited for already.
 pub fn wait_for_child(child: ProcessId) -> Result<i32, TraceError> {
     let mut status = 0;
+    wait_for_end(child.pid);
     loop {
         // SAFETY: the kernel writes an int into `status`, a live local.
         let waited = unsafe { libc::waitpid(child.pid, &raw mut status, 0) };

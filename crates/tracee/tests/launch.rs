@@ -4,7 +4,7 @@ mod common;
 
 use restitch_tracee::{ExitStatus, LaunchOptions, TraceEvent, TraceEvents};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an event may take to come on a machine that is busy with other things.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -140,6 +140,33 @@ fn a_process_on_its_way_to_its_entry_point_outlives_the_tracer() {
         }
         assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 7);
     }
+}
+
+/// What a process reports as the tracee of one of our threads is seen by every other thread that waits for it, and is no end.
+#[test]
+fn a_stop_that_another_thread_is_to_see_is_no_end() {
+    let (send, started) = std::sync::mpsc::channel();
+    let tracer = std::thread::spawn(move || {
+        let command = shell("trap : USR1; kill -USR1 $$; exit 7");
+        let mut events = TraceEvents::spawn(command, LaunchOptions::default()).unwrap();
+        let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else { panic!("no exec") };
+        let pid = stopped.pid();
+        stopped.resume();
+        // It stands in front of the signal, which nobody looks at.
+        let is_stopped =
+            || restitch_procfs::status(pid).unwrap().state == Some(restitch_procfs::ProcessState::Traced);
+        let since = Instant::now();
+        while !is_stopped() && since.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_stopped());
+        send.send(events.root()).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        events.detach();
+    });
+    let root = started.recv().unwrap();
+    assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 7);
+    tracer.join().unwrap();
 }
 
 /// A process that is stopped and let go again, over and over, on its way to its entry point still gets there.
