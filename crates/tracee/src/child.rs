@@ -4,7 +4,7 @@
 //! first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait leaves the parent its own). Idea: what the tracer learns of an
 //! [`OwnChild`] is kept for it.
 
-use crate::{TraceError, sys};
+use crate::TraceError;
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ impl OwnChild {
     /// # Errors
     /// If somebody else has waited for it.
     pub fn has_ended(&mut self) -> io::Result<bool> {
-        let ended = match sys::has_ended(self.pid(), false) {
+        let ended = match has_ended(self.pid(), false) {
             Ok(false) => Ok(false),
             // What was waited for before is known to `Child`.
             _ => self.0.try_wait().map(|status| status.is_some()),
@@ -76,10 +76,35 @@ impl OwnChild {
     }
 }
 
+/// Whether child `pid` of this program has ended (with `block`: has ended, or has stopped). Its end is left to be waited for; so is what it reports as a tracee of
+/// any of our threads, which a plain wait of any other thread would take from that one and return as if it were an end.
+///
+/// # Errors
+/// If it is no child of this program, or was waited for already.
+fn has_ended(pid: i32, block: bool) -> io::Result<bool> {
+    let flags = libc::WEXITED | libc::WNOWAIT | if block { 0 } else { libc::WNOHANG };
+    loop {
+        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: the kernel writes one `siginfo_t`, of which zeros, which `WNOHANG` may leave, are a valid value; the fields that are read are
+        // those that waitid(2) says it sets.
+        let (result, found, code) = unsafe {
+            let result = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags);
+            let info = info.assume_init();
+            (result, info.si_pid(), info.si_code)
+        };
+        let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
+        match io::Error::last_os_error() {
+            _ if result != -1 => return Ok(found != 0 && ends.contains(&code)),
+            error if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+    }
+}
+
 /// Waits until a child has ended, which is left to be waited for. While it is a tracee of another of our threads (one that is ending lets its tracees go after it can be
 /// joined), its stops are that thread's.
 fn wait_for_end(pid: i32) {
-    while let Ok(false) = sys::has_ended(pid, true) {
+    while let Ok(false) = has_ended(pid, true) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

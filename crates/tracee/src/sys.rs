@@ -288,30 +288,6 @@ fn look(tid: i32, block: bool) -> Waited {
     }
 }
 
-/// Whether child `pid` of this program has ended (with `block`: has ended, or has stopped). Its end is left to be waited for; so is what it reports as a tracee of
-/// any of our threads, which a plain wait of any other thread would take from that one and return as if it were an end.
-///
-/// # Errors
-/// If it is no child of this program, or was waited for already.
-pub(crate) fn has_ended(pid: i32, block: bool) -> io::Result<bool> {
-    let flags = libc::WEXITED | libc::WNOWAIT | if block { 0 } else { libc::WNOHANG };
-    loop {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: as in `look`.
-        let (result, found, code) = unsafe {
-            let result = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags);
-            let info = info.assume_init();
-            (result, info.si_pid(), info.si_code)
-        };
-        let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
-        match io::Error::last_os_error() {
-            _ if result != -1 => return Ok(found != 0 && ends.contains(&code)),
-            error if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
-        }
-    }
-}
-
 /// The status word of `waitpid` for what `waitid` says.
 fn status_word(code: i32, status: i32) -> i32 {
     match code {
