@@ -108,7 +108,7 @@ impl Code for LiveCode {
     }
 }
 
-/// A run, and what followed it the last two times that it was another one than the first.
+/// A run, and the two runs that were found behind it last.
 #[derive(Debug, Clone, Copy)]
 struct Decoded {
     /// Its instructions in [`Runs::instructions`].
