@@ -5,6 +5,7 @@
 //! [`OwnChild`] is kept for it.
 
 use crate::TraceError;
+use crate::waitid::waitid;
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;
 use std::io;
@@ -76,27 +77,18 @@ impl OwnChild {
     }
 }
 
-/// Whether child `pid` of this program has ended (with `block`: has ended, or has stopped). Its end is left to be waited for; so is what it reports as a tracee of
-/// any of our threads, which a plain wait of any other thread would take from that one and return as if it were an end.
+/// Whether child `pid` of this program has ended. With `block` it waits until there is something to say, and that may be a stop. Its end is left to be waited for; so is what it
+/// reports as a tracee of any of our threads, which a plain wait of any other thread would take from that one and return as if it were an end.
 ///
 /// # Errors
 /// If it is no child of this program, or was waited for already.
 fn has_ended(pid: i32, block: bool) -> io::Result<bool> {
     let flags = libc::WEXITED | libc::WNOWAIT | if block { 0 } else { libc::WNOHANG };
+    let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
     loop {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: the kernel writes one `siginfo_t`, of which zeros, which `WNOHANG` may leave, are a valid value; the fields that are read are
-        // those that waitid(2) says it sets.
-        let (result, found, code) = unsafe {
-            let result = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags);
-            let info = info.assume_init();
-            (result, info.si_pid(), info.si_code)
-        };
-        let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
-        match io::Error::last_os_error() {
-            _ if result != -1 => return Ok(found != 0 && ends.contains(&code)),
-            error if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
+        match waitid(pid, flags) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            report => return Ok(report?.is_some_and(|report| ends.contains(&report.code))),
         }
     }
 }

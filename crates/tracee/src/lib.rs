@@ -43,6 +43,7 @@ mod sys;
 mod urgent;
 mod visit;
 mod wait;
+mod waitid;
 mod wake;
 
 pub use batch::Batch;

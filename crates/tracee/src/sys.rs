@@ -4,6 +4,7 @@ use crate::TraceError;
 use crate::child::note_end;
 use crate::registers::Registers;
 use crate::status::{StopKind, decode};
+use crate::waitid::waitid;
 use std::io;
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, missing in some libc versions.
@@ -266,25 +267,16 @@ fn is_signal_stop(status: i32) -> bool {
 
 /// `waitid` with `WNOWAIT`, its answer as the status word of `waitpid`.
 fn look(tid: i32, block: bool) -> Waited {
-    let (which, id) = if tid == -1 { (libc::P_ALL, 0) } else { (libc::P_PID, tid as libc::id_t) };
     let all = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL | libc::__WNOTHREAD;
     let flags = all | if block { 0 } else { libc::WNOHANG };
     loop {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: the kernel writes one `siginfo_t`, of which zeros, which `WNOHANG` may leave, are a valid value; the fields that
-        // are read are those that waitid(2) says it sets.
-        let (result, info, found, status) = unsafe {
-            let result = libc::waitid(which, id, info.as_mut_ptr(), flags);
-            let info = info.assume_init();
-            (result, info, info.si_pid(), info.si_status())
+        return match waitid(tid, flags) {
+            Ok(None) => Waited::Nothing,
+            Ok(Some(report)) => Waited::Status(report.pid, status_word(report.code, report.status)),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => Waited::NoChild,
+            Err(_) if block => Waited::Nothing,
+            Err(_) => continue,
         };
-        match result {
-            -1 if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) => return Waited::NoChild,
-            -1 if block => return Waited::Nothing,
-            -1 => {}
-            _ if found == 0 => return Waited::Nothing,
-            _ => return Waited::Status(found, status_word(info.si_code, status)),
-        }
     }
 }
 
