@@ -13,11 +13,12 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import tempfile
 
 from .fidelity_loads import LOADS, SERVING
-from .machine import Failed, Missing
+from .machine import Failed, Missing, end
 from .tables import Table
 
 BEGIN, END = "<!-- fidelity:begin -->", "<!-- fidelity:end -->"
@@ -64,7 +65,7 @@ class Subject:
     def samples(self, how, output):
         target = ["-p", str(self.pid), "--", "sleep", str(self.options.duration)] if self.pid else ["--", *self.command]
         self.execute(["perf", "record", "-q", "-e", "cpu-clock:u", *how, "-o", output, *target])
-        shown = subprocess.run(["perf", "script", "-i", output, "-F", "ip"], capture_output=True, text=True)
+        shown = subprocess.run(["perf", "script", "-f", "-i", output, "-F", "ip"], capture_output=True, text=True)
         return len(shown.stdout.splitlines())
 
 
@@ -149,8 +150,8 @@ def measure(name, options, log):
             raise Missing(f"{type(problem).__name__}: {problem}") from None
         finally:
             if process:
-                process.terminate()
-                process.wait()
+                # PostgreSQL waits for its clients at any other signal.
+                end(process, signal.SIGINT)
 
 
 def text(programs, options):

@@ -135,7 +135,7 @@ def endless(*command):
 
     def serve(folder):
         arguments = [write(folder, "work", a[1:]) if a.startswith("@") else a for a in command]
-        return subprocess.Popen(arguments, stdout=subprocess.DEVNULL), lambda process: process.pid
+        return subprocess.Popen(arguments, stdout=subprocess.DEVNULL, start_new_session=True), lambda process: process.pid
 
     return serve
 
@@ -151,7 +151,7 @@ def pgbench(folder):
     binaries = os.path.dirname(found("postgres") or sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))[-1])
     run = lambda *c: subprocess.run([*as_user, *c], check=True, capture_output=True, cwd=folder)
     run(f"{binaries}/initdb", "-D", data, "-A", "trust", "-N", "--locale=C")
-    server = subprocess.Popen([*as_user, f"{binaries}/postgres", "-D", data, "-k", folder, "-h", "", "-c", "fsync=off"], stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([*as_user, f"{binaries}/postgres", "-D", data, "-k", folder, "-h", "", "-c", "fsync=off"], stderr=subprocess.DEVNULL, start_new_session=True)
     to = ["-h", folder, "-U", "postgres", "postgres"]
     for _ in range(100):
         time.sleep(0.2)
