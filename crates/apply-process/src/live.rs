@@ -9,6 +9,7 @@ use crate::numbers::Numbers;
 use crate::place::{self, merged};
 use crate::store::lock_process;
 use crate::stub::stub_sites;
+use crate::target::no_program;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
@@ -114,7 +115,7 @@ impl Live {
         let mut maps = procfs::maps(pid)?;
         // The maps of a process that is ending are empty.
         self.target.process.verify()?;
-        let Some(model) = maps.first().cloned() else { return Err(ProcessError::NoProgram { pid }) };
+        let Some(model) = maps.first().cloned() else { return Err(no_program(self.target.process)) };
         let theirs: Vec<_> = relatives.iter().filter_map(|p| procfs::maps(*p).ok()).flatten().collect();
         maps = merged(maps, theirs);
         for (other, held) in taken {

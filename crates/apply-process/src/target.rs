@@ -17,6 +17,8 @@ pub struct Module {
     pub path: PathBuf,
     /// The file.
     pub image: Arc<Image>,
+    /// Which file that is, as the maps name it.
+    pub identity: procfs::FileIdentity,
     /// From stated to actual addresses.
     pub bias: LoadBias,
     /// From its first to behind its last byte in memory.
@@ -115,10 +117,20 @@ impl Target {
     }
 }
 
-/// A process that has ended has no mappings any more.
-fn no_program(process: ProcessId) -> ProcessError {
+/// Why no program was found in a process. One that has ended has no mappings any more, and one that is ending loses them before it is a zombie.
+pub(crate) fn no_program(process: ProcessId) -> ProcessError {
     let pid = process.pid;
-    if process.is_alive() { ProcessError::NoProgram { pid } } else { TraceError::Zombie { pid }.into() }
+    let has_one_thread = procfs::threads(pid).map_or(true, |threads| threads.len() <= 1);
+    let has_nothing = has_one_thread
+        && procfs::maps(pid).map_or(true, |maps| maps.is_empty())
+        && !procfs::status(pid).is_ok_and(|status| status.kernel_thread);
+    if !process.is_alive() {
+        TraceError::Zombie { pid }.into()
+    } else if has_nothing {
+        TraceError::Vanished { tid: pid, operation: "looking for its program" }.into()
+    } else {
+        ProcessError::NoProgram { pid }
+    }
 }
 
 /// Whether a file is an overlay of the preloaded agent: they are named by build id and kind, and `.overlay` where they were exported.
@@ -167,7 +179,8 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         low = low.min(bias.to_actual(s.range.start).align_down(4096));
         high = high.max(bias.to_actual(s.range.end).align_up(4096));
     }
-    Ok(Some(Module { path: path_of(code), image, bias, range: AvmaRange::between(low, high) }))
+    let identity = procfs::FileIdentity { device: code.device, inode: code.inode };
+    Ok(Some(Module { path: path_of(code), image, identity, bias, range: AvmaRange::between(low, high) }))
 }
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.

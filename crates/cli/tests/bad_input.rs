@@ -373,6 +373,41 @@ fn a_process_of_32_bits_is_refused() {
     assert!(small.is_running());
 }
 
+/// A process that is ending has no mappings any more, and is no zombie yet: the more memory it had, the longer.
+#[test]
+fn a_process_that_is_ending() {
+    const LARGE: &str = "
+        #include <stdio.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        int main(void) {
+            void *at = mmap(0, 1L << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+            puts(at == MAP_FAILED ? \"none\" : \"ready\");
+            fflush(stdout);
+            for (;;) pause();
+        }";
+    let folder = scratch();
+    let source = folder.path().join("large.c");
+    std::fs::write(&source, LARGE).expect("written");
+    let program = require!(compile(&source, &["-O2"]).ok(), "gcc");
+    let restitch = Restitch::new();
+    for command in ["attach", "record", "status", "revert"] {
+        let mut run = Command::new(&program);
+        let mut large = Guarded::spawn(run.stdout(Stdio::piped())).expect("started");
+        let mut ready = [0; 5];
+        std::io::Read::read_exact(large.child().stdout.as_mut().expect("a pipe"), &mut ready)
+            .expect("it says so");
+        let (pid, profile) = (large.pid().to_string(), folder.path().join("profile"));
+        let profile = profile.to_str().expect("UTF-8");
+        large.child().kill().expect("a signal");
+        let finished = match command {
+            "record" => restitch.run(&["record", "-p", &pid, "--duration", "1", "-o", profile]),
+            _ => restitch.run(&[command, &pid]),
+        };
+        expect_message(&finished, code::VANISHED, &[&pid]);
+    }
+}
+
 #[test]
 fn a_process_that_ends_meanwhile() {
     let restitch = Restitch::new();
