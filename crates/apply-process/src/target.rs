@@ -17,8 +17,6 @@ pub struct Module {
     pub path: PathBuf,
     /// The file.
     pub image: Arc<Image>,
-    /// Which file that is, as the maps name it.
-    pub identity: procfs::FileIdentity,
     /// From stated to actual addresses.
     pub bias: LoadBias,
     /// From its first to behind its last byte in memory.
@@ -179,8 +177,7 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         low = low.min(bias.to_actual(s.range.start).align_down(4096));
         high = high.max(bias.to_actual(s.range.end).align_up(4096));
     }
-    let identity = procfs::FileIdentity { device: code.device, inode: code.inode };
-    Ok(Some(Module { path: path_of(code), image, identity, bias, range: AvmaRange::between(low, high) }))
+    Ok(Some(Module { path: path_of(code), image, bias, range: AvmaRange::between(low, high) }))
 }
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.

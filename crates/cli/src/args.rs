@@ -96,7 +96,7 @@ pub enum Command {
         #[arg(long, value_name = "FORMAT", value_parser = restitch_session::profiles::Format::named)]
         format: Option<restitch_session::profiles::Format>,
         /// Branches a sample, for an output in the format of perf.data (32; with --source trace or burst 64; at most 1024), and
-        /// branches a record for --source trace (512) and --source burst (4000).
+        /// branches a record for --source trace (512) and --source burst (4000, or less where system calls end bursts).
         #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
         depth: Option<u16>,
         /// The program and its arguments.

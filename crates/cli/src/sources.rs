@@ -63,7 +63,7 @@ impl SourceOptions {
     ) -> Result<Bursts, SessionError> {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
-        let depth = usize::from(depth.unwrap_or(4000));
+        let depth = depth.map(usize::from);
         let options = TraceRecordOptions { subject, depth, overhead: self.overhead, output };
         let bursts = record_bursts(options, &mut progress)?;
         progress.finish();
@@ -81,12 +81,8 @@ impl SourceOptions {
     ) -> Result<Traced, SessionError> {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
-        let options = TraceRecordOptions {
-            subject,
-            depth: usize::from(depth.unwrap_or(512)),
-            overhead: self.overhead,
-            output,
-        };
+        let depth = depth.map(usize::from);
+        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, output };
         let traced = record_traced(options, &mut progress)?;
         progress.finish();
         tell(&traced);

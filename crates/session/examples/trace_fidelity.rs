@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let is_burst = arguments.first().is_some_and(|first| first == "burst");
     arguments.drain(..usize::from(is_burst));
-    let (overhead, depth) = (arguments[0].parse::<f64>()? / 100.0, arguments[1].parse()?);
+    let (overhead, depth) = (arguments[0].parse::<f64>()? / 100.0, Some(arguments[1].parse()?));
     let folder = std::env::temp_dir().join(format!("trace-fidelity-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     let (traced, exact) = (folder.join("traced"), folder.join("exact"));

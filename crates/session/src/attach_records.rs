@@ -3,13 +3,13 @@
 
 use crate::branch_records::BranchRecords;
 use crate::branch_result::{known, sparse};
-use crate::burst_record::{Code, trace_and_take_out};
+use crate::burst_record::{Code, Tracing, trace_and_take_out};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::trace_record::{relatives, tell_left_out};
 use crate::{SessionError, SourceChoice, Watcher};
 use restitch_profile::Profile;
-use restitch_trace::{BurstOptions, TraceOptions, TraceReport, trace_together};
+use restitch_trace::{TraceOptions, TraceReport, trace_together};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -32,9 +32,9 @@ pub(crate) fn profiles_of_records(
     let mut records = BranchRecords::default();
     records.open(pid)?;
     let what = if source == SourceChoice::Burst {
-        let options = BurstOptions { overhead, ..BurstOptions::default() };
+        let tracing = Tracing::within(overhead, None);
         let code = Code::of_process(chosen.to_vec());
-        let traced = trace_and_take_out(set, code, Some(duration), options, &mut records, watcher)?;
+        let traced = trace_and_take_out(set, code, Some(duration), tracing, &mut records, watcher)?;
         let (all, mean) = (traced.report.all(), traced.report.mean_length());
         if let Some(why) = traced.kept {
             watcher.note(&format!("tracing versions stay mapped, unused: {why}"));

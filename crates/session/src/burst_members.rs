@@ -186,7 +186,7 @@ fn map_into(
 }
 
 fn code(pid: i32, versions: &Versions, window: File) -> Result<BurstCode, SessionError> {
-    let code = BurstCode::new(pid, versions.tables.clone(), window)
+    let code = BurstCode::new(versions.tables.clone(), window)
         .map_err(|source| BranchTraceError::Window { pid, source })?;
     code.use_large_pages(pid);
     Ok(code)

@@ -83,6 +83,10 @@ const MAKING: Duration = Duration::from_secs(20);
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Bursts of this share of the wanted length are long enough.
 const LONG_ENOUGH: f64 = 0.9;
+/// Bursts are not made shorter than this: half of what they cost would be their beginnings.
+const SHORTEST: u64 = 500;
+/// Fewer bursts do not tell how long they should be.
+const ENOUGH: u64 = 20;
 /// A version is worth its making if it copies the code at which this share of the bursts ended that came to code without a copy.
 const WORTHWHILE: f64 = 0.1;
 
@@ -93,8 +97,7 @@ const WORTHWHILE: f64 = 0.1;
 pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Bursts, SessionError> {
     crate::check_writable(&options.output.path)?;
     let mut records = BranchRecords::for_output(&options.output);
-    let tracing =
-        BurstOptions { depth: options.depth, overhead: options.overhead, ..BurstOptions::default() };
+    let tracing = Tracing::within(options.overhead, options.depth);
     let mut launched = None;
     let (mut set, prepared, duration) = match options.subject {
         TraceSubject::Process(pid, duration) => {
@@ -206,7 +209,7 @@ fn trace_process(
     set: &mut ProcessSet,
     prepared: Prepared,
     duration: Option<Duration>,
-    tracing: BurstOptions,
+    tracing: Tracing,
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
@@ -262,6 +265,22 @@ fn meanwhile<T: Send>(
     Ok(aside(patience, work).map_err(no_thread)?)
 }
 
+/// How bursts are taken.
+pub(crate) struct Tracing {
+    options: BurstOptions,
+    /// Nobody has said how long they shall be.
+    may_shorten: bool,
+}
+
+impl Tracing {
+    /// At a price of `overhead`, as long as `depth` says, or as suits the program.
+    pub fn within(overhead: f64, depth: Option<usize>) -> Self {
+        let usual = BurstOptions::default();
+        let options = BurstOptions { overhead, depth: depth.unwrap_or(usual.depth), ..usual };
+        Self { options, may_shorten: depth.is_none() }
+    }
+}
+
 /// What is known of the code that is to be traced.
 pub(crate) struct Code {
     /// Modules with samples.
@@ -290,7 +309,7 @@ pub(crate) fn trace_and_take_out(
     set: &mut ProcessSet,
     code: Code,
     rest: Option<Duration>,
-    tracing: BurstOptions,
+    tracing: Tracing,
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
@@ -309,8 +328,18 @@ pub(crate) fn trace_and_take_out(
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
     let (traced, making) = (Traced::default(), Duration::ZERO);
     let members = Members::default();
-    let mut rounds =
-        Rounds { scope, versions, members, rest, is_command, tracing, traced, making, last_mean: 0.0 };
+    let mut rounds = Rounds {
+        scope,
+        versions,
+        members,
+        rest,
+        is_command,
+        tracing,
+        traced,
+        making,
+        last_mean: 0.0,
+        last: Ends::default(),
+    };
     let result = rounds.all(set, records);
     rounds.members.refused().for_each(|why| watcher.note(&why));
     let mut traced = rounds.traced;
@@ -346,12 +375,35 @@ struct Rounds {
     rest: Option<Duration>,
     /// It stands still while versions are made.
     is_command: bool,
-    tracing: BurstOptions,
+    tracing: Tracing,
     traced: Traced,
     /// How long versions have been made.
     making: Duration,
     /// Branches in a burst of the last time, on average.
     last_mean: f64,
+    /// How bursts ended the last time.
+    last: Ends,
+}
+
+/// How bursts have ended.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ends {
+    all: u64,
+    /// With all of their records.
+    full: u64,
+    /// Branches in all of them.
+    branches: u64,
+}
+
+/// How many records a burst of up to `depth` should have. Between two system calls, which end it, a burst may begin anywhere and runs on to the
+/// second one: what comes late is in more bursts than what comes early. Bursts that are short beside that distance have everything as
+/// often. Where most bursts have all of their records, the distance is longer than they are.
+fn unbiased_depth(ends: &Ends, depth: usize) -> usize {
+    if ends.all < ENOUGH || 4 * ends.full > 3 * ends.all {
+        return depth;
+    }
+    // (docs/profiling.md has what came of several lengths.)
+    (ends.branches / ends.all / 5).max(SHORTEST) as usize
 }
 
 impl Rounds {
@@ -385,22 +437,43 @@ impl Rounds {
         }
         self.traced.mapped = versions.of.iter().map(|(_, v)| v.loaded_len).sum();
         self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0, made });
+        self.last = Ends::default();
         let mut slice = PROBING.0;
         while self.may_grow(slice) {
             if self.trace(set, &versions, Some(slice), records)? {
                 return Ok(false);
             }
             let places = std::mem::take(&mut self.traced.places);
-            if self.last_mean < LONG_ENOUGH * self.tracing.depth as f64
+            if self.last_mean < LONG_ENOUGH * self.tracing.options.depth as f64
                 && meanwhile(set, is_command, patience, || self.scope.grow(set, &places))?? > WORTHWHILE
             {
                 return Ok(true);
             }
+            // What ends them is not for want of copies.
+            self.shorten();
+            slice = (2 * slice).min(PROBING.1);
+        }
+        while self.tracing.may_shorten
+            && self.last.all < ENOUGH
+            && self.rest.is_none_or(|rest| rest > 2 * slice)
+        {
+            if self.trace(set, &versions, Some(slice), records)? {
+                return Ok(false);
+            }
+            self.shorten();
             slice = (2 * slice).min(PROBING.1);
         }
         let rest = self.rest;
         self.trace(set, &versions, rest, records)?;
         Ok(false)
+    }
+
+    /// Makes bursts shorter if they end early as it is.
+    fn shorten(&mut self) {
+        if self.tracing.may_shorten {
+            let depth = self.tracing.options.depth;
+            self.tracing.options.depth = depth.min(unbiased_depth(&self.last, depth));
+        }
     }
 
     /// Whether another version may be made after a `slice` of time in this one.
@@ -427,6 +500,11 @@ impl Rounds {
             }
         };
         self.last_mean = report.mean_length();
+        self.last = Ends {
+            all: report.all(),
+            full: report.bursts.get(&BurstEnd::Full).copied().unwrap_or(0),
+            branches: report.branches,
+        };
         self.traced.places.clone_from(&report.ended_at);
         for (at, n) in &report.refused_at {
             *self.traced.places.entry(*at).or_default() += n;
@@ -474,8 +552,8 @@ impl Rounds {
 
     fn options(&mut self, duration: Option<Duration>) -> BurstOptions {
         // Other random numbers each time.
-        self.tracing.seed += 1;
-        BurstOptions { duration, ..self.tracing.clone() }
+        self.tracing.options.seed += 1;
+        BurstOptions { duration, ..self.tracing.options.clone() }
     }
 }
 
@@ -502,4 +580,19 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
         Err(error) => return Err(error),
     }
     Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_are_short_beside_what_ends_them() {
+        let depth = |all, full, branches| unbiased_depth(&Ends { all, full, branches }, 4000);
+        assert_eq!(depth(100, 90, 380_000), 4000, "they end by themselves");
+        assert_eq!(depth(100, 20, 290_000), 580, "system calls end them");
+        assert_eq!(depth(100, 0, 1_000), 500, "but no shorter than this");
+        assert_eq!(depth(19, 0, 1_000), 4000, "nothing is known yet");
+        assert_eq!(depth(0, 0, 0), 4000);
+    }
 }

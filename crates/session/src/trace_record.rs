@@ -24,13 +24,16 @@ pub enum TraceSubject {
     Command(Command),
 }
 
+/// Taken branches in a record, if nobody says how many: see docs/profiling.md.
+const DEPTH: usize = 512;
+
 /// Settings of [`record_traced`].
 #[derive(Debug)]
 pub struct TraceRecordOptions {
     /// What to trace.
     pub subject: TraceSubject,
-    /// Taken branches in a record.
-    pub depth: usize,
+    /// Taken branches in a record, records in a burst; `None`: what suits the program.
+    pub depth: Option<usize>,
     /// The share of the running time that it may cost, 0 to 1.
     pub overhead: f64,
     /// The profile file.
@@ -67,7 +70,7 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     };
     watcher.phase("tracing", seconds);
     let mut records = BranchRecords::for_output(&options.output);
-    let (depth, overhead) = (options.depth, options.overhead);
+    let (depth, overhead) = (options.depth.unwrap_or(DEPTH), options.overhead);
     let tracing = TraceOptions { depth, overhead, ..TraceOptions::default() };
     let (process, report) = match options.subject {
         TraceSubject::Process(pid, duration) => {
