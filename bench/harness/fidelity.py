@@ -33,6 +33,7 @@ def sources(options):
         yield f"trace {overhead}, {depth} branches", ["--source", "trace", "--overhead", overhead, "--depth", str(depth)]
     for overhead, depth in [("1%", 4000), ("1%", 500)]:
         yield f"burst {overhead}, {depth} branches", ["--source", "burst", "--overhead", overhead, "--depth", str(depth)]
+    yield "burst 1%, as many branches as suit it", ["--source", "burst", "--overhead", "1%"]
     yield "samples, as many", "trace 10%, 512 branches"
     yield "samples, 997 Hz", 997
     yield "samples, 9973 Hz", 9973
