@@ -47,11 +47,17 @@ pub struct OpenedFile {
 /// Opens the file behind `mapping` of process `pid` for reading.
 ///
 /// First through `/proc/PID/map_files`, which names the mapped file itself even when it was deleted (needs
-/// `CAP_CHECKPOINT_RESTORE` or root), else through the process's root directory with a check of device and inode.
+/// `CAP_CHECKPOINT_RESTORE` or root), else through the process's root directory. Either way device and inode are those of `mapping`:
+/// another file may have been mapped at the same addresses since it was read.
+///
+/// # Errors
+/// [`ProcError::Replaced`] if the file cannot be reached any more.
 pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
     let range = mapping.range;
     let via = PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
-    if let Ok(file) = File::open(&via) {
+    if let Ok(file) = File::open(&via)
+        && is_behind(&file, pid, mapping)
+    {
         return Ok(OpenedFile { file, via });
     }
     let Some(path) = mapping.path() else {
@@ -59,6 +65,15 @@ pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError>
         return Err(ProcError::Malformed { pid, path: via, what });
     };
     open_by_path(pid, mapping, path)
+}
+
+/// Whether the file that was found at a mapping's addresses is that mapping's. On stacked file systems (overlayfs) `stat` may give another
+/// device and inode than the maps file; there the mapping has to be what it was.
+fn is_behind(file: &File, pid: i32, mapping: &Mapping) -> bool {
+    FileIdentity::of(file).is_ok_and(|identity| {
+        identity.matches(mapping)
+            || identity.device.major == 0 && crate::maps(pid).is_ok_and(|maps| maps.contains(mapping))
+    })
 }
 
 fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, ProcError> {

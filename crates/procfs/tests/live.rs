@@ -1,6 +1,6 @@
 //! Reading of live processes: this one, and children of it.
 
-use restitch_procfs::{self as procfs, FileIdentity, ProcError, ProcessId};
+use restitch_procfs::{self as procfs, FileIdentity, Mapping, ProcError, ProcessId};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -109,6 +109,18 @@ fn mapped_files_are_opened_also_when_deleted_or_replaced() {
     }
     assert_eq!(magic(procfs::open_executable(sleeper.pid()).unwrap().file), *b"\x7fELF");
     std::fs::remove_file(&path).unwrap();
+}
+
+/// Where a library is closed and another one opened, the maps that were read are of the first and what is mapped is the second.
+#[test]
+fn a_file_that_came_to_the_same_addresses_is_not_taken_for_the_first_one() {
+    let sleeper = Sleeper::start("sleep");
+    let headers = procfs::auxv(sleeper.pid()).unwrap().program_headers().unwrap();
+    let maps = procfs::maps(sleeper.pid()).unwrap();
+    let now = maps.iter().find(|mapping| mapping.range.contains(headers)).unwrap();
+    let gone = Mapping { inode: now.inode + 1, ..now.clone() };
+    let opened = procfs::open_mapped(sleeper.pid(), &gone);
+    assert!(matches!(opened, Err(ProcError::Replaced { .. })), "{opened:?}");
 }
 
 #[test]
