@@ -176,8 +176,9 @@ impl Live {
         self.journal.versions.iter().any(|v| self.has_just_traced(v.number))
     }
 
-    /// Whether version `number` is a tracing version of this very session: program counters are then the only addresses in it that there can
-    /// be, since no signal was delivered to a thread in it. (After the death of a tracer a handler may have seen one.)
+    /// Whether version `number` is a tracing version of this very session: threads that are in it, or read its
+    /// headers, are then all that there can be, since no signal was delivered to a thread in it. (After the death of a tracer a handler may have
+    /// seen it.)
     pub(crate) fn has_just_traced(&self, number: u32) -> bool {
         let tracing = |number: u32| {
             self.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)

@@ -6,6 +6,10 @@
 //! short stops around that; the second one also finds out whether anybody ran in the version meanwhile ([`crate::tripwire`]): then it
 //! stays for now. A false hit (a dead stack slot, a number that looks like an address) only delays the unmapping: sweep again later.
 //!
+//! Tracing versions of this very session are left by themselves, and program counters in them are stored nowhere, so memory is not looked through
+//! for them. But callbacks of `dl_iterate_phdr` read their headers, so registers and stacks count. Threads pass from one of them into another
+//! through the table that all share: none is unmapped while somebody may be in one.
+//!
 //! Limits: static programs without symbols may hold mangled addresses in `jmp_buf`s of a `setjmp` that was not
 //! recognised; there a version stays. So it does where there is too much memory to look through, and in programs that are known to copy
 //! stacks as data.
@@ -80,8 +84,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
             false
         }
     });
-    take_out(live, &walker, candidates, hook_held, &mut report)?;
-    await_hook(live, &walker, &mut report)?;
+    let held = take_out(live, &walker, candidates, hook_held.clone(), &mut report)?;
+    await_readers(live, &walker, held, hook_held, &mut report)?;
     live.journal.save(&live.dir)?;
     if !report.unmapped.is_empty() {
         live.dir.collect_garbage();
@@ -104,6 +108,8 @@ fn first_stop<'a>(
     let threads = survey(&stopped, walker, &maps)?;
     for old in retired {
         match reason_to_keep(live, &stopped, old, &threads)? {
+            // Soon it is over; the second stop looks again.
+            Some(_) if live.has_just_traced(old.number) => candidates.push(old),
             Some(why) => report.kept.push((old.number, why)),
             None => candidates.push(old),
         }
@@ -141,29 +147,45 @@ fn set_tripwires(
     Ok(None)
 }
 
-/// The second stop: a last look at the threads, then the unmapping.
-fn take_out(
+/// The second stop: a last look at the threads, then the unmapping. Gives the tracing versions of this session that somebody is in, or reads.
+fn take_out<'a>(
     live: &mut Live,
     walker: &Walker<'_>,
-    candidates: Vec<&OldVersion>,
+    candidates: Vec<&'a OldVersion>,
     hook_held: Option<String>,
     report: &mut SweepReport,
-) -> Result<(), ProcessError> {
+) -> Result<Vec<&'a OldVersion>, ProcessError> {
     let stub = stub_site(&live.target, |_| false)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let threads = survey(&stopped, walker, &stopped.maps()?)?;
     let looking = hook::in_use(&stopped, live.journal.hook.as_ref(), &threads)?;
     let pages = Pagemap::open(live.target.pid());
-    let mut gone = Vec::new();
+    let (mut gone, mut held) = (Vec::new(), Vec::new());
     for old in candidates {
-        let touched = match live.has_just_traced(old.number) {
+        let has_just_traced = live.has_just_traced(old.number);
+        let touched = match has_just_traced {
             true => None,
             false => tripwire::touched(pages.as_ref().ok(), old),
         };
-        match (held_by(live, &stopped, old, &threads)?, touched) {
-            (Some(why), _) => report.kept.push((old.number, why)),
+        match (leads_into(&stopped, old.range, &threads)?, touched) {
+            (Some(why), _) => {
+                report.kept.push((old.number, why));
+                held.extend(has_just_traced.then_some(old));
+            }
             (None, Some(page)) => report.kept.push((old.number, came_back(old, page))),
             (None, None) => gone.push(old),
+        }
+    }
+    // Whoever is in one tracing version may go on into another.
+    let traces = |number: u32| {
+        live.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)
+    };
+    if let Some(&(number, _)) = report.kept.iter().find(|(number, _)| traces(*number)) {
+        let (with_it, others) = gone.into_iter().partition(|old| traces(old.number));
+        gone = others;
+        for old in with_it {
+            report.kept.push((old.number, format!("version {number} stays, which leads into it")));
+            held.extend(live.has_just_traced(old.number).then_some(old));
         }
     }
     let result = unmap(live, &mut stopped, &stub, &gone, looking.or(hook_held));
@@ -171,7 +193,7 @@ fn take_out(
     report.pause_us = report.pause_us.max(StopTimes::micros(times.stopped));
     report.unmapped.extend(gone.iter().map(|o| o.number));
     report.kept.extend(result?.map(|why| (0, why)));
-    Ok(())
+    Ok(held)
 }
 
 /// Why a version stays in which somebody ran, on `page` of it, while memory was searched.
@@ -189,17 +211,25 @@ fn came_back(old: &OldVersion, page: Avma) -> String {
     )
 }
 
-/// Once nothing leads to the hook any more, those who stand in it leave it soon: it is looked at again for a moment.
-fn await_hook(live: &mut Live, walker: &Walker<'_>, report: &mut SweepReport) -> Result<(), ProcessError> {
-    const MOST_TRIES: u32 = 20;
-    for _ in 0..MOST_TRIES {
-        let Some(at) = report.kept.iter().position(|k| k.0 == 0) else { break };
-        if !report.kept[at].1.starts_with(hook::LOOKING) {
+/// Those who stand in tracing versions leave them soon, as those do who read the tables of objects: it is looked at again for a moment. The same
+/// holds for the hook, once nothing leads to it any more.
+fn await_readers(
+    live: &mut Live,
+    walker: &Walker<'_>,
+    mut held: Vec<&OldVersion>,
+    hook_held: Option<String>,
+    report: &mut SweepReport,
+) -> Result<(), ProcessError> {
+    const MOST_TRIES: u64 = 25;
+    for attempt in 1..=MOST_TRIES {
+        let is_looked_at = |(number, why): &(u32, String)| *number == 0 && why.starts_with(hook::LOOKING);
+        if held.is_empty() && !report.kept.iter().any(is_looked_at) {
             break;
         }
-        report.kept.remove(at);
-        std::thread::sleep(Duration::from_millis(2));
-        take_out(live, walker, Vec::new(), None, report)?;
+        let is_held = |number: u32| held.iter().any(|old| old.number == number);
+        report.kept.retain(|kept| !is_looked_at(kept) && !is_held(kept.0));
+        std::thread::sleep(Duration::from_millis(attempt));
+        held = take_out(live, walker, held, hook_held.clone(), report)?;
     }
     Ok(())
 }
@@ -263,25 +293,7 @@ fn reason_to_keep(
     if let Some(module) = copies_stacks(&live.target) {
         return Ok(Some(format!("{module} copies stacks, which may hold addresses in it, to and fro")));
     }
-    held_by(live, stopped, old, threads)
-}
-
-/// The thread that stands in the version or may come into it.
-fn held_by(
-    live: &Live,
-    stopped: &Stopped,
-    old: &OldVersion,
-    threads: &[ThreadView],
-) -> Result<Option<String>, ProcessError> {
-    if !live.has_just_traced(old.number) {
-        return leads_into(stopped, old.range, threads);
-    }
-    for thread in threads {
-        if old.range.contains(stopped.registers(thread.tid)?.rip) {
-            return Ok(Some(format!("thread {} stands in it", thread.tid)));
-        }
-    }
-    Ok(None)
+    leads_into(stopped, old.range, threads)
 }
 
 /// Whether the process may hold addresses in a form that no search finds.

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 /// Signals that interrupt recording code, exceptions that are thrown from bursts, forks, threads, `longjmp`, computed gotos,
-/// jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock prefixes.
+/// jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock prefixes, readers of headers.
 const PROGRAMS: &[&str] = &[
     "backtrace.c",
     "cancel.cc",
@@ -19,6 +19,7 @@ const PROGRAMS: &[&str] = &[
     "locked.c",
     "loops.c",
     "noncall.cc",
+    "objects.c",
     "setjmp.c",
     "signals.c",
     "switch.c",

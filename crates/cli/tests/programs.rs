@@ -17,6 +17,7 @@ const PROGRAMS: &[&str] = &[
     "locked.c",
     "loops.c",
     "noncall.cc",
+    "objects.c",
     "repeated.c",
     "server.c",
     "setjmp.c",
