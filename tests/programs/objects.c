@@ -1,15 +1,16 @@
 /* Reads the headers of all objects that dl_iterate_phdr reports, again and again, and those that were not there at the start for longer: a version
- * that is unmapped while its headers are read ends the program. In several threads.
+ * that is unmapped while its headers are read ends the program. In several threads. `--reads N` says how often (400): with many, somebody reads at
+ * any time.
  * flags: -pthread -w */
 #define _GNU_SOURCE
 #include "check.h"
 #include <link.h>
 #include <pthread.h>
 
-enum { THREADS = 2, MOST_OBJECTS = 64, READS = 20000 };
+enum { THREADS = 2, MOST_OBJECTS = 64 };
 
 static uintptr_t known[MOST_OBJECTS];
-static int objects;
+static int objects, most_reads;
 static volatile int over;
 
 struct walk {
@@ -43,7 +44,7 @@ NOINLINE static uint32_t read_headers(const struct dl_phdr_info *info) {
 static int each(struct dl_phdr_info *info, size_t size, void *data) {
     struct walk *w = data;
     uint32_t first = read_headers(info);
-    int reads = is_known(info->dlpi_addr) ? 4 : READS;
+    int reads = is_known(info->dlpi_addr) ? 4 : most_reads;
     for (int i = 0; i < reads; i++) CHECK(read_headers(info) == first);
     w->sum ^= first;
     w->objects++;
@@ -76,6 +77,7 @@ static void *thread(void *data) {
 }
 
 int main(int argc, char **argv) {
+    most_reads = (int)option(argc, argv, "--reads", 400);
     dl_iterate_phdr(note, NULL);
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, thread, NULL) == 0);

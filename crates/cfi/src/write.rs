@@ -9,6 +9,7 @@ use crate::{
     memory::{PCREL_SDATA4, put_pcrel, put_sleb, put_uleb},
 };
 use restitch_address::{Svma, SvmaRange};
+use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -240,13 +241,13 @@ impl EhFrameWriter {
 fn program(run: &Run, shape: &Shape) -> Result<Vec<u8>, CfiError> {
     let (initial_cfa, initial) = shape.initial();
     let code = run.range.start;
-    let differences = |from: (Option<&Cfa>, &[(Register, RegisterRule)]), to: &FrameState| {
-        let mut out = Vec::new();
-        let mut delta = Delta { out: &mut out, data_align: shape.data_align, initial: &initial, code };
-        delta.between(from.0, from.1, Some(&to.cfa), &to.registers).map(|()| out)
-    };
-    let first = &run.rows[0].state;
-    let mut out = differences((initial_cfa.as_ref(), &initial), first)?;
+    let differences =
+        |out: &mut Vec<u8>, from: (Option<&Cfa>, &[(Register, RegisterRule)]), to: &FrameState| {
+            let mut delta = Delta { out, data_align: shape.data_align, initial: &initial, code };
+            delta.between(from.0, from.1, Some(&to.cfa), &to.registers)
+        };
+    let (first, mut out) = (&run.rows[0].state, Vec::new());
+    differences(&mut out, (initial_cfa.as_ref(), &initial), first)?;
     args_size(&mut out, 0, first.args_size);
     // Unwinders disagree whether recalling a state also recalls the size of arguments (libgcc: no, LLVM: yes).
     let may_recall = run.rows.iter().all(|row| row.state.args_size == 0);
@@ -261,7 +262,8 @@ fn program(run: &Run, shape: &Shape) -> Result<Vec<u8>, CfiError> {
             && recallers.last().is_none_or(|outer| again < *outer)
         {
             let before = &run.rows[again - 1].state;
-            let plain = differences((Some(&before.cfa), &before.registers), &run.rows[again].state)?;
+            let mut plain = Vec::new();
+            differences(&mut plain, (Some(&before.cfa), &before.registers), &run.rows[again].state)?;
             // Remember and recall take a byte each.
             if plain.len() > 2 {
                 out.push(0x0a);
@@ -273,7 +275,7 @@ fn program(run: &Run, shape: &Shape) -> Result<Vec<u8>, CfiError> {
             recallers.pop();
             out.push(0x0b);
         } else {
-            out.extend(differences((Some(&from.cfa), &from.registers), to)?);
+            differences(&mut out, (Some(&from.cfa), &from.registers), to)?;
         }
         args_size(&mut out, from.args_size, to.args_size);
     }
@@ -282,7 +284,7 @@ fn program(run: &Run, shape: &Shape) -> Result<Vec<u8>, CfiError> {
 
 /// For each row the next one with the same rules.
 fn next_same(rows: &[Row]) -> Vec<Option<usize>> {
-    let mut later = HashMap::new();
+    let mut later = FxHashMap::default();
     let mut next = vec![None; rows.len()];
     for (i, row) in rows.iter().enumerate().rev() {
         next[i] = later.insert((&row.state.cfa, &row.state.registers), i);

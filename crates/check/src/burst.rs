@@ -12,6 +12,7 @@
 use crate::burst_cycles::unrecorded_cycle;
 use crate::burst_forms::{has_memory, has_no_prefix, is_test, is_word, loads_target};
 use crate::burst_frames;
+use crate::burst_window;
 use crate::finding::{CheckReport, Findings, Problem};
 use crate::pair::Pair;
 use crate::subject::Subject;
@@ -71,7 +72,8 @@ struct Reader<'s, 'a> {
 /// Checks the text of a tracing version, and everything that is said about it.
 pub(crate) fn check(s: &Subject<'_>, table: &BurstTable, findings: &mut Findings) -> CheckReport {
     let mut reader = Reader::new(s, table);
-    let walked = reader.form().and_then(|()| reader.walk()).and_then(|()| reader.compare());
+    let form = burst_window::check(s, table).map_err(|why| (s.version.range.start, why));
+    let walked = form.and_then(|()| reader.walk()).and_then(|()| reader.compare());
     if let Err((at, why)) = walked {
         findings.version(at, Problem::Burst { why, found: std::mem::take(&mut reader.found) });
         return reader.report;
@@ -109,25 +111,6 @@ impl<'s, 'a> Reader<'s, 'a> {
             due: BTreeSet::new(),
             report: CheckReport::default(),
         }
-    }
-
-    /// What a tracing version has not, and its window.
-    fn form(&self) -> Checked {
-        let v = self.s.version;
-        let fail = |why| Err((v.range.start, why));
-        let none = v.redirects.is_empty() && v.map.places.is_empty() && v.counters.is_none();
-        if !none || [v.tables, v.lsda].iter().any(|part| !part.is_empty()) {
-            return fail("it has redirects, places, counters or tables");
-        }
-        if !(4..=24).contains(&self.table.bits) {
-            return fail("the table of its window has an odd size");
-        }
-        let window = self.table.window;
-        let own = window::window_len(self.table.bits) == window.len();
-        if !own || window.overlaps(&v.loaded()) || window.overlaps(&self.s.image.span()) {
-            return fail("its window is too short or lies on something else");
-        }
-        Ok(())
     }
 
     fn walk(&mut self) -> Checked {
@@ -486,7 +469,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         self.expect(&format!("and $0x{:x},%edx", (1 << (window::STRETCH - window::APART)) - 1))?;
         self.expect("add %rdx,%rax")?;
         self.expect("shl $0x4,%rax")?;
-        self.lea(self.table.window.start + window::TABLE, Register::RDX)?;
+        self.expect(&format!("movabs $0x{:x},%rdx", self.table.table.get()))?;
         self.expect("add %rdx,%rax")?;
         let search = self.v;
         self.expect("mov (%rax),%rdx")?;
@@ -500,7 +483,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         }
         self.expect("mov 0x8(%rax),%rdx")?;
         self.save(Register::RDX, window::TARGET)?;
-        self.lea(self.table.window.start + window::TABLE, Register::RDX)?;
+        self.expect(&format!("movabs $0x{:x},%rdx", self.table.table.get()))?;
         self.expect("sub %edx,%eax")?;
         self.expect(&format!("or $0x{:x},%eax", window::INDIRECT))?;
         self.load(window::CURSOR, Register::RDX)?;

@@ -3,7 +3,8 @@
 
 use crate::finding::{Findings, Problem};
 use crate::subject::Subject;
-use crate::unwind::{Interner, RowId, Table, ranges_in};
+use crate::unwind::{Row, Table, ranges_in};
+use arrayvec::ArrayVec;
 use restitch_address::{LoadBias, Svma};
 use restitch_emit::window::{self, BurstTable, Leads, Taken};
 use restitch_emit::{MapPiece, PieceKind};
@@ -42,72 +43,93 @@ pub(crate) fn check(
     if !read.has_no_handlers() {
         return fail(at, "an entry has an exception table");
     }
-    let mut expected = Expected { bias, table, ids: Interner::default() };
-    let mut pieces = version.map.pieces.iter().peekable();
-    let mut known: Option<(&MapPiece, RowId)> = None;
-    let mut current = None;
-    for boundary in boundaries {
-        let here = read.entry(boundary).map(|(index, _)| index);
-        if here != current {
-            // Nearly every row is another: of those behind nothing is kept, or a large version's would take gigabytes.
-            current.into_iter().for_each(|index| read.forget(index));
-            current = here;
-            expected.ids = Interner::default();
-            known = known.and_then(|(piece, _)| Some((piece, expected.row(piece)?)));
+    let mut rows =
+        Rows { expected: Expected { bias, table, next: 0 }, pieces: version.map.pieces.iter(), piece: None };
+    let mut boundaries = boundaries.peekable();
+    let mut wrong = None;
+    let read = read.each(|range, row| {
+        while let Some(boundary) = boundaries.next_if(|at| at.offset_from(range.end) < 0 && wrong.is_none()) {
+            if boundary.offset_from(range.start) < 0 {
+                wrong = Some((boundary, "is none".to_owned()));
+            } else if let Err(why) = rows.compare(boundary, row) {
+                wrong = Some((boundary, why));
+            }
         }
-        let reaches = |p: &MapPiece| (p.version + u64::from(p.len)).offset_from(boundary) > 0;
-        while let Some(piece) = pieces.next_if(|_| known.is_none_or(|(piece, _)| !reaches(piece))) {
-            known = expected.row(piece).map(|row| (piece, row)).or(known);
-        }
-        let Some((_, want)) = known.filter(|(piece, _)| reaches(piece) && piece.version <= boundary) else {
-            return fail(boundary, "the address map does not know the instruction");
-        };
-        // (An entry whose program is none has no rows.)
-        let found = read.row(boundary, &mut expected.ids).unwrap_or_default();
-        if found != Some(want) {
-            let text = format!("is {}, and not {}", expected.ids.text(found), expected.ids.text(Some(want)));
-            return findings.version(boundary, Problem::Row(text));
-        }
-    }
-    // What no instruction has asked for.
-    if let Err(why) = read.evaluate(&mut Interner::default()) {
-        findings.version(at, Problem::Unwind { of: "the version's", why });
+    });
+    match (read, wrong, boundaries.next()) {
+        (Err(why), ..) => fail(at, &why),
+        (_, Some((at, why)), _) => findings.version(at, Problem::Row(why)),
+        (_, _, Some(left)) => findings.version(left, Problem::Row("is none".to_owned())),
+        _ => {}
     }
 }
+
+/// Rows that ascend, beside the pieces of the address map.
+struct Rows<'a> {
+    expected: Expected<'a>,
+    pieces: std::slice::Iter<'a, MapPiece>,
+    /// The piece that was reached last, and what its row has to say.
+    piece: Option<(&'a MapPiece, Registers)>,
+}
+
+impl Rows<'_> {
+    /// Compares what is said of the instruction at `at` with what the address map says.
+    fn compare(&mut self, at: Svma, row: &Row) -> Result<(), String> {
+        let ends_behind = |piece: &MapPiece| (piece.version + u64::from(piece.len)).offset_from(at) > 0;
+        while self.piece.as_ref().is_none_or(|(piece, _)| !ends_behind(piece)) {
+            let Some(piece) = self.pieces.next() else { break };
+            self.piece = self.expected.registers(piece).map(|registers| (piece, registers));
+        }
+        let here = self.piece.as_ref().filter(|(piece, _)| ends_behind(piece) && piece.version <= at);
+        let (_, registers) = here.ok_or("is not known to the address map")?;
+        let wanted = registers.iter().map(|(register, is_value, bytes)| (*register, *is_value, &bytes[..]));
+        if row.is_exactly(wanted) { Ok(()) } else { Err(format!("is {row}, and not {registers:x?}")) }
+    }
+}
+
+/// Of each register, by number: the value of an expression (`true`), or where it is stored.
+type Registers = ArrayVec<(u16, bool, Expression), 5>;
+/// A short DWARF expression: the longest ones here are a displacement of 64 bits and an address with what is done with it.
+type Expression = ArrayVec<u8, 11>;
 
 struct Expected<'a> {
     bias: LoadBias,
     table: &'a BurstTable,
-    ids: Interner,
+    /// Which inserted code comes next.
+    next: usize,
 }
 
 impl Expected<'_> {
-    /// The row that all instructions of a piece have.
-    fn row(&mut self, piece: &MapPiece) -> Option<RowId> {
+    /// What the row of all instructions of a piece says; pieces come in order.
+    fn registers(&mut self, piece: &MapPiece) -> Option<Registers> {
         let (taken, place) = match piece.kind {
             PieceKind::Linear | PieceKind::Branch => {
                 (Taken::Nothing, displaced(piece.original.offset_from(piece.version)))
             }
             _ => {
-                let inserted = self.table.inserted_at(piece.version)?;
+                let behind = self.table.inserted.get(self.next..)?;
+                self.next += behind.iter().position(|inserted| inserted.at == piece.version)?;
+                let inserted = self.table.inserted[self.next];
                 (inserted.taken, self.place(inserted.leads))
             }
         };
-        let mut registers = vec![(RSP, true, vec![0x77, 0]), (RIP, true, place)];
+        let mut registers = Registers::new();
         let saved = [
-            (Taken::Rcx, RCX, window::SAVED_RCX),
             (Taken::RcxRax, RAX, window::SAVED_RAX),
             (Taken::All, RDX, window::SAVED_RDX),
+            (Taken::Rcx, RCX, window::SAVED_RCX),
         ];
         for (from, register, word) in saved {
             if taken >= from {
                 registers.push((register, false, self.address(self.table.window.start + word)));
             }
         }
-        Some(self.ids.exact(registers))
+        registers.push((RSP, true, expression(&[gimli::constants::DW_OP_breg7.0, 0])));
+        registers.push((RIP, true, place));
+        Some(registers)
     }
 
-    fn place(&self, leads: Leads) -> Vec<u8> {
+    fn place(&self, leads: Leads) -> Expression {
         let stored = |word| {
             let mut out = self.address(self.table.window.start + word);
             out.push(gimli::constants::DW_OP_deref.0);
@@ -115,21 +137,25 @@ impl Expected<'_> {
         };
         match leads {
             Leads::To(to) => self.address(to),
-            Leads::ToRax => vec![gimli::constants::DW_OP_breg0.0, 0],
+            Leads::ToRax => expression(&[gimli::constants::DW_OP_breg0.0, 0]),
             Leads::ToSite => stored(window::SITE),
             Leads::ToOriginal => stored(window::ORIGINAL),
         }
     }
 
-    fn address(&self, at: Svma) -> Vec<u8> {
-        let mut out = vec![gimli::constants::DW_OP_addr.0];
+    fn address(&self, at: Svma) -> Expression {
+        let mut out = expression(&[gimli::constants::DW_OP_addr.0]);
         out.extend(self.bias.to_actual(at).get().to_le_bytes());
         out
     }
 }
 
+fn expression(bytes: &[u8]) -> Expression {
+    bytes.iter().copied().collect()
+}
+
 /// The program counter and `by`: the shortest signed LEB128 number.
-fn displaced(by: i64) -> Vec<u8> {
+fn displaced(by: i64) -> Expression {
     let groups = (1..10).find(|n| by << (64 - 7 * n) >> (64 - 7 * n) == by).unwrap_or(10);
     let group = |i: u32| (by >> (7 * i).min(63)) as u8 & 0x7f | if i + 1 < groups { 0x80 } else { 0 };
     std::iter::once(gimli::constants::DW_OP_breg16.0).chain((0..groups).map(group)).collect()

@@ -36,6 +36,7 @@ mod burst;
 mod burst_cycles;
 mod burst_forms;
 mod burst_frames;
+mod burst_window;
 mod direct;
 mod elf;
 mod finding;

@@ -10,6 +10,7 @@ use gimli::{
 };
 use restitch_address::{Svma, SvmaRange};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
@@ -40,8 +41,9 @@ enum Rule {
 /// The facts of a CIE that matter to an unwinder: return-address column, signal frame, personality (indirect?, address).
 type Frame = (u16, bool, Option<(bool, u64)>);
 
+/// What an unwinder finds at an instruction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Row {
+pub(crate) struct Row {
     frame: Frame,
     state: Rules,
     args_size: u64,
@@ -127,29 +129,39 @@ impl Interner {
         self.shifted.insert((id, bytes), new);
         new
     }
-    /// The row of a signal frame without a size: the CFA is one byte above the stack pointer; each register is the value of an
-    /// expression (`true`), or is stored where it says.
-    pub fn exact(&mut self, registers: Vec<(u16, bool, Vec<u8>)>) -> RowId {
-        let rule = |(register, is_value, bytes): (u16, bool, Vec<u8>)| {
-            let bytes = bytes.into_boxed_slice();
-            (register, if is_value { Rule::ValExpression(bytes) } else { Rule::Expression(bytes) })
-        };
-        let rules = registers.into_iter().map(rule).collect();
-        let state = Rules { cfa: Cfa::Register(RSP, 1), rules };
-        self.id(&Row { frame: (16, true, None), state, args_size: 0 })
-    }
     /// The row in words.
     pub fn text(&self, id: Option<RowId>) -> String {
         match id {
             None => "none".to_owned(),
-            Some(id) => {
-                let row = &self.rows[id.0 as usize];
-                format!(
-                    "CFA {:?}, {:?}, args {}, frame {:?}",
-                    row.state.cfa, row.state.rules, row.args_size, row.frame
-                )
-            }
+            Some(id) => self.rows[id.0 as usize].to_string(),
         }
+    }
+}
+
+impl Row {
+    /// Whether this is the row of a signal frame without a size: the CFA is one byte above the stack pointer, and of each of these
+    /// registers, which ascend, it says the value of an expression (`true`), or where it is stored.
+    pub fn is_exactly<'b>(&self, registers: impl ExactSizeIterator<Item = (u16, bool, &'b [u8])>) -> bool {
+        let same = |((register, rule), (number, is_value, bytes)): ((&u16, &Rule), (u16, bool, &[u8]))| {
+            let rule = match rule {
+                Rule::ValExpression(found) if is_value => found,
+                Rule::Expression(found) if !is_value => found,
+                _ => return false,
+            };
+            *register == number && **rule == *bytes
+        };
+        self.frame == (16, true, None)
+            && self.args_size == 0
+            && self.state.cfa == Cfa::Register(RSP, 1)
+            && self.state.rules.len() == registers.len()
+            && self.state.rules.iter().zip(registers).all(same)
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { state: Rules { cfa, rules }, args_size, frame } = self;
+        write!(f, "CFA {cfa:?}, {rules:?}, args {args_size}, frame {frame:?}")
     }
 }
 
@@ -272,7 +284,7 @@ impl<'a> Table<'a> {
     pub fn row(&mut self, at: Svma, ids: &mut Interner) -> Result<Option<RowId>, String> {
         let Some(i) = self.index(at) else { return Ok(None) };
         let entry = &mut self.entries[i];
-        let rows = entry.rows.get_or_insert_with(|| self.reader.rows(entry.offset, ids));
+        let rows = entry.rows.get_or_insert_with(|| self.reader.numbered(entry.offset, ids));
         let rows = rows.as_ref().map_err(String::clone)?;
         let hint = self.last.1;
         for h in [hint, hint + 1] {
@@ -288,23 +300,25 @@ impl<'a> Table<'a> {
         Ok(Some(rows[row].1))
     }
 
-    /// Drops the rows of entry number `index`, which nobody will ask for again: it has none from now on.
-    pub fn forget(&mut self, index: usize) {
-        if let Some(Entry { rows: Some(Ok(rows)), .. }) = self.entries.get_mut(index) {
-            *rows = Rows::new();
-        }
-    }
-
     /// Evaluates all entries that have not been.
     ///
     /// # Errors
     /// That of the first entry whose program is none.
     pub fn evaluate(&mut self, ids: &mut Interner) -> Result<(), String> {
         for entry in &mut self.entries {
-            let rows = entry.rows.get_or_insert_with(|| self.reader.rows(entry.offset, ids));
+            let rows = entry.rows.get_or_insert_with(|| self.reader.numbered(entry.offset, ids));
             rows.as_ref().map_err(String::clone)?;
         }
         Ok(())
+    }
+
+    /// Shows all rows of all entries with where they hold, from low to high addresses, without keeping any: those of a large tracing version
+    /// would take gigabytes.
+    ///
+    /// # Errors
+    /// That of the first entry whose program is none.
+    pub fn each(&mut self, mut show: impl FnMut(SvmaRange, &Row)) -> Result<(), String> {
+        self.entries.iter().try_for_each(|entry| self.reader.rows(entry.offset, &mut show))
     }
 }
 
@@ -380,8 +394,15 @@ impl<'a> Reader<'a> {
         SvmaRange::new(self.at + fde.offset() as u64, fde.entry_len() as u64 + 4)
     }
 
-    /// The rows of the entry at `offset`.
-    fn rows(&mut self, offset: usize, ids: &mut Interner) -> Result<Rows, String> {
+    /// The rows of the entry at `offset`, as numbers.
+    fn numbered(&mut self, offset: usize, ids: &mut Interner) -> Result<Rows, String> {
+        let mut rows = Rows::new();
+        self.rows(offset, |range, row| rows.push((range.start, ids.id(row))))?;
+        Ok(rows)
+    }
+
+    /// Shows the rows of the entry at `offset`, and where each holds.
+    fn rows(&mut self, offset: usize, mut show: impl FnMut(SvmaRange, &Row)) -> Result<(), String> {
         let fde = self.fde(offset)?;
         let cie = fde.cie();
         let range = range_of(&fde);
@@ -398,7 +419,6 @@ impl<'a> Reader<'a> {
             }
         };
         let mut machine = Machine::new(cie, initial);
-        let mut rows: Rows = Vec::new();
         let mut at = range.start;
         let mut program = fde.instructions(&self.section, &self.bases);
         loop {
@@ -418,11 +438,11 @@ impl<'a> Reader<'a> {
                 return Err(format!("the program of the entry for {range} goes backwards"));
             }
             if next != at {
-                rows.push((at, ids.id(&machine.row)));
+                show(SvmaRange::between(at, next), &machine.row);
                 at = next;
             }
             if instruction.is_none() || !range.contains(at) {
-                return Ok(rows);
+                return Ok(());
             }
         }
     }
@@ -609,10 +629,9 @@ mod tests {
             for (old, new) in t[at..].iter_mut().zip(bytes) {
                 *old = new;
             }
-            let mut ids = Interner::default();
-            let _ = Table::linear(&t, Svma::new(0x1000)).and_then(|mut read| read.evaluate(&mut ids));
+            let _ = Table::linear(&t, Svma::new(0x1000)).and_then(|mut read| read.each(|_, _| {}));
             let _ = ranges_in(&t, Svma::new(0x1000));
-            let _ = Table::indexed(&t, Svma::new(0x1000), &t, Svma::new(0x1000)).and_then(|mut read| read.evaluate(&mut ids));
+            let _ = Table::indexed(&t, Svma::new(0x1000), &t, Svma::new(0x1000)).and_then(|mut read| read.each(|_, _| {}));
         }
     }
 }

@@ -4,9 +4,9 @@ mod common;
 
 use common::Module;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use restitch_address::{LoadBias, Svma};
+use restitch_address::{Avma, LoadBias, Svma, SvmaRange};
 use restitch_check::check;
-use restitch_emit::window::window_len;
+use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, Version, burst_bound, emit_burst};
 use restitch_image::ImageKind;
 use restitch_layout::Layout;
@@ -17,14 +17,24 @@ use std::time::{Duration, Instant};
 
 const BITS: u8 = 20;
 
-fn version(module: &Module, blocks: &[bool]) -> Version {
+/// Where a version of the module finds room: with its window in front of it.
+fn place(module: &Module) -> Svma {
     let below = module.image.span().start.align_down(4096).offset(-0x4000_0000);
     let above = module.image.span().end.align_up(4096) + 0x20_0000;
-    let window = if module.image.kind() == ImageKind::Executable { above } else { below };
-    let start = window + window_len(BITS);
+    if module.image.kind() == ImageKind::Executable { above } else { below }
+}
+
+fn version(module: &Module, blocks: &[bool]) -> Version {
+    let window = SvmaRange::new(place(module), window_len(BITS));
+    let bias = module.bias().unwrap_or_default();
+    version_with(module, blocks, window, bias.to_actual(window.start) + TABLE)
+}
+
+fn version_with(module: &Module, blocks: &[bool], window: SvmaRange, table: Avma) -> Version {
     let (image, program, bias) = (&module.image, &module.program, module.bias().unwrap_or_default());
+    let start = window.end;
     let request =
-        BurstRequest { image, program, blocks, start, number: 1, window, bits: BITS, first: 7, bias };
+        BurstRequest { image, program, blocks, start, number: 1, window, table, bits: BITS, first: 7, bias };
     emit_burst(&request).unwrap()
 }
 
@@ -123,6 +133,31 @@ fn changed_unwind_tables_are_found() {
         found += usize::from(checked.is_err());
     }
     assert!(10 * found > 9 * changed, "{found} of {changed}");
+}
+
+/// Look-ups find the table by its address, in the whole window of one module.
+#[test]
+fn look_ups_search_the_table_that_the_version_names() {
+    let path = match compile(&program("switch.c"), &["-O2", "-fPIE", "-pie"]) {
+        Ok(path) => path,
+        Err(error) => return skipped(&error.to_string()),
+    };
+    let module = Module::parse(std::fs::read(path).unwrap());
+    let blocks = vec![true; module.program.blocks.len()];
+    let checks = |version: Version| {
+        check(&module.image, &module.program, &Layout::default(), version, module.bias()).is_ok()
+    };
+    let words = SvmaRange::new(place(&module), WORDS_LEN);
+    let elsewhere = Avma::new(0x7f12_3456_7000);
+    assert!(checks(version_with(&module, &blocks, words, elsewhere)));
+    let mut other = version_with(&module, &blocks, words, elsewhere);
+    other.burst.as_mut().unwrap().table = elsewhere + 16;
+    assert!(!checks(other));
+    // Who has a table uses it, and no window is in between.
+    let whole = SvmaRange::new(place(&module), window_len(BITS));
+    assert!(!checks(version_with(&module, &blocks, whole, elsewhere)));
+    let between = SvmaRange::new(place(&module), WORDS_LEN + 4096);
+    assert!(!checks(version_with(&module, &blocks, between, elsewhere)));
 }
 
 /// Another process has its window elsewhere.

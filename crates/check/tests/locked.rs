@@ -6,7 +6,7 @@ mod common;
 use common::Module;
 use restitch_address::{LoadBias, SvmaRange};
 use restitch_check::check;
-use restitch_emit::window::window_len;
+use restitch_emit::window::{TABLE, window_len};
 use restitch_emit::{BurstRequest, PieceKind, Version, emit_burst};
 use restitch_image::ImageKind;
 use restitch_layout::Layout;
@@ -31,12 +31,14 @@ fn module() -> Option<Module> {
 fn tracing(module: &Module) -> Version {
     let below = module.image.span().start.align_down(4096).offset(-0x4000_0000);
     let above = module.image.span().end.align_up(4096) + 0x20_0000;
-    let window = if module.image.kind() == ImageKind::Executable { above } else { below };
-    let start = window + window_len(BITS);
+    let at = if module.image.kind() == ImageKind::Executable { above } else { below };
+    let window = SvmaRange::new(at, window_len(BITS));
     let (image, program, blocks) = (&module.image, &module.program, &vec![true; module.program.blocks.len()]);
     let bias = LoadBias::default();
-    emit_burst(&BurstRequest { image, program, blocks, start, number: 1, window, bits: BITS, first: 7, bias })
-        .unwrap()
+    let (start, table) = (window.end, bias.to_actual(window.start) + TABLE);
+    let request =
+        BurstRequest { image, program, blocks, start, number: 1, window, table, bits: BITS, first: 7, bias };
+    emit_burst(&request).unwrap()
 }
 
 /// A name, a layout to check against, a version.

@@ -19,7 +19,6 @@ const PROGRAMS: &[&str] = &[
     "locked.c",
     "loops.c",
     "noncall.cc",
-    "objects.c",
     "setjmp.c",
     "signals.c",
     "switch.c",
@@ -40,9 +39,13 @@ fn record(restitch: &Restitch, pid: u32, profile: &std::path::Path, duration: &s
 }
 
 fn bursts_of(source: &str, flags: &[&str]) {
+    bursts_with(source, flags, &[]);
+}
+
+fn bursts_with(source: &str, flags: &[&str], arguments: &[&str]) {
     let Some(program) = stoppable(source, flags) else { return };
     let (restitch, folder) = (Restitch::new(), scratch());
-    let mut target = Target::start(&program);
+    let mut target = Target::start_with(&program, arguments);
     target.name = format!("{source} {}", flags.join(" "));
     let (pid, profile) = (target.pid(), folder.path().join("profile"));
     let recorded = common::with_time(["2", "6", "20"], |duration| record(&restitch, pid, &profile, duration));
@@ -67,6 +70,12 @@ fn bursts_of(source: &str, flags: &[&str]) {
 #[test]
 fn programs_go_on_with_right_results() {
     PROGRAMS.iter().for_each(|source| bursts_of(source, &["-O2"]));
+}
+
+/// Somebody always reads the headers of what is taken out.
+#[test]
+fn so_do_programs_that_walk_their_objects() {
+    (0..4).for_each(|_| bursts_with("objects.c", &["-O2"], &["--reads", "20000"]));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! What a tracing version and its tracer share: a window of memory near each module, all windows being one file.
+//! What a tracing version and its tracer share: a window of memory near each module, all windows being one file. That of the first module is
+//! the whole file; the others have the words, which code reaches relative to the program counter. The table is found by its address.
 //!
 //! ```text
 //! 0        words: where to write next, whether a burst is under way, registers that inserted code has taken
@@ -30,6 +31,8 @@ pub const TARGET: u64 = 56;
 pub const ORIGINAL: u64 = 64;
 /// The return address that an indirect call pushes.
 pub const RETURN: u64 = 72;
+/// Bytes of a window that has the words only.
+pub const WORDS_LEN: u64 = 4096;
 /// In records of indirect branches; numbers of direct ones have not this bit. The others are the offset of the target's pair in the table.
 pub const INDIRECT: u32 = 1 << 31;
 
@@ -45,7 +48,7 @@ pub const NO_TARGET: u32 = 4;
 pub const TAKEN_OUT: u32 = 5;
 
 /// Where records begin.
-pub const RECORDS: u64 = 4096;
+pub const RECORDS: u64 = WORDS_LEN;
 /// The address behind the last record is a multiple of this.
 pub const RECORDS_END: u64 = 1 << 16;
 /// Most bytes of records in a burst.
@@ -71,7 +74,7 @@ pub fn slot(address: Avma, bits: u8) -> usize {
     stretch as usize + ((address >> APART) & within) as usize
 }
 
-/// Length in bytes of a window whose table has `2^bits` pairs. Large ones are made of whole [`LARGE_PAGE`]s: a look-up touches any of
+/// Length in bytes of a whole window whose table has `2^bits` pairs. Large ones are made of whole [`LARGE_PAGE`]s: a look-up touches any of
 /// their small pages, which costs an address translation that is not cached, and the first time a fault (3 to 6 us for sixteen pages).
 pub fn window_len(bits: u8) -> u64 {
     let len = TABLE + 16 * ((1 << bits) + TABLE_SLACK);
@@ -100,8 +103,10 @@ pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
 /// What there is to know about a tracing version beside its code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BurstTable {
-    /// The window near this version, in canonical coordinates.
+    /// The window near this version, in canonical coordinates: a whole one, or one of [`WORDS_LEN`] bytes.
     pub window: SvmaRange,
+    /// Where look-ups find the table, in the whole window of this or another module.
+    pub table: Avma,
     /// The window's table has `2^bits` pairs.
     pub bits: u8,
     /// Number of the first branch.

@@ -292,7 +292,8 @@ fn copied(program: &Program, functions: &[FuncId]) -> Vec<bool> {
     blocks
 }
 
-fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
+/// Addresses in one module that indirect branches can come in at, one for each block and each call. So many branches there are, too, at most.
+pub(crate) fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
     let chosen = module.program.block_ids().filter(|b| blocks[b.index()]);
     chosen.map(|b| 1 + u64::from(module.program.block(b).call_count)).sum()
 }

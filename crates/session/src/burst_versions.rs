@@ -1,16 +1,17 @@
 //! Tracing versions of the modules of a process: made and checked.
 //!
 //! A burst begins cold, so what counts is how many pages it touches that are in no cache of address translations, or that nobody has touched
-//! before. Versions and their windows are made of large pages where there is room: a window's table is used all over.
+//! before. Versions and the window with the table are made of large pages where there is room: the table is used all over.
 
-use crate::SessionError;
 use crate::analysis::Analyzed;
-use crate::burst_scope::BurstScope;
+use crate::burst_scope::{BurstScope, entries};
+use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
-use restitch_address::{LoadBias, Svma};
+use crate::{SessionError, parallel};
+use restitch_address::{LoadBias, Svma, SvmaRange};
 use restitch_apply_process::{ProcessError, Reservation};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::window::window_len;
+use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, LARGE_PAGE, burst_bound, emit_burst};
 use restitch_layout::Layout;
 use restitch_trace::BurstTables;
@@ -27,26 +28,61 @@ pub(crate) struct Versions {
     pub tables: Arc<BurstTables>,
 }
 
-/// Makes and checks tracing versions.
+/// Where a module's window and version go.
+struct Place {
+    reservation: Reservation,
+    window: SvmaRange,
+    start: Svma,
+}
+
+/// Makes and checks tracing versions, several at a time.
+///
+/// # Errors
+/// If there is no room for them, before anything else is done; if a version cannot be made, or is refused by the checker.
 pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, SessionError> {
+    let target = set.leader.target();
     let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
-    let (mut versions, mut taken, mut first) = (Vec::new(), Vec::new(), 0);
-    for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
+    let places = reserve_all(set, scope, bits)?;
+    let bias_of = |module: &Chosen| target.modules[module.index].bias;
+    let table = scope.modules.first().zip(places.first());
+    let table = table.map(|(module, place)| bias_of(module).to_actual(place.window.start) + TABLE);
+    let mut first = 0;
+    let mut work = Vec::new();
+    for ((module, blocks), place) in scope.modules.iter().zip(&scope.blocks).zip(places) {
+        work.push((module, blocks, place, first));
+        // A branch ends a block, or is a call: there are no more than these.
+        first += entries(&module.analyzed, blocks) as u32;
+    }
+    // What takes longest begins first; but the first one stays the first one.
+    let mut order: Vec<usize> = (0..work.len()).collect();
+    order.sort_by_key(|i| std::cmp::Reverse(work[*i].1.iter().filter(|b| **b).count()));
+    let made = parallel::map(order.clone(), |i| {
+        let (module, blocks, Place { reservation, window, start }, first) = &work[i];
         let Analyzed { image, program, .. } = &module.analyzed;
-        let (place, start) = reserve(set, module.index, bits, burst_bound(program, blocks), &taken)?;
-        taken.push((module.index, place));
-        let window = place.start;
-        let bias = set.leader.target().modules[module.index].bias;
-        let request =
-            BurstRequest { image, program, blocks, start, number: place.number, window, bits, first, bias };
+        let bias = bias_of(module);
+        let request = BurstRequest {
+            image,
+            program,
+            blocks,
+            start: *start,
+            number: reservation.number,
+            window: *window,
+            table: table.unwrap_or_default(),
+            bits,
+            first: *first,
+            bias,
+        };
         let wrong = |why: String| SessionError::Emit { module: module.path.clone(), why };
         let version = emit_burst(&request).map_err(|e| wrong(e.to_string()))?;
-        first += version.burst.as_ref().map_or(0, |b| b.branches.len() as u32);
-        let checked = check(image, program, &Layout::default(), version, Some(bias))
-            .map_err(|e| SessionError::Check { module: module.path.clone(), why: e.to_string() })?;
-        versions.push((module.index, checked));
-    }
-    let target = set.leader.target();
+        check(image, program, &Layout::default(), version, Some(bias))
+            .map_err(|e| SessionError::Check { module: module.path.clone(), why: e.to_string() })
+    });
+    let mut made: Vec<_> = order.into_iter().zip(made).collect();
+    made.sort_by_key(|(i, _)| *i);
+    let versions: Vec<(usize, CheckedVersion)> = made
+        .into_iter()
+        .map(|(i, version)| Ok((work[i].0.index, version?)))
+        .collect::<Result<_, SessionError>>()?;
     let biased: Vec<(LoadBias, &CheckedVersion)> =
         versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
     let tables = BurstTables::new(&biased)
@@ -54,21 +90,34 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
     Ok(Versions { of: versions, tables: Arc::new(tables) })
 }
 
-/// A place for a window with `2^bits` pairs and, behind it, a version of no more than `bound` bytes; and where the version begins. They are made
+/// A place for each module's window and, behind it, its version. The first window is a whole one, whose table has `2^bits` pairs.
+fn reserve_all(set: &ProcessSet, scope: &BurstScope, bits: u8) -> Result<Vec<Place>, SessionError> {
+    let (mut places, mut taken) = (Vec::new(), Vec::new());
+    for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
+        let window = if places.is_empty() { window_len(bits) } else { WORDS_LEN };
+        let bound = burst_bound(&module.analyzed.program, blocks);
+        let place = reserve(set, module.index, window, bound, &taken)?;
+        taken.push((module.index, place.reservation));
+        places.push(place);
+    }
+    Ok(places)
+}
+
+/// A place for a window of `window` bytes and, behind it, a version of no more than `bound` bytes. They are made
 /// of large pages where that is of use and there is room.
 fn reserve(
     set: &ProcessSet,
     module: usize,
-    bits: u8,
+    window: u64,
     bound: u64,
     taken: &[(usize, Reservation)],
-) -> Result<(Reservation, Svma), SessionError> {
+) -> Result<Place, SessionError> {
     let of_pages = |page: u64| {
-        let window = window_len(bits).next_multiple_of(page);
-        let place = set.reserve(module, window + bound, taken, page)?;
-        Ok((place, place.start + window))
+        let reservation = set.reserve(module, window.next_multiple_of(page) + bound, taken, page)?;
+        let start = reservation.start + window.next_multiple_of(page);
+        Ok(Place { reservation, window: SvmaRange::new(reservation.start, window), start })
     };
-    if window_len(bits).max(bound) < LARGE_PAGE {
+    if window.max(bound) < LARGE_PAGE {
         return of_pages(PAGE);
     }
     match of_pages(LARGE_PAGE) {

@@ -13,7 +13,8 @@ use crate::window::{self, Inserted, Leads, Taken};
 use crate::{EmitError, MapPiece, PieceKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{
-    Cfa, EhFrame, EhFrameWriter, FrameState, Register, RegisterRule, Row, Run, write_eh_frame_hdr,
+    Cfa, EhFrame, EhFrameWriter, ExpressionBytes, FrameState, Register, RegisterRule, Row, Run,
+    write_eh_frame_hdr,
 };
 use std::sync::Arc;
 
@@ -82,6 +83,7 @@ fn entries(
 ) -> Result<EhFrame, EmitError> {
     let mut writer = EhFrameWriter::new(frame_start);
     let (mut pieces, mut inserted) = (burst.pieces.iter().peekable(), burst.inserted.iter());
+    let stack_pointer: ExpressionBytes = Arc::new(STACK_POINTER);
     for (i, &start) in starts.iter().enumerate() {
         let end = starts.get(i + 1).copied().unwrap_or(text.end);
         let mut run = Run {
@@ -93,7 +95,7 @@ fn entries(
         };
         while let Some(piece) = pieces.next_if(|piece| piece.version.offset_from(end) < 0) {
             let own = matches!(piece.kind, PieceKind::Inserted | PieceKind::Opaque).then(|| inserted.next());
-            let state = state(burst, piece, own.flatten());
+            let state = state(burst, piece, own.flatten(), &stack_pointer);
             run.add(Row { start: piece.version, state: Arc::new(state) });
         }
         writer.run(&run)?;
@@ -113,9 +115,14 @@ impl Add for Run {
     }
 }
 
-fn state(burst: &Burst<'_>, piece: &MapPiece, inserted: Option<&Inserted>) -> FrameState {
+fn state(
+    burst: &Burst<'_>,
+    piece: &MapPiece,
+    inserted: Option<&Inserted>,
+    stack_pointer: &ExpressionBytes,
+) -> FrameState {
     let taken = inserted.map_or(Taken::Nothing, |inserted| inserted.taken);
-    let word = |word| address(burst, burst.request.window + word);
+    let word = |word| address(burst, burst.request.window.start + word);
     let place = match inserted.map(|inserted| inserted.leads) {
         None => displaced(piece.original.offset_from(piece.version)),
         Some(Leads::To(to)) => address(burst, to),
@@ -134,7 +141,7 @@ fn state(burst: &Burst<'_>, piece: &MapPiece, inserted: Option<&Inserted>) -> Fr
     if taken >= Taken::Rcx {
         registers.push((Register::RCX, saved(window::SAVED_RCX)));
     }
-    registers.push((Register::RSP, RegisterRule::ValExpression(Arc::new(STACK_POINTER))));
+    registers.push((Register::RSP, RegisterRule::ValExpression(stack_pointer.clone())));
     registers.push((Register::RIP, RegisterRule::ValExpression(place.into())));
     let cfa = Cfa::RegisterOffset { register: Register::RSP, offset: ABOVE };
     FrameState { cfa, registers, ..FrameState::at_entry() }

@@ -18,7 +18,7 @@ use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
 use crate::{
     AddressMap, EmitError, LARGE_PAGE, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf,
 };
-use restitch_address::{LoadBias, Svma, SvmaRange};
+use restitch_address::{Avma, LoadBias, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
 use restitch_x86::{Flow, encode, relocate_field};
@@ -39,8 +39,10 @@ pub struct BurstRequest<'a> {
     pub start: Svma,
     /// Number of the version, from 1.
     pub number: u32,
-    /// Where its window is: page-aligned, within 2 GiB of module and version.
-    pub window: Svma,
+    /// Its window: page-aligned, within 2 GiB of module and version, whole or of [`window::WORDS_LEN`] bytes.
+    pub window: SvmaRange,
+    /// Where the table is in the process.
+    pub table: Avma,
     /// The window's table has `2^bits` pairs.
     pub bits: u8,
     /// Number of the first branch.
@@ -157,7 +159,7 @@ impl<'r> Burst<'r> {
         self.request.start + offset as u64
     }
     fn word(&self, offset: u64) -> Dest {
-        Dest::At(self.request.window + offset)
+        Dest::At(self.request.window.start + offset)
     }
     /// The copy of the block that starts at `at`.
     fn copy_of(&self, at: Svma) -> Option<u32> {
@@ -337,9 +339,9 @@ impl<'r> Burst<'r> {
         // mov %ecx,%edx; shr $APART,%edx; and $within,%edx; add %rdx,%rax
         let within = (1 << (window::STRETCH - window::APART)) - 1;
         self.code.raw(&[0x89, 0xca, 0xc1, 0xea, window::APART, 0x83, 0xe2, within, 0x48, 0x01, 0xd0]);
-        // shl $4,%rax; lea table,%rdx; add %rdx,%rax
+        // shl $4,%rax; movabs table,%rdx; add %rdx,%rax
         self.code.raw(&[0x48, 0xc1, 0xe0, 4]);
-        self.op(template::LEA_RDX, window::TABLE);
+        self.table_to_rdx();
         self.code.raw(&[0x48, 0x01, 0xd0]);
         // mov (%rax),%rdx; cmp %rcx,%rdx; je hit; test %rdx,%rdx; je miss; add $16,%rax
         self.code.place(search);
@@ -368,7 +370,7 @@ impl<'r> Burst<'r> {
         // mov 8(%rax),%rdx
         self.code.raw(&[0x48, 0x8b, 0x50, 8]);
         self.op(template::SAVE_RDX, window::TARGET);
-        self.op(template::LEA_RDX, window::TABLE);
+        self.table_to_rdx();
         // sub %edx,%eax; or $INDIRECT,%eax
         self.code.raw(&[0x29, 0xd0, 0x0d]);
         self.code.raw(&window::INDIRECT.to_le_bytes());
@@ -379,6 +381,11 @@ impl<'r> Burst<'r> {
         // test %dx,%dx; je full
         self.code.raw(&[0x66, 0x85, 0xd2]);
         self.code.jcc(4, Dest::Label(full));
+    }
+
+    fn table_to_rdx(&mut self) {
+        self.code.raw(template::MOVABS_RDX);
+        self.code.raw(&self.request.table.get().to_le_bytes());
     }
 
     fn give_back(&mut self) {
@@ -638,7 +645,8 @@ impl<'r> Burst<'r> {
             symbols: self.symbols,
             counters: None,
             burst: Some(BurstTable {
-                window: SvmaRange::new(request.window, window::window_len(request.bits)),
+                window: request.window,
+                table: request.table,
                 bits: request.bits,
                 first: request.first,
                 branches: self.branches,

@@ -77,8 +77,8 @@ pub(crate) const LEA_RAX: &[u8] = &[0x48, 0x8d, 0x05];
 pub(crate) const SAVE_RDX: &[u8] = &[0x48, 0x89, 0x15];
 /// `mov word,%rdx`.
 pub(crate) const LOAD_RDX: &[u8] = &[0x48, 0x8b, 0x15];
-/// `lea address,%rdx`.
-pub(crate) const LEA_RDX: &[u8] = &[0x48, 0x8d, 0x15];
+/// `movabs address,%rdx`, without the address.
+pub(crate) const MOVABS_RDX: &[u8] = &[0x48, 0xba];
 /// `movl $imm,word`.
 pub(crate) const STORE: &[u8] = &[0xc7, 0x05];
 /// `jmp *word`.

@@ -54,13 +54,19 @@ impl BurstTables {
     /// That of the versions, each with what is added to its module's addresses.
     ///
     /// # Errors
-    /// If there is no version, one is no tracing version, or their addresses are too many for the table.
+    /// If there is no version, one is no tracing version or searches another window than the first one's, or their addresses are too many for
+    /// the table.
     pub fn new(versions: &[(LoadBias, &CheckedVersion)]) -> io::Result<Self> {
         let modules: Option<Vec<_>> = versions.iter().map(|(bias, v)| BurstModule::new(*bias, v)).collect();
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let modules = modules.ok_or_else(|| wrong("a version records no branches"))?;
         let first = modules.first().ok_or_else(|| wrong("there is no tracing version"))?;
         let (window, bits) = (first.bias.to_actual(first.table.window.start), first.table.bits);
+        let is_whole = first.table.window.len() == window::window_len(bits);
+        let searches_it = |m: &BurstModule| m.table.table == window + window::TABLE && m.table.bits == bits;
+        if !is_whole || !modules.iter().all(searches_it) {
+            return Err(wrong("a version searches another table than that of the first one's window"));
+        }
         let pairs: Vec<(Avma, Avma)> = modules.iter().flat_map(BurstModule::entries).collect();
         let table =
             window::table(&pairs, bits).ok_or_else(|| wrong("more addresses than the table can hold"))?;
@@ -83,10 +89,9 @@ impl BurstCode {
     /// Has the kernel make large pages of the windows, which are mapped in process `pid`. (It may refuse, as it does for users without
     /// privileges: look-ups are slower then, and no less right.)
     pub fn use_large_pages(&self, pid: i32) {
-        for module in &self.tables.modules {
-            let (start, len) = (module.bias.to_actual(module.table.window.start), module.table.window.len());
-            let window = AvmaRange::new(start, len);
-            if start.align_up(LARGE_PAGE) == start && len >= LARGE_PAGE {
+        for BurstModule { bias, table, .. } in &self.tables.modules {
+            let window = AvmaRange::new(bias.to_actual(table.window.start), table.window.len());
+            if window.start.align_up(LARGE_PAGE) == window.start && window.len() >= LARGE_PAGE {
                 let _ = collapse_pages(pid, window);
             }
         }

@@ -157,6 +157,7 @@ mod tests {
         let branch = |from, to: Option<u64>| BurstBranch { from: at(from), to: to.map(at) };
         let table = BurstTable {
             window: SvmaRange::new(at(0x8000), 0x1000),
+            table: Avma::new(BIAS + 0x8000 + window::TABLE),
             bits: 4,
             first: 7,
             branches: vec![

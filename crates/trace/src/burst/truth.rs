@@ -2,10 +2,10 @@
 
 use super::tracer::end_of;
 use super::{BurstCode, BurstEnd, BurstTables};
-use restitch_address::{Avma, LoadBias};
+use restitch_address::{Avma, LoadBias, SvmaRange};
 use restitch_apply_process::{Incoming, Live, Reservation, StateDir, Target, VersionKind};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::window::window_len;
+use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
 use restitch_evaluate::Taken;
 use restitch_layout::Layout;
@@ -62,10 +62,12 @@ fn version(
     let unwind = restitch_cfi::UnwindInfo::parse(image.read(at.start, at.len() as usize)?, at.start).ok()?;
     let program = restitch_program::analyze(image, &unwind).ok()?;
     let blocks = vec![true; program.blocks.len()];
-    let len = window_len(BITS) + burst_bound(&program, &blocks);
-    let place = live.reserve(index, len, taken, &[], 4096).ok()?;
-    let (window, bias) = (place.start, module.bias);
-    let (start, number) = (window + window_len(BITS), place.number);
+    let window_len = if taken.is_empty() { window_len(BITS) } else { WORDS_LEN };
+    let place = live.reserve(index, window_len + burst_bound(&program, &blocks), taken, &[], 4096).ok()?;
+    let (window, bias) = (SvmaRange::new(place.start, window_len), module.bias);
+    let (start, number) = (window.end, place.number);
+    let (first_module, first_place) = taken.first().copied().unwrap_or((index, place));
+    let table = live.target().modules[first_module].bias.to_actual(first_place.start) + TABLE;
     let request = BurstRequest {
         image,
         program: &program,
@@ -73,6 +75,7 @@ fn version(
         start,
         number,
         window,
+        table,
         bits: BITS,
         first,
         bias,
