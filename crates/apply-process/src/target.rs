@@ -17,6 +17,8 @@ pub struct Module {
     pub path: PathBuf,
     /// The file.
     pub image: Arc<Image>,
+    /// Which file that is, as the maps name it.
+    pub identity: procfs::FileIdentity,
     /// From stated to actual addresses.
     pub bias: LoadBias,
     /// From its first to behind its last byte in memory.
@@ -29,6 +31,9 @@ impl Module {
         self.range.contains(at).then(|| self.bias.to_stated(at))
     }
 }
+
+/// How often a process that opens and closes libraries is looked at again.
+const MOST_LOOKS: u32 = 4;
 
 /// Files that were read, for looking at several processes, or at one again and again. A file that changes in place while the
 /// cache lives is seen as it was.
@@ -82,19 +87,24 @@ impl Target {
     /// As for [`Target::open`].
     pub fn open_with(pid: i32, images: &mut ImageCache) -> Result<Self, ProcessError> {
         let process = ProcessId::of(pid)?;
-        let maps = procfs::maps(pid)?;
+        let mut maps = procfs::maps(pid)?;
         let overlay = maps.iter().find(|m| m.permissions.execute && is_overlay(&path_of(m)));
         if let Some(overlay) = overlay.map(path_of) {
             return Err(ProcessError::Overlaid { pid, overlay });
         }
         let headers = procfs::auxv(pid)?.program_headers();
-        let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
-        for mappings in by_file(&maps).into_values() {
-            match load(pid, &mappings, images) {
-                Ok(Some(module)) => modules.push(module),
-                Ok(None) => {}
-                Err(why) => unreadable.push((path_of(mappings[0]), why)),
+        let (mut modules, mut unreadable) = load_all(pid, &maps, images);
+        for _ in 0..MOST_LOOKS {
+            if unreadable.is_empty() {
+                break;
             }
+            // Another file may have been mapped between the look at the maps and that at the file.
+            let now = procfs::maps(pid)?;
+            if now == maps {
+                break;
+            }
+            maps = now;
+            (modules, unreadable) = load_all(pid, &maps, images);
         }
         modules.sort_by_key(|m| m.range.start);
         let program = headers
@@ -177,7 +187,21 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         low = low.min(bias.to_actual(s.range.start).align_down(4096));
         high = high.max(bias.to_actual(s.range.end).align_up(4096));
     }
-    Ok(Some(Module { path: path_of(code), image, bias, range: AvmaRange::between(low, high) }))
+    let identity = procfs::FileIdentity { device: code.device, inode: code.inode };
+    Ok(Some(Module { path: path_of(code), image, identity, bias, range: AvmaRange::between(low, high) }))
+}
+
+/// The modules among `maps`, and the files that could not be used, with the reason.
+fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>, Vec<(PathBuf, String)>) {
+    let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
+    for mappings in by_file(maps).into_values() {
+        match load(pid, &mappings, images) {
+            Ok(Some(module)) => modules.push(module),
+            Ok(None) => {}
+            Err(why) => unreadable.push((path_of(mappings[0]), why)),
+        }
+    }
+    (modules, unreadable)
 }
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.

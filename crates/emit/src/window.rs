@@ -100,6 +100,20 @@ pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// Takes the pair of `from` out of a table with `2^bits` pairs; all others stay where they are. What is left is an address that nobody can come from, and
+/// that leads to itself.
+pub fn strike(table: &mut [u8], from: Avma, bits: u8) {
+    let (pairs, _) = table.as_chunks_mut::<16>();
+    for pair in &mut pairs[slot(from, bits)..] {
+        let key: [u8; 8] = std::array::from_fn(|i| pair[i]);
+        match u64::from_le_bytes(key) {
+            0 => return,
+            found if found == from.get() => return *pair = [0xff; 16],
+            _ => {}
+        }
+    }
+}
+
 /// What there is to know about a tracing version beside its code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BurstTable {

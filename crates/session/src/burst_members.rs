@@ -74,6 +74,7 @@ impl Members {
             let leader = set.leader.target().clone();
             let incoming = incoming(&set.leader, &leader, &versions.of, VersionKind::Burst);
             let window = set.leader.map_tracing(held, &incoming)?;
+            records.be_certain(pid, versions.of.iter().map(|(module, _)| &leader.modules[*module]));
             self.list.push(Member { pid, code: code(pid, versions, window)? });
             return Ok(());
         }
@@ -186,7 +187,7 @@ fn map_into(
 }
 
 fn code(pid: i32, versions: &Versions, window: File) -> Result<BurstCode, SessionError> {
-    let code = BurstCode::new(versions.tables.clone(), window)
+    let code = BurstCode::new(pid, versions.tables.clone(), window)
         .map_err(|source| BranchTraceError::Window { pid, source })?;
     code.use_large_pages(pid);
     Ok(code)

@@ -323,7 +323,7 @@ pub(crate) fn trace_and_take_out(
         }
     };
     if scope.modules.is_empty() {
-        return Err(too_little(set, is_command));
+        return Err(scope.left_out().unwrap_or_else(|| too_little(set, is_command)));
     }
     watcher.phase("tracing", rest.map(|d| d.as_secs_f64()));
     let (traced, making) = (Traced::default(), Duration::ZERO);

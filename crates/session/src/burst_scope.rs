@@ -12,14 +12,17 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::modules::{Analyses, Chosen, is_runtime_loader, may_be_changed};
 use crate::process_set::ProcessSet;
 use crate::selection::{Weights, select, select_within};
-use restitch_address::{Avma, Svma};
+use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_apply_process::{Module, Target};
 use restitch_emit::may_trace;
 use restitch_image::Image;
 use restitch_procfs::system::available_memory;
+use restitch_procfs::{MappedFile, MapsFile, threads};
 use restitch_program::{CallSite, CallTarget, FuncId, Movability, Program};
+use restitch_trace::Guard;
 use restitch_tracee::Memory;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// A module's functions are added in the order of how many bursts ended there, until this share of all ends is dealt with.
 const ENDS: f64 = 0.98;
@@ -38,10 +41,16 @@ pub(crate) struct BurstScope {
     /// The same for the last version that was made.
     made: Vec<Vec<bool>>,
     permanent: BTreeSet<usize>,
+    /// Others may be copied, too: the process has one thread, and is looked at alone.
+    is_alone: bool,
+    /// How to see that a module that is not permanent is still there.
+    guards: BTreeMap<usize, Guard>,
     /// Analyses of modules that are not in it yet.
     ready: Analyses,
     /// Modules that cannot be analysed.
     hopeless: BTreeSet<usize>,
+    /// Files with samples that are not copied, because they may go.
+    may_go: Vec<PathBuf>,
     /// Nothing can be added.
     pub is_whole: bool,
 }
@@ -65,16 +74,35 @@ impl BurstScope {
     }
 
     fn of(set: &ProcessSet, mut chosen: Vec<Chosen>, ready: Analyses) -> Self {
-        let permanent = permanent_modules(set.leader.target());
-        chosen.retain(|c| permanent.contains(&c.index));
+        let target = set.leader.target();
+        let permanent = permanent_modules(target);
+        let is_alone = !set.is_tree() && threads(target.pid()).is_ok_and(|threads| threads.len() == 1);
+        let mut guards = BTreeMap::new();
+        if is_alone && let Ok(maps) = MapsFile::open(target.pid()) {
+            for module in chosen.iter_mut().filter(|c| !permanent.contains(&c.index)) {
+                let Some(guard) = guard(target, module.index, &module.analyzed.program, &maps) else {
+                    continue;
+                };
+                // It may have come in place of the one that was analysed.
+                let Ok(foreign) = set.foreign_code(module.index) else { continue };
+                module.analyzed.leave(&foreign);
+                guards.insert(module.index, guard);
+            }
+        }
+        let (chosen, others): (Vec<_>, Vec<_>) =
+            chosen.into_iter().partition(|c| permanent.contains(&c.index) || guards.contains_key(&c.index));
+        let may_go = others.into_iter().map(|c| c.path).collect();
         let blocks = blocks_of(&chosen, ROOM);
         Self {
             modules: chosen,
             blocks,
             made: Vec::new(),
             permanent,
+            is_alone,
+            guards,
             ready,
             hopeless: BTreeSet::new(),
+            may_go,
             is_whole: false,
         }
     }
@@ -113,6 +141,32 @@ impl BurstScope {
         scope.blocks = blocks_of(&scope.modules, SMALL);
         scope.is_whole = true;
         Ok(Ok(scope))
+    }
+
+    /// Why nothing can be copied although there are samples.
+    pub fn left_out(&self) -> Option<SessionError> {
+        let names: Vec<String> = self.may_go.iter().map(|path| path.display().to_string()).collect();
+        let (what, next) = match self.is_alone {
+            true => (
+                "and that were gone when they were to be copied",
+                "try again; `--source trace` records in them, too",
+            ),
+            false => (
+                "and may close again",
+                "bursts copy these in processes of one thread only, `--source trace` records in them",
+            ),
+        };
+        (!names.is_empty()).then(|| {
+            SessionError::NothingToDo(format!(
+                "all samples are in libraries that the program has opened itself (dlopen) {what}: {}; {next}",
+                names.join(", ")
+            ))
+        })
+    }
+
+    /// How to see that a module is still there, if it may go.
+    pub fn guard(&self, index: usize) -> Option<&Guard> {
+        self.guards.get(&index)
     }
 
     /// Blocks in all modules.
@@ -168,9 +222,8 @@ impl BurstScope {
 
     fn add(&mut self, set: &ProcessSet, at: Avma, n: u64) -> Result<(), SessionError> {
         let target = set.leader.target();
-        let Some(index) = target.module_at(at).filter(|index| self.permanent.contains(index)) else {
-            return Ok(());
-        };
+        let may_be_copied = |index: &usize| self.is_alone || self.permanent.contains(index);
+        let Some(index) = target.module_at(at).filter(may_be_copied) else { return Ok(()) };
         let Some(module) = self.module(set, index)? else { return Ok(()) };
         let stated = target.modules[index].bias.to_stated(at);
         if let Some(function) = module.analyzed.program.function_at(stated) {
@@ -194,6 +247,13 @@ impl BurstScope {
             self.hopeless.insert(index);
             return Ok(None);
         };
+        if !self.permanent.contains(&index) {
+            let target = set.leader.target();
+            let maps = MapsFile::open(target.pid()).ok();
+            let guard = maps.and_then(|maps| guard(target, index, &analyzed.program, &maps));
+            let Some(guard) = guard else { return Ok(None) };
+            self.guards.insert(index, guard);
+        }
         analyzed.leave(&set.foreign_code(index)?);
         let program = &analyzed.program;
         let weights =
@@ -204,13 +264,28 @@ impl BurstScope {
     }
 }
 
+/// What is mapped where a module's code is, if that is the module still.
+fn guard(target: &Target, module: usize, program: &Program, maps: &MapsFile) -> Option<Guard> {
+    let (first, last) = (program.function_ids().next()?, program.function_ids().last()?);
+    let Module { bias, image, identity, .. } = &target.modules[module];
+    let has = |at: Avma, file: &MappedFile| {
+        let offset = file.offset.get() + at.offset_from(file.range.start) as u64;
+        let same = (file.device, file.inode) == (identity.device, identity.inode);
+        same && image.file_offset(bias.to_stated(at)).is_some_and(|stated| stated.get() == offset)
+    };
+    let start = bias.to_actual(program.function(first).range.start);
+    let end = bias.to_actual(program.function(last).range.end);
+    Guard::of(maps, AvmaRange::between(start, end), has).ok().flatten()
+}
+
 /// The modules that tracing versions may be made of.
 pub(crate) fn candidates(set: &ProcessSet) -> Vec<usize> {
     permanent_modules(set.leader.target()).into_iter().filter(|i| may_be_changed(set, *i)).collect()
 }
 
 /// The program and the libraries that it names, directly or through others: they stay where they are for as long as it runs. What was
-/// opened by `dlopen` may go, and something else may come where it was; a tracing version would then be entered from there.
+/// opened by `dlopen` may go, and something else may come where it was; a tracing version would then be entered from there. So this has to be
+/// looked at before each burst ([`Guard`]), and no other thread may do it during one.
 fn permanent_modules(target: &Target) -> BTreeSet<usize> {
     let is_named = |module: &Module, name: &str| {
         let file = module.path.file_name().is_some_and(|file| file == name);

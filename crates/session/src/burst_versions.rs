@@ -8,13 +8,13 @@ use crate::burst_scope::{BurstScope, entries};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::{SessionError, parallel};
-use restitch_address::{LoadBias, Svma, SvmaRange};
+use restitch_address::{Svma, SvmaRange};
 use restitch_apply_process::{ProcessError, Reservation};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, LARGE_PAGE, burst_bound, emit_burst};
 use restitch_layout::Layout;
-use restitch_trace::BurstTables;
+use restitch_trace::{BurstTables, TracedModule};
 use std::sync::Arc;
 
 /// Pairs of the window's table for each address in it, at least: searches are short then.
@@ -83,9 +83,12 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
         .into_iter()
         .map(|(i, version)| Ok((work[i].0.index, version?)))
         .collect::<Result<_, SessionError>>()?;
-    let biased: Vec<(LoadBias, &CheckedVersion)> =
-        versions.iter().map(|(module, version)| (target.modules[*module].bias, version)).collect();
-    let tables = BurstTables::new(&biased)
+    let traced = versions.iter().map(|(module, version)| TracedModule {
+        bias: target.modules[*module].bias,
+        version,
+        guard: scope.guard(*module),
+    });
+    let tables = BurstTables::new(&traced.collect::<Vec<_>>())
         .map_err(|source| restitch_trace::BranchTraceError::Window { pid: target.pid(), source })?;
     Ok(Versions { of: versions, tables: Arc::new(tables) })
 }

@@ -38,7 +38,9 @@ mod tracer;
 mod truth;
 mod vigil;
 
-pub use burst::{BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, Refusal, trace_bursts};
+pub use burst::{
+    BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, Guard, Refusal, TracedModule, trace_bursts,
+};
 pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
 pub use report::{Record, RecordEnd, Sink, TraceReport};

@@ -17,6 +17,7 @@ use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
 use restitch_apply_process::{ImageCache, Module, Target};
 use restitch_image::Image;
+use restitch_procfs::FileIdentity;
 use restitch_profile::Profile;
 use restitch_profile_formats::{Format, Records};
 use restitch_program::Program;
@@ -35,6 +36,7 @@ const LEAST_SHARE: f64 = 0.001;
 /// A file that some process has mapped, and what was seen in it.
 struct Seen {
     path: PathBuf,
+    identity: FileIdentity,
     image: Arc<Image>,
     records: Records,
     branches: u64,
@@ -44,6 +46,8 @@ struct Seen {
 #[derive(Debug, Clone, Default)]
 struct Places {
     modules: Vec<(AvmaRange, LoadBias, usize)>,
+    /// Where nothing else was while branches were recorded, although something else may have been mapped there when it was looked.
+    certain: Vec<(AvmaRange, LoadBias, usize)>,
     looked: Option<Instant>,
     took: Duration,
 }
@@ -51,7 +55,8 @@ struct Places {
 impl Places {
     /// Newest first: a module that was mapped later may lie where an older one was.
     fn find(&self, at: Avma) -> Option<(usize, Svma)> {
-        let found = self.modules.iter().rev().find(|(range, ..)| range.contains(at));
+        let newest_first = self.certain.iter().chain(self.modules.iter().rev());
+        let found = newest_first.into_iter().find(|(range, ..)| range.contains(at));
         found.map(|(_, bias, module)| (*module, bias.to_stated(at)))
     }
 
@@ -90,6 +95,20 @@ impl BranchRecords {
         let target = Target::open_with(pid, &mut self.images)?;
         self.know(pid, target);
         Ok(())
+    }
+
+    /// Takes what is recorded where `modules` of a process are for theirs: branches are recorded only while they are there.
+    pub fn be_certain<'m>(&mut self, pid: i32, modules: impl Iterator<Item = &'m Module>) {
+        let mut certain = Vec::new();
+        for module in modules {
+            let place = (module.range, module.bias, self.index_of(module));
+            let is_known = self.processes.get(&pid).is_some_and(|places| places.modules.contains(&place));
+            if let Some(file) = self.file.as_mut().filter(|_| !is_known) {
+                file.mapped(pid, module);
+            }
+            certain.push(place);
+        }
+        self.processes.entry(pid).or_default().certain = certain;
     }
 
     /// Adds branches that thread `tid` of process `pid` has taken one after the other, oldest first.
@@ -152,10 +171,11 @@ impl BranchRecords {
     }
 
     fn index_of(&mut self, module: &Module) -> usize {
-        let is_known = |seen: &Seen| seen.path == module.path && Arc::ptr_eq(&seen.image, &module.image);
+        let is_known = |seen: &Seen| seen.path == module.path && seen.identity == module.identity;
         self.seen.iter().position(is_known).unwrap_or_else(|| {
             let (path, image) = (module.path.clone(), module.image.clone());
-            self.seen.push(Seen { path, image, records: Records::default(), branches: 0 });
+            let identity = module.identity;
+            self.seen.push(Seen { path, identity, image, records: Records::default(), branches: 0 });
             self.seen.len() - 1
         })
     }

@@ -7,11 +7,13 @@ use restitch_check::CheckedVersion;
 use restitch_emit::window::{self, BurstBranch, BurstTable, Inserted, Leads};
 use restitch_emit::{AddressMap, LARGE_PAGE, PieceKind};
 use restitch_evaluate::Taken;
+use restitch_procfs::{MappedFile, MapsFile, ProcError};
 use restitch_tracee::collapse_pages;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The tracing versions of a process and the memory that they share with it.
 #[derive(Debug)]
@@ -19,12 +21,65 @@ pub struct BurstCode {
     tables: Arc<BurstTables>,
     /// The windows' file.
     file: File,
+    /// Where to see whether modules that may go are still there.
+    maps: MapsFile,
+    /// By module: it is left out.
+    gone: Vec<AtomicBool>,
+}
+
+/// A module and its checked tracing version.
+#[derive(Debug, Clone, Copy)]
+pub struct TracedModule<'a> {
+    /// What is added to the module's addresses.
+    pub bias: LoadBias,
+    /// The version.
+    pub version: &'a CheckedVersion,
+    /// How to see that the module is still there, if it may go (`dlclose`).
+    pub guard: Option<&'a Guard>,
+}
+
+/// What was mapped where a module is. If that has changed, other code may stand where table and versions believe the module's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    seen: Vec<(Avma, MappedFile)>,
+}
+
+impl Guard {
+    /// What is mapped now at the first and the last address of a module's code (it comes and goes as a whole); `None` if that is not what the
+    /// module `has` at the address: another one may have come in its place since it was looked at.
+    ///
+    /// # Errors
+    /// If the process has ended.
+    pub fn of(
+        maps: &MapsFile,
+        code: AvmaRange,
+        has: impl Fn(Avma, &MappedFile) -> bool,
+    ) -> Result<Option<Self>, ProcError> {
+        let mut seen: Vec<(Avma, MappedFile)> = Vec::new();
+        for at in [code.start, code.end.offset(-1)] {
+            // Mostly all code is one mapping.
+            if seen.iter().any(|(_, file)| file.range.contains(at)) {
+                continue;
+            }
+            match maps.file_at(at)? {
+                Some(file) if has(at, &file) => seen.push((at, file)),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(Self { seen }))
+    }
+
+    /// Whether the same is mapped there still.
+    fn holds(&self, maps: &MapsFile) -> bool {
+        self.seen.iter().all(|(at, file)| maps.file_at(*at).is_ok_and(|found| found == Some(*file)))
+    }
 }
 
 /// One module's version.
 #[derive(Debug)]
 struct BurstModule {
     bias: LoadBias,
+    guard: Option<Guard>,
     range: AvmaRange,
     map: AddressMap,
     table: BurstTable,
@@ -51,13 +106,13 @@ pub struct BurstTables {
 }
 
 impl BurstTables {
-    /// That of the versions, each with what is added to its module's addresses.
+    /// That of the versions.
     ///
     /// # Errors
     /// If there is no version, one is no tracing version or searches another window than the first one's, or their addresses are too many for
     /// the table.
-    pub fn new(versions: &[(LoadBias, &CheckedVersion)]) -> io::Result<Self> {
-        let modules: Option<Vec<_>> = versions.iter().map(|(bias, v)| BurstModule::new(*bias, v)).collect();
+    pub fn new(versions: &[TracedModule<'_>]) -> io::Result<Self> {
+        let modules: Option<Vec<_>> = versions.iter().map(BurstModule::new).collect();
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let modules = modules.ok_or_else(|| wrong("a version records no branches"))?;
         let first = modules.first().ok_or_else(|| wrong("there is no tracing version"))?;
@@ -77,13 +132,40 @@ impl BurstTables {
 }
 
 impl BurstCode {
-    /// The versions, and the file that all windows map, whose table it fills.
+    /// The versions in process `pid`, and the file that all windows map, whose table it fills.
     ///
     /// # Errors
-    /// If the file cannot be written.
-    pub fn new(tables: Arc<BurstTables>, file: File) -> io::Result<Self> {
+    /// If the file cannot be written, or the process has ended.
+    pub fn new(pid: i32, tables: Arc<BurstTables>, file: File) -> io::Result<Self> {
         file.write_all_at(&tables.table, window::TABLE)?;
-        Ok(Self { tables, file })
+        let maps = MapsFile::open(pid).map_err(io::Error::other)?;
+        let gone = tables.modules.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { tables, file, maps, gone })
+    }
+
+    /// Leaves the modules out from now on that are not where they were, or may go while a burst runs: where a process has other threads. (A
+    /// thread in a burst makes no system call, so it unmaps nothing itself.) Asked in front of each burst, while no thread is in one and the
+    /// one that is to begin is held. Only processes that share memory without being threads of each other are not seen.
+    pub(crate) fn leave_out_what_may_go(&self, is_alone: bool) -> io::Result<()> {
+        let mut news = false;
+        for (module, gone) in self.tables.modules.iter().zip(&self.gone) {
+            let stays = module.guard.as_ref().is_none_or(|guard| is_alone && guard.holds(&self.maps));
+            news |= !stays && !gone.swap(true, Ordering::Relaxed);
+        }
+        if !news {
+            return Ok(());
+        }
+        let mut table = self.tables.table.clone();
+        for module in self.tables.modules.iter().zip(&self.gone).filter(|(_, gone)| is_set(gone)).map(|m| m.0)
+        {
+            module.entries().for_each(|(from, _)| window::strike(&mut table, from, module.table.bits));
+        }
+        self.file.write_all_at(&table, window::TABLE)
+    }
+
+    /// The modules that are left out, by number.
+    pub(crate) fn left_out(&self) -> usize {
+        self.gone.iter().filter(|gone| is_set(gone)).count()
     }
 
     /// Has the kernel make large pages of the windows, which are mapped in process `pid`. (It may refuse, as it does for users without
@@ -104,7 +186,8 @@ impl BurstCode {
 
     /// The copy of the instruction at `at`.
     pub(crate) fn way_in(&self, at: Avma) -> Option<Avma> {
-        self.tables.modules.iter().find_map(|m| m.way_in(at))
+        let there = self.tables.modules.iter().zip(&self.gone).filter(|(_, gone)| !is_set(gone));
+        there.map(|(module, _)| module).find_map(|m| m.way_in(at))
     }
 
     /// What a thread that stands in a version at `at` has to be given back.
@@ -184,11 +267,12 @@ impl BurstCode {
 }
 
 impl BurstModule {
-    fn new(bias: LoadBias, version: &CheckedVersion) -> Option<Self> {
+    fn new(of: &TracedModule<'_>) -> Option<Self> {
+        let TracedModule { bias, version, guard } = *of;
         let table = version.burst.clone()?;
         let ways_in = ways_in(&version.map, &[&table.branches[..], &table.unnamed].concat());
         let range = AvmaRange::new(bias.to_actual(version.range.start), version.loaded_len);
-        Some(Self { bias, range, map: version.map.clone(), table, ways_in })
+        Some(Self { bias, guard: guard.cloned(), range, map: version.map.clone(), table, ways_in })
     }
 
     fn entries(&self) -> impl Iterator<Item = (Avma, Avma)> + '_ {
@@ -199,6 +283,10 @@ impl BurstModule {
         let way = found(&self.ways_in, self.bias.to_stated(at))?;
         Some(self.bias.to_actual(way))
     }
+}
+
+fn is_set(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::Relaxed)
 }
 
 /// Where a thread may be put in, for each original instruction that has an equivalent in the version. Threads are interrupted at branches more than

@@ -9,6 +9,6 @@ mod tracer;
 #[cfg(test)]
 mod truth;
 
-pub use code::{BurstCode, BurstTables};
+pub use code::{BurstCode, BurstTables, Guard, TracedModule};
 pub use report::{BurstEnd, BurstReport, Refusal};
 pub use tracer::{BurstOptions, trace_bursts};

@@ -59,6 +59,8 @@ pub struct BurstReport {
     pub exit: Option<restitch_tracee::ExitStatus>,
     /// The process executes another program.
     pub left: bool,
+    /// Modules with a version that are left out, since they have gone or may go.
+    pub left_out: usize,
 }
 
 impl BurstReport {
@@ -88,6 +90,7 @@ impl BurstReport {
         self.recording += other.recording;
         self.cpu += other.cpu;
         self.missed_threads += other.missed_threads;
+        self.left_out = self.left_out.max(other.left_out);
     }
 
     /// All bursts.

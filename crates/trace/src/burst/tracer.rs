@@ -405,6 +405,9 @@ impl<'a> Tracer<'a> {
         if self.burst.is_some() {
             return Ok(Err(Refusal::Busy));
         }
+        let is_alone = self.followed.threads().count() == 1;
+        self.shared(self.code.leave_out_what_may_go(is_alone))?;
+        self.report.left_out = self.code.left_out();
         let mut registers = self.followed.registers(tid)?;
         let Some(way_in) = self.code.way_in(registers.rip) else {
             note(&mut self.report.refused_at, registers.rip);

@@ -1,7 +1,7 @@
 //! What is decoded from bursts, against single steps through tracing versions of real programs.
 
 use super::tracer::end_of;
-use super::{BurstCode, BurstEnd, BurstTables};
+use super::{BurstCode, BurstEnd, BurstTables, TracedModule};
 use restitch_address::{Avma, LoadBias, SvmaRange};
 use restitch_apply_process::{Incoming, Live, Reservation, StateDir, Target, VersionKind};
 use restitch_check::{CheckedVersion, check};
@@ -44,8 +44,11 @@ impl Traced {
             .collect();
         let file = live.map_tracing(None, &incoming).unwrap();
         let bias = |module: usize| live.target().modules[module].bias;
-        let biased: Vec<(LoadBias, &CheckedVersion)> = versions.iter().map(|(m, v)| (bias(*m), v)).collect();
-        let code = BurstCode::new(Arc::new(BurstTables::new(&biased).unwrap()), file).unwrap();
+        let traced = versions.iter();
+        let traced =
+            traced.map(|(module, version)| TracedModule { bias: bias(*module), version, guard: None });
+        let traced: Vec<_> = traced.collect();
+        let code = BurstCode::new(pid, Arc::new(BurstTables::new(&traced).unwrap()), file).unwrap();
         Self { live, code }
     }
 }
