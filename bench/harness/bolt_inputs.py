@@ -7,6 +7,7 @@ which runs "training" or "test" from the same state every time, with `prefix` be
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from . import layout_inputs, verilog
 from .layout_inputs import ENVIRONMENT
 from .machine import Failed, end, wait_for
+from loads.postgres import CONFIG, MIXED
 
 # As llvm-bolt's own documentation asks for: parts that gcc splits off are what it cannot take.
 WHOLE = "-fno-reorder-blocks-and-partition"
@@ -203,6 +205,72 @@ class Postgres(layout_inputs.Postgres):
         return ran(command, stdin, **options)
 
 
+class PostgresServer(Postgres):
+    """A server and its clients, as bench/run has them: pgbench with queries of many kinds (training has half of them)."""
+
+    title = "postgres server, pgbench, mixed SQL"
+    # The same build.
+    built = "postgres"
+    transactions = {"training": 1500, "test": 3000}
+
+    def prepare(self, machine, file):
+        self.machine, self.user, self.file = machine, machine.user("postgres"), file
+        self.bin = os.path.dirname(file)
+        folder = machine.own_folder(self.user, "pg")
+        self.state, self.socket = os.path.join(folder, "state"), folder
+        machine.run([self.tool("initdb"), "-D", self.state, "-U", "bench", "-A", "trust", "-N", "--locale=C", "-E", "UTF8"], user=self.user)
+        with open(os.path.join(self.state, "postgresql.conf"), "a") as f:
+            f.write(CONFIG.format(folder=folder))
+        self.scripts = []
+        for number, query in enumerate(MIXED):
+            self.scripts.append(machine.path(f"mixed{number}.sql"))
+            with open(self.scripts[-1], "w") as f:
+                f.write("\\set aid random(1, 490000)\n\\set delta random(-500, 500)\n" + query + "\n")
+        self.serve(file, self.state, lambda: self.client("pgbench", "-i", "-q", "-s", "5"), ())
+
+    def tool(self, name):
+        return os.path.join(self.bin, name)
+
+    def client(self, name, *options):
+        return self.machine.client([self.tool(name), "-h", self.socket, "-U", "bench", *options, "postgres"])
+
+    def serve(self, file, data, work, prefix):
+        """What `work` gives, and what the server used for it."""
+        command = [*prefix, file, "-D", data]
+        options = self.machine.who(self.user, self.machine.server_core)
+        with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as errors:
+            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=ENVIRONMENT, start_new_session=True, **options)
+            try:
+                wait_for("postgres", lambda: server.poll() is not None or self.client("psql", "-c", "select 1"), 120)
+                text = work()
+                server.send_signal(signal.SIGINT)
+                return ended(server, command, out, errors)._replace(text=text)
+            finally:
+                if server.returncode is None:
+                    end(server, signal.SIGINT)
+
+    def work(self, which, prefix):
+        scripts = self.scripts[: len(MIXED) // 2] if which == "training" else self.scripts
+        seed = {"training": 1, "test": 2}[which]
+        # A simulated server is fifty times slower.
+        count = self.transactions[which] // (20 if any("valgrind" in word for word in prefix) else 1)
+        files = [word for script in scripts for word in ("-f", script)]
+        said = self.client("pgbench", "-n", "-M", "simple", "-c", "2", "-j", "2", "-t", str(count), f"--random-seed={seed}", *files)
+        if f"actually processed: {2 * count}/{2 * count}" not in said:
+            raise Failed(f"pgbench lost transactions:\n{said}")
+        queries = [q.replace("now()", "timestamp '2024-03-05 10:00'").replace(":aid", "4711").replace(":delta", "7") for q in MIXED]
+        sums = ["select sum(abalance) from pgbench_accounts;", "select count(*), sum(delta) from pgbench_history;"]
+        return self.client("psql", *(word for query in queries + sums for word in ("-c", query)))
+
+    def run(self, file, which, prefix=()):
+        data = f"{self.state}-{which}-{os.path.basename(file)}"
+        self.machine.run(["cp", "-a", self.state, data], user=self.user)
+        try:
+            return self.serve(file, data, lambda: self.work(which, prefix), prefix)
+        finally:
+            shutil.rmtree(data, ignore_errors=True)
+
+
 class Verilator:
     title, package = "Verilator model, 48 units", None
     texts = {"top.v": verilog.design(), "main.cpp": verilog.BENCH}
@@ -313,4 +381,4 @@ class Redis:
         return received.decode("utf-8", "replace")
 
 
-LOADS = {"sqlite": Sqlite, "python": Python, "python-trained": PythonTrained, "postgres": Postgres, "verilator": Verilator, "redis": Redis}
+LOADS = {"sqlite": Sqlite, "python": Python, "python-trained": PythonTrained, "postgres": Postgres, "postgres-server": PostgresServer, "verilator": Verilator, "redis": Redis}

@@ -100,10 +100,13 @@ def cachegrind(load, file, which):
     """{what: number} of instructions and instruction-cache misses."""
     tool = [*fixed(), find("valgrind"), "--tool=cachegrind", "--vgdb=no", *CACHES, "--cachegrind-out-file=/dev/null"]
     errors = load.run(file, which, tool).errors
-    found = dict(re.findall(r"(I +refs|I1 +misses|LLi misses): +([\d,]+)", errors))
+    found = {}
+    # Of all processes, if it is a server that forks them.
+    for name, number in re.findall(r"(I +refs|I1 +misses|LLi misses): +([\d,]+)", errors):
+        found[name.split()[0]] = found.get(name.split()[0], 0) + int(number.replace(",", ""))
     if len(found) < 3:
         raise Failed(f"cachegrind did not end as it should:\n{errors[-2000:]}")
-    return {name.split()[0]: int(number.replace(",", "")) for name, number in found.items()}
+    return found
 
 
 def profiled(load, original, place, options):
@@ -153,7 +156,7 @@ def measure(name, options, log):
     bolt = find("llvm-bolt-19", "llvm-bolt")
     start = time.monotonic()
     done = lambda what: log(f"  {what} ({time.monotonic() - start:.0f} s)")
-    place = build(kind, os.path.join(ROOT, "out", "bolt", name))
+    place = build(kind, os.path.join(ROOT, "out", "bolt", getattr(kind, "built", name)))
     done("built")
     with Machine(log) as machine:
         load = kind(machine, place)
