@@ -217,7 +217,7 @@ class PostgresServer(Postgres):
         self.machine, self.user, self.file = machine, machine.user("postgres"), file
         self.bin = os.path.dirname(file)
         folder = machine.own_folder(self.user, "pg")
-        self.state, self.socket = os.path.join(folder, "state"), folder
+        self.state = os.path.join(folder, "state")
         machine.run([self.tool("initdb"), "-D", self.state, "-U", "bench", "-A", "trust", "-N", "--locale=C", "-E", "UTF8"], user=self.user)
         with open(os.path.join(self.state, "postgresql.conf"), "a") as f:
             f.write(CONFIG.format(folder=folder))
@@ -226,22 +226,23 @@ class PostgresServer(Postgres):
             self.scripts.append(machine.path(f"mixed{number}.sql"))
             with open(self.scripts[-1], "w") as f:
                 f.write("\\set aid random(1, 490000)\n\\set delta random(-500, 500)\n" + query + "\n")
-        self.serve(file, self.state, lambda: self.client("pgbench", "-i", "-q", "-s", "5"), ())
+        self.serve(file, self.state, lambda: self.client(self.state, "pgbench", "-i", "-q", "-s", "5"), ())
 
     def tool(self, name):
         return os.path.join(self.bin, name)
 
-    def client(self, name, *options):
-        return self.machine.client([self.tool(name), "-h", self.socket, "-U", "bench", *options, "postgres"])
+    def client(self, data, name, *options):
+        return self.machine.client([self.tool(name), "-h", data, "-U", "bench", *options, "postgres"])
 
     def serve(self, file, data, work, prefix):
         """What `work` gives, and what the server used for it."""
-        command = [*prefix, file, "-D", data]
+        # Several may be simulated at the same time: each has its own socket.
+        command = [*prefix, file, "-D", data, "-k", data]
         options = self.machine.who(self.user, self.machine.server_core)
         with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as errors:
             server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=ENVIRONMENT, start_new_session=True, **options)
             try:
-                wait_for("postgres", lambda: server.poll() is not None or self.client("psql", "-c", "select 1"), 120)
+                wait_for("postgres", lambda: server.poll() is not None or self.client(data, "psql", "-c", "select 1"), 120)
                 text = work()
                 server.send_signal(signal.SIGINT)
                 return ended(server, command, out, errors)._replace(text=text)
@@ -249,24 +250,24 @@ class PostgresServer(Postgres):
                 if server.returncode is None:
                     end(server, signal.SIGINT)
 
-    def work(self, which, prefix):
+    def work(self, data, which, prefix):
         scripts = self.scripts[: len(MIXED) // 2] if which == "training" else self.scripts
         seed = {"training": 1, "test": 2}[which]
         # A simulated server is fifty times slower.
         count = self.transactions[which] // (20 if any("valgrind" in word for word in prefix) else 1)
         files = [word for script in scripts for word in ("-f", script)]
-        said = self.client("pgbench", "-n", "-M", "simple", "-c", "2", "-j", "2", "-t", str(count), f"--random-seed={seed}", *files)
+        said = self.client(data, "pgbench", "-n", "-M", "simple", "-c", "2", "-j", "2", "-t", str(count), f"--random-seed={seed}", *files)
         if f"actually processed: {2 * count}/{2 * count}" not in said:
             raise Failed(f"pgbench lost transactions:\n{said}")
         queries = [q.replace("now()", "timestamp '2024-03-05 10:00'").replace(":aid", "4711").replace(":delta", "7") for q in MIXED]
         sums = ["select sum(abalance) from pgbench_accounts;", "select count(*), sum(delta) from pgbench_history;"]
-        return self.client("psql", *(word for query in queries + sums for word in ("-c", query)))
+        return self.client(data, "psql", *(word for query in queries + sums for word in ("-c", query)))
 
     def run(self, file, which, prefix=()):
         data = f"{self.state}-{which}-{os.path.basename(file)}"
         self.machine.run(["cp", "-a", self.state, data], user=self.user)
         try:
-            return self.serve(file, data, lambda: self.work(which, prefix), prefix)
+            return self.serve(file, data, lambda: self.work(data, which, prefix), prefix)
         finally:
             shutil.rmtree(data, ignore_errors=True)
 
