@@ -4,7 +4,7 @@ For each program: an instrumented copy runs the training input (`restitch instru
 and each layout of it becomes a file. All files must give the same output on the test input, which does other things. Then
 original and files run the test input under valgrind's simulations of Haswell's caches and TLBs (one processor; user code; libraries
 included). Addresses and hash seeds are fixed, so the numbers do not depend on the machine's load; the original runs twice, and
-the difference is shown. The tables go to docs/layout.md.
+the difference is shown. The tables go to docs/layout-results.md.
 """
 
 import json
@@ -174,4 +174,4 @@ def settle(options):
 
 
 def main(argv):
-    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout.md", (BEGIN, END), 1, 1, "layouts.json").main(argv, add, settle)
+    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 1, 1, "layouts.json").main(argv, add, settle)

@@ -80,6 +80,7 @@ fn output(file: &[u8]) -> Option<Vec<u8>> {
         number: 1,
         bound: &[],
         promote: &[],
+        pointers: None,
         large_pages: false,
         counters: None,
     })

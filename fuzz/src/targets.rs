@@ -140,6 +140,7 @@ fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &L
         number: 1,
         bound: &[],
         promote: &promote,
+        pointers: None,
         large_pages: false,
         counters: None,
     };

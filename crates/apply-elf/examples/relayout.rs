@@ -66,6 +66,7 @@ fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u
         number: 1,
         bound: &[],
         promote: &[],
+        pointers: None,
         large_pages: false,
         counters: None,
     };

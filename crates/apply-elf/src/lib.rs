@@ -6,7 +6,8 @@
 //!
 //! **What this crate does.** Every byte of the input stays where it is. Behind it come a new read-execute segment (the
 //! version, complete unwind tables for old and new code, a note) and new symbols and section headers. Changed are
-//! the ELF header, the program headers and five bytes for each redirect; the original ones are kept in the output, so
+//! the ELF header, the program headers, five bytes for each redirect and what leads straight into the version: displacements, relocated
+//! addresses, values of dynamic symbols. The original bytes are kept in the output, so
 //! that [`original_bytes`] can turn it back into exactly the input. The build id stays, so debug information still
 //! matches. `strip`, `gdb`, `perf` and `readelf` work on the output; one that was stripped is still
 //! recognised by [`is_restitch_output`], but cannot be turned back.

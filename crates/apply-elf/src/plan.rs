@@ -150,8 +150,10 @@ pub(crate) fn build(
     let shortcuts = shortcut::writes(image, version, slot.growth())?;
     let mut patches = patches(image, &redirects, &shortcuts, &tables.registrations)?;
     patches.extend(startup.as_ref().and_then(Startup::patch));
-    let moved =
-        slot.growth().map(|growth| make_room(image, growth, &mut segment, &mut patches)).transpose()?;
+    let moved = slot
+        .growth()
+        .map(|growth| make_room(image, growth, &shortcuts, &mut segment, &mut patches))
+        .transpose()?;
     patches.sort();
     let (note, note_target) = append_records(image, version, &slot, code, &patches, &mut segment)?;
     let table = (slot == Slot::Move).then(|| {
@@ -320,7 +322,7 @@ fn patches(
     for write in redirects {
         patches.push((offset(write.at)?, write.after.clone()));
     }
-    for write in shortcuts {
+    for write in shortcuts.iter().filter(|w| !w.moved) {
         patches.push((offset(write.at)?, write.after.clone()));
     }
     for r in registrations {
@@ -329,10 +331,11 @@ fn patches(
     Ok(patches)
 }
 
-/// Moves what is behind the program header table; the new places of the dynamic tables.
+/// Moves what is behind the program header table, with the shortcuts in it; the new places of the dynamic tables.
 fn make_room(
     image: &Image,
     growth: &Growth,
+    shortcuts: &[ShortcutWrite],
     segment: &mut NewSegment,
     patches: &mut Vec<(FileOffset, Vec<u8>)>,
 ) -> Result<Vec<SvmaRange>, ElfError> {
@@ -344,7 +347,13 @@ fn make_room(
     let mut places = Vec::new();
     for table in &growth.tables {
         segment.aligned_end(8);
-        let place = segment.append(Growth::table_bytes(image, table).ok_or_else(outside)?);
+        let mut bytes = Growth::table_bytes(image, table).ok_or_else(outside)?.to_vec();
+        let range = image.sections().get(table.section).ok_or_else(outside)?.range;
+        for write in shortcuts.iter().filter(|w| w.moved && range.contains(w.at)) {
+            let at = write.at.offset_from(range.start) as usize;
+            bytes.get_mut(at..at + write.after.len()).ok_or_else(outside)?.copy_from_slice(&write.after);
+        }
+        let place = segment.append(&bytes);
         patches.push((table.pointer, place.start.get().to_le_bytes().to_vec()));
         places.push(place);
     }

@@ -1,4 +1,5 @@
-//! Shortcuts into the version: displacements of branches that stay, and addresses that the loader relocates.
+//! Shortcuts into the version: displacements of branches that stay, addresses that the loader relocates, and what makes the addresses of
+//! functions of which pointers lead to the copy: relocations, displacements of `lea`, dynamic symbols. Of these either all are changed or the file is refused.
 
 use crate::ElfError;
 use crate::grow::Growth;
@@ -6,7 +7,7 @@ use crate::raw::{u32_at, u64_at};
 use object::elf;
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Shortcut, ShortcutKind, Version};
-use restitch_image::{Image, RelocationKind};
+use restitch_image::{ExportedSymbol, Image, RelocationKind};
 use std::collections::HashMap;
 
 /// Size of `Elf64_Rela`, and where its addend is.
@@ -16,12 +17,14 @@ const ADDEND: u64 = 16;
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShortcutWrite {
-    /// Where the bytes are: for a pointer, the relocation's addend, or (packed relocations) the pointer itself.
+    /// Where the bytes are in the input: for a pointer, the relocation's addend, or (packed relocations) the pointer itself.
     pub at: Svma,
     /// The new bytes.
     pub after: Vec<u8>,
     /// What is changed by them.
     pub shortcut: Shortcut,
+    /// What they are in is moved away so that the program header table can grow: the bytes change there.
+    pub moved: bool,
 }
 
 /// The changes that the version asks for. What lies where this file cannot be changed is left out: the redirects serve it.
@@ -41,11 +44,23 @@ pub(crate) fn writes(
             return Err(ElfError::BadRedirect { at: shortcut.at, why });
         }
         let write = match shortcut.kind {
-            ShortcutKind::Displacement => displacement(image, shortcut)?,
-            ShortcutKind::Pointer => pointer(image, shortcut, addends.get_or_insert_with(|| places(image))),
+            ShortcutKind::Displacement | ShortcutKind::Lea => displacement(image, shortcut)?,
+            ShortcutKind::Pointer | ShortcutKind::Function => {
+                pointer(image, shortcut, addends.get_or_insert_with(|| places(image)))
+            }
+            ShortcutKind::Symbol => symbol(image, version, shortcut),
         };
         let lies_in_moved = |w: &ShortcutWrite| moved.iter().any(|range| range.contains(w.at));
-        out.extend(write.filter(|w| !lies_in_moved(w)));
+        match write.map(|w| ShortcutWrite { moved: lies_in_moved(&w), ..w }) {
+            Some(write) if !write.moved || shortcut.kind == ShortcutKind::Symbol => out.push(write),
+            _ if shortcut.kind.is_optional() => {}
+            _ => {
+                return Err(ElfError::BadRedirect {
+                    at: shortcut.at,
+                    why: "makes an address and cannot be changed",
+                });
+            }
+        }
     }
     Ok(out)
 }
@@ -61,7 +76,17 @@ fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<ShortcutWri
     }
     let displacement = i32::try_from(shortcut.to.offset_from(shortcut.at + 4));
     let after = displacement.map_err(|_| bad("does not reach the version"))?.to_le_bytes().to_vec();
-    Ok(Some(ShortcutWrite { at: shortcut.at, after, shortcut: *shortcut }))
+    Ok(Some(ShortcutWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false }))
+}
+
+/// `None` where no symbol has that value.
+fn symbol(image: &Image, version: &Version, shortcut: &Shortcut) -> Option<ShortcutWrite> {
+    let value = |s: &ExportedSymbol| s.entry + ExportedSymbol::VALUE == shortcut.at;
+    image.exported().iter().find(|s| value(s) && s.value == shortcut.original)?;
+    let led = version.led.binary_search_by_key(&shortcut.original, |l| l.original).ok()?;
+    let mut after = shortcut.to.get().to_le_bytes().to_vec();
+    after.extend(version.led[led].len.to_le_bytes());
+    Some(ShortcutWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false })
 }
 
 /// `None` where the relocation is not found, or is another one.
@@ -71,7 +96,7 @@ fn pointer(image: &Image, shortcut: &Shortcut, addends: &HashMap<Svma, Svma>) ->
     let holds = image.read_u64(at) == Some(shortcut.original.get());
     let as_known = says == Some(&RelocationKind::Relative { target: shortcut.original }) && holds;
     let after = shortcut.to.get().to_le_bytes().to_vec();
-    as_known.then_some(ShortcutWrite { at, after, shortcut: *shortcut })
+    as_known.then_some(ShortcutWrite { at, after, shortcut: *shortcut, moved: false })
 }
 
 /// The addend of each relative relocation of DT_RELA, by the place that it is for.
@@ -101,16 +126,23 @@ fn table(image: &Image) -> Option<(Svma, &[u8])> {
 }
 
 /// The first change that `output` does not have.
-pub(crate) fn missing(writes: &[ShortcutWrite], output: &Image) -> Option<Svma> {
+pub(crate) fn missing(writes: &[ShortcutWrite], input: &Image, output: &Image) -> Option<Svma> {
+    let symbols: HashMap<Svma, (Svma, u64)> =
+        input.exported().iter().zip(output.exported()).map(|(i, o)| (i.entry, (o.value, o.len))).collect();
     let is_there = |w: &ShortcutWrite| {
         let relocated = match w.shortcut.kind {
-            ShortcutKind::Displacement => true,
-            ShortcutKind::Pointer => {
+            ShortcutKind::Displacement | ShortcutKind::Lea => true,
+            ShortcutKind::Pointer | ShortcutKind::Function => {
                 let says = output.relocation_at(w.shortcut.at).map(|r| &r.kind);
                 says == Some(&RelocationKind::Relative { target: w.shortcut.to })
             }
+            ShortcutKind::Symbol => {
+                let entry = Svma::new(w.at.get() - ExportedSymbol::VALUE);
+                let says = symbols.get(&entry).is_some_and(|says| Some(says.1) == u64_at(&w.after, 8));
+                says && symbols[&entry].0 == w.shortcut.to
+            }
         };
-        relocated && output.read(w.at, w.after.len()) == Some(&w.after)
+        relocated && (w.moved || output.read(w.at, w.after.len()) == Some(&w.after))
     };
     writes.iter().find(|w| !is_there(w)).map(|w| w.shortcut.at)
 }

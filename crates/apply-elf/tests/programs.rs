@@ -71,16 +71,17 @@ fn labels_and_calls_that_stay_lead_straight_into_the_version() {
             let out = Image::parse(bytes.clone()).expect("an image");
             for shortcut in &version.shortcuts {
                 match shortcut.kind {
-                    ShortcutKind::Pointer => {
+                    ShortcutKind::Pointer | ShortcutKind::Function => {
                         let says = out.relocation_at(shortcut.at).map(|r| r.kind.clone());
                         assert_eq!(says, Some(RelocationKind::Relative { target: shortcut.to }));
-                        labels += 1;
+                        labels += u32::from(shortcut.kind == ShortcutKind::Pointer);
                     }
-                    ShortcutKind::Displacement => {
+                    ShortcutKind::Displacement | ShortcutKind::Lea => {
                         let displacement = out.read_i32(shortcut.at).expect("in the file");
                         assert_eq!((shortcut.at + 4).offset(displacement.into()), shortcut.to);
-                        branches += 1;
+                        branches += u32::from(shortcut.kind == ShortcutKind::Displacement);
                     }
+                    ShortcutKind::Symbol => {}
                 }
             }
             assert!(original_bytes(&out).expect("turns back") == image.data());
@@ -257,4 +258,100 @@ fn a_library_without_a_header_to_spare_gets_room() {
     for hash in ["-Wl,--hash-style=gnu", "-Wl,--hash-style=sysv", "-Wl,--hash-style=both"] {
         exceptions_cross_modules(&["-Wl,-z,noexecstack", hash]);
     }
+}
+
+const COMPARED_LIBRARY: &str = r#"
+extern "C" {
+int lib_step(int x) { return x % 3 ? x + 1 : x * 7; }
+int lib_other(int x) { return x % 5 ? x - 1 : x * 3; }
+int lib_again(int x) __attribute__((alias("lib_step")));
+__attribute__((visibility("hidden"))) int lib_hidden(int x) { return x & 8 ? x ^ 5 : x + 9; }
+typedef int (*step)(int);
+/* Relocated by name, and relative. */
+step lib_table[] = {lib_step, lib_other, lib_hidden};
+step lib_made(int which) { return which == 0 ? lib_step : which == 1 ? lib_other : lib_hidden; }
+int lib_is_other(step s) { return s == lib_other; }
+int lib_is_hidden(step s) { return s == lib_hidden; }
+int lib_call(step s, int n) { int x = 1; for (int i = 0; i < n; i++) x = s(x) & 0xfff; return x; }
+}
+"#;
+const COMPARING_PROGRAM: &str = r#"
+#include <dlfcn.h>
+#include <stdint.h>
+extern "C" {
+typedef int (*step)(int);
+int lib_step(int); int lib_other(int); int lib_again(int);
+extern step lib_table[];
+step lib_made(int); int lib_is_other(step); int lib_is_hidden(step); int lib_call(step, int);
+int main_step(int x) { return x % 9 ? x + 4 : x / 2; }
+/* Preempts the library's own. */
+int lib_other(int x) { return x % 6 ? x + 2 : x ^ 3; }
+}
+static step own[] = {lib_step, lib_other, main_step};
+static step volatile expected = main_step;
+int main() {
+    if (own[0] != lib_table[0] || own[0] != lib_made(0) || lib_step != lib_again) return 1;
+    if (own[1] != lib_table[1] || lib_made(1) != lib_other || !lib_is_other(lib_other)) return 2;
+    if (lib_table[2] != lib_made(2) || !lib_is_hidden(lib_table[2]) || lib_is_hidden(own[0])) return 3;
+    if ((step)dlsym(RTLD_DEFAULT, "lib_step") != own[0] || (step)dlsym(RTLD_DEFAULT, "lib_other") != own[1]) return 4;
+    if (expected != own[2] || (step)dlsym(RTLD_DEFAULT, "main_step") != expected) return 5;
+    step next = (step)dlsym(RTLD_NEXT, "lib_other");
+    if (next == lib_other || next == own[0] || next(10) != 30) return 6;
+    Dl_info info;
+    if (!dladdr((void *)own[0], &info) || info.dli_saddr != (void *)own[0]) return 7;
+    if (!dladdr((char *)own[0] + 1, &info) || info.dli_saddr != (void *)own[0]) return 8;
+    if (lib_call(expected, 100) == 0 || lib_call(lib_table[2], 100) == 0) return 9;
+    return 42;
+}
+"#;
+
+/// The addresses of one function are equal in all modules, however each of them came to it, whichever of them was laid out again.
+#[test]
+fn addresses_are_equal_across_modules() {
+    let folder = scratch();
+    let (library, user) = (folder.path().join("lib.cc"), folder.path().join("user.cc"));
+    std::fs::write(&library, COMPARED_LIBRARY).unwrap();
+    std::fs::write(&user, COMPARING_PROGRAM).unwrap();
+    // A header to spare or none; addresses of own functions through symbols, or relative; packed relocations.
+    let variants: [&[&str]; 4] =
+        [&[], &["-Wl,-z,noexecstack"], &["-Wl,-Bsymbolic-functions"], &["-Wl,-z,pack-relative-relocs"]];
+    let mut kinds = std::collections::BTreeMap::new();
+    for (variant, flags) in variants.into_iter().enumerate() {
+        let bound = flags.contains(&"-Wl,-Bsymbolic-functions");
+        let shared = ["-O2", "-shared", "-fPIC", "-Wl,-soname,libsteps.so"];
+        let shared: Vec<_> = shared.iter().chain(flags).copied().collect();
+        let library = require!(available(compile_with("g++", &library, &shared)), "no compiler");
+        let (outputs, originals) = (format!("new{variant}"), format!("old{variant}"));
+        let (outputs, originals) = (folder.path().join(outputs), folder.path().join(originals));
+        [&outputs, &originals].into_iter().for_each(|f| std::fs::create_dir(f).unwrap());
+        let linked = install(&originals, "libsteps.so", &std::fs::read(&library).unwrap());
+        let whole = ["-O2", "-pie", "-fPIE", "-rdynamic", linked.to_str().unwrap(), "-ldl"];
+        let user = require!(available(compile_with("g++", &user, &whole)), "no compiler");
+        for order in [Order::Original, Order::Reversed, Order::Half] {
+            let input = image(&library);
+            let version = common::version(&input, order, &IN_PLACE);
+            assert!(version.led.len() >= 2, "{:?}", version.led);
+            version.shortcuts.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
+            let bytes = output(&input, order, &IN_PLACE);
+            assert!(original_bytes(&Image::parse(bytes.clone()).unwrap()).unwrap() == input.data());
+            let file = install(&outputs, "libsteps.so", &bytes);
+            let program = install(folder.path(), "user", &output(&image(&user), order, &IN_PLACE));
+            let status = |program: &Path, libraries: &Path| {
+                let out = run(Command::new(program).env("LD_LIBRARY_PATH", libraries), LIMIT);
+                out.status.code()
+            };
+            // Bound to itself, the library differs from the program in its own function: before and after.
+            let expected = status(&user, &originals);
+            assert_eq!(expected, Some(if bound { 2 } else { SUCCESS }));
+            for (program, libraries) in [(&program, &outputs), (&user, &outputs), (&program, &originals)] {
+                assert_eq!(status(program, libraries), expected, "{} {flags:?} {order:?}", file.display());
+            }
+        }
+    }
+    assert!(
+        [ShortcutKind::Function, ShortcutKind::Lea, ShortcutKind::Symbol]
+            .iter()
+            .all(|k| kinds.contains_key(k)),
+        "{kinds:?}"
+    );
 }

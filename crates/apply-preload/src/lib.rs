@@ -129,12 +129,8 @@ impl Overlay {
 /// [`OverlayError::Damaged`] with what is wrong, or why the module can have none.
 pub fn verify(overlay: &[u8], image: &Image) -> Result<Meta, OverlayError> {
     let damaged = OverlayError::Damaged;
-    let end = overlay.len().checked_sub(PAGE as usize).ok_or(damaged("it is shorter than a page"))?;
-    let (content, page) = overlay.split_at(end);
-    let meta = Meta::decode(page).ok_or(damaged("its last page is not one of this format"))?;
-    if meta.file_len != overlay.len() as u64 || meta.checksum != checksum(content) {
-        return Err(damaged("its length or checksum is wrong"));
-    }
+    let meta = undamaged(overlay)?;
+    let content = &overlay[..overlay.len() - PAGE as usize];
     if (meta.build_id, meta.build_id_len) != identity_of(image) {
         return Err(damaged("it is another module's"));
     }
@@ -150,6 +146,21 @@ pub fn verify(overlay: &[u8], image: &Image) -> Result<Meta, OverlayError> {
             .ok_or(damaged("its code differs from the module's"))?;
     }
     Ok(meta)
+}
+
+/// Checks a file that claims to be an overlay, of whatever module: it is as it was written.
+///
+/// # Errors
+/// [`OverlayError::Damaged`] with what is wrong.
+pub fn undamaged(overlay: &[u8]) -> Result<Meta, OverlayError> {
+    let damaged = OverlayError::Damaged;
+    let end = overlay.len().checked_sub(PAGE as usize).ok_or(damaged("it is shorter than a page"))?;
+    let (content, page) = overlay.split_at(end);
+    let meta = Meta::decode(page).ok_or(damaged("its last page is not one of this format"))?;
+    match meta.file_len == overlay.len() as u64 && meta.checksum == checksum(content) {
+        true => Ok(meta),
+        false => Err(damaged("its length or checksum is wrong")),
+    }
 }
 
 /// The end of the branch into the version that the byte at `differs` is part of: a jump, or a call where the module has a call too.

@@ -1,14 +1,22 @@
 //! Files in the state directory that nobody needs any more.
 
-use crate::version_files::{MARK, VersionFiles, is_version_file};
+use crate::version_files::{VersionFiles, is_version_file, version_of};
 use crate::{Journal, StateDir};
-use restitch_procfs::{self as procfs, ProcessId};
+use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// By so much times of files and of processes' starts may differ, which are of other clocks.
+const DOUBT: Duration = Duration::from_secs(2);
 
 impl StateDir {
-    /// Removes the journals of ended processes, and the version files that no journal lists and no process has mapped.
+    /// Removes the journals of ended processes, the files of versions that no journal lists and no process has mapped, and what a
+    /// restitch was writing when it was killed. The directory is one user's own, and so is all that is in it.
+    ///
+    /// Of a version the image may be gone and its map or record left: its removal was cut short, or the record was written once
+    /// more by a restitch whose process had ended.
     pub fn collect_garbage(&self) {
         let Ok(writers) = File::open(self.path()) else { return };
         if writers.try_lock().is_err() {
@@ -25,9 +33,9 @@ impl StateDir {
                 Err(_) => {}
             }
         }
-        let files: Vec<PathBuf> =
-            self.entries().filter(|p| p.extension().is_some_and(|e| e == MARK)).collect();
-        if files.iter().all(|f| listed.contains(f)) {
+        self.entries().filter(|p| is_abandoned(p)).for_each(|p| drop(std::fs::remove_file(p)));
+        let files: BTreeSet<PathBuf> = self.entries().filter_map(|p| version_of(&p)).collect();
+        if files.is_subset(&listed) {
             return;
         }
         for pid in procfs::processes().unwrap_or_default() {
@@ -35,12 +43,25 @@ impl StateDir {
                 listed.extend(mapping.path().filter(|p| is_version_file(p)).map(Path::to_path_buf));
             }
         }
-        for file in files.iter().filter(|f| !listed.contains(*f)) {
+        for file in files.difference(&listed) {
             let files = VersionFiles::of(file);
-            for path in [files.version, files.map, files.record] {
+            // The image last: it leads to the others, should this be cut short.
+            for path in [files.map, files.record, files.version] {
                 let _ = std::fs::remove_file(path);
             }
         }
+    }
+}
+
+/// Whether this is half of a file, whose writer has ended.
+fn is_abandoned(path: &Path) -> bool {
+    let writer = path.file_name().and_then(|name| restitch_apply::writer_of(&name.to_string_lossy()));
+    let Some(writer) = writer else { return false };
+    let Ok(written) = std::fs::metadata(path).and_then(|m| m.modified()) else { return false };
+    match ProcessId::of(writer) {
+        // One of that number that began later is another one.
+        Ok(process) => !process.is_alive() || process.started().is_some_and(|began| began > written + DOUBT),
+        Err(error) => matches!(error, ProcError::Gone { .. }),
     }
 }
 
@@ -48,4 +69,83 @@ impl StateDir {
 fn owner_of(journal: &Path) -> Option<ProcessId> {
     let (pid, start_time) = journal.file_stem()?.to_str()?.split_once('-')?;
     Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::version_files::MARK;
+    use std::fs::FileTimes;
+    use std::time::SystemTime;
+
+    /// What restitch may leave that is killed while it writes or removes; a living process is this one.
+    #[test]
+    fn what_belongs_to_nobody_is_removed() {
+        let folder = restitch_testkit::scratch();
+        let dir = StateDir::at(folder.path().into()).expect("our own");
+        let me = ProcessId::of(std::process::id() as i32).expect("it lives");
+        let ended = ProcessId { start_time: me.start_time + 1, ..me };
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("writable");
+            path
+        };
+        let version = |name: &str| VersionFiles::of(&folder.path().join(format!("{name}.{MARK}")));
+        let lists = |process: ProcessId, name: &str| {
+            let mut journal = Journal::new(process);
+            let file = version(name).version;
+            journal.versions.push(crate::JournalVersion {
+                number: 1,
+                kind: crate::VersionKind::Optimized,
+                module: PathBuf::new(),
+                bias: 0,
+                start: 0,
+                len: 0,
+                map_file: version(name).map,
+                file,
+                eh_frame_hdr: 0,
+                counters: None,
+                retired: false,
+            });
+            journal.save(&dir).expect("writable");
+        };
+        lists(me, "mine");
+        // Its record is there as well, written once more after all else was removed.
+        let gone = |name: &str| write(name, "half");
+        let garbage = [
+            gone("a.restitch-record"),
+            gone("b.restitch-map"),
+            gone("c.restitch-version"),
+            gone(".a.restitch-version.4194305-0.tmp"),
+            gone("4194305-7.json"),
+            dir.journal(ended),
+        ];
+        std::fs::write(dir.journal(ended), "{").expect("writable");
+        // Another process had this one's number when that was written.
+        let earlier = gone(&format!(".b.restitch-map.{}-0.tmp", me.pid));
+        let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+        File::options().write(true).open(&earlier).and_then(|f| f.set_times(times)).expect("our own");
+        let mine = version("mine");
+        let kept = [
+            dir.journal(me),
+            write("mine.restitch-version", ""),
+            write("mine.restitch-map", ""),
+            write("mine.restitch-record", ""),
+            write(&format!(".c.json.{}-1.tmp", me.pid), ""),
+            write("of-somebody-else", ""),
+        ];
+        assert_eq!(mine.version, kept[1]);
+        // Somebody is just writing files that no journal lists yet.
+        let writing = dir.writing().expect("no lock");
+        dir.collect_garbage();
+        assert!(garbage.iter().chain(&kept).chain([&earlier]).all(|p| p.exists()));
+        drop(writing);
+        dir.collect_garbage();
+        for path in garbage.iter().chain([&earlier]) {
+            assert!(!path.exists(), "{path:?}");
+        }
+        for path in &kept {
+            assert!(path.exists(), "{path:?}");
+        }
+    }
 }

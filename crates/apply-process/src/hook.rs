@@ -22,6 +22,7 @@ use crate::hook_sites::{FindSite, Sites};
 use crate::journal::Journal;
 use crate::jump::LEN;
 use crate::live::{Live, Reservation};
+use crate::overlay::foreign_code;
 use crate::retire::leads_into;
 use crate::threads::{ThreadView, words};
 use crate::{ProcessError, Target};
@@ -194,7 +195,7 @@ fn arm_detour(
         return Ok(());
     }
     if found != detour.original {
-        return Err(ProcessError::Foreign { pid, at, found, expected: detour.original.into() });
+        return Err(foreign_code(pid, at, found, detour.original.into()));
     }
     let covered = |word: Avma| word > at && word < at + LEN as u64;
     let interrupted = threads.iter().flat_map(|t| &t.stacks).flat_map(words).any(|(_, word)| covered(word));

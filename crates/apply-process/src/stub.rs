@@ -33,7 +33,8 @@ impl StubSite {
 /// never unmapped and never changed, then those of the program.
 pub(crate) fn stub_sites(target: &Target) -> Vec<StubSite> {
     let is_loader = |m: &Module| m.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ld"));
-    let mut modules: Vec<&Module> = target.modules.iter().collect();
+    // The kernel's pages are shared by all processes.
+    let mut modules: Vec<&Module> = target.modules.iter().filter(|m| !m.is_vdso()).collect();
     let program = target.modules[target.program].range;
     modules.sort_by_key(|m| (!is_loader(m), m.range != program));
     modules.into_iter().flat_map(sites_of).collect()

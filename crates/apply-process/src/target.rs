@@ -1,6 +1,7 @@
 //! A process and the modules that it has mapped.
 
-use crate::ProcessError;
+use crate::overlay::overlay_in;
+use crate::{ProcessError, vdso};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_image::Image;
 use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
@@ -10,12 +11,12 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// One ELF file that the process executes code of.
+/// One ELF file that the process executes code of, or the vdso.
 #[derive(Debug, Clone)]
 pub struct Module {
-    /// Its path, in the process's own view.
+    /// Its path, in the process's own view; `[vdso]`, which is no path, if it is that.
     pub path: PathBuf,
-    /// The file.
+    /// The file; of the vdso, what is in memory.
     pub image: Arc<Image>,
     /// Which file that is, as the maps name it.
     pub identity: procfs::FileIdentity,
@@ -30,6 +31,11 @@ impl Module {
     pub fn stated(&self, at: Avma) -> Option<Svma> {
         self.range.contains(at).then(|| self.bias.to_stated(at))
     }
+
+    /// Whether it is the kernel's image in the process (`[vdso]`), which is of no file: it may be copied to be traced, and is never changed.
+    pub fn is_vdso(&self) -> bool {
+        vdso::is_vdso(&self.path)
+    }
 }
 
 /// How often a process that opens and closes libraries is looked at again.
@@ -40,6 +46,7 @@ const MOST_LOOKS: u32 = 4;
 #[derive(Debug, Clone, Default)]
 pub struct ImageCache {
     known: BTreeMap<(procfs::Device, u64, PathBuf), Arc<Image>>,
+    vdso: vdso::Known,
 }
 
 impl ImageCache {
@@ -64,7 +71,7 @@ impl ImageCache {
 pub struct Target {
     /// The process.
     pub process: ProcessId,
-    /// Its modules, by address; those that could not be read are left out (see `unreadable`).
+    /// Its modules, by address, the vdso among them; those that could not be read are left out (see `unreadable`).
     pub modules: Vec<Module>,
     /// Index of the program itself in `modules`.
     pub program: usize,
@@ -88,8 +95,7 @@ impl Target {
     pub fn open_with(pid: i32, images: &mut ImageCache) -> Result<Self, ProcessError> {
         let process = ProcessId::of(pid)?;
         let mut maps = procfs::maps(pid)?;
-        let overlay = maps.iter().find(|m| m.permissions.execute && is_overlay(&path_of(m)));
-        if let Some(overlay) = overlay.map(path_of) {
+        if let Some(overlay) = overlay_in(&maps) {
             return Err(ProcessError::Overlaid { pid, overlay });
         }
         let headers = procfs::auxv(pid)?.program_headers();
@@ -119,6 +125,11 @@ impl Target {
         self.modules[i].range.contains(at).then_some(i)
     }
 
+    /// The vdso, if the process has one that could be read.
+    pub fn vdso(&self) -> Option<usize> {
+        self.modules.iter().position(Module::is_vdso)
+    }
+
     /// The process number.
     pub fn pid(&self) -> i32 {
         self.process.pid
@@ -139,14 +150,6 @@ pub(crate) fn no_program(process: ProcessId) -> ProcessError {
     } else {
         ProcessError::NoProgram { pid }
     }
-}
-
-/// Whether a file is an overlay of the preloaded agent: they are named by build id and kind, and `.overlay` where they were exported.
-fn is_overlay(path: &std::path::Path) -> bool {
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    let id = [".overlay", ".optimized", ".counting"].iter().find_map(|kind| name.strip_suffix(kind));
-    let id = id.unwrap_or_default();
-    id.len() >= 16 && id.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 fn path_of(mapping: &Mapping) -> PathBuf {
@@ -191,6 +194,15 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
     Ok(Some(Module { path: path_of(code), image, identity, bias, range: AvmaRange::between(low, high) }))
 }
 
+/// The vdso, if the process has one. Its image says nothing of the pages behind its last byte.
+fn load_vdso(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> Option<Module> {
+    let (code, image, identity) = images.vdso.read(pid, maps)?;
+    let (bias, range) = (bias_of(&image, code)?, code.range);
+    let end = image.segments().iter().map(|s| bias.to_actual(s.range.end)).max()?;
+    let fits = range.start < end && end <= range.end;
+    fits.then(|| Module { path: vdso::NAME.into(), image, identity, bias, range })
+}
+
 /// The modules among `maps`, and the files that could not be used, with the reason.
 fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>, Vec<(PathBuf, String)>) {
     let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
@@ -201,6 +213,7 @@ fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>
             Err(why) => unreadable.push((path_of(mappings[0]), why)),
         }
     }
+    modules.extend(load_vdso(pid, maps, images));
     (modules, unreadable)
 }
 
@@ -224,6 +237,20 @@ fn segments_at(image: &Image, bias: LoadBias, mappings: &[&Mapping]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_vdso_is_a_module_where_the_maps_have_it() {
+        let pid = std::process::id() as i32;
+        let maps = procfs::maps(pid).expect("our own");
+        let line = maps.iter().find(|m| m.is_special(vdso::NAME));
+        let target = Target::open(pid).expect("our own");
+        let found = target.vdso().map(|index| &target.modules[index]);
+        assert_eq!(found.map(|module| module.range), line.map(|line| line.range));
+        if let Some(module) = found {
+            assert_eq!(target.module_at(module.range.start), target.vdso());
+            assert_eq!(module.bias.to_actual(module.image.segments()[0].range.start), module.range.start);
+        }
+    }
 
     #[test]
     fn a_process_that_has_ended_is_said_to_have_ended() {

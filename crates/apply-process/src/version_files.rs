@@ -38,6 +38,12 @@ impl VersionFiles {
     }
 }
 
+/// The version that a file in the state directory is part of, whether or not its image is there.
+pub(crate) fn version_of(path: &Path) -> Option<PathBuf> {
+    let ending = path.extension()?;
+    [MARK, MAP, RECORD].iter().any(|e| ending == *e).then(|| path.with_extension(MARK))
+}
+
 /// Whether a mapped file is one of our versions.
 pub(crate) fn is_version_file(path: &Path) -> bool {
     path.to_string_lossy().contains(MARK)

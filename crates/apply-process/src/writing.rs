@@ -8,6 +8,7 @@
 use crate::ProcessError;
 use crate::journal::Journal;
 use crate::jump::LEN;
+use crate::overlay::foreign_code;
 use crate::patches::PatchSet;
 use restitch_address::{Avma, AvmaRange};
 use restitch_tracee::Memory;
@@ -206,12 +207,7 @@ fn refuse_foreign(
     if found == original || ours {
         return Ok(());
     }
-    Err(ProcessError::Foreign {
-        pid: journal.process().pid,
-        at,
-        found: found.into(),
-        expected: original.into(),
-    })
+    Err(foreign_code(journal.process().pid, at, found.into(), original.into()))
 }
 
 /// Reads back what was written.

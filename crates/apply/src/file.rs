@@ -56,6 +56,14 @@ pub fn can_be_made(path: &Path) -> io::Result<()> {
     Temporary::write(path, &[], 0o600, Outlives::Death).map(drop)
 }
 
+/// Of a file name: the process that was writing to it, if it is one under which [`write_atomically`] begins.
+pub fn writer_of(name: &str) -> Option<i32> {
+    let (_, id) = name.strip_prefix('.')?.strip_suffix(".tmp")?.rsplit_once('.')?;
+    let (process, number) = id.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    process.parse().ok()
+}
+
 /// A file that is removed when dropped.
 struct Temporary(PathBuf);
 
@@ -125,6 +133,18 @@ mod tests {
         write_atomically(&path, b"three", 0o600, Existing::Replace, Outlives::Death).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"three");
         assert_eq!(names(folder.path()), ["program"]);
+    }
+
+    #[test]
+    fn what_is_half_written_tells_its_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("1-2.json");
+        let _half = Temporary::write(&path, b"", 0o600, Outlives::Death).unwrap();
+        let names = names(folder.path());
+        assert_eq!(writer_of(&names[0]), Some(std::process::id() as i32), "{names:?}");
+        for other in ["1-2.json", ".x.tmp", ".x.1.tmp", ".x.1-.tmp", "x.1-2.tmp", ".x.1-2", ".x.a-2.tmp"] {
+            assert_eq!(writer_of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@
 
 mod file;
 
-pub use file::{Existing, Outlives, can_be_made, write_atomically};
+pub use file::{Existing, Outlives, can_be_made, write_atomically, writer_of};
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;
 

@@ -128,6 +128,9 @@ pub enum Problem {
     /// A shortcut.
     #[error("a shortcut: {0}")]
     Shortcut(&'static str),
+    /// A function of which pointers lead to the copy.
+    #[error("pointers to a function: {0}")]
+    Pointer(&'static str),
     /// The unwind tables cannot be read.
     #[error("{of} unwind tables: {why}")]
     Unwind {
@@ -176,6 +179,8 @@ pub struct CheckReport {
     pub redirects: u64,
     /// Shortcuts.
     pub shortcuts: u64,
+    /// Functions of which pointers lead to the copy.
+    pub led: u64,
     /// Counters.
     pub counters: u64,
     /// Indirect calls that vote for their usual target.

@@ -110,9 +110,8 @@ impl<'a> Walk<'_, 'a> {
         let loads =
             self.s.decode(lea).filter(|l| l.code() == Code::Lea_r64_m && l.op0_register() == register);
         let loads = loads.filter(|l| l.is_ip_rel_memory_operand() && l.len() == 7);
-        let target = Svma::new(
-            loads.ok_or("the scratch register is not loaded with an address")?.ip_rel_memory_address(),
-        );
+        let loads = loads.ok_or("the scratch register is not loaded with an address")?;
+        let target = self.s.function_of_address(Svma::new(loads.ip_rel_memory_address()));
         if self.s.text(lea, 3) != Some(&[0x4c, 0x8d, 0x05 | bits << 3]) {
             return Err("the address is loaded by another form");
         }

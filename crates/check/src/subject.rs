@@ -6,6 +6,7 @@ use restitch_emit::{PlacedBlock, Version};
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_layout::Layout;
 use restitch_program::{BlockId, Program};
+use std::collections::HashMap;
 
 /// "Not placed" in [`Subject::place_of`].
 const NOWHERE: u32 = u32::MAX;
@@ -18,6 +19,8 @@ pub(crate) struct Subject<'a> {
     pub version: &'a Version,
     /// What turns the copies' absolute entries into addresses of the module; `None` if they cannot be known.
     pub bias: Option<LoadBias>,
+    /// Functions of which pointers lead to the copy: where to, by original entry.
+    pub led: HashMap<Svma, Svma>,
     /// By block, the place that is no duplicate.
     place_of: Vec<u32>,
     /// Duplicates: block and place, sorted.
@@ -44,7 +47,8 @@ impl<'a> Subject<'a> {
         duplicates.sort_unstable();
         let fixed = image.kind() == ImageKind::Executable;
         let bias = bias.or(fixed.then(LoadBias::default));
-        Self { image, program, layout, version, bias, place_of, duplicates }
+        let led = version.led.iter().map(|l| (l.original, l.to)).collect();
+        Self { image, program, layout, version, bias, led, place_of, duplicates }
     }
 
     /// Bytes of the version.
@@ -102,6 +106,10 @@ impl<'a> Subject<'a> {
         blocks[i].version.contains(at).then_some(i)
     }
 
+    /// The function whose address `at` is: the one that is led to there, else the one at `at`.
+    pub fn function_of_address(&self, at: Svma) -> Svma {
+        self.version.led.iter().find(|l| l.to == at).map_or(at, |l| l.original)
+    }
     /// The address that the 8 bytes at `at` of the module hold once it is loaded, in canonical coordinates.
     pub fn original_pointer(&self, at: Svma) -> Option<Svma> {
         match self.image.relocation_at(at).map(|r| &r.kind) {

@@ -371,10 +371,13 @@ impl<'s, 'a> Walk<'s, 'a> {
             } else if self.s.copy_at(to, want).is_none() && !self.skips_stub(to, want) {
                 self.findings.at(v, o, Problem::WrongTarget { what: "a call", to, want });
             }
-        } else if shift != 0 {
-            let want = Svma::new(i.ip_rel_memory_address());
-            let to = want.offset(shift);
-            self.findings.at(v, o, Problem::WrongTarget { what: "a RIP-relative operand", to, want });
+        } else {
+            // The address of a function that is led to is that of its copy.
+            let named = Svma::new(i.ip_rel_memory_address());
+            let (want, to) = (self.s.led.get(&named).copied().unwrap_or(named), named.offset(shift));
+            if to != want || (want != named && i.mnemonic() != Mnemonic::Lea) {
+                self.findings.at(v, o, Problem::WrongTarget { what: "a RIP-relative operand", to, want });
+            }
         }
         Some(end)
     }

@@ -12,6 +12,7 @@ use restitch_image::ImageKind;
 use restitch_layout::Layout;
 use restitch_program::{BlockAttrs, BlockId};
 use restitch_testkit::{compile, program, skipped};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,27 @@ fn tracing_versions_of_whole_files_are_equal() {
             println!("{}: {:?}: {:?}", path.display(), clock.elapsed(), checked.report());
             assert!(checked.report().instructions > 1000);
         }
+    }
+}
+
+/// The vdso of the kernel that runs this, as it is in memory: its code reads data in front of the image.
+#[test]
+fn a_tracing_version_of_the_vdso_is_equal() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let Some(line) = maps.lines().find(|line| line.ends_with("[vdso]")) else { return skipped("no vdso") };
+    let ends = line.split([' ', '-']).map(|end| u64::from_str_radix(end, 16));
+    let [start, end] = ends.take(2).collect::<Result<Vec<_>, _>>().unwrap()[..] else { panic!("{line}") };
+    let mut bytes = vec![0; (end - start) as usize];
+    std::fs::File::open("/proc/self/mem").unwrap().read_exact_at(&mut bytes, start).unwrap();
+    let module = Module::parse(bytes);
+    let n = module.program.blocks.len();
+    let half: Vec<bool> = (0..n).map(|b| (b ^ b >> 3) & 1 == 0).collect();
+    for blocks in [vec![true; n], half] {
+        let version = version(&module, &blocks);
+        let checked = check(&module.image, &module.program, &Layout::default(), version, module.bias());
+        let report = *checked.unwrap_or_else(|error| panic!("{error}")).report();
+        println!("{n} blocks: {report:?}");
+        assert!(report.instructions > 100);
     }
 }
 

@@ -47,6 +47,7 @@ fn version(m: &Module, layout: &Layout, bound: &[BoundSlot]) -> Version {
         number: 1,
         bound,
         promote: &[],
+        pointers: None,
         large_pages: false,
         counters: None,
     })

@@ -31,20 +31,7 @@ fn version(m: &Module, layout: &Layout, promote: &[Promotion]) -> Version {
     let below = m.image.span().start.align_down(4096).offset(-0x1000_0000);
     let above = m.image.span().end.align_up(4096) + 0x20_0000;
     let start = if m.image.kind() == ImageKind::Executable { above } else { below };
-    emit(&Request {
-        image: &m.image,
-        program: &m.program,
-        unwind: &m.unwind,
-        layout,
-        start,
-        bias: None,
-        number: 1,
-        bound: &[],
-        promote,
-        large_pages: false,
-        counters: None,
-    })
-    .unwrap()
+    emit(&Request { promote, ..m.request(layout, start) }).unwrap()
 }
 
 fn layouts(m: &Module) -> Vec<Layout> {

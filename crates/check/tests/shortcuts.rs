@@ -4,7 +4,7 @@ mod common;
 
 use common::Module;
 use restitch_check::{CheckReport, check};
-use restitch_emit::{Request, ShortcutKind, Version, emit};
+use restitch_emit::{ShortcutKind, Version, emit};
 use restitch_layout::Layout;
 use restitch_layout::testing::{half, whole};
 
@@ -15,20 +15,7 @@ fn module() -> Module {
 /// A version for a file, not for a process.
 fn version(m: &Module, layout: &Layout) -> Version {
     let start = m.image.span().end.align_up(4096) + 0x20_0000;
-    let request = Request {
-        image: &m.image,
-        program: &m.program,
-        unwind: &m.unwind,
-        layout,
-        start,
-        bias: None,
-        number: 1,
-        bound: &[],
-        promote: &[],
-        large_pages: false,
-        counters: None,
-    };
-    emit(&request).unwrap()
+    emit(&m.request(layout, start)).unwrap()
 }
 
 fn report(m: &Module, layout: &Layout, version: Version) -> Option<CheckReport> {
@@ -89,7 +76,7 @@ fn every_change_is_found() {
                 &|v| {
                     v.shortcuts[i].kind = match v.shortcuts[i].kind {
                         ShortcutKind::Displacement => ShortcutKind::Pointer,
-                        ShortcutKind::Pointer => ShortcutKind::Displacement,
+                        _ => ShortcutKind::Displacement,
                     }
                 },
                 "kind",

@@ -29,22 +29,13 @@ fn version(m: &Module, layout: &Layout, width: CounterWidth, blocks: bool, votes
     let mut counted: Vec<Counted> = layout.blocks().step_by(2).map(Counted::Block).collect();
     counted.truncate(if blocks { usize::MAX } else { 1 });
     emit(&Request {
-        image: &m.image,
-        program: &m.program,
-        unwind: &m.unwind,
-        layout,
-        start,
-        bias: None,
-        number: 1,
-        bound: &[],
-        promote: &[],
-        large_pages: false,
         counters: Some(CounterRequest {
             area_start: start.offset(-0x400_0000),
             width,
             counted: &counted,
             votes,
         }),
+        ..m.request(layout, start)
     })
     .unwrap()
 }

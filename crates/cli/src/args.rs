@@ -2,28 +2,24 @@
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
-use restitch_session::{HugePages, LayoutChoice};
+use restitch_session::{ExitCode, HugePages, LayoutChoice, layout_choice};
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-const AFTER: &str = "\
-Exit codes:
-  0  what was asked for is in force
-  1  it failed for another reason; the message says why
-  2  the command line is wrong
-  3  the file is truncated, corrupt, of a foreign architecture, or does not fit
-  4  the process does not exist or has ended
-  5  this user may not do that
-  6  the target cannot be changed safely; it is as it was
-  7  the target had too little to do for a profile; it is as it was
-  8  it did not help and was taken back
-  9  the checker refused a new version; nothing was changed; please report it
-`run`, `batch` and `record -- COMMAND` end with the exit code of COMMAND once it has run.";
+/// What the exit code means where another command has run.
+pub const STAND_IN: &str = "`run`, `batch` and `record -- COMMAND` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
+
+/// The list of exit codes below the help.
+fn exit_codes() -> String {
+    let rows = ExitCode::ALL.map(|code| format!("  {:3}  {}\n", code.number(), code.meaning()));
+    format!("Exit codes:\n{}{STAND_IN}", rows.concat())
+}
 
 /// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out again, and
 /// moves the process over to the new layout. No source, symbols, rebuild or restart needed.
 #[derive(Debug, Parser)]
-#[command(version, after_help = AFTER, max_term_width = 100)]
+#[command(version, after_help = exit_codes(), max_term_width = 100)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -131,8 +127,8 @@ pub enum Command {
         /// The new file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
-        /// How to lay out; docs/layout.md describes each way.
-        #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
+        /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`.
+        #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name(), value_parser = layout_choice)]
         layout: LayoutChoice,
         /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
         #[arg(long, value_name = "WHETHER", default_value = "auto")]
@@ -149,6 +145,10 @@ pub enum Command {
         /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
         #[arg(long, value_name = "WHETHER", default_value = "on")]
         stay: Switch,
+        /// Let pointers to functions of a position-independent file lead straight to the new code: everything that makes such an address (data,
+        /// instructions, exported symbols) is changed together, so that comparisons hold; functions of which not all of that is known keep theirs.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        pointers: Switch,
         /// Copy blocks that hot jumps lead to behind these, in place of the jump.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         duplicate: Switch,
@@ -189,6 +189,23 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Write the manual pages and shell completions below a folder like /usr/share, as packages have them.
+    #[command(hide = true)]
+    Pages {
+        /// The folder. What is missing of it is made.
+        folder: PathBuf,
+    },
+}
+
+impl Command {
+    /// Whether the exit code is that of another command, which restitch runs.
+    pub fn is_stand_in(&self) -> bool {
+        match self {
+            Self::Run { .. } | Self::Batch(_) => true,
+            Self::Record { command, .. } => !command.is_empty(),
+            _ => false,
+        }
+    }
 }
 
 /// Options of `attach` and `run`. (The group has a name of its own: the default would be that of the variant.)
@@ -222,14 +239,14 @@ pub struct Attach {
     /// Also optimize all processes that run the same program; those forked later start in the new layout.
     #[arg(long)]
     pub tree: bool,
-    /// Take the new layout back if it was measured to be slower.
+    /// Take the new layout back if it was measured to be slower, or could not be judged; where there is no PMU this needs --metric.
     #[arg(long)]
     pub revert_if_slower: bool,
-    /// A shell command that prints the work done so far (requests, transactions), for the verdict.
+    /// A shell command that prints the work done so far (requests, transactions), for the verdict. It is run once before anything else.
     #[arg(long, value_name = "COMMAND")]
     pub metric: Option<String>,
-    /// How to lay out; docs/layout.md describes each way.
-    #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name())]
+    /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`.
+    #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name(), value_parser = layout_choice)]
     pub layout: LayoutChoice,
     /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
@@ -240,6 +257,9 @@ pub struct Attach {
     /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
     #[arg(long, value_name = "WHETHER", default_value = "auto")]
     pub huge_pages: Huge,
+    /// Place hot code within cache lines by how often it runs: loops in as few as they need.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    pub align: Switch,
     /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     pub turn: Switch,
@@ -299,8 +319,8 @@ pub struct Lab {
     /// A profile from `restitch record`.
     #[arg(long, value_name = "FILE")]
     pub profile: PathBuf,
-    /// Layouts to compare, separated by commas; all unless given.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    /// Layouts to compare, separated by commas; all unless given. Distances may follow a name: `stitch:4K:64K:2M`, `stitch:zen4`.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = layout_choice)]
     pub layouts: Vec<LayoutChoice>,
     /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]
@@ -315,8 +335,8 @@ pub struct Lab {
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub huge_pages: Switch,
     /// Steps of the execution, at most; a step is about a basic block.
-    #[arg(long, value_name = "NUMBER", default_value_t = 5_000_000)]
-    pub steps: usize,
+    #[arg(long, value_name = "NUMBER", default_value = "5000000")]
+    pub steps: NonZeroUsize,
     /// A perf.data file with branch stacks (`restitch record --source trace --depth 1024`): a real execution instead of a made-up one.
     #[arg(long, value_name = "FILE", conflicts_with = "seed")]
     pub records: Option<PathBuf>,
@@ -350,5 +370,15 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_lists_every_exit_code_with_its_meaning() {
+        let help = Args::command().render_long_help().to_string();
+        let unwrapped = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for code in ExitCode::ALL {
+            let words = format!("{} {}", code.number(), code.meaning());
+            assert!(unwrapped.contains(&words), "{words:?} is missing in {help}");
+        }
     }
 }

@@ -3,12 +3,12 @@
 use crate::child::child;
 use crate::outputs::check_outputs;
 use clap::{Args, Subcommand};
-use restitch_session::batch::cache::{Cache, MOST_BYTES};
+use restitch_session::batch::cache::{Cache, MOST_BYTES, check_export};
 use restitch_session::batch::config::Config;
 use restitch_session::batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, optimize_pending,
 };
-use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, write_result};
+use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, layout_choice, write_result};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,14 +28,14 @@ pub struct Batch {
     /// A configuration file. Otherwise restitch.toml in the current folder, if it is there; docs/batch.md describes it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The cache. Otherwise $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    /// The cache. Otherwise the one that the configuration names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Largest size of the cache in MiB (2048). What was optimized longest ago goes first.
+    /// Largest size of the cache in MiB (2048). What other builds have replaced goes first, then what was used longest ago.
     #[arg(long, value_name = "MIB")]
     cache_size: Option<u64>,
     /// How to lay out; docs/layout.md describes each way.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = layout_choice)]
     layout: Option<LayoutChoice>,
     /// What happens with work that is left when the command ends (profiles that are not laid out, modules that are worth it): a process in the background goes on, `batch`
     /// does it before it ends, or the next batch goes on.
@@ -79,21 +79,24 @@ pub enum CacheCommand {
         #[command(flatten)]
         cache: CacheArgument,
         /// How to lay out; docs/layout.md describes each way.
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, value_name = "NAME", value_parser = layout_choice)]
         layout: Option<LayoutChoice>,
         /// At the lowest priority, with what other processes leave.
         #[arg(long)]
         background: bool,
     },
-    /// Remove what was optimized longest ago, until it is small enough.
+    /// Remove what other builds have replaced and what was used longest ago, until it is small enough; or modules by name, which are profiled anew then.
     Prune {
         #[command(flatten)]
         cache: CacheArgument,
         /// Largest size in MiB; 0 removes everything.
-        #[arg(long, value_name = "MIB", default_value_t = MOST_BYTES >> 20)]
+        #[arg(long, value_name = "MIB", default_value_t = MOST_BYTES >> 20, conflicts_with = "modules")]
         size: u64,
+        /// Names or paths of programs and libraries; these are removed, and nothing else.
+        #[arg(value_name = "MODULE")]
+        modules: Vec<String>,
     },
-    /// Compare everything in it with the programs on disk; what is damaged is removed.
+    /// Compare everything in it with the programs on disk; what is damaged is removed (exit code 3 then).
     Verify {
         #[command(flatten)]
         cache: CacheArgument,
@@ -102,7 +105,7 @@ pub enum CacheCommand {
 
 #[derive(Debug, Args)]
 pub struct CacheArgument {
-    /// The cache. Otherwise $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    /// The cache. Otherwise the one that restitch.toml in the current folder names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
     #[arg(long = "cache", value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -124,9 +127,11 @@ impl Watcher for Lines {
 /// Runs `batch`; the command's exit status.
 pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
     check_outputs(&[options.json.as_deref()])?;
+    options.export.as_deref().map_or(Ok(()), check_export)?;
     let config = Config::read(options.config.as_deref())?;
-    let named = config.layout.map(|name| name.parse::<LayoutChoice>()).transpose();
-    let named = named.map_err(|e| SessionError::Command { command: "batch".into(), why: e.to_string() })?;
+    let named = config.layout.map(|name| layout_choice(&name)).transpose();
+    let layout = named.map_err(|e| SessionError::Command { command: "batch".into(), why: e.to_string() })?;
+    let layout = options.layout.or(layout);
     let either = |given: Vec<String>, configured| if given.is_empty() { configured } else { given };
     let wanted = BatchOptions {
         command: child(&options.command),
@@ -135,7 +140,8 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
         eager: options.eager,
         cache: options.cache.or(config.cache),
         making: Making {
-            layout: options.layout.or(named).unwrap_or_default(),
+            layout: layout.unwrap_or_default(),
+            lay_out_again: layout.is_some(),
             runs: options.profile_runs,
             finish: match options.finish {
                 When::Background => Finish::Background,
@@ -144,7 +150,7 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
             },
         },
         export: options.export,
-        cache_size: options.cache_size.or(config.cache_size).map_or(MOST_BYTES, |mib| mib << 20),
+        cache_size: options.cache_size.or(config.cache_size).map_or(MOST_BYTES, bytes_of),
     };
     let report = batch(wanted, &mut Lines { quiet: options.quiet })?;
     if !options.quiet {
@@ -154,11 +160,16 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
         let json = report.to_json();
         if path.as_os_str() == "-" {
             print!("{json}");
-        } else {
-            write_result(path, json.as_bytes(), 0o644)?;
+        } else if let Err(error) = write_result(path, json.as_bytes(), 0o644) {
+            eprintln!("restitch: {error}");
         }
     }
     Ok(report.status)
+}
+
+/// Of so many MiB; as many as there can be, if that is too much.
+fn bytes_of(mib: u64) -> u64 {
+    mib.saturating_mul(1 << 20)
 }
 
 fn text(report: &BatchReport) -> String {
@@ -214,11 +225,21 @@ fn optimized(o: &Optimized) -> String {
             per_run(runs)
         ));
     }
-    if let Some(saved) = o.saved_seconds_per_run {
-        let share = 100.0 * saved / o.original_seconds_per_run;
-        out.push_str(&format!("    saved: {saved:.3} s a run ({share:.1} %), if the runs did alike work"));
+    if let (Some(saved), Some(within)) = (o.saved_seconds_per_run, o.saved_within) {
+        let before = o.original_seconds_per_run;
+        let (share, share_within) = (100.0 * saved / before, 100.0 * within / before);
+        let kind = match (o.is_told_apart(), saved > 0.0) {
+            (true, true) => "saved",
+            (true, false) => "slower, by",
+            (false, _) => "no difference that could be told",
+        };
+        let seconds = saved * if saved < 0.0 && o.is_told_apart() { -1.0 } else { 1.0 };
+        out.push_str(&format!(
+            "    {kind}: {seconds:.4} s a run (+- {within:.4}; {:.1} % +- {share_within:.1}), if the runs did alike work",
+            share.abs().copysign(seconds)
+        ));
         match o.breaks_even_after {
-            Some(n) if n <= o.optimized.runs => {
+            Some(n) if n <= o.optimized_runs_in_all => {
                 out.push_str(&format!("; {:.1} s of optimizing were saved after {n} runs", o.cost_seconds));
             }
             Some(n) => {
@@ -243,15 +264,18 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         // It was removed before its session's last words were read.
         return Ok(ExitCode::Done.number());
     }
-    let cache = Cache::open(cache.folder.as_deref())?;
+    let configured = if cache.folder.is_none() { Config::read(None)?.cache } else { None };
+    let cache = Cache::open(cache.folder.as_deref().or(configured.as_deref()))?;
     let entries = cache.entries();
     match command {
         CacheCommand::List { .. } => {
+            let replaced = cache.replaced();
             for e in &entries {
                 let state = if e.layout.is_empty() { "profiled" } else { "optimized" };
                 println!(
-                    "{} {state} from {} runs, {:.1} MiB, build id {}",
+                    "{}{} {state} from {} runs, {:.1} MiB, build id {}",
                     e.path.display(),
+                    if replaced.contains(&e.build_id) { " (an older build)" } else { "" },
                     e.profiled_runs,
                     cache.size(e) as f64 / f64::from(1 << 20),
                     e.build_id
@@ -273,6 +297,8 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
             println!("{} modules, {:.1} MiB", modules.len(), bytes as f64 / f64::from(1 << 20));
         }
         CacheCommand::Optimize { layout, background, .. } => {
+            // In the background it is what a batch was told, which has seen to that itself.
+            layout.iter().filter(|_| !background).for_each(|&layout| cache.want_layout(layout));
             for (path, outcome) in optimize_pending(&cache, layout.unwrap_or_default(), *background) {
                 let said = match outcome {
                     Ok(Outcome::Optimized(_)) => "optimized".into(),
@@ -282,20 +308,46 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
                 println!("{}: {said}", path.display());
             }
         }
+        CacheCommand::Prune { modules, .. } if !modules.is_empty() => {
+            cache.check_writable()?;
+            let (removed, unknown) = cache.forget(modules);
+            println!("{removed} modules removed");
+            if !unknown.is_empty() {
+                let why = format!("nothing in the cache is named {}", unknown.join(", "));
+                return Err(SessionError::NothingToDo(why));
+            }
+        }
         CacheCommand::Prune { size, .. } => {
-            let (removed, known) = cache.prune(size << 20);
+            cache.check_writable()?;
+            let (removed, known) = cache.prune(bytes_of(*size));
             println!("{removed} of {known} modules removed");
         }
         CacheCommand::Verify { .. } => {
-            for e in entries.iter().filter(|e| !e.layout.is_empty()) {
-                let said = match cache.verify(e) {
+            let mut code = ExitCode::Done;
+            for (path, verdict) in cache.verify_all() {
+                let said = match verdict {
                     Verdict::Sound => "sound".into(),
                     Verdict::Orphaned => "the program on disk is gone or has changed; it is made again when the new one is used".into(),
-                    Verdict::Removed(why) => format!("removed: {why}"),
+                    Verdict::Removed(why) => {
+                        code = ExitCode::BadInput;
+                        format!("removed: {why}")
+                    }
                 };
-                println!("{}: {said}", e.path.display());
+                println!("{}: {said}", path.display());
             }
+            return Ok(code.number());
         }
     }
     Ok(ExitCode::Done.number())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_size_is_too_large() {
+        assert_eq!(bytes_of(2048), MOST_BYTES);
+        assert_eq!(bytes_of(1 << 44), u64::MAX);
+    }
 }

@@ -5,11 +5,11 @@ use crate::batch::{batch_command, cache_command};
 use crate::child::{child, exit_status};
 use crate::demo;
 use crate::lab::lab_command;
-use crate::outputs::{check_outputs, publish, publish_beside};
+use crate::outputs::{check_outputs, failed_target, or_say_why, publish, publish_beside};
 use crate::progress::Progress;
-use restitch_report::RunResult;
+use restitch_report::{RunResult, bytes, count, counted};
 use restitch_session::{
-    AttachOptions, ExitCode, InstrumentOptions, Metric, OptimizeOptions, OwnChild, ProcessStatus,
+    AttachOptions, ExitCode, GivenBack, InstrumentOptions, Metric, OptimizeOptions, OwnChild, ProcessStatus,
     RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach, doctor, instrument,
     optimize, record, revert, status,
 };
@@ -79,6 +79,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
             turn,
             promote_calls,
             stay,
+            pointers,
             duplicate,
             prefetch,
             json,
@@ -95,10 +96,13 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
                 turn: turn == Switch::On,
                 promote_calls: promote_calls == Switch::On,
                 stay: stay == Switch::On,
+                pointers: pointers == Switch::On,
                 duplicate: duplicate == Switch::On,
                 prefetch: prefetch == Switch::On,
             };
-            let result = optimize(&options, &mut progress)?;
+            let target = failed_target(options.program.display().to_string(), None);
+            let result =
+                or_say_why("optimize", target, json.as_deref(), || optimize(&options, &mut progress))?;
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
@@ -109,6 +113,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         Command::Profile(command) => crate::profile_commands::run(command),
         Command::Doctor => doctor_command(),
         Command::Demo { seconds } => demo::run(seconds),
+        Command::Pages { folder } => crate::pages::write(&folder),
         Command::DemoWorkload { .. } => Ok(ExitCode::Usage.number()),
     }
 }
@@ -128,6 +133,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         direct_calls: options.direct_calls == Switch::On,
         slots: options.slots == Switch::On,
         huge_pages: options.huge_pages.into(),
+        align: options.align == Switch::On,
         turn: options.turn == Switch::On,
         promote_calls: options.promote_calls == Switch::On,
         stay: options.stay == Switch::On,
@@ -140,7 +146,11 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
 fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     check_outputs(&[options.json.as_deref(), options.html.as_deref()])?;
     let mut progress = Progress::new();
-    let result = attach(&options_of(pid, options), &mut progress)?;
+    let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let target = failed_target(program.display().to_string(), Some(pid));
+    let result = or_say_why("attach", target, options.json.as_deref(), || {
+        attach(&options_of(pid, options), &mut progress)
+    })?;
     progress.finish();
     publish(&result, options.json.as_deref(), options.html.as_deref())
 }
@@ -148,7 +158,9 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
 fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {
     let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let fail = |why: String| SessionError::Command { command: name.clone(), why };
-    let mut started = OwnChild::spawn(&mut child(command)).map_err(|e| fail(e.to_string()))?;
+    let mut starting = child(command);
+    let started = OwnChild::spawn(&mut starting);
+    let mut started = started.map_err(|e| SessionError::not_started(starting.get_program(), e))?;
     std::thread::sleep(Duration::from_secs_f64(warm_up));
     let ended = started.has_ended().map_err(|e| fail(e.to_string()))?;
     if !ended {
@@ -182,20 +194,30 @@ fn record_command(
 }
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
-    let mut progress = Progress::new();
-    let reverted = revert(pid, tree, &mut progress)?;
-    progress.finish();
-    let report = &reverted.switched;
-    println!(
-        "process {pid} has its original code again: {} places restored, {} threads moved, pause {} us",
-        report.restored, report.moved_threads, report.pause_us
-    );
+    let reverted = revert(pid, tree)?;
+    for (pid, what) in &reverted.processes {
+        match what {
+            GivenBack::Done(report) => println!(
+                "process {pid} has its original code again: {} places restored, {} moved, pause {} us",
+                report.restored,
+                counted(report.moved_threads as u64, "thread"),
+                report.pause_us
+            ),
+            GivenBack::NothingThere => {
+                println!("process {pid} has its original code: nothing of restitch is in it")
+            }
+            GivenBack::Failed(error) => {
+                println!("process {pid} could not be given its original code back");
+                eprintln!("restitch: {error}");
+            }
+        }
+    }
     for (pid, number, why) in &reverted.kept {
         println!(
             "process {pid}: version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later"
         );
     }
-    Ok(ExitCode::Done.number())
+    Ok(reverted.exit_code().number())
 }
 
 fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
@@ -248,17 +270,19 @@ fn analyze_command(file: &Path) -> Result<i32, SessionError> {
     let m = &facts.module;
     println!("{}", m.path);
     println!("  build id        {}", m.build_id.as_deref().unwrap_or("none"));
-    println!("  functions       {}", m.functions);
-    println!("  blocks          {}", m.blocks);
-    println!(
-        "  code            {:.1} MiB, {:.1} % of it movable",
-        m.code_bytes as f64 / 1048576.0,
-        100.0 * m.movable_share
-    );
-    println!("  jump tables     {}, {} of them copied with the code", facts.tables.0, facts.tables.1);
-    println!("  indirect jumps  {} more; they go through the original code", facts.indirect_jumps);
+    println!("  functions       {}", count(m.functions));
+    println!("  blocks          {}", count(m.blocks));
+    println!("  code            {}, {:.1} % of it movable", bytes(m.code_bytes), 100.0 * m.movable_share);
+    let copied = if facts.tables.0 == 0 {
+        String::new()
+    } else {
+        format!(", {} of them copied with the code", count(facts.tables.1 as u64))
+    };
+    println!("  jump tables     {}{copied}", count(facts.tables.0 as u64));
+    let others = if facts.indirect_jumps == 0 { "" } else { "; these land in the original code" };
+    println!("  indirect jumps  {} without a table{others}", count(facts.indirect_jumps as u64));
     for r in &m.not_movable {
-        println!("  not moved       {} functions, {} bytes: {}", r.functions, r.bytes, r.reason);
+        println!("  not moved       {}, {}: {}", counted(r.functions, "function"), bytes(r.bytes), r.reason);
     }
     if facts.is_output {
         println!("  this is an output of restitch; the figures are those of its original");

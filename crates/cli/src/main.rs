@@ -1,5 +1,8 @@
 //! The `restitch` command: arguments, messages, exit codes. No logic.
 
+#[macro_use]
+mod print;
+
 mod args;
 mod batch;
 mod child;
@@ -7,6 +10,7 @@ mod commands;
 mod demo;
 mod lab;
 mod outputs;
+mod pages;
 mod profile_args;
 mod profile_commands;
 mod progress;
@@ -29,7 +33,10 @@ fn main() -> ProcessExit {
     if let args::Command::DemoWorkload { arguments } = parsed.command {
         return demo::workload(arguments);
     }
+    let is_stand_in = parsed.command.is_stand_in();
     match commands::run(parsed) {
+        // The exit code of a command that has run says more than that not all that could be said of it was printed.
+        Ok(code) if is_stand_in => exit_as(code, code),
         Ok(code) => exit(code),
         Err(error) => {
             eprintln!("restitch: {error}");
@@ -39,5 +46,17 @@ fn main() -> ProcessExit {
 }
 
 fn exit(code: i32) -> ProcessExit {
+    let unprinted = if code == ExitCode::Done.number() { ExitCode::Failure.number() } else { code };
+    exit_as(code, unprinted)
+}
+
+/// Ends with `code`, or with `unprinted` if not all could be printed.
+fn exit_as(mut code: i32, unprinted: i32) -> ProcessExit {
+    if let Some(error) = print::finish() {
+        eprintln!(
+            "restitch: writing to standard output: {error}; what was asked for is done, but not all of it was printed"
+        );
+        code = unprinted;
+    }
     ProcessExit::from(u8::try_from(code).unwrap_or(ExitCode::Failure.number() as u8))
 }

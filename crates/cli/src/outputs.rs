@@ -1,7 +1,7 @@
 //! Results: printed, as JSON and as HTML.
 
-use restitch_report::RunResult;
-use restitch_session::{SessionError, check_writable, write_result};
+use restitch_report::{Outcome, RunResult, Target};
+use restitch_session::{ExitCode, SessionError, check_writable, write_result};
 use std::path::Path;
 
 /// Results that could not be written afterwards would be lost: that is found out first.
@@ -33,6 +33,39 @@ pub(crate) fn publish(
         _ => print!("{}", result.to_text()),
     }
     Ok(result.exit_code)
+}
+
+/// Runs `work` on `target` and, if it fails, writes that to the JSON file that was asked for: whoever reads it in the end is to find more than nothing.
+pub(crate) fn or_say_why(
+    command: &str,
+    target: Target,
+    json: Option<&Path>,
+    work: impl FnOnce() -> Result<RunResult, SessionError>,
+) -> Result<RunResult, SessionError> {
+    let result = work();
+    if let (Err(error), Some(path)) = (&result, json) {
+        let mut failed = RunResult::new(command, target);
+        let code = error.exit_code();
+        if code == ExitCode::NothingToDo {
+            failed.outcome = Outcome::NothingToDo;
+        }
+        failed.exit_code = code.number();
+        failed.warnings.push(error.to_string());
+        // The failure itself is what the user has to hear of.
+        let _ = as_json(&failed).and_then(|text| match path.as_os_str() == "-" {
+            true => {
+                print!("{text}");
+                Ok(())
+            }
+            false => write_result(path, text.as_bytes(), 0o644),
+        });
+    }
+    result
+}
+
+/// The target of a failure: a process, or a file.
+pub(crate) fn failed_target(program: impl Into<String>, pid: Option<i32>) -> Target {
+    Target { program: program.into(), pid: pid.and_then(|p| u32::try_from(p).ok()), processes: 0, threads: 0 }
 }
 
 fn as_json(result: &RunResult) -> Result<String, SessionError> {

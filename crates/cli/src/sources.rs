@@ -106,14 +106,14 @@ fn named(subject: &TraceSubject) -> (String, Option<i32>) {
 fn tell_of_bursts(bursts: &Bursts) {
     let r = &bursts.report;
     eprintln!(
-        "restitch: {} branches in {} bursts of {:.0} on average, of {} threads, {} modules; overhead {:.2} % (held {:.2} %)",
+        "restitch: {} branches in {} bursts of {:.0} on average, of {} threads, {} modules; overhead {} (held {})",
         r.branches,
         r.all(),
         r.mean_length(),
         r.threads,
         bursts.modules,
-        100.0 * r.overhead(),
-        100.0 * r.held.as_secs_f64() / r.cpu.as_secs_f64().max(1e-9)
+        in_percent(r.overhead()),
+        in_percent(r.held_share())
     );
     let list = |items: Vec<String>| if items.is_empty() { "none".into() } else { items.join(", ") };
     let ends = r.bursts.iter().map(|(end, n)| format!("{n} {}", burst_end(*end))).collect();
@@ -143,6 +143,10 @@ fn tell_of_bursts(bursts: &Bursts) {
     }
 }
 
+fn in_percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "unknown".into(), |share| format!("{:.2} %", 100.0 * share))
+}
+
 fn tell_coverage(coverage: f64) {
     eprintln!("restitch: {}", sparse(coverage).unwrap_or_else(|| known(coverage)));
 }
@@ -151,13 +155,13 @@ fn tell(traced: &Traced) {
     let r = &traced.report;
     let records: u64 = r.records.values().sum();
     eprintln!(
-        "restitch: {} branches in {records} records ({} full) of {} processes with {} threads, {} modules; overhead {:.2} %",
+        "restitch: {} branches in {records} records ({} full) of {} processes with {} threads, {} modules; overhead {}",
         r.branches,
         r.full(),
         r.processes,
         r.threads,
         traced.modules,
-        100.0 * r.overhead()
+        in_percent(r.overhead())
     );
     eprintln!(
         "restitch: {:.1} branches for each breakpoint ({:.2} without evaluating ahead); {} of {} evaluations contradicted",

@@ -6,6 +6,7 @@ mod common;
 use common::{Random, Restitch, Target, code, expect_message, finish, stoppable};
 use restitch_testkit::{Finished, Guarded, TempDir, compile, program, require, scratch, skip, wait_until};
 use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -84,6 +85,10 @@ fn files_that_are_no_usable_programs() {
     expect_message(&files.analyze(&missing), code::FAILURE, &["missing", "check the path"]);
     expect_message(&files.optimize(&missing, &files.at("profile")), code::FAILURE, &["missing"]);
     expect_message(&files.analyze(files.folder.path()), code::FAILURE, &["name a file"]);
+    // It has no end.
+    let endless = Path::new("/dev/zero");
+    expect_message(&files.analyze(endless), code::BAD_INPUT, &["/dev/zero", "device"]);
+    expect_message(&files.optimize(&files.at("program"), endless), code::BAD_INPUT, &["/dev/zero"]);
     files.assert_output_is_as_before();
 }
 
@@ -166,6 +171,33 @@ fn outputs_that_cannot_be_written_are_found_out_first() {
     target.stop();
 }
 
+/// What is done is done, and said by the exit code, whether anybody reads the rest or not.
+#[test]
+fn output_that_nobody_reads_or_that_has_no_room() {
+    let files = require!(Files::new(), "gcc");
+    let program = files.at("program").to_string_lossy().into_owned();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    let analyze = ["analyze", &program];
+    for arguments in
+        [&analyze[..], &["status"], &["cache", "list", "--cache", &files.at("c").to_string_lossy()]]
+    {
+        let mut command = files.restitch.command(arguments);
+        let shown = command.stdout(full()).stderr(Stdio::piped()).output().expect("started");
+        let said = String::from_utf8_lossy(&shown.stderr);
+        assert_eq!(shown.status.code(), Some(code::FAILURE), "{arguments:?}: {said}");
+        assert!(said.contains("standard output") && !said.contains("panicked"), "{said}");
+    }
+    // A reader who has gone.
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let shown = files.restitch.command(&analyze).stdout(writer).stderr(Stdio::piped()).output();
+    let shown = shown.expect("started");
+    assert_eq!((shown.status.code(), &*shown.stderr), (Some(code::DONE), &b""[..]));
+    // Messages that cannot be written are no reason to lose the command's exit code.
+    let mut command = files.restitch.command(&["run", "--", "sh", "-c", "exit 5"]);
+    assert_eq!(command.stdout(full()).stderr(full()).status().expect("started").code(), Some(5));
+}
+
 #[test]
 fn a_state_directory_that_cannot_be_used() {
     let mut target = Target::start(&require!(stoppable("switch.c", &["-O2"]), "gcc"));
@@ -213,6 +245,73 @@ fn processes_that_are_not_there() {
     }
 }
 
+/// What belongs to a process that has ended and was not collected yet belongs to root; that is no lack of permission.
+#[test]
+fn processes_that_have_ended_and_were_not_collected() {
+    let mut zombie = Guarded::start(Path::new("/bin/true"), &[]).expect("started");
+    let pid = zombie.pid();
+    let ended = wait_until(common::PATIENCE, || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.contains(") Z ").then_some(())
+    });
+    assert!(ended.is_some(), "it does not end");
+    let restitch = Restitch::new();
+    for finished in on_process(&restitch, &pid.to_string()) {
+        expect_message(&finished, code::VANISHED, &[&pid.to_string(), "ended"]);
+    }
+    zombie.wait_within(common::PATIENCE).expect("it ends");
+}
+
+/// A thread that computes for ever, while the first one waits.
+const THREAD: &str = r#"
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+static volatile uint32_t sink;
+__attribute__((noinline)) static uint32_t step(uint32_t x) {
+    switch (x & 3) { case 0: return x * 5 + 1; case 1: return x ^ (x >> 7); case 2: return x + 99; default: return ~x; }
+}
+static void *compute(void *none) {
+    printf("%d\n", (int)gettid());
+    fflush(stdout);
+    for (uint32_t x = 1;;) sink = x = step(x);
+    return none;
+}
+int main(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, 0, compute, 0)) return 3;
+    pthread_join(thread, 0);
+}
+"#;
+
+/// A thread's number stands for its process, also in the journal: a thread may end before its process does.
+#[test]
+fn a_number_of_a_thread_names_its_process() {
+    use std::io::{BufRead, BufReader};
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (source, path) = (folder.path().join("thread.c"), folder.path().join("thread"));
+    std::fs::write(&source, THREAD).expect("writable");
+    let mut gcc = Command::new("gcc");
+    let built = gcc.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(&path).arg(&source).status();
+    require!(built.ok().filter(std::process::ExitStatus::success), "gcc");
+    let mut process = Guarded::spawn(Command::new(&path).stdout(Stdio::piped())).expect("started");
+    let mut line = String::new();
+    BufReader::new(process.child().stdout.take().expect("a pipe")).read_line(&mut line).expect("a number");
+    let (pid, tid): (u32, u32) = (process.pid(), line.trim().parse().expect("a number"));
+    restitch.attach(tid, &[]).expect(code::DONE);
+    let shown = restitch.status(tid);
+    assert!(shown.stdout.starts_with(&format!("{pid} ")), "{}", shown.stdout);
+    assert_eq!(restitch.status(pid).stdout, shown.stdout);
+    let journals = restitch.journals();
+    let name = journals[0].file_name().expect("a name").to_string_lossy().into_owned();
+    assert!(journals.len() == 1 && name.starts_with(&format!("{pid}-")), "{journals:?}");
+    let reverted = restitch.revert(tid);
+    reverted.expect(code::DONE);
+    assert!(reverted.stdout.contains(&format!("process {pid} ")), "{}", reverted.stdout);
+    assert!(process.is_running(), "it has ended");
+}
+
 #[test]
 fn the_first_process_and_kernel_threads_are_left_alone() {
     let restitch = Restitch::new();
@@ -254,14 +353,38 @@ fn a_process_that_does_nothing() {
     let restitch = Restitch::new();
     let idle = Guarded::start(Path::new("/bin/sleep"), &["600"]).expect("started");
     let pid = idle.pid().to_string();
-    let attached = restitch.run(&["attach", &pid, "--duration", "1"]);
-    expect_message(&attached, code::NOTHING_TO_DO, &[&pid, "CPU time", "under load"]);
+    let json = restitch.state().join("result.json");
+    let arguments = ["attach", &pid, "--duration", "1", "--json", json.to_str().expect("UTF-8")];
+    expect_message(&restitch.run(&arguments), code::NOTHING_TO_DO, &[&pid, "CPU time", "under load"]);
+    // Whoever asked for a result finds one.
+    let text = std::fs::read_to_string(&json).expect("written");
+    let result = restitch_report::RunResult::from_json(&text).expect("the JSON form of a result");
+    assert_eq!((result.outcome, result.exit_code), (restitch_report::Outcome::NothingToDo, 7));
+    assert_eq!(result.target.pid, Some(idle.pid()));
+    assert!(result.warnings.iter().any(|w| w.contains("CPU time")), "{:?}", result.warnings);
+    std::fs::remove_file(&json).expect("removed");
     let path = restitch.state().join("p.out");
     let recorded =
         restitch.run(&["record", "-p", &pid, "--duration", "1", "-o", path.to_str().expect("UTF-8")]);
     expect_message(&recorded, code::NOTHING_TO_DO, &[&pid]);
     assert_eq!(common::look::differences(idle.pid()), []);
     assert_eq!(restitch.files(), Vec::<PathBuf>::new());
+}
+
+/// One that waits for SIGCONT would never have samples; that is said at once.
+#[test]
+fn a_process_that_is_stopped() {
+    let restitch = Restitch::new();
+    let stopped = Guarded::start(Path::new("/bin/sleep"), &["600"]).expect("started");
+    let pid = stopped.pid().to_string();
+    assert!(Command::new("kill").args(["-STOP", &pid]).status().expect("started").success());
+    let is_stopped = wait_until(common::PATIENCE, || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.contains("State:\tT").then_some(())
+    });
+    assert!(is_stopped.is_some(), "it does not stop");
+    expect_message(&restitch.run(&["attach", &pid]), code::REFUSED, &[&pid, "stopped", "kill -CONT"]);
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a refusal leaves files");
 }
 
 #[test]
@@ -277,6 +400,8 @@ fn a_process_that_is_traced_already() {
     assert!(traced.is_some(), "gdb does not attach");
     let attached = restitch.attach(pid, &[]);
     expect_message(&attached, code::REFUSED, &[&pid.to_string(), "traced", "gdb"]);
+    let planned = restitch.attach(pid, &["--dry-run"]);
+    expect_message(&planned, code::REFUSED, &["traced"]);
     // gdb has a breakpoint of its own in the loader.
     let mut patched = common::look::differences(pid);
     patched.retain(|d| !d.file.to_string_lossy().contains("ld-linux"));
@@ -342,6 +467,8 @@ fn a_process_under_seccomp_is_refused_and_lives() {
     }
     let attached = restitch.attach(strict.pid(), &[]);
     expect_message(&attached, code::REFUSED, &[&strict.pid().to_string(), "seccomp"]);
+    let planned = restitch.attach(strict.pid(), &["--dry-run"]);
+    expect_message(&planned, code::REFUSED, &["seccomp"]);
     assert!(strict.is_running(), "its filter has killed it");
     assert_eq!(common::look::differences(strict.pid()), []);
     assert_eq!(common::look::ours(strict.pid()), []);
@@ -400,6 +527,10 @@ fn a_process_that_is_ending() {
         let (pid, profile) = (large.pid().to_string(), folder.path().join("profile"));
         let profile = profile.to_str().expect("UTF-8");
         large.child().kill().expect("a signal");
+        // On a busy machine it takes a while until it notices.
+        let maps = format!("/proc/{pid}/maps");
+        let is_ending = || std::fs::read(&maps).map_or(true, |lines| lines.is_empty()).then_some(());
+        assert!(wait_until(common::PATIENCE, is_ending).is_some(), "{command}");
         let finished = match command {
             "record" => restitch.run(&["record", "-p", &pid, "--duration", "1", "-o", profile]),
             _ => restitch.run(&[command, &pid]),
@@ -451,4 +582,64 @@ fn command_lines_that_make_no_sense() {
         assert!(matches!(finished.status.code(), Some(code::DONE | code::NOT_PERMITTED)), "{arguments:?}");
         assert!(!finished.stdout.is_empty());
     }
+}
+
+/// Where restitch stands in for a command, it ends as a shell, env(1) and timeout(1) do.
+#[test]
+fn commands_that_cannot_be_started() {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let file = |name: &str, text: &str, mode: u32| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("writable");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("our own");
+        path.to_string_lossy().into_owned()
+    };
+    let cases = [
+        ("/no/such/program".into(), code::NOT_FOUND, "check the path"),
+        ("no-such-program".into(), code::NOT_FOUND, "PATH"),
+        (String::new(), code::NOT_FOUND, "name a command"),
+        (file("script", "#!/no/interpreter\n", 0o755), code::NOT_FOUND, "/no/interpreter"),
+        (folder.path().to_string_lossy().into_owned(), code::NOT_STARTED, "folder"),
+        (file("data", "", 0o644), code::NOT_STARTED, "not executable"),
+        // What a shell can run runs.
+        (file("plain", "exit 5\n", 0o755), 5, ""),
+        (file("killed", "#!/bin/sh\nkill -9 $$\n", 0o755), 128 + 9, ""),
+    ];
+    let (output, cache) = (folder.path().join("profile"), folder.path().join("cache"));
+    for (command, code, words) in &cases {
+        let mut ways =
+            vec![restitch.command(&["run", "--warm-up", "0.1"]), restitch.command(&["record", "-o"])];
+        ways[1].arg(&output);
+        ways.push(restitch.command(&["batch", "--quiet", "--finish", "later", "--cache"]));
+        ways[2].arg(&cache);
+        if *code >= code::NOT_STARTED && *code <= code::NOT_FOUND {
+            for source in ["trace", "burst"] {
+                let mut way = restitch.command(&["record", "--source", source, "-o"]);
+                way.arg(&output);
+                ways.push(way);
+            }
+        }
+        for mut way in ways {
+            let finished = finish(way.arg("--").arg(command));
+            let told = format!("{way:?}: {} {}", finished.status, finished.stderr);
+            assert_eq!(finished.status.code(), Some(*code), "{told}");
+            assert!(finished.stderr.contains(words), "{told}");
+            assert!(words.is_empty() || finished.stderr.contains(command.as_str()), "{told}");
+        }
+    }
+    // Nothing stays of commands that have ended.
+    let short = folder.path().join("killed");
+    let mut record = restitch.command(&["record", "--source", "burst", "-o"]);
+    let finished = finish(record.arg(&output).arg("--").arg(short));
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "{}", finished.stderr);
+}
+
+#[test]
+fn small_programs_have_sizes() {
+    let files = require!(Files::new(), "gcc");
+    let said = files.analyze(&files.at("program"));
+    said.expect(code::DONE);
+    let size = said.stdout.lines().find(|l| l.trim_start().starts_with("code")).expect("the code's size");
+    assert!(size.contains(" B,") || size.contains(" KiB,"), "{size}");
+    assert!(!size.contains(" 0"), "{size}");
 }

@@ -50,6 +50,10 @@ fn programs_are_optimized_between_their_runs() {
     assert_eq!(batch.kinds(&copy), (2, 0), "the overlay is known by the first path");
     assert_eq!(batch.kinds(throw), (0, 2));
 
+    // What is excluded runs as it is although it was optimized before, and only there.
+    assert_eq!(batch.kinds_with(&["--exclude", &throw.to_string_lossy()], throw), (2, 0));
+    assert_eq!(batch.kinds(throw), (0, 2));
+
     // An overlay that others may write to, or that is damaged where it says what it is, is not used.
     let overlays: Vec<PathBuf> = compiled.iter().flat_map(|p| batch.files_of("overlay", p)).collect();
     let mode = |mode| {
@@ -267,6 +271,52 @@ fn sanitizers_static_programs_and_strange_ones_run_as_ever() {
 }
 
 #[test]
+fn a_layout_that_is_asked_for_is_made_of_the_profile_that_is_kept() {
+    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    batch.optimize(std::slice::from_ref(&throw));
+    let layout = || {
+        let notes = batch.files_of("json", &throw);
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        let note: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(note).expect("there")).expect("JSON");
+        (note["layout"].as_str().expect("text").to_owned(), note["profiled_runs"].clone())
+    };
+    let (first, runs) = layout();
+    assert_eq!(first, "ext-tsp-across");
+    // Who asks for nothing gets what is there; who asks gets that, without a new profile.
+    finish(batch.command(&[]).arg("true")).expect(code::DONE);
+    assert_eq!(layout(), (first, runs.clone()));
+    finish(batch.command_that_finishes("wait", &["--layout", "c3"]).arg("true")).expect(code::DONE);
+    assert_eq!(layout(), ("c3".into(), runs.clone()));
+    assert_eq!(batch.kinds_with(&["--layout", "c3"], &throw), (0, 2));
+    batch.cache_command(&["optimize", "--layout", "stitch:4K:2M"]).expect(code::DONE);
+    assert_eq!(layout(), ("stitch:4K:2M".into(), runs));
+    assert_eq!(batch.kinds(&throw), (0, 2));
+    // By its name it is removed, and nothing else.
+    let name = throw.file_name().expect("a name").to_string_lossy().into_owned();
+    let others = batch.files("json").len() - 1;
+    let pruned = batch.cache_command(&["prune", &name]);
+    assert_eq!((pruned.status.code(), pruned.stdout.as_str()), (Some(code::DONE), "1 modules removed\n"));
+    assert_eq!((batch.files("json").len(), batch.kinds(&throw)), (others, (2, 0)));
+    let nothing = batch.cache_command(&["prune", &name, "no-such-program"]);
+    expect_message(&nothing, code::NOTHING_TO_DO, &["no-such-program"]);
+    let both = batch.cache_command(&["prune", &name, "--size", "1"]);
+    assert_eq!(both.status.code(), Some(code::USAGE), "{}", both.stderr);
+}
+
+#[test]
+fn a_program_that_was_to_count_and_did_not_run_is_named() {
+    let batch = Batch::new();
+    let shell = std::fs::canonicalize("/bin/sh").expect("it is there");
+    let name = shell.file_name().expect("a name").to_string_lossy().into_owned();
+    let done = finish(batch.command(&["--program", &name, "--program", "gti"]).args(["sh", "-c", "exit 3"]));
+    assert_eq!(done.status.code(), Some(3), "{}", done.stderr);
+    assert!(done.stderr.contains("no program named gti was run"), "{}", done.stderr);
+    assert!(!done.stderr.contains(&format!("named {name}")), "{}", done.stderr);
+}
+
+#[test]
 fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
     let batch = Batch::new();
     let folder = batch.folder.path();
@@ -283,7 +333,7 @@ fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
     }
     expect_message(
         &finish(batch.command(&[]).arg("/nonexistent/program")),
-        code::FAILURE,
+        code::NOT_FOUND,
         &["/nonexistent/program"],
     );
     let config = folder.join("restitch.toml");
@@ -293,4 +343,9 @@ fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
     std::fs::write(&config, "[batch]\nprograms = [\"none\"]\n").expect("written");
     let right = finish(batch.command(&["--config", &config.to_string_lossy()]).arg("true"));
     assert_eq!(right.status.code(), Some(0), "{}", right.stderr);
+    // The configuration in the current folder is that of `cache`, too; what it names is seen from there.
+    std::fs::write(&config, "[batch]\ncache = \"here\"\n").expect("written");
+    let listed = finish(batch.restitch.command(&["cache", "list"]).current_dir(folder));
+    listed.expect(code::DONE);
+    assert!(folder.join("here/v1").exists(), "{}", listed.stderr);
 }

@@ -103,19 +103,58 @@ fn a_program_that_is_replaced_meanwhile_is_never_run_in_its_predecessors_code() 
     // While it is counted; when the other one, of which nothing was known, is optimized; and back again.
     let counting = wait_until(PATIENCE * 2, || batch.counted().contains(&place).then_some(()));
     put(second);
-    let optimized = wait_until(PATIENCE * 3, || batch.optimized().contains(&place).then_some(()));
+    let builds = |count| {
+        let all = || batch.optimized().iter().filter(|p| **p == place).count();
+        wait_until(PATIENCE * 3, || (all() == count).then_some(()))
+    };
+    let optimized = builds(1);
     put(first);
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    let again = builds(2);
     put(second);
     std::thread::sleep(std::time::Duration::from_secs(1));
     let said = end(child, &stop);
-    assert!(counting.is_some() && optimized.is_some(), "{said}");
+    assert!(counting.is_some() && optimized.is_some() && again.is_some(), "{said}");
     let report = batch.report();
     let of = |list: &str| {
         let all = report[list].as_array().into_iter().flatten();
         all.filter(|m| m["path"] == *place.to_string_lossy()).cloned().collect::<Vec<_>>()
     };
     assert!(of("optimized").iter().any(|m| m["replaced"] == true), "{report:#}");
+}
+
+/// `inner` behind a script that mounts something for it alone.
+fn among_mounts(script: &str, inner: &Command) -> Command {
+    let mut outer = Command::new("unshare");
+    outer.args(["-m", "sh", "-c", script, "sh"]).arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        outer.env(name, value.expect("set"));
+    }
+    outer
+}
+
+#[test]
+fn a_cache_that_can_only_be_read_is_used_and_that_is_said() {
+    if !is_root() {
+        skip!("only root can mount something for reading only");
+    }
+    let batch = Batch::new();
+    batch.cache_command(&["list"]).expect(0);
+    finish(batch.command(&[]).arg("true")).expect(0);
+    let cache = batch.cache();
+    let mounted = "mount --bind \"$FOLDER\" \"$FOLDER\" && mount -o remount,bind,ro \"$FOLDER\" || exit 99; exec \"$@\"";
+    let mut shell = batch.command(&[]);
+    // The agent is there all the same.
+    shell.args(["sh", "-c", "grep -q librestitch /proc/$$/maps && echo mapped"]);
+    let done = finish(among_mounts(mounted, &shell).env("FOLDER", &cache));
+    if done.status.code() == Some(99) || done.stderr.contains("unshare") {
+        skip!("mounting is not permitted here: {}", done.stderr);
+    }
+    assert_eq!((done.status.code(), &*done.stdout), (Some(0), "mapped\n"), "{}", done.stderr);
+    assert!(done.stderr.contains("what is in the cache is used"), "{}", done.stderr);
+    let prune =
+        batch.restitch.command(&["cache", "prune", "--size", "0", "--cache", &cache.to_string_lossy()]);
+    let pruned = finish(among_mounts(mounted, &prune).env("FOLDER", &cache));
+    assert_eq!(pruned.status.code(), Some(1), "{}", pruned.stderr);
 }
 
 #[test]
@@ -133,12 +172,7 @@ fn a_full_disk_leaves_the_original_code() {
         let mut inner =
             batch.command(&["--eager", "--profile-runs", "1", "--cache", &folder.to_string_lossy()]);
         inner.args(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do \"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; done; echo done"]).arg(&throw);
-        let mut outer = Command::new("unshare");
-        outer.args(["-m", "sh", "-c", mounted, "sh"]).arg(inner.get_program()).args(inner.get_args());
-        for (name, value) in inner.get_envs() {
-            outer.env(name, value.expect("set"));
-        }
-        let done = finish(outer.env("SIZE", size).env("FOLDER", &folder));
+        let done = finish(among_mounts(mounted, &inner).env("SIZE", size).env("FOLDER", &folder));
         if done.status.code() == Some(99) || done.stderr.contains("unshare") {
             skip!("mounting is not permitted here: {}", done.stderr);
         }

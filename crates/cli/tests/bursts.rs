@@ -10,10 +10,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 /// Signals that interrupt recording code, exceptions that are thrown from bursts, forks, threads, `longjmp`, computed gotos,
-/// jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock prefixes, readers of headers.
+/// jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock prefixes, readers of headers, readers of clocks in the vdso.
 const PROGRAMS: &[&str] = &[
     "backtrace.c",
     "cancel.cc",
+    "clock.c",
     "fork.c",
     "goto.c",
     "locked.c",
@@ -105,12 +106,13 @@ fn attach_takes_its_profile_from_records() {
     }
 }
 
-/// What goes on while restitch is killed: exceptions, cancellation, forks, threads that come and go, and programs that miss a single
+/// What goes on while restitch is killed: exceptions, cancellation, walks of stacks from inside of the vdso, forks, threads that come and go, and programs that miss a single
 /// lost signal (signals.c, setjmp.c).
 const KILLED: &[&str] = &[
     "throw.cc",
     "virt.cc",
     "cancel.cc",
+    "clock.c",
     "fork.c",
     "locked.c",
     "threads.c",
@@ -121,7 +123,7 @@ const KILLED: &[&str] = &[
 
 #[test]
 fn restitch_may_be_killed_at_any_moment() {
-    let number = std::env::var("RESTITCH_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(24);
+    let number = std::env::var("RESTITCH_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(27);
     let mut random = Random::new(0x5eed);
     for &source in KILLED {
         let Some(program) = stoppable(source, &["-O2"]) else { return };

@@ -128,3 +128,35 @@ fn where_the_checker_refuses_everything_nothing_is_changed() {
     target.assert_untouched("after the refusal");
     target.stop();
 }
+
+/// A plan has every sample somewhere, and the program in any case; and nothing is touched.
+#[test]
+fn a_dry_run_says_the_plan_and_touches_nothing() {
+    require!(find_program("gcc"), "gcc");
+    let folder = scratch();
+    let program = build(folder.path(), (false, false));
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    let planned = restitch.attach(target.pid(), &["--dry-run", "--json", "-"]);
+    planned.expect(code::DONE);
+    let result = restitch_report::RunResult::from_json(&planned.stdout).expect("the JSON form of a result");
+    assert_eq!(result.outcome, restitch_report::Outcome::Planned);
+    let others = result.other_modules.as_ref().expect("a process was sampled");
+    let samples = result.profile.as_ref().expect("samples").samples;
+    let named = result.modules.iter().map(|m| m.samples).chain(result.left_out.iter().map(|m| m.samples));
+    assert_eq!(named.sum::<u64>() + others.samples + others.outside, samples, "{}", planned.stdout);
+    let mut paths = result.modules.iter().map(|m| &m.path).chain(result.left_out.iter().map(|m| &m.path));
+    assert!(paths.any(|path| *path == result.target.program), "{}", planned.stdout);
+    assert!(!result.modules.is_empty());
+    for module in &result.modules {
+        let plan = module.plan.as_ref().expect("a plan");
+        assert!(module.samples > 0 && plan.sampled_functions > 0 && plan.sampled_bytes > 0, "{module:?}");
+        assert!(plan.functions >= plan.sampled_functions && plan.blocks > 0 && plan.bytes > 0, "{module:?}");
+        assert!(!module.hottest.is_empty() && module.version.is_none(), "{module:?}");
+        // Where the machine has branch records nothing is counted.
+        let counting = module.counting.as_ref().map(|c| c.counters > 0);
+        assert_eq!(counting, plan.counting_bytes.map(|bytes| bytes > 0), "{module:?}");
+    }
+    target.assert_untouched("after a plan");
+    assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a plan leaves files");
+    target.stop();
+}

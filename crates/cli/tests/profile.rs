@@ -4,7 +4,9 @@ mod common;
 
 use common::{PATIENCE, Restitch, code, expect_message, finish};
 use restitch_report::Comparison;
-use restitch_testkit::{SUCCESS, TempDir, compile, program, require, run, scratch, skip_unsupported, strip};
+use restitch_testkit::{
+    SUCCESS, TempDir, compile, program, require, run, scratch, skip, skip_unsupported, strip,
+};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -167,7 +169,7 @@ fn perf_reads_what_is_written() {
 #[test]
 fn bolt_optimizes_with_what_is_written() {
     let (Some(llvm_bolt), Some(perf2bolt)) = (bolt("llvm-bolt"), bolt("perf2bolt")) else {
-        skip_unsupported!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
+        skip!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
     };
     for source in ["virt.cc", "switch.c"] {
         let recorded = require!(Recorded::new(source, &["-O2", "-Wl,-q"]), "a compiler");
@@ -260,7 +262,7 @@ fn perf_and_bolt_read_traced_records() {
         assert!(list.contains(recorded.program.to_str().expect("a UTF-8 path")), "{list}");
     }
     let (Some(llvm_bolt), Some(perf2bolt)) = (bolt("llvm-bolt"), bolt("perf2bolt")) else {
-        skip_unsupported!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
+        skip!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
     };
     let tool = |tool: &Path, arguments: &[&str]| {
         let mut command = Command::new(tool);
@@ -286,7 +288,7 @@ fn perf_and_bolt_read_traced_records() {
 #[test]
 fn bolt_knows_the_functions_of_a_stripped_program() {
     let Some(llvm_bolt) = bolt("llvm-bolt") else {
-        skip_unsupported!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
+        skip!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
     };
     let mut recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
     recorded.program = require!(strip(&recorded.program).ok(), "strip");

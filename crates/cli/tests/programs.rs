@@ -11,6 +11,7 @@ use std::sync::Mutex;
 const PROGRAMS: &[&str] = &[
     "backtrace.c",
     "cancel.cc",
+    "clock.c",
     "coroutine.c",
     "fork.c",
     "goto.c",
@@ -18,6 +19,7 @@ const PROGRAMS: &[&str] = &[
     "loops.c",
     "noncall.cc",
     "objects.c",
+    "pointers.cc",
     "repeated.c",
     "server.c",
     "setjmp.c",

@@ -33,7 +33,7 @@ fn optimize(restitch: &Restitch, program: &Path, profile: &Path, output: &Path) 
     let finished = finish(&mut command);
     finished.expect(code::DONE);
     let result = RunResult::from_json(&finished.stdout).expect("the JSON form of a result");
-    assert_eq!((result.schema_version, result.outcome), (SCHEMA_VERSION, Outcome::InForce));
+    assert_eq!((result.schema_version, result.outcome), (SCHEMA_VERSION, Outcome::Written));
     assert_eq!(result.exit_code, code::DONE);
     result
 }
@@ -269,7 +269,7 @@ fn run_ends_with_the_status_of_its_program() {
     // A program that is over before it could be profiled, and one that does not exist.
     finish(restitch.command(&["run", "--warm-up", "0.3", "--"]).arg("false")).expect(1);
     let missing = restitch.run(&["run", "--", "/nonexistent/program"]);
-    expect_message(&missing, code::FAILURE, &["/nonexistent/program"]);
+    expect_message(&missing, code::NOT_FOUND, &["/nonexistent/program"]);
 }
 
 #[test]

@@ -162,6 +162,12 @@ fn a_tree_is_moved_and_given_back() {
     let shown = restitch.status(late);
     shown.expect(code::DONE);
     assert!(shown.stdout.contains("optimized"), "{}", shown.stdout);
+    let told = restitch.run(&["revert", &pid, "--tree"]);
+    told.expect(code::DONE);
+    for pid in forker.all() {
+        let line = format!("process {pid} has its original code");
+        assert!(told.stdout.contains(&line), "{line:?} is missing in {}", told.stdout);
+    }
     revert_tree(&restitch, &mut forker);
     for (pid, snapshot) in before {
         let changes = snapshot.changes(&look::Snapshot::of(pid));

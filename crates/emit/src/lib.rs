@@ -23,6 +23,7 @@ mod elf;
 mod ends;
 mod error;
 mod frames;
+mod lead;
 mod lookup;
 mod lsda;
 mod map;
@@ -30,6 +31,7 @@ mod model;
 mod page;
 mod plan;
 mod planner;
+mod pointers;
 mod promote;
 mod reach;
 mod redirects;
@@ -48,6 +50,7 @@ pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
 pub use error::EmitError;
 pub use model::*;
 pub use page::LARGE_PAGE;
+pub use pointers::Pointers;
 pub use request::{CounterRequest, CounterWidth, Executions, Request, area_len, votes_offset};
 
 use restitch_address::SvmaRange;
@@ -67,6 +70,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
 /// As [`emit`].
 pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Version, EmitError> {
     let mut selection = select::select(request)?;
+    lead::lead(request, &mut selection);
     let counters = counters::place(request, &selection)?;
     let mut plan = planner::build(request, &selection, &counters, executions.edges);
     relax::relax(&mut plan);
@@ -84,7 +88,10 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
     let loaded_len = elf::finish(&mut bytes, plan.start, &areas, &unwind, &symbols);
     let map = map::build(request, &selection, &plan);
     let redirects = redirects::choose(request, &mut selection, &plan, &map);
-    let shortcuts = shortcuts::choose(request, &selection, &map, &redirects);
+    let led = lead::led(&selection, &plan);
+    let mut shortcuts = shortcuts::choose(request, &selection, &map, &redirects);
+    shortcuts.extend(lead::shortcuts(request, &led, &selection, &redirects));
+    shortcuts.sort_unstable();
     let range = |from, to| SvmaRange::between(plan.at(from), plan.at(to));
     Ok(Version {
         number: request.number,
@@ -101,6 +108,7 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
         map,
         redirects,
         shortcuts,
+        led,
         symbols,
         assumes: assumptions(&selection, &plan),
         counters: counters.table(request),

@@ -42,8 +42,12 @@ pub struct Version {
     pub map: AddressMap,
     /// 5-byte jumps that make the original code go to this version.
     pub redirects: Vec<Redirect>,
-    /// Places of the module, outside of the version, that may lead straight into it in an output file; any subset. Sorted by address.
+    /// Places of the module, outside of the version, that may lead straight into it in an output file. Sorted by address. Any subset of those
+    /// whose kind [is optional](ShortcutKind::is_optional); the others all together.
     pub shortcuts: Vec<Shortcut>,
+    /// Functions of which every pointer leads to the copy, sorted by original entry: all of the shortcuts that make these addresses are
+    /// made, or the file is wrong. The version's own code relies on it.
+    pub led: Vec<Led>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
     pub symbols: Vec<VersionSymbol>,
     /// What the version takes for granted of the process, sorted by slot: it is equal to the module only where these slots hold these
@@ -115,7 +119,7 @@ pub enum RedirectKind {
 /// redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shortcut {
-    /// What is written: the displacement of a branch, or the address that the loader relocates.
+    /// What is written: the displacement of a branch or `lea`, the address that the loader relocates, or the value of a symbol.
     pub at: Svma,
     /// Where it leads in the original module.
     pub original: Svma,
@@ -132,6 +136,38 @@ pub enum ShortcutKind {
     Displacement,
     /// 8 bytes with a relative relocation: the address of a label.
     Pointer,
+    /// 8 bytes with a relative relocation: the address of a function.
+    Function,
+    /// The 4 bytes of displacement of a `lea` that makes the address of a function.
+    Lea,
+    /// The value of a dynamic symbol, 8 bytes; its size follows.
+    Symbol,
+}
+
+impl ShortcutKind {
+    /// Whether the file is right without it. What makes the address of a function has to go with all others that do.
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::Displacement | Self::Pointer)
+    }
+    /// Bytes of what is written.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Displacement | Self::Lea => 4,
+            Self::Pointer | Self::Function => 8,
+            Self::Symbol => 16,
+        }
+    }
+}
+
+/// A function of which every pointer leads to its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Led {
+    /// Its entry in the original code.
+    pub original: Svma,
+    /// The copy of its entry, aligned as the entry is, up to 16 bytes.
+    pub to: Svma,
+    /// Bytes from there to the end of the function's code that stands there in one piece.
+    pub len: u64,
 }
 
 /// A named range of the version.

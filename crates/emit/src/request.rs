@@ -1,6 +1,6 @@
 //! What a version is made from.
 
-use crate::{BoundSlot, Counted, Promotion};
+use crate::{BoundSlot, Counted, Pointers, Promotion};
 use restitch_address::{LoadBias, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -32,6 +32,9 @@ pub struct Request<'a> {
     /// Indirect calls that become a comparison with their usual target and a direct call of it, sorted. What cannot become one
     /// stays as it is; a counting version has none.
     pub promote: &'a [Promotion],
+    /// Functions of which pointers are to lead to the copy, as far as it has a place for that. `None` for a process, where pointers
+    /// have been made already.
+    pub pointers: Option<&'a Pointers>,
     /// The hot code is to be mapped by large pages: what is mapped covers the last one that holds hot code. `start` has to be a
     /// multiple of [`LARGE_PAGE`](crate::LARGE_PAGE) then, or it is in vain.
     pub large_pages: bool,

@@ -46,6 +46,17 @@ pub(crate) struct Chosen {
     pub turned: bool,
 }
 
+/// A function whose address becomes that of its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LedSlot {
+    /// Its original entry.
+    pub entry: Svma,
+    /// The copy of its first block.
+    pub slot: u32,
+    /// Which function.
+    pub function: FuncId,
+}
+
 /// What unwinders know about a function.
 pub(crate) struct Frames<'a> {
     pub entry: &'a FrameEntry,
@@ -80,6 +91,8 @@ pub(crate) struct Selection<'a> {
     pub direct: Direct<'a>,
     /// Slots that direct calls and jumps in copied code rely on; some more than once.
     pub used: Vec<BoundSlot>,
+    /// Functions of which pointers lead to the copy, sorted by entry.
+    pub led: Vec<LedSlot>,
 }
 
 impl<'a> Selection<'a> {
@@ -87,6 +100,10 @@ impl<'a> Selection<'a> {
     pub fn slot_at(&self, at: Svma) -> Option<u32> {
         let block = self.lookup.starting_at(at)?;
         Some(self.slot_of[block.index()]).filter(|slot| *slot != NONE)
+    }
+    /// The slot that pointers to the function at `at` lead to, if they do.
+    pub fn led_at(&self, at: Svma) -> Option<u32> {
+        self.led.binary_search_by_key(&at, |led| led.entry).ok().map(|i| self.led[i].slot)
     }
     /// What unwinders know about the function of a placed block.
     pub fn frames_of(&self, function: FuncId) -> &Frames<'a> {
@@ -121,6 +138,7 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
             skipped: Vec::new(),
             direct: Direct::new(request, reach),
             used: Vec::new(),
+            led: Vec::new(),
         },
     };
     state.fragments(&request.layout.hot)?;

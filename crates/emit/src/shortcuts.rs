@@ -7,7 +7,7 @@
 //! **Idea.** Being at the copy of a block equals being at the block. So the displacement of a direct call or jump may lead to the
 //! copy; and so may the address of a *label*, which a program can do nothing with but jump there.
 //!
-//! **Addresses of functions stay.** Programs compare them, and an address that an instruction makes must equal one from data. What is taken for a
+//! **Addresses of functions** are none of this file's: programs compare them, so all that makes one changes or nothing (`pointers.rs`, `lead.rs`). What is taken for a
 //! label: it begins a block inside of a movable function, is neither its entry nor a landing pad, no symbol and no call is there, and
 //! no instruction of the program makes the address of any place inside of that function: all addresses of its labels come from data, through relocations
 //! of the loader, and all of them are changed together or (where a block has no copy) remain what they were.

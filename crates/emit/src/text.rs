@@ -100,7 +100,10 @@ impl Writer<'_, '_> {
         };
         for fix in self.selection.fixes_of(source).iter().filter(|f| f.field >= from && f.field < from + len)
         {
-            let copied = if fix.form == Form::Operand { None } else { self.selection.slot_at(fix.target) };
+            let copied = match fix.form {
+                Form::Operand => self.selection.led_at(fix.target),
+                _ => self.selection.slot_at(fix.target),
+            };
             let to = copied.map_or(fix.target, |slot| self.plan.address(slot));
             let displacement = Self::near(to, origin + u64::from(fix.end));
             let field = offset + (fix.field - from) as usize;
@@ -122,7 +125,8 @@ impl Writer<'_, '_> {
             self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
         };
         if let Some(field) = code.address {
-            set(field, field + 4, call.target);
+            let led = self.selection.led_at(call.target);
+            set(field, field + 4, led.map_or(call.target, |slot| self.plan.address(slot)));
         }
         let operand = self.selection.fixes_of(slot).iter().find(|f| f.field > from);
         if let (Some((field, end)), Some(fix)) = (code.operand, operand) {

@@ -57,6 +57,7 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         number: 1,
         bound: &[],
         promote: &[],
+        pointers: None,
         large_pages: false,
         counters: None,
     }

@@ -27,6 +27,33 @@ pub struct DynamicInfo {
     pub pie: bool,
     /// The loader writes into code (DT_TEXTREL): code bytes in memory differ from those in the file.
     pub text_relocations: bool,
+    /// DT_INIT.
+    pub init: Option<Svma>,
+    /// DT_FINI.
+    pub fini: Option<Svma>,
+}
+
+/// An entry of the dynamic symbol table that has an address in this module: functions, objects, labels, resolvers of IFUNCs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportedSymbol {
+    /// Where the entry (`Elf64_Sym`) is.
+    pub entry: Svma,
+    /// `st_value`.
+    pub value: Svma,
+    /// `st_size`.
+    pub len: u64,
+    /// The lower four bits of `st_info`.
+    pub kind: u8,
+}
+
+impl ExportedSymbol {
+    /// Where `st_value` is in an entry; `st_size` follows.
+    pub const VALUE: u64 = 8;
+
+    /// Whether it names a function that is entered at its address.
+    pub fn is_function(&self) -> bool {
+        self.kind == elf::STT_FUNC
+    }
 }
 
 /// The dynamic section's entries, up to DT_NULL.
@@ -127,6 +154,8 @@ impl<'a> DynamicTable<'a> {
                 || flags_1 & u64::from(elf::DF_1_NOW) != 0,
             pie: flags_1 & u64::from(elf::DF_1_PIE) != 0,
             text_relocations: self.get(elf::DT_TEXTREL).is_some() || flags & u64::from(elf::DF_TEXTREL) != 0,
+            init: self.get(elf::DT_INIT).map(Svma::new),
+            fini: self.get(elf::DT_FINI).map(Svma::new),
         }
     }
 
@@ -142,6 +171,21 @@ impl<'a> DynamicTable<'a> {
             .filter_map(|bytes| {
                 let (name, raw) = RawSymbol::parse(bytes)?;
                 Some(DynamicSymbol { name: c_string(strings, name.into()).unwrap_or_default().into(), raw })
+            })
+            .collect()
+    }
+
+    /// Those of `symbols`, the whole table, that have an address in this module.
+    pub fn exported(&self, symbols: &[DynamicSymbol]) -> Vec<ExportedSymbol> {
+        let Some(table) = self.get(elf::DT_SYMTAB) else { return Vec::new() };
+        let entry = |i: usize| Svma::new(table) + (i * SYMBOL_LEN) as u64;
+        let defined = symbols.iter().enumerate().filter(|(_, s)| s.raw.is_defined());
+        defined
+            .map(|(i, s)| ExportedSymbol {
+                entry: entry(i),
+                value: Svma::new(s.raw.value),
+                len: s.raw.len,
+                kind: s.raw.kind(),
             })
             .collect()
     }

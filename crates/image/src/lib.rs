@@ -25,7 +25,7 @@ mod symbol;
 mod unwind;
 mod view;
 
-pub use dynamic::DynamicInfo;
+pub use dynamic::{DynamicInfo, ExportedSymbol};
 pub use error::ImageError;
 pub use header::{ProgramHeader, Segment};
 pub use note::BuildId;
@@ -62,6 +62,7 @@ pub struct Image {
     sections: Vec<Section>,
     executable: Vec<SvmaRange>,
     dynamic: DynamicInfo,
+    exported: Vec<ExportedSymbol>,
     interpreter: Option<String>,
     relocations: Vec<DynamicRelocation>,
     symbols: Vec<Symbol>,
@@ -92,6 +93,7 @@ impl Image {
         let aliases = all_symbols(view, &sections, &dynamic_symbols);
         let executable = section::executable_ranges(&segments, &sections);
         let plt_slots = plt::plt_slots(view, &sections, &executable, &relocations);
+        let exported = table.exported(&dynamic_symbols);
         let interpreter = interpreter(&data, &headers);
         let eh_frame_hdr = unwind::eh_frame_hdr(view, &headers, &sections);
         Ok(Self {
@@ -107,6 +109,7 @@ impl Image {
             sections,
             executable,
             dynamic,
+            exported,
             interpreter,
             relocations,
             aliases,
@@ -219,6 +222,15 @@ impl Image {
     /// The same with all names of an address, the best one first.
     pub fn symbols_with_aliases(&self) -> &[Symbol] {
         &self.aliases
+    }
+    /// The entries of the dynamic symbol table that have an address in this module, in the table's order: what other modules and `dlsym` find.
+    pub fn exported(&self) -> &[ExportedSymbol] {
+        &self.exported
+    }
+    /// Addresses that .symtab gives to names which are neither functions nor objects (labels of assembly, bounds that the linker sets), in the
+    /// table's order.
+    pub fn labels(&self) -> Vec<Svma> {
+        symbol::labels(&self.data, &self.sections)
     }
     /// The symbols of this name, in address order. A linear search.
     pub fn symbols_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Symbol> {

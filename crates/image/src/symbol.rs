@@ -81,6 +81,17 @@ pub(crate) fn from_sections(data: &[u8], sections: &[Section], segments: &[Segme
     defined.collect()
 }
 
+/// Addresses of the defined symbols of SHT_SYMTAB that have no type, or one that is not known.
+pub(crate) fn labels(data: &[u8], sections: &[Section]) -> Vec<Svma> {
+    let table = sections.iter().find(|s| s.kind == elf::SHT_SYMTAB);
+    let entries = table.map(|t| t.bytes(data)).unwrap_or_default().chunks_exact(SYMBOL_LEN);
+    let known = [elf::STT_FUNC, elf::STT_GNU_IFUNC, elf::STT_OBJECT, elf::STT_SECTION, elf::STT_FILE];
+    let raw = entries.filter_map(|entry| Some(RawSymbol::parse(entry)?.1));
+    raw.filter(|raw| raw.is_defined() && !known.contains(&raw.kind()))
+        .map(|raw| Svma::new(raw.value))
+        .collect()
+}
+
 /// The defined functions and objects among the dynamic symbols.
 pub(crate) fn from_dynamic(table: &[DynamicSymbol], segments: &[Segment]) -> Vec<Symbol> {
     let defined = table.iter().filter_map(|s| {

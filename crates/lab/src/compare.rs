@@ -83,13 +83,14 @@ impl Comparison {
     pub fn to_text(&self) -> String {
         let source =
             self.seed.map_or_else(|| "branch records".to_owned(), |seed| format!("a walk with seed {seed}"));
+        let wide = self.entries.iter().map(|e| e.name.chars().count()).fold(18, usize::max);
         let mut out = format!("machine: {}; {} steps of {source}\n", self.machine.name, self.steps);
         out.push_str(
             "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them\n\n",
         );
         let _ = writeln!(
             out,
-            "{:<18} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>9}",
+            "{:<wide$} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>9}",
             "layout", "cost", "L1i", "L2", "iTLB", "sTLB", "BTB", "taken", "falls", "pages", "conflicts"
         );
         for e in &self.entries {
@@ -97,7 +98,7 @@ impl Comparison {
             let c = &e.counts;
             let _ = writeln!(
                 out,
-                "{:<18} {:>8.2} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.3} {:>6.1}% {:>7} {:>9}",
+                "{:<wide$} {:>8.2} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.3} {:>6.1}% {:>7} {:>9}",
                 e.name,
                 e.cost,
                 rate(c.l1i),

@@ -79,6 +79,14 @@ impl Machine {
         machine
     }
 
+    /// Sizes in bytes of what near code shares: page, caches, reach of the TLBs, large page. (Of the L2 half as well, which is what code is given.)
+    pub fn levels(&self) -> [u64; 7] {
+        let entries = |g: Geometry| (g.sets * g.ways) as u64;
+        let l2 = entries(self.l2) * self.line;
+        let (itlb, stlb) = (entries(self.itlb) * self.page, entries(self.stlb) * self.page);
+        [self.page, entries(self.l1i) * self.line, l2 / 2, l2, itlb, stlb, 2 << 20]
+    }
+
     /// The same machine, with the hot code of versions in large pages.
     pub fn with_large_pages(mut self) -> Self {
         self.large_pages = true;
@@ -139,5 +147,7 @@ mod tests {
         let machine = Machine::like("AuthenticAMD", 25, 17, None, Some(l2));
         assert_eq!((machine.l2, machine.l1i.sets), (l2, 64));
         assert!(machine.name.contains("zen4"));
+        let kib = |size: u64| size << 10;
+        assert_eq!(machine.levels(), [4, 32, 1024, 2048, 256, 2048, 2048].map(kib));
     }
 }

@@ -48,6 +48,12 @@ pub fn comparison_svg(comparison: &Comparison) -> Result<String, PictureError> {
     Ok(svg)
 }
 
+/// Pixels that the names need, within what leaves room for bars.
+fn label_width(entries: &[Entry]) -> u32 {
+    let longest = entries.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);
+    (7 * longest as u32 + 10).clamp(130, 300)
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 fn bars(
@@ -62,12 +68,16 @@ fn bars(
     let mut chart = ChartBuilder::on(area)
         .caption(name, ("sans-serif", 14))
         .margin(6)
-        .y_label_area_size(130)
+        .y_label_area_size(label_width(entries))
         .x_label_area_size(18)
-        .build_cartesian_2d(0.0..most * 1.1, 0..entries.len())
+        .build_cartesian_2d(0.0..most * 1.1, (0..entries.len().saturating_sub(1)).into_segmented())
         .map_err(failed)?;
-    let label =
-        |i: &usize| entries.len().checked_sub(i + 1).map_or(String::new(), |k| entries[k].name.clone());
+    let label = |row: &SegmentValue<usize>| match row {
+        SegmentValue::CenterOf(i) => {
+            entries.len().checked_sub(i + 1).map_or(String::new(), |k| entries[k].name.clone())
+        }
+        _ => String::new(),
+    };
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -78,7 +88,9 @@ fn bars(
     let bar = |(i, share): (usize, &f64)| {
         let row = entries.len() - 1 - i;
         let colour = if i == 0 { ORIGINAL } else { LAID_OUT };
-        let mut bar = Rectangle::new([(0.0, row), (*share, row + 1)], colour.filled());
+        let over = if i == 0 { SegmentValue::Last } else { SegmentValue::Exact(row + 1) };
+        let under = SegmentValue::Exact(row);
+        let mut bar = Rectangle::new([(0.0, under), (*share, over)], colour.filled());
         bar.set_margin(2, 2, 0, 0);
         bar
     };

@@ -21,18 +21,15 @@ use crate::graph::{HotGraph, Link, LinkKind, Links};
 use crate::hot_chains::cold_fragments;
 use crate::partial_order::Order;
 use crate::pettis_hansen::by_density;
-use crate::{Fragment, HotChains, Layout, LayoutAlgorithm, Node};
-
-/// The paper's distances in bytes (section 2.5): page; a way of the L2, the L3 (256 KiB) and their like; reach of the TLBs.
-pub const DISTANCES: [u64; 6] = [4 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 2 << 20];
+use crate::{Distances, Fragment, HotChains, Layout, LayoutAlgorithm, Node};
 
 /// Inter-procedural layout by distance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Codestitcher {
     /// A block is hot if its count is greater.
     pub threshold: u64,
-    /// Distances in bytes, ascending.
-    pub distances: Vec<u64>,
+    /// The levels.
+    pub distances: Distances,
     /// Whether chains are ordered for static branch prediction (CS+PO).
     pub partial_order: bool,
     /// Alignment in bytes of each sequence, a power of two.
@@ -41,7 +38,7 @@ pub struct Codestitcher {
 
 impl Default for Codestitcher {
     fn default() -> Self {
-        Self { threshold: 0, distances: DISTANCES.to_vec(), partial_order: false, align: 16 }
+        Self { threshold: 0, distances: Distances::default(), partial_order: false, align: 16 }
     }
 }
 
@@ -63,7 +60,7 @@ impl LayoutAlgorithm for Codestitcher {
         let graph = HotGraph::new(program, profile, &hot, Links::All);
         let chains = cover_chains(program, &graph);
         let mut order = self.partial_order.then(|| Order::new(program, profile, &graph, &chains));
-        let sequences = collocate(&graph, chains, &self.distances, order.as_mut());
+        let sequences = collocate(&graph, chains, self.distances.bytes(), order.as_mut());
         let sequences = match order {
             Some(order) => order.sorted(&graph, sequences),
             None => densest_first(&graph, sequences),
@@ -196,40 +193,12 @@ impl Close<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agglomerate::Chains;
-    use restitch_profile::testing::Random;
-
-    fn random_graph(seed: u64, nodes: u32) -> (Vec<u64>, Vec<Link>) {
-        let mut random = Random::new(seed);
-        let sizes = (0..nodes).map(|_| 10 + random.below(90) as u64).collect();
-        let mut links = Vec::new();
-        for from in 0..nodes {
-            for to in (0..nodes).filter(|&to| to != from) {
-                if random.chance(0.4) {
-                    let weight = 1.0 + random.below(100) as f64;
-                    links.push(Link {
-                        from,
-                        to,
-                        weight,
-                        leaves: 0,
-                        arrives: 0,
-                        kind: LinkKind::Call,
-                        only: false,
-                    });
-                }
-            }
-        }
-        (sizes, links)
-    }
+    use crate::small_graphs::{random_graph, starts};
+    use restitch_profile::testing::best_of_all;
 
     /// Transfers over at most `reach` bytes, ends included, if the nodes stand in this order.
     fn close_transfers(sizes: &[u64], links: &[Link], order: &[u32], reach: i64) -> f64 {
-        let mut starts = vec![None; sizes.len()];
-        let mut at = 0;
-        for &n in order {
-            starts[n as usize] = Some(at);
-            at += sizes[n as usize] as i64;
-        }
+        let starts = starts(sizes, order);
         let distance = |l: &Link| {
             let (a, b) = (starts[l.from as usize]?, starts[l.to as usize]?);
             let last =
@@ -237,19 +206,6 @@ mod tests {
             Some(last - a.min(b))
         };
         links.iter().filter(|l| distance(l).is_some_and(|d| d <= reach)).map(|l| l.weight).sum()
-    }
-
-    fn best(sizes: &[u64], links: &[Link], order: &mut Vec<u32>, from: usize, reach: i64) -> f64 {
-        if from == order.len() {
-            return close_transfers(sizes, links, order, reach);
-        }
-        let mut most = 0.0f64;
-        for i in from..order.len() {
-            order.swap(from, i);
-            most = most.max(best(sizes, links, order, from + 1, reach));
-            order.swap(from, i);
-        }
-        most
     }
 
     /// The greedy partial layout against the best of all orders (which is an upper bound for partial layouts too).
@@ -263,7 +219,8 @@ mod tests {
             chains.run(&mut Close { reach, order: None });
             let sequences = chains.into_chains();
             let got: f64 = sequences.iter().map(|s| close_transfers(&sizes, &links, s, reach)).sum();
-            let optimum = best(&sizes, &links, &mut (0..6).collect(), 0, reach);
+            let optimum =
+                best_of_all(&[0, 1, 2, 3, 4, 5], &|order| close_transfers(&sizes, &links, order, reach));
             assert!(got <= optimum + 1e-9 && got >= 0.5 * optimum, "seed {seed}: {got} of {optimum}");
             reached += got;
             possible += optimum;

@@ -17,11 +17,11 @@ use restitch_program::Program;
 
 use crate::agglomerate::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
-use crate::codestitcher::{DISTANCES, collocate, densest_first};
+use crate::codestitcher::densest_first;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
 use crate::hot_chains::cold_fragments;
-use crate::stitch::split_by_heat;
-use crate::{Fragment, HotChains, Layout, LayoutAlgorithm};
+use crate::stitch::collocate_near;
+use crate::{Distances, Fragment, HotChains, Layout, LayoutAlgorithm};
 
 /// Chains of more blocks are not cut. LLVM's limit.
 const SPLIT_NODES: usize = 128;
@@ -35,11 +35,6 @@ const SHORT: f64 = 0.1;
 pub(crate) const FORWARD: f64 = 1024.0;
 /// Reach of a backward jump that counts, in bytes.
 pub(crate) const BACKWARD: f64 = 640.0;
-/// Share of the executed bytes, 0 to 1, whose blocks [`ExtTspAcross`] lays out in front of all others.
-const HOT_SHARE: f64 = 0.99;
-/// If these blocks have more bytes than that (a second-level cache), nothing is parted: they would not stay in the cache together, and chains
-/// through both parts are worth more.
-const HOT_BYTES: u64 = 256 << 10;
 /// What a fall-through is worth on top of that, if it makes a jump superfluous: a block's only way out then takes no
 /// instruction. (Loops turn so that their condition stands at the end.)
 const JUMP: f64 = 0.5;
@@ -68,13 +63,12 @@ impl LayoutAlgorithm for ExtTsp {
 }
 
 /// The default: inter-procedural extended TSP. Branches, calls and returns alike, over all functions at once. Its sequences are collocated by
-/// Codestitcher's distances and go by density.
-///
-/// The blocks that make up 99 % of all executed bytes are laid out first, those that ran but seldom behind them by the same method. Spread
-/// over the pages of all that ever ran, hot lines fall into the sets of an instruction cache at random, and a working set that would
-/// fit misses all the time. Where that part alone is larger than a second-level cache, nothing is parted.
+/// nearness, as those of [`Stitch`](crate::Stitch) are, and go by density.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExtTspAcross;
+pub struct ExtTspAcross {
+    /// The levels of nearness.
+    pub distances: Distances,
+}
 
 impl LayoutAlgorithm for ExtTspAcross {
     fn name(&self) -> &'static str {
@@ -83,21 +77,12 @@ impl LayoutAlgorithm for ExtTspAcross {
 
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let executed = HotChains::default().hot_blocks(program, profile);
-        let (hot, seldom) = split_by_heat(program, profile, &executed, HOT_SHARE);
-        let bytes: u64 =
-            program.block_ids().filter(|b| hot[b.index()]).map(|b| u64::from(program.block(b).len)).sum();
-        let parts = if bytes <= HOT_BYTES { vec![hot, seldom] } else { vec![executed.clone()] };
-        let fragments = parts.iter().flat_map(|marked| across(program, profile, marked)).collect();
-        Layout { hot: fragments, cold: cold_fragments(program, &executed), ..Layout::default() }
+        let graph = HotGraph::new(program, profile, &executed, Links::All);
+        let sequences = collocate_near(&graph, ext_tsp_chains(&graph), self.distances.bytes());
+        let ordered = graph.to_blocks(densest_first(&graph, sequences));
+        let hot = ordered.into_iter().map(|blocks| Fragment { blocks, align: 16 }).collect();
+        Layout { hot, cold: cold_fragments(program, &executed), ..Layout::default() }
     }
-}
-
-/// The marked blocks.
-fn across(program: &Program, profile: &Profile, marked: &[bool]) -> Vec<Fragment> {
-    let graph = HotGraph::new(program, profile, marked, Links::All);
-    let sequences = collocate(&graph, ext_tsp_chains(&graph), &DISTANCES, None);
-    let ordered = graph.to_blocks(densest_first(&graph, sequences));
-    ordered.into_iter().map(|blocks| Fragment { blocks, align: 16 }).collect()
 }
 
 /// The chains of a graph's nodes with a high extended-TSP score.
@@ -270,34 +255,5 @@ impl Transfer {
 fn consider(best: &mut Option<Candidate>, gain: f64, join: Join) {
     if gain > best.map_or(EPSILON, |b| b.gain + EPSILON) {
         *best = Some(Candidate { gain, join });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use restitch_profile::testing::{RandomProgram, Shape};
-
-    /// A program of so many functions, of which every tenth block runs seldom.
-    fn with(functions: usize) -> (Program, Profile) {
-        let program = RandomProgram::shaped(1, Shape { functions, blocks: 20, unmovable: 0.0 }).program;
-        let mut profile = Profile::empty(&program);
-        profile.blocks = (0..program.blocks.len()).map(|i| if i % 10 == 0 { 5 } else { 5000 }).collect();
-        // Chains lead through both kinds.
-        profile.edges =
-            program.edges.iter().map(|e| profile.block(e.from).min(profile.block(e.to))).collect();
-        (program, profile)
-    }
-
-    #[test]
-    fn the_hottest_go_first_where_they_fit() {
-        for (functions, parted) in [(20, true), (2000, false)] {
-            let (program, profile) = with(functions);
-            let layout = ExtTspAcross.layout(&program, &profile);
-            let order: Vec<bool> =
-                layout.hot.iter().flat_map(|f| &f.blocks).map(|b| profile.block(*b) == 5000).collect();
-            assert!(order.contains(&true) && order.contains(&false));
-            assert_eq!(order.is_sorted_by(|a, b| a >= b), parted, "{functions} functions");
-        }
     }
 }

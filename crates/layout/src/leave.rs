@@ -32,15 +32,18 @@ const LEAST: f64 = 0.1;
 /// Blocks that run less than once in this many calls do not count for lines.
 const SELDOM: u64 = 16;
 
-/// Takes the functions out of `layout` that are better off where they are; in address order.
+/// Takes the functions out of `layout` that are better off where they are; in address order. `led`, sorted: functions of which pointers lead to the
+/// copy, so that nothing comes to it by a redirect.
 pub fn leave_in_place(
     program: &Program,
     profile: &Profile,
     reaching: Reaching,
+    led: &[FuncId],
     layout: &mut Layout,
 ) -> Vec<FuncId> {
     let place = Placement::of(program, layout);
-    let costs = Costs::of(program, profile, &place, reaching);
+    let mut costs = Costs::of(program, profile, &place, reaching);
+    led.iter().for_each(|f| costs.redirected[f.index()] = 0.0);
     let placed = |f: &FuncId| place.is_placed(program.function(*f).first_block);
     let left: Vec<FuncId> =
         program.function_ids().filter(placed).filter(|f| costs.saved(program, profile, *f) > LEAST).collect();
@@ -53,6 +56,12 @@ pub fn leave_in_place(
         fragments.retain(|fragment| !fragment.blocks.is_empty());
     }
     left
+}
+
+/// For each function how often it was entered by other ways than the direct calls and jumps of its module: through pointers and from other modules.
+pub fn called_through_pointers(program: &Program, profile: &Profile) -> Vec<f64> {
+    let nothing_moves = Placement::of(program, &Layout::default());
+    Costs::of(program, profile, &nothing_moves, Reaching::Straight).redirected
 }
 
 /// Which blocks a layout holds, and which one stands behind each.
@@ -197,8 +206,8 @@ edge 0x10e0 taken 0x10f0 = 100
     fn left(reaching: Reaching) -> (Vec<u64>, Layout) {
         let program = Program::from_text(PROGRAM).expect("a program");
         let profile = Profile::from_text(COUNTS, &program).expect("a profile");
-        let mut layout = ExtTspAcross.layout(&program, &profile);
-        let left = leave_in_place(&program, &profile, reaching, &mut layout);
+        let mut layout = ExtTspAcross::default().layout(&program, &profile);
+        let left = leave_in_place(&program, &profile, reaching, &[], &mut layout);
         layout.validate(&program).expect("a layout");
         (left.iter().map(|f| program.function(*f).range.start.get()).collect(), layout)
     }
@@ -215,6 +224,16 @@ edge 0x10e0 taken 0x10f0 = 100
         assert_eq!(left(Reaching::Redirected).0, [0x1000]);
     }
 
+    #[test]
+    fn functions_that_pointers_lead_to_do_not_stay() {
+        let program = Program::from_text(PROGRAM).expect("a program");
+        let profile = Profile::from_text(COUNTS, &program).expect("a profile");
+        assert_eq!(called_through_pointers(&program, &profile), [100.0, 100.0, 0.0, 100.0]);
+        let mut layout = ExtTspAcross::default().layout(&program, &profile);
+        let left = leave_in_place(&program, &profile, Reaching::Straight, &[FuncId(0)], &mut layout);
+        assert_eq!(left, [FuncId(1)], "`caller` only");
+    }
+
     proptest::proptest! {
         /// Whole functions are taken out, and nothing else changes.
         #[test]
@@ -222,10 +241,10 @@ edge 0x10e0 taken 0x10f0 = 100
             let shape = Shape { functions: 8, blocks: 10, unmovable: 0.1 };
             let program = RandomProgram::shaped(seed, shape).program;
             let profile = walk(&program, seed, 60, 0.01);
-            let before = ExtTspAcross.layout(&program, &profile);
+            let before = ExtTspAcross::default().layout(&program, &profile);
             let mut after = before.clone();
             let reaching = if straight { Reaching::Straight } else { Reaching::Redirected };
-            let left = leave_in_place(&program, &profile, reaching, &mut after);
+            let left = leave_in_place(&program, &profile, reaching, &[], &mut after);
             proptest::prop_assert!(after.validate(&program).is_ok());
             let stays = |b: &BlockId| left.contains(&program.block(*b).function);
             let rest: Vec<BlockId> = before.blocks().filter(|b| !stays(b)).collect();

@@ -13,6 +13,7 @@ mod cdsort;
 mod chains;
 mod codestitcher;
 mod cycle_cover;
+mod distances;
 mod duplicate;
 mod ext_tsp;
 mod functions;
@@ -29,6 +30,8 @@ mod pettis_hansen;
 mod ph_bb;
 mod registry;
 mod score;
+#[cfg(test)]
+mod small_graphs;
 mod stitch;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -39,6 +42,7 @@ pub use c3::*;
 pub use cdsort::*;
 pub use codestitcher::*;
 pub use cycle_cover::COVER_LIMIT;
+pub use distances::*;
 pub use duplicate::*;
 pub use ext_tsp::*;
 pub use hfsort_plus::*;

@@ -250,7 +250,8 @@ impl Eq for Ready {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codestitcher::{Codestitcher, collocate};
+    use crate::Distances;
+    use crate::codestitcher::collocate;
     use crate::cycle_cover::cover_chains;
     use crate::graph::Links;
     use restitch_profile::testing::{RandomProgram, Shape, walk};
@@ -267,7 +268,7 @@ mod tests {
             let chains = cover_chains(&program, &graph);
             let mut order = Order::new(&program, &profile, &graph, &chains);
             let pairs = order.granted.clone();
-            let sequences = collocate(&graph, chains, &Codestitcher::default().distances, Some(&mut order));
+            let sequences = collocate(&graph, chains, Distances::default().bytes(), Some(&mut order));
             let sorted: Vec<u32> = order.sorted(&graph, sequences).concat();
             assert_eq!(sorted.len(), graph.len());
             let place = |n: u32| sorted.iter().position(|&s| s == n);

@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use restitch_layout::{
-    Codestitcher, DuplicateLimits, Duplicated, ExtTsp, ExtTspAcross, Fragment, Grouping, HotChains, Layout,
-    LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail, duplicate_tails,
+    Codestitcher, Distances, DuplicateLimits, Duplicated, ExtTsp, ExtTspAcross, Fragment, Grouping,
+    HotChains, Layout, LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail,
+    duplicate_tails,
 };
 use restitch_profile::Profile;
-use restitch_profile::testing::{RandomProgram, Shape, walk};
+use restitch_profile::testing::{RandomProgram, Shape, best_of_all, walk};
 use restitch_program::{BlockId, EdgeId, FuncId, Program};
 
 fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
@@ -258,22 +259,14 @@ fn faults_and_unreadable_lines_are_named() {
     }
 }
 
-/// The best possible extended-TSP score of these blocks: all orders.
-fn best_ext_tsp(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> f64 {
-    if from == blocks.len() {
-        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], ..Layout::default() };
-        return Score::of(program, profile, &layout).ext_tsp;
-    }
-    let mut best = 0.0f64;
-    for i in from..blocks.len() {
-        blocks.swap(from, i);
-        best = best.max(best_ext_tsp(program, profile, blocks, from + 1));
-        blocks.swap(from, i);
-    }
-    best
+/// The best that a score can be of all orders of these blocks.
+fn best_score(program: &Program, profile: &Profile, blocks: &[BlockId], of: impl Fn(Score) -> f64) -> f64 {
+    best_of_all(blocks, &|order| {
+        let fragment = Fragment { blocks: order.to_vec(), align: 1 };
+        of(Score::of(program, profile, &Layout { hot: vec![fragment], ..Layout::default() }))
+    })
 }
 
-/// A measurement with bounds: small functions against all orders, larger ones against greedy chains.
 #[test]
 fn ext_tsp_is_near_the_optimum_and_no_worse_than_greedy_chains() {
     let options = HotChains { align: 1, ..HotChains::default() };
@@ -281,8 +274,8 @@ fn ext_tsp_is_near_the_optimum_and_no_worse_than_greedy_chains() {
     for seed in 0..150 {
         let (program, profile) = movable(seed, 1, 6);
         let layout = ExtTsp { options }.layout(&program, &profile);
-        let mut hot: Vec<BlockId> = program.block_ids().filter(|&b| profile.block(b) > 0).collect();
-        let best = best_ext_tsp(&program, &profile, &mut hot, 0);
+        let hot: Vec<BlockId> = program.block_ids().filter(|&b| profile.block(b) > 0).collect();
+        let best = best_score(&program, &profile, &hot, |score| score.ext_tsp);
         let score = Score::of(&program, &profile, &layout).ext_tsp;
         assert!(score <= best * (1.0 + 1e-9) && score >= best * 0.7, "seed {seed}: {score} of {best}");
         reached += score;
@@ -302,21 +295,6 @@ fn ext_tsp_is_near_the_optimum_and_no_worse_than_greedy_chains() {
         ext / greedy
     );
     assert!(ext > 0.98 * greedy, "{ext} against {greedy}");
-}
-
-/// The best possible fall-through weight of the executed blocks: all orders.
-fn optimum(program: &Program, profile: &Profile, blocks: &mut Vec<BlockId>, from: usize) -> u64 {
-    if from == blocks.len() {
-        let layout = Layout { hot: vec![Fragment { blocks: blocks.clone(), align: 1 }], ..Layout::default() };
-        return Score::of(program, profile, &layout).fall_through;
-    }
-    let mut best = 0;
-    for i in from..blocks.len() {
-        blocks.swap(from, i);
-        best = best.max(optimum(program, profile, blocks, from + 1));
-        blocks.swap(from, i);
-    }
-    best
 }
 
 proptest! {
@@ -349,7 +327,7 @@ proptest! {
         let profile = walk(&program, seed, 50, 0.02);
         let profile = with_paths(&program, profile, seed);
         let limits = DuplicateLimits { growth, price, ..DuplicateLimits::default() };
-        for algorithm in [&ExtTspAcross as &dyn LayoutAlgorithm, &OriginalOrder] {
+        for algorithm in [&ExtTspAcross::default() as &dyn LayoutAlgorithm, &OriginalOrder] {
             let plain = algorithm.layout(&program, &profile);
             let mut layout = plain.clone();
             let done = duplicate_tails(&program, &profile, &mut layout, &limits);
@@ -380,8 +358,8 @@ proptest! {
     fn chains_reach_half_of_the_optimum(seed: u64) {
         let (program, profile) = movable(seed, 1, 6);
         let layout = HotChains { align: 1, ..HotChains::default() }.layout(&program, &profile);
-        let mut hot: Vec<BlockId> = program.block_ids().filter(|&b| profile.block(b) > 0).collect();
-        let best = optimum(&program, &profile, &mut hot, 0);
+        let hot: Vec<BlockId> = program.block_ids().filter(|&b| profile.block(b) > 0).collect();
+        let best = best_score(&program, &profile, &hot, |score| score.fall_through as f64) as u64;
         let reached = Score::of(&program, &profile, &layout).fall_through;
         prop_assert!(2 * reached >= best && reached <= best, "{reached} of {best}");
     }
@@ -450,7 +428,7 @@ call 0x2012 = 80
 call 0x2022 = 20
 ";
     let profile = Profile::from_text(text, &program).unwrap();
-    let stitcher = Codestitcher { align: 1, distances: vec![32, 64], ..Codestitcher::default() };
+    let stitcher = Codestitcher { align: 1, distances: "32:64".parse().unwrap(), ..Codestitcher::default() };
     let order: Vec<u64> =
         stitcher.layout(&program, &profile).blocks().map(|b| program.block(b).start.get()).collect();
     let at = |start: u64| order.iter().position(|&s| s == start).unwrap();
@@ -477,11 +455,12 @@ proptest! {
     #[test]
     fn distances_are_free_and_any_list_gives_a_valid_layout(
         seed: u64,
-        distances in prop::collection::vec(1u64..1 << 22, 0..5),
+        levels in prop::collection::vec(1u64..1 << 22, 0..5),
         partial_order: bool,
     ) {
         let (program, profile) = movable(seed, 8, 20);
-        let stitcher = Codestitcher { distances: distances.clone(), partial_order, ..Codestitcher::default() };
+        let distances = Distances::of_levels(&levels);
+        let stitcher = Codestitcher { distances, partial_order, ..Codestitcher::default() };
         let layout = stitcher.layout(&program, &profile);
         prop_assert_eq!(layout.validate(&program), Ok(()));
         prop_assert_eq!(&stitcher.layout(&program, &profile), &layout);

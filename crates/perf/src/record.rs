@@ -64,6 +64,13 @@ pub enum Record {
         /// When.
         time: u64,
     },
+    /// A process executes another program, whose mappings follow: what was mapped before is gone.
+    Exec {
+        /// The process.
+        pid: i32,
+        /// When.
+        time: u64,
+    },
     /// A thread or process ended.
     Exit {
         /// Its process.
@@ -92,7 +99,10 @@ impl Record {
     pub fn time(&self) -> Option<u64> {
         match self {
             Self::Sample(sample) => Some(sample.time),
-            Self::Mmap { time, .. } | Self::Fork { time, .. } | Self::Exit { time, .. } => Some(*time),
+            Self::Mmap { time, .. }
+            | Self::Fork { time, .. }
+            | Self::Exec { time, .. }
+            | Self::Exit { time, .. } => Some(*time),
             _ => None,
         }
     }
@@ -107,6 +117,7 @@ pub struct RecordLayout {
 }
 
 const LOST: u32 = 2;
+const COMM: u32 = 3;
 const EXIT: u32 = 4;
 const THROTTLE: u32 = 5;
 const UNTHROTTLE: u32 = 6;
@@ -115,16 +126,19 @@ const SAMPLE: u32 = 9;
 const MMAP2: u32 = 10;
 /// Thread and time behind every record that is no sample.
 const TRAILER: usize = 16;
+/// `PERF_RECORD_MISC_COMM_EXEC`: the name is new because another program is.
+const MISC_EXEC: u16 = 1 << 13;
 /// One `perf_branch_entry`.
 const BRANCH: usize = 24;
 
-/// Parses one record, given its type and the bytes behind its 8-byte header. `None` for one that is too short for
+/// Parses one record, given its type, the `misc` word of its header, and the bytes behind that 8-byte header. `None` for one that is too short for
 /// what it claims to hold.
-pub fn parse_record(kind: u32, body: &[u8], layout: RecordLayout) -> Option<Record> {
+pub fn parse_record(kind: u32, misc: u16, body: &[u8], layout: RecordLayout) -> Option<Record> {
     let mut cursor = Cursor(body);
     match kind {
         SAMPLE => sample(&mut cursor, layout).map(Record::Sample),
         MMAP2 => mmap(body),
+        COMM if misc & MISC_EXEC != 0 => exec(body),
         FORK | EXIT => task(kind, &mut cursor),
         LOST => {
             cursor.u64()?;
@@ -195,6 +209,11 @@ fn mmap(body: &[u8]) -> Option<Record> {
     })
 }
 
+fn exec(body: &[u8]) -> Option<Record> {
+    let (fixed, trailer) = body.split_at(body.len().checked_sub(TRAILER)?);
+    Some(Record::Exec { pid: Cursor(fixed).i32()?, time: Cursor(&trailer[8..]).u64()? })
+}
+
 fn task(kind: u32, cursor: &mut Cursor<'_>) -> Option<Record> {
     let (pid, parent_pid, tid, _parent_tid) = (cursor.i32()?, cursor.i32()?, cursor.i32()?, cursor.i32()?);
     let time = cursor.u64()?;
@@ -220,7 +239,7 @@ mod tests {
     #[test]
     fn a_sample_with_branches_is_read() {
         let body = words(&[0x1000, pair(7, 8), 99, 2, 0x10, 0x20, 1, 0x30, 0x40, 2]);
-        let Some(Record::Sample(sample)) = parse_record(SAMPLE, &body, RecordLayout { branches: true })
+        let Some(Record::Sample(sample)) = parse_record(SAMPLE, 0, &body, RecordLayout { branches: true })
         else {
             panic!("no sample");
         };
@@ -228,9 +247,9 @@ mod tests {
         let found: Vec<_> =
             sample.branches.iter().map(|b| (b.from.get(), b.to.get(), b.mispredicted)).collect();
         assert_eq!(found, [(0x10, 0x20, true), (0x30, 0x40, false)]);
-        assert!(parse_record(SAMPLE, &body[..72], RecordLayout { branches: true }).is_none());
+        assert!(parse_record(SAMPLE, 0, &body[..72], RecordLayout { branches: true }).is_none());
         assert!(
-            parse_record(SAMPLE, &words(&[1, 2, 3, u64::MAX]), RecordLayout { branches: true }).is_none()
+            parse_record(SAMPLE, 0, &words(&[1, 2, 3, u64::MAX]), RecordLayout { branches: true }).is_none()
         );
     }
 
@@ -240,7 +259,7 @@ mod tests {
         body.extend(b"/bin/x\0\0");
         body.extend(words(&[pair(7, 8), 77]));
         let Some(Record::Mmap { pid, range, offset, inode, path, time, .. }) =
-            parse_record(MMAP2, &body, RecordLayout::default())
+            parse_record(MMAP2, 0, &body, RecordLayout::default())
         else {
             panic!("no mapping");
         };
@@ -254,19 +273,28 @@ mod tests {
         let body = words(&[pair(7, 6), pair(8, 9), 5]);
         let layout = RecordLayout::default();
         assert_eq!(
-            parse_record(FORK, &body, layout),
+            parse_record(FORK, 0, &body, layout),
             Some(Record::Fork { pid: 7, tid: 8, parent_pid: 6, time: 5 })
         );
-        assert_eq!(parse_record(EXIT, &body, layout), Some(Record::Exit { pid: 7, tid: 8, time: 5 }));
-        assert_eq!(parse_record(LOST, &words(&[1, 42]), layout), Some(Record::Lost { count: 42 }));
-        assert_eq!(parse_record(LOST, &[0; 15], layout), None);
+        assert_eq!(parse_record(EXIT, 0, &body, layout), Some(Record::Exit { pid: 7, tid: 8, time: 5 }));
+        assert_eq!(parse_record(LOST, 0, &words(&[1, 42]), layout), Some(Record::Lost { count: 42 }));
+        assert_eq!(parse_record(LOST, 0, &[0; 15], layout), None);
+    }
+
+    #[test]
+    fn only_names_that_come_with_a_program_tell_of_one() {
+        let body = words(&[pair(7, 7), u64::from_ne_bytes(*b"program\0"), pair(7, 7), 5]);
+        let read = |misc, body: &[u8]| parse_record(COMM, misc, body, RecordLayout::default());
+        assert_eq!(read(MISC_EXEC, &body), Some(Record::Exec { pid: 7, time: 5 }));
+        assert_eq!(read(0, &body), Some(Record::Other { kind: COMM }));
+        assert_eq!(read(MISC_EXEC, &body[..19]), None);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
         #[test]
-        fn any_bytes_are_read_without_panic(kind in 0u32..24, body in proptest::collection::vec(any::<u8>(), 0..160), branches: bool) {
-            let record = parse_record(kind, &body, RecordLayout { branches });
+        fn any_bytes_are_read_without_panic(kind in 0u32..24, misc: u16, body in proptest::collection::vec(any::<u8>(), 0..160), branches: bool) {
+            let record = parse_record(kind, misc, &body, RecordLayout { branches });
             if let Some(Record::Sample(sample)) = record {
                 prop_assert!(sample.branches.len() * BRANCH <= body.len());
             }

@@ -95,7 +95,8 @@ fn split(bytes: &[u8], layout: RecordLayout, into: &mut Vec<Record>) {
             into.push(Record::Lost { count: 1 });
             return;
         }
-        let record = parse_record(kind, &rest[HEADER..size], layout);
+        let misc = u16::from_ne_bytes([rest[4], rest[5]]);
+        let record = parse_record(kind, misc, &rest[HEADER..size], layout);
         into.push(record.unwrap_or(Record::Lost { count: 1 }));
         rest = &rest[size..];
     }

@@ -4,6 +4,7 @@ use crate::event::{self, Attributes, Event, bindings};
 use crate::pmu::with_branches;
 use crate::ring::Ring;
 use crate::{PerfError, Pmu, Record, RecordLayout};
+use restitch_procfs::ProcError;
 use std::io;
 use std::time::Duration;
 
@@ -179,10 +180,19 @@ pub(crate) fn threads_of(pids: &[i32]) -> Result<Vec<i32>, PerfError> {
     }
 }
 
+/// Whether a thread has ended or is ending: what the kernel then refuses, it does not refuse for lack of permission.
+pub(crate) fn has_ended(tid: i32) -> bool {
+    match restitch_procfs::thread_stat(tid, tid) {
+        Ok(stat) => stat.state.is_ended() || stat.is_exiting,
+        Err(error) => matches!(error, ProcError::Gone { .. }),
+    }
+}
+
 /// The error for a failed opening, or `None` if the thread has ended or the CPU gone meanwhile.
 pub(crate) fn open_failed(error: &io::Error, tid: i32, threads: usize, needed: usize) -> Option<PerfError> {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENODEV) => None,
+        Some(libc::EACCES | libc::EPERM) if has_ended(tid) => None,
         Some(libc::EMFILE | libc::ENFILE) => Some(PerfError::TooManyFiles { threads, needed }),
         _ => Some(PerfError::from_open(&format!("thread {tid}"), error)),
     }
@@ -207,6 +217,8 @@ fn sampling_attributes(event: SampleEvent, options: SampleOptions) -> Attributes
     attributes.set_mmap2(1);
     attributes.set_sample_id_all(1);
     attributes.set_task(1);
+    attributes.set_comm(1);
+    attributes.set_comm_exec(1);
     if options.branch_stack { with_branches(attributes) } else { attributes }
 }
 

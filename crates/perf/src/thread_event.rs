@@ -12,6 +12,7 @@
 
 use crate::PerfError;
 use crate::event::{Attributes, Event, execution_breakpoint};
+use crate::sampler::has_ended;
 use perf_event_open_sys as sys;
 use restitch_address::Avma;
 use std::io;
@@ -144,6 +145,7 @@ fn open(attributes: &Attributes, tid: i32, what: &str) -> Result<Event, PerfErro
     }
     .map_err(|source| match source.raw_os_error() {
         Some(libc::ESRCH) => PerfError::NoProcess { pids: vec![tid] },
+        Some(libc::EACCES | libc::EPERM) if has_ended(tid) => PerfError::NoProcess { pids: vec![tid] },
         Some(libc::ENOSPC) => PerfError::Unavailable {
             object: format!("{what} of thread {tid}"),
             reason: "all of its debug registers are in use by another debugger".to_owned(),

@@ -1,22 +1,13 @@
 //! Starting other programs: `LD_PRELOAD` keeps naming the agent, whatever environment a program gives to the next one.
 //!
-//! Each function adds the agent to the environment that it was given, if it is not there, in a copy on its own stack (a child of
-//! `vfork` must leave no traces in its parent's memory), and calls the C library's function of the same name. `system` and `popen` give their
-//! shell the process's own environment, which is exchanged for such a copy meanwhile, where no other thread can look.
+//! Each function adds the agent to the environment that it was given, if it is not there, and calls the C library's function of the same name. `system` and
+//! `popen` give their shell the process's own environment, which is exchanged for such a copy meanwhile, where no other thread can look. Where the next program
+//! could not be given the agent, or would tell of it ([`is_of_use`]), it is taken out instead.
 
+use crate::environment::{Environment, List, Text, value};
 use crate::libc::{self, Next};
 use crate::{sys, versions};
 use core::ffi::c_int;
-use core::mem::MaybeUninit;
-
-type Text = *const u8;
-type List = *const Text;
-
-/// Environments with more entries are passed on as they are.
-const MOST_ENTRIES: usize = 2046;
-/// Values of `LD_PRELOAD` that are longer, with the agent's path, are passed on as they are.
-const MOST_BYTES: usize = 4096;
-const NAME: &[u8] = b"LD_PRELOAD=";
 
 static EXECVE: Next = Next::new(b"execve\0");
 static EXECVEAT: Next = Next::new(b"execveat\0");
@@ -34,155 +25,47 @@ pub fn find() {
     }
 }
 
-/// Calls `call` with an environment that has the agent in it: `given`, or a copy. The copy needs 20 KiB of stack, which threads with small stacks
-/// may not have; but it is needed only where a program has made its own environment.
+/// Calls `call` with an environment that has the agent in it, or not where it is of no use: `given`, or a copy. The copy needs 20 KiB of stack, which threads with
+/// small stacks may not have; but it is needed only where a program has made its own environment, or has changed what it may see.
 ///
 /// # Safety
 /// `given` is null or a list of texts that ends in a null pointer.
 unsafe fn with_agent(given: List, call: impl FnOnce(List) -> c_int) -> c_int {
-    let own = versions::preload_text();
+    let own: Text = versions::preload_text();
+    if own.is_null() {
+        return call(given);
+    }
     // SAFETY: promised by the caller; the text ends in a zero byte.
-    if own.is_null()
-        || unsafe { entry_of_preload(given) }.is_some_and(|(_, value)| unsafe { names(value, own.cast()) })
-    {
+    let (is_named, is_wanted) = unsafe { (Environment::names(given, own), is_of_use(given)) };
+    if is_named == is_wanted {
         return call(given);
     }
     // SAFETY: as above.
-    unsafe { with_copy(given, own.cast(), call) }
+    unsafe { with_copy(given, own, is_wanted, call) }
+}
+
+/// Whether the agent may be given to the next program. Its loader says on standard error what it cannot preload: this process may have another user or
+/// another root folder by now than when it began, or the agent's file is gone. And a program of which the loader is to list the libraries (as `ldd` has it do, and
+/// those who copy them) has not asked for this one.
+///
+/// # Safety
+/// `given` is null or a list of texts that ends in a null pointer.
+unsafe fn is_of_use(given: List) -> bool {
+    // The loader takes any value for a wish, also an empty one.
+    // SAFETY: promised by the caller; the path that the loader knows this library by ends in a zero byte.
+    unsafe {
+        value(given, b"LD_TRACE_LOADED_OBJECTS=").is_none() && sys::may_read(versions::own_path().cast())
+    }
 }
 
 /// # Safety
 /// As above, and `own` ends in a zero byte.
 #[inline(never)]
-unsafe fn with_copy(given: List, own: Text, call: impl FnOnce(List) -> c_int) -> c_int {
+unsafe fn with_copy(given: List, own: Text, is_wanted: bool, call: impl FnOnce(List) -> c_int) -> c_int {
     let mut room = Environment::new();
     // SAFETY: promised by the caller.
-    let environment = unsafe { room.complete(given, own) }.unwrap_or(given);
-    call(environment)
-}
-
-/// The number of the entry for `LD_PRELOAD`, and its value.
-///
-/// # Safety
-/// `given` is null or a list of texts that ends in a null pointer.
-unsafe fn entry_of_preload(given: List) -> Option<(usize, Text)> {
-    if given.is_null() {
-        return None;
-    }
-    // SAFETY: the list ends in a null pointer, its texts in zero bytes.
-    let entry = |i: usize| unsafe { *given.add(i) };
-    let mut all = (0..).take_while(|i| !entry(*i).is_null());
-    // SAFETY: as above; a text that begins with the name is at least as long.
-    all.find_map(|i| unsafe { begins_with(entry(i), NAME).then(|| (i, entry(i).add(NAME.len()))) })
-}
-
-/// Room for an environment with the agent in it.
-struct Environment {
-    entries: [MaybeUninit<Text>; MOST_ENTRIES + 2],
-    preload: [u8; MOST_BYTES],
-}
-
-impl Environment {
-    const fn new() -> Self {
-        Self { entries: [MaybeUninit::uninit(); MOST_ENTRIES + 2], preload: [0; MOST_BYTES] }
-    }
-
-    /// A copy of `given` with the agent behind what is preloaded there; nothing if it is too large.
-    ///
-    /// # Safety
-    /// `given` is null or a list of texts that ends in a null pointer, and `own` ends in a zero byte.
-    unsafe fn complete(&mut self, given: List, own: Text) -> Option<List> {
-        let mut count = 0;
-        if !given.is_null() {
-            // SAFETY: the list ends in a null pointer.
-            while let entry = unsafe { *given.add(count) }
-                && !entry.is_null()
-            {
-                self.entries.get_mut(count)?.write(entry);
-                count += 1;
-            }
-        }
-        let mut len = 0;
-        self.put(&mut len, NAME)?;
-        // SAFETY: promised by the caller.
-        let place = match unsafe { entry_of_preload(given) } {
-            Some((place, theirs)) => {
-                // SAFETY: ends in a zero byte.
-                unsafe { self.put_text(&mut len, theirs)? };
-                if len > NAME.len() {
-                    self.put(&mut len, b":")?;
-                }
-                place
-            }
-            None => {
-                count += 1;
-                count - 1
-            }
-        };
-        // SAFETY: ends in a zero byte.
-        unsafe { self.put_text(&mut len, own)? };
-        self.put(&mut len, b"\0")?;
-        self.entries.get_mut(place)?.write(self.preload.as_ptr());
-        self.entries.get_mut(count)?.write(core::ptr::null());
-        Some(self.entries.as_ptr().cast())
-    }
-
-    fn put(&mut self, len: &mut usize, bytes: &[u8]) -> Option<()> {
-        for byte in bytes {
-            *self.preload.get_mut(*len)? = *byte;
-            *len += 1;
-        }
-        Some(())
-    }
-
-    /// # Safety
-    /// `text` ends in a zero byte.
-    unsafe fn put_text(&mut self, len: &mut usize, mut text: Text) -> Option<()> {
-        // SAFETY: the end has not been reached.
-        while let byte = unsafe { *text }
-            && byte != 0
-        {
-            *self.preload.get_mut(*len)? = byte;
-            *len += 1;
-            // SAFETY: as above.
-            text = unsafe { text.add(1) };
-        }
-        Some(())
-    }
-}
-
-/// # Safety
-/// `text` ends in a zero byte.
-unsafe fn begins_with(text: Text, prefix: &[u8]) -> bool {
-    // A zero byte differs from every byte of the prefix, and ends the comparison.
-    // SAFETY: no byte behind the end is read.
-    prefix.iter().enumerate().all(|(i, byte)| unsafe { *text.add(i) } == *byte)
-}
-
-/// Whether a list of paths (between colons or blanks) holds `path`.
-///
-/// # Safety
-/// Both end in zero bytes.
-unsafe fn names(mut list: Text, path: Text) -> bool {
-    loop {
-        let mut i = 0;
-        // SAFETY: neither end is passed: a difference or the path's end stops the comparison.
-        unsafe {
-            while *path.add(i) != 0 && *list.add(i) == *path.add(i) {
-                i += 1;
-            }
-            if *path.add(i) == 0 && matches!(*list.add(i), 0 | b':' | b' ') {
-                return true;
-            }
-            while !matches!(*list, 0 | b':' | b' ') {
-                list = list.add(1);
-            }
-            if *list == 0 {
-                return false;
-            }
-            list = list.add(1);
-        }
-    }
+    let copy = unsafe { if is_wanted { room.with(given, own) } else { room.without(given, own) } };
+    call(copy.unwrap_or(given))
 }
 
 type Execve = unsafe extern "C" fn(Text, List, List) -> c_int;

@@ -7,6 +7,7 @@
 //! anything is not as expected, the process runs its original code.
 #![no_std]
 
+mod environment;
 mod exec;
 mod files;
 #[path = "../src/format.rs"]

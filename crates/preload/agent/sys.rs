@@ -88,6 +88,17 @@ pub unsafe fn open_text(path: *const u8) -> Option<File> {
     checked(unsafe { call(257, [AT_FDCWD, path as usize, READ_ONLY, 0, 0, 0]) }).map(File)
 }
 
+/// Whether a program that this process executes now may read a file: `access`, which asks for the real user, without the capabilities that are lost on the way. (Where the
+/// effective one is another, the loader preloads nothing.)
+///
+/// # Safety
+/// `path` ends in a zero byte.
+pub unsafe fn may_read(path: *const u8) -> bool {
+    const READ_PERMISSION: usize = 4;
+    // SAFETY: `access` reads the path up to its end.
+    unsafe { call(21, [path as usize, READ_PERMISSION, 0, 0, 0, 0]) == 0 }
+}
+
 /// What `stat` says of a path.
 ///
 /// # Safety

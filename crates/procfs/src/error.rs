@@ -1,5 +1,6 @@
 //! Errors of reading `/proc`.
 
+use crate::has_ended;
 use std::path::{Path, PathBuf};
 
 /// Why a fact about a process could not be read.
@@ -69,6 +70,8 @@ impl ProcError {
         let path = path.to_path_buf();
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => Self::Gone { pid, path },
+            // The files of a process that has ended belong to root until it is collected.
+            Some(libc::EACCES | libc::EPERM) if has_ended(pid) => Self::Gone { pid, path },
             Some(libc::EACCES | libc::EPERM) => Self::Permission { pid, path },
             _ => Self::Io { pid, path, source },
         }

@@ -15,6 +15,7 @@
 //! the functions that read files are thin shells around them.
 
 mod auxv;
+mod ended;
 mod error;
 mod files;
 mod gap;
@@ -27,6 +28,7 @@ mod status;
 pub mod system;
 
 pub use auxv::AuxVector;
+pub use ended::has_ended;
 pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
 pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps, find_places};

@@ -6,7 +6,10 @@ use crate::{
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+/// Ticks a second (`USER_HZ`, on x86 always this).
+const TICKS: u64 = 100;
 
 /// A process that cannot be mistaken for a later one with the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
@@ -32,6 +35,14 @@ impl ProcessId {
     /// A leader that has ended while other threads go on is a zombie too, but the process is alive.
     fn all_ended(self, leader: &Stat) -> bool {
         leader.state.is_ended() && threads(self.pid).is_ok_and(|threads| threads.len() <= 1)
+    }
+
+    /// When it was started, by the clock of the system, to about a tick; `None` where the time since boot cannot be read.
+    pub fn started(self) -> Option<SystemTime> {
+        let text = std::fs::read_to_string("/proc/uptime").ok()?;
+        let up = text.split_whitespace().next()?.parse::<f64>().ok()?;
+        let since_boot = Duration::from_millis(self.start_time.checked_mul(1000 / TICKS)?);
+        SystemTime::now().checked_sub(Duration::try_from_secs_f64(up).ok()?)?.checked_add(since_boot)
     }
 
     /// An error unless the number still names this very process.

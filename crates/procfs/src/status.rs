@@ -138,6 +138,8 @@ pub struct Stat {
     pub state: ProcessState,
     /// The parent process.
     pub ppid: i32,
+    /// Whether the task is ending (`PF_EXITING`): it runs no code of its own any more.
+    pub is_exiting: bool,
     /// Time in user mode, in clock ticks (`_SC_CLK_TCK`, 100 a second).
     pub user_ticks: u64,
     /// Time in the kernel, in clock ticks.
@@ -147,6 +149,9 @@ pub struct Stat {
     /// Where the `brk` heap starts (even while it is empty); `None` without permission or on older kernels.
     pub heap_start: Option<Avma>,
 }
+
+/// The flag of a task that is ending (`include/linux/sched.h`).
+const PF_EXITING: u64 = 4;
 
 /// Parses a stat file. The error says which field is missing.
 pub fn parse_stat(bytes: &[u8]) -> Result<Stat, String> {
@@ -168,6 +173,7 @@ pub fn parse_stat(bytes: &[u8]) -> Result<Stat, String> {
         name: String::from_utf8_lossy(&bytes[open + 1..close]).into_owned(),
         state: ProcessState::from_letter(text(3)?.chars().next().unwrap_or('?')),
         ppid: text(4)?.parse().map_err(|_| "field 4 is no number".to_owned())?,
+        is_exiting: value(9)? & PF_EXITING != 0,
         user_ticks: value(14)?,
         system_ticks: value(15)?,
         start_time: value(22)?,

@@ -290,3 +290,20 @@ fn distance_to_exit(program: &Program) -> Vec<u32> {
     }
     distance
 }
+
+/// The greatest value of all orders of `items`, and at least 0.
+pub fn best_of_all<T: Clone>(items: &[T], value: &impl Fn(&[T]) -> f64) -> f64 {
+    fn best<T>(order: &mut [T], from: usize, value: &impl Fn(&[T]) -> f64) -> f64 {
+        if from == order.len() {
+            return value(order);
+        }
+        let mut most = 0.0f64;
+        for i in from..order.len() {
+            order.swap(from, i);
+            most = most.max(best(order, from + 1, value));
+            order.swap(from, i);
+        }
+        most
+    }
+    best(&mut items.to_vec(), 0, value)
+}

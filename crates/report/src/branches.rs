@@ -16,6 +16,9 @@ pub struct BranchRecords {
     pub branches: u64,
     /// Of these, those that are in no module.
     pub elsewhere: u64,
+    /// Of all, those in the vdso, which is a module without a file: `perf.data` files have them, profiles of files do not.
+    #[serde(default)]
+    pub in_vdso: u64,
     /// The estimated share of the branches executed meanwhile that the records have, weighed by how often they are executed (sample coverage, Good 1953).
     pub coverage: f64,
     /// Alarms that went off; each begins a record, if it can.
@@ -36,8 +39,8 @@ pub struct BranchRecords {
     pub looking_ms: f64,
     /// What running in tracing versions is estimated to have cost, in milliseconds (`burst`).
     pub recording_ms: f64,
-    /// What it has cost, as a share of the processor time: held and recording.
-    pub overhead: f64,
+    /// What it has cost, as a share of the processor time: held and recording. `None` if that time could not be read.
+    pub overhead: Option<f64>,
     /// Bytes of tracing versions (`burst`).
     pub version_bytes: u64,
     /// Threads that block the signal that interrupts them, and so were not seen (`trace`).
@@ -52,6 +55,9 @@ pub struct End {
     /// How often.
     pub count: u64,
 }
+
+/// There is nothing to compare the cost with.
+const UNKNOWN_OVERHEAD: &str = "unknown: the threads' processor time could not be read";
 
 impl BranchRecords {
     /// What there is to say, as labels and words.
@@ -75,11 +81,16 @@ impl BranchRecords {
         if self.recording_ms > 0.0 {
             parts.push(format!("recording {}, estimated", share(self.recording_ms)));
         }
-        let all = precise(self.overhead);
-        rows.push((
-            "overhead",
-            format!("{all} of {} s of processor time: {}", digits(self.cpu_ms / 1e3), parts.join(", ")),
-        ));
+        let overhead = match self.overhead {
+            Some(all) => format!(
+                "{} of {} s of processor time: {}",
+                precise(all),
+                digits(self.cpu_ms / 1e3),
+                parts.join(", ")
+            ),
+            None => UNKNOWN_OVERHEAD.into(),
+        };
+        rows.push(("overhead", overhead));
         rows.push((
             "coverage",
             format!("{} of what is executed is in the profile, estimated", precise(self.coverage)),

@@ -1,6 +1,6 @@
 //! The result as one HTML file: no scripts, nothing loaded from elsewhere.
 
-use crate::units::{bytes, count, digits, micros, percent, precise};
+use crate::units::{bytes, count, counted, digits, micros, percent, precise};
 use crate::{Better, Counting, Helped, Module, RunResult, Verdict};
 use std::fmt::{self, Display, Write as _};
 
@@ -66,7 +66,7 @@ impl RunResult {
         page.raw(STYLE);
         page.raw("</style>\n</head>\n<body>\n");
         page.wrapped("<h1>restitch ", format!("{}: {}", self.command, self.outcome.words()), "</h1>\n");
-        if let Some(verdict) = &self.verdict {
+        for verdict in self.verdict.iter().chain(&self.verdict_beside) {
             verdict.write_html(&mut page);
         }
         for warning in &self.warnings {
@@ -90,16 +90,24 @@ impl RunResult {
             page.pair("Threads", self.target.threads);
         }
         if let Some(p) = &self.profile {
-            let words = format!("{}, {}, {} samples", p.source, micros(p.seconds * 1e6), count(p.samples));
+            let time = if p.seconds > 0.0 { format!(", {}", micros(p.seconds * 1e6)) } else { String::new() };
+            let words = format!("{}{time}, {}", p.source, counted(p.samples, "sample"));
             page.pair("Profile", words);
-            page.pair("Exact edges", percent(p.exact_edge_share));
+            // Of samples alone, as a plan has them, none is.
+            if p.seconds > 0.0 || p.exact_edge_share > 0.0 {
+                page.pair("Exact edges", percent(p.exact_edge_share));
+            }
         }
         for (label, words) in self.branch_records.iter().flat_map(|b| b.rows()) {
             page.pair(label, words);
         }
         if let Some(a) = &self.apply {
-            let words =
-                format!("{}: {} patches, {} threads moved", a.how, count(a.patches), count(a.moved_threads));
+            let words = format!(
+                "{}: {} patches, {} threads moved to the new layout",
+                a.how,
+                count(a.patches),
+                count(a.moved_to_layout)
+            );
             page.pair("Applied", words);
             if a.in_force_ms > 0.0 {
                 page.pair("In force after", micros(a.in_force_ms * 1e3));
@@ -199,8 +207,24 @@ impl Module {
         for r in &self.not_movable {
             page.pair(
                 "Stays",
-                format!("{}: {} functions ({})", r.reason, count(r.functions), bytes(r.bytes)),
+                format!("{}: {} ({})", r.reason, counted(r.functions, "function"), bytes(r.bytes)),
             );
+        }
+        if let Some(p) = &self.plan {
+            let sampled = format!(
+                "{} ({}) in {} functions with {}",
+                count(self.samples),
+                percent(p.sample_share),
+                count(p.sampled_functions),
+                bytes(p.sampled_bytes)
+            );
+            page.pair("Samples", sampled);
+            let profiled =
+                format!("{} functions, {} blocks, {}", count(p.functions), count(p.blocks), bytes(p.bytes));
+            page.pair("To be profiled", profiled);
+            if let Some(version) = p.counting_bytes {
+                page.pair("Code of the counting version", bytes(version));
+            }
         }
         if let Some(l) = &self.layout {
             let words = format!(
@@ -253,11 +277,16 @@ impl Module {
         page.raw("<table>\n<tr><th>Hottest functions</th><th>Address</th><th class=\"n\">Share</th>");
         page.raw("<th class=\"n\">Blocks</th><th class=\"n\">Moved</th></tr>\n");
         for f in &self.hottest {
-            page.wrapped("<tr><td><code>", &f.name, "</code></td>");
+            page.wrapped("<tr><td><code>", &f.name, "</code>");
+            if let Some(why) = &f.stays {
+                page.wrapped("<br>stays: ", why, "");
+            }
+            page.raw("</td>");
             page.wrapped("<td><code>", &f.address, "</code></td>");
             page.wrapped("<td class=\"n\">", percent(f.share), "</td>");
             page.wrapped("<td class=\"n\">", count(f.blocks), "</td>");
-            page.wrapped("<td class=\"n\">", count(f.moved_blocks), "</td></tr>\n");
+            let moved = if self.plan.is_some() { "-".into() } else { count(f.moved_blocks) };
+            page.wrapped("<td class=\"n\">", moved, "</td></tr>\n");
         }
         page.raw("</table>\n");
     }

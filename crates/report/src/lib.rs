@@ -18,3 +18,4 @@ mod units;
 pub use branches::{BranchRecords, End};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use model::*;
+pub use units::{bytes, count, counted};

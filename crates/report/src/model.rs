@@ -28,13 +28,19 @@ pub struct RunResult {
     pub apply: Option<ApplySummary>,
     /// Whether it helped.
     pub verdict: Option<Verdict>,
+    /// What was measured beside that, and did not decide.
+    #[serde(default)]
+    pub verdict_beside: Option<Verdict>,
     /// How long each phase took, in order.
     pub phases: Vec<Phase>,
     /// The most memory that restitch itself had resident, in bytes.
     pub peak_memory_bytes: u64,
-    /// Modules with a share of the work that stay as they are, though others are changed. Each is a warning, too.
+    /// Modules with a share of the work that stay as they are, though others are changed, and the program itself if it stays. Each is a warning, too.
     #[serde(default)]
     pub left_out: Vec<LeftOut>,
+    /// Modules with too few samples to be looked at, and samples in no module.
+    #[serde(default)]
+    pub other_modules: Option<OtherModules>,
     /// What the user should know, in words.
     pub warnings: Vec<String>,
     /// How it ended.
@@ -50,6 +56,24 @@ pub struct LeftOut {
     pub path: String,
     /// Why, in words that follow the path.
     pub why: String,
+    /// Samples in it.
+    #[serde(default)]
+    pub samples: u64,
+}
+
+/// Samples elsewhere than in the modules that are named.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct OtherModules {
+    /// Modules that have samples, each too few.
+    pub modules: u64,
+    /// Samples in them.
+    pub samples: u64,
+    /// Their share of all samples, 0 to 1.
+    pub share: f64,
+    /// Samples in no module: code that the process has made itself, say.
+    pub outside: u64,
+    /// Their share of all samples, 0 to 1.
+    pub outside_share: f64,
 }
 
 /// What a run worked on.
@@ -88,8 +112,37 @@ pub struct Module {
     pub version: Option<VersionSummary>,
     /// How it was counted.
     pub counting: Option<Counting>,
+    /// Samples in it, where a process was sampled.
+    #[serde(default)]
+    pub samples: u64,
+    /// What would be done with it (`--dry-run`).
+    #[serde(default)]
+    pub plan: Option<Plan>,
     /// The most executed functions, in falling order.
     pub hottest: Vec<HotFunction>,
+}
+
+/// What would be done with a module.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Plan {
+    /// Its share of all samples, 0 to 1.
+    pub sample_share: f64,
+    /// Functions with samples.
+    pub sampled_functions: u64,
+    /// Code in them.
+    pub sampled_bytes: u64,
+    /// Of these, functions that cannot be moved.
+    pub fixed_functions: u64,
+    /// The share of the module's samples that these have, 0 to 1.
+    pub fixed_share: f64,
+    /// Functions that would be profiled: those with samples, and those around them.
+    pub functions: u64,
+    /// Their blocks that may be moved.
+    pub blocks: u64,
+    /// Code in these blocks.
+    pub bytes: u64,
+    /// Code of the counting version; `None` if the module would not be counted by one.
+    pub counting_bytes: Option<u64>,
 }
 
 /// How a module was counted, and how much of its profile follows exactly. What is said of edges and functions is said of
@@ -214,6 +267,9 @@ pub struct HotFunction {
     pub blocks: u64,
     /// Of those, the ones that were moved.
     pub moved_blocks: u64,
+    /// Why none was (or, in a plan, none would be).
+    #[serde(default)]
+    pub stays: Option<String>,
 }
 
 /// Where the counts come from.
@@ -243,8 +299,14 @@ pub struct ApplySummary {
     pub pause_parts: Vec<PausePart>,
     /// Places patched.
     pub patches: u64,
-    /// Threads moved out of patched bytes or into the new code.
+    /// Threads moved out of patched bytes or into the new code, in both stops: one that was moved in both counts twice.
     pub moved_threads: u64,
+    /// Of these, those in the stop to the counting version.
+    #[serde(default)]
+    pub moved_to_counting: u64,
+    /// Those in the stop to the new layout.
+    #[serde(default)]
+    pub moved_to_layout: u64,
 }
 
 /// A part of the pause.
@@ -322,11 +384,11 @@ pub struct Phase {
 pub enum Outcome {
     /// The new layout is in force.
     InForce,
-    /// The file that was asked for is written (`record`, `instrument`).
+    /// The file that was asked for is written (`record`, `instrument`, `optimize`).
     Written,
     /// Nothing was to be changed (`--dry-run`, `analyze`).
     Planned,
-    /// The new layout was taken back, because it did not help or because that was asked for.
+    /// The new layout was taken back, because it did not help, because that could not be judged, or because it was asked for.
     Reverted,
     /// There was nothing worth moving; the target is as it was.
     NothingToDo,
@@ -347,9 +409,11 @@ impl RunResult {
             branch_records: None,
             apply: None,
             verdict: None,
+            verdict_beside: None,
             phases: Vec::new(),
             peak_memory_bytes: 0,
             left_out: Vec::new(),
+            other_modules: None,
             warnings: Vec::new(),
             outcome: Outcome::Failed,
             exit_code: 1,

@@ -7,6 +7,8 @@ use crate::{Better, Helped, Verdict};
 
 /// The confidence that verdicts use.
 pub const CONFIDENCE: f64 = 0.95;
+/// With fewer values than this on a side resampling says nothing.
+pub const LEAST: usize = 3;
 /// Rounds of the bootstrap: its percentiles move by less than a tenth of the interval's width from there on.
 const ROUNDS: usize = 2000;
 /// Start of the bootstrap's random numbers: fixed, so that equal measurements give equal verdicts.
@@ -93,8 +95,7 @@ pub fn ratio_of_medians(before: &[f64], after: &[f64], confidence: f64) -> Optio
     let last = ratios.len().checked_sub(1)?;
     let tail = (1.0 - confidence) / 2.0;
     let rank = |p: f64| ((p * last as f64).round() as usize).min(last);
-    // With fewer than three values on a side resampling says nothing.
-    let confidence = if a.len().min(b.len()) < 3 { 0.0 } else { confidence };
+    let confidence = if a.len().min(b.len()) < LEAST { 0.0 } else { confidence };
     Some((ratio, Interval { low: ratios[rank(tail)], high: ratios[rank(1.0 - tail)], confidence }))
 }
 

@@ -1,7 +1,7 @@
 //! The result for people, in a terminal of 80 columns.
 
 use crate::units::{bytes, count, counted, digits, micros, percent, precise};
-use crate::{ApplySummary, Better, Counting, Module, ProfileSummary, RunResult, Verdict};
+use crate::{ApplySummary, Better, Counting, Module, OtherModules, Plan, ProfileSummary, RunResult, Verdict};
 use std::fmt::Write as _;
 
 /// Columns that are used.
@@ -73,10 +73,13 @@ impl RunResult {
             apply.write_text(&mut page);
         }
         self.costs(&mut page);
+        if let Some(others) = &self.other_modules {
+            others.write_text(&mut page);
+        }
         for warning in &self.warnings {
             page.entry("warning", warning);
         }
-        if let Some(verdict) = &self.verdict {
+        for verdict in self.verdict.iter().chain(&self.verdict_beside) {
             page.gap();
             verdict.write_text(&mut page);
         }
@@ -133,6 +136,9 @@ impl Module {
             let words = format!("{}: {} ({})", r.reason, counted(r.functions, "function"), bytes(r.bytes));
             page.entry("    stays", &words);
         }
+        if let Some(plan) = &self.plan {
+            plan.write_text(self.samples, page);
+        }
         if let Some(l) = &self.layout {
             let words = format!(
                 "{}: {} and {}, score {} before, {} after",
@@ -177,8 +183,62 @@ impl Module {
         for (i, f) in self.hottest.iter().take(HOTTEST).enumerate() {
             let label = if i == 0 { "  hottest" } else { "" };
             let name: String = f.name.chars().take(44).collect();
-            let moved = format!("{}/{}", count(f.moved_blocks), count(f.blocks));
+            let moved = match &self.plan {
+                Some(_) => count(f.blocks),
+                None => format!("{}/{}", count(f.moved_blocks), count(f.blocks)),
+            };
             page.line(&format!("{label:<LABEL$}{:>7}  {name:<44} {moved:>9} blk", percent(f.share)));
+            if let Some(why) = &f.stays {
+                page.entry("    stays", why);
+            }
+        }
+    }
+}
+
+impl Plan {
+    fn write_text(&self, samples: u64, page: &mut Page) {
+        let words = format!(
+            "{} of all, {}, in {} with {} of code",
+            percent(self.sample_share),
+            counted(samples, "sample"),
+            counted(self.sampled_functions, "function"),
+            bytes(self.sampled_bytes)
+        );
+        page.entry("  samples", &words);
+        if self.fixed_functions > 0 {
+            let words = format!(
+                "{} with {} of these samples cannot be moved",
+                counted(self.fixed_functions, "function"),
+                percent(self.fixed_share)
+            );
+            page.entry("  fixed", &words);
+        }
+        let mut words = format!(
+            "{} with {} of {}",
+            counted(self.functions, "function"),
+            counted(self.blocks, "block"),
+            bytes(self.bytes)
+        );
+        let _ = match self.counting_bytes {
+            Some(version) => write!(words, "; the counting version has {} of code", bytes(version)),
+            None => write!(words, "; by branch records, without a counting version"),
+        };
+        page.entry("  profiled", &words);
+    }
+}
+
+impl OtherModules {
+    fn write_text(&self, page: &mut Page) {
+        let mut parts = Vec::new();
+        if self.modules > 0 {
+            let modules = counted(self.modules, "other module");
+            parts.push(format!("{modules} with {} of the samples, too few in each", percent(self.share)));
+        }
+        if self.outside > 0 {
+            parts.push(format!("{} of the samples in no module", percent(self.outside_share)));
+        }
+        if !parts.is_empty() {
+            page.entry("others", &parts.join("; "));
         }
     }
 }
@@ -222,7 +282,9 @@ impl ProfileSummary {
         if self.samples > 0 {
             let _ = write!(words, ", {}", counted(self.samples, "sample"));
         }
-        let _ = write!(words, "; {} of the edges exact", percent(self.exact_edge_share));
+        if self.seconds > 0.0 || self.exact_edge_share > 0.0 {
+            let _ = write!(words, "; {} of the edges exact", percent(self.exact_edge_share));
+        }
         page.entry("profile", &words);
     }
 }
@@ -238,7 +300,22 @@ impl ApplySummary {
             page.entry("pause", &format!("{}{of}", micros(self.pause_us)));
         }
         if self.moved_threads > 0 {
-            page.entry("moved", &counted(self.moved_threads, "thread"));
+            page.entry("moved", &self.moved_words());
+        }
+    }
+}
+
+impl ApplySummary {
+    /// How many threads were moved in which stop.
+    fn moved_words(&self) -> String {
+        let (counting, layout) = (self.moved_to_counting, self.moved_to_layout);
+        match counting {
+            0 => format!("{} to the new layout", counted(layout, "thread")),
+            _ => format!(
+                "{} to the counting version, {} to the new layout",
+                counted(counting, "thread"),
+                count(layout)
+            ),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Numbers for people: a unit on each, three digits where more would be noise.
 
 /// `1,234,567`.
-pub(crate) fn count(n: u64) -> String {
+pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -14,12 +14,12 @@ pub(crate) fn count(n: u64) -> String {
 }
 
 /// `1 block`, `2 blocks`: `noun` gets an s unless there is exactly one.
-pub(crate) fn counted(n: u64, noun: &str) -> String {
+pub fn counted(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 /// `512 B`, `1.50 MiB`.
-pub(crate) fn bytes(n: u64) -> String {
+pub fn bytes(n: u64) -> String {
     let mut value = n as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
         if value < 1023.5 {

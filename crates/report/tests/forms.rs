@@ -100,6 +100,8 @@ fn sample() -> RunResult {
             flow_error_in: 0.0000012,
             flow_error_out: 0.0021,
         }),
+        samples: 90_000,
+        plan: None,
         hottest: vec![
             HotFunction {
                 name: "ExecInterpExpr".into(),
@@ -107,13 +109,15 @@ fn sample() -> RunResult {
                 share: 0.123,
                 blocks: 500,
                 moved_blocks: 480,
+                stays: None,
             },
             HotFunction {
                 name: "std::map<int, std::string>::operator[]".into(),
                 address: "0x402000".into(),
                 share: 0.05,
                 blocks: 20,
-                moved_blocks: 20,
+                moved_blocks: 0,
+                stays: Some("procedure linkage stubs".into()),
             },
         ],
     });
@@ -129,6 +133,7 @@ fn sample() -> RunResult {
         full_records: 39,
         branches: 20_123,
         elsewhere: 3,
+        in_vdso: 17,
         coverage: 0.912,
         alarms: 41,
         ends: vec![End { why: "full".into(), count: 39 }, End { why: "at a signal".into(), count: 1 }],
@@ -139,11 +144,14 @@ fn sample() -> RunResult {
         held_ms: 47.5,
         looking_ms: 30.0,
         recording_ms: 0.0,
-        overhead: 0.0095,
+        overhead: Some(0.0095),
         version_bytes: 0,
         blocked_threads: 1,
     });
-    result.left_out = vec![LeftOut { path: "/lib/libodd.so".into(), why: "the checker refused it".into() }];
+    result.left_out =
+        vec![LeftOut { path: "/lib/libodd.so".into(), why: "the checker refused it".into(), samples: 400 }];
+    result.other_modules =
+        Some(OtherModules { modules: 3, samples: 900, share: 0.0075, outside: 300, outside_share: 0.0025 });
     result.apply = Some(ApplySummary {
         how: "process".into(),
         in_force_ms: 8_250.0,
@@ -153,11 +161,15 @@ fn sample() -> RunResult {
             PausePart { name: "remap".into(), us: 230.0 },
         ],
         patches: 2_801,
-        moved_threads: 1,
+        moved_threads: 5,
+        moved_to_counting: 3,
+        moved_to_layout: 2,
     });
     let before = [101.0, 99.0, 100.0, 102.0, 98.0, 100.5, 99.5, 100.2];
     let after = before.map(|b| b * 0.9);
     result.verdict = stats::verdict("cycles per transaction", "kilocycles", Better::Lower, &before, &after);
+    let rates = [800.0, 801.0, 799.0, 802.0, 798.0];
+    result.verdict_beside = stats::verdict("transactions", "per second", Better::Higher, &rates, &rates);
     result.phases =
         vec![Phase { name: "sample".into(), ms: 2000.0 }, Phase { name: "lay out".into(), ms: 61.5 }];
     result.peak_memory_bytes = 300 << 20;
@@ -165,6 +177,45 @@ fn sample() -> RunResult {
     result.outcome = Outcome::InForce;
     result.exit_code = 0;
     result
+}
+
+/// The result of a dry run.
+fn planned() -> RunResult {
+    let mut result = sample();
+    let module = &mut result.modules[0];
+    (module.layout, module.version) = (None, None);
+    module.plan = Some(Plan {
+        sample_share: 0.75,
+        sampled_functions: 210,
+        sampled_bytes: 43 << 10,
+        fixed_functions: 2,
+        fixed_share: 0.0125,
+        functions: 2_195,
+        blocks: 39_798,
+        bytes: 2 << 20,
+        counting_bytes: Some(3 << 20),
+    });
+    (result.apply, result.verdict, result.verdict_beside) = (None, None, None);
+    result.outcome = Outcome::Planned;
+    result
+}
+
+#[test]
+fn a_plan_says_what_would_be_done() {
+    let text = planned().to_text();
+    assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "75.0 % of all, 90,000 samples, in 210 functions with 43.0 KiB of code",
+        "2 functions with 1.2 % of these samples cannot be moved",
+        "2,195 functions with 39,798 blocks of 2.00 MiB; the counting version has 3.00 MiB of code",
+        "500 blk",
+        "planned; nothing was changed",
+    ] {
+        assert!(flat.contains(part), "{part} is missing:\n{text}");
+    }
+    assert!(!flat.contains("480/500"), "{text}");
+    assert!(planned().to_html().contains("To be profiled"));
 }
 
 /// All paths of a JSON value: `modules[].version.bytes`.
@@ -192,6 +243,7 @@ fn the_document_names_exactly_the_fields_that_there_are() {
         .collect();
     let mut there = BTreeSet::new();
     paths(&serde_json::from_str(&sample().to_json().unwrap()).unwrap(), "", &mut there);
+    paths(&serde_json::from_str(&planned().to_json().unwrap()).unwrap(), "", &mut there);
     paths(&serde_json::from_str(&comparison().to_json().unwrap()).unwrap(), "", &mut there);
     let missing: Vec<_> = there.difference(&documented).collect();
     let gone: Vec<_> = documented.difference(&there).collect();
@@ -246,6 +298,9 @@ fn the_text_says_it_all_in_eighty_columns() {
         "99.91 % of the edges, 99.70 % of the functions; from block counts alone 99.61 % of the edges, 97.88 % of the functions",
         "error 1.2e-4 % between",
         "12.3 %",
+        "0/20 blk stays procedure linkage stubs",
+        "3 threads to the counting version, 2 to the new layout",
+        "3 other modules with 0.8 % of the samples, too few in each; 0.2 % of the samples in no module",
         "counting version, 5.00 s",
         "412 us",
         "stop 50.0 us",

@@ -74,13 +74,15 @@ impl Analyzed {
             layout: None,
             version: None,
             counting: None,
+            samples: 0,
+            plan: None,
             hottest: Vec::new(),
         }
     }
 }
 
 /// Why a function is not moved, in words.
-fn words(why: Movability) -> &'static str {
+pub(crate) fn words(why: Movability) -> &'static str {
     match why {
         Movability::Movable => "movable",
         Movability::Undecodable => {

@@ -9,14 +9,15 @@ use crate::make::{
     DUPLICATE, PREFETCH, Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes,
     worth_promoting,
 };
-use crate::modules::{Chosen, choose};
+use crate::modules::{Chosen, choose, others};
 use crate::parallel;
 use crate::phases::Phases;
-use crate::process_set::ProcessSet;
+use crate::plan::plan;
+use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::{Counting, count, make_counting};
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
-use crate::verdict::{Metric, Windows};
+use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
 use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
@@ -42,9 +43,9 @@ pub struct AttachOptions {
     pub overhead: f64,
     /// How long to profile, sampling and counting together; without it until the profile has settled, six seconds at most.
     pub duration: Option<Duration>,
-    /// Plan only; nothing is touched. The profile is then of samples alone.
+    /// Plan only; nothing is touched. The profile is then of samples alone; a counting version is made and checked, and goes nowhere.
     pub dry_run: bool,
-    /// Take it back if it was shown to be slower.
+    /// Take it back if it was shown to be slower, or could not be judged.
     pub revert_if_slower: bool,
     /// What to judge by.
     pub metric: Option<Metric>,
@@ -58,6 +59,8 @@ pub struct AttachOptions {
     pub slots: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
+    /// Hot code is placed within cache lines by how often it runs.
+    pub align: bool,
     /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
     pub turn: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
@@ -93,6 +96,7 @@ impl AttachOptions {
             layout: LayoutChoice::default(),
             direct_calls: true,
             huge_pages: HugePages::default(),
+            align: true,
             turn: true,
             promote_calls: false,
             slots: false,
@@ -121,10 +125,14 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 
 fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
     let mut phases = Phases::new();
+    // Before anything else: a metric that gives no number is told while the process is as it was.
+    options.metric.as_ref().map(Metric::read).transpose()?;
     let source = options.source.choose()?;
     let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
+    refuse_unchangeable(options.pid)?;
     let mut set = ProcessSet::open(options.pid, options.tree)?;
     set.by_slots = options.slots;
+    let mut windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
     phases.end("opening");
     if !options.dry_run {
@@ -138,7 +146,6 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
 
     let (sampling, counting_time) = split(options.duration);
     watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
-    let mut windows = Windows::new(options.metric.clone(), &set.pids(), Duration::from_millis(250));
     let look = look_at(&mut set, sampling, &mut windows)?;
     let before = look.before.clone();
     phases.end("sampling");
@@ -156,14 +163,21 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     }
     let mut left_out = LeftOut::default();
     let (mut chosen, left) = choose(&set, &samples, &mut analyses)?;
-    left.into_iter().for_each(|(path, why)| left_out.add(&path, why));
+    left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
+    result.other_modules = Some(others(&set, &samples));
     phases.end("analysis");
     if chosen.is_empty() {
-        return Err(SessionError::NothingToDo("no module with enough samples can be moved".into()));
+        let why = format!("no module with enough samples can be moved{}", left_out.reasons());
+        return Err(SessionError::NothingToDo(why));
     }
     if options.dry_run {
+        let by_counting = source == SourceChoice::Count && samples.records < ENOUGH_RECORDS;
+        let vote = by_counting.then_some(options.promote_calls && known.is_none());
+        plan(&set, &mut chosen, vote, samples.total, &mut left_out, &mut result)?;
         left_out.tell(&mut result);
-        return Ok(planned(result, &chosen, phases, samples.total));
+        phases.end("planning");
+        phases.finish(&mut result);
+        return Ok(result);
     }
     let mut profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
@@ -232,6 +246,22 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     Ok(result)
 }
 
+/// How the verdict is measured.
+///
+/// # Errors
+/// If there is no way, although it decides whether the layout stays.
+fn windows_for(options: &AttachOptions, set: &ProcessSet) -> Result<Windows, SessionError> {
+    const LENGTH: Duration = Duration::from_millis(250);
+    let windows = match options.measure.is_zero() {
+        true => Windows::unasked(),
+        false => Windows::new(options.metric.clone(), &set.pids(), LENGTH),
+    };
+    match windows.why_nothing().filter(|_| options.revert_if_slower && !options.dry_run) {
+        Some(why) => Err(SessionError::Unjudged { pid: options.pid, why }),
+        None => Ok(windows),
+    }
+}
+
 /// Watches until there are enough samples.
 fn look_at(set: &mut ProcessSet, sampling: Length, windows: &mut Windows) -> Result<FirstLook, SessionError> {
     let mut look = FirstLook::new();
@@ -266,20 +296,6 @@ pub(crate) fn target_of(set: &ProcessSet) -> report::Target {
         processes: set.pids().len() as u32,
         threads: set.threads() as u32,
     }
-}
-
-fn planned(mut result: RunResult, chosen: &[Chosen], phases: Phases, samples: u64) -> RunResult {
-    result.modules = chosen.iter().map(|c| c.analyzed.report(&c.path.display().to_string())).collect();
-    result.profile = Some(report::ProfileSummary {
-        source: "samples".into(),
-        seconds: 0.0,
-        samples,
-        exact_edge_share: 0.0,
-    });
-    result.outcome = Outcome::Planned;
-    result.exit_code = ExitCode::Done.number();
-    phases.finish(&mut result);
-    result
 }
 
 /// What was made for the modules, and the checked versions with the modules' indices.
@@ -328,8 +344,13 @@ fn make_optimized(
     let profiles: Vec<Origin> = records.chain(counted).collect();
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
     let stay = options.stay.then_some(Reaching::Redirected);
-    let ways =
-        Ways { choice: options.layout, stay, duplicate: options.duplicate, prefetch: options.prefetch };
+    let ways = Ways {
+        choice: options.layout,
+        stay,
+        led: &[],
+        duplicate: options.duplicate,
+        prefetch: options.prefetch,
+    };
     let lay_out = |(m, source): (&Chosen, &Origin)| lay_out(ways, &m.analyzed.program, source.profile());
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
@@ -349,7 +370,8 @@ fn make_optimized(
         let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
         let profile = made.profile.profile();
         let edges = if options.turn { &profile.edges[..] } else { &[] };
-        let executions = Executions { blocks: &profile.blocks, edges };
+        let blocks = if options.align { &profile.blocks[..] } else { &[] };
+        let executions = Executions { blocks, edges };
         let wanted =
             Wanted { bound: &bound, promote: &promote, large_pages, executions, ..Wanted::default() };
         let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
@@ -520,6 +542,8 @@ fn apply_summary(first: &SwitchReport, second: &SwitchReport) -> report::ApplySu
         ],
         patches: second.patched as u64,
         moved_threads: (first.moved_threads + second.moved_threads) as u64,
+        moved_to_counting: first.moved_threads as u64,
+        moved_to_layout: second.moved_threads as u64,
     }
 }
 
@@ -537,39 +561,51 @@ fn describe(
         let mut entry = module.analyzed.report(&module.path.display().to_string());
         entry.layout = Some(layout_summary(program, profile, &made.layout, choice));
         entry.version = Some(version_summary(version));
-        entry.hottest = hottest(program, profile, version);
+        entry.hottest = hottest(program, profile, &made.layout, version);
         entry.counting = made.profile.summary(program);
+        entry.samples = module.samples;
         entry
     });
     phases.end("report");
 }
+
+/// Whoever asks for --revert-if-slower wants to be safe.
+const UNJUDGED: &str =
+    "--revert-if-slower: whether the new layout is slower could not be judged, so it was taken back";
 
 /// Measures the new layout and acts on it.
 fn judge(
     options: &AttachOptions,
     set: &mut ProcessSet,
     windows: &mut Windows,
-    before: &[f64],
+    before: &[Window],
     result: &mut RunResult,
     watcher: &mut dyn Watcher,
 ) -> Result<(), SessionError> {
-    if windows.can_measure() && !options.measure.is_zero() {
+    if windows.can_measure() {
         watcher.phase("measuring", Some(options.measure.as_secs_f64()));
         windows.measure(options.measure);
     }
     let after = windows.take();
-    match windows.verdict(before, &after) {
-        Ok(verdict) => {
-            let slower = verdict.helped == Helped::No;
-            result.verdict = Some(verdict);
-            if slower && options.revert_if_slower {
-                set.switch(&[], VersionKind::Optimized, watcher)?;
-                set.sweep();
-                result.outcome = Outcome::Reverted;
-                result.exit_code = ExitCode::TakenBack.number();
-            }
+    let is_bad = match windows.verdict(before, &after) {
+        Ok(judgement) => {
+            let slower = judgement.verdict.helped == Helped::No;
+            (result.verdict, result.verdict_beside) = (Some(judgement.verdict), judgement.beside);
+            slower
         }
-        Err(why) => result.warnings.push(why),
+        Err(why) => {
+            result.warnings.push(why);
+            if options.revert_if_slower {
+                result.warnings.push(UNJUDGED.into());
+            }
+            true
+        }
+    };
+    if is_bad && options.revert_if_slower {
+        set.switch(&[], VersionKind::Optimized, watcher)?;
+        set.sweep();
+        result.outcome = Outcome::Reverted;
+        result.exit_code = ExitCode::TakenBack.number();
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::burst_scope::{BurstScope, candidates};
 use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
 use crate::modules::{Analyses, Chosen, analyze, choose};
-use crate::process_set::{ProcessSet, refuse_kernel_thread};
+use crate::process_set::{ProcessSet, process_of};
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
@@ -38,6 +38,8 @@ pub struct Bursts {
     pub rounds: Vec<BurstRound>,
     /// Branches that were in no module.
     pub elsewhere: u64,
+    /// Branches in the vdso.
+    pub in_vdso: u64,
     /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample coverage).
     pub coverage: f64,
     /// The command's exit status as a shell gives it, if a command was traced.
@@ -123,10 +125,15 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         }
     };
     let pid = set.leader.target().pid();
-    let traced = trace_process(&mut set, prepared, duration, tracing, &mut records, watcher)?;
+    let traced = trace_process(&mut set, prepared, duration, tracing, &mut records, watcher);
     watcher.phase("analysing", None);
-    let status = launched.map(|process| exit_status(traced.report.exit, process)).transpose()?;
-    let (modules, elsewhere) = (records.modules(), records.elsewhere);
+    let status = traced.as_ref().ok().zip(launched).map(|(t, process)| exit_status(t.report.exit, process));
+    // What was mapped into a process that has ended is for nobody, whatever came of it.
+    if !set.leader_is_alive() {
+        set.leader.forget_ended();
+    }
+    let (traced, status) = (traced?, status.transpose()?);
+    let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         return Err(too_little(&set, duration.is_none()));
     }
@@ -137,11 +144,20 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         watcher.note(&in_processes(&records));
     }
     records.save(&options.output, watcher)?;
-    if !set.leader_is_alive() {
-        set.leader.forget_ended();
-    }
     let Traced { report, rounds, mapped, kept, .. } = traced;
-    Ok(Bursts { ended_at, refused_at, report, rounds, elsewhere, coverage, status, modules, mapped, kept })
+    Ok(Bursts {
+        ended_at,
+        refused_at,
+        report,
+        rounds,
+        elsewhere,
+        in_vdso,
+        coverage,
+        status,
+        modules,
+        mapped,
+        kept,
+    })
 }
 
 /// Whether an error says no more than that the process has ended, or is just ending: it has no memory any more then, and is not yet dead for as long as
@@ -169,7 +185,7 @@ fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
 
 /// Opens a process, and takes out what an earlier session may have left.
 fn open(pid: i32, tree: bool) -> Result<ProcessSet, SessionError> {
-    refuse_kernel_thread(pid)?;
+    let pid = process_of(pid)?;
     refuse_shadow_stack(pid)?;
     let mut set = ProcessSet::open(pid, tree)?;
     set.room_for_more()?;

@@ -9,7 +9,7 @@
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
-use crate::modules::{Analyses, Chosen, is_runtime_loader, may_be_changed};
+use crate::modules::{Analyses, Chosen, is_runtime_loader};
 use crate::process_set::ProcessSet;
 use crate::selection::{Weights, select, select_within};
 use restitch_address::{Avma, AvmaRange, Svma};
@@ -70,6 +70,8 @@ impl BurstScope {
             }
             scope.blocks = blocks_of(&scope.modules, ROOM);
         }
+        scope.add_vdso(set)?;
+        scope.blocks = blocks_of(&scope.modules, ROOM);
         Ok(scope)
     }
 
@@ -133,11 +135,13 @@ impl BurstScope {
         if blocks > most_blocks(available_memory()) {
             return Ok(Err(ready));
         }
-        let wanted: Vec<usize> = ready.keys().copied().collect();
+        let vdso = set.leader.target().vdso();
+        let wanted: Vec<usize> = ready.keys().copied().filter(|index| Some(*index) != vdso).collect();
         let mut scope = Self::of(set, Vec::new(), ready);
         for index in wanted {
             scope.module(set, index)?;
         }
+        scope.add_vdso(set)?;
         scope.blocks = blocks_of(&scope.modules, SMALL);
         scope.is_whole = true;
         Ok(Ok(scope))
@@ -232,6 +236,18 @@ impl BurstScope {
         Ok(())
     }
 
+    /// All of the vdso, if the process has one: calls lead there through pointers of the C library, and have a few functions to go to. It comes behind
+    /// other modules, so that it can be left out later; alone it is of no use.
+    fn add_vdso(&mut self, set: &ProcessSet) -> Result<(), SessionError> {
+        let Some(index) = set.leader.target().vdso().filter(|_| !self.modules.is_empty()) else {
+            return Ok(());
+        };
+        if let Some(vdso) = self.module(set, index)? {
+            vdso.weights.functions.fill(1);
+        }
+        Ok(())
+    }
+
     /// The module number `index`, analysed if it was not yet.
     fn module(&mut self, set: &ProcessSet, index: usize) -> Result<Option<&mut Chosen>, SessionError> {
         let known = self.modules.iter().position(|m| m.index == index);
@@ -280,10 +296,12 @@ fn guard(target: &Target, module: usize, program: &Program, maps: &MapsFile) -> 
 
 /// The modules that tracing versions may be made of.
 pub(crate) fn candidates(set: &ProcessSet) -> Vec<usize> {
-    permanent_modules(set.leader.target()).into_iter().filter(|i| may_be_changed(set, *i)).collect()
+    let modules = &set.leader.target().modules;
+    let may_be_traced = |i: &usize| !is_runtime_loader(&modules[*i].path.to_string_lossy());
+    permanent_modules(set.leader.target()).into_iter().filter(may_be_traced).collect()
 }
 
-/// The program and the libraries that it names, directly or through others: they stay where they are for as long as it runs. What was
+/// The program, the vdso, and the libraries that the program names, directly or through others: they stay where they are for as long as it runs. What was
 /// opened by `dlopen` may go, and something else may come where it was; a tracing version would then be entered from there. So this has to be
 /// looked at before each burst ([`Guard`]), and no other thread may do it during one.
 fn permanent_modules(target: &Target) -> BTreeSet<usize> {
@@ -292,6 +310,7 @@ fn permanent_modules(target: &Target) -> BTreeSet<usize> {
         file || module.image.soname() == Some(name)
     };
     let mut found = BTreeSet::from([target.program]);
+    found.extend(target.vdso());
     let mut open = vec![target.program];
     while let Some(index) = open.pop() {
         for name in target.modules[index].image.needed() {

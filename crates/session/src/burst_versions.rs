@@ -9,7 +9,7 @@ use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::{SessionError, parallel};
 use restitch_address::{Svma, SvmaRange};
-use restitch_apply_process::{ProcessError, Reservation};
+use restitch_apply_process::{ProcessError, Reservation, is_vdso};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, LARGE_PAGE, burst_bound, emit_burst};
@@ -44,11 +44,11 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
     let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
     let places = reserve_all(set, scope, bits)?;
     let bias_of = |module: &Chosen| target.modules[module.index].bias;
-    let table = scope.modules.first().zip(places.first());
-    let table = table.map(|(module, place)| bias_of(module).to_actual(place.window.start) + TABLE);
+    let table = places.first();
+    let table = table.map(|(module, _, place)| bias_of(module).to_actual(place.window.start) + TABLE);
     let mut first = 0;
     let mut work = Vec::new();
-    for ((module, blocks), place) in scope.modules.iter().zip(&scope.blocks).zip(places) {
+    for (module, blocks, place) in places {
         work.push((module, blocks, place, first));
         // A branch ends a block, or is a call: there are no more than these.
         first += entries(&module.analyzed, blocks) as u32;
@@ -81,7 +81,9 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
     made.sort_by_key(|(i, _)| *i);
     let versions: Vec<(usize, CheckedVersion)> = made
         .into_iter()
-        .map(|(i, version)| Ok((work[i].0.index, version?)))
+        .map(|(i, version)| (work[i].0, version))
+        .filter(|(module, version)| version.is_ok() || !may_be_without(module))
+        .map(|(module, version)| Ok((module.index, version?)))
         .collect::<Result<_, SessionError>>()?;
     let traced = versions.iter().map(|(module, version)| TracedModule {
         bias: target.modules[*module].bias,
@@ -93,15 +95,26 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
     Ok(Versions { of: versions, tables: Arc::new(tables) })
 }
 
+/// Whether the others do without a module's version, should there be none: each kernel has a vdso of its own, and bursts have ended there before.
+fn may_be_without(module: &Chosen) -> bool {
+    is_vdso(&module.path)
+}
+
+/// Modules that get a version, which of their blocks it copies, and the places.
+type Places<'s> = Vec<(&'s Chosen, &'s [bool], Place)>;
+
 /// A place for each module's window and, behind it, its version. The first window is a whole one, whose table has `2^bits` pairs.
-fn reserve_all(set: &ProcessSet, scope: &BurstScope, bits: u8) -> Result<Vec<Place>, SessionError> {
-    let (mut places, mut taken) = (Vec::new(), Vec::new());
+fn reserve_all<'s>(set: &ProcessSet, scope: &'s BurstScope, bits: u8) -> Result<Places<'s>, SessionError> {
+    let (mut places, mut taken) = (Places::new(), Vec::new());
     for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
         let window = if places.is_empty() { window_len(bits) } else { WORDS_LEN };
         let bound = burst_bound(&module.analyzed.program, blocks);
-        let place = reserve(set, module.index, window, bound, &taken)?;
+        let place = match reserve(set, module.index, window, bound, &taken) {
+            Err(SessionError::Process(ProcessError::NoRoom { .. })) if may_be_without(module) => continue,
+            place => place?,
+        };
         taken.push((module.index, place.reservation));
-        places.push(place);
+        places.push((module, blocks, place));
     }
     Ok(places)
 }

@@ -114,6 +114,9 @@ impl CountedImages {
 
     /// The image of a module, analysed if it is seen for the first time. `None` if nothing of it can be counted.
     fn image_of(&mut self, module: &Module) -> Option<usize> {
+        if module.is_vdso() {
+            return None;
+        }
         let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         if name.starts_with("ld-linux") || name.starts_with("ld-musl") {
             return None;

@@ -2,10 +2,16 @@
 
 use crate::SessionError;
 use restitch_apply::{Existing, Outlives};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Reads a file.
+/// Reads a file, or a pipe to its end. Devices have none.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SessionError> {
+    let is_device = |m: std::fs::Metadata| m.file_type().is_char_device() || m.file_type().is_block_device();
+    if std::fs::metadata(path).is_ok_and(is_device) {
+        let why = "it is a device, not a file; name a file".into();
+        return Err(SessionError::BadFile { path: path.into(), why });
+    }
     std::fs::read(path).map_err(|source| SessionError::File {
         operation: "reading",
         path: path.into(),

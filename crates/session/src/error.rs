@@ -10,7 +10,7 @@ pub enum ExitCode {
     Done,
     /// An error without a code of its own.
     Failure,
-    /// The command line is wrong.
+    /// The command line is wrong, or asks for a judgement for which there is nothing here.
     Usage,
     /// The input file is not usable: truncated, foreign, corrupt.
     BadInput,
@@ -18,19 +18,23 @@ pub enum ExitCode {
     Vanished,
     /// This user may not do that.
     NotPermitted,
-    /// The target is of a kind that is refused (another tracer, seccomp, no room, no way to keep exceptions working).
+    /// The target is of a kind that is refused (another tracer, seccomp, no room, no way to keep exceptions working), or the source of profiles is not to be had.
     Refused,
-    /// The target had too little to do: no profile, so nothing was changed.
+    /// The target had too little to do for a profile, nothing in it is worth moving, or there is nothing of restitch in it that could be taken back.
     NothingToDo,
     /// It did not help and was taken back, as asked.
     TakenBack,
     /// The independent checker found a fault in a new version; nothing was changed. A bug of restitch.
     CheckFailed,
+    /// The command that restitch was to run was found and cannot be executed; 126, as of a shell.
+    CommandNotStarted,
+    /// The command that restitch was to run was not found; 127, as of a shell.
+    CommandNotFound,
 }
 
 impl ExitCode {
     /// All codes, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Done,
         Self::Failure,
         Self::Usage,
@@ -41,6 +45,8 @@ impl ExitCode {
         Self::NothingToDo,
         Self::TakenBack,
         Self::CheckFailed,
+        Self::CommandNotStarted,
+        Self::CommandNotFound,
     ];
 
     /// The number that the shell sees.
@@ -56,6 +62,8 @@ impl ExitCode {
             Self::NothingToDo => 7,
             Self::TakenBack => 8,
             Self::CheckFailed => 9,
+            Self::CommandNotStarted => 126,
+            Self::CommandNotFound => 127,
         }
     }
 
@@ -64,14 +72,20 @@ impl ExitCode {
         match self {
             Self::Done => "what was asked for is in force",
             Self::Failure => "it failed for another reason; the message says why",
-            Self::Usage => "the command line is wrong",
-            Self::BadInput => "the file is truncated, corrupt, of a foreign architecture, or does not fit",
+            Self::Usage => "the command line is wrong, or `--revert-if-slower` has nothing to judge by",
+            Self::BadInput => "a file is truncated, corrupt, of a foreign architecture, or does not fit",
             Self::Vanished => "the process does not exist or has ended",
             Self::NotPermitted => "this user may not do that",
-            Self::Refused => "the target cannot be changed safely; it is as it was",
-            Self::NothingToDo => "the target had too little to do for a profile; it is as it was",
-            Self::TakenBack => "it did not help and was taken back",
+            Self::Refused => {
+                "the target cannot be changed safely, or that source of profiles is not available; it is as it was"
+            }
+            Self::NothingToDo => {
+                "nothing to do: too little work for a profile, nothing worth moving, or no restitch to take out"
+            }
+            Self::TakenBack => "it did not help, or that could not be judged, and it was taken back",
             Self::CheckFailed => "the checker refused a new version; nothing was changed; please report it",
+            Self::CommandNotStarted => "COMMAND was found but cannot be executed",
+            Self::CommandNotFound => "COMMAND was not found, or its interpreter was not",
         }
     }
 }
@@ -155,6 +169,24 @@ pub enum SessionError {
         /// Why.
         why: String,
     },
+    /// There is no way to judge what was asked to be judged.
+    #[error("judging the new layout of process {pid} for --revert-if-slower: {why}; nothing was changed")]
+    Unjudged {
+        /// The process.
+        pid: i32,
+        /// Why not, with the next step.
+        why: &'static str,
+    },
+    /// The command that was named cannot be started.
+    #[error("cannot start {command}: {source}; {advice}")]
+    NotStarted {
+        /// The command.
+        command: String,
+        /// What the operating system said.
+        source: std::io::Error,
+        /// The next step.
+        advice: String,
+    },
     /// A command could not be run.
     #[error("running {command}: {why}")]
     Command {
@@ -188,13 +220,23 @@ impl SessionError {
             Self::Perf(restitch_perf::PerfError::Denied { .. }) => ExitCode::NotPermitted,
             Self::Perf(restitch_perf::PerfError::NoProcess { .. }) => ExitCode::Vanished,
             Self::Perf(_) | Self::File { .. } | Self::Command { .. } | Self::Emit { .. } => ExitCode::Failure,
+            Self::NotStarted { source, .. } => of_start(source),
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
+            Self::Unjudged { .. } => ExitCode::Usage,
             Self::BadFile { .. } => ExitCode::BadInput,
             Self::Refused { .. } => ExitCode::Refused,
             Self::NothingToDo(_) | Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Check { .. } => ExitCode::CheckFailed,
         }
+    }
+}
+
+/// As env(1) and timeout(1) have it.
+fn of_start(source: &std::io::Error) -> ExitCode {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => ExitCode::CommandNotFound,
+        _ => ExitCode::CommandNotStarted,
     }
 }
 
@@ -247,6 +289,7 @@ fn of_trace(error: &restitch_tracee::TraceError) -> ExitCode {
         e if e.is_gone() => ExitCode::Vanished,
         T::Permission { .. } => ExitCode::NotPermitted,
         T::Proc(e) => of_proc(e),
+        T::Launch { source, .. } => of_start(source),
         _ => ExitCode::Refused,
     }
 }

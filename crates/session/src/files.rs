@@ -3,7 +3,8 @@
 use crate::disk::{check_writable, read_file, write_result};
 use crate::huge::alignment;
 use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
+    worth_promoting,
 };
 use crate::original::load_original;
 use crate::phases::Phases;
@@ -12,6 +13,7 @@ use crate::{ExitCode, OptimizeOptions, SessionError, Watcher};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_emit::Executions;
 use restitch_image::Image;
+use restitch_program::{Block, Movability, Terminator};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -23,7 +25,7 @@ pub struct AnalyzeFile {
     pub module: report::Module,
     /// Recognised jump tables, and how many of them a version can copy.
     pub tables: (usize, usize),
-    /// Indirect jumps that are not understood (their targets stay original code).
+    /// Indirect jumps that are not understood (they land in the original code). Linkage stubs are not counted.
     pub indirect_jumps: usize,
     /// Whether the file is one of restitch's own outputs.
     pub is_output: bool,
@@ -41,8 +43,9 @@ pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
     };
     let analyzed = load_original(path)?;
     let program = &analyzed.program;
-    let indirect =
-        program.blocks.iter().filter(|b| b.terminator == restitch_program::Terminator::IndirectJump).count();
+    let is_stub = |b: &Block| program.functions[b.function.index()].movability == Movability::Linkage;
+    let is_indirect = |b: &&Block| b.terminator == Terminator::IndirectJump && !is_stub(b);
+    let indirect = program.blocks.iter().filter(is_indirect).count();
     Ok(AnalyzeFile {
         module: analyzed.report(&path.display().to_string()),
         tables: (program.tables.len(), program.tables.iter().filter(|t| t.copyable).count()),
@@ -64,13 +67,14 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
     watcher.phase("laying out", None);
-    let layout = lay_out(options.ways(), &module.program, &profile);
+    let pointers = worth_leading(options.pointers, &module, &profile);
+    let layout = lay_out(options.ways(pointers.functions()), &module.program, &profile);
     phases.end("layout");
     let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
     let large_pages = options.huge_pages.wanted(&module.program, &layout);
     let file = OutputOptions { large_pages, ..OutputOptions::default() };
     let promote = worth_promoting(options.promote_calls, &module.program, &profile);
-    let len = estimate(&module.program, &layout, 0) + promoted_bytes(&promote);
+    let len = estimate(&module.program, &layout, 0) + promoted_bytes(&promote) + led_bytes(&pointers);
     let len = len.next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
     let place = Place { number: 1, start, counters: start, bias: None };
@@ -78,7 +82,8 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
         blocks: if options.align { &profile.blocks } else { &[] },
         edges: if options.turn { &profile.edges } else { &[] },
     };
-    let wanted = Wanted { promote: &promote, large_pages, executions, ..Wanted::default() };
+    let wanted =
+        Wanted { promote: &promote, pointers: Some(&pointers), large_pages, executions, ..Wanted::default() };
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
@@ -102,11 +107,11 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let mut entry = module.report(&options.program.display().to_string());
     entry.layout = Some(layout_summary(&module.program, &profile, &layout, options.layout));
     entry.version = Some(version_summary(&version));
-    entry.hottest = hottest(&module.program, &profile, &version);
+    entry.hottest = hottest(&module.program, &profile, &layout, &version);
     result.modules.push(entry);
     phases.end("report");
     phases.finish(&mut result);
-    result.outcome = Outcome::InForce;
+    result.outcome = Outcome::Written;
     result.exit_code = ExitCode::Done.number();
     Ok(result)
 }

@@ -9,7 +9,7 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::modules::{Analyses, may_be_changed, with_a_share};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
-use crate::verdict::Windows;
+use crate::verdict::{Window, Windows};
 use restitch_image::Image;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Length {
 pub(crate) struct FirstLook {
     pub samples: IpSamples,
     /// Measurements before the change.
-    pub before: Vec<f64>,
+    pub before: Vec<Window>,
     analyst: Analyst,
 }
 
@@ -74,7 +74,7 @@ impl FirstLook {
         Self { samples: IpSamples::default(), before: Vec::new(), analyst: Analyst::new() }
     }
 
-    /// Watches the processes of `set`.
+    /// Watches the processes of `set`: so long, and where measurements are wanted until there are enough of them.
     pub fn watch(
         &mut self,
         set: &ProcessSet,
@@ -84,9 +84,12 @@ impl FirstLook {
         let mut sampling = Sampling::start(set)?;
         windows.start();
         let began = Instant::now();
-        while !length.is_over(began.elapsed(), || self.has_settled(set, sampling.samples())) {
+        while !length.is_over(began.elapsed(), || self.has_settled(set, sampling.samples()))
+            || self.needs_more(windows)
+        {
             let left = length.most().saturating_sub(began.elapsed());
-            sampling.step(left.min(STEP), windows);
+            let left = if left.is_zero() { STEP } else { left.min(STEP) };
+            sampling.step(left, windows);
             let measured = !windows.can_measure() || windows.len() + self.before.len() >= BASELINE;
             if measured && sampling.samples().total >= LEAST_SAMPLES && began.elapsed() >= HEAD_START {
                 // From here on the process has to share its processors with the analysis.
@@ -103,6 +106,12 @@ impl FirstLook {
         windows.take();
         self.samples.merge(sampling.finish()?);
         Ok(())
+    }
+
+    /// Whether more measurements before the change are wanted and to be had: windows without a value (no work was done in them) count as well,
+    /// or it would take for ever.
+    fn needs_more(&self, windows: &Windows) -> bool {
+        windows.wants_more_than(BASELINE.saturating_sub(self.before.len()))
     }
 
     /// Whether all modules with a share of the samples are analysed, and more samples would hardly show functions that nobody knows of.

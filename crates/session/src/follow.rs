@@ -11,6 +11,7 @@
 //! Processes that go on after the command's end get their original code back.
 
 use crate::counted_images::{CountedImages, InForce};
+use crate::start::launch;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::{Live, StateDir};
 use restitch_procfs as procfs;
@@ -69,7 +70,7 @@ pub(crate) fn follow(
     watcher: &mut dyn Watcher,
 ) -> Result<Followed, SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let mut events = TraceEvents::spawn(command, LaunchOptions { follow_children: true })?;
+    let mut events = launch(command, LaunchOptions { follow_children: true })?;
     let root = events.root().pid;
     let program = program_of(root).unwrap_or(name);
     let mut follower = Follower {
@@ -244,9 +245,16 @@ impl Follower<'_> {
         }
         for pid in left {
             // One that has ended meanwhile needs nothing; for one that resists there is `restitch revert`.
-            let note = match crate::revert(pid, false, self.watcher) {
-                Ok(_) => format!("process {pid} outlives the command; it has its original code again"),
-                Err(error) => format!("process {pid} goes on counting: {error}; try `restitch revert {pid}`"),
+            let reverted = crate::revert(pid, false);
+            let failure = match &reverted {
+                Ok(reverted) => reverted.failure(),
+                Err(error) => Some(error),
+            };
+            let note = match failure {
+                None => format!("process {pid} outlives the command; it has its original code again"),
+                Some(error) => {
+                    format!("process {pid} goes on counting: {error}; try `restitch revert {pid}`")
+                }
             };
             if procfs::status(pid).is_ok() {
                 self.watcher.note(&note);

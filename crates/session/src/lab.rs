@@ -45,7 +45,7 @@ pub struct LabOptions {
 }
 
 /// The names of layouts, and the seconds that each took.
-pub type LayoutTimes = Vec<(&'static str, f64)>;
+pub type LayoutTimes = Vec<(String, f64)>;
 
 /// Compares layouts by models. Also the seconds that each layout took.
 ///
@@ -67,6 +67,7 @@ pub fn lab(
         turn: false,
         promote_calls: false,
         stay: false,
+        pointers: false,
         duplicate: false,
         prefetch: false,
     };
@@ -76,12 +77,12 @@ pub fn lab(
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());
     for choice in &options.layouts {
         let started = std::time::Instant::now();
-        let ways = Ways { choice: *choice, stay: None, duplicate: false, prefetch: false };
+        let ways = Ways { choice: *choice, stay: None, led: &[], duplicate: false, prefetch: false };
         let layout = lay_out(ways, &module.program, &profile);
-        seconds.push((choice.name(), started.elapsed().as_secs_f64()));
-        layouts.push((choice.name().to_owned(), layout.clone()));
+        seconds.push((choice.to_string(), started.elapsed().as_secs_f64()));
+        layouts.push((choice.to_string(), layout.clone()));
         if options.duplicate {
-            layouts.extend(with_duplicates(choice.name(), &layout, &module.program, &profile));
+            layouts.extend(with_duplicates(&choice.to_string(), &layout, &module.program, &profile));
         }
     }
     watcher.phase("running the models", None);

@@ -9,13 +9,20 @@ use std::path::{Path, PathBuf};
 /// The modules that were left out.
 #[derive(Debug, Default)]
 pub(crate) struct LeftOut {
-    list: Vec<(PathBuf, String)>,
+    list: Vec<(PathBuf, u64, String)>,
 }
 
 impl LeftOut {
-    /// Adds a module.
-    pub fn add(&mut self, path: &Path, why: String) {
-        self.list.push((path.into(), why));
+    /// Adds a module with so many samples.
+    pub fn add(&mut self, path: &Path, samples: u64, why: String) {
+        self.list.push((path.into(), samples, why));
+    }
+
+    /// All of them, in brackets; nothing if there is none.
+    pub fn reasons(&self) -> String {
+        let one = |(path, _, why): &(PathBuf, u64, String)| format!("{}: {why}", path.display());
+        let all: Vec<String> = self.list.iter().map(one).collect();
+        if all.is_empty() { String::new() } else { format!(" ({})", all.join("; ")) }
     }
 
     /// Takes those modules out of `chosen` whose version could not be `made`, and gives the others' versions, in order.
@@ -35,7 +42,7 @@ impl LeftOut {
                     versions.push(version);
                 }
                 Err(error) if is_of_one_module(&error) => {
-                    self.add(&module.path, reason(&error));
+                    self.add(&module.path, module.samples, reason(&error));
                     first.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
@@ -50,10 +57,10 @@ impl LeftOut {
 
     /// Writes them into a result.
     pub fn tell(&self, result: &mut report::RunResult) {
-        for (path, why) in &self.list {
+        for (path, samples, why) in &self.list {
             let path = path.display().to_string();
-            result.warnings.push(format!("{path}: {why}"));
-            result.left_out.push(report::LeftOut { path, why: why.clone() });
+            result.warnings.push(format!("{path} ({samples} of the samples): {why}"));
+            result.left_out.push(report::LeftOut { path, why: why.clone(), samples: *samples });
         }
     }
 }

@@ -37,6 +37,7 @@ mod optimize_options;
 mod original;
 mod parallel;
 mod phases;
+mod plan;
 mod process_set;
 pub mod profiles;
 mod profiling;
@@ -45,6 +46,7 @@ mod refusal;
 mod sampling;
 mod selection;
 mod source;
+mod start;
 mod status;
 mod summaries;
 mod trace_record;
@@ -61,7 +63,9 @@ pub use files::{AnalyzeFile, analyze_file, optimize};
 pub use huge::HugePages;
 pub use instrument::{InstrumentOptions, instrument};
 pub use lab::{LabOptions, LayoutTimes, lab};
+pub use machine::layout_choice;
 pub use optimize_options::OptimizeOptions;
+pub use process_set::GivenBack;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use restitch_trace::{BurstEnd, Refusal};
@@ -69,7 +73,7 @@ pub use restitch_tracee::OwnChild;
 pub use source::{Source, SourceChoice};
 pub use status::{ProcessStatus, Reverted, revert, status};
 pub use trace_record::{TraceRecordOptions, TraceSubject, Traced, record_traced};
-pub use verdict::{Metric, Windows};
+pub use verdict::{Judgement, Metric, Window, Windows};
 
 /// Hears what a session is doing, for progress bars.
 pub trait Watcher {

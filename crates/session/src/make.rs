@@ -5,13 +5,16 @@ use crate::analysis::Analyzed;
 use crate::machine::this_machine;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};
-use restitch_emit::{BoundSlot, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};
+use restitch_emit::{
+    BoundSlot, CounterRequest, CounterWidth, Executions, Pointers, Request, Version, emit_for,
+};
 use restitch_lab::{Machine, PrefetchLimits, Trace, choose_prefetches};
 use restitch_layout::{
-    DuplicateLimits, Fragment, Layout, LayoutChoice, Prefetch, Reaching, duplicate_tails, leave_in_place,
+    DuplicateLimits, Fragment, Layout, LayoutChoice, Prefetch, Reaching, called_through_pointers,
+    duplicate_tails, leave_in_place,
 };
 use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
-use restitch_program::{BlockId, CallId, Program};
+use restitch_program::{BlockId, CallId, FuncId, Program};
 use std::path::Path;
 
 /// Where a version goes.
@@ -37,6 +40,8 @@ pub(crate) struct Wanted<'a> {
     pub bound: &'a [BoundSlot],
     /// Indirect calls that become comparisons and direct calls.
     pub promote: &'a [Promotion],
+    /// Functions of which pointers are to lead to the copy.
+    pub pointers: Option<&'a Pointers>,
     /// Large pages for the hot code.
     pub large_pages: bool,
     /// How often code ran, for what is free to choose.
@@ -55,36 +60,38 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout.md` has the measurements.
+/// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout-results.md` has the measurements.
 pub(crate) const DUPLICATE: bool = false;
 
-/// Whether lines are fetched ahead unless the user says so: `docs/layout.md` has the measurements.
+/// Whether lines are fetched ahead unless the user says so: `docs/layout-results.md` has the measurements.
 pub(crate) const PREFETCH: bool = false;
 
 /// How code is laid out.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ways {
+pub(crate) struct Ways<'a> {
     pub choice: LayoutChoice,
     /// How functions that are better off where they are reach copies; without it, none of them stays.
     pub stay: Option<Reaching>,
+    /// Functions of which pointers lead to the copy, sorted.
+    pub led: &'a [FuncId],
     /// Blocks behind hot jumps get a second copy.
     pub duplicate: bool,
     /// Lines are fetched ahead.
     pub prefetch: bool,
 }
 
-impl Ways {
+impl Ways<'_> {
     /// With what is usual besides an order.
     pub fn usual(choice: LayoutChoice, stay: Option<Reaching>) -> Self {
-        Self { choice, stay, duplicate: DUPLICATE, prefetch: PREFETCH }
+        Self { choice, stay, led: &[], duplicate: DUPLICATE, prefetch: PREFETCH }
     }
 }
 
 /// The layout.
-pub(crate) fn lay_out(ways: Ways, program: &Program, profile: &Profile) -> Layout {
+pub(crate) fn lay_out(ways: Ways<'_>, program: &Program, profile: &Profile) -> Layout {
     let mut layout = ways.choice.layout(program, profile);
     if let Some(reaching) = ways.stay {
-        leave_in_place(program, profile, reaching, &mut layout);
+        leave_in_place(program, profile, reaching, ways.led, &mut layout);
     }
     if ways.duplicate {
         duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
@@ -109,6 +116,22 @@ pub(crate) fn prefetches(
 /// The indirect calls that are to be promoted, if any are.
 pub(crate) fn worth_promoting(wanted: bool, program: &Program, profile: &Profile) -> Vec<Promotion> {
     if wanted { promotions(program, profile, &PromotionLimits::default()) } else { Vec::new() }
+}
+
+/// The functions of a file that are entered through pointers, as far as all that makes these is known; none if `wanted` is not.
+pub(crate) fn worth_leading(wanted: bool, module: &Analyzed, profile: &Profile) -> Pointers {
+    if !wanted {
+        return Pointers::default();
+    }
+    let mut pointers = Pointers::of(&module.image, &module.program);
+    let called = called_through_pointers(&module.program, profile);
+    pointers.keep(|f| called[f.index()] > 0.0);
+    pointers
+}
+
+/// Address space that the alignment of entries may need on top of [`estimate`], in bytes.
+pub(crate) fn led_bytes(pointers: &Pointers) -> u64 {
+    16 * pointers.functions().len() as u64
 }
 
 /// Address space that promoted calls may need on top of [`estimate`], in bytes.
@@ -198,6 +221,7 @@ pub(crate) fn emit_version(
         number: place.number,
         bound: wanted.bound,
         promote: wanted.promote,
+        pointers: wanted.pointers,
         large_pages: wanted.large_pages,
         counters: wanted.counted.map(|counted| CounterRequest {
             area_start: place.counters,

@@ -6,7 +6,9 @@ use crate::parallel;
 use crate::process_set::ProcessSet;
 use crate::sampling::IpSamples;
 use crate::selection::{Weights, select, weigh};
+use restitch_apply_process::Module;
 use restitch_program::Program;
+use restitch_report as report;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -24,8 +26,8 @@ pub(crate) struct Chosen {
     pub samples: u64,
 }
 
-/// What was chosen, and what was left alone, with the reason.
-pub(crate) type Choice = (Vec<Chosen>, Vec<(PathBuf, String)>);
+/// What was chosen, and what was left alone, with its samples and the reason.
+pub(crate) type Choice = (Vec<Chosen>, Vec<(PathBuf, u64, String)>);
 
 /// Analyses by module index.
 pub(crate) type Analyses = BTreeMap<usize, Result<Analyzed, String>>;
@@ -40,7 +42,15 @@ pub(crate) fn with_a_share(samples: &IpSamples) -> Vec<usize> {
 
 /// Whether a module may be changed at all; nothing else has to be known of it.
 pub(crate) fn may_be_changed(set: &ProcessSet, index: usize) -> bool {
-    !is_runtime_loader(&set.leader.target().modules[index].path.to_string_lossy())
+    never_changed(&set.leader.target().modules[index]).is_none()
+}
+
+/// Why a module is never changed, whatever is known of it.
+fn never_changed(module: &Module) -> Option<&'static str> {
+    if module.is_vdso() {
+        return Some("the kernel's own code is never changed");
+    }
+    is_runtime_loader(&module.path.to_string_lossy()).then_some("the dynamic loader is never changed")
 }
 
 /// Analyses the modules that have a share of the samples, but for those that are `ready`, which are taken from there; those that cannot be analysed come back with
@@ -55,28 +65,66 @@ pub(crate) fn choose(
     let mut wanted = with_a_share(samples);
     let missing = wanted.iter().copied().filter(|i| may_be_changed(set, *i) && !ready.contains_key(i));
     ready.extend(analyze(set, missing.collect()));
+    if !wanted.contains(&target.program) {
+        let n = samples.in_module(target.program);
+        left.push((target.modules[target.program].path.clone(), n, too_little(n, samples.total)));
+    }
     wanted.sort_unstable();
     for index in wanted {
         let (module, addresses) = (&target.modules[index], &samples.by_module[&index]);
         let n = samples.in_module(index);
-        let Some(analyzed) = ready.remove(&index) else {
-            left.push((module.path.clone(), "the dynamic loader is never changed".into()));
+        if let Some(why) = never_changed(module) {
+            left.push((module.path.clone(), n, why.into()));
             continue;
-        };
-        match analyzed {
+        }
+        match ready.remove(&index).unwrap_or_else(|| analyze_image(module.image.clone())) {
             Ok(mut analyzed) => {
                 analyzed.leave(&set.foreign_code(index)?);
                 let weights = weigh(&analyzed.program, addresses);
                 if !is_worth_counting(&analyzed.program, &weights) {
-                    left.push((module.path.clone(), "its samples lie in code that cannot be moved".into()));
+                    left.push((
+                        module.path.clone(),
+                        n,
+                        "its samples lie in code that cannot be moved".into(),
+                    ));
                     continue;
                 }
                 chosen.push(Chosen { index, path: module.path.clone(), analyzed, weights, samples: n });
             }
-            Err(why) => left.push((module.path.clone(), why)),
+            Err(why) => left.push((module.path.clone(), n, why)),
         }
     }
     Ok((chosen, left))
+}
+
+/// Why the program itself is left alone, which the user will look for, in words that follow its name.
+fn too_little(samples: u64, total: u64) -> String {
+    match samples {
+        0 => "the program itself stays as it is: none of the samples is in its code".into(),
+        n => {
+            let share = 100.0 * n as f64 / total.max(1) as f64;
+            format!(
+                "the program itself stays as it is: too little of the time is spent in its code ({share:.2} % of the samples)"
+            )
+        }
+    }
+}
+
+/// The samples in modules that have too few of them, the program aside, and those in no module.
+pub(crate) fn others(set: &ProcessSet, samples: &IpSamples) -> report::OtherModules {
+    let (named, program) = (with_a_share(samples), set.leader.target().program);
+    let others = samples.by_module.keys().filter(|i| **i != program && !named.contains(i));
+    let others: Vec<u64> = others.map(|i| samples.in_module(*i)).collect();
+    let inside: u64 = samples.by_module.keys().map(|i| samples.in_module(*i)).sum();
+    let (few, outside) = (others.iter().sum(), samples.total.saturating_sub(inside));
+    let share = |n: u64| n as f64 / samples.total.max(1) as f64;
+    report::OtherModules {
+        modules: others.len() as u64,
+        samples: few,
+        share: share(few),
+        outside,
+        outside_share: share(outside),
+    }
 }
 
 /// Analyses these modules, on all processors.
@@ -94,4 +142,16 @@ fn is_worth_counting(program: &Program, weights: &Weights) -> bool {
 /// The loader runs before and beneath everything else, `_dl_find_object` included.
 pub(crate) fn is_runtime_loader(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld-musl"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_stays_is_told_with_its_share() {
+        assert!(too_little(0, 500).contains("none of the samples"));
+        assert!(too_little(3, 1000).contains("0.30 % of the samples"));
+        assert!(too_little(0, 0).contains("none"));
+    }
 }

@@ -3,6 +3,7 @@
 use crate::HugePages;
 use crate::make::Ways;
 use restitch_layout::{LayoutChoice, Reaching};
+use restitch_program::FuncId;
 use std::path::PathBuf;
 
 /// What to optimize.
@@ -26,6 +27,8 @@ pub struct OptimizeOptions {
     pub promote_calls: bool,
     /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
     pub stay: bool,
+    /// In position-independent files, pointers to functions lead straight to the copy.
+    pub pointers: bool,
     /// Blocks behind hot jumps get a second copy in place of the jump.
     pub duplicate: bool,
     /// Lines that the models of the second-level cache miss are fetched ahead.
@@ -33,9 +36,9 @@ pub struct OptimizeOptions {
 }
 
 impl OptimizeOptions {
-    /// How to make the layout.
-    pub(crate) fn ways(&self) -> Ways {
+    /// How to make the layout, where pointers to the functions `led` lead to the copy.
+    pub(crate) fn ways<'a>(&self, led: &'a [FuncId]) -> Ways<'a> {
         let stay = self.stay.then_some(Reaching::Straight);
-        Ways { choice: self.layout, stay, duplicate: self.duplicate, prefetch: self.prefetch }
+        Ways { choice: self.layout, stay, led, duplicate: self.duplicate, prefetch: self.prefetch }
     }
 }

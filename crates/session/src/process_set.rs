@@ -1,6 +1,6 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
-use crate::{SessionError, Watcher};
+use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
     ImageCache, Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
@@ -37,11 +37,32 @@ pub(crate) struct ProcessSet {
     ticks: BTreeMap<i32, u64>,
 }
 
+/// What became of a process that was to get its original code back.
+#[derive(Debug)]
+pub enum GivenBack {
+    /// It has its original code again.
+    Done(SwitchReport),
+    /// There was nothing of restitch in it.
+    NothingThere,
+    /// It could not be changed.
+    Failed(SessionError),
+}
+
+impl GivenBack {
+    /// The exit code that goes with it; beside processes that there was something in, nothing to do is done.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Done(_) | Self::NothingThere => ExitCode::Done,
+            Self::Failed(error) => error.exit_code(),
+        }
+    }
+}
+
 impl ProcessSet {
     /// Opens process `pid`, and with `tree` all processes that run the same program at the same addresses.
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let dir = StateDir::open()?;
-        refuse_kernel_thread(pid)?;
+        let pid = process_of(pid)?;
         let mut images = ImageCache::default();
         let mut leader = Live::open_with(pid, dir.clone(), &mut images)?;
         crate::refusal::refuse(leader.target())?;
@@ -259,6 +280,35 @@ impl ProcessSet {
         }
     }
 
+    /// Gives all processes their original code back, those that are forked meanwhile included, and says what became of each. Those that end meanwhile do not
+    /// count, unless it is the leader.
+    pub fn give_back(&mut self) -> Vec<(i32, GivenBack)> {
+        let leader = self.leader.target().pid();
+        let (mut done, mut told) = (BTreeSet::new(), Vec::new());
+        loop {
+            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
+                let pid = live.target().pid();
+                // With the lock the journal is read anew.
+                let result = live.lock().and_then(|()| match live.journal().is_empty() {
+                    true => Ok(None),
+                    false => live.revert().map(Some),
+                });
+                match result {
+                    Ok(None) => told.push((pid, GivenBack::NothingThere)),
+                    Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),
+                    Err(_) if pid != leader && !live.target().process.is_alive() => {}
+                    Err(error) => told.push((pid, GivenBack::Failed(error.into()))),
+                }
+            }
+            done.extend(self.pids());
+            // An error: no process can be looked at any more, and none is added.
+            let looked = self.refresh();
+            if looked.is_err() || self.pids().iter().all(|pid| done.contains(pid)) {
+                return told;
+            }
+        }
+    }
+
     /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is unmapped before.
     pub fn room_for_more(&mut self) -> Result<(), SessionError> {
         for live in self.all_mut() {
@@ -347,11 +397,33 @@ fn has_all(live: &Live, incoming: &[Incoming<'_>]) -> bool {
     !incoming.is_empty() && incoming.iter().all(|i| live.has(i.module, i.version))
 }
 
-/// A kernel thread has no memory map; that is to be told, not that a file is missing.
-pub(crate) fn refuse_kernel_thread(pid: i32) -> Result<(), SessionError> {
-    match procfs::status(pid) {
-        Ok(status) if status.kernel_thread => Err(TraceError::KernelThread { pid }.into()),
-        _ => Ok(()),
+/// Refuses, before anything is sampled, what could not be changed in the end.
+pub(crate) fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
+    let pid = restitch_tracee::preflight(pid)?.pid;
+    let status = restitch_procfs::status(pid)?;
+    if let Some(mode) = status.seccomp.filter(|mode| *mode != 0) {
+        return Err(TraceError::Seccomp { pid, mode }.into());
+    }
+    if status.state == Some(restitch_procfs::ProcessState::Stopped) {
+        let why = format!("it is stopped and does no work; let it go on (kill -CONT {pid}) and try again");
+        return Err(SessionError::Refused { pid, why });
+    }
+    Ok(())
+}
+
+/// The process that `pid` names, which may be the number of one of its threads. A kernel thread has no memory map; that is to be told, not that a file is
+/// missing.
+///
+/// # Errors
+/// If it is a kernel thread, or has ended.
+pub(crate) fn process_of(pid: i32) -> Result<i32, SessionError> {
+    let status = procfs::status(pid)?;
+    if procfs::has_ended(pid) {
+        return Err(TraceError::Zombie { pid }.into());
+    }
+    match status.kernel_thread {
+        true => Err(TraceError::KernelThread { pid }.into()),
+        false => Ok(status.tgid.unwrap_or(pid)),
     }
 }
 

@@ -231,6 +231,11 @@ fn derive_one(module: &Chosen, counting: &Counting, values: &[u64], votes: &[Vot
 }
 
 impl Counting {
+    /// What is to be counted, to be reported before anything has run.
+    pub fn planned(&self) -> restitch_report::Counting {
+        derivation::planned(&self.plan, self.missing.len())
+    }
+
     /// What the counts have given, to be reported.
     pub fn summary(&self, program: &Program, derived: &Derived) -> restitch_report::Counting {
         derivation::summary(program, &self.plan, self.missing.len(), derived)

@@ -1,10 +1,10 @@
 //! `status` and `revert`: what is in a process, and taking it out.
 
-use crate::process_set::{ProcessSet, refuse_kernel_thread};
-use crate::{SessionError, Watcher};
+use crate::process_set::{ProcessSet, process_of};
+use crate::{ExitCode, GivenBack, SessionError};
 use restitch_address::Avma;
 use restitch_apply_process::{
-    Journal, JournalVersion, Live, ProcessError, StateDir, SwitchReport, VersionKind, lock_process,
+    Journal, JournalVersion, Live, ProcessError, StateDir, VersionKind, lock_process,
 };
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
@@ -38,14 +38,12 @@ pub struct ProcessStatus {
 /// If the state directory cannot be used; with `pid` also if the process cannot be read.
 pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
     let dir = StateDir::open()?;
+    let pid = pid.map(process_of).transpose()?;
     let pids: Vec<i32> = match pid {
         Some(pid) => vec![pid],
         None => living(&dir),
     };
     let mut out = Vec::new();
-    if let Some(pid) = pid {
-        refuse_kernel_thread(pid)?;
-    }
     for one in pids {
         match Live::open(one, dir.clone()) {
             Ok(live) if live.journal().is_empty() && pid.is_none() => {}
@@ -123,26 +121,63 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
         .collect())
 }
 
-/// Gives process `pid` (and with `tree` all of its program) its original code back.
+/// Gives process `pid` (and with `tree` all of its program) its original code back. One that cannot be changed does not keep the others from it.
 ///
 /// # Errors
-/// If there is nothing of restitch in it, or it cannot be stopped.
-pub fn revert(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Reverted, SessionError> {
+/// If there is nothing of restitch in any of them, or the named process cannot be opened.
+pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
+    let pid = set.leader.target().pid();
     if set.all().all(|l| l.journal().is_empty()) {
         let dir = StateDir::open()?;
         dir.collect_garbage();
         return Err(ProcessError::NotAttached { pid, dir: dir.path().to_path_buf() }.into());
     }
-    let switched = set.switch(&[], VersionKind::Optimized, watcher)?;
-    Ok(Reverted { switched, kept: set.sweep() })
+    let processes = set.give_back();
+    Ok(Reverted { processes, kept: set.sweep() })
 }
 
 /// What a revert did.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Reverted {
-    /// The switch to the original code.
-    pub switched: SwitchReport,
+    /// What became of each process, the named one first.
+    pub processes: Vec<(i32, GivenBack)>,
     /// Versions that stay mapped, unused: process, number, reason.
     pub kept: Vec<(i32, u32, String)>,
+}
+
+impl Reverted {
+    /// Why the first of those that could not be changed could not.
+    pub fn failure(&self) -> Option<&SessionError> {
+        self.processes.iter().find_map(|(_, what)| match what {
+            GivenBack::Failed(error) => Some(error),
+            _ => None,
+        })
+    }
+
+    /// The exit code: that of the worst that has happened to a process.
+    pub fn exit_code(&self) -> ExitCode {
+        self.processes.iter().map(|(_, what)| what.exit_code()).max().unwrap_or(ExitCode::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_of_a_revert_is_that_of_the_worst() {
+        let refused = || GivenBack::Failed(SessionError::Refused { pid: 2, why: "a reason".into() });
+        let failed = || GivenBack::Failed(SessionError::Command { command: "c".into(), why: "w".into() });
+        let done = || GivenBack::Done(restitch_apply_process::SwitchReport::default());
+        let code = |all: Vec<GivenBack>| {
+            let processes = all.into_iter().enumerate().map(|(pid, what)| (pid as i32, what)).collect();
+            let reverted = Reverted { processes, kept: Vec::new() };
+            (reverted.exit_code(), reverted.failure().is_some())
+        };
+        assert_eq!(code(vec![done(), GivenBack::NothingThere]), (ExitCode::Done, false));
+        assert_eq!(code(vec![done(), refused(), done()]), (ExitCode::Refused, true));
+        assert_eq!(code(vec![refused(), failed()]), (ExitCode::Refused, true));
+        assert_eq!(code(vec![failed(), done()]), (ExitCode::Failure, true));
+    }
 }

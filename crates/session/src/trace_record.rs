@@ -1,7 +1,7 @@
 //! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes nothing in the process.
 
 use crate::branch_records::BranchRecords;
-use crate::process_set::ProcessSet;
+use crate::process_set::{ProcessSet, process_of};
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
 use restitch_procfs::{self as procfs, ProcessId};
@@ -47,6 +47,8 @@ pub struct Traced {
     pub report: TraceReport,
     /// Branches that were in no module.
     pub elsewhere: u64,
+    /// Branches in the vdso.
+    pub in_vdso: u64,
     /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample coverage).
     pub coverage: f64,
     /// The command's exit status as a shell gives it, if a command was traced.
@@ -59,11 +61,14 @@ pub struct Traced {
 ///
 /// # Errors
 /// [`SessionError`]. The process was not changed.
-pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Traced, SessionError> {
+pub fn record_traced(
+    mut options: TraceRecordOptions,
+    watcher: &mut dyn Watcher,
+) -> Result<Traced, SessionError> {
     crate::check_writable(&options.output.path)?;
-    let seconds = match &options.subject {
+    let seconds = match &mut options.subject {
         TraceSubject::Process(pid, duration) | TraceSubject::Tree(pid, duration) => {
-            crate::process_set::refuse_kernel_thread(*pid)?;
+            *pid = process_of(*pid)?;
             Some(duration.as_secs_f64())
         }
         TraceSubject::Command(_) => None,
@@ -96,14 +101,14 @@ pub fn record_traced(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     };
     watcher.phase("analysing", None);
     let status = process.map(|process| exit_status(report.exit, process)).transpose()?;
-    let (modules, elsewhere) = (records.modules(), records.elsewhere);
+    let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         let why = "the process used too little CPU time to be traced; try again under load".into();
         return Err(SessionError::NothingToDo(why));
     }
     let coverage = records.coverage();
     records.save(&options.output, watcher)?;
-    Ok(Traced { modules, elsewhere, coverage, status, report })
+    Ok(Traced { modules, elsewhere, in_vdso, coverage, status, report })
 }
 
 /// The other processes of a tree, the busiest first: there may be more threads than events can be opened for.
@@ -188,7 +193,7 @@ pub(crate) fn launch_holding<T>(
 /// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)
 fn launch_held(command: Command) -> Result<(TraceEvents, Stopped), SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let mut events = TraceEvents::spawn(command, LaunchOptions::default())?;
+    let mut events = crate::start::launch(command, LaunchOptions::default())?;
     loop {
         match events.next_event(LOADER_LIMIT)? {
             Some(TraceEvent::Exec(stopped)) => match procfs::auxv(stopped.pid())?.entry() {

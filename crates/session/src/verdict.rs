@@ -1,13 +1,17 @@
-//! The measured verdict: the same quantity in windows before and after.
+//! The measured verdict: the same quantities in windows before and after.
 //!
-//! Best is a metric of the user's own (`--metric COMMAND` prints a number that grows with the work done: the rate
-//! of its growth is compared). Without one, cycles per instruction in user mode where there is a PMU: code layout changes
-//! the number of instructions by the jumps that it saves, a percent or two, so the ratio is close to that of cycles per unit of work. Without
-//! either, nothing that can be read tells faster from busier, and the verdict says so.
+//! Best is a metric of the user's own (`--metric COMMAND` prints a number that grows with the work done). Two values are made of it: work per
+//! second, and what a unit of work costs in user cycles (in CPU time where there is no PMU). Which of them tells something depends on the load: where
+//! clients wait for answers both do, where requests come at a rate of their own only the cost does, and rates also change because clients
+//! ask for less. So **the cost decides where it shows a difference, and the rate only where it does not**.
+//!
+//! Without a metric, cycles per instruction in user mode where there is a PMU: code layout changes the number of instructions by the jumps that it
+//! saves, a percent or two, so the ratio is close to that of cycles per unit of work. Without either, nothing that can be read tells faster from
+//! busier, and the verdict says so.
 
 use crate::SessionError;
 use restitch_perf::{CounterEvent, CounterOptions, Counters};
-use restitch_report::{Better, Verdict, stats};
+use restitch_report::{Better, Helped, Verdict, stats};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -24,26 +28,57 @@ impl Metric {
     /// # Errors
     /// If it cannot be run, fails, or prints no number.
     pub fn read(&self) -> Result<f64, SessionError> {
-        let fail = |why: String| SessionError::Command { command: self.command.clone(), why };
+        let fail = |why: String| SessionError::Command {
+            command: format!("--metric '{}'", self.command),
+            why: format!("{why}; give a command that prints one number, the work done so far"),
+        };
         let out =
             Command::new("sh").arg("-c").arg(&self.command).output().map_err(|e| fail(e.to_string()))?;
         if !out.status.success() {
-            let text = String::from_utf8_lossy(&out.stderr).trim().to_owned();
-            return Err(fail(format!("it ended with {}: {text}", out.status)));
+            let text = String::from_utf8_lossy(&out.stderr);
+            let text = if text.trim().is_empty() { "without a message" } else { text.trim() };
+            return Err(fail(format!("it ended with {}, {text}", out.status)));
         }
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         let number =
             text.split_whitespace().next().and_then(|w| w.parse::<f64>().ok()).filter(|n| n.is_finite());
-        number.ok_or_else(|| fail(format!("it has to print one number, but printed {:?}", text.trim())))
+        number.ok_or_else(|| match text.trim() {
+            "" => fail("it printed nothing".into()),
+            text => fail(format!("it printed {text:?}")),
+        })
     }
 }
 
 /// What is read at the ends of windows.
 #[derive(Debug)]
 enum Meter {
-    Metric(Metric),
+    /// Work so far, and a counter of what the processes use for it, if one can be opened.
+    Metric(Metric, Option<Counters>),
     Cpi(Counters),
-    Nothing,
+    /// Why there is none.
+    Nothing(&'static str),
+}
+
+/// Why nothing can be measured.
+const NO_COUNTER: &str = "this machine has no cycle counter; give --metric COMMAND, which prints the work done so far (requests, transactions)";
+const UNASKED: &str = "nothing is to be measured (--measure 0)";
+
+/// What one window has given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Window {
+    /// Work per second, or cycles per instruction.
+    value: f64,
+    /// What a unit of work has cost; not finite where that is not known.
+    cost: f64,
+}
+
+/// What was found out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// What decides.
+    pub verdict: Verdict,
+    /// What was measured beside it.
+    pub beside: Option<Verdict>,
 }
 
 /// Measurements in windows.
@@ -52,8 +87,9 @@ pub struct Windows {
     meter: Meter,
     length: Duration,
     last: Option<(Instant, (f64, f64))>,
-    /// One value a window.
-    values: Vec<f64>,
+    values: Vec<Window>,
+    /// Windows that have ended since the start, with a value or without.
+    ended: usize,
     error: Option<SessionError>,
 }
 
@@ -61,21 +97,35 @@ impl Windows {
     /// Windows of `length` on the processes `pids`.
     pub fn new(metric: Option<Metric>, pids: &[i32], length: Duration) -> Self {
         let meter = match metric {
-            Some(metric) => Meter::Metric(metric),
+            // Where there are no cycles the task clock is counted.
+            Some(metric) => Meter::Metric(
+                metric,
+                Counters::open(pids, &[CounterEvent::Cycles], CounterOptions::default()).ok(),
+            ),
             None => {
                 let wanted = [CounterEvent::Cycles, CounterEvent::Instructions];
                 match Counters::open(pids, &wanted, CounterOptions::default()) {
                     Ok(counters) if counters.events() == wanted => Meter::Cpi(counters),
-                    _ => Meter::Nothing,
+                    _ => Meter::Nothing(NO_COUNTER),
                 }
             }
         };
-        Self { meter, length, last: None, values: Vec::new(), error: None }
+        Self::with(meter, length)
+    }
+
+    /// Nobody wants to know.
+    pub fn unasked() -> Self {
+        Self::with(Meter::Nothing(UNASKED), Duration::from_secs(1))
+    }
+
+    fn with(meter: Meter, length: Duration) -> Self {
+        Self { meter, length, last: None, values: Vec::new(), ended: 0, error: None }
     }
 
     /// Starts the first window now.
     pub fn start(&mut self) {
         self.values.clear();
+        self.ended = 0;
         self.last = self.read().map(|r| (Instant::now(), r));
     }
 
@@ -89,41 +139,44 @@ impl Windows {
 
     /// Ends the running window if its time has come.
     pub fn tick(&mut self) {
-        let Some((since, before)) = self.last else { return };
-        if since.elapsed() < self.length {
+        let Some((since, before)) = self.last.filter(|(since, _)| since.elapsed() >= self.length) else {
             return;
-        }
-        let Some(now) = self.read() else { return };
-        let seconds = since.elapsed().as_secs_f64();
-        let value = match self.meter {
-            Meter::Metric(_) => (now.0 - before.0) / seconds,
-            Meter::Cpi(_) => (now.0 - before.0) / (now.1 - before.1),
-            Meter::Nothing => f64::NAN,
         };
-        if value.is_finite() {
-            self.values.push(value);
+        self.last = self.read().map(|r| (Instant::now(), r));
+        let Some((until, now)) = self.last else { return };
+        let seconds = (until - since).as_secs_f64();
+        self.ended += 1;
+        let (first, second) = (now.0 - before.0, now.1 - before.1);
+        let window = match self.meter {
+            Meter::Metric(..) => Window { value: first / seconds, cost: second / first },
+            _ => Window { value: first / second, cost: f64::NAN },
+        };
+        if window.value.is_finite() {
+            self.values.push(window);
         }
-        self.last = Some((Instant::now(), now));
     }
 
-    /// Measures for `duration`.
+    /// Measures for `duration`, and longer if so few windows have not ended by then that nothing could be said.
     pub fn measure(&mut self, duration: Duration) {
         self.start();
         let end = Instant::now() + duration;
-        while Instant::now() < end {
-            std::thread::sleep(self.until_next().min(end.saturating_duration_since(Instant::now())));
+        while Instant::now() < end || self.wants_more_than(stats::LEAST) {
+            std::thread::sleep(self.until_next());
             self.tick();
         }
     }
 
     fn read(&mut self) -> Option<(f64, f64)> {
+        let value = |reading: &restitch_perf::Reading| reading.scaled().unwrap_or(f64::NAN);
         let result = match &self.meter {
-            Meter::Metric(metric) => metric.read().map(|n| (n, 0.0)),
-            Meter::Cpi(counters) => counters
-                .read()
-                .map_err(SessionError::from)
-                .map(|r| (r[0].scaled().unwrap_or(f64::NAN), r[1].scaled().unwrap_or(f64::NAN))),
-            Meter::Nothing => return None,
+            Meter::Metric(metric, counters) => metric.read().map(|n| {
+                let cost = counters.as_ref().and_then(|c| c.read().ok());
+                (n, cost.and_then(|c| c.first().map(value)).unwrap_or(f64::NAN))
+            }),
+            Meter::Cpi(counters) => {
+                counters.read().map_err(SessionError::from).map(|r| (value(&r[0]), value(&r[1])))
+            }
+            Meter::Nothing(_) => return None,
         };
         match result {
             Ok(reading) => Some(reading),
@@ -139,33 +192,183 @@ impl Windows {
         self.values.len()
     }
 
+    /// Whether there will be more windows, and fewer than `enough` have ended since the start.
+    pub(crate) fn wants_more_than(&self, enough: usize) -> bool {
+        self.last.is_some() && self.ended < enough
+    }
+
     /// The windows' values so far; they start anew.
-    pub fn take(&mut self) -> Vec<f64> {
+    pub fn take(&mut self) -> Vec<Window> {
         std::mem::take(&mut self.values)
     }
 
     /// Whether anything can be measured at all.
     pub fn can_measure(&self) -> bool {
-        !matches!(self.meter, Meter::Nothing)
+        self.why_nothing().is_none()
+    }
+
+    /// Why nothing can be measured, if that is so.
+    pub fn why_nothing(&self) -> Option<&'static str> {
+        match self.meter {
+            Meter::Nothing(why) => Some(why),
+            _ => None,
+        }
     }
 
     /// The verdict, or why there is none.
-    pub fn verdict(&mut self, before: &[f64], after: &[f64]) -> Result<Verdict, String> {
+    pub fn verdict(&mut self, before: &[Window], after: &[Window]) -> Result<Judgement, String> {
+        if let Some(why) = self.why_nothing() {
+            return Err(format!("no verdict: {why}"));
+        }
         if let Some(error) = self.error.take() {
             return Err(format!("no verdict: {error}"));
         }
-        let (metric, unit, better) = match &self.meter {
-            Meter::Metric(m) => (m.command.as_str(), "per second", Better::Higher),
-            Meter::Cpi(_) => ("user cycles per instruction", "cycles", Better::Lower),
-            Meter::Nothing => {
-                return Err(
-                    "no verdict: this machine has no cycle counter; give --metric COMMAND, which prints the \
-                            work done so far (requests, transactions)"
-                        .into(),
-                );
+        for (when, windows) in [("before", before), ("after", after)] {
+            if windows.len() < stats::LEAST {
+                let (n, least) = (windows.len(), stats::LEAST);
+                return Err(format!("no verdict: too few measurements {when} ({n}; it takes {least})"));
             }
+        }
+        let judged = match &self.meter {
+            Meter::Metric(metric, counters) => {
+                judge_work(&metric.command, counters.as_ref().map(Counters::events), before, after)
+            }
+            _ => judge(("user cycles per instruction", "cycles", Better::Lower), |w| w.value, before, after)
+                .map(|verdict| Judgement { verdict, beside: None }),
         };
-        stats::verdict(metric, unit, better, before, after)
-            .ok_or_else(|| "no verdict: too few measurements, or no work was done while measuring".into())
+        judged.ok_or_else(|| "no verdict: no work was done while measuring".into())
+    }
+}
+
+/// The verdict on one of the values of windows, if enough of them have it.
+fn judge(
+    (metric, unit, better): (&str, &str, Better),
+    what: fn(&Window) -> f64,
+    before: &[Window],
+    after: &[Window],
+) -> Option<Verdict> {
+    let values = |windows: &[Window]| windows.iter().map(what).filter(|v| v.is_finite()).collect::<Vec<_>>();
+    let (before, after) = (values(before), values(after));
+    let enough = before.len().min(after.len()) >= stats::LEAST;
+    enough.then(|| stats::verdict(metric, unit, better, &before, &after)).flatten()
+}
+
+/// The verdict on windows of a metric; `counted` is what was counted as cost, if anything.
+fn judge_work(
+    metric: &str,
+    counted: Option<&[CounterEvent]>,
+    before: &[Window],
+    after: &[Window],
+) -> Option<Judgement> {
+    let rate = judge((metric, "per second", Better::Higher), |w| w.value, before, after);
+    let cost = counted.and_then(|events| {
+        let (what, unit, scale) = cost_of(events);
+        let name = format!("{what} per unit of {metric}");
+        judge((&name, unit, Better::Lower), |w| w.cost, before, after).map(|v| scaled(v, scale))
+    });
+    decide(rate, cost)
+}
+
+/// What a counter of cost counts, in which unit, and how many of that it counts at a time.
+fn cost_of(events: &[CounterEvent]) -> (&'static str, &'static str, f64) {
+    match events {
+        [CounterEvent::Cycles] => ("user cycles", "cycles", 1.0),
+        _ => ("CPU time", "us", 1e-3),
+    }
+}
+
+/// The verdict in another unit.
+fn scaled(verdict: Verdict, scale: f64) -> Verdict {
+    Verdict { before: verdict.before * scale, after: verdict.after * scale, ..verdict }
+}
+
+/// The cost decides where it shows a difference, the rate where only that does.
+fn decide(rate: Option<Verdict>, cost: Option<Verdict>) -> Option<Judgement> {
+    let shows = |verdict: &Verdict| verdict.helped != Helped::Unclear;
+    match (rate, cost) {
+        (Some(rate), Some(cost)) if shows(&rate) && !shows(&cost) => {
+            Some(Judgement { verdict: rate, beside: Some(cost) })
+        }
+        (rate, Some(cost)) => Some(Judgement { verdict: cost, beside: rate }),
+        (rate, None) => rate.map(|verdict| Judgement { verdict, beside: None }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metric(command: &str) -> Metric {
+        Metric { command: command.into() }
+    }
+
+    /// The judgement on work per second and the CPU time of a unit in nanoseconds, before and after.
+    fn judged(before: (f64, f64), after: (f64, f64)) -> Judgement {
+        let noise = [1.0, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.0];
+        let around = |(value, cost): (f64, f64)| noise.map(|n| Window { value: value * n, cost: cost / n });
+        let counted = Some(&[CounterEvent::TaskClock][..]);
+        judge_work("requests", counted, &around(before), &around(after)).expect("there is a verdict")
+    }
+
+    #[test]
+    fn a_bad_metric_says_what_it_did_and_what_to_give() {
+        for (command, what) in [
+            ("exit 3", "it ended with exit status: 3, without a message; give"),
+            ("echo no >&2; exit 4", "exit status: 4, no; give"),
+            ("", "it printed nothing; give"),
+            ("echo many", "it printed \"many\"; give"),
+        ] {
+            let told = metric(command).read().expect_err("it gives no number").to_string();
+            assert!(told.contains(&format!("--metric '{command}'")) && told.contains(what), "{told}");
+        }
+        assert_eq!(metric("echo ' 12.5 requests'").read().ok(), Some(12.5));
+    }
+
+    #[test]
+    fn at_a_fixed_rate_the_cost_of_a_unit_decides() {
+        let slower = judged((1000.0, 50_000.0), (1000.0, 60_000.0));
+        assert_eq!(slower.verdict.helped, Helped::No);
+        assert_eq!(
+            (slower.verdict.metric.as_str(), slower.verdict.unit.as_str()),
+            ("CPU time per unit of requests", "us")
+        );
+        assert!((slower.verdict.before - 50.0).abs() < 1.0, "{slower:?}");
+        assert_eq!(slower.beside.expect("the rate").helped, Helped::Unclear);
+    }
+
+    #[test]
+    fn clients_that_ask_for_less_do_not_make_a_layout_bad() {
+        let fewer = judged((1000.0, 50_000.0), (500.0, 40_000.0));
+        assert_eq!((fewer.verdict.helped, fewer.beside.expect("the rate").helped), (Helped::Yes, Helped::No));
+    }
+
+    #[test]
+    fn where_the_cost_shows_nothing_the_rate_decides() {
+        let faster = judged((1000.0, 50_000.0), (1200.0, 50_000.0));
+        assert_eq!((faster.verdict.metric.as_str(), faster.verdict.helped), ("requests", Helped::Yes));
+        assert_eq!(faster.beside.expect("the cost").helped, Helped::Unclear);
+        let unknown = judged((1000.0, f64::NAN), (500.0, f64::NAN));
+        assert_eq!((unknown.verdict.helped, unknown.beside), (Helped::No, None));
+    }
+
+    #[test]
+    fn too_few_measurements_are_no_verdict() {
+        let mut windows = Windows::with(Meter::Metric(metric("requests"), None), Duration::ZERO);
+        let some = |n| vec![Window { value: 900.0, cost: f64::NAN }; n];
+        let why = windows.verdict(&some(2), &some(15)).expect_err("two are too few");
+        assert_eq!(why, "no verdict: too few measurements before (2; it takes 3)");
+        let why = windows.verdict(&some(6), &some(1)).expect_err("one is too few");
+        assert!(why.contains("too few measurements after (1;"), "{why}");
+    }
+
+    #[test]
+    fn measuring_goes_on_until_something_can_be_said_or_the_metric_fails() {
+        let windows = |command| Windows::with(Meter::Metric(metric(command), None), Duration::from_millis(1));
+        let mut short = windows("date +%s%N");
+        short.measure(Duration::ZERO);
+        assert!(short.take().len() >= stats::LEAST);
+        let mut broken = windows("exit 1");
+        broken.measure(Duration::ZERO);
+        assert!(broken.verdict(&[], &[]).expect_err("nothing was measured").contains("--metric 'exit 1'"));
     }
 }

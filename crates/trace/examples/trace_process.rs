@@ -23,7 +23,7 @@ fn main() {
             println!("{report:#?}");
             println!(
                 "overhead {:.2} %, usefulness {:.2}, without evaluation {:.2}, branches per second of CPU {:.0}",
-                100.0 * report.overhead(),
+                100.0 * report.overhead().unwrap_or(f64::NAN),
                 report.usefulness(),
                 report.usefulness_without_evaluation(),
                 report.branches as f64 / report.cpu.as_secs_f64()

@@ -72,6 +72,9 @@ pub struct TraceReport {
     pub confirmed: u64,
     /// Breakpoints at which they were not, and those that were never reached: the branches evaluated before were dropped.
     pub contradicted: u64,
+    /// Breakpoints to which a thread was still on its way when its next alarm went off: nothing was wrong with the branches evaluated before, but
+    /// they were dropped as well.
+    pub overtaken: u64,
     /// Branches met while looking ahead.
     pub tally: Tally,
     /// How long threads were held for records.
@@ -106,13 +109,31 @@ impl TraceReport {
         (self.tally.dynamic_taken + self.tally.fixed) as f64 / dynamic.max(1) as f64
     }
 
-    /// The share of the threads' running time that they were held.
-    pub fn overhead(&self) -> f64 {
-        self.held.as_secs_f64() / self.cpu.as_secs_f64().max(1e-9)
+    /// The share of the threads' running time that they were held; `None` where that time is not known.
+    pub fn overhead(&self) -> Option<f64> {
+        share_of(self.held, self.cpu)
     }
 
     /// Records that are as long as was asked for.
     pub fn full(&self) -> u64 {
         self.records.get(&RecordEnd::Full).copied().unwrap_or(0)
+    }
+}
+
+/// What share of `all` a `part` is, if there was anything at all.
+pub(crate) fn share_of(part: Duration, all: Duration) -> Option<f64> {
+    (!all.is_zero()).then(|| part.as_secs_f64() / all.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_an_unknown_time_is_unknown() {
+        let ms = Duration::from_millis;
+        let report = |cpu| TraceReport { held: ms(10), cpu, ..TraceReport::default() };
+        assert_eq!(report(ms(0)).overhead(), None);
+        assert_eq!(report(ms(40)).overhead(), Some(0.25));
     }
 }

@@ -22,6 +22,7 @@ pub(crate) struct Thread {
     delay: Option<RunDelay>,
     /// Where its `struct rseq` is; `None` until it was looked up.
     pub rseq: Option<Option<Avma>>,
+    event: AlarmEvent,
 }
 
 /// What a thread is doing for us.
@@ -45,7 +46,8 @@ pub(crate) struct Chase {
     pub is_check: bool,
     /// What the record has cost so far.
     pub cost: Duration,
-    /// When the thread was let go.
+    /// Where and when the thread was let go.
+    pub begun: Avma,
     pub resumed: Instant,
     /// Its stop is waited for without sleeping.
     pub watched: bool,
@@ -61,6 +63,7 @@ impl Chase {
             expected,
             is_check: false,
             cost: Duration::ZERO,
+            begun: Avma::new(0),
             resumed: Instant::now(),
             watched: false,
             delayed: None,
@@ -74,6 +77,14 @@ impl Chase {
         let Some(now) = delay() else { return leg };
         self.delayed = Some(now);
         leg.saturating_sub(now.saturating_sub(before))
+    }
+
+    /// Whether `at` lies on the evaluated way to the breakpoint.
+    pub fn leads_over(&self, at: Avma) -> bool {
+        let guesses = &self.branches[self.branches.len() - self.guessed..];
+        let starts = std::iter::once(self.begun).chain(guesses.iter().map(|b| b.to));
+        let ends = guesses.iter().map(|b| b.from).chain([self.expected.pc]);
+        starts.zip(ends).any(|(start, end)| start <= at && at <= end)
     }
 
     /// Drops what was evaluated and not confirmed; whether there was any.
@@ -97,7 +108,7 @@ impl Thread {
         alarm.set_period(period)?;
         alarm.start()?;
         let delay = RunDelay::open(pid, tid);
-        Ok(Self { pid, tid, alarm, period, breakpoint, phase: Phase::Waiting, delay, rseq: None })
+        Ok(Self { pid, tid, alarm, period, breakpoint, phase: Phase::Waiting, delay, rseq: None, event })
     }
 
     /// Sets the alarm's period. Each time costs an interrupt of the thread's last processor, which may sleep.
@@ -109,6 +120,14 @@ impl Thread {
     /// Sees to it that the alarm does not go off before so many more of its events. (It has just gone off.)
     pub fn no_alarm_for(&mut self, events: u64) -> Result<(), BranchTraceError> {
         if self.period >= events { Ok(()) } else { self.set_period(events) }
+    }
+
+    /// Its CPU time since it was opened, also after its end; `None` if its alarm counts something else.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        (self.event == AlarmEvent::TaskClock)
+            .then(|| self.alarm.count().ok())
+            .flatten()
+            .map(Duration::from_nanos)
     }
 
     /// How long it has waited for processors in its life.
@@ -128,6 +147,18 @@ pub(crate) fn state_of(r: &Registers) -> State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_on_its_way_between_the_evaluated_branches_only() {
+        let taken = |from, to| Taken { from: Avma::new(from), to: Avma::new(to) };
+        let mut chase = Chase::new(State::blank(Avma::new(0x310)), 8);
+        chase.branches = vec![taken(0x900, 0x100), taken(0x110, 0x200), taken(0x220, 0x300)];
+        (chase.begun, chase.guessed) = (Avma::new(0x104), 2);
+        let on = [0x104, 0x108, 0x110, 0x200, 0x220, 0x300, 0x310];
+        let off = [0x100, 0x111, 0x1ff, 0x221, 0x2ff, 0x311, 0x900];
+        assert_eq!(on.map(|at| chase.leads_over(Avma::new(at))), [true; 7]);
+        assert_eq!(off.map(|at| chase.leads_over(Avma::new(at))), [false; 7]);
+    }
 
     #[test]
     fn waiting_for_a_processor_is_no_cost() {

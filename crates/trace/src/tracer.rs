@@ -305,16 +305,19 @@ impl<'a> Tracer<'a> {
     }
 
     fn drop_thread(&mut self, tid: i32) {
-        if let Some(Thread { pid, phase: Phase::Chasing(mut chase), .. }) = self.threads.remove(&tid) {
+        let thread = self.threads.remove(&tid);
+        // The kernel has nothing to say any more of a thread that has ended, but its alarm has counted to the end.
+        let counted = thread.as_ref().and_then(Thread::cpu_time).unwrap_or_default();
+        if let Some((_, first, last)) = self.cpu.remove(&tid) {
+            self.report.cpu += last.saturating_sub(first).max(counted);
+        }
+        if let Some(Thread { pid, phase: Phase::Chasing(mut chase), .. }) = thread {
             chase.drop_guesses();
             self.deliver(pid, tid, *chase, RecordEnd::Gone);
         }
-        if let Some((_, first, last)) = self.cpu.remove(&tid) {
-            self.report.cpu += last.saturating_sub(first);
-        }
     }
 
-    /// Reads the threads' CPU times, which are gone when a thread ends.
+    /// Reads the threads' CPU times as far as they have come.
     fn account(&mut self) {
         for (&tid, (pid, _, last)) in &mut self.cpu {
             if let Ok(now) = procfs::thread_cpu_time(*pid, tid) {
@@ -402,6 +405,9 @@ impl<'a> Tracer<'a> {
                     self.leg = (self.leg * 7 + leg.min(LONGEST_LEG)) / 8;
                 }
                 chase.cost += leg;
+                if number == thread.alarm.number() && registers.rip != chase.expected.pc {
+                    return self.overtaken(thread, chase, &registers);
+                }
                 self.reached(thread, chase, &registers, begun)
             }
         }
@@ -432,6 +438,21 @@ impl<'a> Tracer<'a> {
         }
         chase.expected = state_of(registers);
         self.advance(thread, chase, registers, begun)
+    }
+
+    /// The alarm went off before the breakpoint was reached. Where the processor was taken away meanwhile (by the host of a virtual machine, whose
+    /// alarms are not told of that) the thread is still on its way, and says nothing against what was evaluated.
+    fn overtaken(
+        &mut self,
+        thread: &mut Thread,
+        mut chase: Box<Chase>,
+        registers: &Registers,
+    ) -> Result<(), BranchTraceError> {
+        let is_on_its_way = chase.leads_over(registers.rip);
+        let guessed = chase.drop_guesses();
+        self.report.contradicted += u64::from(guessed && !is_on_its_way);
+        self.report.overtaken += u64::from(is_on_its_way);
+        self.finish(thread, *chase, RecordEnd::Lost)
     }
 
     /// Looks ahead from the chase's state, and decides how it goes on.
@@ -469,6 +490,7 @@ impl<'a> Tracer<'a> {
             return self.finish(thread, *chase, end);
         }
         thread.breakpoint.set(chase.expected.pc)?;
+        chase.begun = registers.rip;
         chase.watched = self.vigil.stays_awake();
         chase.resumed = Instant::now();
         thread.phase = Phase::Chasing(chase);

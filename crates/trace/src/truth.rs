@@ -7,7 +7,7 @@ use restitch_address::{Avma, LoadBias};
 use restitch_branch_table::{Branch, Outcome, Table};
 use restitch_evaluate::{Code, State, Step};
 use restitch_perf::{AlarmEvent, ThreadAlarm};
-use restitch_testkit::{Guarded, find_program, skipped};
+use restitch_testkit::{Guarded, find_program, skipped, wait_until};
 use restitch_tracee::{Children, FollowEvent, Followed, Registers};
 use restitch_x86::{Action, Semantic};
 use std::collections::BTreeMap;
@@ -132,12 +132,18 @@ fn race(program: &str, arguments: &[&str], steps: u64) {
     race_command(program, Command::new(path).args(arguments), steps);
 }
 
+/// Waits until a process has used enough CPU time to be in its main work; how long that takes depends on what else runs.
+fn into_its_work(pid: i32) {
+    const STARTED: Duration = Duration::from_millis(150);
+    let used = || restitch_procfs::thread_cpu_time(pid, pid).ok().filter(|used| *used >= STARTED);
+    assert!(wait_until(Duration::from_secs(60), used).is_some(), "process {pid} does not work");
+}
+
 fn race_command(program: &str, command: &mut Command, steps: u64) {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = Guarded::spawn(command).unwrap();
     let pid = child.pid() as i32;
-    // Into its main work.
-    std::thread::sleep(Duration::from_millis(150));
+    into_its_work(pid);
     let Some((mut race, _alarm)) = Race::start(pid) else { return };
     race.run(steps);
     println!(
@@ -247,7 +253,7 @@ fn branches_by_the_table_are_those_of_single_steps() {
         };
         let option = if program == "dash" { "-c" } else { "-e" };
         let child = Guarded::start(&path, &[option, script]).unwrap();
-        std::thread::sleep(Duration::from_millis(150));
+        into_its_work(child.pid() as i32);
         let tables = Tables::of(child.pid() as i32);
         let Some((mut race, _alarm)) = Race::start(child.pid() as i32) else { return };
         let (mut branches, mut taken) = (0, 0);

@@ -170,6 +170,7 @@ fn records_are_paths_in_both_ways_of_looking_ahead() {
         };
         let pairs = |seen: &Seen| seen.records.iter().map(|r| r.0.len().saturating_sub(1)).sum::<usize>();
         let Some(seen) = until(run, |seen| seen.report.full() > 5 && pairs(seen) > 20) else { return };
+        println!("{:?}", seen.report);
         assert_paths(child.pid() as i32, &seen);
         assert!(seen.report.full() > 5, "{:?}", seen.report);
         assert!(seen.records.iter().filter(|r| r.1 == RecordEnd::Full).all(|r| r.0.len() == 24));

@@ -9,7 +9,7 @@ use crate::waitid::waitid;
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -30,11 +30,14 @@ pub(crate) fn note_end(tid: i32, status: i32) {
 pub struct OwnChild(Child);
 
 impl OwnChild {
-    /// Starts `command`.
+    /// Starts `command` as a shell does: a text file that names no interpreter is a script of `/bin/sh`.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        // SAFETY: the closure does nothing. Its presence makes `Command` call `execvp` in place of `posix_spawnp`, which
+        // refuses such files.
+        unsafe { command.pre_exec(|| Ok(())) };
         let child = command.spawn()?;
         let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         ends.insert(child.id() as i32, None);

@@ -100,7 +100,7 @@ pub enum TraceError {
     },
     /// A system call filter could end the target.
     #[error(
-        "process {pid} runs under seccomp (mode {mode}); a system call on its behalf could kill it, so none was made; allow it explicitly if the filter is known to permit mmap, mprotect and openat"
+        "process {pid} runs under seccomp (mode {mode}); a system call on its behalf could kill it, so none was made; make a faster copy of its program instead (restitch record, restitch optimize), or run it without the filter"
     )]
     Seccomp {
         /// The process.

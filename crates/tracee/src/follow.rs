@@ -250,7 +250,7 @@ impl Followed {
     /// A dead leader stays in the list for as long as the process lives.
     fn judge(pid: i32, tid: i32, error: TraceError) -> Result<(), TraceError> {
         match procfs::thread_stat(pid, tid) {
-            Ok(stat) if !stat.state.is_ended() => Err(error),
+            Ok(stat) if !stat.state.is_ended() && !stat.is_exiting => Err(error),
             _ => Ok(()),
         }
     }

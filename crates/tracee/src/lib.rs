@@ -4,7 +4,7 @@
 //! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`visit`] does so while all but one of its
 //! threads run, [`Stopped::step_thread`] executes single
 //! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit; [`Followed`] attends to the
-//! threads of a running process one by one.
+//! threads of a running process one by one; [`Foreground`] stands in front of a command and passes signals on.
 //!
 //! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts requests from
 //! the tracing thread only), keep stops short, and order changes so that the process is correct after each of them,
@@ -25,8 +25,10 @@ mod borrow;
 mod breakpoint;
 mod child;
 mod collapse;
+mod descriptors;
 mod error;
 mod follow;
+mod foreground;
 mod frame;
 mod launch;
 mod launch_stop;
@@ -50,13 +52,15 @@ pub use batch::Batch;
 pub use borrow::{Borrow, SeccompPolicy};
 pub use child::{OwnChild, wait_for_child};
 pub use collapse::collapse_pages;
+pub use descriptors::close_on_exec;
 pub use error::TraceError;
 pub use follow::{Children, FollowEvent, Followed};
+pub use foreground::Foreground;
 pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
 pub use memory::Memory;
 pub use registers::{PendingRestart, Registers};
 pub use remote::{Backing, Placement, Protection, RemoteFd};
-pub use seize::{StopOptions, settle_stragglers};
+pub use seize::{StopOptions, preflight, settle_stragglers};
 pub use status::ExitStatus;
 pub use step::StepEnd;
 pub use stopped::{StopTimes, Stopped};

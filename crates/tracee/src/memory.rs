@@ -33,6 +33,9 @@ impl Memory {
             Some(libc::ENOENT | libc::ESRCH) => {
                 TraceError::Vanished { tid: pid, operation: "opening its memory" }
             }
+            Some(libc::EACCES | libc::EPERM) if restitch_procfs::has_ended(pid) => {
+                TraceError::Vanished { tid: pid, operation: "opening its memory" }
+            }
             Some(libc::EACCES | libc::EPERM) => TraceError::Permission {
                 pid,
                 advice: "its memory cannot be opened; run as the same user or as root".to_owned(),

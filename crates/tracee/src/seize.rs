@@ -105,8 +105,11 @@ fn exec_marker(pid: i32) -> Option<restitch_address::Avma> {
     procfs::auxv(pid).ok()?.random_bytes()
 }
 
-/// Refuses, before anything is touched, what cannot be traced.
-pub(crate) fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
+/// Refuses, before anything is touched, what cannot be traced. Stops begin with that; whoever has much to do before can ask at once.
+///
+/// # Errors
+/// Why the process cannot be stopped: it has ended, is traced by another program, is a kernel thread, a 32-bit program or this one.
+pub fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
     let status = procfs::status(pid)?;
     let pid = status.tgid.unwrap_or(pid);
     if u32::try_from(pid) == Ok(std::process::id()) {
@@ -115,6 +118,9 @@ pub(crate) fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
     let ended = status.state.is_some_and(|state| state.is_ended());
     if ended && procfs::threads(pid).map_or(0, |threads| threads.len()) <= 1 {
         return Err(TraceError::Zombie { pid });
+    }
+    if procfs::has_ended(pid) {
+        return Err(TraceError::Vanished { tid: pid, operation: "looking at it" });
     }
     if status.kernel_thread {
         return Err(TraceError::KernelThread { pid });
@@ -287,12 +293,14 @@ impl Seizing {
             Err(ProcError::Gone { .. }) => return Ok(true),
             status => status?,
         };
-        if status.state.is_some_and(|state| state.is_ended()) {
+        let is_exiting = || procfs::thread_stat(self.pid, tid).is_ok_and(|stat| stat.is_exiting);
+        if status.state.is_some_and(|state| state.is_ended()) || is_exiting() {
             // A dead thread stays in the list until it is collected; a dead leader for as long as the process lives.
             return Ok(false);
         }
         match status.tracer.filter(|&tracer| tracer != 0) {
             Some(tracer) => Err(already_traced(self.pid, tracer)),
+            None if procfs::has_ended(self.pid) => Ok(true),
             None => Err(permission_error(self.pid)),
         }
     }

@@ -5,7 +5,7 @@ use restitch_address::Svma;
 use restitch_apply::CheckedVersion;
 use restitch_apply_elf::{ElfError, ElfPlan, OutputOptions, place, plan_output, verify};
 use restitch_cfi::UnwindInfo;
-use restitch_emit::{Executions, Promotion, Request, emit_for};
+use restitch_emit::{Executions, Pointers, Promotion, Request, emit_for};
 use restitch_image::Image;
 use restitch_layout::testing::{duplicated, fetching};
 use restitch_layout::{Fragment, Layout};
@@ -47,7 +47,7 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
     version_with(image, order, start, |_| Vec::new())
 }
 
-/// With the promoted calls that `promote` chooses.
+/// With the promoted calls that `promote` chooses; in position-independent files pointers to functions lead to the copies.
 pub fn version_with(
     image: &Image,
     order: Order,
@@ -80,6 +80,7 @@ pub fn version_with(
         assert!(layout.duplicates() > 10);
         layout = fetching(&program, layout, seed);
     }
+    let pointers = Pointers::of(image, &program);
     let request = Request {
         image,
         program: &program,
@@ -90,6 +91,7 @@ pub fn version_with(
         number: 3,
         bound: &[],
         promote: &promote(&program),
+        pointers: Some(&pointers),
         large_pages: false,
         counters: None,
     };

@@ -1,7 +1,7 @@
 //! Modules and versions to check.
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use restitch_address::LoadBias;
+use restitch_address::{LoadBias, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_emit::{Counted, CounterRequest, CounterWidth, Executions, Request, Version, emit_for};
 use restitch_image::{Image, ImageKind};
@@ -24,6 +24,24 @@ impl Module {
         Self { image, unwind, program }
     }
 
+    /// What is asked for a version for a file, at `start`, with nothing special.
+    pub fn request<'a>(&'a self, layout: &'a Layout, start: Svma) -> Request<'a> {
+        Request {
+            image: &self.image,
+            program: &self.program,
+            unwind: &self.unwind,
+            layout,
+            start,
+            bias: None,
+            number: 1,
+            bound: &[],
+            promote: &[],
+            pointers: None,
+            large_pages: false,
+            counters: None,
+        }
+    }
+
     pub fn bias(&self) -> Option<LoadBias> {
         Some(LoadBias::default())
     }
@@ -43,17 +61,9 @@ impl Module {
         // Branches that lead away both ways are turned, every other one.
         let edges: Vec<u64> = (0..self.program.edges.len() as u64).map(|i| i * 7919 % 1009).collect();
         let request = Request {
-            image: &self.image,
-            program: &self.program,
-            unwind: &self.unwind,
-            layout,
-            start,
             bias: self.bias(),
-            number: 1,
-            bound: &[],
-            promote: &[],
-            large_pages: false,
             counters: (!counted.is_empty()).then_some(counters),
+            ..self.request(layout, start)
         };
         emit_for(&request, Executions { blocks: &[], edges: &edges }).unwrap()
     }

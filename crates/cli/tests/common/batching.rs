@@ -118,9 +118,15 @@ impl Batch {
     /// Runs `program` once and says in how many runs of which kind it was seen.
     #[track_caller]
     pub fn kinds(&self, program: &Path) -> (u64, u64) {
+        self.kinds_with(&[], program)
+    }
+
+    /// The same with options of `batch`.
+    #[track_caller]
+    pub fn kinds_with(&self, options: &[&str], program: &Path) -> (u64, u64) {
         // Two runs: a process whose end comes together with that of the command may be missed.
         let script = "\"$0\" --seconds 0.3; [ $? = 42 ] || exit 9; \"$0\"; [ $? = 42 ] || exit 9; sleep 0.3";
-        finish(self.command(&[]).args(["sh", "-c", script]).arg(program)).expect(code::DONE);
+        finish(self.command(options).args(["sh", "-c", script]).arg(program)).expect(code::DONE);
         let report = self.report();
         let of = |list: &str| {
             report[list]

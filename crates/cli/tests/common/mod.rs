@@ -29,6 +29,9 @@ pub mod code {
     pub const NOT_PERMITTED: i32 = 5;
     pub const REFUSED: i32 = 6;
     pub const NOTHING_TO_DO: i32 = 7;
+    pub const TAKEN_BACK: i32 = 8;
+    pub const NOT_STARTED: i32 = 126;
+    pub const NOT_FOUND: i32 = 127;
 }
 
 /// The command, with a state directory that nobody else uses.

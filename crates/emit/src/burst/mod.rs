@@ -641,6 +641,7 @@ impl<'r> Burst<'r> {
             // Nobody is to be moved into a tracing version but by its tracer: there is no way in.
             map: AddressMap { pieces: self.pieces, places: Vec::new() },
             redirects: Vec::new(),
+            led: Vec::new(),
             shortcuts: Vec::new(),
             symbols: self.symbols,
             counters: None,

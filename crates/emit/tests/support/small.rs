@@ -47,6 +47,7 @@ impl Small {
             number: 1,
             bound: &[],
             promote: &[],
+            pointers: None,
             large_pages: false,
             counters: None,
         }

@@ -21,9 +21,11 @@
 //! the new one. The kernel's records of mappings have the path of the file that was mapped, behind links: by its name it is known for ever how a process has run, whatever is
 //! in force by then ([`recognise`](super::in_force)). ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
+use super::observe::Usage;
 use crate::SessionError;
 use crate::disk::write_whole;
 use restitch_image::BuildId;
+use restitch_layout::LayoutChoice;
 use restitch_preload::{
     AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, Known, Meta, PLATFORMS, PLATFORMS_32, counts_name,
     empty_library_32, known_name, platform_name,
@@ -65,8 +67,12 @@ pub struct Entry {
     pub profiled_runs: u64,
     /// Seconds since 1970 when the profile was complete.
     pub profiled_at: u64,
-    /// Processor seconds in user code of a run of the original.
-    pub seconds_per_run: f64,
+    /// Runs of the original, of the commands up to now.
+    #[serde(default)]
+    pub original: Usage,
+    /// Runs in optimized code, likewise.
+    #[serde(default)]
+    pub optimized: Usage,
     /// Processor seconds of restitch's own that the optimization took.
     pub cost_seconds: f64,
     /// The layout's name; empty while there is a profile only.
@@ -122,6 +128,14 @@ impl Cache {
         Ok(Self { path, real_path })
     }
 
+    /// Whether it can be written, or only used.
+    ///
+    /// # Errors
+    /// If it cannot (a file system that is mounted for reading only, a full disk's quota).
+    pub fn check_writable(&self) -> Result<(), SessionError> {
+        crate::disk::check_writable(&self.usage_file())
+    }
+
     /// The folder that was opened.
     pub(crate) fn base(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
@@ -132,17 +146,7 @@ impl Cache {
     /// # Errors
     /// If it cannot be written, or programs do not start with it.
     pub fn agent(&self) -> Result<PathBuf, SessionError> {
-        let put = |name: &str, content: &[u8]| {
-            let path = self.path.join(name);
-            match std::fs::read(&path).is_ok_and(|old| old == content) {
-                true => Ok(()),
-                false => write_whole(&path, content, 0o755),
-            }
-        };
-        put(AGENT_NAME, AGENT)?;
-        PLATFORMS.iter().try_for_each(|platform| put(&platform_name(platform), AGENT))?;
-        let empty = empty_library_32();
-        PLATFORMS_32.iter().try_for_each(|platform| put(&platform_name(platform), &empty))?;
+        write_agent(&self.path)?;
         let (any, plain) = (self.path.join(AGENT_OF_EVERY_KIND), self.path.join(AGENT_NAME));
         if probe(&any).is_ok() {
             return Ok(any);
@@ -262,7 +266,7 @@ impl Cache {
         self.put_in_force(&entry.build_id)
     }
 
-    fn write_entry(&self, entry: &Entry) -> Result<(), SessionError> {
+    pub(super) fn write_entry(&self, entry: &Entry) -> Result<(), SessionError> {
         let text = serde_json::to_vec_pretty(entry).unwrap_or_default();
         write_whole(&self.stored(&entry.build_id, "json"), &text, 0o600)
     }
@@ -270,6 +274,18 @@ impl Cache {
     /// Modules of which there is a profile, but no overlay made from it: the session ended before.
     pub fn pending(&self) -> Vec<Entry> {
         self.entries().into_iter().filter(|e| e.layout.is_empty()).collect()
+    }
+
+    /// Makes profiles of which the overlays have another layout such that are not laid out yet. What is in force stays so until then.
+    pub fn want_layout(&self, layout: LayoutChoice) {
+        let wanted = layout.to_string();
+        for entry in self.entries().into_iter().filter(|e| !e.layout.is_empty() && e.layout != wanted) {
+            // What somebody works on is left to him.
+            let Some(_lock) = self.lock(&entry.build_id) else { continue };
+            // Failing, the old one stays.
+            let optimized = Usage::default();
+            let _ = self.write_entry(&Entry { layout: String::new(), optimized, ..entry });
+        }
     }
 
     /// The build ids of modules of which there are countings that the next command goes on with.
@@ -338,7 +354,7 @@ impl Cache {
     pub fn export(&self, folder: &Path) -> Result<usize, SessionError> {
         let fail = |source| SessionError::File { operation: "making", path: folder.into(), source };
         std::fs::create_dir_all(folder).map_err(fail)?;
-        write_whole(&folder.join(AGENT_NAME), AGENT, 0o755)?;
+        write_agent(folder)?;
         let mut count = 0;
         // Modules without a build id are known by their files, which elsewhere are others.
         for entry in self.entries().into_iter().filter(|e| !e.is_of_content()) {
@@ -350,6 +366,31 @@ impl Cache {
         }
         Ok(count)
     }
+}
+
+/// Finds out whether something can be exported into a folder, which is made.
+///
+/// # Errors
+/// If it cannot.
+pub fn check_export(folder: &Path) -> Result<(), SessionError> {
+    let fail = |source| SessionError::File { operation: "making", path: folder.into(), source };
+    std::fs::create_dir_all(folder).map_err(fail)?;
+    crate::check_writable(&folder.join(AGENT_NAME))
+}
+
+/// Writes the agent into a folder, under all names that loaders look for.
+fn write_agent(folder: &Path) -> Result<(), SessionError> {
+    let put = |name: &str, content: &[u8]| {
+        let path = folder.join(name);
+        match std::fs::read(&path).is_ok_and(|old| old == content) {
+            true => Ok(()),
+            false => write_whole(&path, content, 0o755),
+        }
+    };
+    put(AGENT_NAME, AGENT)?;
+    PLATFORMS.iter().try_for_each(|platform| put(&platform_name(platform), AGENT))?;
+    let empty = empty_library_32();
+    PLATFORMS_32.iter().try_for_each(|platform| put(&platform_name(platform), &empty))
 }
 
 /// Whether a shell starts with the agent at `path` and has it in its memory; else what was said.

@@ -6,7 +6,7 @@
 //! programs = ["cc1plus", "clang-19"]   # only these; all without
 //! exclude = ["ld.lld"]                 # never these
 //! layout = "ext-tsp-across"
-//! cache = "/var/cache/restitch"
+//! cache = "build/restitch-cache"       # as seen from this file; ~ is the user's home
 //! cache-size = 4096                    # MiB
 //! ```
 
@@ -54,13 +54,33 @@ impl Config {
         let text = String::from_utf8_lossy(&read_file(path)?).into_owned();
         let file: File = toml::from_str(&text)
             .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string().trim().to_owned() })?;
-        Ok(file.batch)
+        let mut config = file.batch;
+        config.cache = config.cache.map(|cache| from_file(&cache, path));
+        Ok(config)
+    }
+}
+
+/// A path in a configuration file: `~` is the user's home, and what is relative is so to the file's folder.
+fn from_file(named: &Path, file: &Path) -> PathBuf {
+    match (named.strip_prefix("~"), std::env::var_os("HOME")) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => file.parent().unwrap_or(Path::new("")).join(named),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cache_is_named_as_seen_from_the_file() {
+        let of = |named| from_file(Path::new(named), Path::new("/team/restitch.toml"));
+        assert_eq!(of("cache/here"), Path::new("/team/cache/here"));
+        assert_eq!(of("/var/cache"), Path::new("/var/cache"));
+        let home = PathBuf::from(std::env::var_os("HOME").unwrap_or("/team/~".into()));
+        assert_eq!((of("~/c"), of("~")), (home.join("c"), home.join("")));
+        assert_eq!(from_file(Path::new("c"), Path::new(FILE_NAME)), Path::new("c"));
+    }
 
     #[test]
     fn other_tables_are_others_business() {

@@ -6,6 +6,17 @@ use restitch_apply_preload::place;
 use restitch_image::Image;
 use std::path::Path;
 
+/// Why a module of this file name is left alone, whatever is in it.
+pub(super) fn left_by_name(path: &Path) -> Option<&'static str> {
+    let name = path.file_name()?.to_string_lossy();
+    let is_libc = name.starts_with("libc.so.") || name.starts_with("libc-2.");
+    match () {
+        () if name.starts_with("librestitch-") => Some("it is restitch's own"),
+        () if is_libc => Some("it is the C library, which every process shares"),
+        () => None,
+    }
+}
+
 /// A module of these bytes, if it can be worked on.
 ///
 /// # Errors
@@ -13,13 +24,10 @@ use std::path::Path;
 pub(super) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
+    if let Some(why) = left_by_name(path) {
+        return Err(bad(why.into()));
+    }
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    if name.starts_with("librestitch-") {
-        return Err(bad("it is restitch's own".into()));
-    }
-    if name.starts_with("libc.so.") || name.starts_with("libc-2.") {
-        return Err(bad("it is the C library, which every process shares".into()));
-    }
     if let Some(why) = run_time(&image, &name) {
         return Err(bad(why.into()));
     }

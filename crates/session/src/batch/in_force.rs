@@ -7,6 +7,7 @@
 
 use super::cache::{COUNTING, Cache, OPTIMIZED, read_meta};
 use super::observe::{Mode, Overlays};
+use restitch_preload::{AGENT_NAME, PLATFORMS, platform_name};
 use std::path::{Path, PathBuf};
 
 /// What stands behind the path of a file that is not there any more.
@@ -16,6 +17,11 @@ impl Cache {
     /// Whether a file, as the kernel names it, is one of this cache's.
     pub(crate) fn holds(&self, path: &Path) -> bool {
         path.parent().is_some_and(|folder| folder == self.real_path || folder == self.real_path.join("store"))
+    }
+
+    /// Whether a file was made by restitch, here or in another cache: there is nothing to optimize in it.
+    pub(crate) fn is_made(&self, path: &Path) -> bool {
+        self.holds(path) || is_agent(path) || read_meta(path).is_some()
     }
 
     /// Whether an overlay is in force that is not a link: an older restitch has put it there.
@@ -39,6 +45,12 @@ impl Cache {
     }
 }
 
+/// Whether a file is the agent, by its name.
+fn is_agent(path: &Path) -> bool {
+    let is_named = |name: &str| path.file_name().is_some_and(|n| n == name);
+    is_named(AGENT_NAME) || PLATFORMS.iter().any(|platform| is_named(&platform_name(platform)))
+}
+
 impl Overlays for Cache {
     fn recognise(&self, path: &Path) -> Option<(PathBuf, Mode)> {
         let name = path.file_name()?.to_str()?;
@@ -60,7 +72,7 @@ impl Overlays for Cache {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::batch::cache::Entry;
     use restitch_preload::{MAX_BUILD_ID, Meta, PAGE};
@@ -76,12 +88,13 @@ mod tests {
 
     fn entry() -> Entry {
         let (path, build_id, layout) = ("/bin/a".into(), ID.into(), "original".into());
-        let (profiled_runs, profiled_at, seconds_per_run, cost_seconds) = (1, 1, 1.0, 1.0);
-        Entry { path, build_id, profiled_runs, profiled_at, seconds_per_run, cost_seconds, layout }
+        let (profiled_runs, profiled_at, cost_seconds) = (1, 1, 1.0);
+        let (original, optimized) = Default::default();
+        Entry { path, build_id, profiled_runs, profiled_at, original, optimized, cost_seconds, layout }
     }
 
     /// An overlay of one page of version and one of code, which nobody runs.
-    fn overlay(counters_len: u64) -> Vec<u8> {
+    pub fn overlay(counters_len: u64) -> Vec<u8> {
         let meta = Meta {
             build_id: [1; MAX_BUILD_ID],
             build_id_len: 10,
@@ -140,6 +153,42 @@ mod tests {
         assert!(linked.holds(&optimized) && !linked.holds(&folder.path().join("a")));
         assert_eq!(cache.recognise(&folder.path().join(format!("{ID}.counting"))), None);
         assert_eq!(cache.recognise(&cache.real_path.join("librestitch-preload.so")), None);
+    }
+
+    #[test]
+    fn what_another_build_has_replaced_goes_first_and_what_nobody_knows_in_any_case() {
+        let (_folder, cache) = cache();
+        let build = |number: u64, path: &str| {
+            let build_id = format!("{number:020}");
+            let entry = Entry { build_id, path: path.into(), profiled_at: number, ..entry() };
+            cache.keep(&entry, &overlay(0)).unwrap();
+            entry
+        };
+        // Profiled first, and still the build of its file; the other one has been built anew.
+        let (old, first, second) = (build(1, "/bin/a"), build(2, "/bin/b"), build(3, "/bin/b"));
+        assert_eq!(cache.replaced(), [first.build_id.clone()].into());
+        let bytes = cache.size(&old);
+        assert_eq!(cache.prune(2 * bytes), (1, 3));
+        assert_eq!(cache.entries(), [second.clone(), old.clone()]);
+        // What cannot be read would count against no limit, and stay in force for ever.
+        std::fs::write(cache.stored(&old.build_id, "json"), "{").unwrap();
+        assert_eq!((cache.entries(), cache.prune(u64::MAX)), (vec![second], (1, 2)));
+        assert!(!cache.path.join(format!("{}.overlay", old.build_id)).exists());
+        assert!(!cache.stored(&old.build_id, OPTIMIZED).exists());
+    }
+
+    #[test]
+    fn what_another_cache_holds_is_known_for_what_it_is() {
+        let ((_folder, cache), (_elsewhere, other)) = (cache(), cache());
+        other.keep(&entry(), &overlay(0)).unwrap();
+        let optimized = opened(&other);
+        other.count_with(ID, &overlay(PAGE)).unwrap();
+        let agent = other.path.join("librestitch-x86_64.so");
+        for path in [&optimized, &opened(&other), &agent] {
+            assert!(cache.is_made(path) && !cache.holds(path), "{path:?}");
+        }
+        let program = std::env::current_exe().unwrap();
+        assert!(!cache.is_made(&program) && !cache.is_made(Path::new("/nonexistent")));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::builds::{ModuleFile, REPLACED};
 use super::cache::{Cache, Entry};
 use super::known::read_module;
+use super::observe::Usage;
 use super::progress::{Progress, Step};
 use super::suspended::Suspended;
 use super::usage::whole_runs;
@@ -251,8 +252,8 @@ impl Job {
     ///
     /// # Errors
     /// If it cannot be written: the counting is over then.
-    pub fn suspend(mut self, cache: &Cache, seconds_per_run: f64, spent: f64) -> Result<(), SessionError> {
-        (self.state.seconds_per_run, self.state.spent) = (seconds_per_run, spent);
+    pub fn suspend(mut self, cache: &Cache, original: Usage, spent: f64) -> Result<(), SessionError> {
+        (self.state.original, self.state.spent) = (original, spent);
         let kept = self.state.keep(cache, self.earlier.as_deref());
         if kept.is_err() {
             self.abandon(cache);
@@ -264,7 +265,7 @@ impl Job {
     ///
     /// # Errors
     /// If nothing was counted, the cache cannot be written, or the module is not any more what it was.
-    pub fn keep_profile(&mut self, cache: &Cache, seconds_per_run: f64) -> Result<Entry, SessionError> {
+    pub fn keep_profile(&mut self, cache: &Cache, original: Usage) -> Result<Entry, SessionError> {
         let values = self.values(cache)?;
         if values.iter().all(|n| *n == 0) {
             return Err(SessionError::NothingToDo("no run of it was counted".into()));
@@ -284,7 +285,8 @@ impl Job {
             build_id: self.state.build_id.clone(),
             profiled_runs: self.state.progress.runs(),
             profiled_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
-            seconds_per_run,
+            original,
+            optimized: Usage::default(),
             cost_seconds: 0.0,
             layout: String::new(),
         };
@@ -311,11 +313,11 @@ impl Job {
     pub fn complete(
         mut self,
         cache: &Cache,
-        seconds_per_run: f64,
+        original: Usage,
         choice: LayoutChoice,
         cost: impl FnOnce() -> f64,
     ) -> Result<Entry, SessionError> {
-        match self.keep_profile(cache, seconds_per_run) {
+        match self.keep_profile(cache, original) {
             Ok(entry) => match self.into_held() {
                 Some(held) => optimize(cache, entry, &held.module, choice, cost),
                 None => Ok(entry),
@@ -337,9 +339,9 @@ impl Job {
         &self.state.path
     }
 
-    /// Processor seconds of a run, and those that were spent on it, when it was suspended last.
-    pub fn before(&self) -> (f64, f64) {
-        (self.state.seconds_per_run, self.state.spent)
+    /// Runs of the original before, and the processor seconds that were spent on it, when it was suspended last.
+    pub fn before(&self) -> (Usage, f64) {
+        (self.state.original, self.state.spent)
     }
 }
 
@@ -371,9 +373,12 @@ fn overlap(a: &[u64], b: &[u64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::upkeep::Verdict;
     use super::super::work::shows_nothing;
     use super::super::work::tests::{address, module};
     use super::*;
+
+    const RUNS: Usage = Usage { runs: 4, samples: 1000, pairs: 249_000 };
 
     #[test]
     fn a_plan_is_made_again_from_what_is_kept_and_only_then() {
@@ -391,7 +396,7 @@ mod tests {
         let id = job.state.build_id.clone();
         let hash = job.planned.as_ref().unwrap().hash();
         assert!(cache.lock(&id).is_none(), "it is held");
-        job.suspend(&cache, 0.5, 0.25).unwrap();
+        job.suspend(&cache, RUNS, 0.25).unwrap();
         cache.tidy();
         assert!(cache.is_suspended(&id), "what is suspended stays in force");
         let state = Suspended::read(&cache, &id).unwrap();
@@ -403,7 +408,7 @@ mod tests {
         // Six runs have counted (by hand), three of which were no runs worth the name.
         let mut job = Job::resume(&cache, &id).unwrap();
         assert!(Job::resume(&cache, &id).is_none(), "one at a time");
-        assert_eq!(job.before(), (0.5, 0.25));
+        assert_eq!(job.before(), (RUNS, 0.25));
         let mut counts = std::fs::read(cache.counts(&job.id)).unwrap();
         counts[Counts::STARTED_AT as usize] = 6;
         counts[Counts::ENDED_AT as usize] = 6;
@@ -412,11 +417,34 @@ mod tests {
         write_whole(&cache.counts(&job.id), &counts, 0o600).unwrap();
         let measured = Measured { counting: 300, typical: 100.0 };
         assert_eq!(job.look(&cache, measured, || false).unwrap(), Look::Complete);
-        let done = job.complete(&cache, 0.5, LayoutChoice::default(), || 1.0).unwrap();
+        let done = job.complete(&cache, RUNS, LayoutChoice::default(), || 1.0).unwrap();
         assert_eq!((done.profiled_runs, done.cost_seconds), (6, 1.0));
         assert!(!cache.is_suspended(&id) && Suspended::read(&cache, &id).is_none(), "the counting is over");
-        assert_eq!(cache.verify(&done), super::super::upkeep::Verdict::Sound);
+        assert_eq!(cache.verify(&done), Verdict::Sound);
         assert!(Job::resume(&cache, &id).is_none());
+    }
+
+    #[test]
+    fn a_damaged_overlay_that_counts_is_found_and_its_counting_ended() {
+        let Some((folder, module)) = module() else { return };
+        let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
+        let path = folder.path().join("a");
+        let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
+        let samples = BTreeMap::from([(offset, 10)]);
+        let job = Job::begin(&cache, &path, read_module(&cache, &path).unwrap(), &samples, None).unwrap();
+        let id = job.state.build_id.clone();
+        let overlay = cache.path.join(format!("{id}.counting"));
+        // What a session is at has no note yet.
+        assert_eq!((cache.verify_all(), cache.prune(0)), (Vec::new(), (0, 1)));
+        assert!(overlay.exists());
+        job.suspend(&cache, RUNS, 0.25).unwrap();
+        assert_eq!(cache.verify_all(), [(path.clone(), Verdict::Sound)]);
+        let mut bytes = std::fs::read(&overlay).unwrap();
+        bytes[4096] ^= 1;
+        std::fs::write(&overlay, &bytes).unwrap();
+        let found = cache.verify_all();
+        assert!(matches!(&found[..], [(at, Verdict::Removed(_))] if *at == path), "{found:?}");
+        assert!(!overlay.exists() && !cache.is_suspended(&id) && cache.verify_all().is_empty());
     }
 
     #[test]
@@ -430,7 +458,7 @@ mod tests {
             || Job::begin(&cache, &path, read_module(&cache, &path).unwrap(), &samples, None).unwrap();
         let job = begin();
         let id = job.state.build_id.clone();
-        job.suspend(&cache, 0.5, 0.25).unwrap();
+        job.suspend(&cache, RUNS, 0.25).unwrap();
         // While it is built anew the file is missing.
         let away = folder.path().join("away");
         std::fs::rename(&path, &away).unwrap();
@@ -452,7 +480,7 @@ mod tests {
         std::fs::write(&path, &other).unwrap();
         let told = job.look(&cache, Measured::default(), || false).unwrap_err();
         assert!(told.to_string().contains(REPLACED), "{told}");
-        job.suspend(&cache, 0.5, 0.25).unwrap();
+        job.suspend(&cache, RUNS, 0.25).unwrap();
         assert!(cache.is_suspended(&id) && Job::resume(&cache, &id).is_none() && !cache.is_suspended(&id));
     }
 }

@@ -22,11 +22,13 @@ pub(super) fn go_on(cache: &Cache, layout: LayoutChoice) -> bool {
     }
     let mut command = Command::new(own);
     command
-        .args(["cache", "optimize", "--background", "--layout", layout.name(), "--cache"])
+        .args(["cache", "optimize", "--background", "--layout", &layout.to_string(), "--cache"])
         .arg(cache.base());
     // A group of its own: what a terminal sends to the command's is not for it.
     command.process_group(0).current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // Nor are locks and pipes of whoever started this.
+    restitch_tracee::close_on_exec(&mut command);
     command.spawn().is_ok()
 }
 
@@ -58,10 +60,10 @@ pub fn optimize_pending(
     }
     for state in cache.countings().into_iter().filter(|c| c.complete) {
         let (path, start) = (state.path.clone(), worker::cpu_seconds());
-        let (seconds_per_run, spent) = (state.seconds_per_run, state.spent);
+        let (original, spent) = (state.original, state.spent);
         let cost = || spent + worker::cpu_seconds() - start;
         if let Some(job) = job::Job::resume(cache, &state.build_id) {
-            outcomes.push((path, job.complete(cache, seconds_per_run, layout, cost).map(optimized)));
+            outcomes.push((path, job.complete(cache, original, layout, cost).map(optimized)));
         }
     }
     for (path, past) in usage::read(cache).into_iter().filter(|(_, past)| past.wanted) {
@@ -96,6 +98,5 @@ fn begin_once(cache: &Cache, path: &Path, past: &Past) -> Result<(), SessionErro
         return Err(SessionError::NothingToDo("another session has begun with it".into()));
     }
     let job = job::Job::begin(cache, path, image, &past.places(), past.runs)?;
-    let seconds_per_run = past.totals.seconds() / past.totals.begun.max(1) as f64;
-    job.suspend(cache, seconds_per_run, worker::cpu_seconds() - start)
+    job.suspend(cache, past.totals.original(), worker::cpu_seconds() - start)
 }

@@ -29,6 +29,7 @@ mod work;
 mod worker;
 
 pub use leftover::{Outcome, optimize_pending};
+pub use observe::Usage;
 pub use report::{BatchReport, Left, Optimized, Runs};
 pub use upkeep::{CountingModule, Verdict};
 
@@ -39,14 +40,18 @@ use cache::{Cache, Entry};
 use job::Measured;
 use observe::{Observer, Seen};
 use restitch_layout::LayoutChoice;
+use restitch_tracee::Foreground;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use usage::{Past, Totals, is_due};
 use worker::{Haste, Message, Worker};
 
+/// How often what has happened is looked at; the command's end is seen at once.
 const POLL: Duration = Duration::from_millis(50);
 /// Less time in a module than this, in seconds, is not worth anything.
 const LEAST_SECONDS: f64 = 0.5;
@@ -89,6 +94,8 @@ pub struct BatchOptions {
 pub struct Making {
     /// How to lay out.
     pub layout: LayoutChoice,
+    /// It was asked for: what the cache has in another layout is laid out again, from the profile that it keeps.
+    pub lay_out_again: bool,
     /// How many runs count; as many as are useful, if not given.
     pub runs: Option<u64>,
     /// What happens with profiles that are not laid out yet when the command ends.
@@ -110,47 +117,64 @@ pub enum Finish {
 /// Runs the command to its end, and optimizes what it runs. The command's exit status (as a shell gives it) is in the report.
 ///
 /// # Errors
-/// Only if the command cannot be started, or [`BatchOptions::export`] cannot be written. All else is a note, and the command runs as it would without restitch.
+/// Only if the command cannot be started. All else is a note, and the command runs as it would without restitch.
 pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<BatchReport, SessionError> {
     let mut report = BatchReport::default();
     let cache = match Cache::open(options.cache.as_deref()).and_then(|c| c.agent().map(|agent| (c, agent))) {
         Ok(found) => Some(found),
         Err(error) => {
-            let note = format!("{error}; the command runs in its original code");
-            watcher.note(&note);
-            report.notes.push(note);
+            let export = if options.export.is_some() { ", and nothing is exported" } else { "" };
+            remark(&mut report, watcher, format!("{error}; the command runs in its original code{export}"));
             None
         }
     };
-    let observer = cache.as_ref().and_then(|_| match Observer::start(options.only.clone()) {
+    let start_observing = |cache: &Cache| {
+        cache.check_writable()?;
+        Observer::start(options.only.clone())
+    };
+    let observer = cache.as_ref().and_then(|(cache, _)| match start_observing(cache) {
         Ok(observer) => Some(observer),
         Err(error) => {
             let note = format!("{error}; nothing new is optimized, what is in the cache is used");
-            watcher.note(&note);
-            report.notes.push(note);
+            remark(&mut report, watcher, note);
             None
         }
     });
     if let Some((cache, agent)) = &cache {
         cache.tidy();
-        options.command.env("LD_PRELOAD", preload(agent));
+        cache.leave_out(&options.exclude);
+        options.command.env("LD_PRELOAD", preload(std::env::var_os("LD_PRELOAD"), agent));
     }
     let start = Instant::now();
-    let child = spawn(&mut options.command)?;
+    let command = spawn(&mut options.command)?;
     match cache {
         Some((cache, _)) => {
             let session = Session::new(cache, observer, options);
-            session.run(child, start, &mut report, watcher)?;
+            session.run(command, start, &mut report, watcher);
         }
-        None => report.status = wait(child, |_| {}),
+        None => report.status = wait(command, |_| {}),
     }
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
 }
 
-/// `LD_PRELOAD` with the agent behind what is there.
-fn preload(agent: &Path) -> std::ffi::OsString {
-    match std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+fn remark(report: &mut BatchReport, watcher: &mut dyn Watcher, note: String) {
+    watcher.note(&note);
+    report.notes.push(note);
+}
+
+/// `LD_PRELOAD` with the agent behind what is there, if it is not there already: this may be a batch below a batch.
+fn preload(theirs: Option<OsString>, agent: &Path) -> OsString {
+    let folder = |file: &Path| file.parent().and_then(|folder| folder.canonicalize().ok());
+    let is_agent = |word: &[u8]| {
+        let file = Path::new(OsStr::from_bytes(word));
+        file == agent
+            || file.file_name() == agent.file_name()
+                && folder(file).is_some()
+                && folder(file) == folder(agent)
+    };
+    match theirs.filter(|v| !v.is_empty()) {
+        Some(theirs) if theirs.as_bytes().split(|b| matches!(b, b':' | b' ')).any(is_agent) => theirs,
         Some(mut theirs) => {
             theirs.push(":");
             theirs.push(agent);
@@ -160,21 +184,19 @@ fn preload(agent: &Path) -> std::ffi::OsString {
     }
 }
 
-fn spawn(command: &mut Command) -> Result<Child, SessionError> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    command.spawn().map_err(|e| SessionError::Command { command: name, why: e.to_string() })
+fn spawn(command: &mut Command) -> Result<Foreground, SessionError> {
+    Foreground::spawn(command).map_err(|e| SessionError::not_started(command.get_program(), e))
 }
 
 /// Waits for the command, calling `tick` now and then; its status.
-fn wait(mut child: Child, mut tick: impl FnMut(bool)) -> i32 {
+fn wait(mut command: Foreground, mut tick: impl FnMut(bool)) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     loop {
-        if let Ok(Some(status)) = child.try_wait() {
+        if let Some(status) = command.wait(POLL) {
             tick(true);
             return status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         }
         tick(false);
-        std::thread::sleep(POLL);
     }
 }
 
@@ -233,11 +255,11 @@ impl Session {
 
     fn run(
         mut self,
-        child: Child,
+        command: Foreground,
         start: Instant,
         report: &mut BatchReport,
         watcher: &mut dyn Watcher,
-    ) -> Result<(), SessionError> {
+    ) {
         let budget = Arc::new(Budget::new(self.cache.kept_budget(), self.options.eager));
         let counted = worker::Seen::default();
         let mut worker = Worker::start(&self.cache, self.options.making, budget.clone(), counted.clone());
@@ -247,7 +269,7 @@ impl Session {
             self.begin(&mut worker, &budget);
         }
         let mut charged = 0.0;
-        report.status = wait(child, |ended| {
+        report.status = wait(command, |ended| {
             if let Some(observer) = &mut self.observer {
                 observer.poll(&self.cache);
                 budget.earn(observer.seconds());
@@ -277,13 +299,32 @@ impl Session {
         report.own_seconds = own_seconds();
         self.cache.keep_budget(budget.left());
         self.describe(report);
+        for name in self.unknown_programs() {
+            remark(
+                report,
+                watcher,
+                format!("no program named {name} was run (of links, the name of the file counts)"),
+            );
+        }
+        self.account();
         self.cache.prune(self.options.cache_size);
         report.goes_on =
             finish == Finish::Background && leftover::go_on(&self.cache, self.options.making.layout);
         if let Some(folder) = &self.options.export {
-            report.exported = Some(self.cache.export(folder)?);
+            match self.cache.export(folder) {
+                Ok(count) => report.exported = Some(count),
+                Err(error) => remark(report, watcher, format!("nothing more is exported: {error}")),
+            }
         }
-        Ok(())
+    }
+
+    /// Names of programs whose runs were to count, and of which there was none.
+    fn unknown_programs(&self) -> Vec<String> {
+        let Some(observer) = &self.observer else { return Vec::new() };
+        let ran = |name: &&String| {
+            observer.all_modules().iter().any(|m| is_named(&m.path, std::slice::from_ref(*name)))
+        };
+        self.options.only.iter().filter(|name| !ran(name)).cloned().collect()
     }
 
     /// What earlier commands have left to do.
@@ -300,6 +341,9 @@ impl Session {
             }
         }
         self.unseen = self.cache.of_content();
+        if self.options.making.lay_out_again {
+            self.cache.want_layout(self.options.making.layout);
+        }
         for entry in self.cache.pending() {
             self.given.insert(entry.path.clone());
             let paid = budget.begin(optimize_cost(&entry.path));
@@ -391,7 +435,7 @@ impl Session {
             let is_done = self.is_optimized(seen)
                 || self.left.contains_key(&seen.path) && !self.uncounted.contains_key(&seen.path)
                 || self.done.contains_key(&seen.path);
-            let is_own = self.cache.holds(&seen.path);
+            let is_own = self.cache.is_made(&seen.path);
             (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
         });
         for (path, samples) in self.uncounted.iter().filter(|(path, _)| !self.wanted.contains(*path)) {
@@ -424,12 +468,12 @@ impl Session {
             return false;
         }
         let is_elsewhere = self.busy.get(&seen.path).is_some_and(|at| at.elapsed() < ELSEWHERE);
-        // The agent is no part of the command.
-        if is_elsewhere || self.cache.holds(&seen.path) {
+        if is_elsewhere {
             return false;
         }
         let worth_it = totals.seconds() >= LEAST_SECONDS.max(WORTH * optimize_cost(&seen.path));
-        seen.path.is_file() && (worth_it || self.options.eager)
+        // Agents are no part of the command, and overlays are optimized already: those of a batch that runs below this one, too.
+        (worth_it || self.options.eager) && seen.path.is_file() && !self.cache.is_made(&seen.path)
     }
 
     /// At the end of the command: what shows itself to be worth it by now is begun by whoever comes next. (All of a command may be over
@@ -475,7 +519,7 @@ impl Session {
                 sum
             });
             self.wanted.insert(seen.path.clone());
-            worker.module(haste, seen.path.clone(), samples, seen.seconds_per_run());
+            worker.module(haste, seen.path.clone(), samples, self.totals(seen).original());
         }
     }
 

@@ -1,13 +1,14 @@
 //! Who uses the processor: the command and everything that it starts, seen from outside.
 //!
 //! One sampler on this process, inherited by all that it starts, says which instructions run in which process; the kernel's
-//! records of mappings say which file each of them is in. So it is known of each module (program or library) in how many runs it took part, how much
+//! records of programs that begin and of mappings say which file each of them is in. So it is known of each module (program or library) in how many runs it took part, how much
 //! time each run spent in it, and whether that run had an overlay of it. Nothing of this needs the agent.
 
 use crate::SessionError;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_perf::{IpSampler, Record, SampleOptions};
 use restitch_preload::TOLD_AT;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -26,9 +27,11 @@ pub(crate) enum Mode {
 }
 
 /// Runs and the samples in them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Runs that have ended.
     pub runs: u64,
+    /// Samples in them.
     pub samples: u64,
     /// The sum of n * (n - 1), where a run had n samples: see [`Totals`](super::usage::Totals).
     pub pairs: u64,
@@ -38,6 +41,29 @@ impl Usage {
     /// Processor seconds in user code.
     pub fn seconds(&self) -> f64 {
         self.samples as f64 / FREQUENCY as f64
+    }
+
+    /// Processor seconds in user code of a run; 0 if none has ended.
+    pub fn seconds_per_run(&self) -> f64 {
+        self.seconds() / self.runs.max(1) as f64
+    }
+
+    /// The variance of [`seconds_per_run`](Self::seconds_per_run), in seconds squared: how runs differ, what sampling adds included. That much at least any count of samples has (Poisson).
+    pub fn variance_of_mean(&self) -> f64 {
+        let (runs, samples) = (self.runs.max(1) as f64, self.samples as f64);
+        let squares = self.pairs as f64 + samples;
+        let between = (squares - samples * samples / runs) / (runs - 1.0).max(1.0);
+        between.max((samples + 1.0) / runs) / runs / (FREQUENCY as f64).powi(2)
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            runs: self.runs.saturating_add(other.runs),
+            samples: self.samples.saturating_add(other.samples),
+            pairs: self.pairs.saturating_add(other.pairs),
+        }
     }
 }
 
@@ -77,8 +103,8 @@ struct Process {
     maps: Vec<Mapping>,
     /// By module.
     runs: BTreeMap<usize, Run>,
-    /// The newest mapping, and whether a run began with it: it is the program's, if the next one is the dynamic loader's.
-    newest: Option<(Mapping, bool)>,
+    /// It has just executed a program, the mapping of which comes next (but for the loader's, if that was given the program's name).
+    is_new: bool,
     /// Its program is one of those that were asked for.
     counts: bool,
     /// The agent has looked at all modules that it was loaded with.
@@ -180,6 +206,7 @@ impl Observer {
                 child.runs.values_mut().for_each(|run| *run = Run { samples: 0, own: false, ..*run });
                 self.processes.insert(pid, child);
             }
+            Record::Exec { pid, .. } if pid != self.own => self.exec(pid),
             Record::Exit { pid, tid, .. } if pid == tid => self.end(pid),
             Record::Lost { count } => self.lost += count,
             _ => {}
@@ -208,7 +235,7 @@ impl Observer {
             return;
         }
         if is_loader(path) {
-            return self.exec(pid);
+            return;
         }
         if is_told(path, offset) {
             self.processes.entry(pid).or_default().loaded = true;
@@ -222,36 +249,25 @@ impl Observer {
         // The version is mapped first, from the file's beginning. It is taken away again where no run may count any more; the code pages that follow are not.
         let is_in_force = overlay.is_some() && offset.get() > 0;
         self.modules[module].overlaid |= is_in_force && mode == Mode::Optimized;
+        let is_asked_for = self.asked_for(&self.modules[module].path);
         let process = self.processes.entry(pid).or_default();
+        if std::mem::take(&mut process.is_new) {
+            process.counts = is_asked_for;
+        }
         let begins = !process.runs.contains_key(&module);
         let run = process.runs.entry(module).or_insert(Run { mode: Mode::Original, samples: 0, own: true });
         if is_in_force {
             run.mode = mode;
         }
-        let mapping = Mapping { range, offset, module, original: overlay.is_none() };
-        process.newest = Some((mapping.clone(), begins));
-        process.maps.push(mapping);
+        process.maps.push(Mapping { range, offset, module, original: overlay.is_none() });
         self.modules[module].late += u64::from(begins && process.loaded);
         self.modules[module].begun += u64::from(begins);
     }
 
-    /// The kernel maps a program and then its loader: everything that was there before the program is gone.
+    /// Everything that was there before the program is gone.
     fn exec(&mut self, pid: i32) {
-        let process = self.processes.entry(pid).or_default();
-        let Some((program, began)) = process.newest.take() else { return self.end(pid) };
-        if began {
-            process.runs.remove(&program.module);
-            // It was taken for something that the program before has opened.
-            self.modules[program.module].late -= u64::from(process.loaded);
-        } else {
-            self.modules[program.module].begun += 1;
-        }
         self.end(pid);
-        let run = Run { mode: Mode::Original, samples: 0, own: true };
-        let runs = BTreeMap::from([(program.module, run)]);
-        let counts = self.asked_for(&self.modules[program.module].path);
-        self.processes
-            .insert(pid, Process { maps: vec![program], runs, newest: None, counts, loaded: false });
+        self.processes.insert(pid, Process { is_new: true, ..Process::default() });
     }
 
     fn asked_for(&self, path: &Path) -> bool {
@@ -307,6 +323,10 @@ mod tests {
         Record::Mmap { pid, tid: pid, range, offset, inode: 1, path: path.into(), time: 0 }
     }
 
+    fn exec(pid: i32) -> Record {
+        Record::Exec { pid, time: 0 }
+    }
+
     fn sample(pid: i32, ip: u64) -> Record {
         Record::Sample(Sample { pid, tid: pid, ip: Avma::new(ip), time: 0, branches: Vec::new() })
     }
@@ -326,6 +346,7 @@ mod tests {
         let program = |pid| {
             let loader = map(pid, 0x9000, "/lib/ld-linux-x86-64.so.2");
             [
+                exec(pid),
                 map(pid, 0x5000, "/bin/a"),
                 loader,
                 map(pid, 0x7000, "/lib/l.so"),
@@ -336,7 +357,7 @@ mod tests {
         let records = program(10).into_iter().chain([map(10, 0x8800, "/lib/p.so")]);
         // A second program in the same process is loaded anew.
         let fork = Record::Fork { pid: 11, tid: 11, parent_pid: 10, time: 0 };
-        let other = [map(11, 0x5000, "/bin/b"), map(11, 0x9000, "/lib/ld-linux-x86-64.so.2")];
+        let other = [exec(11), map(11, 0x5000, "/bin/b"), map(11, 0x9000, "/lib/ld-linux-x86-64.so.2")];
         let records = records.chain([fork]).chain(program(11)).chain(program(11)).chain(other);
         records.for_each(|r| observer.take(r, &Named));
         let late = |path| (seen(&observer, path).late, seen(&observer, path).begun);
@@ -353,7 +374,7 @@ mod tests {
         // The agent takes the version away again, which no record says, and leaves the code pages.
         let version =
             Record::Mmap { pid: 10, tid: 10, range, offset, inode: 1, path: "/a.overlay".into(), time: 0 };
-        let program = [map(10, 0x5000, "/bin/a"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")];
+        let program = [exec(10), map(10, 0x5000, "/bin/a"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")];
         let records = program.into_iter().chain([version, sample(10, 0x5010), exit]);
         records.for_each(|r| observer.take(r, &Named));
         let a = seen(&observer, "/bin/a");
@@ -363,16 +384,35 @@ mod tests {
     }
 
     #[test]
+    fn programs_without_a_loader_and_loaders_that_are_given_a_program_begin_runs() {
+        let mut observer = Observer::of(1, vec!["b".into()]);
+        let shell = [exec(10), map(10, 0x1000, "/bin/sh"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")];
+        let fixed = [exec(10), map(10, 0x5000, "/bin/a"), sample(10, 0x5010), map(10, 0x6000, "/lib/l.so")];
+        let given = [exec(10), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2"), map(10, 0x5000, "/bin/b")];
+        let ends = [sample(10, 0x5010), Record::Exit { pid: 10, tid: 10, time: 0 }];
+        shell.into_iter().chain(fixed).chain(given).chain(ends).for_each(|r| observer.take(r, &Named));
+        let of = |path| {
+            let seen = seen(&observer, path);
+            (seen.begun, seen.late, seen.samples, seen.ended[&Mode::Original].runs)
+        };
+        assert_eq!((of("/bin/sh"), of("/lib/l.so")), ((1, 0, 0, 1), (1, 0, 0, 1)));
+        // Only one of them was asked for.
+        assert_eq!((of("/bin/a"), of("/bin/b")), ((1, 0, 0, 1), (1, 0, 1, 1)));
+    }
+
+    #[test]
     fn runs_are_told_apart_by_what_is_mapped() {
         let mut observer = Observer::of(1, Vec::new());
         let fork = |pid, parent_pid| Record::Fork { pid, tid: pid, parent_pid, time: 0 };
         let exit = |pid| Record::Exit { pid, tid: pid, time: 0 };
         let records = [
             // A shell starts `a` twice, the second time with an overlay, and both use a library.
+            exec(10),
             map(10, 0x1000, "/bin/sh"),
             map(10, 0x9000, "/lib/ld-linux-x86-64.so.2"),
             sample(10, 0x1010),
             fork(11, 10),
+            exec(11),
             map(11, 0x5000, "/bin/a"),
             map(11, 0x9000, "/lib/ld-linux-x86-64.so.2"),
             map(11, 0x7000, "/lib/l.so"),
@@ -381,6 +421,7 @@ mod tests {
             sample(11, 0x1010),
             exit(11),
             fork(12, 10),
+            exec(12),
             map(12, 0x5000, "/bin/a"),
             map(12, 0x9000, "/lib/ld-linux-x86-64.so.2"),
             map(12, 0x3000, "/cache/a.overlay"),

@@ -2,6 +2,7 @@
 
 use super::budget::optimize_cost;
 use super::cache::Entry;
+use super::fit::left_by_name;
 use super::observe::{FREQUENCY, Mode, Seen, Usage};
 use super::{LEAST_SECONDS, Session, WORTH};
 use serde::Serialize;
@@ -65,10 +66,14 @@ pub struct Optimized {
     pub original_seconds_per_run: f64,
     /// Processor seconds that a run saves, if the runs of both kinds did alike work. Negative if they take longer.
     pub saved_seconds_per_run: Option<f64>,
+    /// So much more or less it may be, in processor seconds (with a probability of 95 %): runs differ, and are sampled.
+    pub saved_within: Option<f64>,
     /// Processor seconds that the optimization took (in the session that made it).
     pub cost_seconds: f64,
-    /// Optimized runs after which that is saved.
+    /// Optimized runs after which that is saved; if it is sure that a run saves something.
     pub breaks_even_after: Option<u64>,
+    /// Optimized runs of this and all earlier commands.
+    pub optimized_runs_in_all: u64,
     /// This was the module's build until another one replaced its file.
     pub replaced: bool,
 }
@@ -95,37 +100,67 @@ impl Seen {
         self.samples as f64 / FREQUENCY as f64
     }
 
-    /// Processor seconds of a run of the original; 0 if none has ended.
-    pub(crate) fn seconds_per_run(&self) -> f64 {
-        self.ended.get(&Mode::Original).filter(|u| u.runs > 0).map_or(0.0, |u| u.seconds() / u.runs as f64)
+    /// Runs of one kind that have ended.
+    fn usage(&self, mode: Mode) -> Usage {
+        self.ended.get(&mode).copied().unwrap_or_default()
     }
 
     fn runs(&self, mode: Mode) -> Runs {
-        let usage: Usage = self.ended.get(&mode).copied().unwrap_or_default();
+        let usage = self.usage(mode);
         Runs { runs: usage.runs, seconds: usage.seconds() }
     }
 }
 
+/// What a run saves, in processor seconds.
+#[derive(Debug, Clone, Copy)]
+struct Saving {
+    seconds: f64,
+    /// Two standard errors.
+    within: f64,
+}
+
+impl Saving {
+    /// Of runs in optimized code against those of the original; `None` if they are too few to say anything.
+    fn between(original: Usage, optimized: Usage) -> Option<Self> {
+        if original.runs.min(optimized.runs) < LEAST_RUNS || original.samples == 0 {
+            return None;
+        }
+        let variance = original.variance_of_mean() + optimized.variance_of_mean();
+        let seconds = original.seconds_per_run() - optimized.seconds_per_run();
+        Some(Self { seconds, within: 2.0 * variance.sqrt() })
+    }
+
+    fn is_sure(self) -> bool {
+        self.seconds > self.within
+    }
+}
+
 impl Optimized {
+    /// Whether runs take longer or shorter than they did, with a probability of 95 %.
+    pub fn is_told_apart(&self) -> bool {
+        self.saved_seconds_per_run.zip(self.saved_within).is_some_and(|(saved, within)| saved.abs() > within)
+    }
+
     pub(crate) fn new(seen: &Seen, entry: &Entry, new: bool) -> Self {
-        let (original, optimized) = (seen.runs(Mode::Original), seen.runs(Mode::Optimized));
-        let before = if original.runs >= LEAST_RUNS { seen.seconds_per_run() } else { entry.seconds_per_run };
-        let saved = (optimized.runs >= LEAST_RUNS && before > 0.0)
-            .then(|| before - optimized.seconds / optimized.runs as f64);
-        let even = saved.filter(|s| *s > 0.0).map(|s| (entry.cost_seconds / s).ceil() as u64);
+        let (here, optimized) = (seen.usage(Mode::Original), seen.usage(Mode::Optimized));
+        let before = if here.runs >= LEAST_RUNS { here } else { entry.original };
+        let saved = Saving::between(before, optimized);
+        let even = saved.filter(|s| s.is_sure()).map(|s| (entry.cost_seconds / s.seconds).ceil() as u64);
         Self {
             path: seen.path.clone(),
             build_id: entry.build_id.clone(),
             new,
             in_force: !entry.layout.is_empty(),
             profiled_runs: entry.profiled_runs,
-            original,
+            original: seen.runs(Mode::Original),
             counting: seen.runs(Mode::Counting),
-            optimized,
-            original_seconds_per_run: before,
-            saved_seconds_per_run: saved,
+            optimized: seen.runs(Mode::Optimized),
+            original_seconds_per_run: before.seconds_per_run(),
+            saved_seconds_per_run: saved.map(|s| s.seconds),
+            saved_within: saved.map(|s| s.within),
             cost_seconds: entry.cost_seconds,
             breaks_even_after: even,
+            optimized_runs_in_all: entry.optimized.runs + optimized.runs,
             replaced: seen.replaced,
         }
     }
@@ -160,6 +195,27 @@ impl Session {
         }
     }
 
+    /// Adds the runs of this command to what the cache knows of its modules.
+    pub(super) fn account(&self) {
+        let Some(observer) = &self.observer else { return };
+        let known = self.known();
+        for seen in observer.modules().filter(|seen| !seen.replaced) {
+            let Some(entry) = known.get(&seen.path).cloned() else { continue };
+            // Another session may be at work; its entry counts then.
+            let Some(_lock) = self.cache.lock(&entry.build_id) else { continue };
+            let (original, optimized) = (seen.usage(Mode::Original), seen.usage(Mode::Optimized));
+            // What was begun in this command has its first runs already.
+            let all = self.totals(seen).original();
+            let more = if self.given.contains(&seen.path) { all } else { entry.original.plus(original) };
+            let original = if more.runs > entry.original.runs { more } else { entry.original };
+            let optimized = entry.optimized.plus(optimized);
+            if (original, optimized) != (entry.original, entry.optimized) {
+                // Failing, the next command knows less.
+                let _ = self.cache.write_entry(&Entry { original, optimized, ..entry });
+            }
+        }
+    }
+
     /// The modules in the cache, by path: the newest build of each.
     fn known(&self) -> BTreeMap<PathBuf, Entry> {
         self.cache.entries().into_iter().rev().map(|e| (e.path.clone(), e)).collect()
@@ -179,18 +235,22 @@ impl Session {
             return None;
         }
         let cost = optimize_cost(&seen.path);
-        let why = match self.left.get(&seen.path) {
+        let by_name = left_by_name(&seen.path).map(String::from);
+        let why = match self.left.get(&seen.path).cloned().or(by_name) {
             _ if seen.replaced => "its file was changed or replaced while the command ran".into(),
-            Some(why) => why.clone(),
-            None if self.cache.holds(&seen.path) => "it is restitch's own library in each process".into(),
+            _ if self.cache.holds(&seen.path) => "it is restitch's own library in each process".into(),
+            _ if self.cache.is_made(&seen.path) => "another batch's cache has brought it into the process".into(),
+            Some(why) => why,
             None if self.suspended.contains(&seen.path) => {
                 "the command ended before enough of its runs were counted; the next one goes on with it".into()
             }
             None if self.given.contains(&seen.path) => "the command ended before its runs could be counted".into(),
             None if seen.begun < 2 => "it ran once only; `restitch attach` optimizes long runs".into(),
-            None if self.totals(seen).seconds() < WORTH * cost => {
-                format!("to optimize it takes about {cost:.1} s, too much for the time that it has used until now")
-            }
+            None if self.totals(seen).seconds() < WORTH * cost => format!(
+                "it has used {:.1} s until now, all commands together; that pays from {:.1} s on, as to optimize it takes about {cost:.1} s",
+                self.totals(seen).seconds(),
+                WORTH * cost
+            ),
             None if !self.totals(seen).is_known() => "too few of its runs have ended to know what it does; the next commands add to them".into(),
             None => "to profile it would have slowed the command down by more than a hundredth, as all cores were busy; it is begun when the command has ended, or by a later one".into(),
         };
@@ -208,5 +268,46 @@ impl BatchReport {
     pub(crate) fn sort(&mut self) {
         self.optimized.sort_by(|a, b| b.seconds().total_cmp(&a.seconds()));
         self.left.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many runs of `samples` samples each, one more or less by turns.
+    fn runs(count: u64, samples: u64) -> Usage {
+        let each = |i: u64| if i.is_multiple_of(2) { samples + 1 } else { samples - 1 };
+        let sum = |f: fn(u64) -> u64| (0..count).map(|i| f(each(i))).sum();
+        Usage { runs: count, samples: sum(|n| n), pairs: sum(|n| n * (n - 1)) }
+    }
+
+    #[test]
+    fn what_runs_save_is_said_with_how_sure_that_is() {
+        let between = |a, b| Saving::between(a, b).expect("enough runs");
+        // A twentieth of 250 samples: nothing with four runs, sure with a hundred.
+        let few = between(runs(4, 250), runs(4, 237));
+        assert!((few.seconds - 0.052).abs() < 0.01 && !few.is_sure(), "{few:?}");
+        let many = between(runs(100, 250), runs(100, 237));
+        assert!(many.is_sure() && many.within < few.within / 4.0, "{many:?}");
+        // One 4 ms sample in each of four runs, none in three others: alike runs, as far as anybody can tell.
+        let one = Usage { runs: 4, samples: 4, pairs: 0 };
+        let none = Usage { runs: 3, samples: 0, pairs: 0 };
+        assert!(!between(one, none).is_sure() && !between(one, one).is_sure());
+        // Runs of very different length say less than equal ones.
+        let uneven = Usage { runs: 100, samples: 25_000, pairs: 10 * 2500 * 2499 };
+        assert!(!between(uneven, runs(100, 225)).is_sure());
+        assert!(Saving::between(runs(2, 250), runs(100, 225)).is_none());
+        assert!(Saving::between(Usage::default(), runs(100, 225)).is_none());
+    }
+
+    proptest::proptest! {
+        /// Whatever is in the cache's files.
+        #[test]
+        fn any_usage_has_a_finite_variance(runs: u64, samples: u64, pairs: u64) {
+            let usage = Usage { runs, samples, pairs };
+            let variance = usage.variance_of_mean();
+            proptest::prop_assert!(variance.is_finite() && variance > 0.0, "{variance}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! analysis of a large compiler takes seconds, and nothing of it is needed while runs are counted.)
 
 use super::cache::{COUNTING, Cache, EARLIER, read_meta};
+use super::observe::Usage;
 use super::progress::Progress;
 use crate::SessionError;
 use crate::disk::write_whole;
@@ -34,7 +35,9 @@ pub(crate) struct Suspended {
     pub counted: u64,
     /// Nothing more is to be counted.
     pub complete: bool,
-    pub seconds_per_run: f64,
+    /// Runs of the original until the counting began.
+    #[serde(default)]
+    pub original: Usage,
     /// Processor seconds that were spent on it.
     pub spent: f64,
 }
@@ -43,7 +46,7 @@ impl Suspended {
     /// With nothing said of the counting yet.
     pub fn new(path: PathBuf, build_id: String, samples: BTreeMap<u64, u64>, progress: Progress) -> Self {
         let (identity, plan, missing, counted, complete) = (0, 0, Vec::new(), 0, false);
-        let (format, seconds_per_run, spent) = (FORMAT, 0.0, 0.0);
+        let (format, original, spent) = (FORMAT, Usage::default(), 0.0);
         Self {
             format,
             path,
@@ -55,7 +58,7 @@ impl Suspended {
             progress,
             counted,
             complete,
-            seconds_per_run,
+            original,
             spent,
         }
     }

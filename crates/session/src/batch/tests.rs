@@ -102,3 +102,32 @@ fn what_an_earlier_command_has_tried_counts() {
     assert!(!session.is_worth_it(&seen(&path, 299)), "299 and 100 before that");
     assert!(session.is_worth_it(&seen(&path, 300)));
 }
+
+#[test]
+fn the_agent_stands_in_the_environment_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, link) = (folder.path().join("here"), folder.path().join("link"));
+    std::fs::create_dir(&here).unwrap();
+    std::os::unix::fs::symlink(&here, &link).unwrap();
+    let agent = |folder: &Path| folder.join("librestitch-$PLATFORM.so");
+    let text = |theirs: &str| preload(Some(theirs.into()), &agent(&here)).into_string().unwrap();
+    let (own, linked) = (agent(&here).display().to_string(), agent(&link).display().to_string());
+    for named in [own.clone(), linked, format!("/a.so:{own}"), format!("{own} /a.so")] {
+        assert_eq!(text(&named), named);
+    }
+    // That of another cache is another one.
+    for theirs in ["/a.so", "/nonexistent/librestitch-$PLATFORM.so", &format!("{own}.so")] {
+        assert_eq!(text(theirs), format!("{theirs}:{own}"));
+    }
+    assert_eq!((text(""), preload(None, &agent(&here)).into_string().unwrap()), (own.clone(), own));
+}
+
+#[test]
+fn an_overlay_of_another_cache_is_not_worth_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, session) = (folder.path().join("0123.optimized"), eager(folder.path()));
+    std::fs::write(&path, vec![0; 8192]).unwrap();
+    assert!(session.is_worth_it(&seen(&path, 1000)), "by its name alone it is a program like others");
+    std::fs::write(&path, in_force::tests::overlay(0)).unwrap();
+    assert!(!session.is_worth_it(&seen(&path, 1000)));
+}

@@ -1,8 +1,9 @@
 //! Keeping the cache in order: what killed sessions have left, what is damaged, what is too much.
 
-use super::cache::{COUNTING, Cache, Entry, read_meta};
+use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
 use super::known::key_at;
 use super::usage::LONG_AGO;
+use super::{is_named, is_old};
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -73,6 +74,31 @@ impl Cache {
         }
     }
 
+    /// Takes what is in the cache of modules with these names (or paths) out of force, and puts in force what was taken out so for an earlier command.
+    pub(super) fn leave_out(&self, names: &[String]) {
+        for entry in self.entries().into_iter().filter(|e| !e.layout.is_empty()) {
+            let (id, is_named) = (&entry.build_id, is_named(&entry.path, names));
+            let is_in_force = self.path.join(format!("{id}.overlay")).exists();
+            // What is old may be out of force to be profiled anew.
+            if is_in_force == is_named
+                && (is_named || !is_old(&entry))
+                && let Some(_lock) = self.lock(id)
+            {
+                match is_named {
+                    true => self.retire(id),
+                    // Failing, the original code runs.
+                    false => drop(self.put_in_force(id)),
+                }
+            }
+        }
+        for counting in self.counting().iter().filter(|c| is_named(&c.path, names)) {
+            if let Some(_lock) = self.lock(&counting.build_id) {
+                self.end_counting(&counting.build_id);
+                self.retire(&counting.build_id);
+            }
+        }
+    }
+
     /// Ends the counting of a module: what was in force before is again, or nothing is left of it.
     pub(crate) fn end_counting(&self, id: &str) {
         match self.entry(id) {
@@ -88,15 +114,15 @@ impl Cache {
         self.path_of(id).is_some_and(|path| !path.exists()) && age.is_some_and(|age| age > LONG_AGO)
     }
 
-    /// Removes the modules that were optimized longest ago until no more than `most` bytes are left, and countings if they alone are more;
-    /// what somebody works on stays. How many modules were removed, and of how many.
+    /// Removes modules until no more than `most` bytes are left: first those that another build has replaced, then those that were used longest ago, and
+    /// countings if they alone are more. What another build replaced long ago, or whose note is damaged, goes in any case; what somebody works on stays. How many modules were removed, and of how many.
     pub fn prune(&self, most: u64) -> (usize, usize) {
-        let mut sum = 0;
+        let mut sum = 0u64;
         let (mut known, mut removed) = (BTreeSet::new(), BTreeSet::new());
-        let mut keep = |id: &str, bytes: u64| {
-            sum += bytes;
+        let mut keep = |id: &str, bytes: Option<u64>| {
+            sum += bytes.unwrap_or(0);
             known.insert(id.to_owned());
-            if sum > most
+            if (bytes.is_none() || sum > most)
                 && let Some(_lock) = self.lock(id)
             {
                 self.remove(id);
@@ -104,9 +130,52 @@ impl Cache {
             }
         };
         // What is counted is in use: it goes last.
-        self.counting().iter().for_each(|c| keep(&c.build_id, c.bytes));
-        self.entries().iter().for_each(|e| keep(&e.build_id, self.size(e)));
+        self.counting().iter().for_each(|c| keep(&c.build_id, Some(c.bytes)));
+        let mut entries = self.entries();
+        let replaced = replaced(&entries);
+        let unused = |e: &Entry| age_of(&self.stored(&e.build_id, "json")).unwrap_or(0);
+        entries.sort_by_cached_key(|e| (replaced.contains(&e.build_id), unused(e)));
+        for entry in &entries {
+            let is_over = replaced.contains(&entry.build_id) && unused(entry) > LONG_AGO;
+            keep(&entry.build_id, (!is_over).then(|| self.size(entry)));
+        }
+        self.strays().iter().for_each(|id| keep(id, None));
         (removed.len(), known.len())
+    }
+
+    /// Removes all builds of the modules that are named (by file name or path), so that they are profiled anew; what somebody works on stays. How many were removed, and the names that stand for none.
+    pub fn forget(&self, names: &[String]) -> (usize, Vec<String>) {
+        let entries = self.entries().into_iter().map(|e| (e.build_id, e.path));
+        let counting = self.counting().into_iter().map(|c| (c.build_id, c.path));
+        let all: BTreeSet<(String, PathBuf)> = entries.chain(counting).collect();
+        let mut removed = 0;
+        for (id, _) in all.iter().filter(|(_, path)| is_named(path, names)) {
+            if let Some(_lock) = self.lock(id) {
+                self.remove(id);
+                removed += 1;
+            }
+        }
+        let is_unknown = |name: &&String| !all.iter().any(|(_, p)| is_named(p, std::slice::from_ref(*name)));
+        (removed, names.iter().filter(is_unknown).cloned().collect())
+    }
+
+    /// Overlays of which nothing says what they are: their notes are damaged. Nobody could ever use or end them.
+    fn strays(&self) -> BTreeSet<String> {
+        let known: BTreeSet<String> =
+            self.entries().into_iter().map(|e| e.build_id).chain(self.counting_ids()).collect();
+        let folder = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let name = |file: std::fs::DirEntry| file.file_name().to_str().map(str::to_owned);
+        let of = |name: String| {
+            let (id, kind) = name.split_once('.')?;
+            [OPTIMIZED, "overlay", COUNTING].contains(&kind).then(|| id.to_owned())
+        };
+        let all = folder(&self.path).chain(folder(&self.path.join("store")));
+        all.filter_map(name).filter_map(of).filter(|id| !known.contains(id)).collect()
+    }
+
+    /// The build ids of modules whose file another build that is known has replaced.
+    pub fn replaced(&self) -> BTreeSet<String> {
+        replaced(&self.entries())
     }
 
     /// The modules whose runs are counted, over several commands.
@@ -126,21 +195,63 @@ impl Cache {
         len("optimized") + len("profile")
     }
 
+    /// Compares all overlays, those that count as well, with the modules on disk; damaged ones are removed. What was found, by module.
+    pub fn verify_all(&self) -> Vec<(PathBuf, Verdict)> {
+        let entries = self.entries();
+        let optimized = entries.iter().filter(|e| !e.layout.is_empty());
+        let optimized = optimized.map(|e| (e.path.clone(), self.verify(e)));
+        let counting = self.counting();
+        // One whose counting has just ended has none.
+        let is_there = |c: &&CountingModule| self.path.join(format!("{}.{COUNTING}", c.build_id)).exists();
+        let counting = counting.iter().filter(is_there).map(|c| (c.path.clone(), self.verify_counting(c)));
+        let mut found: Vec<_> = optimized.chain(counting).collect();
+        for id in self.strays() {
+            if let Some(_lock) = self.lock(&id) {
+                self.remove(&id);
+                let path = self.path_of(&id).unwrap_or_else(|| PathBuf::from(&id));
+                found.push((path, Verdict::Removed("nothing says what module it is of".into())));
+            }
+        }
+        found
+    }
+
     /// Compares a module's overlay with the module on disk; a damaged one is removed.
     pub fn verify(&self, entry: &Entry) -> Verdict {
-        let image = std::fs::read(&entry.path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
-        let Some(image) = image.filter(|i| i.identity().to_string() == entry.build_id) else {
-            return Verdict::Orphaned;
+        let overlay = self.stored(&entry.build_id, OPTIMIZED);
+        self.compare(&entry.path, &entry.build_id, &overlay, || self.remove(&entry.build_id))
+    }
+
+    /// The same for an overlay that counts; if it is damaged, the counting ends.
+    fn verify_counting(&self, module: &CountingModule) -> Verdict {
+        let overlay = self.path.join(format!("{}.{COUNTING}", module.build_id));
+        self.compare(&module.path, &module.build_id, &overlay, || self.end_counting(&module.build_id))
+    }
+
+    fn compare(&self, path: &Path, id: &str, overlay: &Path, remove: impl FnOnce()) -> Verdict {
+        let image = std::fs::read(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
+        let bytes = std::fs::read(overlay).unwrap_or_default();
+        let verified = match image.filter(|i| i.identity().to_string() == id) {
+            Some(image) => restitch_apply_preload::verify(&bytes, &image),
+            None => match restitch_apply_preload::undamaged(&bytes) {
+                Ok(_) => return Verdict::Orphaned,
+                Err(why) => Err(why),
+            },
         };
-        let bytes = std::fs::read(self.stored(&entry.build_id, "optimized")).unwrap_or_default();
-        match restitch_apply_preload::verify(&bytes, &image) {
+        match verified {
             Ok(_) => Verdict::Sound,
             Err(why) => {
-                self.remove(&entry.build_id);
+                remove();
                 Verdict::Removed(why.to_string())
             }
         }
     }
+}
+
+/// Of `entries`, the newest first, those of a file of which there is a newer build.
+fn replaced(entries: &[Entry]) -> BTreeSet<String> {
+    let mut seen = BTreeSet::new();
+    let older = entries.iter().filter(|e| !seen.insert(&e.path));
+    older.map(|e| e.build_id.clone()).collect()
 }
 
 /// Whether the file that a note is about is still where it was, and as it was.

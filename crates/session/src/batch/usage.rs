@@ -8,7 +8,7 @@
 //! is the sum of n * (n - 1) over that of n, which is right for few samples, too: it is what the other samples of a sample's run are expected to be.
 
 use super::cache::Cache;
-use super::observe::{FREQUENCY, Mode, Seen};
+use super::observe::{FREQUENCY, Mode, Seen, Usage};
 use crate::disk::write_whole;
 use restitch_address::FileOffset;
 use serde::{Deserialize, Serialize};
@@ -45,6 +45,9 @@ pub(crate) struct Totals {
     pub whole: u64,
     /// Of those, the sum of n * (n - 1).
     pub pairs: u64,
+    /// Of those that have ended, the ones in the original code.
+    #[serde(default)]
+    pub originals: u64,
 }
 
 impl Totals {
@@ -58,6 +61,7 @@ impl Totals {
             ended,
             whole: original.samples,
             pairs: original.pairs,
+            originals: original.runs,
         }
     }
 
@@ -68,12 +72,18 @@ impl Totals {
             ended: self.ended.saturating_add(other.ended),
             whole: self.whole.saturating_add(other.whole),
             pairs: self.pairs.saturating_add(other.pairs),
+            originals: self.originals.saturating_add(other.originals),
         }
     }
 
     /// Processor seconds in user code.
     pub fn seconds(&self) -> f64 {
         self.samples as f64 / FREQUENCY as f64
+    }
+
+    /// The runs of the original that have ended.
+    pub fn original(&self) -> Usage {
+        Usage { runs: self.originals, samples: self.whole, pairs: self.pairs }
     }
 
     /// Samples of a typical run; 0 if nobody knows.
@@ -223,7 +233,6 @@ fn identity(path: &Path) -> Option<(u64, i64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::observe::Usage;
 
     /// A module with runs of so many samples each.
     fn seen(path: &Path, runs: &[u64]) -> Seen {

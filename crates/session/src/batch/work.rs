@@ -64,7 +64,7 @@ pub(crate) fn optimize(
     let wanted = Wanted { executions, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
-    entry.layout = choice.name().into();
+    entry.layout = choice.to_string();
     cache.keep(&entry, overlay.bytes())?;
     Ok(entry)
 }

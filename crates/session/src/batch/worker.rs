@@ -11,6 +11,7 @@ use super::budget::{Budget, begin_cost, optimize_cost};
 use super::cache::{Cache, Entry};
 use super::job::{Job, Look, Measured};
 use super::known::read_module;
+use super::observe::Usage;
 use super::work::{Held, optimize, optimize_stored, shows_nothing};
 use super::{Finish, Making, is_old};
 use crate::SessionError;
@@ -65,7 +66,7 @@ enum Task {
     Begin {
         path: PathBuf,
         samples: BTreeMap<FileOffset, u64>,
-        seconds_per_run: f64,
+        original: Usage,
     },
     Pending(Entry),
     /// A module without a build id is another file by now.
@@ -82,7 +83,7 @@ enum Task {
 /// A module whose runs are counted.
 struct Counting {
     job: Job,
-    seconds_per_run: f64,
+    original: Usage,
     /// Processor seconds that were spent on it.
     spent: f64,
 }
@@ -142,14 +143,8 @@ impl Worker {
     }
 
     /// A module that is worth it.
-    pub fn module(
-        &self,
-        haste: Haste,
-        path: PathBuf,
-        samples: BTreeMap<FileOffset, u64>,
-        seconds_per_run: f64,
-    ) {
-        self.give(haste, Task::Begin { path, samples, seconds_per_run });
+    pub fn module(&self, haste: Haste, path: PathBuf, samples: BTreeMap<FileOffset, u64>, original: Usage) {
+        self.give(haste, Task::Begin { path, samples, original });
     }
 
     /// A module without a build id is another file than the one that is known. If it has the same content, what was made of that serves it.
@@ -164,10 +159,10 @@ impl Worker {
 
     /// A module that another session has begun to count.
     pub fn resume(&self, job: Job) {
-        let (seconds_per_run, spent) = job.before();
+        let (original, spent) = job.before();
         if let Some(begun) = &self.begun {
             // An accountant that has ended takes none: it stays suspended.
-            let _ = begun.send(Counting { job, seconds_per_run, spent });
+            let _ = begun.send(Counting { job, original, spent });
         }
     }
 
@@ -210,7 +205,7 @@ impl Maker {
         while let Ok(task) = given.recv() {
             match task {
                 Task::Begin { .. } if self.stop.load(Ordering::Relaxed) => {}
-                Task::Begin { path, samples, seconds_per_run } => self.begin(path, &samples, seconds_per_run),
+                Task::Begin { path, samples, original } => self.begin(path, &samples, original),
                 Task::Recognise(path) => {
                     let start = cpu_seconds();
                     // What cannot be read, or is left alone, runs as it is.
@@ -230,10 +225,10 @@ impl Maker {
                     self.done(&path, done, start);
                 }
                 Task::Complete(counting) => {
-                    let Counting { job, seconds_per_run, spent } = *counting;
+                    let Counting { job, original, spent } = *counting;
                     let (start, path) = (cpu_seconds(), job.path().to_path_buf());
                     let cost = || spent + cpu_seconds() - start;
-                    let done = job.complete(&self.cache, seconds_per_run, self.making.layout, cost);
+                    let done = job.complete(&self.cache, original, self.making.layout, cost);
                     self.done(&path, done, start);
                 }
             }
@@ -256,7 +251,7 @@ impl Maker {
         }
     }
 
-    fn begin(&self, path: PathBuf, samples: &BTreeMap<FileOffset, u64>, seconds_per_run: f64) {
+    fn begin(&self, path: PathBuf, samples: &BTreeMap<FileOffset, u64>, original: Usage) {
         let start = cpu_seconds();
         let begun = read_module(&self.cache, &path).and_then(|image| {
             let id = image.identity().to_string();
@@ -270,7 +265,7 @@ impl Maker {
         match begun {
             Ok(job) => {
                 tell(&self.tell, Message::Counting(path));
-                let counting = Counting { job, seconds_per_run, spent };
+                let counting = Counting { job, original, spent };
                 if let Err(late) = self.begun.send(counting) {
                     late.0.job.abandon(&self.cache);
                 }
@@ -358,9 +353,9 @@ impl Accountant {
     }
 
     fn suspend(&self, counting: Counting) {
-        let Counting { job, seconds_per_run, spent } = counting;
+        let Counting { job, original, spent } = counting;
         let path = job.path().to_path_buf();
-        let message = match job.suspend(&self.cache, seconds_per_run, spent) {
+        let message = match job.suspend(&self.cache, original, spent) {
             Ok(()) => Message::Suspended(path),
             Err(error) => Message::Left(path, why(&error)),
         };
@@ -379,7 +374,7 @@ impl Accountant {
             };
         }
         let start = cpu_seconds();
-        match counting.job.keep_profile(&self.cache, counting.seconds_per_run) {
+        match counting.job.keep_profile(&self.cache, counting.original) {
             Ok(entry) => {
                 tell(&self.tell, Message::Done(Box::new(entry.clone())));
                 let spent = counting.spent + cpu_seconds() - start;

@@ -15,7 +15,7 @@ use crate::{SessionError, Watcher};
 use coverage::Coverage;
 use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
-use restitch_apply_process::{ImageCache, Module, Target};
+use restitch_apply_process::{ImageCache, Module, Target, is_vdso};
 use restitch_image::Image;
 use restitch_procfs::FileIdentity;
 use restitch_profile::Profile;
@@ -78,6 +78,13 @@ pub(crate) struct BranchRecords {
     with_branches: BTreeSet<i32>,
     /// Branches that were in no module.
     pub elsewhere: u64,
+}
+
+impl Seen {
+    /// Whether it has a file, which a profile can tell of. (The vdso has none.)
+    fn is_file(&self) -> bool {
+        !is_vdso(&self.path)
+    }
 }
 
 impl BranchRecords {
@@ -209,7 +216,16 @@ impl BranchRecords {
 
     /// Branches in modules.
     pub fn branches(&self) -> u64 {
-        self.seen.iter().map(|seen| seen.branches).sum()
+        self.files().map(|seen| seen.branches).sum()
+    }
+
+    /// Branches in the vdso: a `perf.data` file has them, profiles of files do not.
+    pub fn in_vdso(&self) -> u64 {
+        self.seen.iter().filter(|seen| !seen.is_file()).map(|seen| seen.branches).sum()
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Seen> {
+        self.seen.iter().filter(|seen| seen.is_file())
     }
 
     /// The estimated share of what is executed that the records know, 0 to 1.
@@ -226,12 +242,11 @@ impl BranchRecords {
     /// Modules with a part in the records that is worth mentioning.
     pub fn modules(&self) -> usize {
         let least = self.least();
-        self.seen.iter().filter(|seen| seen.branches >= least).count()
+        self.files().filter(|seen| seen.branches >= least).count()
     }
 
     fn least(&self) -> u64 {
-        let all: u64 = self.seen.iter().map(|seen| seen.branches).sum();
-        ((LEAST_SHARE * all as f64).ceil() as u64).max(1)
+        ((LEAST_SHARE * self.branches() as f64).ceil() as u64).max(1)
     }
 
     /// Writes the output whole or not at all.
@@ -244,7 +259,7 @@ impl BranchRecords {
             return crate::write_result(&output.path, &file.finish(), 0o644);
         }
         let least = self.least();
-        let heavy = self.seen.into_iter().filter(|seen| seen.branches >= least);
+        let heavy = self.seen.into_iter().filter(|seen| seen.is_file() && seen.branches >= least);
         let module = |s: Seen| RecordedModule { path: s.path, image: s.image, records: s.records };
         for note in save_records(heavy.map(module).collect(), output)?.notes {
             watcher.note(&note);

@@ -101,9 +101,14 @@ impl BurstReport {
     pub fn mean_length(&self) -> f64 {
         self.branches as f64 / self.all().max(1) as f64
     }
-    /// The share of the threads' running time that it has cost: measured while threads were held, estimated while they recorded.
-    pub fn overhead(&self) -> f64 {
-        (self.held + self.recording).as_secs_f64() / self.cpu.as_secs_f64().max(1e-9)
+    /// The share of the threads' running time that it has cost: measured while threads were held, estimated while they recorded; `None`
+    /// where the running time is not known.
+    pub fn overhead(&self) -> Option<f64> {
+        crate::report::share_of(self.held + self.recording, self.cpu)
+    }
+    /// The part of it that was measured.
+    pub fn held_share(&self) -> Option<f64> {
+        crate::report::share_of(self.held, self.cpu)
     }
 }
 

@@ -275,13 +275,15 @@ impl<'a> Tracer<'a> {
     }
 
     fn drop_thread(&mut self, tid: i32) {
-        self.threads.remove(&tid);
+        // The kernel has nothing to say any more of a thread that has ended, but its alarm has counted to the end.
+        let alarm = self.threads.remove(&tid).map(|thread| thread.alarm);
+        let counted = alarm.and_then(|alarm| alarm.count().ok()).map(Duration::from_nanos);
         if let Some((first, last)) = self.cpu.remove(&tid) {
-            self.report.cpu += last.saturating_sub(first);
+            self.report.cpu += last.saturating_sub(first).max(counted.unwrap_or_default());
         }
     }
 
-    /// Reads the threads' CPU times, which are gone when a thread ends.
+    /// Reads the threads' CPU times as far as they have come.
     fn account(&mut self) {
         let pid = self.followed.pid();
         for (&tid, (_, last)) in &mut self.cpu {

@@ -275,6 +275,38 @@ int main(void) {
 }
 ";
 
+/// Reads of clocks, in the vdso but for those of processor time.
+const CLOCKS: &str = "
+#define _GNU_SOURCE
+#include <sched.h>
+#include <sys/time.h>
+#include <time.h>
+volatile unsigned x = 1;
+__attribute__((noinline)) unsigned leaf(unsigned n) { x = x * 5 + n; return x >> 3; }
+int main(void) {
+    struct timespec now;
+    struct timeval day;
+    unsigned cpu;
+    for (;;) {
+        clock_gettime(leaf(3) & 8 ? CLOCK_MONOTONIC : CLOCK_REALTIME_COARSE, &now);
+        if (leaf(5) & 16) gettimeofday(&day, 0); else x += time(0);
+        if (leaf(7) & 32) getcpu(&cpu, 0);
+        if (now.tv_nsec < 0) return 1;
+    }
+}
+";
+
+#[test]
+fn bursts_in_the_vdso_are_what_it_executed() {
+    let folder = scratch();
+    let source = folder.path().join("clocks.c");
+    std::fs::write(&source, CLOCKS).unwrap();
+    match compile(&source, &["-O2"]) {
+        Ok(path) => bursts_of(&path, &[]),
+        Err(error) => skipped(&error.to_string()),
+    }
+}
+
 /// Return addresses are pushed as numbers there.
 #[test]
 fn bursts_of_a_program_at_a_fixed_address_are_what_it_executed() {

@@ -1,0 +1,156 @@
+//! Functions of which pointers lead to the copy: what the emitter says is accepted, every change of it is found, and what something else knows is left out.
+
+mod common;
+
+use common::Module;
+use restitch_address::Svma;
+use restitch_check::{CheckReport, check};
+use restitch_emit::{Pointers, Request, ShortcutKind, Version, emit};
+use restitch_image::RelocationKind;
+use restitch_layout::Layout;
+use restitch_layout::testing::{half, whole};
+
+fn module() -> Module {
+    Module::parse(include_bytes!("data/pointers.elf").to_vec())
+}
+
+fn version(m: &Module, layout: &Layout, pointers: Option<&Pointers>) -> Version {
+    let start = m.image.span().end.align_up(4096) + 0x20_0000;
+    emit(&Request { pointers, ..m.request(layout, start) }).unwrap()
+}
+
+fn report(m: &Module, layout: &Layout, version: Version) -> Option<CheckReport> {
+    check(&m.image, &m.program, layout, version, None).ok().map(|checked| *checked.report())
+}
+
+fn cases(m: &Module) -> Vec<(Layout, Version)> {
+    let pointers = Pointers::of(&m.image, &m.program);
+    let layouts = (1..41).map(|seed| half(&m.program, seed)).chain([whole(&m.program)]);
+    layouts.map(|layout| (version(m, &layout, Some(&pointers)), layout)).map(|(v, l)| (l, v)).collect()
+}
+
+/// Where the words of `table` lead, in order.
+fn table(m: &Module) -> Vec<Svma> {
+    let relative = |kind: &RelocationKind| match kind {
+        RelocationKind::Relative { target } => Some(*target),
+        _ => None,
+    };
+    m.image.relocations().iter().filter_map(|r| relative(&r.kind)).collect()
+}
+
+#[test]
+fn functions_that_something_else_knows_are_left_out() {
+    let m = module();
+    let pointers = Pointers::of(&m.image, &m.program);
+    let found: Vec<Svma> = pointers.functions().iter().map(|f| m.program.function(*f).range.start).collect();
+    let [local, distant, _, measured, entered, offset, prefixed, uses, resolver, exported] = table(&m)[..]
+    else {
+        panic!("another table")
+    };
+    for known in [local, distant, uses, exported] {
+        assert!(found.contains(&known), "{known}");
+    }
+    for left_out in [measured, entered, offset, prefixed, resolver] {
+        assert!(!found.contains(&left_out), "{left_out}");
+    }
+}
+
+#[test]
+fn what_the_emitter_says_is_accepted() {
+    let m = module();
+    let (mut led, mut kinds) = (0, std::collections::BTreeMap::new());
+    for (layout, version) in cases(&m) {
+        let wanted = version.led.len() as u64;
+        version.shortcuts.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
+        let report = check(&m.image, &m.program, &layout, version, None).map(|checked| *checked.report());
+        assert_eq!(report.expect("accepted").led, wanted);
+        led += wanted;
+    }
+    assert!(led > 40, "{led}");
+    let made = [ShortcutKind::Function, ShortcutKind::Lea, ShortcutKind::Symbol];
+    assert!(made.iter().all(|k| kinds.contains_key(k)), "{kinds:?}");
+}
+
+#[test]
+fn every_change_is_found() {
+    let m = module();
+    for (layout, good) in cases(&m) {
+        let refused = |change: &dyn Fn(&mut Version), what: &str| {
+            let mut changed = good.clone();
+            change(&mut changed);
+            assert!(report(&m, &layout, changed).is_none(), "{what}");
+        };
+        for i in (0..good.shortcuts.len()).filter(|i| !good.shortcuts[*i].kind.is_optional()) {
+            for by in [-16, -4, -1, 1, 4, 16] {
+                refused(&|v| v.shortcuts[i].at = v.shortcuts[i].at.offset(by), "place");
+                refused(&|v| v.shortcuts[i].to = v.shortcuts[i].to.offset(by), "target");
+                refused(&|v| v.shortcuts[i].original = v.shortcuts[i].original.offset(by), "original target");
+            }
+            refused(&|v| v.shortcuts.retain(|s| *s != good.shortcuts[i]), "one that is missing");
+            refused(&|v| v.shortcuts.insert(i, v.shortcuts[i]), "twice");
+            let kinds = [ShortcutKind::Displacement, ShortcutKind::Pointer, ShortcutKind::Function];
+            for kind in kinds.into_iter().chain([ShortcutKind::Lea, ShortcutKind::Symbol]) {
+                if kind != good.shortcuts[i].kind {
+                    refused(&|v| v.shortcuts[i].kind = kind, "kind");
+                }
+            }
+        }
+        for i in 0..good.led.len() {
+            for by in [-16, -1, 1, 16] {
+                refused(&|v| v.led[i].to = v.led[i].to.offset(by), "copy");
+                refused(&|v| v.led[i].original = v.led[i].original.offset(by), "function");
+                refused(&|v| v.led[i].len = v.led[i].len.wrapping_add_signed(by), "length");
+            }
+            refused(&|v| v.led.retain(|l| *l != good.led[i]), "a function that is missing");
+            refused(&|v| v.led.insert(i, v.led[i]), "a function that is there twice");
+            if i > 0 {
+                refused(&|v| v.led.swap(0, i), "another order");
+            }
+        }
+    }
+}
+
+/// The version's own instructions that make such an address make the new one.
+#[test]
+fn the_old_address_in_a_copy_is_found() {
+    let m = module();
+    let pointers = Pointers::of(&m.image, &m.program);
+    let layout = whole(&m.program);
+    let (led, plain) = (version(&m, &layout, Some(&pointers)), version(&m, &layout, None));
+    assert!(plain.led.is_empty() && plain.shortcuts.iter().all(|s| s.kind.is_optional()));
+    let made = |version: &Version| {
+        let code = version.bytes.windows(7).enumerate().filter(|(_, b)| b[..3] == [0x48, 0x8d, 0x05]);
+        let places = code.map(|(i, b)| (version.range.start + i as u64 + 7, [b[3], b[4], b[5], b[6]]));
+        places.map(|(end, b)| (end, end.offset(i32::from_le_bytes(b).into()))).collect::<Vec<_>>()
+    };
+    let mut changed = 0;
+    for (end, to) in made(&led) {
+        let Some(function) = led.led.iter().find(|l| l.to == to) else { continue };
+        let mut old = led.clone();
+        let at = end.offset_from(led.range.start) as usize - 4;
+        let displacement = function.original.offset_from(end) as i32;
+        old.bytes[at..at + 4].copy_from_slice(&displacement.to_le_bytes());
+        assert!(report(&m, &layout, old).is_none());
+        changed += 1;
+    }
+    assert!(changed >= 3, "{changed}");
+    let old =
+        plain.led.len() + made(&plain).iter().filter(|(_, to)| led.led.iter().any(|l| l.to == *to)).count();
+    assert_eq!(old, 0);
+}
+
+/// Functions that are said to be led to although something else knows them.
+#[test]
+fn what_must_not_be_led_to_is_refused() {
+    let m = module();
+    let layout = whole(&m.program);
+    let good = version(&m, &layout, None);
+    for target in &table(&m)[3..9] {
+        let mut wrong = good.clone();
+        let placed = wrong.blocks.iter().find(|b| m.program.block(b.block).start == *target).expect("placed");
+        let (to, len) = (placed.version.start, placed.version.len());
+        wrong.led.push(restitch_emit::Led { original: *target, to, len });
+        assert!(report(&m, &layout, wrong).is_none(), "{target}");
+    }
+    assert!(report(&m, &layout, good).is_some());
+}

@@ -1,0 +1,80 @@
+//! Functions of which pointers lead to the copy: which ones, where these stand, and what has to be changed.
+
+use crate::plan::Plan;
+use crate::pointers::LEA;
+use crate::select::{LedSlot, NONE, Selection};
+use crate::{Led, Pointers, Redirect, Request, Shortcut, ShortcutKind};
+use restitch_address::{Svma, SvmaRange};
+use restitch_program::Program;
+use restitch_x86::encode;
+
+/// Alignment of entries that programs may rely on, in bytes: low bits of pointers that hold something else.
+const MOST: u64 = 16;
+
+/// Chooses those of the functions that are asked for whose entry is placed and not run into from above, and aligns them.
+pub(crate) fn lead(request: &Request<'_>, selection: &mut Selection<'_>) {
+    let program = request.program;
+    let asked = request.pointers.filter(|_| request.bias.is_none() && request.counters.is_none());
+    for &function in asked.map_or(&[][..], Pointers::functions) {
+        let (first, entry) = (program.function(function).first_block, program.function(function).range.start);
+        let slot = selection.slot_of[first.index()];
+        if slot == NONE || runs_into(program, selection, slot as usize) {
+            continue;
+        }
+        let align = (1 << entry.get().trailing_zeros().min(MOST.trailing_zeros())) as u32;
+        let chosen = &mut selection.chosen[slot as usize];
+        chosen.align = chosen.align.max(align);
+        selection.led.push(LedSlot { entry, slot, function });
+    }
+    selection.led.sort_unstable_by_key(|led| led.entry);
+}
+
+/// Whether what stands in front of a slot may go on to it.
+fn runs_into(program: &Program, selection: &Selection<'_>, slot: usize) -> bool {
+    let Some(before) = slot.checked_sub(1).filter(|_| slot != selection.hot) else { return false };
+    let (before, block) = (selection.chosen[before].block, selection.chosen[slot].block);
+    program.out_edges(before).any(|(_, edge)| edge.to == block)
+}
+
+/// Where the functions that are led to have come to stand.
+pub(crate) fn led(selection: &Selection<'_>, plan: &Plan) -> Vec<Led> {
+    if selection.led.is_empty() {
+        return Vec::new();
+    }
+    let mut behind = vec![None; plan.slots.len()];
+    plan.order().zip(plan.order().skip(1)).for_each(|(slot, next)| behind[slot] = Some(next));
+    let led = |led: &LedSlot| {
+        let mut last = led.slot as usize;
+        while let Some(next) = behind[last].filter(|next| {
+            let (next, last) = (&plan.slots[*next], &plan.slots[last]);
+            next.function == led.function && next.start == last.end && !next.stub
+        }) {
+            last = next;
+        }
+        let (start, end) = (plan.slots[led.slot as usize].start, plan.slots[last].end);
+        Led { original: led.entry, to: plan.at(start), len: u64::from(end - start) }
+    };
+    selection.led.iter().map(led).collect()
+}
+
+/// What makes the addresses of the functions that are led to, but for what a redirect overwrites, which is never executed again.
+pub(crate) fn shortcuts(
+    request: &Request<'_>,
+    led: &[Led],
+    selection: &Selection<'_>,
+    redirects: &[Redirect],
+) -> Vec<Shortcut> {
+    let Some(pointers) = request.pointers else { return Vec::new() };
+    let overwritten = |at: Svma| {
+        let lea = SvmaRange::between(at + 4 - LEA, at + 4);
+        let i = redirects.partition_point(|r| r.at + u64::from(encode::JMP_NEAR) <= lea.start);
+        redirects.get(i).is_some_and(|r| r.at < lea.end)
+    };
+    let mut out = Vec::new();
+    for (slot, led) in selection.led.iter().zip(led) {
+        let makers = pointers.makers_of(slot.function).iter();
+        let lasting = makers.filter(|m| m.kind != ShortcutKind::Lea || !overwritten(m.at));
+        out.extend(lasting.map(|m| Shortcut { at: m.at, original: led.original, to: led.to, kind: m.kind }));
+    }
+    out
+}

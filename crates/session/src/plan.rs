@@ -1,0 +1,78 @@
+//! `--dry-run`: what would be done, with nothing touched.
+
+use crate::left_out::LeftOut;
+use crate::modules::Chosen;
+use crate::process_set::ProcessSet;
+use crate::profiling::{CountingVersions, make_counting};
+use crate::selection::select;
+use crate::summaries::most_sampled;
+use crate::{ExitCode, SessionError};
+use restitch_program::{FuncId, Movability};
+use restitch_report::{self as report, Outcome, RunResult};
+
+/// Writes into `result` what would be done with the chosen modules. Counting versions are made and checked as they would be, if the modules would be counted (`vote`:
+/// whether indirect calls vote then), and go nowhere.
+///
+/// # Errors
+/// If no module can be counted: the first one's reason.
+pub(crate) fn plan(
+    set: &ProcessSet,
+    chosen: &mut Vec<Chosen>,
+    vote: Option<bool>,
+    samples: u64,
+    left_out: &mut LeftOut,
+    result: &mut RunResult,
+) -> Result<(), SessionError> {
+    let made = vote.map(|vote| make_counting(set, chosen, left_out, vote)).transpose()?;
+    result.modules = chosen.iter().map(|module| planned(module, samples)).collect();
+    if let Some(made) = made {
+        tell_counting(made, result);
+    }
+    result.profile = Some(report::ProfileSummary {
+        source: "samples".into(),
+        seconds: 0.0,
+        samples,
+        exact_edge_share: 0.0,
+    });
+    result.outcome = Outcome::Planned;
+    result.exit_code = ExitCode::Done.number();
+    Ok(())
+}
+
+/// Adds what the counting versions are; there is one for each module of the result.
+fn tell_counting((counting, versions): CountingVersions, result: &mut RunResult) {
+    for (entry, (counting, (_, version))) in result.modules.iter_mut().zip(counting.iter().zip(&versions)) {
+        entry.counting = Some(counting.planned());
+        if let Some(plan) = &mut entry.plan {
+            plan.counting_bytes = Some(version.text.len());
+        }
+    }
+}
+
+/// One module, sampled and not counted.
+fn planned(module: &Chosen, samples: u64) -> report::Module {
+    let (program, weights) = (&module.analyzed.program, &module.weights.functions);
+    let share = |part: u64, all: u64| part as f64 / all.max(1) as f64;
+    let sampled: Vec<FuncId> = program.function_ids().filter(|f| weights[f.index()] > 0).collect();
+    let is_fixed = |f: &&FuncId| program.function(**f).movability != Movability::Movable;
+    let fixed: Vec<u64> = sampled.iter().filter(is_fixed).map(|f| weights[f.index()]).collect();
+    let functions = select(program, &module.weights);
+    let all_blocks = functions.iter().flat_map(|f| program.blocks_of(*f));
+    let blocks: Vec<u64> =
+        all_blocks.filter(|b| program.is_movable(*b)).map(|b| u64::from(program.block(b).len)).collect();
+    let mut entry = module.analyzed.report(&module.path.display().to_string());
+    entry.samples = module.samples;
+    entry.hottest = most_sampled(program, weights);
+    entry.plan = Some(report::Plan {
+        sample_share: share(module.samples, samples),
+        sampled_functions: sampled.len() as u64,
+        sampled_bytes: sampled.iter().map(|f| program.function(*f).range.len()).sum(),
+        fixed_functions: fixed.len() as u64,
+        fixed_share: share(fixed.iter().sum(), module.samples),
+        functions: functions.len() as u64,
+        blocks: blocks.len() as u64,
+        bytes: blocks.iter().sum(),
+        counting_bytes: None,
+    });
+    entry
+}
