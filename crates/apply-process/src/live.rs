@@ -98,7 +98,7 @@ impl Live {
 
     /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in `taken`,
     /// below the module if possible. The place is free in the processes `relatives` too, and its address in them a multiple of `align`
-    /// (a power of two; of 4096 in any case). At low addresses it is one that as few numbers in their memory as can be look like an address in.
+    /// (a power of two; of 4096 in any case). It is one that as few words in their memory as can be point into.
     ///
     /// # Errors
     /// [`ProcessError::NoRoom`].
@@ -134,7 +134,7 @@ impl Live {
         }
         let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
         let request = GapRequest { heap_start, align, ..GapRequest::near(m.range, len) };
-        let numbers = || Numbers::of(iter::once(pid).chain(relatives.iter().copied()));
+        let numbers = |window| Numbers::of(iter::once(pid).chain(relatives.iter().copied()), window);
         let used = self.journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));
         let gap = place::find(&maps, used.collect(), &request, numbers)
             .map_err(|e| ProcessError::NoRoom { pid, len, module: m.path.clone(), why: e.to_string() })?;

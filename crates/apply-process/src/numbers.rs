@@ -1,36 +1,37 @@
-//! Numbers in a process's memory that look like low addresses.
+//! Words in a process's memory that look like addresses of places where nothing is mapped.
 
 use crate::private_memory::{self, is_private};
 use crate::threads::words;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 
-/// Below this, numbers of 32 bits look like addresses.
-pub(crate) const LOW: Avma = Avma::new(1 << 32);
 /// Most bytes that are looked through for one place: enough for the data of all modules.
 const MOST_MEMORY: u64 = 32 << 20;
 const PAGE: u64 = 4096;
-const PAGES: usize = (LOW.get() / PAGE) as usize;
 
-/// How many words point where below [`LOW`].
+/// How many words point where within a window of the address space.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// By page: how many point to it or below it.
+    /// The window's first page, by number.
+    first: u64,
+    /// By page of the window: how many point to it or to one before it.
     below: Vec<u32>,
 }
 
 impl Numbers {
-    /// Those in the writable private memory of `processes`: the smallest mappings first, since the data of modules is among them and the
-    /// largest heap is not, until [`MOST_MEMORY`] bytes were looked at. What cannot be read holds none.
-    pub fn of(processes: impl Iterator<Item = i32>) -> Self {
-        let (mut counts, mut left) = (vec![0u32; PAGES], MOST_MEMORY);
+    /// Those in the writable private memory of `processes` that point into `window`: the smallest mappings first, since the data of modules is
+    /// among them and the largest heap is not, until [`MOST_MEMORY`] bytes were looked at. What cannot be read holds none.
+    pub fn of(processes: impl Iterator<Item = i32>, window: AvmaRange) -> Self {
+        let first = window.start.get() / PAGE;
+        let mut counts = vec![0u32; window.end.get().div_ceil(PAGE).saturating_sub(first) as usize];
+        let mut left = MOST_MEMORY;
         for pid in processes {
             let mut maps: Vec<Mapping> = procfs::maps(pid).unwrap_or_default();
             maps.retain(is_private);
             maps.sort_by_key(|m| m.range.len());
             let read = private_memory::read(pid, &maps, left, |_, chunk| {
-                for (_, word) in words(chunk).filter(|(_, word)| *word < LOW) {
-                    let count = &mut counts[(word.get() / PAGE) as usize];
+                for (_, word) in words(chunk).filter(|(_, word)| window.contains(*word)) {
+                    let count = &mut counts[(word.get() / PAGE - first) as usize];
                     *count = count.saturating_add(1);
                 }
             });
@@ -39,22 +40,22 @@ impl Numbers {
                 break;
             }
         }
-        Self::summed(counts)
+        Self::summed(first, counts)
     }
 
-    /// `counts` by page.
-    fn summed(mut counts: Vec<u32>) -> Self {
+    /// `counts` by page, from page `first` on.
+    fn summed(first: u64, mut counts: Vec<u32>) -> Self {
         let mut sum = 0u32;
         for count in &mut counts {
             sum = sum.saturating_add(*count);
             *count = sum;
         }
-        Self { below: counts }
+        Self { first, below: counts }
     }
 
-    /// How many point into `range`, which consists of whole pages.
+    /// How many point into `range`, which consists of whole pages. What lies outside of the window has none.
     pub fn within(&self, range: AvmaRange) -> u64 {
-        let below = |at: Avma| match (at.get() / PAGE) as usize {
+        let below = |at: Avma| match (at.get() / PAGE).saturating_sub(self.first) as usize {
             0 => 0,
             page => self.below.get(page - 1).or(self.below.last()).copied().unwrap_or_default(),
         };
@@ -67,10 +68,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of_words(words: &[u64]) -> Numbers {
-        let mut counts = vec![0; PAGES];
-        words.iter().filter(|w| **w < LOW.get()).for_each(|w| counts[(w / PAGE) as usize] += 1);
-        Numbers::summed(counts)
+    fn everywhere_below(end: u64) -> AvmaRange {
+        AvmaRange::between(Avma::new(0), Avma::new(end))
+    }
+
+    fn of_words(words: &[u64], window: AvmaRange) -> Numbers {
+        let first = window.start.get() / PAGE;
+        let mut counts = vec![0; (window.len() / PAGE) as usize];
+        let within = words.iter().filter(|w| window.contains(Avma::new(**w)));
+        within.for_each(|w| counts[(w / PAGE - first) as usize] += 1);
+        Numbers::summed(first, counts)
     }
 
     #[test]
@@ -78,25 +85,33 @@ mod tests {
         // In one mapping of its own, which the allocator makes for large pieces, or in the heap.
         let page = 0x7654_3000;
         let held: Vec<u64> = std::hint::black_box(vec![page + 0x123; 1000]);
-        let numbers = Numbers::of(std::iter::once(std::process::id() as i32));
+        let me = || std::iter::once(std::process::id() as i32);
+        let numbers = Numbers::of(me(), everywhere_below(1 << 32));
         assert!(numbers.within(AvmaRange::new(Avma::new(page), PAGE)) >= held.len() as u64);
         assert!(numbers.within(AvmaRange::new(Avma::new(page - 8 * PAGE), 4 * PAGE)) < held.len() as u64);
+        // So are those that point high up.
+        let window = AvmaRange::new(Avma::new(0x7654_0000), 16 * PAGE);
+        let held: Vec<u64> = std::hint::black_box(vec![page + 0x456; 1000]);
+        assert!(Numbers::of(me(), window).within(AvmaRange::new(Avma::new(page), PAGE)) >= held.len() as u64);
     }
 
     #[test]
     fn processes_that_have_ended_hold_none() {
-        let none = Numbers::of([0, i32::MAX].into_iter());
-        assert_eq!(none.within(AvmaRange::between(Avma::new(0), LOW)), 0);
+        let none = Numbers::of([0, i32::MAX].into_iter(), everywhere_below(1 << 32));
+        assert_eq!(none.within(everywhere_below(1 << 32)), 0);
     }
 
     proptest! {
         #[test]
         fn ranges_know_how_many_point_into_them(
             words in prop::collection::vec(0u64..1 << 33, 0..40), from in 0u64..1 << 21, pages in 1u64..1 << 20,
+            window in (0u64..1 << 20, 1u64..1 << 20),
         ) {
             let range = AvmaRange::new(Avma::new(from * PAGE), pages * PAGE);
-            let inside = words.iter().filter(|w| **w < LOW.get() && range.contains(Avma::new(**w))).count();
-            prop_assert_eq!(of_words(&words).within(range), inside as u64);
+            let window = AvmaRange::new(Avma::new(window.0 * PAGE), window.1 * PAGE);
+            let pointed = |w: &&u64| [range, window].iter().all(|r| r.contains(Avma::new(**w)));
+            let inside = words.iter().filter(pointed).count();
+            prop_assert_eq!(of_words(&words, window).within(range), inside as u64);
         }
     }
 }

@@ -3,42 +3,40 @@
 //! **No place that a version had before**, as far as is known: unwinders may keep what they found out about an address for ever (nongnu libunwind
 //! does). The journal knows the places of its own time; against those of an earlier attach helps chance.
 //!
-//! **No place that numbers look like addresses in.** A retired version is unmapped when no word of the process's memory points into it
-//! ([`crate::search`]). Below 4 GiB, where programs at fixed addresses and their versions are, each number of 32 bits that lies in memory as a word of
-//! 64 is such a word: lengths, limits, counts. The C library alone keeps 3,093,558 (0x2f3436, its non-temporal threshold) with some processors.
-//! So a low place is compared with the words that there are when it is chosen, and the one that fewest point into is taken. At higher
-//! addresses a word that lies in a range is an address: nothing is compared there. What the program computes later may look like an address still.
+//! **No place that words of memory point into.** A retired version is unmapped when no word of the process's memory points into it
+//! ([`crate::search`]), so a place is compared with the words that there are when it is chosen, and the one that fewest point into is taken. Below
+//! 4 GiB, where programs at fixed addresses and their versions are, each number of 32 bits that lies in memory as a word of 64 looks like an
+//! address: lengths, limits, counts. The C library alone keeps 3,093,558 (0x2f3436, its non-temporal threshold) with some processors. At
+//! higher addresses it is what was mapped there before: freed memory of the C library still says where the stacks and thread-local
+//! data of ended threads were, and a storm of threads has had stacks and arenas in all of the next GiB. What the program computes later may look
+//! like an address still.
 
-use crate::numbers::{LOW, Numbers};
+use crate::numbers::Numbers;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Gap, GapError, GapRequest, Mapping, Side, find_gap, find_places};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The place for `request` among `maps`: below the module if possible, of no version before (`used`) if there is room for that, and at a
-/// distance that is left to chance. `numbers` are asked for if it lies low.
+/// The place for `request` among `maps`: below the module if possible, of no version before (`used`) if there is room for that, at a
+/// distance that is left to chance, and where as few of the `numbers` as can be point to. They are asked for with the window that all places are in.
 pub(crate) fn find(
     maps: &[Mapping],
     used: Vec<AvmaRange>,
     request: &GapRequest,
-    numbers: impl FnOnce() -> Numbers,
+    numbers: impl FnOnce(AvmaRange) -> Numbers,
 ) -> Result<Gap, GapError> {
     let nearest = find_gap(maps, request)?;
     let Some(model) = maps.first() else { return Ok(nearest) };
     let line = |range: AvmaRange| Mapping { range, ..model.clone() };
     let with = |more: Vec<AvmaRange>| merged(maps.to_vec(), more.into_iter().map(line).collect());
     let by_chance = with(used.iter().copied().chain([skipped(nearest)]).collect());
-    let kinds = [by_chance, with(used)];
-    let found = match nearest.range.start < LOW {
-        true => {
-            let numbers = numbers();
-            let kinds = [&kinds[0][..], &kinds[1][..], maps];
-            quietest(&kinds, request, nearest.side, |range| numbers.within(range))
-        }
-        false => {
-            let mut gaps = kinds.iter().filter_map(|maps| find_gap(maps, request).ok());
-            gaps.find(|gap| gap.side == nearest.side)
-        }
-    };
+    let kinds = [&by_chance, &with(used), maps];
+    let near = request.near;
+    let window = AvmaRange::between(
+        Avma::new(near.end.get().saturating_sub(request.reach)),
+        Avma::new(near.start.get().saturating_add(request.reach)),
+    );
+    let numbers = numbers(window);
+    let found = quietest(&kinds, request, nearest.side, |range| numbers.within(range));
     Ok(found.unwrap_or(nearest))
 }
 
@@ -155,27 +153,25 @@ mod tests {
     }
 
     #[test]
-    fn only_low_places_are_compared_with_numbers() {
-        let high = 0x5555_0000_0000;
-        let asked = |maps: &[Mapping], request: &GapRequest| {
-            let mut asked = false;
-            let numbers = || {
-                asked = true;
-                Numbers::of(std::iter::empty())
-            };
-            let found = find(maps, Vec::new(), request, numbers).expect("a place");
-            assert!(maps.iter().all(|m| !m.range.overlaps(&found.range)) && found.side == Side::Below);
-            asked
-        };
-        assert!(!asked(&mapped(&[(high, high + 0x1000)]), &near(high, high + 0x1000, 0x3000)));
-        assert!(asked(&mapped(&[(0x40_0000, 0x41_0000)]), &near(0x40_0000, 0x41_0000, 0x3000)));
+    fn high_places_that_words_point_into_are_avoided() {
+        // As a program keeps where the stacks of its ended threads were: in the whole of half a GiB below the module, and in one page behind that.
+        let high = 0x7f55_0000_0000;
+        let (page, far) = (0x1000, 0x2000_0000);
+        let stale: Vec<u64> =
+            (1..=far / page).map(|i| high - i * page).chain([high - far - 9 * page]).collect();
+        let held = std::hint::black_box(stale);
+        let numbers = |window| Numbers::of(std::iter::once(std::process::id() as i32), window);
+        let maps = mapped(&[(high, high + page)]);
+        let found = find(&maps, Vec::new(), &near(high, high + page, 4 * page), numbers).expect("a place");
+        assert_eq!(found.side, Side::Below);
+        assert!(held.iter().all(|word| !found.range.contains(Avma::new(*word))), "{found:?}");
     }
 
     #[test]
     fn places_of_earlier_versions_are_avoided() {
         let (maps, mut request) = (mapped(&[(0x40_0000, 0x41_0000)]), near(0x40_0000, 0x41_0000, 0x1000));
         request.reach = 0x1_2000;
-        let numbers = || Numbers::of(std::iter::empty());
+        let numbers = |window| Numbers::of(std::iter::empty(), window);
         let range = |from, to| AvmaRange::between(Avma::new(from), Avma::new(to));
         let place = |used: Vec<AvmaRange>| find(&maps, used, &request, numbers).expect("a place").range.start;
         assert_eq!(place(vec![range(0x3f_f000, 0x40_0000)]), Avma::new(0x3f_e000));

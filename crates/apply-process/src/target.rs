@@ -237,6 +237,7 @@ fn segments_at(image: &Image, bias: LoadBias, mappings: &[&Mapping]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use restitch_testkit::{compile, require, scratch};
 
     #[test]
     fn the_vdso_is_a_module_where_the_maps_have_it() {
@@ -249,6 +250,41 @@ mod tests {
         if let Some(module) = found {
             assert_eq!(target.module_at(module.range.start), target.vdso());
             assert_eq!(module.bias.to_actual(module.image.segments()[0].range.start), module.range.start);
+        }
+    }
+
+    /// Threads that wait, and memory that takes a while to give back.
+    const ENDING: &str = r#"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static void *wait(void *unused) { (void)unused; pause(); return NULL; }
+int main(void) {
+    pthread_t thread;
+    for (int i = 0; i < 24; i++) pthread_create(&thread, NULL, wait, NULL);
+    memset(malloc(32 << 20), 1, 32 << 20);
+    _exit(0);
+}
+"#;
+
+    /// In all moments between its last instruction and its end as a zombie: who has no memory any more is not alive.
+    #[test]
+    fn a_process_without_memory_is_not_alive() {
+        let folder = scratch();
+        let source = folder.path().join("ending.c");
+        std::fs::write(&source, ENDING).expect("writable");
+        let program = require!(compile(&source, &["-O1", "-pthread"]).ok(), "gcc");
+        for _ in 0..40 {
+            let mut child = std::process::Command::new(&program).spawn().expect("it starts");
+            let id = ProcessId::of(child.id() as i32).expect("not collected yet");
+            let without_memory = || procfs::maps(id.pid).is_ok_and(|maps| maps.is_empty());
+            // Before its program was mapped it has memory, too: a copy of ours.
+            while !without_memory() {
+                std::hint::spin_loop();
+            }
+            assert!(!id.is_alive() && procfs::has_ended(id.pid));
+            child.wait().expect("it ended");
         }
     }
 

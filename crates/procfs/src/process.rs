@@ -1,5 +1,6 @@
 //! Reading processes: identity, threads, maps, and who runs the same program.
 
+use crate::ended::all_ended;
 use crate::{
     AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_run_delay, parse_schedstat,
     parse_stat,
@@ -26,15 +27,10 @@ impl ProcessId {
         Ok(Self { pid, start_time: thread_stat(pid, pid)?.start_time })
     }
 
-    /// Whether this very process still exists and has not ended (a zombie has).
+    /// Whether this very process still exists and has not ended (a zombie has, and one that is just ending and runs no code of its own any more).
     pub fn is_alive(self) -> bool {
         thread_stat(self.pid, self.pid)
-            .is_ok_and(|stat| stat.start_time == self.start_time && !self.all_ended(&stat))
-    }
-
-    /// A leader that has ended while other threads go on is a zombie too, but the process is alive.
-    fn all_ended(self, leader: &Stat) -> bool {
-        leader.state.is_ended() && threads(self.pid).is_ok_and(|threads| threads.len() <= 1)
+            .is_ok_and(|stat| stat.start_time == self.start_time && !all_ended(self.pid, &stat))
     }
 
     /// When it was started, by the clock of the system, to about a tick; `None` where the time since boot cannot be read.

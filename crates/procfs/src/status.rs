@@ -140,6 +140,8 @@ pub struct Stat {
     pub ppid: i32,
     /// Whether the task is ending (`PF_EXITING`): it runs no code of its own any more.
     pub is_exiting: bool,
+    /// Whether a `SIGKILL` waits for the task, as for all others when one of its process ends the process: it ends when it next leaves the kernel.
+    pub is_killed: bool,
     /// Time in user mode, in clock ticks (`_SC_CLK_TCK`, 100 a second).
     pub user_ticks: u64,
     /// Time in the kernel, in clock ticks.
@@ -174,6 +176,7 @@ pub fn parse_stat(bytes: &[u8]) -> Result<Stat, String> {
         state: ProcessState::from_letter(text(3)?.chars().next().unwrap_or('?')),
         ppid: text(4)?.parse().map_err(|_| "field 4 is no number".to_owned())?,
         is_exiting: value(9)? & PF_EXITING != 0,
+        is_killed: value(31)? >> (libc::SIGKILL - 1) & 1 != 0,
         user_ticks: value(14)?,
         system_ticks: value(15)?,
         start_time: value(22)?,

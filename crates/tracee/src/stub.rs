@@ -109,7 +109,11 @@ impl StubPlace {
     /// Checks that `at` begins [`STUB_SPACE`] bytes in an executable, private mapping of the process `pid` whose `maps`
     /// these are. The bytes themselves are checked when the stub is written. To be called before the stop, since
     /// reading maps takes time; the mapping must stay (take it from the program, not from a library that may be closed).
+    /// A process without any mapping has just ended.
     pub fn new(pid: i32, at: Avma, maps: &[Mapping]) -> Result<Self, TraceError> {
+        if maps.is_empty() {
+            return Err(TraceError::Vanished { tid: pid, operation: "a thread was to be borrowed" });
+        }
         let end = at + STUB_SPACE as u64;
         let mapping = maps.iter().find(|m| m.range.contains(at) && m.range.contains(end - 1));
         let refuse = |why: &str| TraceError::NoStubPlace { pid, at, why: why.to_owned() };
