@@ -54,6 +54,16 @@ fn a_request_to_end_is_passed_on() {
     }
 }
 
+#[test]
+fn a_command_that_is_too_short_to_say_anything_of_is_told_so() {
+    let batch = Batch::new();
+    let done = finish(batch.command(&[]).args(["sh", "-c", "exit 3"]));
+    assert_eq!(done.status.code(), Some(3));
+    assert!(done.stderr.contains("processor time"), "{}", done.stderr);
+    let notes = &batch.report()["notes"];
+    assert!(notes.as_array().is_some_and(|notes| notes.len() == 1), "{notes}");
+}
+
 /// The result goes into a pipe that nobody reads any more when the command ends.
 #[test]
 fn after_the_command_restitch_can_be_interrupted() {

@@ -306,6 +306,9 @@ impl Session {
                 format!("no program named {name} was run (of links, the name of the file counts)"),
             );
         }
+        if let Some(note) = self.nothing_to_tell(report) {
+            remark(report, watcher, note);
+        }
         self.account();
         self.cache.prune(self.options.cache_size);
         report.goes_on =

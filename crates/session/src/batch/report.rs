@@ -187,6 +187,22 @@ impl Session {
         report.sort();
     }
 
+    /// What is said where a report would name no module at all.
+    pub(super) fn nothing_to_tell(&self, report: &BatchReport) -> Option<String> {
+        let told = !report.optimized.is_empty() || !report.left.is_empty();
+        let modules = self.observer.as_ref().filter(|_| !told)?.modules();
+        let most = modules.max_by_key(|seen| seen.samples);
+        Some(match most.filter(|seen| seen.samples > 0) {
+            Some(most) => format!(
+                "nothing has used the {LEAST_SECONDS} s of processor time from which on it is told of: {} has used most, {:.2} s in {} runs",
+                most.path.display(),
+                most.seconds(),
+                most.begun
+            ),
+            None => "no program or library was seen at work: too little processor time was used".into(),
+        })
+    }
+
     /// What is said in the end of a module whose file was replaced.
     pub(super) fn keep_former(&mut self, seen: &Seen) {
         match self.optimized(seen, &self.known()) {
