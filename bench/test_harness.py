@@ -279,6 +279,24 @@ ob=(1)
         text = layouts.page([row], SimpleNamespace(layouts=["ph", "c3"]))
         self.assertIn("| L1i misses | PH | C3 |\n|---|---|---|\n| x | 1.000 | **0.500** |\n| geometric mean | 1.000 | 0.500 |", text)
         self.assertIn("| x | 0.0 | 100 | 100 |", text)
+        self.assertNotIn("user CPU time", text)
+        seconds = {"original": [1.0, 2.0, 4.0], "again": [1.0, 2.2, 4.0], "ph": [1.0, 2.0, 4.0], "c3": [0.5, 1.2, 2.0], "ph+large": [0.9, 1.8, 3.6], "c3+large": [1, 2, 4]}
+        text = layouts.page([row | {"seconds": seconds}], SimpleNamespace(layouts=["ph", "c3"]))
+        self.assertIn("| x | 2.000 s | 1.000 [1.000, 1.100] | 3 |", text)
+        self.assertIn("| x | 1.000 [1.000, 1.000] | **0.500** [0.500, 0.600] |\n| geometric mean | 1.000 | 0.500 |", text)
+        self.assertIn("| x | **0.900** [0.900, 0.900] | 1.000 [1.000, 1.000] |", text)
+
+    def test_layouts_take_turns(self):
+        class Load:
+            ran = []
+
+            def user_seconds(self, file, which):
+                self.ran.append(file)
+                return len(self.ran)
+
+        found = layouts.timed(Load(), {"original": "o", "again": "a", "ph": "p"}, 2)
+        self.assertEqual("".join(Load.ran), "oapaop")
+        self.assertEqual(found, {"original": [1, 5], "again": [2, 4], "ph": [3, 6]})
 
     def test_training_and_test_differ_and_are_the_same_every_time(self):
         self.assertEqual(verilog.design(4, 5, 4), verilog.design(4, 5, 4))

@@ -2,7 +2,7 @@
 
 A program is made once for its machine (`__init__` makes what all its runs need) and has `file`, what is optimized, and
 `run(file, which, prefix)`, which runs "training" or "test" from the same state every time, with `prefix` before the command, and
-gives what the run produced and what it printed to standard error.
+gives what the run produced and what it printed to standard error. Where `run` has processes of its own before that, `ready()` says when they are done.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import http.client
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,23 @@ from loads.python import TRAINED, UNSEEN
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
-class Cc1plus:
+class Load:
+    """What all have."""
+
+    # User CPU time of this process's children, in seconds, when the program was about to begin.
+    since = 0.0
+
+    def ready(self):
+        self.since = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
+    def user_seconds(self, file, which):
+        """User CPU time of a run."""
+        self.ready()
+        self.run(file, which)
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - self.since
+
+
+class Cc1plus(Load):
     title = "cc1plus -O2"
     inputs = {
         "training": "#include <map>\n#include <string>\n#include <vector>\nstd::map<std::string, std::vector<int>> m;\nint f(int n) { m[std::to_string(n)].push_back(n); return m.size(); }\n",
@@ -48,7 +65,7 @@ class Cc1plus:
             return f.read(), errors
 
 
-class Python:
+class Python(Load):
     title = "python3, script"
 
     def __init__(self, machine, _):
@@ -62,7 +79,7 @@ class Python:
         return finished([*prefix, file, "-S", "-B", self.machine.path(f"{which}.py")], env=env, cwd=self.machine.folder)
 
 
-class Postgres:
+class Postgres(Load):
     """A backend without a server around it (`postgres --single`), which reads a query a line."""
 
     title = "postgres, TPC-B and mixed SQL"
@@ -119,13 +136,14 @@ class Postgres:
     def run(self, file, which, prefix=()):
         data = f"{self.state}-{which}-{os.path.basename(file)}"
         self.machine.run(["cp", "-a", self.state, data], user=self.user)
+        self.ready()
         try:
             return self.single(file, data, self.queries(which), prefix)
         finally:
             shutil.rmtree(data, ignore_errors=True)
 
 
-class MariaDb:
+class MariaDb(Load):
     """A server that executes statements from its standard input and ends (`mariadbd --bootstrap`)."""
 
     title = "mariadbd, SQL"
@@ -175,6 +193,7 @@ class MariaDb:
     def run(self, file, which, prefix=()):
         data = f"{self.state}-{os.path.basename(file)}"
         self.machine.run(["cp", "-a", self.state, data], user=self.user)
+        self.ready()
         try:
             _, errors = self.bootstrap(file, data, self.statements(which), prefix)
             with open(os.path.join(data, "b", "out.txt")) as f:
@@ -183,7 +202,7 @@ class MariaDb:
             shutil.rmtree(data, ignore_errors=True)
 
 
-class Apache:
+class Apache(Load):
     """One process of a web server (`apache2 -X`): pages with includes, listings, files in parts, what is not there."""
 
     title = "apache2, includes and files"
@@ -311,7 +330,7 @@ def listens(port):
         return any(f":{port:04X} 00000000:0000 0A" in line for line in f)
 
 
-class Verilator:
+class Verilator(Load):
     title = "Verilator model, 48 units"
 
     def __init__(self, machine, log):

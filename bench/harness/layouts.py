@@ -4,20 +4,22 @@ For each program: an instrumented copy runs the training input (`restitch instru
 and each layout of it becomes a file. All files must give the same output on the test input, which does other things. Then
 original and files run the test input under valgrind's simulations of Haswell's caches and TLBs (one processor; user code; libraries
 included). Addresses and hash seeds are fixed, so the numbers do not depend on the machine's load; the original runs twice, and
-the difference is shown. The tables go to docs/layout-results.md.
+the difference is shown. Then all run the test input on the processor, --rounds times in turns, the layouts also with their hot code in
+large pages: user CPU time, which does depend on the machine's load. The tables go to docs/layout-results.md.
 """
 
 import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from . import report
 from .layout_inputs import LOADS
 from .machine import Failed, Machine, Missing, copy_as_written
 from .restitch import Restitch
 from .simulated import cachegrind, callgrind, fixed
+from .stats import interval
 from .tables import ROOT, Table
 
 BEGIN, END = "<!-- layouts:begin -->", "<!-- layouts:end -->"
@@ -29,10 +31,16 @@ EVENTS = {
 }
 
 
+# Behind the name of a layout: the same with its hot code in large pages.
+LARGE = "+large"
+
+
 def prepare(load, machine, restitch, layouts):
-    """The files to run by side ("original", "again", the names of layouts), each in a place of its own under the program's name."""
+    """The files to run by side ("original", "again", the names of layouts), each in a place of its own under the program's name. Those of layouts are there twice: also
+    for large pages."""
     name = os.path.basename(load.file)
-    files = {"original": load.file} | {side: machine.path(side, f"{name}-{side}") for side in ("again", *layouts)}
+    made = [(layout, layout + suffix, pages) for layout in layouts for suffix, pages in (("", "off"), (LARGE, "on"))]
+    files = {"original": load.file} | {side: machine.path(side, f"{name}-{side}") for side in ("again", *(side for _, side, _ in made))}
     os.makedirs(machine.path("again"))
     copy_as_written(load.file, files["again"])
     counting, profile = machine.path("counting"), machine.path("profile")
@@ -44,11 +52,11 @@ def prepare(load, machine, restitch, layouts):
     os.chmod(counts, 0o666)
     load.run(os.path.join(counting, name), "training", fixed())
     restitch.call(["record", "--from-counts", counts, "-o", profile], machine)
-    for layout in layouts:
-        os.makedirs(machine.path(layout))
-        raw = machine.path(layout, "raw")
-        restitch.call(["optimize", load.file, "--profile", profile, "-o", raw, "--layout", layout, "--huge-pages", "off"], machine)
-        copy_as_written(raw, files[layout])
+    for layout, side, pages in made:
+        os.makedirs(machine.path(side))
+        raw = machine.path(side, "raw")
+        restitch.call(["optimize", load.file, "--profile", profile, "-o", raw, "--layout", layout, "--huge-pages", pages], machine)
+        copy_as_written(raw, files[side])
         os.remove(raw)
     return files
 
@@ -77,29 +85,55 @@ def simulate(load, machine, side, file):
     return events
 
 
+def timed(load, files, rounds):
+    """{side: user CPU seconds of each round}: in each round all sides have their turn, each time from another one on."""
+    sides, seconds = list(files), {side: [] for side in files}
+    for number in range(rounds):
+        first = number * 5 % len(sides)
+        order = sides[first:] + sides[:first]
+        for side in order if number % 2 == 0 else order[::-1]:
+            seconds[side].append(load.user_seconds(files[side], "test"))
+    return seconds
+
+
 def measure(name, options, log):
+    row = earlier(name) if options.saved or options.only else {}
     if options.saved:
-        if not os.path.exists(saved(name)):
+        if not row:
             raise Missing(f"{saved(name)} is not there")
-        with open(saved(name)) as f:
-            return json.load(f)
+        return row
     with Machine(log) as machine:
         restitch = Restitch(options.restitch, False, log)
         load = LOADS[name](machine, log)
         start = time.monotonic()
+        done = lambda what: log(f"  {what} ({time.monotonic() - start:.0f} s)")
         files = prepare(load, machine, restitch, options.layouts)
         compare(load, files)
-        log(f"  {len(files) - 2} layouts, all with the output of the original ({time.monotonic() - start:.0f} s)")
+        done(f"{len(options.layouts)} layouts, all with the output of the original")
         if options.quick:
             return log("  runs")
-        with ThreadPoolExecutor(options.jobs) as pool:
-            waiting = {side: pool.submit(simulate, load, machine, side, file) for side, file in files.items()}
-            sides = {side: future.result() for side, future in waiting.items()}
-        log(f"  simulated ({time.monotonic() - start:.0f} s)")
-        row = {"load": name, "title": load.title, "restitch": restitch.version(), "file_bytes": os.path.getsize(load.file), "sides": sides}
+        row |= {"load": name, "title": load.title, "restitch": restitch.version(), "file_bytes": os.path.getsize(load.file)}
+        if options.only != "times":
+            with ThreadPoolExecutor(options.jobs) as pool:
+                waiting = {side: pool.submit(simulate, load, machine, side, file) for side, file in files.items() if not side.endswith(LARGE)}
+                row["sides"] = {side: future.result() for side, future in waiting.items()}
+            done("simulated")
+        if options.only != "simulations":
+            row["seconds"] = timed(load, files, options.rounds)
+            done(f"{options.rounds} rounds")
         with open(saved(name), "w") as f:
             json.dump(row, f, indent=1)
+        if "sides" not in row:
+            raise Missing(f"simulations for {name}: they were not made yet (--only simulations)")
         return row
+
+
+def earlier(name):
+    """The row of a load that was saved last; empty if there is none."""
+    if not os.path.exists(saved(name)):
+        return {}
+    with open(saved(name)) as f:
+        return json.load(f)
 
 
 def saved(name):
@@ -148,6 +182,39 @@ def event_table(rows, event, layouts):
     return lines_of([EVENTS[event], *(LAYOUTS[l] for l in layouts)], body)
 
 
+def time_table(rows, layouts, suffix, title):
+    """User CPU time by layout, original = 1, with its interval; the least of each row is marked."""
+    body, medians = [], {l: [] for l in layouts}
+    for row in rows:
+        ratios = {l: [a / b for a, b in zip(row["seconds"][l + suffix], row["seconds"]["original"])] for l in layouts}
+        least = min(layouts, key=lambda l: median(ratios[l]))
+        cells = []
+        for l in layouts:
+            low, high, _ = interval(ratios[l])
+            medians[l].append(median(ratios[l]))
+            cells.append(f"{'**' * (l == least)}{medians[l][-1]:.3f}{'**' * (l == least)} [{low:.3f}, {high:.3f}]")
+        body.append([row["title"], *cells])
+    body.append(["geometric mean", *(show(geometric_mean(v)) for v in medians.values())])
+    return lines_of([title, *(LAYOUTS[l] for l in layouts)], body)
+
+
+def times(rows, layouts):
+    """What the clock says, if it was asked."""
+    rows = [row for row in rows if row.get("seconds")]
+    if not rows:
+        return []
+    body = []
+    for row in rows:
+        original, again = row["seconds"]["original"], row["seconds"]["again"]
+        low, high, _ = interval([a / b for a, b in zip(again, original)])
+        body.append([row["title"], f"{median(original):.3f} s", f"{median(a / b for a, b in zip(again, original)):.3f} [{low:.3f}, {high:.3f}]", str(len(original))])
+    text = ["User CPU time of the test input on the processor. First how long it takes the original, and the same file once more (original = 1):", ""]
+    text += [*lines_of(["program and load", "user CPU time", "second file", "rounds"], body), "", "Each layout, original = 1: median of the rounds' ratios with its interval; the least of each row is bold.", ""]
+    for suffix, title in (("", "user CPU time"), (LARGE, "user CPU time, hot code in large pages")):
+        text += [*time_table(rows, layouts, suffix, title), ""]
+    return text
+
+
 def page(rows, options):
     where = f"{report.processor().get('model name', '')}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
     layouts = [l for l in options.layouts if l in rows[0]["sides"]]
@@ -157,12 +224,14 @@ def page(rows, options):
         title = {"itlb_large": "iTLB misses, hot code in large pages", "walks_large": "page walks, hot code in large pages"}.get(event, EVENTS[event])
         table = event_table(rows, event, layouts)
         text += [table[0].replace(f"| {EVENTS[event]} |", f"| {title} |"), *table[1:], ""]
+    text += times(rows, layouts)
     return "\n".join(text)
 
 
 def add(parser):
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="names, separated by commas; default %(default)s")
     parser.add_argument("--saved", action="store_true", help="make the tables of the last results in out/bench, measure nothing")
+    parser.add_argument("--only", choices=["simulations", "times"], help="measure one of the two; the other stays as it was measured last")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="simulations at the same time; default: one a core")
 
 
@@ -174,4 +243,4 @@ def settle(options):
 
 
 def main(argv):
-    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 1, 1, "layouts.json").main(argv, add, settle)
+    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 60, 1, "layouts.json").main(argv, add, settle)
