@@ -59,9 +59,11 @@ fn a_command_that_is_too_short_to_say_anything_of_is_told_so() {
     let batch = Batch::new();
     let done = finish(batch.command(&[]).args(["sh", "-c", "exit 3"]));
     assert_eq!(done.status.code(), Some(3));
-    assert!(done.stderr.contains("processor time"), "{}", done.stderr);
-    let notes = &batch.report()["notes"];
-    assert!(notes.as_array().is_some_and(|notes| notes.len() == 1), "{notes}");
+    let report = batch.report();
+    let notes = report["notes"].as_array().expect("a list");
+    let note = notes.first().and_then(|note| note.as_str()).expect("a note");
+    assert!(notes.len() == 1 && note.contains("processor time"), "{notes:?}");
+    assert!(done.stderr.contains(note), "{}", done.stderr);
 }
 
 /// The result goes into a pipe that nobody reads any more when the command ends.

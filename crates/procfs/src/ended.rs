@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 /// A process is alive whose first thread has ended and some other one has not, so many looks long.
-const LOOKS: u32 = 4;
+const LOOKS: u32 = 25;
 /// Time between them.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// Whether process (or thread) `pid` does not exist or has ended; so is one that is just ending and has no memory any more. A leader that has ended while other
 /// threads go on has not.
