@@ -53,6 +53,16 @@ impl Numbers {
         Self { first, below: counts }
     }
 
+    /// Those of `words` that point into `window`, which consists of whole pages.
+    #[cfg(test)]
+    pub fn of_words(words: &[u64], window: AvmaRange) -> Self {
+        let first = window.start.get() / PAGE;
+        let mut counts = vec![0; (window.len() / PAGE) as usize];
+        let within = words.iter().filter(|w| window.contains(Avma::new(**w)));
+        within.for_each(|w| counts[(w / PAGE - first) as usize] += 1);
+        Self::summed(first, counts)
+    }
+
     /// How many point into `range`, which consists of whole pages. What lies outside of the window has none.
     pub fn within(&self, range: AvmaRange) -> u64 {
         let below = |at: Avma| match (at.get() / PAGE).saturating_sub(self.first) as usize {
@@ -67,32 +77,31 @@ impl Numbers {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use restitch_testkit::{Guarded, wait_until};
+    use std::process::Command;
+    use std::time::Duration;
 
     fn everywhere_below(end: u64) -> AvmaRange {
         AvmaRange::between(Avma::new(0), Avma::new(end))
     }
 
-    fn of_words(words: &[u64], window: AvmaRange) -> Numbers {
-        let first = window.start.get() / PAGE;
-        let mut counts = vec![0; (window.len() / PAGE) as usize];
-        let within = words.iter().filter(|w| window.contains(Avma::new(**w)));
-        within.for_each(|w| counts[(w / PAGE - first) as usize] += 1);
-        Numbers::summed(first, counts)
-    }
-
+    /// In a process of its own, whose memory is small: this one's may be more than is looked through.
     #[test]
     fn words_in_memory_are_counted_where_they_point() {
-        // In one mapping of its own, which the allocator makes for large pieces, or in the heap.
-        let page = 0x7654_3000;
-        let held: Vec<u64> = std::hint::black_box(vec![page + 0x123; 1000]);
-        let me = || std::iter::once(std::process::id() as i32);
-        let numbers = Numbers::of(me(), everywhere_below(1 << 32));
-        assert!(numbers.within(AvmaRange::new(Avma::new(page), PAGE)) >= held.len() as u64);
-        assert!(numbers.within(AvmaRange::new(Avma::new(page - 8 * PAGE), 4 * PAGE)) < held.len() as u64);
-        // So are those that point high up.
-        let window = AvmaRange::new(Avma::new(0x7654_0000), 16 * PAGE);
-        let held: Vec<u64> = std::hint::black_box(vec![page + 0x456; 1000]);
-        assert!(Numbers::of(me(), window).within(AvmaRange::new(Avma::new(page), PAGE)) >= held.len() as u64);
+        let child = Guarded::spawn(Command::new("sleep").arg("100")).expect("it starts");
+        let pid = child.pid() as i32;
+        // When it is linked, its data point to functions of the C library.
+        let points_there = || {
+            let maps = procfs::maps(pid).ok()?;
+            let is_libc = |m: &&Mapping| m.path().is_some_and(|p| p.to_string_lossy().contains("libc.so"));
+            let code = maps.iter().filter(is_libc).find(|m| m.permissions.execute)?.range;
+            let window = AvmaRange::new(Avma::new(code.start.get() - 8 * PAGE), code.len() + 16 * PAGE);
+            let found = Numbers::of(std::iter::once(pid), window);
+            (found.within(code) > 0 && found.within(window) >= found.within(code)).then_some(())
+        };
+        assert!(wait_until(Duration::from_secs(60), points_there).is_some());
+        let nowhere = AvmaRange::new(Avma::new(0x1234_5678_9000), 16 * PAGE);
+        assert_eq!(Numbers::of(std::iter::once(pid), nowhere).within(nowhere), 0);
     }
 
     #[test]
@@ -111,7 +120,7 @@ mod tests {
             let window = AvmaRange::new(Avma::new(window.0 * PAGE), window.1 * PAGE);
             let pointed = |w: &&u64| [range, window].iter().all(|r| r.contains(Avma::new(**w)));
             let inside = words.iter().filter(pointed).count();
-            prop_assert_eq!(of_words(&words, window).within(range), inside as u64);
+            prop_assert_eq!(Numbers::of_words(&words, window).within(range), inside as u64);
         }
     }
 }

@@ -159,12 +159,11 @@ mod tests {
         let (page, far) = (0x1000, 0x2000_0000);
         let stale: Vec<u64> =
             (1..=far / page).map(|i| high - i * page).chain([high - far - 9 * page]).collect();
-        let held = std::hint::black_box(stale);
-        let numbers = |window| Numbers::of(std::iter::once(std::process::id() as i32), window);
+        let numbers = |window: AvmaRange| Numbers::of_words(&stale, window);
         let maps = mapped(&[(high, high + page)]);
         let found = find(&maps, Vec::new(), &near(high, high + page, 4 * page), numbers).expect("a place");
         assert_eq!(found.side, Side::Below);
-        assert!(held.iter().all(|word| !found.range.contains(Avma::new(*word))), "{found:?}");
+        assert!(stale.iter().all(|word| !found.range.contains(Avma::new(*word))), "{found:?}");
     }
 
     #[test]
