@@ -57,8 +57,7 @@ pub(crate) fn optimize(
         .module(module.image.identity().as_bytes())
         .ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    // As in output files: what stays reaches copies straight, by the branches that an overlay's code pages have.
-    let layout = lay_out(Ways::usual(choice, Some(Reaching::Straight)), &module.program, &profile);
+    let layout = lay_out(Ways::usual(choice, Some(Reaching::ByBranches)), &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
     let wanted = Wanted { executions, large_pages, ..Wanted::default() };
