@@ -174,8 +174,8 @@ fn bytes_of(mib: u64) -> u64 {
 
 fn text(report: &BatchReport) -> String {
     let mut out = format!(
-        "restitch: {:.1} s, exit status {}; {:.1} s of processor time spent on optimizing\n",
-        report.command_seconds, report.status, report.own_seconds
+        "restitch: {:.1} s, exit status {}; {:.1} s of processor time spent on optimizing, {:.1} s of the command's on samples\n",
+        report.command_seconds, report.status, report.own_seconds, report.sampling_seconds
     );
     for o in &report.optimized {
         out.push_str(&optimized(o));

@@ -14,6 +14,7 @@
 //! ring's records ([`parse_record`]) is a pure function of bytes.
 
 mod alarm_choice;
+mod cost;
 mod counters;
 mod error;
 mod event;
@@ -24,6 +25,7 @@ mod sampler;
 mod thread_event;
 
 pub use alarm_choice::Vendor;
+pub use cost::sample_cost;
 pub use counters::{CounterEvent, CounterOptions, Counters, Reading};
 pub use error::PerfError;
 pub use pmu::{Availability, Pmu, PmuFacts};

@@ -33,6 +33,8 @@ pub struct SampleOptions {
     pub exclude_kernel: bool,
     /// Take the hardware's branch records along (needs cycles).
     pub branch_stack: bool,
+    /// Report programs, mappings, threads and ends beside the samples. Of two samplers of the same processes one is enough.
+    pub tasks: bool,
     /// Size of each CPU's ring in 4 KiB pages, a power of two.
     pub ring_pages: usize,
 }
@@ -45,6 +47,7 @@ impl Default for SampleOptions {
             inherit: true,
             exclude_kernel: true,
             branch_stack: false,
+            tasks: true,
             ring_pages: 128,
         }
     }
@@ -209,16 +212,17 @@ fn sampling_attributes(event: SampleEvent, options: SampleOptions) -> Attributes
         (bindings::PERF_SAMPLE_IP | bindings::PERF_SAMPLE_TID | bindings::PERF_SAMPLE_TIME).into();
     attributes.set_exclude_kernel(options.exclude_kernel.into());
     attributes.set_inherit(options.inherit.into());
-    attributes.set_mmap(1);
+    let tasks = u64::from(options.tasks);
+    attributes.set_mmap(tasks);
     attributes.__bindgen_anon_2.wakeup_watermark =
         u32::try_from(options.ring_pages.saturating_mul(1024)).unwrap_or(u32::MAX);
     attributes.set_watermark(1);
     // MMAP2 records, and thread and time behind every record.
-    attributes.set_mmap2(1);
+    attributes.set_mmap2(tasks);
     attributes.set_sample_id_all(1);
-    attributes.set_task(1);
-    attributes.set_comm(1);
-    attributes.set_comm_exec(1);
+    attributes.set_task(tasks);
+    attributes.set_comm(tasks);
+    attributes.set_comm_exec(tasks);
     if options.branch_stack { with_branches(attributes) } else { attributes }
 }
 

@@ -59,11 +59,32 @@ pub fn doctor() -> Doctor {
         ),
         event("hardware breakpoints", &pmu.hardware_breakpoints, "software branch tracing"),
     ];
+    checks.push(sample_cost());
     checks.push(paranoid(pmu.paranoid));
     checks.push(ptrace(system::ptrace_scope()));
     checks.push(huge_pages());
     checks.push(state_directory());
     Doctor { checks }
+}
+
+fn sample_cost() -> Check {
+    let cost = restitch_perf::sample_cost();
+    let of = |samples: f64| cost.as_ref().map_or(0.0, |c| samples * c.as_secs_f64() * 100.0);
+    Check {
+        name: "cost of a sample",
+        available: cost.is_ok(),
+        state: match &cost {
+            Ok(cost) => format!(
+                "{:.0} us of the sampled thread: {:.1} % of its time while attach looks for functions (4,000 a second), {:.1} % in batch (50 a second)",
+                cost.as_secs_f64() * 1e6,
+                of(4000.0),
+                of(50.0)
+            ),
+            Err(error) => error.to_string(),
+        },
+        meaning: "a sample is a timer interrupt, which virtual machines may make dear",
+        remedy: None,
+    }
 }
 
 fn paranoid(level: Option<i32>) -> Check {

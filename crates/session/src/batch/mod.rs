@@ -20,6 +20,7 @@ mod leftover;
 mod observe;
 mod progress;
 mod report;
+mod samplers;
 mod suspended;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ use job::Measured;
 use observe::{Observer, Seen};
 use restitch_layout::LayoutChoice;
 use restitch_tracee::Foreground;
+use samplers::SampleCost;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -59,6 +61,13 @@ const LEAST_SECONDS: f64 = 0.5;
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
 const WORTH: f64 = 2.0;
+/// Functions are looked for in modules that take at least so much of the time.
+const NOTICEABLE: f64 = 0.03;
+/// Before so many seconds nothing is said of that.
+const FIRST_SECONDS: f64 = 0.5;
+/// All samples may take so many seconds, and so much of the command's time, and functions are still looked for.
+const FINDING_SECONDS: f64 = 0.3;
+const FINDING_SHARE: f64 = 0.0075;
 /// How often suspended countings are looked for: a process in the background may have begun some.
 const RESUME: Duration = Duration::from_secs(1);
 /// How long a module is left to another session before it is looked at again: that one may have ended without an overlay.
@@ -267,16 +276,22 @@ impl Session {
         if self.observer.is_some() {
             self.past = usage::read(&self.cache);
             self.begin(&mut worker, &budget);
+            // What was optimized before may be all that there is.
+            let is_new = self.cache.entries().is_empty();
+            self.observer.iter_mut().for_each(|observer| observer.find(is_new));
         }
+        let mut cost = self.observer.is_some().then(|| SampleCost::of(&self.cache));
         let mut charged = 0.0;
         report.status = wait(command, |ended| {
-            if let Some(observer) = &mut self.observer {
+            if let Some((observer, cost)) = self.observer.as_mut().zip(cost.as_mut()) {
                 observer.poll(&self.cache);
                 budget.earn(observer.seconds());
+                report.sampling_seconds = cost.seconds(observer.taken());
             }
-            let counting = self.measure(&counted);
-            budget.charge(counting - charged);
-            charged = counting;
+            let watching = report.sampling_seconds + self.measure(&counted);
+            budget.charge(watching - charged);
+            charged = watching;
+            self.look_for_functions(report.sampling_seconds);
             if !ended {
                 // First what is begun already: it would be begun anew.
                 self.resume(&worker);
@@ -354,6 +369,25 @@ impl Session {
         }
     }
 
+    /// More samples come while there is a module that takes a noticeable part of the time, of which nothing is decided and few functions are known: as far as that can be afforded, after `spent` seconds.
+    fn look_for_functions(&mut self, spent: f64) {
+        let Some(observer) = &self.observer else { return };
+        let all = observer.seconds();
+        if all < FIRST_SECONDS {
+            return;
+        }
+        let is_open = |seen: &Seen| {
+            seen.seconds() >= NOTICEABLE * all
+                && !self.given.contains(&seen.path)
+                && !self.left.contains_key(&seen.path)
+                && !self.is_optimized(seen)
+                && seen.path.is_file()
+                && !self.totals(seen).is_looked_through()
+        };
+        let find = spent <= FINDING_SECONDS + FINDING_SHARE * all && observer.modules().any(is_open);
+        self.observer.iter_mut().for_each(|observer| observer.find(find));
+    }
+
     /// Tells the accountant what was seen of runs that count; the seconds by which all of them were slowed down.
     fn measure(&self, counted: &worker::Seen) -> f64 {
         let Some(observer) = &self.observer else { return 0.0 };
@@ -402,7 +436,7 @@ impl Session {
     fn look_at_files(&mut self, worker: &Worker) {
         let Some(observer) = self.observer.as_ref().filter(|_| self.files.is_time()) else { return };
         let seen: Vec<PathBuf> =
-            observer.modules().filter(|s| s.samples > 0).map(|s| s.path.clone()).collect();
+            observer.modules().filter(|s| s.looked > 0).map(|s| s.path.clone()).collect();
         for path in seen {
             if !self.files.has_changed(&path) {
                 continue;
@@ -439,7 +473,7 @@ impl Session {
                 || self.left.contains_key(&seen.path) && !self.uncounted.contains_key(&seen.path)
                 || self.done.contains_key(&seen.path);
             let is_own = self.cache.is_made(&seen.path);
-            (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
+            (seen.looked > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
         });
         for (path, samples) in self.uncounted.iter().filter(|(path, _)| !self.wanted.contains(*path)) {
             usage::settle(&self.cache, path, Some(*samples));
@@ -467,7 +501,7 @@ impl Session {
         }
         let past = || self.past.get(&seen.path).map(|past| past.uncounted);
         let uncounted = self.uncounted.get(&seen.path).copied().or_else(past);
-        if !is_due(uncounted.unwrap_or_default(), totals.samples) {
+        if !is_due(uncounted.unwrap_or_default(), totals.looked) {
             return false;
         }
         let is_elsewhere = self.busy.get(&seen.path).is_some_and(|at| at.elapsed() < ELSEWHERE);
