@@ -100,6 +100,7 @@ impl Overlay {
             counters_len,
             identity,
             checksum: checksum(&bytes),
+            held_out: 0,
         };
         if Meta::decode(&meta.encode()) != Some(meta) {
             return Err(OverlayError::Version("its parts are not whole pages"));

@@ -1,5 +1,6 @@
 //! The command line, as the user types it.
 
+use crate::switch::Switch;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
 use restitch_session::{ExitCode, HugePages, LayoutChoice, layout_choice};
@@ -299,15 +300,6 @@ impl From<Huge> for HugePages {
             Huge::Off => Self::Off,
         }
     }
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Do it.
-    On,
-    /// Do not.
-    Off,
 }
 
 /// Options of `lab`.

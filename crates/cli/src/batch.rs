@@ -2,6 +2,7 @@
 
 use crate::child::child;
 use crate::outputs::check_outputs;
+use crate::switch::Switch;
 use clap::{Args, Subcommand};
 use restitch_session::batch::cache::{Cache, MOST_BYTES, check_export};
 use restitch_session::batch::config::Config;
@@ -44,6 +45,9 @@ pub struct Batch {
     /// Count exactly so many runs of each module, instead of as many as are useful.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     profile_runs: Option<u64>,
+    /// Where runs in optimized code are not seen to save time, let each eighth process run the original code, chosen by chance, to compare the two: what is slower for sure is taken back.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    trials: Switch,
     /// Copy the agent and all optimized code into this folder in the end, for an image or another machine.
     #[arg(long, value_name = "FOLDER")]
     export: Option<PathBuf>,
@@ -138,6 +142,7 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
         only: either(options.program, config.programs),
         exclude: [options.exclude, config.exclude].concat(),
         eager: options.eager,
+        trials: options.trials == Switch::On && config.trials,
         cache: options.cache.or(config.cache),
         making: Making {
             layout: layout.unwrap_or_default(),
@@ -216,7 +221,12 @@ fn optimized(o: &Optimized) -> String {
             (true, false) => "optimized before".into(),
         }
     );
-    let kinds = [("original", &o.original), ("counting", &o.counting), ("optimized", &o.optimized)];
+    let kinds = [
+        ("original", &o.original),
+        ("counting", &o.counting),
+        ("optimized", &o.optimized),
+        ("held out", &o.held_out),
+    ];
     for (name, runs) in kinds.into_iter().filter(|(_, r)| r.runs > 0) {
         out.push_str(&format!(
             "    {name:>9}: {} runs, {:.1} s of user code, {:.3} s a run\n",
@@ -235,8 +245,13 @@ fn optimized(o: &Optimized) -> String {
         };
         let seconds = saved * if saved < 0.0 && o.is_told_apart() { -1.0 } else { 1.0 };
         out.push_str(&format!(
-            "    {kind}: {seconds:.4} s a run (+- {within:.4}; {:.1} % +- {share_within:.1}), if the runs did alike work",
-            share.abs().copysign(seconds)
+            "    {kind}: {seconds:.4} s a run (+- {within:.4}; {:.1} % +- {share_within:.1}), {}",
+            share.abs().copysign(seconds),
+            if o.by_trial {
+                "kernel included, against runs held out beside them"
+            } else {
+                "if the runs did alike work"
+            }
         ));
         match o.breaks_even_after {
             Some(n) if n <= o.optimized_runs_in_all => {
@@ -271,7 +286,11 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         CacheCommand::List { .. } => {
             let replaced = cache.replaced();
             for e in &entries {
-                let state = if e.layout.is_empty() { "profiled" } else { "optimized" };
+                let state = match (e.layout.is_empty(), e.trial.is_lost()) {
+                    (true, _) => "profiled",
+                    (_, true) => "taken back, as its runs took longer; profiled",
+                    _ => "optimized",
+                };
                 println!(
                     "{}{} {state} from {} runs, {:.1} MiB, build id {}",
                     e.path.display(),

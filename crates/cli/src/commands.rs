@@ -1,12 +1,13 @@
 //! One function a command: from arguments to a session and from its result to text.
 
-use crate::args::{Args, Attach, Command, Switch};
+use crate::args::{Args, Attach, Command};
 use crate::batch::{batch_command, cache_command};
 use crate::child::{child, exit_status};
 use crate::demo;
 use crate::lab::lab_command;
 use crate::outputs::{check_outputs, failed_target, or_say_why, publish, publish_beside};
 use crate::progress::Progress;
+use crate::switch::Switch;
 use restitch_report::{RunResult, bytes, count, counted};
 use restitch_session::{
     AttachOptions, ExitCode, GivenBack, InstrumentOptions, Metric, OptimizeOptions, OwnChild, ProcessStatus,

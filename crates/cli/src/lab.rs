@@ -1,8 +1,9 @@
 //! The laboratory's command.
 
-use crate::args::{Lab, Switch};
+use crate::args::Lab;
 use crate::outputs::check_outputs;
 use crate::progress::Progress;
+use crate::switch::Switch;
 use restitch_lab::{comparison_svg, occupancy_svg};
 use restitch_session::{ExitCode, LabOptions, LayoutChoice, SessionError, lab, write_result};
 use std::path::Path;

@@ -15,6 +15,7 @@ mod profile_args;
 mod profile_commands;
 mod progress;
 mod sources;
+mod switch;
 
 use clap::Parser;
 use restitch_session::ExitCode;

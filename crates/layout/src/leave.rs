@@ -175,7 +175,9 @@ impl Costs {
             let block = program.block(b);
             bytes += u64::from(block.len);
             lines.extend(block.start.get() / LINE..block.end().get().div_ceil(LINE));
-            if b == program.function(f).first_block || self.labels[b.index()] > 0 && often(self.labels[b.index()]) {
+            if b == program.function(f).first_block
+                || self.labels[b.index()] > 0 && often(self.labels[b.index()])
+            {
                 redirects.push(block.start.get() / LINE);
             }
         }
@@ -318,7 +320,11 @@ edge 0x10c0 taken 0x10e0 = 100
         };
         for reaching in [Reaching::Redirected, Reaching::ByBranches] {
             assert_eq!(left(reaching, &[]), [FuncId(0)], "{reaching:?}: `run` only");
-            assert_eq!(left(reaching, &[FuncId(0)]), [FuncId(0)], "its entry is led straight, its labels are not");
+            assert_eq!(
+                left(reaching, &[FuncId(0)]),
+                [FuncId(0)],
+                "its entry is led straight, its labels are not"
+            );
         }
         assert_eq!(left(Reaching::Straight, &[]), []);
     }

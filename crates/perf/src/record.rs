@@ -80,6 +80,18 @@ pub enum Record {
         /// When.
         time: u64,
     },
+    /// A thread has ended, and its event has counted so much: processor time in nanoseconds, in user and system, if that is what it samples by.
+    /// There is one of each processor's event, and they may come after [`Exit`](Self::Exit).
+    Time {
+        /// Its process.
+        pid: i32,
+        /// Its number.
+        tid: i32,
+        /// What was counted.
+        value: u64,
+        /// When.
+        time: u64,
+    },
     /// So many records did not fit into the ring.
     Lost {
         /// Number of records.
@@ -102,7 +114,8 @@ impl Record {
             Self::Mmap { time, .. }
             | Self::Fork { time, .. }
             | Self::Exec { time, .. }
-            | Self::Exit { time, .. } => Some(*time),
+            | Self::Exit { time, .. }
+            | Self::Time { time, .. } => Some(*time),
             _ => None,
         }
     }
@@ -122,6 +135,7 @@ const EXIT: u32 = 4;
 const THROTTLE: u32 = 5;
 const UNTHROTTLE: u32 = 6;
 const FORK: u32 = 7;
+const READ: u32 = 8;
 const SAMPLE: u32 = 9;
 const MMAP2: u32 = 10;
 /// Thread and time behind every record that is no sample.
@@ -140,6 +154,7 @@ pub fn parse_record(kind: u32, misc: u16, body: &[u8], layout: RecordLayout) -> 
         MMAP2 => mmap(body),
         COMM if misc & MISC_EXEC != 0 => exec(body),
         FORK | EXIT => task(kind, &mut cursor),
+        READ => read(&mut cursor),
         LOST => {
             cursor.u64()?;
             Some(Record::Lost { count: cursor.u64()? })
@@ -223,6 +238,12 @@ fn task(kind: u32, cursor: &mut Cursor<'_>) -> Option<Record> {
     })
 }
 
+fn read(cursor: &mut Cursor<'_>) -> Option<Record> {
+    let (pid, tid, value) = (cursor.i32()?, cursor.i32()?, cursor.u64()?);
+    cursor.take::<8>()?;
+    Some(Record::Time { pid, tid, value, time: cursor.u64()? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,6 +300,14 @@ mod tests {
         assert_eq!(parse_record(EXIT, 0, &body, layout), Some(Record::Exit { pid: 7, tid: 8, time: 5 }));
         assert_eq!(parse_record(LOST, 0, &words(&[1, 42]), layout), Some(Record::Lost { count: 42 }));
         assert_eq!(parse_record(LOST, 0, &[0; 15], layout), None);
+    }
+
+    #[test]
+    fn what_an_ended_thread_has_counted_is_read() {
+        let body = words(&[pair(7, 8), 1234, pair(7, 8), 99]);
+        let read = |body: &[u8]| parse_record(READ, 0, body, RecordLayout::default());
+        assert_eq!(read(&body), Some(Record::Time { pid: 7, tid: 8, value: 1234, time: 99 }));
+        assert_eq!(read(&body[..31]), None);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct SampleOptions {
     pub branch_stack: bool,
     /// Report programs, mappings, threads and ends beside the samples. Of two samplers of the same processes one is enough.
     pub tasks: bool,
+    /// Report the processor time of each thread when it ends ([`Record::Time`]): of threads and processes that are started later only, and now and then of one of them not.
+    pub times: bool,
     /// Size of each CPU's ring in 4 KiB pages, a power of two.
     pub ring_pages: usize,
 }
@@ -48,6 +50,7 @@ impl Default for SampleOptions {
             exclude_kernel: true,
             branch_stack: false,
             tasks: true,
+            times: false,
             ring_pages: 128,
         }
     }
@@ -212,6 +215,7 @@ fn sampling_attributes(event: SampleEvent, options: SampleOptions) -> Attributes
         (bindings::PERF_SAMPLE_IP | bindings::PERF_SAMPLE_TID | bindings::PERF_SAMPLE_TIME).into();
     attributes.set_exclude_kernel(options.exclude_kernel.into());
     attributes.set_inherit(options.inherit.into());
+    attributes.set_inherit_stat(options.times.into());
     let tasks = u64::from(options.tasks);
     attributes.set_mmap(tasks);
     attributes.__bindgen_anon_2.wakeup_watermark =

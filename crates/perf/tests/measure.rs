@@ -224,3 +224,46 @@ fn the_probe_gives_a_reason_for_everything_that_is_missing() {
     let gone = IpSampler::open(&[i32::MAX], SampleOptions::default());
     assert!(matches!(gone, Err(PerfError::NoProcess { .. } | PerfError::Denied { .. })), "{gone:?}");
 }
+
+/// The processor time of a shell that counts, in seconds: as its parent is told, and as the sampler is, and what has passed meanwhile.
+fn counting_shell(sampler: &mut IpSampler) -> (f64, f64, f64) {
+    let start = std::time::Instant::now();
+    let script = "i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); done";
+    #[expect(clippy::zombie_processes, reason = "it is collected by wait4, which tells what it has used")]
+    let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+    let pid = child.id() as i32;
+    // SAFETY: both are plain data, for which zeros are values.
+    let (mut status, mut usage): (i32, libc::rusage) = unsafe { std::mem::zeroed() };
+    // SAFETY: waits for the child of this function alone, and writes to two live objects.
+    let ended = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
+    assert_eq!((ended, status), (pid, 0));
+    let elapsed = start.elapsed().as_secs_f64();
+    let of = |record: &Record| match record {
+        Record::Time { pid: of, value, .. } if *of == pid => *value as f64 / 1e9,
+        _ => 0.0,
+    };
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    (seconds(usage.ru_utime) + seconds(usage.ru_stime), sampler.drain().iter().map(of).sum(), elapsed)
+}
+
+#[test]
+fn ended_processes_tell_their_time() {
+    if !may_measure() {
+        return;
+    }
+    let options = SampleOptions {
+        event: SampleEvent::CpuClock,
+        frequency: 10,
+        times: true,
+        ..SampleOptions::default()
+    };
+    let mut sampler = IpSampler::open(&[std::process::id() as i32], options).unwrap();
+    let mut told = 0;
+    for _ in 0..6 {
+        let (used, said, elapsed) = counting_shell(&mut sampler);
+        assert!(said <= elapsed, "{said} s of {used} s in {elapsed} s");
+        told += usize::from(said > 0.5 * used);
+    }
+    // A child may exchange its events with the thread that it was started by (`perf_event_context_sched_out`), and takes those with it that tell nothing: once.
+    assert!(told >= 4, "{told} of 6");
+}

@@ -123,6 +123,22 @@ pub fn is_single_threaded_glibc() -> bool {
     version != 0 && single != 0 && unsafe { *(single as *const c_char) } != 0
 }
 
+/// Sixteen random bytes that the kernel gives each program that begins (getauxval(3), `AT_RANDOM`).
+pub fn random_bytes() -> Option<[u8; 16]> {
+    const AT_RANDOM: usize = 25;
+    let getauxval = weak!("getauxval");
+    if getauxval == 0 {
+        return None;
+    }
+    // SAFETY: the C library's `getauxval`, which reads the auxiliary vector.
+    let at = unsafe {
+        let getauxval: extern "C" fn(usize) -> usize = core::mem::transmute(getauxval);
+        getauxval(AT_RANDOM)
+    };
+    // SAFETY: the kernel's sixteen bytes on the stack, which stay there. Read as they are: nobody writes them.
+    (at != 0).then(|| unsafe { (at as *const [u8; 16]).read() })
+}
+
 /// Where the C library keeps the environment: `char **environ`.
 pub fn environment_slot() -> Option<*mut *const *const u8> {
     let environ = weak!("environ");

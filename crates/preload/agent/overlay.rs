@@ -1,8 +1,9 @@
 //! From loaded modules to overlays, and from overlays to mapped versions.
 
 use crate::files::{PATH, folder, is_trusted, name};
-use crate::format::{COUNTS_HEADER, Counts, Meta, PAGE, TOLD_AT};
+use crate::format::{COUNTS_HEADER, Counts, HELD_AT, Meta, PAGE, TOLD_AT};
 use crate::identify;
+use crate::libc;
 use crate::modules::{Module, Modules};
 use crate::sys::{self, EXECUTE, NO_REPLACE, PRIVATE, READ, SHARED, WRITE};
 use crate::versions::{self, MOST, Version};
@@ -44,6 +45,10 @@ fn install(module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<()> 
     if !same_module || meta.file_len != len {
         return None;
     }
+    if is_held_out(&meta) {
+        file.show(HELD_AT);
+        return None;
+    }
     let actual = |stated: u64| module.bias.wrapping_add(stated);
     let (start, text) = (actual(meta.version_start), actual(meta.text_start));
     // SAFETY: replaces nothing.
@@ -73,6 +78,20 @@ fn install(module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<()> 
         }
     }
     Some(())
+}
+
+/// Whether this process is one of those that run the original code for comparison. The kernel's random bytes decide, for each module anew: nothing else that the process does depends on it.
+fn is_held_out(meta: &Meta) -> bool {
+    if meta.held_out == 0 {
+        return false;
+    }
+    let Some(random) = libc::random_bytes() else { return false };
+    // FNV-1a.
+    let all = random.iter().chain(&meta.build_id);
+    let hash = all.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    hash >> 56 < meta.held_out
 }
 
 /// The counts files that this process counts in: where they are mapped.

@@ -23,6 +23,12 @@ pub const AGENT_OF_EVERY_KIND: &str = "librestitch-$PLATFORM.so";
 /// what was loaded with the program and what the program has opened itself.
 pub const TOLD_AT: u64 = 1 << 30;
 
+/// Where an overlay is on trial, a process that is held out maps a page of it from here on, far behind its end, as code, for a moment, and nothing else of it: so it is known from
+/// outside which runs of the original code are to be compared with those in the overlay.
+pub const HELD_AT: u64 = 1 << 31;
+/// Where [`Meta::held_out`] stands in its page. It alone is changed in place.
+pub const HELD_OUT_AT: u64 = FIELDS_AT as u64 + 8 * 14;
+
 const MAGIC: [u8; 16] = *b"restitch overlay";
 const FIELDS_AT: usize = 96;
 
@@ -60,6 +66,8 @@ pub struct Meta {
     pub identity: u64,
     /// Checksum of all that stands in front of this page.
     pub checksum: u64,
+    /// Of 256 processes so many run the original code, for comparison, chosen by chance. 0 but for overlays on trial.
+    pub held_out: u64,
 }
 
 impl Meta {
@@ -98,11 +106,12 @@ impl Meta {
             counters_len: field(11)?,
             identity: field(12)?,
             checksum: field(13)?,
+            held_out: field(14)?,
         };
         meta.is_sound().then_some(meta)
     }
 
-    fn fields(&self) -> [u64; 14] {
+    fn fields(&self) -> [u64; 15] {
         [
             self.build_id_len,
             self.file_len,
@@ -118,6 +127,7 @@ impl Meta {
             self.counters_len,
             self.identity,
             self.checksum,
+            self.held_out,
         ]
     }
 

@@ -25,7 +25,8 @@ mod known;
 
 pub use empty::empty_library_32;
 pub use format::{
-    AGENT_NAME, AGENT_OF_EVERY_KIND, COUNTS_HEADER, Counts, FORMAT, MAX_BUILD_ID, Meta, PAGE, TOLD_AT,
+    AGENT_NAME, AGENT_OF_EVERY_KIND, COUNTS_HEADER, Counts, FORMAT, HELD_AT, HELD_OUT_AT, MAX_BUILD_ID, Meta,
+    PAGE, TOLD_AT,
 };
 pub use known::{FileKey, KNOWN_LEN, Known, code_samples};
 

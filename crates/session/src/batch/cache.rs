@@ -22,6 +22,7 @@
 //! in force by then ([`recognise`](super::in_force)). ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
 use super::observe::Usage;
+use super::trial::{self, Trial};
 use crate::SessionError;
 use crate::disk::write_whole;
 use restitch_image::BuildId;
@@ -77,6 +78,9 @@ pub struct Entry {
     pub cost_seconds: f64,
     /// The layout's name; empty while there is a profile only.
     pub layout: String,
+    /// Whether its runs take less time, where that was in doubt.
+    #[serde(default)]
+    pub trial: Trial,
 }
 
 impl Entry {
@@ -283,8 +287,8 @@ impl Cache {
             // What somebody works on is left to him.
             let Some(_lock) = self.lock(&entry.build_id) else { continue };
             // Failing, the old one stays.
-            let optimized = Usage::default();
-            let _ = self.write_entry(&Entry { layout: String::new(), optimized, ..entry });
+            let (optimized, trial) = Default::default();
+            let _ = self.write_entry(&Entry { layout: String::new(), optimized, trial, ..entry });
         }
     }
 
@@ -358,8 +362,9 @@ impl Cache {
         let mut count = 0;
         // Modules without a build id are known by their files, which elsewhere are others.
         for entry in self.entries().into_iter().filter(|e| !e.is_of_content()) {
-            let bytes = std::fs::read(self.stored(&entry.build_id, OPTIMIZED)).unwrap_or_default();
+            let mut bytes = std::fs::read(self.stored(&entry.build_id, OPTIMIZED)).unwrap_or_default();
             if !bytes.is_empty() {
+                trial::without(&mut bytes);
                 write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, 0o644)?;
                 count += 1;
             }

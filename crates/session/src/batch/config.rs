@@ -8,6 +8,7 @@
 //! layout = "ext-tsp-across"
 //! cache = "build/restitch-cache"       # as seen from this file; ~ is the user's home
 //! cache-size = 4096                    # MiB
+//! trials = false                       # no runs of the original code for comparison
 //! ```
 
 use crate::SessionError;
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub const FILE_NAME: &str = "restitch.toml";
 
 /// What the file says. The command line has the last word.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
     /// Names or paths of the programs whose runs count.
@@ -32,6 +33,15 @@ pub struct Config {
     pub cache: Option<PathBuf>,
     /// Largest size of the cache in MiB.
     pub cache_size: Option<u64>,
+    /// Whether runs of the original code are compared with those in optimized code that are not seen to save time.
+    pub trials: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let (programs, exclude, layout, cache, cache_size) = Default::default();
+        Self { programs, exclude, layout, cache, cache_size, trials: true }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -86,6 +96,7 @@ mod tests {
     fn other_tables_are_others_business() {
         let file: File =
             toml::from_str("[batch]\nprograms = [\"cc1\"]\ncache-size = 7\n[other]\nx = 1\n").unwrap();
+        assert!(file.batch.trials);
         assert_eq!((file.batch.programs, file.batch.cache_size), (vec!["cc1".to_string()], Some(7)));
         assert!(toml::from_str::<File>("[batch]\nprogram = [\"cc1\"]\n").is_err(), "a wrong name is said");
     }

@@ -5,9 +5,12 @@
 //! **Idea.** Each kind has a file of its own name, and what agents open is a symbolic link to one of them. A record has the path of the file that was mapped, behind links. An agent that
 //! opens while the link is exchanged gets either file; if that was replaced or removed before it was mapped, the kernel says so behind the name, which stays what it was.
 
-use super::cache::{COUNTING, Cache, OPTIMIZED, read_meta};
+use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
 use super::observe::{Mode, Overlays};
-use restitch_preload::{AGENT_NAME, PLATFORMS, platform_name};
+use super::trial::{HELD_OUT, Trial};
+use restitch_preload::{AGENT_NAME, HELD_OUT_AT, PAGE, PLATFORMS, platform_name};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// What stands behind the path of a file that is not there any more.
@@ -43,6 +46,42 @@ impl Cache {
         let target = std::fs::read_link(self.path.join(format!("{id}.overlay"))).ok();
         target.is_some_and(|t| t == Path::new(&format!("{id}.{COUNTING}")))
     }
+
+    /// Holds processes out while a trial goes on, and removes an overlay that has lost it. What is known of the module stays.
+    pub(super) fn follow(&self, id: &str, trial: &Trial) {
+        if trial.is_lost() {
+            self.retire(id);
+            let _ = std::fs::remove_file(self.stored(id, OPTIMIZED));
+            return;
+        }
+        // Failing, nothing is compared, or an eighth of the processes runs the original code.
+        let _ = self.hold_out(id, if trial.goes_on() { HELD_OUT } else { 0 });
+    }
+
+    /// Ends all trials that go on, without a result: nobody is held out from now on.
+    pub(super) fn end_trials(&self) {
+        for entry in self.entries().into_iter().filter(|e| e.trial.goes_on()) {
+            // What somebody works on is left to him.
+            let Some(_lock) = self.lock(&entry.build_id) else { continue };
+            let (id, trial) = (entry.build_id.clone(), Trial::default());
+            // Failing, it goes on.
+            if self.write_entry(&Entry { trial, ..entry }).is_ok() {
+                self.follow(&id, &trial);
+            }
+        }
+    }
+
+    /// Of 256 processes that begin from now on, `share` run the original code in place of the optimized overlay, for comparison.
+    ///
+    /// # Errors
+    /// If it cannot be written: it stays as it was.
+    fn hold_out(&self, id: &str, share: u64) -> std::io::Result<()> {
+        let path = self.stored(id, OPTIMIZED);
+        let Some(meta) = read_meta(&path).filter(|m| m.held_out != share) else { return Ok(()) };
+        // Eight aligned bytes, which an agent that reads them now has before or after.
+        let file = File::options().write(true).open(&path)?;
+        file.write_all_at(&share.to_le_bytes(), meta.file_len - PAGE + HELD_OUT_AT)
+    }
 }
 
 /// Whether a file is the agent, by its name.
@@ -74,8 +113,7 @@ impl Overlays for Cache {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::batch::cache::Entry;
-    use restitch_preload::{MAX_BUILD_ID, Meta, PAGE};
+    use restitch_preload::{MAX_BUILD_ID, Meta};
 
     const ID: &str = "0123456789abcdef0123";
 
@@ -89,8 +127,8 @@ pub(super) mod tests {
     fn entry() -> Entry {
         let (path, build_id, layout) = ("/bin/a".into(), ID.into(), "original".into());
         let (profiled_runs, profiled_at, cost_seconds) = (1, 1, 1.0);
-        let (original, optimized) = Default::default();
-        Entry { path, build_id, profiled_runs, profiled_at, original, optimized, cost_seconds, layout }
+        let (original, optimized, trial) = Default::default();
+        Entry { path, build_id, profiled_runs, profiled_at, original, optimized, cost_seconds, layout, trial }
     }
 
     /// An overlay of one page of version and one of code, which nobody runs.
@@ -111,6 +149,7 @@ pub(super) mod tests {
             counters_len,
             identity: 0,
             checksum: 0,
+            held_out: 0,
         };
         assert_eq!(Meta::decode(&meta.encode()), Some(meta));
         [vec![0; 2 * PAGE as usize], meta.encode().to_vec()].concat()

@@ -6,6 +6,7 @@ use super::known::read_module;
 use super::observe::Usage;
 use super::progress::{Progress, Step};
 use super::suspended::Suspended;
+use super::trial::Trial;
 use super::usage::whole_runs;
 use super::work::{BUSY, Held, UNCOUNTED, make_overlay, optimize};
 use crate::SessionError;
@@ -289,6 +290,7 @@ impl Job {
             optimized: Usage::default(),
             cost_seconds: 0.0,
             layout: String::new(),
+            trial: Trial::default(),
         };
         cache.keep_profile(&entry, &ProfileFile { modules: vec![part] }.write())?;
         // From here on nobody begins to count any more.

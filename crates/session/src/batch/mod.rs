@@ -24,6 +24,7 @@ mod samplers;
 mod suspended;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod upkeep;
 mod usage;
 mod work;
@@ -32,6 +33,7 @@ mod worker;
 pub use leftover::{Outcome, optimize_pending};
 pub use observe::Usage;
 pub use report::{BatchReport, Left, Optimized, Runs};
+pub use trial::{Outcome as TrialOutcome, Times, Trial};
 pub use upkeep::{CountingModule, Verdict};
 
 use crate::{SessionError, Watcher};
@@ -74,6 +76,8 @@ const RESUME: Duration = Duration::from_secs(1);
 const ELSEWHERE: Duration = Duration::from_secs(30);
 /// Why modules are left alone that programs open themselves.
 const LATE: &str = "programs open it by dlopen, when they run already; only what is loaded with a program is optimized (docs/batch.md)";
+/// Why modules are left alone whose overlay was taken back.
+const TAKEN_BACK: &str = "its runs took longer in optimized code than in the original beside them, and that was taken back; it is profiled anew a week after the last time";
 /// Profiles are made anew after so many seconds.
 const OLD: u64 = 7 * 24 * 3600;
 
@@ -88,6 +92,8 @@ pub struct BatchOptions {
     pub exclude: Vec<String>,
     /// Optimize whatever runs twice and was seen running, whether it seems worth it or not.
     pub eager: bool,
+    /// Compare runs in optimized code that are not seen to save time with runs of the original ([`trial`]).
+    pub trials: bool,
     /// The cache directory, if not the usual one.
     pub cache: Option<PathBuf>,
     /// How overlays are made.
@@ -280,7 +286,8 @@ impl Session {
             let is_new = self.cache.entries().is_empty();
             self.observer.iter_mut().for_each(|observer| observer.find(is_new));
         }
-        let mut cost = self.observer.is_some().then(|| SampleCost::of(&self.cache));
+        let mut cost =
+            self.observer.is_some().then(|| SampleCost::of(self.cache.path.join("sample-cost.json")));
         let mut charged = 0.0;
         report.status = wait(command, |ended| {
             if let Some((observer, cost)) = self.observer.as_mut().zip(cost.as_mut()) {
@@ -313,6 +320,7 @@ impl Session {
         }
         report.own_seconds = own_seconds();
         self.cache.keep_budget(budget.left());
+        self.observer.iter_mut().for_each(Observer::finish);
         self.describe(report);
         for name in self.unknown_programs() {
             remark(
@@ -324,7 +332,7 @@ impl Session {
         if let Some(note) = self.nothing_to_tell(report) {
             remark(report, watcher, note);
         }
-        self.account();
+        self.account(|note| remark(report, watcher, note));
         self.cache.prune(self.options.cache_size);
         report.goes_on =
             finish == Finish::Background && leftover::go_on(&self.cache, self.options.making.layout);
@@ -357,6 +365,17 @@ impl Session {
                 self.cache.retire(&entry.build_id);
                 self.retired.insert(entry.path);
             }
+        }
+        if !self.options.trials {
+            self.cache.end_trials();
+        }
+        for entry in self.cache.entries().into_iter().filter(|e| e.trial.is_lost() && !is_old(e)) {
+            // Who took it back may have been killed over that.
+            if let Some(_lock) = self.cache.lock(&entry.build_id) {
+                self.cache.follow(&entry.build_id, &entry.trial);
+            }
+            self.given.insert(entry.path.clone());
+            self.left.insert(entry.path, TAKEN_BACK.into());
         }
         self.unseen = self.cache.of_content();
         if self.options.making.lay_out_again {

@@ -5,10 +5,11 @@
 //! time each run spent in it, and whether that run had an overlay of it. Nothing of this needs the agent.
 
 use super::samplers::{By, STEADY, Samplers};
+use super::trial::{Times, Trial};
 use crate::SessionError;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_perf::Record;
-use restitch_preload::TOLD_AT;
+use restitch_preload::{HELD_AT, TOLD_AT};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ pub(crate) enum Mode {
     Counting,
     /// In the optimized code.
     Optimized,
+    /// In the original code, for comparison with the optimized one.
+    HeldOut,
 }
 
 /// Runs and the samples in them.
@@ -116,6 +119,8 @@ pub(crate) struct Seen {
     pub begun: u64,
     /// Of those, the ones in which the program has opened it itself (`dlopen`), when the agent had looked at all others.
     pub late: u64,
+    /// Processor times of whole runs, in user and system: of those that were held out for comparison, and of optimized ones.
+    pub trial: Trial,
     /// A run of it was optimized.
     pub overlaid: bool,
     /// Samples in the original code, by place in the file.
@@ -144,7 +149,23 @@ struct Process {
     counts: bool,
     /// The agent has looked at all modules that it was loaded with.
     loaded: bool,
+    /// Processor time of its threads that have ended, in nanoseconds.
+    nanoseconds: u64,
 }
+
+/// A process that has ended, whose processor time is told a little later.
+#[derive(Debug, Clone)]
+struct Over {
+    pid: i32,
+    /// Its runs on trial, by module.
+    runs: Vec<(usize, Mode)>,
+    nanoseconds: u64,
+    /// How often records were taken in since.
+    polls: u32,
+}
+
+/// After so many of them its time is told.
+const TOLD_AFTER: u32 = 2;
 
 /// A process's part in the use of a module.
 #[derive(Debug, Clone, Copy)]
@@ -169,6 +190,8 @@ pub(crate) struct Observer {
     taken: u64,
     own: i32,
     processes: BTreeMap<i32, Process>,
+    /// In the order in which they ended.
+    over: Vec<Over>,
     modules: Vec<Seen>,
     by_path: BTreeMap<PathBuf, usize>,
     /// Programs whose processes count; all, if empty.
@@ -188,13 +211,36 @@ impl Observer {
 
     fn of(own: i32, only: Vec<String>) -> Self {
         let (processes, modules, by_path) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Self { samplers: None, taken: 0, own, processes, modules, by_path, only, lost: 0 }
+        Self { samplers: None, taken: 0, own, over: Vec::new(), processes, modules, by_path, only, lost: 0 }
     }
 
     /// Takes in what has happened since the last time.
     pub fn poll(&mut self, overlays: &impl Overlays) {
         let records = self.samplers.as_mut().map(Samplers::drain).unwrap_or_default();
         records.into_iter().for_each(|(by, record)| self.take(by, record, overlays));
+        self.over.iter_mut().for_each(|over| over.polls += 1);
+        self.settle(TOLD_AFTER);
+    }
+
+    /// The command is over: nothing more comes.
+    pub fn finish(&mut self) {
+        self.settle(0);
+    }
+
+    /// Adds the times of processes that ended so many polls ago.
+    fn settle(&mut self, polls: u32) {
+        for over in self.over.extract_if(.., |over| over.polls >= polls) {
+            // Now and then the kernel tells nothing.
+            if over.nanoseconds == 0 {
+                continue;
+            }
+            for (module, mode) in over.runs {
+                let trial = &mut self.modules[module].trial;
+                let times: &mut Times =
+                    if mode == Mode::HeldOut { &mut trial.held_out } else { &mut trial.optimized };
+                times.add(over.nanoseconds as f64 / 1e9);
+            }
+        }
     }
 
     /// Whether functions are looked for from now on, by more samples.
@@ -242,11 +288,13 @@ impl Observer {
             }
             Record::Fork { pid, parent_pid, .. } if pid != parent_pid => {
                 let mut child = self.processes.get(&parent_pid).cloned().unwrap_or_default();
+                child.nanoseconds = 0;
                 child.runs.values_mut().for_each(|run| *run = Run { samples: 0, own: false, ..*run });
                 self.processes.insert(pid, child);
             }
             Record::Exec { pid, .. } if pid != self.own => self.exec(pid),
-            Record::Exit { pid, tid, .. } if pid == tid => self.end(pid),
+            Record::Exit { pid, tid, .. } if pid == tid => self.over(pid),
+            Record::Time { pid, value, .. } => self.time(pid, value),
             Record::Lost { count } => self.lost += count,
             _ => {}
         }
@@ -279,6 +327,14 @@ impl Observer {
             return;
         }
         if is_loader(path) {
+            return;
+        }
+        if offset.get() == HELD_AT
+            && let Some((path, Mode::Optimized)) = overlays.recognise(path)
+        {
+            let module = self.module(&path);
+            let run = self.processes.get_mut(&pid).and_then(|p| p.runs.get_mut(&module));
+            run.into_iter().for_each(|run| run.mode = Mode::HeldOut);
             return;
         }
         if is_told(path, offset) {
@@ -325,6 +381,22 @@ impl Observer {
         self.modules.push(Seen { path: path.into(), ..Seen::default() });
         self.by_path.insert(path.into(), self.modules.len() - 1);
         self.modules.len() - 1
+    }
+
+    /// A process has ended.
+    fn over(&mut self, pid: i32) {
+        let Some(process) = self.processes.get(&pid).filter(|p| p.counts) else { return self.end(pid) };
+        let is_on_trial = |run: &Run| run.own && matches!(run.mode, Mode::HeldOut | Mode::Optimized);
+        let runs = process.runs.iter().filter(|(_, run)| is_on_trial(run)).map(|(m, run)| (*m, run.mode));
+        self.over.push(Over { pid, runs: runs.collect(), nanoseconds: process.nanoseconds, polls: 0 });
+        self.end(pid);
+    }
+
+    /// A thread of a process has ended, which has used so many nanoseconds.
+    fn time(&mut self, pid: i32, nanoseconds: u64) {
+        let over = self.over.iter_mut().rev().find(|over| over.pid == pid).map(|o| &mut o.nanoseconds);
+        let slot = over.or_else(|| self.processes.get_mut(&pid).map(|p| &mut p.nanoseconds));
+        slot.into_iter().for_each(|sum| *sum += nanoseconds);
     }
 
     fn end(&mut self, pid: i32) {
@@ -433,6 +505,39 @@ mod tests {
     }
 
     #[test]
+    fn times_of_runs_on_trial_are_told_when_they_have_ended() {
+        let mut observer = Observer::of(1, Vec::new());
+        let exit = |pid| Record::Exit { pid, tid: pid, time: 0 };
+        let held = |pid| {
+            let (range, offset) = (AvmaRange::new(Avma::new(0x2000), 0x1000), FileOffset::new(HELD_AT));
+            Record::Mmap { pid, tid: pid, range, offset, inode: 1, path: "/a.overlay".into(), time: 0 }
+        };
+        let time = |pid, tid, value| Record::Time { pid, tid, value, time: 0 };
+        let program = |pid| {
+            let fork = Record::Fork { pid, tid: pid, parent_pid: 9, time: 0 };
+            [fork, exec(pid), map(pid, 0x5000, "/bin/a"), map(pid, 0x9000, "/lib/ld-linux-x86-64.so.2")]
+        };
+        // One is held out, one is optimized and has a second thread, one is neither, and of one nothing is told.
+        let mut records: Vec<Record> = [10, 11, 12, 13].into_iter().flat_map(program).collect();
+        records.extend([held(10), map(11, 0x5000, "/a.overlay"), map(13, 0x5000, "/a.overlay")]);
+        records.extend([sample(10, 0x5010), time(11, 111, 500_000_000)]);
+        records.extend([10, 11, 12, 13].map(exit));
+        records.extend([
+            time(10, 10, 2_000_000_000),
+            time(11, 11, 500_000_000),
+            time(11, 11, 0),
+            time(12, 12, 7),
+        ]);
+        records.into_iter().for_each(|r| observer.take(By::Steady, r, &Named));
+        observer.finish();
+        let a = seen(&observer, "/bin/a");
+        let one = |seconds: f64| Times { runs: 1, seconds, squares: seconds * seconds };
+        assert_eq!((a.trial.held_out, a.trial.optimized), (one(2.0), one(1.0)));
+        assert_eq!(a.ended[&Mode::HeldOut], Usage { runs: 1, samples: 1, pairs: 0 });
+        assert_eq!((a.ended[&Mode::Optimized].runs, a.ended[&Mode::Original].runs), (2, 1));
+    }
+
+    #[test]
     fn a_run_that_may_not_count_any_more_is_one_in_the_original_code() {
         let mut observer = Observer::of(1, Vec::new());
         let exit = Record::Exit { pid: 10, tid: 10, time: 0 };
@@ -456,7 +561,12 @@ mod tests {
         let fixed = [exec(10), map(10, 0x5000, "/bin/a"), sample(10, 0x5010), map(10, 0x6000, "/lib/l.so")];
         let given = [exec(10), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2"), map(10, 0x5000, "/bin/b")];
         let ends = [sample(10, 0x5010), Record::Exit { pid: 10, tid: 10, time: 0 }];
-        shell.into_iter().chain(fixed).chain(given).chain(ends).for_each(|r| observer.take(By::Steady, r, &Named));
+        shell
+            .into_iter()
+            .chain(fixed)
+            .chain(given)
+            .chain(ends)
+            .for_each(|r| observer.take(By::Steady, r, &Named));
         let of = |path| {
             let seen = seen(&observer, path);
             (seen.begun, seen.late, seen.samples, seen.ended[&Mode::Original].runs)

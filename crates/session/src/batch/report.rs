@@ -68,12 +68,16 @@ pub struct Optimized {
     pub original_seconds_per_run: f64,
     /// Processor seconds that a run saves, if the runs of both kinds did alike work. Negative if they take longer.
     pub saved_seconds_per_run: Option<f64>,
+    /// Whether that is told by a trial: by runs of the original code beside the others, in processor time of the whole process, kernel included.
+    pub by_trial: bool,
     /// So much more or less it may be, in processor seconds (with a probability of 95 %): runs differ, and are sampled.
     pub saved_within: Option<f64>,
     /// Processor seconds that the optimization took (in the session that made it).
     pub cost_seconds: f64,
     /// Optimized runs after which that is saved; if it is sure that a run saves something.
     pub breaks_even_after: Option<u64>,
+    /// Runs in the original code that were held out for comparison, in this session.
+    pub held_out: Runs,
     /// Optimized runs of this and all earlier commands.
     pub optimized_runs_in_all: u64,
     /// This was the module's build until another one replaced its file.
@@ -94,7 +98,7 @@ pub struct Left {
 }
 
 /// Fewer runs than this say nothing of what a run takes.
-const LEAST_RUNS: u64 = 3;
+pub(super) const LEAST_RUNS: u64 = 3;
 
 impl Seen {
     /// Processor seconds, those of runs that have not ended included.
@@ -146,7 +150,9 @@ impl Optimized {
     pub(crate) fn new(seen: &Seen, entry: &Entry, new: bool) -> Self {
         let (here, optimized) = (seen.usage(Mode::Original), seen.usage(Mode::Optimized));
         let before = if here.runs >= LEAST_RUNS { here } else { entry.original };
-        let saved = Saving::between(before, optimized);
+        let trial = entry.trial.with(seen.trial);
+        let by_trial = trial.saved().map(|(seconds, within)| Saving { seconds, within });
+        let saved = by_trial.or_else(|| Saving::between(before, optimized));
         let even = saved.filter(|s| s.is_sure()).map(|s| (entry.cost_seconds / s.seconds).ceil() as u64);
         Self {
             path: seen.path.clone(),
@@ -157,7 +163,12 @@ impl Optimized {
             original: seen.runs(Mode::Original),
             counting: seen.runs(Mode::Counting),
             optimized: seen.runs(Mode::Optimized),
-            original_seconds_per_run: before.seconds_per_run(),
+            held_out: seen.runs(Mode::HeldOut),
+            by_trial: by_trial.is_some(),
+            original_seconds_per_run: match by_trial {
+                Some(_) => trial.held_out.mean(),
+                None => before.seconds_per_run(),
+            },
             saved_seconds_per_run: saved.map(|s| s.seconds),
             saved_within: saved.map(|s| s.within),
             cost_seconds: entry.cost_seconds,
@@ -213,8 +224,8 @@ impl Session {
         }
     }
 
-    /// Adds the runs of this command to what the cache knows of its modules.
-    pub(super) fn account(&self) {
+    /// Adds the runs of this command to what the cache knows of its modules, and begins and ends trials.
+    pub(super) fn account(&self, mut note: impl FnMut(String)) {
         let Some(observer) = &self.observer else { return };
         let known = self.known();
         for seen in observer.modules().filter(|seen| !seen.replaced) {
@@ -227,9 +238,23 @@ impl Session {
             let more = if self.given.contains(&seen.path) { all } else { entry.original.plus(original) };
             let original = if more.runs > entry.original.runs { more } else { entry.original };
             let optimized = entry.optimized.plus(optimized);
-            if (original, optimized) != (entry.original, entry.optimized) {
-                // Failing, the next command knows less.
-                let _ = self.cache.write_entry(&Entry { original, optimized, ..entry });
+            let mut trial = entry.trial.with(seen.trial);
+            let is_gain = Saving::between(original, optimized).is_some_and(Saving::is_sure);
+            // Who is eager wants all of it.
+            if self.options.trials && !self.options.eager && !entry.layout.is_empty() {
+                trial.look(optimized.runs, is_gain);
+            }
+            if (original, optimized, trial) != (entry.original, entry.optimized, entry.trial) {
+                let (id, path, ended) =
+                    (entry.build_id.clone(), entry.path.clone(), trial.outcome != entry.trial.outcome);
+                let known = self.cache.write_entry(&Entry { original, optimized, trial, ..entry });
+                // Where that cannot be kept, everything stays as it is, and the next command knows less.
+                if known.is_ok() {
+                    self.cache.follow(&id, &trial);
+                }
+                if known.is_ok() && ended {
+                    note(trial.said_of(&path));
+                }
             }
         }
     }

@@ -6,11 +6,11 @@
 //! **Idea.** One sampler is *steady* and slow; times are told by its samples alone, so that all of them stand for the same time. Another one *finds* functions, while there are any
 //! to be found. Processes inherit both, and the second is halted and started in all of them at once.
 
-use super::cache::Cache;
 use crate::SessionError;
 use crate::disk::write_whole;
 use restitch_perf::{IpSampler, Record, SampleEvent, SampleOptions};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
@@ -50,11 +50,13 @@ impl Samplers {
         let options = SampleOptions {
             frequency: STEADY,
             event: SampleEvent::CpuClock,
+            times: true,
             ring_pages: 256,
             ..SampleOptions::default()
         };
         let steady = IpSampler::open(&[own], options)?;
-        let faster = SampleOptions { frequency: FINDING, tasks: false, ring_pages: 64, ..options };
+        let faster =
+            SampleOptions { frequency: FINDING, tasks: false, times: false, ring_pages: 64, ..options };
         let finding = IpSampler::open(&[own], faster).ok();
         Ok(Self { steady, is_finding: finding.is_some(), finding })
     }
@@ -97,8 +99,8 @@ struct Kept {
 
 impl SampleCost {
     /// As it was measured not long ago; else it is measured now, beside the command.
-    pub fn of(cache: &Cache) -> Self {
-        let file = cache.path.join("sample-cost.json");
+    /// It is kept in `file`.
+    pub fn of(file: PathBuf) -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let is_old = |at: SystemTime| at.elapsed().is_ok_and(|age| age > HOLDS);
         let is_recent = std::fs::metadata(&file).and_then(|m| m.modified()).is_ok_and(|at| !is_old(at));

@@ -12,6 +12,7 @@ fn eager(folder: &Path) -> Session {
         only: Vec::new(),
         exclude: Vec::new(),
         eager: true,
+        trials: true,
         cache: None,
         making: Making::default(),
         export: None,

@@ -198,7 +198,7 @@ impl Cache {
     /// Compares all overlays, those that count as well, with the modules on disk; damaged ones are removed. What was found, by module.
     pub fn verify_all(&self) -> Vec<(PathBuf, Verdict)> {
         let entries = self.entries();
-        let optimized = entries.iter().filter(|e| !e.layout.is_empty());
+        let optimized = entries.iter().filter(|e| !e.layout.is_empty() && !e.trial.is_lost());
         let optimized = optimized.map(|e| (e.path.clone(), self.verify(e)));
         let counting = self.counting();
         // One whose counting has just ended has none.
