@@ -87,7 +87,7 @@ impl Cache {
 }
 
 /// The identity of the module at `path`, if it is one.
-fn identity_at(path: &Path) -> Option<String> {
+pub(super) fn identity_at(path: &Path) -> Option<String> {
     let image = Image::parse(std::fs::read(path).ok()?).ok()?;
     Some(image.identity().to_string())
 }

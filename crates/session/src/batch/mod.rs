@@ -17,6 +17,7 @@ mod in_force;
 mod job;
 mod known;
 mod leftover;
+mod names;
 mod observe;
 mod progress;
 mod report;
@@ -38,9 +39,11 @@ pub use upkeep::{CountingModule, Verdict};
 
 use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
-use builds::{ModuleFiles, REPLACED};
+use builds::{ModuleFiles, REPLACED, identity_at};
 use cache::{Cache, Entry};
+use fit::left_by_name;
 use job::Measured;
+use names::{is_named, with_files};
 use observe::{Observer, Seen};
 use restitch_layout::LayoutChoice;
 use restitch_tracee::Foreground;
@@ -77,7 +80,7 @@ const ELSEWHERE: Duration = Duration::from_secs(30);
 /// Why modules are left alone that programs open themselves.
 const LATE: &str = "programs open it by dlopen, when they run already; only what is loaded with a program is optimized (docs/batch.md)";
 /// Why modules are left alone whose overlay was taken back.
-const TAKEN_BACK: &str = "its runs took longer in optimized code than in the original beside them, and that was taken back; it is profiled anew a week after the last time";
+const TAKEN_BACK: &str = "its runs took longer in optimized code than in the original beside them, and that was taken back; it is profiled anew a week after the last time, or after `restitch cache prune` of it";
 /// Profiles are made anew after so many seconds.
 const OLD: u64 = 7 * 24 * 3600;
 
@@ -135,6 +138,8 @@ pub enum Finish {
 /// Only if the command cannot be started. All else is a note, and the command runs as it would without restitch.
 pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<BatchReport, SessionError> {
     let mut report = BatchReport::default();
+    let search = std::env::var_os("PATH");
+    options.exclude = with_files(&options.exclude, search.as_deref());
     let cache = match Cache::open(options.cache.as_deref()).and_then(|c| c.agent().map(|agent| (c, agent))) {
         Ok(found) => Some(found),
         Err(error) => {
@@ -145,7 +150,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
     };
     let start_observing = |cache: &Cache| {
         cache.check_writable()?;
-        Observer::start(options.only.clone())
+        Observer::start(with_files(&options.only, search.as_deref()))
     };
     let observer = cache.as_ref().and_then(|(cache, _)| match start_observing(cache) {
         Ok(observer) => Some(observer),
@@ -326,7 +331,7 @@ impl Session {
             remark(
                 report,
                 watcher,
-                format!("no program named {name} was run (of links, the name of the file counts)"),
+                format!("no program named {name} was run"),
             );
         }
         if let Some(note) = self.nothing_to_tell(report) {
@@ -347,8 +352,10 @@ impl Session {
     /// Names of programs whose runs were to count, and of which there was none.
     fn unknown_programs(&self) -> Vec<String> {
         let Some(observer) = &self.observer else { return Vec::new() };
+        let search = std::env::var_os("PATH");
         let ran = |name: &&String| {
-            observer.all_modules().iter().any(|m| is_named(&m.path, std::slice::from_ref(*name)))
+            let names = with_files(std::slice::from_ref(*name), search.as_deref());
+            observer.all_modules().iter().any(|m| is_named(&m.path, &names))
         };
         self.options.only.iter().filter(|name| !ran(name)).cloned().collect()
     }
@@ -374,8 +381,11 @@ impl Session {
             if let Some(_lock) = self.cache.lock(&entry.build_id) {
                 self.cache.follow(&entry.build_id, &entry.trial);
             }
-            self.given.insert(entry.path.clone());
-            self.left.insert(entry.path, TAKEN_BACK.into());
+            // Another build of it is another module.
+            if identity_at(&entry.path).is_some_and(|id| id == entry.build_id) {
+                self.given.insert(entry.path.clone());
+                self.left.insert(entry.path, TAKEN_BACK.into());
+            }
         }
         self.unseen = self.cache.of_content();
         if self.options.making.lay_out_again {
@@ -400,6 +410,7 @@ impl Session {
                 && !self.given.contains(&seen.path)
                 && !self.left.contains_key(&seen.path)
                 && !self.is_optimized(seen)
+                && left_by_name(&seen.path).is_none()
                 && seen.path.is_file()
                 && !self.totals(seen).is_looked_through()
         };
@@ -628,11 +639,6 @@ impl Session {
             }
         }
     }
-}
-
-/// Whether a file has one of these names or paths.
-pub(crate) fn is_named(path: &Path, names: &[String]) -> bool {
-    names.iter().any(|name| Path::new(name) == path || path.file_name().is_some_and(|n| n == name.as_str()))
 }
 
 /// Seconds since 1970.

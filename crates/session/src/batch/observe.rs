@@ -371,7 +371,7 @@ impl Observer {
     }
 
     fn asked_for(&self, path: &Path) -> bool {
-        self.only.is_empty() || super::is_named(path, &self.only)
+        self.only.is_empty() || super::names::is_named(path, &self.only)
     }
 
     fn module(&mut self, path: &Path) -> usize {

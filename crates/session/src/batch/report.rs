@@ -98,7 +98,7 @@ pub struct Left {
 }
 
 /// Fewer runs than this say nothing of what a run takes.
-pub(super) const LEAST_RUNS: u64 = 3;
+const LEAST_RUNS: u64 = 3;
 
 impl Seen {
     /// Processor seconds, those of runs that have not ended included.

@@ -3,7 +3,8 @@
 use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
 use super::known::key_at;
 use super::usage::LONG_AGO;
-use super::{is_named, is_old};
+use super::is_old;
+use super::names::{is_named, with_files};
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -148,14 +149,19 @@ impl Cache {
         let entries = self.entries().into_iter().map(|e| (e.build_id, e.path));
         let counting = self.counting().into_iter().map(|c| (c.build_id, c.path));
         let all: BTreeSet<(String, PathBuf)> = entries.chain(counting).collect();
+        let search = std::env::var_os("PATH");
+        let named = with_files(names, search.as_deref());
         let mut removed = 0;
-        for (id, _) in all.iter().filter(|(_, path)| is_named(path, names)) {
+        for (id, _) in all.iter().filter(|(_, path)| is_named(path, &named)) {
             if let Some(_lock) = self.lock(id) {
                 self.remove(id);
                 removed += 1;
             }
         }
-        let is_unknown = |name: &&String| !all.iter().any(|(_, p)| is_named(p, std::slice::from_ref(*name)));
+        let is_unknown = |name: &&String| {
+            let names = with_files(std::slice::from_ref(*name), search.as_deref());
+            !all.iter().any(|(_, path)| is_named(path, &names))
+        };
         (removed, names.iter().filter(is_unknown).cloned().collect())
     }
 
