@@ -312,7 +312,8 @@ fn a_program_that_was_to_count_and_did_not_run_is_named() {
     let name = shell.file_name().expect("a name").to_string_lossy().into_owned();
     // Of a link, the file that it leads to counts: `sh` is one, and the kernel never says so.
     for name in [&*name, "sh", "/bin/sh"] {
-        let done = finish(batch.command(&["--program", name, "--program", "gti"]).args(["sh", "-c", "exit 3"]));
+        let done =
+            finish(batch.command(&["--program", name, "--program", "gti"]).args(["sh", "-c", "exit 3"]));
         assert_eq!(done.status.code(), Some(3), "{}", done.stderr);
         assert!(done.stderr.contains("no program named gti was run"), "{}", done.stderr);
         assert!(!done.stderr.contains(&format!("named {name} ")), "{}", done.stderr);

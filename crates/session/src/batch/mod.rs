@@ -328,11 +328,7 @@ impl Session {
         self.observer.iter_mut().for_each(Observer::finish);
         self.describe(report);
         for name in self.unknown_programs() {
-            remark(
-                report,
-                watcher,
-                format!("no program named {name} was run"),
-            );
+            remark(report, watcher, format!("no program named {name} was run"));
         }
         if let Some(note) = self.nothing_to_tell(report) {
             remark(report, watcher, note);

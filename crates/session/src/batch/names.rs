@@ -46,7 +46,11 @@ mod tests {
             let names = files(name);
             assert!(is_named(&real, &names) && !is_named(&base.join("lib/tool-18"), &names), "{names:?}");
         }
-        assert_eq!(files("tool-19"), ["tool-19"], "it is not in these folders, and known by its name all the same");
+        assert_eq!(
+            files("tool-19"),
+            ["tool-19"],
+            "it is not in these folders, and known by its name all the same"
+        );
         assert_eq!(with_files(&["tool".into()], None), ["tool"]);
         assert!(is_named(&real, &["tool-19".into()]) && !is_named(&real, &["tool".into()]));
     }

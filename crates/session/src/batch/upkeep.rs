@@ -1,10 +1,10 @@
 //! Keeping the cache in order: what killed sessions have left, what is damaged, what is too much.
 
 use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
-use super::known::key_at;
-use super::usage::LONG_AGO;
 use super::is_old;
+use super::known::key_at;
 use super::names::{is_named, with_files};
+use super::usage::LONG_AGO;
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
