@@ -21,7 +21,7 @@ mod names;
 mod observe;
 mod progress;
 mod report;
-mod samplers;
+mod sample_cost;
 mod suspended;
 #[cfg(test)]
 mod tests;
@@ -41,13 +41,12 @@ use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
 use builds::{ModuleFiles, REPLACED, identity_at};
 use cache::{Cache, Entry};
-use fit::left_by_name;
 use job::Measured;
 use names::{is_named, with_files};
 use observe::{Observer, Seen};
 use restitch_layout::LayoutChoice;
 use restitch_tracee::Foreground;
-use samplers::SampleCost;
+use sample_cost::SampleCost;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -66,13 +65,8 @@ const LEAST_SECONDS: f64 = 0.5;
 const IDLE: f64 = 0.5;
 /// A module has to have used so many times what its optimization costs: what has run long will run on for about as long.
 const WORTH: f64 = 2.0;
-/// Functions are looked for in modules that take at least so much of the time.
-const NOTICEABLE: f64 = 0.03;
-/// Before so many seconds nothing is said of that.
-const FIRST_SECONDS: f64 = 0.5;
-/// All samples may take so many seconds, and so much of the command's time, and functions are still looked for.
-const FINDING_SECONDS: f64 = 0.3;
-const FINDING_SHARE: f64 = 0.0075;
+/// Of a command's time so much is charged for samples at most, whatever they cost: something has to be left for what they are taken for.
+const SAMPLING_SHARE: f64 = 0.005;
 /// How often suspended countings are looked for: a process in the background may have begun some.
 const RESUME: Duration = Duration::from_secs(1);
 /// How long a module is left to another session before it is looked at again: that one may have ended without an overlay.
@@ -287,23 +281,21 @@ impl Session {
         if self.observer.is_some() {
             self.past = usage::read(&self.cache);
             self.begin(&mut worker, &budget);
-            // What was optimized before may be all that there is.
-            let is_new = self.cache.entries().is_empty();
-            self.observer.iter_mut().for_each(|observer| observer.find(is_new));
         }
         let mut cost =
             self.observer.is_some().then(|| SampleCost::of(self.cache.path.join("sample-cost.json")));
         let mut charged = 0.0;
         report.status = wait(command, |ended| {
+            let mut watching = 0.0;
             if let Some((observer, cost)) = self.observer.as_mut().zip(cost.as_mut()) {
                 observer.poll(&self.cache);
                 budget.earn(observer.seconds());
                 report.sampling_seconds = cost.seconds(observer.taken());
+                watching = report.sampling_seconds.min(SAMPLING_SHARE * observer.seconds());
             }
-            let watching = report.sampling_seconds + self.measure(&counted);
-            budget.charge(watching - charged);
-            charged = watching;
-            self.look_for_functions(report.sampling_seconds);
+            let costs = watching + self.measure(&counted);
+            budget.charge(costs - charged);
+            charged = costs;
             if !ended {
                 // First what is begun already: it would be begun anew.
                 self.resume(&worker);
@@ -394,26 +386,6 @@ impl Session {
         }
     }
 
-    /// More samples come while there is a module that takes a noticeable part of the time, of which nothing is decided and few functions are known: as far as that can be afforded, after `spent` seconds.
-    fn look_for_functions(&mut self, spent: f64) {
-        let Some(observer) = &self.observer else { return };
-        let all = observer.seconds();
-        if all < FIRST_SECONDS {
-            return;
-        }
-        let is_open = |seen: &Seen| {
-            seen.seconds() >= NOTICEABLE * all
-                && !self.given.contains(&seen.path)
-                && !self.left.contains_key(&seen.path)
-                && !self.is_optimized(seen)
-                && left_by_name(&seen.path).is_none()
-                && seen.path.is_file()
-                && !self.totals(seen).is_looked_through()
-        };
-        let find = spent <= FINDING_SECONDS + FINDING_SHARE * all && observer.modules().any(is_open);
-        self.observer.iter_mut().for_each(|observer| observer.find(find));
-    }
-
     /// Tells the accountant what was seen of runs that count; the seconds by which all of them were slowed down.
     fn measure(&self, counted: &worker::Seen) -> f64 {
         let Some(observer) = &self.observer else { return 0.0 };
@@ -462,7 +434,7 @@ impl Session {
     fn look_at_files(&mut self, worker: &Worker) {
         let Some(observer) = self.observer.as_ref().filter(|_| self.files.is_time()) else { return };
         let seen: Vec<PathBuf> =
-            observer.modules().filter(|s| s.looked > 0).map(|s| s.path.clone()).collect();
+            observer.modules().filter(|s| s.samples > 0).map(|s| s.path.clone()).collect();
         for path in seen {
             if !self.files.has_changed(&path) {
                 continue;
@@ -499,7 +471,7 @@ impl Session {
                 || self.left.contains_key(&seen.path) && !self.uncounted.contains_key(&seen.path)
                 || self.done.contains_key(&seen.path);
             let is_own = self.cache.is_made(&seen.path);
-            (seen.looked > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
+            (seen.samples > 0 && !is_done && !is_own).then(|| self.wanted.contains(&seen.path))
         });
         for (path, samples) in self.uncounted.iter().filter(|(path, _)| !self.wanted.contains(*path)) {
             usage::settle(&self.cache, path, Some(*samples));
@@ -527,7 +499,7 @@ impl Session {
         }
         let past = || self.past.get(&seen.path).map(|past| past.uncounted);
         let uncounted = self.uncounted.get(&seen.path).copied().or_else(past);
-        if !is_due(uncounted.unwrap_or_default(), totals.looked) {
+        if !is_due(uncounted.unwrap_or_default(), totals.samples) {
             return false;
         }
         let is_elsewhere = self.busy.get(&seen.path).is_some_and(|at| at.elapsed() < ELSEWHERE);

@@ -1,23 +1,20 @@
 //! Who uses the processor: the command and everything that it starts, seen from outside.
 //!
-//! Samplers on this process, inherited by all that it starts, say which instructions run in which process; the kernel's
+//! One sampler on this process, inherited by all that it starts, says which instructions run in which process; the kernel's
 //! records of programs that begin and of mappings say which file each of them is in. So it is known of each module (program or library) in how many runs it took part, how much
 //! time each run spent in it, and whether that run had an overlay of it. Nothing of this needs the agent.
 
-use super::samplers::{By, STEADY, Samplers};
 use super::trial::{Times, Trial};
 use crate::SessionError;
 use restitch_address::{Avma, AvmaRange, FileOffset};
-use restitch_perf::Record;
+use restitch_perf::{IpSampler, Record, SampleOptions};
 use restitch_preload::{HELD_AT, TOLD_AT};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Samples in a second of processor time, as times are told by them.
-pub(crate) const FREQUENCY: u64 = STEADY;
-/// The same in what restitch wrote down without saying how many they are.
-const FORMER_FREQUENCY: u64 = 250;
+/// Samples of each thread in a second of processor time.
+pub(crate) const FREQUENCY: u64 = 250;
 
 /// How a run went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +31,6 @@ pub(crate) enum Mode {
 
 /// Runs and the samples in them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "KeptUsage", into = "KeptUsage")]
 pub struct Usage {
     /// Runs that have ended.
     pub runs: u64,
@@ -42,35 +38,6 @@ pub struct Usage {
     pub samples: u64,
     /// The sum of n * (n - 1), where a run had n samples: see [`Totals`](super::usage::Totals).
     pub pairs: u64,
-}
-
-/// The same in a file.
-#[derive(Serialize, Deserialize)]
-struct KeptUsage {
-    runs: u64,
-    samples: u64,
-    pairs: u64,
-    #[serde(default = "former_frequency")]
-    frequency: u64,
-}
-
-fn former_frequency() -> u64 {
-    FORMER_FREQUENCY
-}
-
-impl From<Usage> for KeptUsage {
-    fn from(usage: Usage) -> Self {
-        Self { runs: usage.runs, samples: usage.samples, pairs: usage.pairs, frequency: FREQUENCY }
-    }
-}
-
-impl From<KeptUsage> for Usage {
-    fn from(kept: KeptUsage) -> Self {
-        // Of n samples a share s would have come: s * n, and of pairs its square.
-        let share = FREQUENCY as f64 / kept.frequency.max(1) as f64;
-        let samples = (kept.samples as f64 * share) as u64;
-        Self { runs: kept.runs, samples, pairs: (kept.pairs as f64 * share * share) as u64 }
-    }
 }
 
 impl Usage {
@@ -109,11 +76,9 @@ pub(crate) struct Seen {
     pub path: PathBuf,
     /// Runs that have ended, by how they went.
     pub ended: BTreeMap<Mode, Usage>,
-    /// All steady samples, those of runs that have not ended included.
+    /// All samples, those of runs that have not ended included.
     pub samples: u64,
-    /// All samples, those that only find functions included.
-    pub looked: u64,
-    /// Steady samples of runs that count, those of runs that have not ended included.
+    /// Samples of runs that count, those of runs that have not ended included.
     pub counting: u64,
     /// Runs that were begun.
     pub begun: u64,
@@ -185,7 +150,7 @@ pub(crate) trait Overlays {
 /// Observes this process and its descendants.
 #[derive(Debug)]
 pub(crate) struct Observer {
-    samplers: Option<Samplers>,
+    sampler: Option<IpSampler>,
     /// Samples that were taken.
     taken: u64,
     own: i32,
@@ -206,18 +171,27 @@ impl Observer {
     /// If sampling is not permitted.
     pub fn start(only: Vec<String>) -> Result<Self, SessionError> {
         let own = std::process::id() as i32;
-        Ok(Self { samplers: Some(Samplers::start(own)?), ..Self::of(own, only) })
+        let options = SampleOptions {
+            frequency: FREQUENCY,
+            event: restitch_perf::SampleEvent::CpuClock,
+            times: true,
+            ring_pages: 256,
+            ..SampleOptions::default()
+        };
+        let sampler = IpSampler::open(&[own], options)?;
+        sampler.enable()?;
+        Ok(Self { sampler: Some(sampler), ..Self::of(own, only) })
     }
 
     fn of(own: i32, only: Vec<String>) -> Self {
         let (processes, modules, by_path) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Self { samplers: None, taken: 0, own, over: Vec::new(), processes, modules, by_path, only, lost: 0 }
+        Self { sampler: None, taken: 0, own, over: Vec::new(), processes, modules, by_path, only, lost: 0 }
     }
 
     /// Takes in what has happened since the last time.
     pub fn poll(&mut self, overlays: &impl Overlays) {
-        let records = self.samplers.as_mut().map(Samplers::drain).unwrap_or_default();
-        records.into_iter().for_each(|(by, record)| self.take(by, record, overlays));
+        let records = self.sampler.as_mut().map(IpSampler::drain).unwrap_or_default();
+        records.into_iter().for_each(|record| self.take(record, overlays));
         self.over.iter_mut().for_each(|over| over.polls += 1);
         self.settle(TOLD_AFTER);
     }
@@ -241,11 +215,6 @@ impl Observer {
                 times.add(over.nanoseconds as f64 / 1e9);
             }
         }
-    }
-
-    /// Whether functions are looked for from now on, by more samples.
-    pub fn find(&mut self, find: bool) {
-        self.samplers.iter_mut().for_each(|samplers| samplers.find(find));
     }
 
     /// Samples that were taken, of whatever runs.
@@ -280,9 +249,9 @@ impl Observer {
         self.lost
     }
 
-    fn take(&mut self, by: By, record: Record, overlays: &impl Overlays) {
+    fn take(&mut self, record: Record, overlays: &impl Overlays) {
         match record {
-            Record::Sample(sample) if sample.pid != self.own => self.sample(by, sample.pid, sample.ip),
+            Record::Sample(sample) if sample.pid != self.own => self.sample(sample.pid, sample.ip),
             Record::Mmap { pid, range, offset, path, .. } if pid != self.own => {
                 self.map(pid, range, offset, &path, overlays);
             }
@@ -300,7 +269,7 @@ impl Observer {
         }
     }
 
-    fn sample(&mut self, by: By, pid: i32, ip: Avma) {
+    fn sample(&mut self, pid: i32, ip: Avma) {
         self.taken += 1;
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let Some(mapping) = process.maps.iter().rev().find(|m| m.range.contains(ip)) else { return };
@@ -308,14 +277,10 @@ impl Observer {
             return;
         }
         let seen = &mut self.modules[mapping.module];
-        seen.looked += 1;
+        seen.samples += 1;
         if mapping.original {
             *seen.places.entry(mapping.offset + ip.offset_from(mapping.range.start) as u64).or_default() += 1;
         }
-        if by == By::Finding {
-            return;
-        }
-        seen.samples += 1;
         if let Some(run) = process.runs.get_mut(&mapping.module) {
             run.samples += 1;
             self.modules[mapping.module].counting += u64::from(run.mode == Mode::Counting);
@@ -452,28 +417,6 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_find_functions_are_no_time() {
-        let mut observer = Observer::of(1, Vec::new());
-        for record in [exec(10), map(10, 0x5000, "/bin/a"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")] {
-            observer.take(By::Steady, record, &Named);
-        }
-        let by = |n| if n == 2 { By::Steady } else { By::Finding };
-        (0..5).for_each(|n| observer.take(by(n), sample(10, 0x5010 + n), &Named));
-        observer.take(By::Steady, Record::Exit { pid: 10, tid: 10, time: 0 }, &Named);
-        let a = seen(&observer, "/bin/a");
-        assert_eq!((a.samples, a.looked, a.places.len(), observer.taken()), (1, 5, 5, 5));
-        assert_eq!(a.ended[&Mode::Original], Usage { runs: 1, samples: 1, pairs: 0 });
-    }
-
-    #[test]
-    fn use_that_was_written_down_with_more_samples_a_second_is_the_same_time() {
-        let former: Usage = serde_json::from_str(r#"{"runs":4,"samples":1000,"pairs":249000}"#).unwrap();
-        assert_eq!(former, Usage { runs: 4, samples: 200, pairs: 9960 });
-        let kept = serde_json::to_string(&former).unwrap();
-        assert_eq!(serde_json::from_str::<Usage>(&kept).unwrap(), former);
-    }
-
-    #[test]
     fn what_a_program_opens_itself_is_told_from_what_it_is_loaded_with() {
         let mut observer = Observer::of(1, Vec::new());
         let told = |pid| {
@@ -497,7 +440,7 @@ mod tests {
         let fork = Record::Fork { pid: 11, tid: 11, parent_pid: 10, time: 0 };
         let other = [exec(11), map(11, 0x5000, "/bin/b"), map(11, 0x9000, "/lib/ld-linux-x86-64.so.2")];
         let records = records.chain([fork]).chain(program(11)).chain(program(11)).chain(other);
-        records.for_each(|r| observer.take(By::Steady, r, &Named));
+        records.for_each(|r| observer.take(r, &Named));
         let late = |path| (seen(&observer, path).late, seen(&observer, path).begun);
         assert_eq!((late("/bin/a"), late("/lib/l.so"), late("/lib/p.so")), ((0, 3), (0, 3), (3, 3)));
         assert_eq!(late("/bin/b"), (0, 1));
@@ -528,7 +471,7 @@ mod tests {
             time(11, 11, 0),
             time(12, 12, 7),
         ]);
-        records.into_iter().for_each(|r| observer.take(By::Steady, r, &Named));
+        records.into_iter().for_each(|r| observer.take(r, &Named));
         observer.finish();
         let a = seen(&observer, "/bin/a");
         let one = |seconds: f64| Times { runs: 1, seconds, squares: seconds * seconds };
@@ -547,7 +490,7 @@ mod tests {
             Record::Mmap { pid: 10, tid: 10, range, offset, inode: 1, path: "/a.overlay".into(), time: 0 };
         let program = [exec(10), map(10, 0x5000, "/bin/a"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")];
         let records = program.into_iter().chain([version, sample(10, 0x5010), exit]);
-        records.for_each(|r| observer.take(By::Steady, r, &Named));
+        records.for_each(|r| observer.take(r, &Named));
         let a = seen(&observer, "/bin/a");
         let usage = Usage { runs: 1, samples: 1, pairs: 0 };
         assert_eq!((a.ended.clone(), a.overlaid), (BTreeMap::from([(Mode::Original, usage)]), false));
@@ -561,12 +504,7 @@ mod tests {
         let fixed = [exec(10), map(10, 0x5000, "/bin/a"), sample(10, 0x5010), map(10, 0x6000, "/lib/l.so")];
         let given = [exec(10), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2"), map(10, 0x5000, "/bin/b")];
         let ends = [sample(10, 0x5010), Record::Exit { pid: 10, tid: 10, time: 0 }];
-        shell
-            .into_iter()
-            .chain(fixed)
-            .chain(given)
-            .chain(ends)
-            .for_each(|r| observer.take(By::Steady, r, &Named));
+        shell.into_iter().chain(fixed).chain(given).chain(ends).for_each(|r| observer.take(r, &Named));
         let of = |path| {
             let seen = seen(&observer, path);
             (seen.begun, seen.late, seen.samples, seen.ended[&Mode::Original].runs)
@@ -606,7 +544,7 @@ mod tests {
             sample(12, 0x5010),
             exit(12),
         ];
-        records.into_iter().for_each(|r| observer.take(By::Steady, r, &Named));
+        records.into_iter().for_each(|r| observer.take(r, &Named));
         let usage = |runs, samples| Usage { runs, samples, pairs: samples * (samples.max(1) - 1) };
         let a = seen(&observer, "/bin/a");
         assert_eq!(a.ended, BTreeMap::from([(Mode::Original, usage(1, 1)), (Mode::Optimized, usage(1, 2))]));

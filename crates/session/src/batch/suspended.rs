@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Number of the format; another version of restitch may plan otherwise, which [`Suspended::plan`] tells.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 1;
 
 /// A counting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub(crate) struct Suspended {
     /// Counters that nothing increments.
     pub missing: Vec<u32>,
     pub progress: Progress,
-    /// Steady samples in runs that have counted.
+    /// Samples in runs that have counted.
     pub counted: u64,
     /// Nothing more is to be counted.
     pub complete: bool,

@@ -14,14 +14,14 @@ use std::path::Path;
 /// Of 256 processes so many run the original code while there is a trial.
 pub(crate) const HELD_OUT: u64 = 32;
 /// With fewer runs of each kind nothing is said: their spread is not known.
-const LEAST: u64 = 12;
+const LEAST: u64 = 24;
 /// A trial ends when so many were held out, whatever it has shown.
 const MOST: u64 = 400;
 /// It begins when so many runs in the overlay have shown no gain.
 const DOUBT: u64 = 16;
 /// Standard errors that runs have to be faster by for the trial to end so; slower, for the overlay to be taken back. It is looked at at the end of each command.
 const FASTER: f64 = 3.0;
-const SLOWER: f64 = 4.0;
+const SLOWER: f64 = 5.0;
 
 /// The processor times of runs, in user and system, of the whole process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -177,17 +177,17 @@ mod tests {
 
     #[test]
     fn what_is_slower_for_sure_is_taken_back() {
-        assert_eq!(after(times(20, 1.0), times(140, 1.2)), Some(Outcome::Slower));
-        assert_eq!(after(times(20, 1.0), times(140, 0.8)), Some(Outcome::Faster));
-        // Nothing can be told of 1 % with twenty runs, and nothing at all of few.
-        assert_eq!(after(times(20, 1.0), times(140, 1.01)), None);
+        assert_eq!(after(times(30, 1.0), times(140, 1.2)), Some(Outcome::Slower));
+        assert_eq!(after(times(30, 1.0), times(140, 0.8)), Some(Outcome::Faster));
+        // Nothing can be told of 1 % with thirty runs, and nothing at all of few.
+        assert_eq!(after(times(30, 1.0), times(140, 1.01)), None);
         assert_eq!(after(times(LEAST - 1, 1.0), times(140, 2.0)), None);
         assert_eq!(after(times(MOST, 1.0), times(2800, 1.001)), Some(Outcome::Alike));
         let (saved, within) =
-            Trial { begun: true, held_out: times(20, 1.0), optimized: times(140, 0.8), outcome: None }
+            Trial { begun: true, held_out: times(30, 1.0), optimized: times(140, 0.8), outcome: None }
                 .saved()
                 .unwrap();
-        assert!((saved - 0.2).abs() < 1e-9 && (0.04..0.06).contains(&within), "{saved} {within}");
+        assert!((saved - 0.2).abs() < 1e-9 && (0.03..0.05).contains(&within), "{saved} {within}");
     }
 
     #[test]
@@ -200,29 +200,31 @@ mod tests {
         assert!(trial.goes_on() && trial.outcome.is_none() && !trial.is_lost());
         // Once over it is over.
         trial.outcome = Some(Outcome::Alike);
-        (trial.held_out, trial.optimized) = (times(20, 1.0), times(140, 2.0));
+        (trial.held_out, trial.optimized) = (times(30, 1.0), times(140, 2.0));
         trial.look(1000, false);
         assert_eq!(trial.outcome, Some(Outcome::Alike));
     }
 
-    proptest::proptest! {
-        /// Runs of both kinds that take alike long are hardly ever taken for slower ones, however often that is looked at.
-        #[test]
-        fn equal_runs_stay(seed in 0u64..10_000) {
-            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-            let mut next = || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                0.5 + (state >> 40) as f64 / f64::from(1 << 24)
-            };
+    /// Runs of both kinds that take alike long are hardly ever taken for slower ones, however often that is looked at.
+    #[test]
+    fn equal_runs_stay() {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            0.5 + (state >> 40) as f64 / f64::from(1 << 24)
+        };
+        let mut lost = 0;
+        for _ in 0..4000 {
             let mut trial = Trial { begun: true, ..Trial::default() };
             for _ in 0..10 {
                 (0..10).for_each(|_| trial.held_out.add(next()));
                 (0..70).for_each(|_| trial.optimized.add(next()));
                 trial.look(70, false);
             }
-            proptest::prop_assert!(!trial.is_lost(), "{trial:?}");
+            lost += u32::from(trial.is_lost());
         }
+        assert!(lost <= 2, "{lost} of 4000");
     }
 }

@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Number of the file's format.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 1;
 /// Most modules that are remembered, and most places of one.
 const MOST_MODULES: usize = 100;
 const MOST_PLACES: usize = 50_000;
@@ -37,10 +37,8 @@ const ABOUT: f64 = 0.75;
 /// Runs of a module and samples in them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Totals {
-    /// All steady samples, those of runs that have not ended included.
+    /// All samples, those of runs that have not ended included.
     pub samples: u64,
-    /// All samples, those that only find functions included.
-    pub looked: u64,
     pub begun: u64,
     pub ended: u64,
     /// Samples in runs that have ended.
@@ -59,7 +57,6 @@ impl Totals {
         let ended = seen.ended.values().map(|u| u.runs).sum();
         Self {
             samples: seen.samples,
-            looked: seen.looked,
             begun: seen.begun,
             ended,
             whole: original.samples,
@@ -71,7 +68,6 @@ impl Totals {
     pub fn plus(self, other: Self) -> Self {
         Self {
             samples: self.samples.saturating_add(other.samples),
-            looked: self.looked.saturating_add(other.looked),
             begun: self.begun.saturating_add(other.begun),
             ended: self.ended.saturating_add(other.ended),
             whole: self.whole.saturating_add(other.whole),
@@ -104,13 +100,8 @@ impl Totals {
     /// a run that has just begun show its start alone (with two begun runs of cc1plus, 5 % of the instructions ran in the version that came of it).
     pub fn is_known(&self) -> bool {
         let runs = self.whole_runs();
-        self.looked > 0
-            && (runs >= ABOUT * ENOUGH_RUNS || runs >= ABOUT * 2.0 && self.looked >= ENOUGH_SAMPLES)
-    }
-
-    /// Whether so many samples were looked at that more of them show hardly anything new.
-    pub fn is_looked_through(&self) -> bool {
-        self.looked >= ENOUGH_SAMPLES
+        self.samples > 0
+            && (runs >= ABOUT * ENOUGH_RUNS || runs >= ABOUT * 2.0 && self.samples >= ENOUGH_SAMPLES)
     }
 }
 
@@ -249,7 +240,7 @@ mod tests {
         let pairs = runs.iter().map(|n| n * n.saturating_sub(1)).sum();
         let ended = BTreeMap::from([(Mode::Original, Usage { runs: count, samples, pairs })]);
         let places = BTreeMap::from([(FileOffset::new(0x1000), samples)]);
-        Seen { path: path.into(), samples, looked: samples, begun: count, ended, places, ..Seen::default() }
+        Seen { path: path.into(), samples, begun: count, ended, places, ..Seen::default() }
     }
 
     #[test]
@@ -318,7 +309,7 @@ mod tests {
         assert!(read(&cache).is_empty());
         // What somebody else has written there is nothing.
         for damaged in
-            ["", "{}", "[1]", "{\"format\":2,\"modules\":{\"/bin/a\":{}}}", "{\"format\":3,\"modules\":{}}"]
+            ["", "{}", "[1]", "{\"format\":1,\"modules\":{\"/bin/a\":{}}}", "{\"format\":2,\"modules\":{}}"]
         {
             std::fs::write(cache.usage_file(), damaged).unwrap();
             assert!(read(&cache).is_empty(), "{damaged}");
