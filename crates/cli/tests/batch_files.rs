@@ -18,7 +18,7 @@ const MAIN: &str = r#"
 #include <string.h>
 #include <time.h>
 unsigned work(unsigned);
-__attribute__((noinline)) unsigned own(unsigned n) {
+__attribute__((noipa)) unsigned own(unsigned n) {
     unsigned s = 0;
     for (unsigned i = 0; i < n; i++) switch ((s + i) % 7) {
         case 0: s += 3; break; case 1: s ^= 7; break; case 2: s = s * 31 + 1; break; case 3: s += NUMBER; break;
