@@ -11,7 +11,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, pauses, report, side_by_side, simulated, stats, verilog
+from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stats, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import interleave, interleave_inputs
@@ -74,6 +74,44 @@ class Counters(unittest.TestCase):
         finally:
             shell.communicate(b"end\n")
         self.assertEqual(counters.times([shell.pid]), (0, 0))
+
+
+class Overlays(unittest.TestCase):
+    """Commands on several sides, which are told by their environment here."""
+
+    def run_round(self, line, turn=0):
+        with tempfile.TemporaryDirectory() as folder:
+            environments = {side: dict(os.environ, SIDE=side) for side in (overlays.PLAIN, overlays.WARM, "1")}
+            command = ["sh", "-c", line, "sh", folder]
+            return overlays.one_round(SimpleNamespace(folder=folder), [("a", command), ("b", command)], environments, turn)
+
+    def test_each_command_runs_on_all_sides(self):
+        runs = self.run_round('i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; echo done > "$1/out"')
+        self.assertEqual([run["kind"] for run in runs], ["a", "b"])
+        for run in runs:
+            for side in (overlays.PLAIN, overlays.WARM, "1"):
+                self.assertGreater(run[side]["cpu"], 0)
+                self.assertAlmostEqual(run[side]["cpu"], run[side]["user"] + run[side]["system"])
+
+    def test_order_changes(self):
+        said = []
+        for turn in range(4):
+            with tempfile.NamedTemporaryFile() as log:
+                self.run_round(f'echo "$SIDE" >> {log.name}', turn)
+                said.append(log.read().decode().split())
+        self.assertEqual(said[0], ["plain", "warm", "1", "warm", "1", "plain"])
+        self.assertEqual(said[1], ["plain", "1", "warm", "warm", "plain", "1"])
+        self.assertEqual(len({tuple(order) for order in said}), 4)
+
+    def test_what_differs_or_fails_is_no_figure(self):
+        for line in ('echo "$SIDE"', 'echo "$SIDE" > "$1/out"', "exit 3"):
+            with self.assertRaises(Failed):
+                self.run_round(line)
+
+    def test_ratios_are_of_whole_rounds(self):
+        run = lambda plain, warm: {"kind": "a", "plain": {"cpu": plain}, "warm": {"cpu": warm}}
+        rounds = [[run(1.0, 0.5), run(3.0, 3.0)], [run(10.0, 9.0)], [run(2.0, 1.4), run(2.0, 1.4)]]
+        self.assertEqual(overlays.ratio(rounds, "warm", "cpu"), "0.875 (0.700 to 0.900)")
 
 
 class Rounds(unittest.TestCase):

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,8 @@ FEW_TARGETS = ["gtest_main", "gtest_prod_test", "gtest_environment_test"]
 
 
 def googletest(compiler):
-    """A build of googletest and some of its tests by ninja, as a command and the folder that it writes to."""
+    """A build of googletest and some of its tests by ninja: a command, what makes its folder anew, the folder that it writes to, and a function that
+    gives the commands that it runs, each with a word for its kind."""
 
     def prepare(machine, quick):
         if not os.path.isdir(GOOGLETEST):
@@ -67,7 +69,12 @@ def googletest(compiler):
             subprocess.run(command, check=True, capture_output=True, env=environment)
 
         targets = FEW_TARGETS if quick else TARGETS
-        return [find("ninja"), "-C", folder, f"-j{len(os.sched_getaffinity(0))}", *targets], fresh, folder
+
+        def parts():
+            listed = subprocess.run([find("ninja"), "-C", folder, "-t", "commands", *targets], check=True, capture_output=True, text=True)
+            return [("compiling" if " -c " in line else "archives and programs", ["sh", "-c", f"cd {shlex.quote(folder)} && {line}"]) for line in listed.stdout.splitlines()]
+
+        return [find("ninja"), "-C", folder, f"-j{len(os.sched_getaffinity(0))}", *targets], fresh, folder, parts
 
     return prepare
 
@@ -83,7 +90,8 @@ def perl_script(machine, quick):
 
     runs = 30 if quick else 150
     loop = f'for i in $(seq 1 {runs}); do "$0" "$1" > "$2/$i" || exit 1; done'
-    return ["sh", "-c", loop, perl, machine.path("script.pl"), folder], fresh, folder
+    parts = lambda: [("perl", [perl, machine.path("script.pl")])] * 20
+    return ["sh", "-c", loop, perl, machine.path("script.pl"), folder], fresh, folder, parts
 
 
 PYTHON = """
@@ -128,7 +136,10 @@ def scripts(machine, quick):
         "$2" -C "$3" diff --stat HEAD~20 > "$4/diff$i" && "$2" -C "$3" blame file7 > "$4/blame$i" || exit 1; done"""
     # The interpreter itself: what is found by name may be a script that looks for it.
     python = os.path.realpath(sys.executable)
-    return ["sh", "-c", loop, python, machine.path("script.py"), find("git"), tree, folder], fresh, folder
+    git = lambda *arguments: (f"git {arguments[0]}", [find("git"), "-C", tree, *arguments])
+    parts = lambda: [("python3", [python, "-I", machine.path("script.py")]), git("log", "-p", "--stat"), git("diff", "--stat", "HEAD~20"),
+                     git("blame", "file7")] * 10
+    return ["sh", "-c", loop, python, machine.path("script.py"), find("git"), tree, folder], fresh, folder, parts
 
 
 # Modules of Python's own test suite that say the same each time, and take no longer than a few seconds.
@@ -149,10 +160,12 @@ def test_suite(machine, quick):
         shutil.rmtree(folder, ignore_errors=True)
         os.mkdir(folder)
 
-    modules = " ".join(TESTS[:6] if quick else TESTS)
-    loop = f"""cd "$2" && for t in {modules}; do
-        PYTHONHASHSEED=1 PYTHONDONTWRITEBYTECODE=1 "$0" -m unittest -q test.$t 2>&1 | sed 's/ in [0-9.]*s$//' > "$1/$t" || exit 1; done"""
-    return ["sh", "-c", loop, python, folder, place], fresh, folder
+    modules = TESTS[:6] if quick else TESTS
+    one = """PYTHONHASHSEED=1 PYTHONDONTWRITEBYTECODE=1 "$0" -m unittest -q test.$t 2>&1 | sed 's/ in [0-9.]*s$//'"""
+    loop = f"""cd "$2" && for t in {" ".join(modules)}; do
+        {one} > "$1/$t" || exit 1; done"""
+    parts = lambda: [("python3", ["sh", "-c", f'cd "$2" && t={module}; {one}', python, folder, place]) for module in modules]
+    return ["sh", "-c", loop, python, folder, place], fresh, folder, parts
 
 
 LOADS = {
@@ -202,7 +215,7 @@ class Work:
         self.title, prepare = LOADS[name]
         self.machine, self.log = machine, log
         self.restitch = Restitch(options.restitch, False, log)
-        self.command, self.fresh, self.folder = prepare(machine, options.quick)
+        self.command, self.fresh, self.folder, self.parts = prepare(machine, options.quick)
         self.result = machine.path("batch.json")
         # What the work writes; whatever it runs in has to write the same.
         self.files = None
