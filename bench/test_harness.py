@@ -112,6 +112,7 @@ class Overlays(unittest.TestCase):
         run = lambda plain, warm: {"kind": "a", "plain": {"cpu": plain}, "warm": {"cpu": warm}}
         rounds = [[run(1.0, 0.5), run(3.0, 3.0)], [run(10.0, 9.0)], [run(2.0, 1.4), run(2.0, 1.4)]]
         self.assertEqual(overlays.ratio(rounds, "warm", "cpu"), "0.875 (0.700 to 0.900)")
+        self.assertEqual(overlays.ratio(rounds, "plain", "cpu", "warm"), "1.143 (1.111 to 1.429)")
 
 
 class Rounds(unittest.TestCase):

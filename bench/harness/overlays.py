@@ -1,6 +1,6 @@
 """What the overlays of a warm cache save in each command of a work: the commands that a build or a loop consists of, one after the other, each several
 times: as it is (*plain*), and with the overlays that `restitch batch --export` has written (*warm*). With --curve there are more: overlays whose profiles
-were counted in 1, 2, 5 and 10 runs, and in all (OCOLOS, Figure 10). Which is first changes from command to command and from round to round.
+were counted in 1, 2, 5 and 10 runs, and in all (OCOLOS, Figure 10); with --layouts, other layouts of the same profile. Which is first changes from command to command and from round to round.
 
 Processor time is exact (the kernel's account of the ended command and its descendants, user and system), and what is compared
 ran within seconds: a machine whose speed drifts by a tenth, on which whole builds tell nothing (`bench/batch`), tells some percent here. What is *not* in
@@ -11,6 +11,7 @@ All have to say the same and write the same files. One command at a time: a comp
 
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from statistics import median
@@ -64,13 +65,17 @@ def exported(work, cache, folder):
 def prepare(name, work, options):
     """A folder of overlays for each side but the plain one: {side: folder}."""
     place = os.path.join(options.overlays or work.machine.folder, f"overlays-{name}")
-    sides = [WARM, *map(str, CURVE), ALL] if options.curve else [WARM]
+    sides = [WARM, *([*map(str, CURVE), ALL] if options.curve else []), *options.layouts]
     folders = {side: os.path.join(place, side) for side in sides}
     for side, folder in folders.items():
         if os.path.isdir(folder):
             continue
-        cache = work.machine.path(f"cache-{side}")
-        if side == ALL:
+        cache = os.path.join(place, f"cache-{side}")
+        shutil.rmtree(cache, ignore_errors=True)
+        if side in options.layouts:
+            shutil.copytree(os.path.join(place, f"cache-{WARM}"), cache, symlinks=True)
+            work.prepare(cache, *options.with_, "--layout", side)
+        elif side == ALL:
             work.prepare_all(cache)
         else:
             work.prepare(cache, *options.with_, *(["--profile-runs", side] if side != WARM else []))
@@ -101,9 +106,9 @@ def total(runs, side, what):
     return sum(run[side][what] for run in runs)
 
 
-def ratio(rounds, side, what):
-    """A side over plain, of each round's whole work: below 1 is better."""
-    values = [total(runs, side, what) / total(runs, PLAIN, what) for runs in rounds if total(runs, PLAIN, what) > 0]
+def ratio(rounds, side, what, base=PLAIN):
+    """A side over another one, of each round's whole work: below 1 is better."""
+    values = [total(runs, side, what) / total(runs, base, what) for runs in rounds if total(runs, base, what) > 0]
     if not values:
         return "-"
     low, high, _ = interval(values)
@@ -121,6 +126,11 @@ def rows_of(row):
                *(ratio(rounds, WARM, what) for what in ("cpu", "user", "system", "faults"))]
 
 
+def against_warm(row):
+    """Processor time of the other sides over that of the overlays as they are by default."""
+    return ", ".join(f"{side} {ratio(row['rounds'], side, 'cpu', WARM)}" for side in row["sides"] if side != WARM)
+
+
 def page(rows, quick):
     kind = " (a quick run: shows that it runs)" if quick else ""
     machine = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}"
@@ -128,12 +138,13 @@ def page(rows, quick):
             "With overlays against without, median (interval) of the rounds: below 1 is better.")
     columns = ["work", "commands", "plain", "of it in the kernel", "processor time", "user", "system", "page faults"]
     lines = [head, "", *markdown(columns, [cells for row in rows for cells in rows_of(row)]), ""]
-    curves = [row for row in rows if len(row["sides"]) > 1]
-    if curves:
-        sides = curves[0]["sides"]
-        body = [[row["title"], *(ratio(row["rounds"], side, "cpu") for side in sides)] for row in curves]
-        head = ["work", *("as many as batch wants" if side == WARM else side for side in sides)]
-        lines += ["Processor time over the number of profiled runs:", "", *markdown(head, body), ""]
+    others = [row for row in rows if len(row["sides"]) > 1]
+    if others:
+        sides = others[0]["sides"]
+        body = [[row["title"], *(ratio(row["rounds"], side, "cpu") for side in sides)] for row in others]
+        lines += ["Processor time with profiles of so many runs (*warm*: as many as `batch` wants), or with other layouts of the same profile:", "",
+                  *markdown(["work", *sides], body), ""]
+        lines += [f"Against *warm*: {'; '.join(against_warm(row) for row in others)}.", ""]
     return "\n".join(lines)
 
 
@@ -144,5 +155,6 @@ def main(argv):
 
 def add_options(parser):
     parser.add_argument("--curve", action="store_true", help="also with profiles of 1, 2, 5 and 10 runs, and of all")
+    parser.add_argument("--layouts", metavar="NAMES", type=lambda names: names.split(","), default=[], help="also with these layouts of the same profile, with commas between them")
     parser.add_argument("--with", dest="with_", metavar="OPTIONS", type=shlex.split, default=[], help="more options for the batches that make the overlays")
     parser.add_argument("--overlays", metavar="FOLDER", help="keep overlays there, and use those that an earlier run has kept")
