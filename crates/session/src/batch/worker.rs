@@ -93,7 +93,9 @@ pub(crate) struct Worker {
     begun: Option<Sender<Counting>>,
     messages: Receiver<Message>,
     stop: Arc<AtomicBool>,
-    accountant: JoinHandle<()>,
+    /// Gives back what was begun too late for it.
+    accountant: JoinHandle<Receiver<Counting>>,
+    cache: Cache,
     threads: [JoinHandle<()>; 2],
 }
 
@@ -133,13 +135,15 @@ impl Worker {
             })
         };
         let threads = [start(Haste::Ordinary, first), start(Haste::Lowest, second)];
-        let (cache, next, stopped, paid) = (cache.clone(), makers.clone(), stop.clone(), budget.clone());
+        let (own, cache) = (cache.clone(), cache.clone());
+        let (next, stopped, paid) = (makers.clone(), stop.clone(), budget.clone());
         let accountant = std::thread::spawn(move || {
             be_nice(NICE);
             Accountant { cache, making, tell, counting: Vec::new(), next, stop: stopped, budget: paid, seen }
                 .run(&jobs);
+            jobs
         });
-        Self { makers: Some(makers), begun: Some(begun), messages, stop, accountant, threads }
+        Self { makers: Some(makers), begun: Some(begun), messages, stop, accountant, cache: own, threads }
     }
 
     /// A module that is worth it.
@@ -181,11 +185,13 @@ impl Worker {
         self.stop.store(true, Ordering::Relaxed);
         (self.makers, self.begun) = (None, None);
         // A thread that has panicked has told what it could.
-        let _ = self.accountant.join();
+        let late = self.accountant.join();
         if wait {
             self.threads.into_iter().for_each(|thread| drop(thread.join()));
         }
         self.messages.try_iter().for_each(&mut hear);
+        // What a maker has begun since is counted by the next command.
+        late.iter().flat_map(Receiver::try_iter).for_each(|counting| hear(suspend(&self.cache, counting)));
     }
 }
 
@@ -267,7 +273,7 @@ impl Maker {
                 tell(&self.tell, Message::Counting(path));
                 let counting = Counting { job, original, spent };
                 if let Err(late) = self.begun.send(counting) {
-                    late.0.job.abandon(&self.cache);
+                    tell(&self.tell, suspend(&self.cache, late.0));
                 }
             }
             uncounted if shows_nothing(&uncounted) => {
@@ -353,13 +359,7 @@ impl Accountant {
     }
 
     fn suspend(&self, counting: Counting) {
-        let Counting { job, original, spent } = counting;
-        let path = job.path().to_path_buf();
-        let message = match job.suspend(&self.cache, original, spent) {
-            Ok(()) => Message::Suspended(path),
-            Err(error) => Message::Left(path, why(&error)),
-        };
-        tell(&self.tell, message);
+        tell(&self.tell, suspend(&self.cache, counting));
     }
 
     fn finish(&self, mut counting: Counting, at_end: bool) {
@@ -390,6 +390,16 @@ impl Accountant {
     }
 }
 
+/// Leaves a counting to the next session; what is to be told of it.
+fn suspend(cache: &Cache, counting: Counting) -> Message {
+    let Counting { job, original, spent } = counting;
+    let path = job.path().to_path_buf();
+    match job.suspend(cache, original, spent) {
+        Ok(()) => Message::Suspended(path),
+        Err(error) => Message::Left(path, why(&error)),
+    }
+}
+
 /// What the session has seen of a module. Nobody panics holding the list; if somebody did, it would still be right.
 fn measured(seen: &Seen, path: &Path) -> Measured {
     seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(path).copied().unwrap_or_default()
@@ -412,4 +422,57 @@ pub(super) fn why(error: &SessionError) -> String {
 pub(super) fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split(' ').next().and_then(|n| n.parse::<f64>().ok()).map_or(0.0, |nanoseconds| nanoseconds / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::work::tests::{address, module};
+    use super::*;
+    use std::time::Instant;
+
+    /// What a maker begins takes seconds for a compiler's library: commands end meanwhile.
+    #[test]
+    fn what_is_begun_when_the_command_ends_is_counted_by_the_next_one() {
+        let Some((folder, module)) = module() else { return };
+        let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
+        let (path, samples) = (folder.path().join("a"), BTreeMap::from([(offset, 10)]));
+        let id = module.image.identity().to_string();
+        let original = Usage { runs: 4, samples: 1000, pairs: 249_000 };
+        let making = Making { finish: Finish::Wait, ..Making::default() };
+        let budget = Arc::new(Budget::new(0.0, true));
+
+        // The accountant's end of the channel is still there, or it is gone.
+        for is_there in [true, false] {
+            let name = if is_there { "there" } else { "gone" };
+            let cache = Cache::open(Some(&folder.path().join(name))).unwrap();
+            let mut worker = Worker::start(&cache, making, budget.clone(), Seen::default());
+            worker.stop.store(true, Ordering::Relaxed);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !worker.accountant.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Makers take no more tasks either: what one was at then is played by one of our own.
+            let (kept, (gone, _)) = (worker.begun.take().expect("not ended"), channel());
+            let (tell, told) = channel();
+            let maker = Maker {
+                cache: cache.clone(),
+                making,
+                tell,
+                begun: if is_there { kept } else { gone },
+                stop: worker.stop.clone(),
+                haste: Haste::Ordinary,
+                budget: budget.clone(),
+            };
+            maker.begin(path.clone(), &samples, original);
+            let mut messages: Vec<Message> = told.try_iter().collect();
+            worker.stop(true, |message| messages.push(message));
+            let is_later = match &messages[..] {
+                [Message::Counting(begun), Message::Suspended(later)] => *begun == path && *later == path,
+                _ => false,
+            };
+            assert!(is_later, "{name}: {} messages", messages.len());
+            assert!(cache.is_suspended(&id), "{name}: the next session goes on with it");
+            assert_eq!(Job::resume(&cache, &id).expect("it is there").before().0, original);
+        }
+    }
 }
