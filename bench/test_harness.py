@@ -11,11 +11,12 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stats, verilog
+from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stats, variants, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
-from harness.rounds import interleave, interleave_inputs
+from harness.rounds import at_once, interleave, interleave_inputs
 from harness.tables import Table
+from harness.turns import Turns
 
 
 class Stats(unittest.TestCase):
@@ -213,7 +214,7 @@ class Report(unittest.TestCase):
         caches = {side: {"I1": n, "I": 10 * n} for side, n in zip(side_by_side.SIDES, (100, 50, 40))}
         row = {
             "title": "x", "made": {s: (1.5, 1 << 20) for s in side_by_side.SIDES[1:]}, "caches": {"training": caches, "test": caches},
-            "rounds": [{"restitch": 0.9, "llvm-bolt": 0.8}] * 6, "sizes": dict.fromkeys(side_by_side.SIDES, 2 << 20),
+            "rounds": [{"restitch": 0.9, "llvm-bolt": 0.8, side_by_side.AGAINST: 1.125}] * 6, "sizes": dict.fromkeys(side_by_side.SIDES, 2 << 20),
         }
         lines = side_by_side.table([row])
         self.assertIn("restitch | 0.500 | 0.500 | 0.500 | 0.900 [0.900, 0.900] | 1.125 [1.125, 1.125] | 1.50 s | 1 MiB | 2.0 MiB", lines[2])
@@ -344,6 +345,99 @@ ob=(1)
             made = lambda which: getattr(kind, make)(kind.__new__(kind), which)
             self.assertEqual(made("test"), made("test"))
             self.assertNotEqual(made("test"), made("training"))
+
+
+class Taking(unittest.TestCase):
+    """Turns of two clients."""
+
+    def test_one_runs_and_the_other_stands(self):
+        turns, children = Turns(), [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+        turns.clients = {number: os.pidfd_open(child.pid) for number, child in enumerate(children)}
+
+        def stopped(child):
+            with open(f"/proc/{child.pid}/stat") as f:
+                return f.read().rpartition(")")[2].split()[0] == "T"
+
+        becomes = lambda *wanted: wait_for("a turn", lambda: [stopped(child) for child in children] == list(wanted))
+        try:
+            turns.give(0)
+            becomes(False, True)
+            turns.give(1)
+            becomes(True, False)
+            turns.stop_nobody()
+            becomes(False, False)
+            children[0].kill()
+            children[0].wait()
+            turns.give(0)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+            for handle in turns.clients.values():
+                os.close(handle)
+
+    def test_both_sides_do_their_work(self):
+        with Machine(print) as machine:
+            machine.turns = Turns(0.002)
+            work = lambda side: {"c": float(machine.client(["sh", "-c", f"i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); done; echo {len(side)}"]))}
+            self.assertEqual(at_once(2, machine, work, lambda _: None), [{"original": {"c": 8.0}, "optimized": {"c": 9.0}}] * 2)
+            self.assertEqual(machine.turns.clients, {})
+            with self.assertRaisesRegex(Failed, "ended with 3:\nno"):
+                at_once(1, machine, lambda side: machine.client(["sh", "-c", "echo no; exit 3"] if side == "original" else ["true"]), lambda _: None)
+
+
+class Variants(unittest.TestCase):
+    """Files that say themselves how long they take."""
+
+    class Load:
+        file, timed = "/x/program", "test"
+
+        def cpu_seconds(self, path, which):
+            with open(path) as f:
+                seconds = float(f.read())
+            if seconds < 0:
+                raise Failed("it ends badly")
+            return seconds
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.place = os.path.join(folder.name, "place")
+        os.mkdir(self.place)
+        self.files = {}
+        for side, seconds in (("original", 4), ("default", 2), ("slow", 3), ("bad", -1)):
+            self.files[side] = os.path.join(folder.name, side)
+            with open(self.files[side], "w") as f:
+                f.write(str(seconds))
+        self.cpus = sorted(os.sched_getaffinity(0))
+
+    def test_twins_are_told_apart_and_leave_nothing(self):
+        both = [self.files["slow"], self.files["default"]]
+        self.assertEqual(variants.beside_each_other(self.Load(), self.place, both, self.cpus[0]), [3.0, 2.0])
+        self.assertEqual(os.listdir(self.place), [])
+        with mock.patch("sys.stderr", io.StringIO()):
+            self.assertRaises(Failed, variants.beside_each_other, self.Load(), self.place, [self.files["bad"], self.files["default"]], self.cpus[0])
+        self.assertEqual(os.listdir(self.place), [])
+        self.assertEqual(sorted(os.sched_getaffinity(0)), self.cpus, "the harness itself stays where it was")
+
+    def test_each_side_has_the_default_beside_it(self):
+        files = {side: path for side, path in self.files.items() if side != "bad"}
+        found = variants.timed(self.Load(), self.place, files, 3, self.cpus[:2])
+        self.assertEqual(found, {"original": [[4, 2]] * 3, "default": [[2, 2]] * 3, "slow": [[3, 2]] * 3})
+
+    def test_page(self):
+        seconds = {"original": [[4.0, 2.0], [4.4, 2.0]], "default": [[2.0, 2.0], [2.0, 2.0]], "slow": [[3.0, 2.0], [3.0, 2.0]]}
+        row = {"title": "x", "restitch": "r 1", "options": {"slow": "--slow"}, "seconds": seconds}
+        text = variants.page([row], SimpleNamespace(rounds=2))
+        self.assertIn("| x | 4.20 s | 0.477 [0.455, 0.500] | 0 % |", text)
+        self.assertIn("| none | 1.000 [1.000, 1.000] | 1.000 |\n| `--slow` | 1.500 [1.500, 1.500] | 1.500 |", text)
+
+    def test_sides(self):
+        options = SimpleNamespace(side=["a=--layout c3"])
+        variants.settle(options)
+        self.assertEqual(options.sides, {"a": "--layout c3"})
+        for wrong in ("a", "default=--x"):
+            self.assertRaises(SystemExit, variants.settle, SimpleNamespace(side=[wrong]))
 
 
 def write_elf(path, segments):

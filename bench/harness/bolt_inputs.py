@@ -127,8 +127,8 @@ print(len(set(words(text * 20))))
 class Script:
     """A program that executes a file. `training` and `test` are name and text of the files."""
 
-    # Whether it finds what it needs by where it stands.
-    beside = False
+    # Whether it finds what it needs by where it stands; whether it is a server whose clients are run by `Machine.client`.
+    beside = has_clients = False
 
     def __init__(self, machine, place):
         self.machine, self.place = machine, place
@@ -211,6 +211,7 @@ class PostgresServer(Postgres):
     title = "postgres server, pgbench, mixed SQL"
     # The same build.
     built = "postgres"
+    has_clients = True
     transactions = {"training": 1500, "test": 3000}
 
     def prepare(self, machine, file):
@@ -274,6 +275,7 @@ class PostgresServer(Postgres):
 
 class Verilator:
     title, package = "Verilator model, 48 units", None
+    has_clients = False
     texts = {"top.v": verilog.design(), "main.cpp": verilog.BENCH}
     program = "obj_dir/Vtop"
     build = [f'verilator --cc --exe --build -O3 --x-assign fast -CFLAGS "-O2 {WHOLE}" -LDFLAGS -Wl,-q -Wno-lint -Wno-style --top-module top top.v main.cpp']
@@ -291,6 +293,7 @@ class Redis:
     """A server with one client after the other: redis-benchmark of the same build, and a script whose replies are compared."""
 
     title, package = "redis-server, redis-benchmark and a script", "redis"
+    has_clients = True
     program = "redis-server"
     build = [
         f'make -s -C ../src -j2 MALLOC=libc USE_SYSTEMD=no CFLAGS={WHOLE} LDFLAGS=-Wl,-q redis-server redis-benchmark redis-cli',
@@ -349,7 +352,7 @@ class Redis:
     def ask(self, path, which):
         """All requests, and the end: the replies of the script, and how often each command ran."""
         try:
-            self.machine.run([os.path.join(self.place, "redis-benchmark"), "-s", path, "-n", str(self.requests), "-c", "1", "-P", "16", "-t", self.tests[which], "-q"])
+            self.machine.client([os.path.join(self.place, "redis-benchmark"), "-s", path, "-n", str(self.requests), "-c", "1", "-P", "16", "-t", self.tests[which], "-q"])
             with socket.socket(socket.AF_UNIX) as s:
                 s.connect(path)
                 replies = self.answers(s, "FLUSHALL", *self.commands(which))

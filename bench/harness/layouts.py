@@ -35,14 +35,9 @@ EVENTS = {
 LARGE = "+large"
 
 
-def prepare(load, machine, restitch, layouts):
-    """The files to run by side ("original", "again", the names of layouts), each in a place of its own under the program's name. Those of layouts are there twice: also
-    for large pages."""
+def train(load, machine, restitch):
+    """The exact profile of the training input."""
     name = os.path.basename(load.file)
-    made = [(layout, layout + suffix, pages) for layout in layouts for suffix, pages in (("", "off"), (LARGE, "on"))]
-    files = {"original": load.file} | {side: machine.path(side, f"{name}-{side}") for side in ("again", *(side for _, side, _ in made))}
-    os.makedirs(machine.path("again"))
-    copy_as_written(load.file, files["again"])
     counting, profile = machine.path("counting"), machine.path("profile")
     os.makedirs(counting)
     counts = os.path.join(counting, "counts")
@@ -52,6 +47,18 @@ def prepare(load, machine, restitch, layouts):
     os.chmod(counts, 0o666)
     load.run(os.path.join(counting, name), "training", fixed())
     restitch.call(["record", "--from-counts", counts, "-o", profile], machine)
+    return profile
+
+
+def prepare(load, machine, restitch, layouts):
+    """The files to run by side ("original", "again", the names of layouts), each in a place of its own under the program's name. Those of layouts are there twice: also
+    for large pages."""
+    name = os.path.basename(load.file)
+    made = [(layout, layout + suffix, pages) for layout in layouts for suffix, pages in (("", "off"), (LARGE, "on"))]
+    files = {"original": load.file} | {side: machine.path(side, f"{name}-{side}") for side in ("again", *(side for _, side, _ in made))}
+    os.makedirs(machine.path("again"))
+    copy_as_written(load.file, files["again"])
+    profile = train(load, machine, restitch)
     for layout, side, pages in made:
         os.makedirs(machine.path(side))
         raw = machine.path(side, "raw")

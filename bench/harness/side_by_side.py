@@ -3,7 +3,7 @@
 Fetches Debian sources, builds programs with their relocations kept (which llvm-bolt needs for its best options; restitch does
 not), makes one exact profile of the training input (`restitch instrument`, `restitch record --from-counts`), gives it to both (to
 llvm-bolt as fdata, by `restitch profile convert`), and measures the three files on an input that neither has seen:
-instruction-cache misses under cachegrind, CPU time of the program in interleaved rounds. Time and peak memory are those from the
+instruction-cache misses under cachegrind, CPU time of two files at a time, at the same time. Time and peak memory are those from the
 profile to the finished file. The table goes to docs/layout-results.md. What was built stays in out/bolt.
 """
 
@@ -20,10 +20,12 @@ from .machine import Failed, Machine, copy_as_written, find
 from .simulated import fixed
 from .stats import interval
 from .tables import ROOT, Table
+from .twins import twins
 
 BEGIN, END = "<!-- bolt:begin -->", "<!-- bolt:end -->"
 SIDES = ("original", "restitch", "llvm-bolt")
 # Names of one length: a longer path moves the stack.
+AGAINST = "against"
 FILES = {"original": "x-o", "restitch": "x-r", "llvm-bolt": "x-b"}
 BOLT = ["-reorder-blocks=ext-tsp", "-reorder-functions=cdsort", "-split-functions", "-split-strategy=cdsplit", "-split-eh", "-split-all-cold"]
 CACHES = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=1048576,8,64"]
@@ -142,13 +144,23 @@ def simulate(load, files, jobs):
 
 
 def timed(load, files, rounds):
-    """CPU time on the test input, original = 1, in interleaved rounds."""
-    ratios = []
+    """User CPU time on the test input: of each tool's file against the original's, and against the other tool's. Each pair is two runs at the same time: programs share a processor
+    (`twins`), the clients of servers take turns (`turns`). All files are copied anew for each round: where a file's pages lie is luck that lasts as long as they do."""
+    pairs = {side: (side, "original") for side in SIDES[1:]} | {AGAINST: SIDES[1:]}
+    cpu, found = min(load.machine.server_core), []
     for number in range(rounds):
-        turn = SIDES[number % 3 :] + SIDES[: number % 3]
-        seconds = {side: load.run(files[side], "test").seconds for side in turn}
-        ratios.append({side: seconds[side] / seconds["original"] for side in SIDES[1:]})
-    return ratios
+        for path in files.values():
+            os.rename(path, path + "~")
+            copy_as_written(path + "~", path)
+            os.remove(path + "~")
+        step = 1 if number % 2 == 0 else -1
+        ratios = {}
+        for name, sides in pairs.items():
+            works = [lambda side=side: load.run(files[side], "test").seconds for side in sides][::step]
+            one, other = (load.machine.take_turns(works) if load.has_clients else twins(works, cpu))[::step]
+            ratios[name] = one / other
+        found.append(ratios)
+    return found
 
 
 def measure(name, options, log):
@@ -184,7 +196,7 @@ def measure(name, options, log):
 
 
 def table(rows):
-    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "user CPU time, test input [interval]", "against the other in the same rounds", "time to the file", "peak memory", "file"]
+    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "user CPU time, test input [interval]", "against the other", "time to the file", "peak memory", "file"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         for side in SIDES[1:]:
@@ -192,7 +204,7 @@ def table(rows):
             seconds, memory = row["made"][side]
             cells = [row["title"], side, ratio("training", "I1"), ratio("test", "I1"), ratio("test", "I")]
             cells.append(with_interval([r[side] for r in row["rounds"]]))
-            cells.append(with_interval([r[side] / r[SIDES[2]] for r in row["rounds"]]) if side == SIDES[1] else "")
+            cells.append(with_interval([r[AGAINST] for r in row["rounds"]]) if side == SIDES[1] else "")
             cells += [f"{seconds:.2f} s", f"{memory / 2**20:.0f} MiB", f"{row['sizes'][side] / 2**20:.1f} MiB"]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -207,7 +219,7 @@ def page(rows, options):
     version = run([find("llvm-bolt-19", "llvm-bolt"), "--version"])
     version = re.search(r"LLVM version (\S+)", version)[1]
     where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d', time.gmtime())}"
-    text = [f"Original = 1, less is better; {options.rounds} interleaved rounds; llvm-bolt {version} with `{' '.join(BOLT)}`; {where}.", ""]
+    text = [f"Original = 1, less is better; {options.rounds} rounds of pairs; llvm-bolt {version} with `{' '.join(BOLT)}`; {where}.", ""]
     left = [f"llvm-bolt cannot take `{'`, `'.join(r['left_out'])}` of {r['title']}: left as they were." for r in rows if r["left_out"]]
     return "\n".join([*text, *table(rows), *(["", *left] if left else []), ""])
 

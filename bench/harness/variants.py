@@ -1,0 +1,149 @@
+"""What each option of `restitch optimize` is worth on the processor: files of one profile, made with different options, against the one with none.
+
+For each program: an instrumented copy runs the training input, one profile is made of what it counted, and each side becomes a file of it. All give the same output on
+the test input, which does other things. Then *twins* run it: two sides at the same time on one processor, which the scheduler gives to each for some milliseconds in turn. So whatever else the
+machine does meets both alike, where runs one after the other differ by a tenth for that reason alone (`out of turn` is how much they did here); they also take the caches from each other,
+so both begin each turn a little cold. The processor time of each is the kernel's, user and system together, which it counts in nanoseconds; which of the two a tick falls into is a guess.
+
+Where a file's pages lie in memory is luck that lasts as long as they do, worth a percent or two; so each pair runs on fresh copies. They are in memory (--place), where no side gets
+large pages unless another place is named: on a file system that has them, which of two equal files gets them is luck as well, and worth two percent.
+
+--side NAME=OPTIONS adds sides of its own in place of the default ones: bench/variants cc1plus --side stitch='--layout stitch'
+"""
+
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from statistics import geometric_mean, median
+
+from . import report
+from .layout_inputs import LOADS
+from .layouts import lines_of, train
+from .machine import Failed, Machine, copy_as_written
+from .restitch import Restitch
+from .stats import interval
+from .tables import Table
+from .twins import all_of, in_child, twins
+
+BEGIN, END = "<!-- variants:begin -->", "<!-- variants:end -->"
+ORIGINAL, DEFAULT = "original", "default"
+SIDES = {
+    "prefetch": "--prefetch on", "duplicate": "--duplicate on", "align": "--align off", "turn": "--turn off",
+    "stay": "--stay off", "stitch": "--layout stitch", "codestitcher": "--layout codestitcher", "ext-tsp": "--layout ext-tsp", "hot-chains": "--layout hot-chains", "ph.bb": "--layout ph.bb", "c3": "--layout c3",
+}
+def prepare(load, machine, restitch, sides):
+    """The files to copy from: {side: path}."""
+    profile = train(load, machine, restitch)
+    files = {ORIGINAL: load.file}
+    for side, options in ({DEFAULT: ""} | sides).items():
+        files[side] = machine.path(f"made-{side}")
+        restitch.call(["optimize", load.file, "--profile", profile, "-o", files[side], *shlex.split(options)], machine)
+    return files
+
+
+def beside_each_other(load, place, files, cpu):
+    """Two files, each copied anew, run as twins: the processor seconds of each. Their paths are as long as each other's: a longer one moves the stack."""
+    name, paths = os.path.basename(load.file), []
+    try:
+        for number, file in enumerate(files):
+            paths.append(os.path.join(place, f"{name}-{cpu:03}-{number}"))
+            copy_as_written(file, paths[-1])
+        return twins([lambda path=path: load.cpu_seconds(path, load.timed) for path in paths], cpu)
+    finally:
+        for path in paths:
+            os.remove(path)
+
+
+def timed(load, place, files, rounds, cpus):
+    """{side: [[its processor seconds, those of the default beside it] of each round]}. Which one is started first changes; each processor has its own part of the pairs."""
+    pairs = [(number, side) for number in range(rounds) for side in files]
+    default = files[DEFAULT]
+
+    def share(index):
+        found = []
+        for number, side in pairs[index :: len(cpus)]:
+            both = [files[side], default]
+            step = 1 if number % 2 == 0 else -1
+            found.append([side, beside_each_other(load, place, both[::step], cpus[index])[::step]])
+        return found
+
+    result = {side: [] for side in files}
+    for found in all_of([in_child(lambda index=index: share(index)) for index in range(len(cpus))]):
+        for side, both in found:
+            result[side].append(both)
+    return result
+
+
+def compare(load, files):
+    """All files give what the original gives."""
+    expected = load.run(files[ORIGINAL], load.timed)[0]
+    for side, file in files.items():
+        if load.run(file, load.timed)[0] != expected:
+            raise Failed(f"{side}: the program gives something else than its original does")
+
+
+def measure(name, options, log):
+    with Machine(log) as machine:
+        restitch, load = Restitch(options.restitch, False, log), LOADS[name](machine, log)
+        start = time.monotonic()
+        files = prepare(load, machine, restitch, options.sides)
+        place = tempfile.mkdtemp(dir=options.place)
+        try:
+            # Servers run as users of their own.
+            os.chmod(place, 0o755)
+            compare(load, files)
+            log(f"  {len(files)} files, all with the output of the original ({time.monotonic() - start:.0f} s)")
+            seconds = timed(load, place, files, options.rounds, sorted(os.sched_getaffinity(0)))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        log(f"  {options.rounds} rounds ({time.monotonic() - start:.0f} s)")
+        return {"title": load.title, "restitch": restitch.version(), "options": options.sides, "seconds": seconds}
+
+
+def ratios(row, side):
+    """A side over the default, of each pair."""
+    return [own / default for own, default in row["seconds"][side]]
+
+
+def out_of_turn(row):
+    """How far runs of the default differ that were not beside each other: the middle half of them, over their median."""
+    seconds = sorted(default for pairs in row["seconds"].values() for _, default in pairs)
+    return (seconds[len(seconds) * 3 // 4] - seconds[len(seconds) // 4]) / median(seconds)
+
+
+def cell(values):
+    low, high, _ = interval(values)
+    return f"{median(values):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def page(rows, options):
+    machine = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} processors, Linux {os.uname().release}"
+    text = [f"{options.rounds} pairs each; {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}. Processor time, user and system; median of the pairs' ratios [interval].", ""]
+    text += lines_of(["program and load", "the original's time", "default / original", "runs out of turn differ by"],
+                     [[row["title"], f"{median(own for own, _ in row['seconds'][ORIGINAL]):.2f} s", cell([1 / r for r in ratios(row, ORIGINAL)]), f"{100 * out_of_turn(row):.0f} %"] for row in rows])
+    text += ["", "Each option against the file without it (default = 1; less is better; the first row is the same file twice):", ""]
+    body = []
+    for side in [DEFAULT, *rows[0]["options"]]:
+        values = [ratios(row, side) for row in rows]
+        body.append([f"`{rows[0]['options'][side]}`" if side != DEFAULT else "none", *map(cell, values), f"{geometric_mean([median(v) for v in values]):.3f}"])
+    text += lines_of(["options", *(row["title"] for row in rows), "geometric mean"], body)
+    return "\n".join(text)
+
+
+def add(parser):
+    parser.add_argument("--side", metavar="NAME=OPTIONS", action="append", default=[], help=f"options of `restitch optimize` that make a side; default: {', '.join(f'{name} ({options})' for name, options in SIDES.items())}")
+    parser.add_argument("--place", metavar="FOLDER", default="/dev/shm", help="where copies run; default %(default)s")
+
+
+def settle(options):
+    pairs = [side.partition("=") for side in options.side]
+    wrong = [name for name, equals, _ in pairs if not equals or name in (ORIGINAL, DEFAULT)]
+    if wrong:
+        raise SystemExit(f"bench/variants: --side takes NAME=OPTIONS with a name of its own, not {', '.join(wrong)}")
+    options.sides = {name: text for name, _, text in pairs} or SIDES
+
+
+def main(argv):
+    return Table("bench/variants", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 15, 1, "variants.json").main(argv, add, settle)
