@@ -87,7 +87,7 @@ class Python(Load):
 
     def __init__(self, machine, _):
         self.machine, self.file = machine, find("/usr/bin/python3")
-        for which, text, count in (("training", TRAINED, 100_000), ("test", UNSEEN, 100_000), ("long", UNSEEN, 1_000_000)):
+        for which, text, count in (("training", TRAINED, 100_000), ("test", UNSEEN, 100_000), ("long", UNSEEN, 1_000_000), ("trained", TRAINED, 500_000)):
             with open(machine.path(f"{which}.py"), "w") as f:
                 f.write(text.replace("COUNT", str(count)))
 

@@ -6,7 +6,7 @@ machine does meets both alike, where runs one after the other differ by a tenth 
 so both begin each turn a little cold. The processor time of each is the kernel's, user and system together, which it counts in nanoseconds; which of the two a tick falls into is a guess.
 
 Where a file's pages lie in memory is luck that lasts as long as they do, worth a percent or two; so each pair runs on fresh copies. They are in memory (--place), where no side gets
-large pages unless another place is named: on a file system that has them, which of two equal files gets them is luck as well, and worth two percent.
+large pages unless another place is named: on a file system that has them, which of two equal files gets them is luck as well.
 
 --side NAME=OPTIONS adds sides of its own in place of the default ones: bench/variants cc1plus --side stitch='--layout stitch'
 """
@@ -87,6 +87,7 @@ def compare(load, files):
 def measure(name, options, log):
     with Machine(log) as machine:
         restitch, load = Restitch(options.restitch, False, log), LOADS[name](machine, log)
+        load.timed = options.input or load.timed
         start = time.monotonic()
         files = prepare(load, machine, restitch, options.sides)
         place = tempfile.mkdtemp(dir=options.place)
@@ -134,6 +135,7 @@ def page(rows, options):
 
 def add(parser):
     parser.add_argument("--side", metavar="NAME=OPTIONS", action="append", default=[], help=f"options of `restitch optimize` that make a side; default: {', '.join(f'{name} ({options})' for name, options in SIDES.items())}")
+    parser.add_argument("--input", metavar="NAME", help="measure this input of the program in place of the unseen one (training; python also has trained, a longer run of its training script)")
     parser.add_argument("--place", metavar="FOLDER", default="/dev/shm", help="where copies run; default %(default)s")
 
 
