@@ -14,9 +14,8 @@ from unittest import mock
 from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stats, variants, verilog
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
-from harness.rounds import at_once, interleave, interleave_inputs
+from harness.rounds import interleave, interleave_inputs
 from harness.tables import Table
-from harness.turns import Turns
 
 
 class Stats(unittest.TestCase):
@@ -345,45 +344,6 @@ ob=(1)
             made = lambda which: getattr(kind, make)(kind.__new__(kind), which)
             self.assertEqual(made("test"), made("test"))
             self.assertNotEqual(made("test"), made("training"))
-
-
-class Taking(unittest.TestCase):
-    """Turns of two clients."""
-
-    def test_one_runs_and_the_other_stands(self):
-        turns, children = Turns(), [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-        turns.clients = {number: os.pidfd_open(child.pid) for number, child in enumerate(children)}
-
-        def stopped(child):
-            with open(f"/proc/{child.pid}/stat") as f:
-                return f.read().rpartition(")")[2].split()[0] == "T"
-
-        becomes = lambda *wanted: wait_for("a turn", lambda: [stopped(child) for child in children] == list(wanted))
-        try:
-            turns.give(0)
-            becomes(False, True)
-            turns.give(1)
-            becomes(True, False)
-            turns.stop_nobody()
-            becomes(False, False)
-            children[0].kill()
-            children[0].wait()
-            turns.give(0)
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-            for handle in turns.clients.values():
-                os.close(handle)
-
-    def test_both_sides_do_their_work(self):
-        with Machine(print) as machine:
-            machine.turns = Turns(0.002)
-            work = lambda side: {"c": float(machine.client(["sh", "-c", f"i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); done; echo {len(side)}"]))}
-            self.assertEqual(at_once(2, machine, work, lambda _: None), [{"original": {"c": 8.0}, "optimized": {"c": 9.0}}] * 2)
-            self.assertEqual(machine.turns.clients, {})
-            with self.assertRaisesRegex(Failed, "ended with 3:\nno"):
-                at_once(1, machine, lambda side: machine.client(["sh", "-c", "echo no; exit 3"] if side == "original" else ["true"]), lambda _: None)
 
 
 class Variants(unittest.TestCase):

@@ -127,7 +127,7 @@ print(len(set(words(text * 20))))
 class Script:
     """A program that executes a file. `training` and `test` are name and text of the files."""
 
-    # Whether it finds what it needs by where it stands; whether it is a server whose clients are run by `Machine.client`.
+    # Whether it finds what it needs by where it stands; whether it is a server with clients.
     beside = has_clients = False
 
     def __init__(self, machine, place):
@@ -352,7 +352,7 @@ class Redis:
     def ask(self, path, which):
         """All requests, and the end: the replies of the script, and how often each command ran."""
         try:
-            self.machine.client([os.path.join(self.place, "redis-benchmark"), "-s", path, "-n", str(self.requests), "-c", "1", "-P", "16", "-t", self.tests[which], "-q"])
+            self.machine.run([os.path.join(self.place, "redis-benchmark"), "-s", path, "-n", str(self.requests), "-c", "1", "-P", "16", "-t", self.tests[which], "-q"])
             with socket.socket(socket.AF_UNIX) as s:
                 s.connect(path)
                 replies = self.answers(s, "FLUSHALL", *self.commands(which))

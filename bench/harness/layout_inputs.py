@@ -30,7 +30,7 @@ class Load:
     """What all have. `timed` is the input that clocks measure: "test", or a longer one where that is hardly more than the program's start."""
 
     timed = "test"
-    # Whether it is a server whose clients are run by `Machine.client`.
+    # Whether it is a server with clients.
     has_clients = False
 
     # What this process's children had used when the program was about to begin.

@@ -10,8 +10,6 @@ import subprocess
 import tempfile
 import time
 
-from .turns import Turns
-
 
 class Missing(Exception):
     """The load cannot run on this machine; the text says what is not there."""
@@ -38,7 +36,7 @@ class Machine:
     """What one load uses: a scratch folder, processes, cores. Use it with `with`."""
 
     def __init__(self, log):
-        self.log, self.stack, self.turns = log, contextlib.ExitStack(), Turns()
+        self.log, self.stack = log, contextlib.ExitStack()
         cores = sorted(os.sched_getaffinity(0))
         # The program and its clients do not share a core where there are two.
         self.server_core, self.client_core = {cores[0]}, {cores[-1]}
@@ -77,18 +75,12 @@ class Machine:
     def run(self, command, user=None, core=None, stdin=None, env=None):
         """Runs to the end; its output. Raises Failed with the output if it fails."""
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", input=stdin, env=env, **self.who(user, core))
-        return output(command, done.returncode, done.stdout, done.stderr)
+        if done.returncode != 0:
+            raise Failed(f"{' '.join(command)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+        return done.stdout
 
-    def client(self, command):
-        """Runs a client to the end, in turns with that of the other side if this is done in `take_turns`; its output."""
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, errors="replace", **streams, **self.who(None, self.client_core)) as child, self.turns.client(child.pid):
-            said, errors = child.communicate()
-        return output(command, child.returncode, said, errors)
-
-    def take_turns(self, works):
-        """Does both works at the same time, of which only one client runs at a time; what each gives."""
-        return self.turns.alternate(works)
+    def client(self, command, **options):
+        return self.run(command, core=self.client_core, **options)
 
     def start(self, command, user=None, env=None, stop=signal.SIGTERM, core=None):
         """Starts a server on the server's core; it is stopped at the end, hard if it must be."""
@@ -108,13 +100,6 @@ class Machine:
         if core:
             options["preexec_fn"] = lambda: os.sched_setaffinity(0, core)
         return options
-
-
-def output(command, status, said, errors):
-    """What a command said; Failed with it if it failed."""
-    if status != 0:
-        raise Failed(f"{' '.join(command)} ended with {status}:\n{(said + errors)[-2000:]}")
-    return said
 
 
 def end(child, stop):

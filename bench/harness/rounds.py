@@ -1,4 +1,4 @@
-"""Rounds: in each, both sides do the same work, one directly after the other in alternating order, or at the same time in short turns."""
+"""Interleaved rounds: in each, both sides do the same work, one directly after the other, in alternating order."""
 
 from .counters import Counting
 
@@ -9,17 +9,6 @@ def interleave(count, measure, log):
     for number in range(count):
         order = ("original", "optimized") if number % 2 == 0 else ("optimized", "original")
         values = {side: measure(side) for side in order}
-        rounds.append({side: values[side] for side in ("original", "optimized")})
-        log(f"  round {number + 1} of {count}")
-    return rounds
-
-
-def at_once(count, machine, measure, log):
-    """As `interleave`, but both sides do their work at the same time, in turns of some hundredths of a second (`Machine.take_turns`)."""
-    rounds = []
-    for number in range(count):
-        order = ("original", "optimized") if number % 2 == 0 else ("optimized", "original")
-        values = dict(zip(order, machine.take_turns([lambda side=side: measure(side) for side in order])))
         rounds.append({side: values[side] for side in ("original", "optimized")})
         log(f"  round {number + 1} of {count}")
     return rounds

@@ -3,7 +3,7 @@
 Fetches Debian sources, builds programs with their relocations kept (which llvm-bolt needs for its best options; restitch does
 not), makes one exact profile of the training input (`restitch instrument`, `restitch record --from-counts`), gives it to both (to
 llvm-bolt as fdata, by `restitch profile convert`), and measures the three files on an input that neither has seen:
-instruction-cache misses under cachegrind, CPU time of two files at a time, at the same time. Time and peak memory are those from the
+instruction-cache misses under cachegrind, CPU time of two files at a time. Time and peak memory are those from the
 profile to the finished file. The table goes to docs/layout-results.md. What was built stays in out/bolt.
 """
 
@@ -144,8 +144,8 @@ def simulate(load, files, jobs):
 
 
 def timed(load, files, rounds):
-    """User CPU time on the test input: of each tool's file against the original's, and against the other tool's. Each pair is two runs at the same time: programs share a processor
-    (`twins`), the clients of servers take turns (`turns`). All files are copied anew for each round: where a file's pages lie is luck that lasts as long as they do."""
+    """User CPU time on the test input: of each tool's file against the original's, and against the other tool's. Two programs run at the same time and share a processor
+    (`twins`); two servers, whose clients need another one, one after the other. All files are copied anew for each round: where a file's pages lie is luck that lasts as long as they do."""
     pairs = {side: (side, "original") for side in SIDES[1:]} | {AGAINST: SIDES[1:]}
     cpu, found = min(load.machine.server_core), []
     for number in range(rounds):
@@ -157,7 +157,7 @@ def timed(load, files, rounds):
         ratios = {}
         for name, sides in pairs.items():
             works = [lambda side=side: load.run(files[side], "test").seconds for side in sides][::step]
-            one, other = (load.machine.take_turns(works) if load.has_clients else twins(works, cpu))[::step]
+            one, other = ([work() for work in works] if load.has_clients else twins(works, cpu))[::step]
             ratios[name] = one / other
         found.append(ratios)
     return found

@@ -3,7 +3,7 @@
 import re
 
 from harness.machine import Failed, find, wait_for
-from harness.rounds import at_once, serve_and_count
+from harness.rounds import interleave, serve_and_count
 
 # The script, and how many of its transactions make a round.
 SCRIPTS = {"oltp_point_select": 100_000, "oltp_read_only": 5_000, "oltp_read_write": 4_000}
@@ -52,8 +52,8 @@ def run(context):
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, mix, seconds=9)
     rows = []
     for script, full in SCRIPTS.items():
-        count = context.amount(full)
+        count = context.short(full)
         measure = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, script, count))
-        rounds = at_once(context.rounds, machine, measure, context.log)
+        rounds = interleave(context.short_rounds(), measure, context.log)
         rows.append({"title": f"MariaDB, sysbench {script}, live", "unit": "transaction", "rounds": rounds, "attach": attach})
     return rows

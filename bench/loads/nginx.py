@@ -5,7 +5,7 @@ import re
 import urllib.request
 
 from harness.machine import Failed, children, find, free_port, wait_for
-from harness.rounds import at_once, serve_and_count
+from harness.rounds import interleave, serve_and_count
 
 CONFIG = """
 daemon off;
@@ -51,7 +51,7 @@ def run(context):
     for side in servers:
         requests(side, context.amount(20_000))
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: requests(side, 20_000), tree=True)
-    count = context.amount(150_000)
+    count = context.short(150_000)
     measure = lambda side: serve_and_count(context.events, children(servers[side][0]), lambda: requests(side, count))
-    rounds = at_once(context.rounds, machine, measure, context.log)
+    rounds = interleave(context.short_rounds(), measure, context.log)
     return [{"title": "nginx, small files, keep-alive, live", "unit": "request", "rounds": rounds, "attach": attach}]

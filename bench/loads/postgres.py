@@ -4,7 +4,7 @@ import os
 import signal
 
 from harness.machine import Failed, find, wait_for
-from harness.rounds import at_once, serve_and_count
+from harness.rounds import interleave, serve_and_count
 
 # Name, title, options of pgbench, and transactions of each of two clients in a round.
 LOADS = (
@@ -84,9 +84,9 @@ def measure(context, name, title, options, full):
     transactions = lambda side, count: servers[side][1](count, options)
     for side in servers:
         transactions(side, context.amount(full))
-    count = context.amount(full)
+    count = context.short(full)
     # Connections that last for some seconds, as those of servers at work do.
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: transactions(side, full), tree=True)
     work = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: transactions(side, count))
-    rounds = at_once(context.rounds, machine, work, context.log)
+    rounds = interleave(context.short_rounds(), work, context.log)
     return {"title": title, "unit": "transaction", "rounds": rounds, "attach": attach}

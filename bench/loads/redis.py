@@ -1,7 +1,7 @@
 """Redis under a mix of commands, pipelined, live."""
 
 from harness.machine import find, wait_for
-from harness.rounds import at_once, serve_and_count
+from harness.rounds import interleave, serve_and_count
 
 TESTS = "set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset".split(",")
 
@@ -30,7 +30,7 @@ def run(context):
     for side in servers:
         requests(side, context.amount(20_000))
     attach = context.restitch.attach(machine, {side: servers[side][0] for side in servers}, lambda side: requests(side, 20_000), seconds=6)
-    count = context.amount(100_000)
+    count = context.short(100_000)
     measure = lambda side: serve_and_count(context.events, [servers[side][0]], lambda: requests(side, count))
-    rounds = at_once(context.rounds, machine, measure, context.log)
+    rounds = interleave(context.short_rounds(), measure, context.log)
     return [{"title": f"redis, {len(TESTS)} commands, -P8, live", "unit": "command", "rounds": rounds, "attach": attach}]
