@@ -23,7 +23,7 @@ WHOLE = "-fno-reorder-blocks-and-partition"
 
 
 class Ran(NamedTuple):
-    """What a run printed (output, and what valgrind said), and the user CPU time of the program."""
+    """What a run printed (output, and what valgrind said), and the processor time of the program in seconds: user and system, of which the kernel knows the sum exactly."""
 
     text: str
     errors: str
@@ -49,7 +49,7 @@ def ended(child, command, out, errors):
         texts.append(file.read())
     if child.returncode != 0:
         raise Failed(f"{' '.join(command)} ended with {child.returncode}:\n{''.join(texts)[-2000:]}")
-    return Ran(*texts, used.ru_utime)
+    return Ran(*texts, used.ru_utime + used.ru_stime)
 
 
 SCHEMA = """
@@ -129,6 +129,8 @@ class Script:
 
     # Whether it finds what it needs by where it stands; whether it is a server with clients.
     beside = has_clients = False
+    # The input that clocks measure.
+    timed = "test"
 
     def __init__(self, machine, place):
         self.machine, self.place = machine, place
@@ -210,7 +212,7 @@ class PostgresServer(Postgres):
 
     title = "postgres server, pgbench, mixed SQL"
     # The same build.
-    built = "postgres"
+    built, timed = "postgres", "test"
     has_clients = True
     transactions = {"training": 1500, "test": 3000}
 
@@ -274,7 +276,7 @@ class PostgresServer(Postgres):
 
 
 class Verilator:
-    title, package = "Verilator model, 48 units", None
+    title, package, timed = "Verilator model, 48 units", None, "test"
     has_clients = False
     texts = {"top.v": verilog.design(), "main.cpp": verilog.BENCH}
     program = "obj_dir/Vtop"
@@ -292,7 +294,7 @@ class Verilator:
 class Redis:
     """A server with one client after the other: redis-benchmark of the same build, and a script whose replies are compared."""
 
-    title, package = "redis-server, redis-benchmark and a script", "redis"
+    title, package, timed = "redis-server, redis-benchmark and a script", "redis", "test"
     has_clients = True
     program = "redis-server"
     build = [

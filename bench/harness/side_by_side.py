@@ -144,7 +144,7 @@ def simulate(load, files, jobs):
 
 
 def timed(load, files, rounds):
-    """User CPU time on the test input: of each tool's file against the original's, and against the other tool's. Two programs run at the same time and share a processor
+    """Processor time on an input that training has not seen: of each tool's file against the original's, and against the other tool's. Two programs run at the same time and share a processor
     (`twins`); two servers, whose clients need another one, one after the other. All files are copied anew for each round: where a file's pages lie is luck that lasts as long as they do."""
     pairs = {side: (side, "original") for side in SIDES[1:]} | {AGAINST: SIDES[1:]}
     cpu, found = min(load.machine.server_core), []
@@ -156,7 +156,7 @@ def timed(load, files, rounds):
         step = 1 if number % 2 == 0 else -1
         ratios = {}
         for name, sides in pairs.items():
-            works = [lambda side=side: load.run(files[side], "test").seconds for side in sides][::step]
+            works = [lambda side=side: load.run(files[side], load.timed).seconds for side in sides][::step]
             one, other = ([work() for work in works] if load.has_clients else twins(works, cpu))[::step]
             ratios[name] = one / other
         found.append(ratios)
@@ -196,7 +196,7 @@ def measure(name, options, log):
 
 
 def table(rows):
-    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "user CPU time, test input [interval]", "against the other", "time to the file", "peak memory", "file"]
+    head = ["program", "tool", "I1 misses, training input", "I1 misses, test input", "instructions, test input", "CPU time, unseen input [interval]", "against the other", "time to the file", "peak memory", "file"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         for side in SIDES[1:]:
