@@ -2,7 +2,7 @@
 
 For each program: an instrumented copy runs the training input, one profile is made of what it counted, and each side becomes a file of it. All give the same output on
 the test input, which does other things. Then *twins* run it: two sides at the same time on one processor, which the scheduler gives to each for some milliseconds in turn. So whatever else the
-machine does meets both alike, where runs one after the other differ by a tenth for that reason alone (`out of turn` is how much they did here); they also take the caches from each other,
+machine does meets both alike, where runs one after the other differ by a tenth for that reason alone (the table says how much they did); they also take the caches from each other,
 so both begin each turn a little cold. The processor time of each is the kernel's, user and system together, which it counts in nanoseconds; which of the two a tick falls into is a guess.
 
 Where a file's pages lie in memory is luck that lasts as long as they do, worth a percent or two; so each pair runs on fresh copies. They are in memory (--place), where no side gets
@@ -11,6 +11,7 @@ large pages unless another place is named: on a file system that has them, which
 --side NAME=OPTIONS adds sides of its own in place of the default ones: bench/variants cc1plus --side stitch='--layout stitch'
 """
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -53,7 +54,8 @@ def beside_each_other(load, place, files, cpu):
         return twins([lambda path=path: load.cpu_seconds(path, load.timed) for path in paths], cpu)
     finally:
         for path in paths:
-            os.remove(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
 
 
 def timed(load, place, files, rounds, cpus):
