@@ -15,18 +15,18 @@ impl StateDir {
     /// Removes the journals of ended processes, the files of versions that no journal lists and no process has mapped, and what a
     /// restitch was writing when it was killed. The directory is one user's own, and so is all that is in it.
     ///
-    /// Of a version the image may be gone and its map or record left: its removal was cut short, or the record was written once
-    /// more by a restitch whose process had ended.
+    /// Of a version the image may be gone and its map or a record left: its removal was cut short, or the record was written once
+    /// more by a restitch whose process had ended. A version that somebody has keeps no records of places where nobody has it.
     pub fn collect_garbage(&self) {
         let Ok(writers) = File::open(self.path()) else { return };
         if writers.try_lock().is_err() {
             return;
         }
-        let mut listed = BTreeSet::new();
+        let mut needed = BTreeSet::new();
         for path in self.journals() {
             match Journal::read(&path) {
                 Ok(journal) if journal.process().is_alive() => {
-                    listed.extend(journal.versions.into_iter().map(|v| v.file));
+                    journal.versions.iter().for_each(|v| needed.extend(files_at(&v.file, v.start)));
                 }
                 Ok(_) => drop(std::fs::remove_file(path)),
                 Err(_) if owner_of(&path).is_some_and(|p| !p.is_alive()) => drop(std::fs::remove_file(path)),
@@ -34,23 +34,26 @@ impl StateDir {
             }
         }
         self.entries().filter(|p| is_abandoned(p)).for_each(|p| drop(std::fs::remove_file(p)));
-        let files: BTreeSet<PathBuf> = self.entries().filter_map(|p| version_of(&p)).collect();
-        if files.is_subset(&listed) {
+        let files: BTreeSet<PathBuf> = self.entries().filter(|p| version_of(p).is_some()).collect();
+        if files.is_subset(&needed) {
             return;
         }
         for pid in procfs::processes().unwrap_or_default() {
             for mapping in procfs::maps(pid).unwrap_or_default() {
-                listed.extend(mapping.path().filter(|p| is_version_file(p)).map(Path::to_path_buf));
+                let file = mapping.path().filter(|p| is_version_file(p));
+                needed.extend(file.into_iter().flat_map(|f| files_at(f, mapping.range.start.get())));
             }
         }
-        for file in files.difference(&listed) {
-            let files = VersionFiles::of(file);
-            // The image last: it leads to the others, should this be cut short.
-            for path in [files.map, files.record, files.version] {
-                let _ = std::fs::remove_file(path);
-            }
-        }
+        // The image last: it leads to the others, should this be cut short.
+        let (images, others): (Vec<_>, Vec<_>) = files.difference(&needed).partition(|p| is_version_file(p));
+        others.into_iter().chain(images).for_each(|path| drop(std::fs::remove_file(path)));
     }
+}
+
+/// All that belongs to a version at `start`.
+fn files_at(version: &Path, start: u64) -> [PathBuf; 3] {
+    let files = VersionFiles::of(version);
+    [files.record(start), files.map, files.version]
 }
 
 /// Whether this is half of a file, whose writer has ended.
@@ -113,7 +116,11 @@ mod tests {
         // Its record is there as well, written once more after all else was removed.
         let gone = |name: &str| write(name, "half");
         let garbage = [
-            gone("a.restitch-record"),
+            gone("a.1000.restitch-record"),
+            // Of a process that has ended, while this one has the version elsewhere.
+            gone("mine.1000.restitch-record"),
+            // As it was called before places were part of the name.
+            gone("mine.restitch-record"),
             gone("b.restitch-map"),
             gone("c.restitch-version"),
             gone(".a.restitch-version.4194305-0.tmp"),
@@ -130,7 +137,7 @@ mod tests {
             dir.journal(me),
             write("mine.restitch-version", ""),
             write("mine.restitch-map", ""),
-            write("mine.restitch-record", ""),
+            write("mine.0.restitch-record", ""),
             write(&format!(".c.json.{}-1.tmp", me.pid), ""),
             write("of-somebody-else", ""),
         ];

@@ -168,7 +168,7 @@ impl Journal {
     /// If the disk does not take it.
     pub(crate) fn save_records(&self, dir: &StateDir) -> Result<(), ProcessError> {
         for version in &self.versions {
-            let path = VersionFiles::of(&version.file).record;
+            let path = VersionFiles::of(&version.file).record(version.start);
             let mut spares = Record::read(&path).map(|r| r.spares).unwrap_or_default();
             spares.retain(|s| !self.spares.contains(s));
             spares.extend(self.spares.iter().cloned());
@@ -184,13 +184,17 @@ impl Journal {
     /// patches are not known here. `None` if nothing is mapped.
     pub(crate) fn inherited(process: ProcessId, maps: &[Mapping]) -> Option<Self> {
         let mut journal = Self::new(process);
-        for path in maps.iter().filter(|m| m.permissions.execute).filter_map(|m| m.path()) {
-            if !is_version_file(path) || journal.versions.iter().any(|v| v.file == path) {
-                continue;
-            }
-            let Some(record) = Record::read(&VersionFiles::of(path).record) else { continue };
+        for mapping in maps.iter().filter(|m| m.permissions.execute) {
+            let Some(path) = mapping.path().filter(|p| is_version_file(p)) else { continue };
+            // (Parts of a version behind its first have no record.)
+            let start = mapping.range.start.get();
+            let Some(mut record) = Record::read(&VersionFiles::of(path).record(start)) else { continue };
             let new: Vec<_> = record.spares.into_iter().filter(|s| !journal.spares.contains(s)).collect();
             journal.spares.extend(new);
+            // Processes that share the files of one version and not of another give them numbers of their own.
+            if journal.versions.iter().any(|v| v.number == record.version.number) {
+                record.version.number = journal.next_number;
+            }
             journal.next_number = journal.next_number.max(record.version.number + 1);
             journal.hook = journal.hook.or(record.hook);
             journal.versions.push(record.version);

@@ -4,7 +4,7 @@ use crate::Target;
 use crate::journal::{Journal, JournalVersion};
 use crate::map_file::StoredMap;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
-use restitch_emit::PieceKind;
+use restitch_emit::{MapPiece, PieceKind};
 
 /// A version that is in the process when a switch begins.
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub(crate) struct OldVersion {
     pub module: Option<usize>,
     /// Empty if it is lost.
     pub stored: StoredMap,
-    /// Its map file is gone or damaged: it is not known where in the version code is.
+    /// Its map file is gone, damaged or another version's: it is not known where in the version code is.
     pub map_lost: bool,
 }
 
@@ -30,6 +30,7 @@ impl OldVersion {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
         // Without its map nobody can be moved out of a version, which stays for as long as somebody is in it.
         let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b));
+        let stored = stored.filter(|s| is_inside(s, v.range(), bias));
         let module = target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
         let map_lost = stored.is_none();
         let stored = stored.unwrap_or_default();
@@ -66,10 +67,17 @@ impl OldVersion {
     }
 }
 
+/// Whether all that `stored` tells of lies in a version at `range`.
+fn is_inside(stored: &StoredMap, range: AvmaRange, bias: LoadBias) -> bool {
+    let place = |p: &MapPiece| AvmaRange::new(bias.to_actual(p.version), u64::from(p.len));
+    stored.map.pieces.iter().map(place).all(|p| range.start <= p.start && p.end <= range.end)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::journal::VersionKind;
+    use restitch_emit::AddressMap;
     use restitch_testkit::scratch;
 
     #[test]
@@ -97,5 +105,13 @@ mod tests {
         assert!(!lost(), "an empty one");
         std::fs::write(&map_file, &stored[1..]).expect("writable");
         assert!(lost(), "a damaged one");
+        for (at, is_here) in [(0x1100, true), (0x1ff0, true), (0x1ff8, false), (0xff8, false)] {
+            let piece =
+                MapPiece { version: Svma::new(at), original: Svma::new(0), len: 16, kind: PieceKind::Linear };
+            let map = AddressMap { pieces: vec![piece], ..AddressMap::default() };
+            let stored = StoredMap { map, redirects: Vec::new() };
+            std::fs::write(&map_file, stored.write()).expect("writable");
+            assert_eq!(lost(), !is_here, "of a version at {at:#x}");
+        }
     }
 }

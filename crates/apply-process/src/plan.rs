@@ -62,11 +62,11 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
     let module = &live.target.modules[new.module];
     let v = new.version;
     let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let files = live.dir.version_files(&name, &v.bytes);
+    let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() }.write();
+    let files = live.dir.version_files(&name, &v.bytes, &stored);
     let same = std::fs::metadata(&files.version).is_ok_and(|m| m.len() == v.bytes.len() as u64);
     if !same || !files.map.exists() {
-        let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() };
-        live.dir.write(&files.map, &stored.write(), 0o600)?;
+        live.dir.write(&files.map, &stored, 0o600)?;
         live.dir.write(&files.version, &v.bytes, 0o644)?;
     }
     let start = module.bias.to_actual(v.range.start);

@@ -77,9 +77,9 @@ impl StateDir {
         locked.map_err(|source| ProcessError::State { operation: "lock", path: self.path.clone(), source })
     }
 
-    /// The files of a version, named by its content: processes that share a version share the file, and its pages.
-    pub(crate) fn version_files(&self, module: &str, bytes: &[u8]) -> VersionFiles {
-        VersionFiles::named(&self.path, module, bytes)
+    /// The files of a version, named by the contents of its image and its map: processes that share both share the files, and their pages.
+    pub(crate) fn version_files(&self, module: &str, version: &[u8], map: &[u8]) -> VersionFiles {
+        VersionFiles::named(&self.path, module, version, map)
     }
 
     /// Writes `bytes` to `path` so that it is there whole or not at all, also if this program is killed. (It need not survive a

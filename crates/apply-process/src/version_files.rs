@@ -1,5 +1,6 @@
 //! The files of a version, and how they are recognised in memory maps.
 
+use crate::map_file::sum;
 use std::path::{Path, PathBuf};
 
 /// Part of every version file's name (also of memory files), by which memory maps are recognised.
@@ -9,42 +10,72 @@ const MAP: &str = "restitch-map";
 /// Ending of the file with a version's journal record.
 const RECORD: &str = "restitch-record";
 
-/// The files of one version.
+/// The files of one version that all processes share in which it lies equally far from its module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VersionFiles {
     /// The ELF image that targets map.
     pub version: PathBuf,
     /// Its address map.
     pub map: PathBuf,
-    /// Its journal record, for children that inherit the mapping.
-    pub record: PathBuf,
 }
 
 impl VersionFiles {
-    /// Those in `folder` of a version of `module` whose file is `bytes`: named by content.
-    pub fn named(folder: &Path, module: &str, bytes: &[u8]) -> Self {
+    /// Those in `folder` of a version of `module`: named by the contents of both, since code that refers to nothing outside itself is
+    /// the same bytes at any distance from its module, and its map is not.
+    pub fn named(folder: &Path, module: &str, version: &[u8], map: &[u8]) -> Self {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' };
         let module: String = module.chars().map(safe).collect();
-        Self::of(&folder.join(format!("{module}.{:016x}.{MARK}", crate::map_file::sum(bytes))))
+        let content = [sum(version), sum(map)].map(u64::to_le_bytes).concat();
+        Self::of(&folder.join(format!("{module}.{:016x}.{MARK}", sum(&content))))
     }
 
     /// From the path of the version file.
     pub fn of(version: &Path) -> Self {
-        Self {
-            version: version.into(),
-            map: version.with_extension(MAP),
-            record: version.with_extension(RECORD),
-        }
+        Self { version: version.into(), map: version.with_extension(MAP) }
+    }
+
+    /// The version's journal record for children that inherit its mapping at `start`: other processes have it elsewhere.
+    pub fn record(&self, start: u64) -> PathBuf {
+        self.version.with_extension(format!("{start:x}.{RECORD}"))
     }
 }
 
 /// The version that a file in the state directory is part of, whether or not its image is there.
 pub(crate) fn version_of(path: &Path) -> Option<PathBuf> {
-    let ending = path.extension()?;
-    [MARK, MAP, RECORD].iter().any(|e| ending == *e).then(|| path.with_extension(MARK))
+    match path.extension()?.to_str()? {
+        MARK | MAP => Some(path.with_extension(MARK)),
+        // Before the ending is the place.
+        RECORD => Some(path.with_extension("").with_extension(MARK)),
+        _ => None,
+    }
 }
 
 /// Whether a mapped file is one of our versions.
 pub(crate) fn is_version_file(path: &Path) -> bool {
     path.to_string_lossy().contains(MARK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_images_with_other_maps_are_other_versions() {
+        let of = |version: &str, map: &str| {
+            VersionFiles::named(Path::new("/state"), "lib a.so", version.as_bytes(), map.as_bytes())
+        };
+        assert_eq!(of("image", "map"), of("image", "map"));
+        assert_ne!(of("image", "map").version, of("image", "another").version);
+        assert_ne!(of("image", "map").version, of("another", "map").version);
+    }
+
+    #[test]
+    fn each_file_tells_its_version() {
+        let files = VersionFiles::named(Path::new("/state"), "libz.so.1", b"image", b"map");
+        assert_ne!(files.record(0x1000), files.record(0x2000));
+        for path in [&files.version, &files.map, &files.record(0x7f00_0000_1000)] {
+            assert_eq!(version_of(path).as_ref(), Some(&files.version), "{}", path.display());
+        }
+        assert_eq!(version_of(Path::new("/state/12-34.json")), None);
+    }
 }

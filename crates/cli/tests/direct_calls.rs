@@ -3,12 +3,10 @@
 
 mod common;
 
-use common::{Restitch, Target, code, look};
+use common::{Restitch, Target, code, linked, look};
 use restitch_testkit::{Finished, TempDir, find_program, require, scratch};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// Every function can be preempted, so that each call goes through a slot, those of the library's own functions too.
 const LIBRARY: &str = r#"
@@ -79,24 +77,6 @@ static void one_round(unsigned n) {
 int main(int argc, char **argv) { return run_rounds(argc, argv, one_round); }
 "#;
 
-fn build(folder: &Path, flags: &[&str]) -> PathBuf {
-    let path = |name: &str| folder.join(name);
-    std::fs::write(path("library.cc"), LIBRARY).expect("writable");
-    std::fs::write(path("program.c"), PROGRAM).expect("writable");
-    let built = |command: &mut Command| assert!(command.status().expect("it starts").success());
-    let library = path("liblibrary.so");
-    let mut command = Command::new("g++");
-    command.args(["-O2", "-fPIC", "-shared"]).args(flags).arg("-o").arg(&library).arg(path("library.cc"));
-    built(&mut command);
-    let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs");
-    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
-    let mut command = Command::new("gcc");
-    command.args(["-O2", "-D_GNU_SOURCE", "-I", programs, "-include", header, "-o"]).arg(path("program"));
-    command.arg(path("program.c")).arg(&library).arg(format!("-Wl,-rpath,{}", folder.display()));
-    built(&mut command);
-    path("program")
-}
-
 /// What the checker counted of direct calls and jumps in the library's version, in a result as JSON.
 fn direct(attached: &Finished) -> u64 {
     attached.expect(code::DONE);
@@ -123,7 +103,7 @@ fn into_versions(pid: u32) -> usize {
 /// `slots`: slots of the library's linkage table may lead into versions.
 fn cycle(flags: &[&str], bound: bool, slots: bool) {
     let folder: TempDir = scratch();
-    let program = build(folder.path(), flags);
+    let program = linked(folder.path(), ("library.cc", LIBRARY), PROGRAM, flags);
     let restitch = Restitch::new();
     let mut target = Target::start(&program);
     let pid = target.pid();

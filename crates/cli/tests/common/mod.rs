@@ -8,7 +8,7 @@ pub mod target;
 pub mod truth;
 
 #[allow(unused_imports, reason = "each test binary uses its part of this module")]
-pub use target::{Target, stoppable};
+pub use target::{Target, linked, stoppable};
 
 use restitch_testkit::{Finished, TempDir, wait_until};
 use std::ffi::OsStr;

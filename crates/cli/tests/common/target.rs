@@ -27,6 +27,27 @@ pub fn stoppable(source: &str, flags: &[&str]) -> Option<PathBuf> {
     }
 }
 
+/// `program` (C), linked with liblibrary.so, made of `library` (name of the source and text) with more `flags`, both in `folder`; ended by
+/// [`Target::stop`].
+pub fn linked(folder: &Path, library: (&str, &str), program: &str, flags: &[&str]) -> PathBuf {
+    let path = |name: &str| folder.join(name);
+    let (source, text) = library;
+    std::fs::write(path(source), text).expect("writable");
+    std::fs::write(path("program.c"), program).expect("writable");
+    let built = |command: &mut Command| assert!(command.status().expect("it starts").success());
+    let shared = path("liblibrary.so");
+    let mut command = Command::new("g++");
+    command.args(["-O2", "-fPIC", "-shared"]).args(flags).arg("-o").arg(&shared).arg(path(source));
+    built(&mut command);
+    let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs");
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
+    let mut command = Command::new("gcc");
+    command.args(["-O2", "-D_GNU_SOURCE", "-I", programs, "-include", header, "-o"]).arg(path("program"));
+    command.arg(path("program.c")).arg(&shared).arg(format!("-Wl,-rpath,{}", folder.display()));
+    built(&mut command);
+    path("program")
+}
+
 /// A running test program.
 pub struct Target {
     process: Guarded,
