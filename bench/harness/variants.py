@@ -30,13 +30,32 @@ from .twins import all_of, in_child, twins
 
 BEGIN, END = "<!-- variants:begin -->", "<!-- variants:end -->"
 ORIGINAL, DEFAULT = "original", "default"
+# Runs of the training input of which branch records are taken.
+RECORDED = 5
 SIDES = {
     "prefetch": "--prefetch on", "duplicate": "--duplicate on", "align": "--align off", "turn": "--turn off",
-    "stay": "--stay off", "stitch": "--layout stitch", "codestitcher": "--layout codestitcher", "ext-tsp": "--layout ext-tsp", "hot-chains": "--layout hot-chains", "ph.bb": "--layout ph.bb", "c3": "--layout c3",
+    "stay": "--stay off", "together": "--layout together", "stitch": "--layout stitch", "codestitcher": "--layout codestitcher", "ext-tsp": "--layout ext-tsp", "hot-chains": "--layout hot-chains", "ph.bb": "--layout ph.bb", "c3": "--layout c3",
 }
-def prepare(load, machine, restitch, sides):
+def with_records(load, machine, restitch, counts):
+    """`counts` and branch records of more runs of the training input, merged: these say what runs at the same time."""
+    folder = machine.path("records")
+    os.mkdir(folder)
+    # Servers run as users of their own.
+    os.chmod(folder, 0o777)
+    parts = [os.path.join(folder, str(number)) for number in range(RECORDED)]
+    for part in parts:
+        load.run(load.file, "training", [restitch.path, "record", "--source", "burst", "--overhead", "30%", "--format", "restitch", "-o", part, "--"])
+    records, both = machine.path("all-records"), machine.path("both")
+    restitch.call(["profile", "merge", "--sum", *parts, "--format", "restitch", "-o", records], machine)
+    restitch.call(["profile", "merge", counts, records, "--format", "restitch", "-o", both], machine)
+    return both
+
+
+def prepare(load, machine, restitch, sides, records):
     """The files to copy from: {side: path}."""
     profile = train(load, machine, restitch)
+    if records:
+        profile = with_records(load, machine, restitch, profile)
     files = {ORIGINAL: load.file}
     for side, options in ({DEFAULT: ""} | sides).items():
         files[side] = machine.path(f"made-{side}")
@@ -91,7 +110,7 @@ def measure(name, options, log):
         restitch, load = Restitch(options.restitch, False, log), LOADS[name](machine, log)
         load.timed = options.input or load.timed
         start = time.monotonic()
-        files = prepare(load, machine, restitch, options.sides)
+        files = prepare(load, machine, restitch, options.sides, options.records)
         place = tempfile.mkdtemp(dir=options.place)
         try:
             # Servers run as users of their own.
@@ -102,7 +121,7 @@ def measure(name, options, log):
         finally:
             shutil.rmtree(place, ignore_errors=True)
         log(f"  {options.rounds} rounds ({time.monotonic() - start:.0f} s)")
-        return {"title": load.title, "restitch": restitch.version(), "options": options.sides, "seconds": seconds}
+        return {"title": load.title, "restitch": restitch.version(), "options": options.sides, "records": options.records, "seconds": seconds}
 
 
 def ratios(row, side):
@@ -137,6 +156,7 @@ def page(rows, options):
 
 def add(parser):
     parser.add_argument("--side", metavar="NAME=OPTIONS", action="append", default=[], help=f"options of `restitch optimize` that make a side; default: {', '.join(f'{name} ({options})' for name, options in SIDES.items())}")
+    parser.add_argument("--records", action="store_true", help="add branch records of training to the profile, which `--layout together` wants")
     parser.add_argument("--input", metavar="NAME", help="measure this input of the program in place of the unseen one (training; python also has trained, a longer run of its training script)")
     parser.add_argument("--place", metavar="FOLDER", default="/dev/shm", help="where copies run; default %(default)s")
 

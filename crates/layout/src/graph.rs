@@ -22,6 +22,8 @@ pub(crate) enum LinkKind {
     Call,
     /// The way back from a direct call.
     Return,
+    /// No way at all: both run at the same time. From the start of the one to its end (`leaves`), and of the other (`arrives`).
+    Together,
 }
 
 /// Control moves from one node to another.
@@ -91,6 +93,21 @@ impl HotGraph {
         }
         graph.links = sorted_links(graph.blocks.len(), &graph.links);
         graph
+    }
+
+    /// The graph with links between nodes that ran at the same time.
+    pub fn with_together(mut self, program: &Program, profile: &Profile) -> Self {
+        let node = |block: &BlockId| self.blocks.binary_search(block).ok().map(|n| n as u32);
+        let link = |(pair, count): (&(BlockId, BlockId), &u64)| {
+            let (from, to) = (node(&pair.0)?, node(&pair.1)?);
+            let (leaves, arrives) = (program.block(pair.0).len, program.block(pair.1).len);
+            let (weight, kind) = (*count as f64, LinkKind::Together);
+            Some(Link { from, to, weight, leaves, arrives, kind, only: false })
+        };
+        let links: Vec<Link> = profile.together.iter().filter_map(link).collect();
+        self.links.extend(links);
+        self.links = sorted_links(self.blocks.len(), &self.links);
+        self
     }
 
     /// Number of nodes.

@@ -8,7 +8,7 @@ use restitch_program::Program;
 
 use crate::{
     BadDistances, C3, CdSort, Codestitcher, Distances, ExtTsp, ExtTspAcross, HfsortPlus, HotChains,
-    HotColdChunks, Layout, LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, Stitch,
+    HotColdChunks, Layout, LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, Stitch, Together,
 };
 
 /// The name of the algorithm that is used unless another is asked for.
@@ -49,6 +49,7 @@ pub fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
         Box::new(Codestitcher::with_partial_order()),
         Box::new(ExtTspAcross::default()),
         Box::new(Stitch::default()),
+        Box::new(Together::default()),
     ]
 }
 
@@ -59,6 +60,7 @@ fn at_distances(distances: Distances) -> Vec<Box<dyn LayoutAlgorithm>> {
         Box::new(Codestitcher { partial_order: true, ..plain.clone() }),
         Box::new(plain),
         Box::new(ExtTspAcross { distances }),
+        Box::new(Together { distances }),
         Box::new(Stitch { distances, ..Stitch::default() }),
     ]
 }

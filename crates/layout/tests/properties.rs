@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use restitch_layout::{
     Codestitcher, Distances, DuplicateLimits, Duplicated, ExtTsp, ExtTspAcross, Fragment, Grouping,
-    HotChains, Layout, LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail,
+    HotChains, Layout, LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail, Together,
     duplicate_tails,
 };
 use restitch_profile::Profile;
@@ -63,6 +63,58 @@ fn with_paths(program: &Program, mut profile: Profile, seed: u64) -> Profile {
         }
     }
     profile
+}
+
+/// With random pairs of blocks, some of which never ran or cannot be moved.
+fn with_together(program: &Program, mut profile: Profile, seed: u64) -> Profile {
+    let last = program.blocks.len() as u32;
+    for a in 0..last {
+        let b = a + 1 + (seed >> (a % 60)) as u32 % 5;
+        if b < last {
+            profile.together.insert((BlockId(a), BlockId(b)), seed.rotate_left(a) % 1000);
+        }
+    }
+    profile
+}
+
+/// Functions of one block of 16 bytes each, of which every fourth runs in the same windows; all as often, called by nobody known.
+#[test]
+fn what_runs_together_shares_lines() {
+    const FUNCTIONS: u32 = 64;
+    let text = (0..FUNCTIONS).map(|n| 0x1000 + 16 * n).map(|at| {
+        format!("function {at:#x}..{:#x} f{at:x} movable\n  {at:#x} +16 entry return/1\n", at + 16)
+    });
+    let program = Program::from_text(&text.collect::<String>()).unwrap();
+    let mut profile = Profile::empty(&program);
+    profile.blocks.fill(100);
+    for a in 0..FUNCTIONS {
+        let same = (a + 1..FUNCTIONS).filter(|b| (b - a) % 4 == 0);
+        profile.together.extend(same.map(|b| ((BlockId(a), BlockId(b)), 10)));
+    }
+    // Lines that the windows of all four kinds take together: as few as there are bytes, or four times as many.
+    let lines = |layout: &Layout| -> usize {
+        let order: Vec<BlockId> = layout.blocks().collect();
+        let line_of =
+            |kind: u32| order.iter().enumerate().filter(move |(_, b)| b.0 % 4 == kind).map(|(i, _)| i / 4);
+        (0..4).map(|kind| line_of(kind).collect::<std::collections::BTreeSet<_>>().len()).sum()
+    };
+    assert_eq!(lines(&ExtTspAcross::default().layout(&program, &profile)), FUNCTIONS as usize);
+    assert!(lines(&Together::default().layout(&program, &profile)) <= FUNCTIONS as usize / 4 + 4);
+    profile.together.clear();
+    assert_eq!(lines(&Together::default().layout(&program, &profile)), FUNCTIONS as usize);
+}
+
+/// A fall-through, be it one that happens once, is worth more than a line that is shared a few times.
+#[test]
+fn what_runs_together_does_not_part_what_follows_each_other() {
+    let program = Program::from_text(LOOP).unwrap();
+    let mut profile = counts(&program);
+    profile.together.insert((BlockId(1), BlockId(5)), 4);
+    profile.together.insert((BlockId(3), BlockId(6)), 4);
+    let (with, without) =
+        (Together::default().layout(&program, &profile), ExtTspAcross::default().layout(&program, &profile));
+    let falls = |layout| Score::of(&program, &profile, layout).fall_through;
+    assert_eq!(falls(&with), falls(&without));
 }
 
 #[test]
@@ -304,6 +356,9 @@ proptest! {
     fn layouts_are_permutations_and_deterministic(seed: u64) {
         let program = RandomProgram::new(seed).program;
         let profile = walk(&program, seed, 50, 0.02);
+        let nothing_known = Together::default().layout(&program, &profile);
+        prop_assert_eq!(nothing_known, ExtTspAcross::default().layout(&program, &profile));
+        let profile = with_together(&program, profile, seed);
         for algorithm in algorithms() {
             let layout = algorithm.layout(&program, &profile);
             prop_assert_eq!(layout.validate(&program), Ok(()));

@@ -28,7 +28,7 @@ pub struct Records {
     pub fall_throughs: BTreeMap<(Svma, Svma), u64>,
     /// Samples by instruction.
     pub ips: BTreeMap<Svma, u64>,
-    /// Branches that were taken one after the other; no text format has them.
+    /// Branches that were taken one after the other, and what ran at the same time; no text format has them.
     pub turns: Turns<Svma>,
 }
 
@@ -169,6 +169,7 @@ impl Records {
         }
         raise_blocks(program, &mut profile, &entered);
         profile.paths = self.turns.paths(program);
+        profile.together = self.turns.together(program);
         (profile, report)
     }
 

@@ -67,6 +67,7 @@ impl BranchSamples {
         }
         raise_blocks(program, &mut profile, &[]);
         profile.paths = self.turns.paths(program);
+        profile.together = self.turns.together(program);
         (profile, report)
     }
 }

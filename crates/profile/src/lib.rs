@@ -33,6 +33,7 @@ mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;
+mod together;
 mod votes;
 
 pub use branches::*;
@@ -51,4 +52,5 @@ pub use sample_coverage::*;
 pub use similarity::*;
 pub use store::*;
 pub use text::*;
+pub use together::*;
 pub use votes::*;

@@ -4,7 +4,7 @@ use restitch_address::Svma;
 use restitch_program::{BlockId, CallId, EdgeId, Program};
 use std::collections::BTreeMap;
 
-use crate::PathCounts;
+use crate::{PathCounts, TogetherCounts};
 
 /// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or is unknown.
 pub type CallTargets = BTreeMap<Svma, u64>;
@@ -22,6 +22,8 @@ pub struct Profile {
     pub targets: BTreeMap<CallId, CallTargets>,
     /// Ways through blocks whose branch depends on how control came, where branch records have shown it.
     pub paths: PathCounts,
+    /// Blocks that run at the same time, where branch records have shown it.
+    pub together: TogetherCounts,
 }
 
 impl Profile {
@@ -33,6 +35,7 @@ impl Profile {
             calls: vec![0; program.calls.len()],
             targets: BTreeMap::new(),
             paths: PathCounts::new(),
+            together: TogetherCounts::new(),
         }
     }
     /// Executions of `block`.

@@ -13,6 +13,7 @@ use restitch_address::Svma;
 use restitch_program::{BlockId, EdgeId, Program, Terminator};
 
 use crate::matching::{run_between, taken_edge};
+use crate::{TogetherCounts, Windows};
 
 /// Executions by the edge into a block and the edge out of it.
 pub type PathCounts = BTreeMap<(EdgeId, EdgeId), u64>;
@@ -30,15 +31,16 @@ const TELLING: f64 = 0.05;
 /// (if known).
 pub type Turn<A> = (Option<A>, A, A, Option<A>);
 
-/// How often two branches were taken one after the other, by their addresses.
+/// How often two branches were taken one after the other, by their addresses, and what ran between them, by windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turns<A> {
     counts: BTreeMap<Turn<A>, u64>,
+    windows: Windows<A>,
 }
 
 impl<A> Default for Turns<A> {
     fn default() -> Self {
-        Self { counts: BTreeMap::new() }
+        Self { counts: BTreeMap::new(), windows: Windows::default() }
     }
 }
 
@@ -54,8 +56,13 @@ impl<A: Copy + Ord> Turns<A> {
         }
     }
 
-    /// Adds one turn, `weight` times.
+    /// Adds one turn, `weight` times; it ran next before or after the one added last.
     pub fn add(&mut self, turn: Turn<A>, weight: u64) {
+        self.windows.add(turn.1, turn.2);
+        self.count(turn, weight);
+    }
+
+    fn count(&mut self, turn: Turn<A>, weight: u64) {
         let full = self.counts.len() >= MOST_TURNS;
         match self.counts.get_mut(&turn) {
             Some(count) => *count = count.saturating_add(weight),
@@ -66,10 +73,10 @@ impl<A: Copy + Ord> Turns<A> {
 
     /// The same in other addresses; what has no place there is left out.
     pub fn placed<B: Copy + Ord>(&self, place: impl Fn(A) -> Option<B>) -> Turns<B> {
-        let mut placed = Turns::default();
+        let mut placed = Turns { windows: self.windows.placed(&place), ..Turns::default() };
         for (&(from, start, end, out), &count) in &self.counts {
             if let (Some(start), Some(end)) = (place(start), place(end)) {
-                placed.add((from.and_then(&place), start, end, out.and_then(&place)), count);
+                placed.count((from.and_then(&place), start, end, out.and_then(&place)), count);
             }
         }
         placed
@@ -77,8 +84,8 @@ impl<A: Copy + Ord> Turns<A> {
 
     /// With other counts; zeros are left out.
     pub fn scaled(&self, scale: impl Fn(u64) -> u64) -> Self {
-        let mut scaled = Self::default();
-        self.counts.iter().for_each(|(turn, &count)| scaled.add(*turn, scale(count)));
+        let mut scaled = Self { windows: self.windows.scaled(&scale), ..Self::default() };
+        self.counts.iter().for_each(|(turn, &count)| scaled.count(*turn, scale(count)));
         scaled
     }
 }
@@ -100,6 +107,11 @@ impl Turns<Svma> {
             }
         }
         telling(program, paths)
+    }
+
+    /// The pairs of blocks of `program` that ran at the same time.
+    pub fn together(&self, program: &Program) -> TogetherCounts {
+        self.windows.pairs(program)
     }
 }
 
@@ -194,7 +206,13 @@ function 0x1000..0x1060 f movable
     fn profile(program: &Program, seed: u64) -> Profile {
         let mut samples = BranchSamples::default();
         samples.add_stack(&stack(program, seed, |edge| edge.0 % 2 == 0));
-        samples.to_profile(program).0
+        let mut profile = samples.to_profile(program).0;
+        // There is too little code for windows.
+        let pairs =
+            (0..program.blocks.len() as u32 / 2).map(|n| (BlockId(n), BlockId(n + 1 + seed as u32 % 2)));
+        let inside = pairs.filter(|pair| pair.1.index() < program.blocks.len());
+        profile.together = inside.map(|pair| (pair, 1 + seed % 1000)).collect();
+        profile
     }
 
     #[test]
@@ -255,6 +273,10 @@ function 0x1000..0x1060 f movable
             let sum = merge_profiles(&[x, y], &MergeWeights::AsCounted).unwrap().modules[0].resolve(&program).0;
             for (pair, count) in &sum.paths {
                 let of = |p: &Profile| p.paths.get(pair).copied().unwrap_or(0);
+                prop_assert_eq!(*count, of(&a) + of(&b));
+            }
+            for (pair, count) in &sum.together {
+                let of = |p: &Profile| p.together.get(pair).copied().unwrap_or(0);
                 prop_assert_eq!(*count, of(&a) + of(&b));
             }
         }

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! "RSTPROF\0"  version: u32  payload length: u64  CRC-32 of the payload: u32  payload
-//! payload: number of modules, then for each: build id, path, blocks, edges, calls, targets of indirect calls, paths
+//! payload: number of modules, then for each: build id, path, blocks, edges, calls, targets of indirect calls, paths,
+//!   pairs of blocks that ran together
 //! ```
 //!
 //! Fixed-width numbers are little-endian, all others LEB128; strings and tables carry their lengths first. Addresses are
 //! stored as differences from the one before, so that a count takes about three bytes. Reading is pure, allocates in
 //! proportion to the input, and refuses what does not agree with the checksum. Version 1, which had no
-//! targets, and version 2, which had no paths, are still read.
+//! targets, version 2, which had no paths, and version 3, which had no pairs, are still read.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use restitch_program::{CallId, CallTarget, Edge, EdgeId, EdgeKind, Program};
 use crate::Profile;
 
 /// The version of the format that is written.
-pub const STORE_VERSION: u32 = 3;
+pub const STORE_VERSION: u32 = 4;
 /// The oldest version that is read.
 const OLDEST_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"RSTPROF\0";
@@ -80,6 +81,8 @@ pub struct ModuleProfile {
     pub targets: BTreeMap<(Svma, Svma), u64>,
     /// Executions of two edges one after the other ([`Profile::paths`]).
     pub paths: BTreeMap<PathKey, u64>,
+    /// Windows in which both of two blocks ran, by their starts ([`Profile::together`]).
+    pub together: BTreeMap<(Svma, Svma), u64>,
 }
 
 /// Two edges: start of the first block, kind, start of the block between, kind, start of the last block.
@@ -117,6 +120,7 @@ impl ModuleProfile {
             Some((start(a.from), a.kind, start(a.to), b.kind, start(b.to)))
         };
         let paths = profile.paths.iter().filter_map(|(&pair, &n)| Some((key(pair)?, n)));
+        let together = profile.together.iter().map(|(&(a, b), &n)| ((start(a), start(b)), n));
         Self {
             build_id: build_id.to_vec(),
             path: path.to_owned(),
@@ -125,6 +129,7 @@ impl ModuleProfile {
             calls: calls.filter(|(_, n)| *n > 0).collect(),
             targets: targets.filter(|(_, n)| *n > 0).collect(),
             paths: paths.filter(|(_, n)| *n > 0).collect(),
+            together: together.filter(|(_, n)| *n > 0).collect(),
         }
     }
 
@@ -158,6 +163,14 @@ impl ModuleProfile {
                 profile.paths.insert(pair, count);
             }
         }
+        for (&(a, b), &count) in &self.together {
+            // Blocks that are not there are among the lost blocks.
+            if let (Some(a), Some(b)) = (program.block_starting_at(a), program.block_starting_at(b))
+                && a < b
+            {
+                profile.together.insert((a, b), count);
+            }
+        }
         (profile, lost)
     }
 
@@ -168,6 +181,7 @@ impl ModuleProfile {
         add_scaled(&mut self.calls, &other.calls, weight);
         add_scaled(&mut self.targets, &other.targets, weight);
         add_scaled(&mut self.paths, &other.paths, weight);
+        add_scaled(&mut self.together, &other.together, weight);
     }
 }
 
@@ -324,6 +338,7 @@ impl Writer {
         self.addresses(&module.calls);
         self.targets(&module.targets);
         self.paths(&module.paths);
+        self.targets(&module.together);
     }
 
     /// First blocks as differences, each other block as the distance from the one before; both kinds in one number.
@@ -340,7 +355,7 @@ impl Writer {
         }
     }
 
-    /// Calls as differences; targets as the distance from the call.
+    /// Calls as differences; targets as the distance from the call. (Pairs of blocks likewise.)
     fn targets(&mut self, targets: &BTreeMap<(Svma, Svma), u64>) {
         let mut last = Svma::new(0);
         self.number(targets.len() as u64);
@@ -437,7 +452,8 @@ impl<'a> Reader<'a> {
         let calls = self.addresses()?;
         let targets = if self.version < 2 { BTreeMap::new() } else { self.targets()? };
         let paths = if self.version < 3 { BTreeMap::new() } else { self.paths()? };
-        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets, paths })
+        let together = if self.version < 4 { BTreeMap::new() } else { self.targets()? };
+        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets, paths, together })
     }
 
     fn paths(&mut self) -> Result<BTreeMap<PathKey, u64>, StoreError> {
@@ -529,10 +545,12 @@ mod tests {
         let mut file = example(7).2;
         // The last tables of the last module: each is one zero if it is empty, and older versions do not have them.
         file.modules.truncate(1);
-        file.modules[0].paths.clear();
-        for version in [2, 1] {
-            if version == 1 {
-                file.modules[0].targets.clear();
+        file.modules[0].together.clear();
+        for version in [3, 2, 1] {
+            match version {
+                2 => file.modules[0].paths.clear(),
+                1 => file.modules[0].targets.clear(),
+                _ => {}
             }
             let mut bytes = file.write();
             (version..STORE_VERSION).for_each(|_| assert_eq!(bytes.pop(), Some(0)));
@@ -577,6 +595,7 @@ mod tests {
                 module.blocks.insert(Svma::new(a), n);
                 module.edges.insert((Svma::new(a), Svma::new(b), EdgeKind::Table), n);
                 module.targets.insert((Svma::new(a), Svma::new(b)), n);
+                module.together.insert((Svma::new(b), Svma::new(n)), a);
                 let kinds = [EdgeKind::FallThrough, EdgeKind::Taken, EdgeKind::Table];
                 let (first, second) = (kinds[(a % 3) as usize], kinds[(b % 3) as usize]);
                 module.paths.insert((Svma::new(a), first, Svma::new(b), second, Svma::new(n)), n);

@@ -6,11 +6,12 @@
 //! call 0x1004 = 1001
 //! target 0x1004 0x2000 = 990
 //! path 0x1000 fall 0x1010 taken 0x1030 = 800
+//! together 0x1000 0x1030 = 12
 //! ```
 //!
 //! One count a line, zeros left out, `#` begins a comment. Edges name the starts of their blocks, and `fall`, `taken` or
 //! `table`; targets name an indirect call and what it called; paths name
-//! two edges that follow each other.
+//! two edges that follow each other; together, two blocks and the windows in which both ran.
 
 use std::fmt::Write as _;
 
@@ -55,6 +56,9 @@ impl Profile {
         for ((from, first, at, second, to), count) in &sparse.paths {
             let _ = writeln!(out, "path {from} {} {at} {} {to} = {count}", name(*first), name(*second));
         }
+        for ((a, b), count) in &sparse.together {
+            let _ = writeln!(out, "together {a} {b} = {count}");
+        }
         out
     }
 
@@ -90,6 +94,11 @@ fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Resul
             let indirect = |i: usize| program.calls[i].target == CallTarget::Indirect;
             let exists = program.calls.binary_search_by_key(&at, |c| c.at).is_ok_and(indirect);
             (exists, sparse.targets.entry((at, to)).or_default(), count)
+        }
+        ["together", a, b, "=", count] => {
+            let (a, b) = (svma(a)?, svma(b)?);
+            let exists = [a, b].into_iter().all(|at| program.block_starting_at(at).is_some()) && a < b;
+            (exists, sparse.together.entry((a, b)).or_default(), count)
         }
         ["edge", from, kind, to, "=", count] => {
             let key = (svma(from)?, svma(to)?, kind_of(kind, line)?);
