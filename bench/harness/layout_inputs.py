@@ -27,9 +27,10 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UT
 
 
 class Load:
-    """What all have. `timed` is the input that clocks measure: "test", or a longer one where that is hardly more than the program's start."""
+    """What all have. `timed` is the input that clocks measure: "test", or a longer one where that is hardly more than the program's start; `recorded` that
+    of which branch records are taken: "training", or a longer one of the same kind."""
 
-    timed = "test"
+    timed, recorded = "test", "training"
     # Whether it is a server with clients.
     has_clients = False
 
@@ -99,7 +100,7 @@ class Python(Load):
 class Postgres(Load):
     """A backend without a server around it (`postgres --single`), which reads a query a line."""
 
-    title, timed = "postgres, TPC-B and mixed SQL", "long"
+    title, timed, recorded = "postgres, TPC-B and mixed SQL", "long", "long-training"
     accounts, rounds, long_rounds = 20000, 60, 1500
 
     def __init__(self, machine, _):
@@ -136,7 +137,7 @@ class Postgres(Load):
         """TPC-B's transactions and, in between, queries of many kinds: half of them in training, all of them in the test."""
         choose, lines = random.Random(which), []
         mixed = [m.replace("now()", "timestamp '2024-03-05 10:00'") for m in MIXED]
-        for number in range(self.long_rounds if which == "long" else self.rounds):
+        for number in range(self.long_rounds if which.startswith("long") else self.rounds):
             aid, delta = choose.randrange(1, self.accounts - 100), choose.randrange(-500, 500)
             tid, bid = choose.randrange(1, 51), choose.randrange(1, 6)
             lines += [
@@ -146,7 +147,7 @@ class Postgres(Load):
                 f"update pgbench_branches set bbalance = bbalance + {delta} where bid = {bid};",
                 f"insert into pgbench_history(tid, bid, aid, delta, mtime) values ({tid}, {bid}, {aid}, {delta}, timestamp '2024-03-05 10:00');", "end;",
             ]
-            query = mixed[number % (len(mixed) // 2 if which == "training" else len(mixed))]
+            query = mixed[number % (len(mixed) // 2 if which.endswith("training") else len(mixed))]
             lines += query.replace(":aid", str(aid)).replace(":delta", str(delta)).replace("; ", ";\n").split("\n")
         return lines
 

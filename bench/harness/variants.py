@@ -30,7 +30,7 @@ from .twins import all_of, in_child, twins
 
 BEGIN, END = "<!-- variants:begin -->", "<!-- variants:end -->"
 ORIGINAL, DEFAULT = "original", "default"
-# Runs of the training input of which branch records are taken.
+# Runs of which branch records are taken.
 RECORDED = 5
 SIDES = {
     "prefetch": "--prefetch on", "duplicate": "--duplicate on", "align": "--align off", "turn": "--turn off",
@@ -44,7 +44,7 @@ def with_records(load, machine, restitch, counts):
     os.chmod(folder, 0o777)
     parts = [os.path.join(folder, str(number)) for number in range(RECORDED)]
     for part in parts:
-        load.run(load.file, "training", [restitch.path, "record", "--source", "burst", "--overhead", "30%", "--format", "restitch", "-o", part, "--"])
+        load.run(load.file, load.recorded, [restitch.path, "record", "--source", "burst", "--overhead", "30%", "--format", "restitch", "-o", part, "--"])
     records, both = machine.path("all-records"), machine.path("both")
     restitch.call(["profile", "merge", "--sum", *parts, "--format", "restitch", "-o", records], machine)
     restitch.call(["profile", "merge", counts, records, "--format", "restitch", "-o", both], machine)

@@ -86,22 +86,34 @@ impl Comparison {
         let wide = self.entries.iter().map(|e| e.name.chars().count()).fold(18, usize::max);
         let mut out = format!("machine: {}; {} steps of {source}\n", self.machine.name, self.steps);
         out.push_str(
-            "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them\n\n",
+            "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them; used: bytes of fetched lines that ran before they were displaced\n\n",
         );
         let _ = writeln!(
             out,
-            "{:<wide$} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>9}",
-            "layout", "cost", "L1i", "L2", "iTLB", "sTLB", "BTB", "taken", "falls", "pages", "conflicts"
+            "{:<wide$} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>9}",
+            "layout",
+            "cost",
+            "L1i",
+            "used",
+            "L2",
+            "iTLB",
+            "sTLB",
+            "BTB",
+            "taken",
+            "falls",
+            "pages",
+            "conflicts"
         );
         for e in &self.entries {
             let rate = |n: u64| 1000.0 * n as f64 / e.counts.bytes.max(1) as f64;
             let c = &e.counts;
             let _ = writeln!(
                 out,
-                "{:<wide$} {:>8.2} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.3} {:>6.1}% {:>7} {:>9}",
+                "{:<wide$} {:>8.2} {:>8.4} {:>5.1}% {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.3} {:>6.1}% {:>7} {:>9}",
                 e.name,
                 e.cost,
                 rate(c.l1i),
+                100.0 * c.used_share(self.machine.line),
                 rate(c.l2),
                 rate(c.itlb),
                 rate(c.stlb),

@@ -1,6 +1,6 @@
 //! The models: a trace, seen by a front end.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use restitch_program::{BlockId, Program};
 use serde::Serialize;
@@ -16,6 +16,8 @@ pub struct Counts {
     pub taken: u64,
     /// Lines that the instruction cache did not have.
     pub l1i: u64,
+    /// Bytes of these lines that ran before the line was displaced, each counted once.
+    pub used: u64,
     /// Lines that the L2 did not have either.
     pub l2: u64,
     /// Pages that the first-level instruction TLB did not have.
@@ -29,6 +31,12 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// The share of the bytes of all fetched lines that ran before they were displaced: what blocks that are wanted together, and no others,
+    /// share. `line`: bytes of a line.
+    pub fn used_share(&self, line: u64) -> f64 {
+        self.used as f64 / (self.l1i * line).max(1) as f64
+    }
+
     /// Cycles that the front end may lose by all this, per 1,000 bytes of code: a weighted sum that serves to rank layouts. The
     /// weights are the usual latencies: 12 for a line from the L2, 40 more from behind it, 7 for a page from the second-level TLB,
     /// 25 more for a page walk, 8 for a branch found in decoding, and half a cycle for each taken branch and for each line fetched ahead.
@@ -94,6 +102,7 @@ pub(crate) fn observe(
     // Lines on their way, with when they will be there.
     let mut ahead: VecDeque<(u64, u64)> = VecDeque::new();
     let mut missed = Vec::new();
+    let mut used = UsedBytes::new(machine.line);
     let mut following = trace.steps.first().map(|step| copies.first(step));
     for (i, step) in trace.steps.iter().enumerate() {
         let Some((start, end)) = following else { break };
@@ -114,6 +123,7 @@ pub(crate) fn observe(
         // The last byte of an emptied step is the one in front of it.
         for line in from / machine.line..=to.max(from + 1).wrapping_sub(1) / machine.line {
             if line == line_before {
+                used.add(line, from, to);
                 continue;
             }
             line_before = line;
@@ -123,9 +133,13 @@ pub(crate) fn observe(
                 stlb.touch(page);
             }
             page_before = page;
-            if !l1i.touch(line) && !l2.touch(line) {
-                missed.push(line);
+            if !l1i.touch(line) {
+                used.fetch(line);
+                if !l2.touch(line) {
+                    missed.push(line);
+                }
             }
+            used.add(line, from, to);
         }
         seen(Seen { step, start, before, missed: &missed });
         missed.clear();
@@ -139,7 +153,38 @@ pub(crate) fn observe(
     }
     let misses = [l1i.misses, l2.misses, itlb.misses + large_itlb.misses, stlb.misses, btb.misses];
     [counts.l1i, counts.l2, counts.itlb, counts.stlb, counts.btb] = misses;
+    counts.used = used.bytes;
     counts
+}
+
+/// Which bytes of lines ran since the line was fetched.
+struct UsedBytes {
+    line: u64,
+    /// By line, a bit for each byte (of longer lines, for two and so on).
+    seen: HashMap<u64, u64>,
+    bytes: u64,
+}
+
+impl UsedBytes {
+    fn new(line: u64) -> Self {
+        Self { line, seen: HashMap::new(), bytes: 0 }
+    }
+
+    fn fetch(&mut self, line: u64) {
+        self.seen.insert(line, 0);
+    }
+
+    /// The part of `from..to` that is in `line` ran.
+    fn add(&mut self, line: u64, from: u64, to: u64) {
+        let unit = self.line.div_ceil(64);
+        let first = from.saturating_sub(line * self.line).min(self.line) / unit;
+        let behind = to.saturating_sub(line * self.line).min(self.line).div_ceil(unit);
+        let below = |bit: u64| u64::MAX.checked_shr(64 - bit as u32).unwrap_or(0);
+        let seen = self.seen.entry(line).or_default();
+        let new = below(behind) & !below(first) & !*seen;
+        *seen |= new;
+        self.bytes += u64::from(new.count_ones()) * unit;
+    }
 }
 
 /// Calls that are followed into and out of duplicates.
@@ -205,6 +250,49 @@ impl<'a> Copies<'a> {
         match duplicate.filter(|d| d.block == step.block) {
             Some(duplicate) => (duplicate.start, duplicate.start + duplicate.length),
             None => self.first(step),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn bytes_are_used_once_until_the_line_is_fetched_again() {
+        let mut used = UsedBytes::new(64);
+        used.fetch(2);
+        used.add(2, 130, 140);
+        used.add(2, 135, 145);
+        assert_eq!(used.bytes, 15);
+        // Only what is in the line counts.
+        used.add(2, 100, 129);
+        used.add(2, 190, 300);
+        used.add(2, 150, 150);
+        assert_eq!(used.bytes, 15 + 1 + 2);
+        used.fetch(2);
+        used.add(2, 128, 192);
+        assert_eq!(used.bytes, 18 + 64);
+    }
+
+    proptest! {
+        #[test]
+        fn used_bytes_are_those_of_sets(steps in prop::collection::vec((0u64..400, 0u64..90, any::<bool>()), 0..60)) {
+            let (mut used, mut sets, mut bytes) = (UsedBytes::new(64), BTreeSet::new(), 0);
+            for (from, len, fetch) in steps {
+                for line in from / 64..=(from + len) / 64 {
+                    if fetch {
+                        used.fetch(line);
+                        sets.retain(|at| at / 64 != line);
+                    }
+                    used.add(line, from, from + len);
+                    let inside = (from..from + len).filter(|at| at / 64 == line);
+                    bytes += inside.filter(|at| sets.insert(*at)).count() as u64;
+                }
+            }
+            prop_assert_eq!(used.bytes, bytes);
         }
     }
 }
