@@ -39,8 +39,8 @@ pub(crate) const BACKWARD: f64 = 640.0;
 /// instruction. (Loops turn so that their condition stands at the end.)
 const JUMP: f64 = 0.5;
 /// What it is worth that two blocks share a line, for each window of execution in which both ran. (A line that comes from the second-level
-/// cache costs as much as two dozen fall-throughs save, but a block that has several such neighbours saves it once, and windows are few: this
-/// share of a hundredth was best in the laboratory, a third and three times as much nearly so.)
+/// cache costs as much as two dozen fall-throughs save, but a block with several such neighbours saves it once only. Of a quarter, a half and all of
+/// this the last was best in the laboratory, by half a percent of the cost; five times as much parts what follows each other.)
 const TOGETHER: f64 = 0.2;
 /// Bytes of a line.
 const LINE: f64 = 64.0;

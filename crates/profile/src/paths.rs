@@ -8,6 +8,7 @@
 //! **Limits.** What came before the last edge is not looked at; a call on the way ends it.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 use restitch_address::Svma;
 use restitch_program::{BlockId, EdgeId, Program, Terminator};
@@ -44,7 +45,7 @@ impl<A> Default for Turns<A> {
     }
 }
 
-impl<A: Copy + Ord> Turns<A> {
+impl<A: Copy + Ord + Hash> Turns<A> {
     /// Adds a stack of branches (instruction, target), **newest first**; `None` is a place outside of the module. Each counts `weight` times.
     pub fn add_stack(&mut self, stack: &[(Option<A>, Option<A>)], weight: u64) {
         for pair in stack.windows(2) {
@@ -72,7 +73,7 @@ impl<A: Copy + Ord> Turns<A> {
     }
 
     /// The same in other addresses; what has no place there is left out.
-    pub fn placed<B: Copy + Ord>(&self, place: impl Fn(A) -> Option<B>) -> Turns<B> {
+    pub fn placed<B: Copy + Ord + Hash>(&self, place: impl Fn(A) -> Option<B>) -> Turns<B> {
         let mut placed = Turns { windows: self.windows.placed(&place), ..Turns::default() };
         for (&(from, start, end, out), &count) in &self.counts {
             if let (Some(start), Some(end)) = (place(start), place(end)) {

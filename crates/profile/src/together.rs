@@ -10,11 +10,12 @@
 //! **Limits.** At most [`MOST_WINDOWS`] windows, evenly chosen, and [`MOST_PAIRS`] pairs. Threads whose records come by turns share
 //! windows. Programs with fewer runs than a window has none: all their code fits into the cache.
 
-use std::collections::BTreeMap;
-
-use restitch_program::{BlockId, Program};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::ops::Range;
 
 use restitch_address::Svma;
+use restitch_program::{BlockId, Program};
 
 use crate::matching::run_between;
 
@@ -39,9 +40,10 @@ const LEAST_SHARE: f64 = 0.1;
 const MILLION: u64 = 1_000_000;
 
 /// Runs of code by windows, by their first and last addresses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Windows<A> {
-    numbers: BTreeMap<(A, A), u32>,
+    numbers: HashMap<(A, A), u32>,
+    runs: Vec<(A, A)>,
     /// The window, from 1, that each run was last in.
     last: Vec<u64>,
     current: Vec<u32>,
@@ -58,7 +60,8 @@ pub struct Windows<A> {
 impl<A> Default for Windows<A> {
     fn default() -> Self {
         Self {
-            numbers: BTreeMap::new(),
+            numbers: HashMap::new(),
+            runs: Vec::new(),
             last: Vec::new(),
             current: Vec::new(),
             kept: Vec::new(),
@@ -69,15 +72,21 @@ impl<A> Default for Windows<A> {
     }
 }
 
-impl<A: Copy + Ord> Windows<A> {
+impl<A: PartialEq> PartialEq for Windows<A> {
+    fn eq(&self, other: &Self) -> bool {
+        let numbers = |w: &Self| (w.begun, w.stride, w.worth);
+        // (`numbers` and `last` follow from these.)
+        (&self.runs, &self.kept, &self.current) == (&other.runs, &other.kept, &other.current)
+            && numbers(self) == numbers(other)
+    }
+}
+
+impl<A: Eq> Eq for Windows<A> {}
+
+impl<A: Copy + Ord + Hash> Windows<A> {
     /// Adds a run from `start` up to the branch at `end`, which ran next before or after the one added last.
     pub fn add(&mut self, start: A, end: A) {
-        let new = self.numbers.len();
-        if new >= MOST_RUNS && !self.numbers.contains_key(&(start, end)) {
-            return;
-        }
-        let number = *self.numbers.entry((start, end)).or_insert(new as u32);
-        self.last.resize(self.numbers.len(), 0);
+        let Some(number) = self.number((start, end)) else { return };
         if std::mem::replace(&mut self.last[number as usize], self.begun) == self.begun {
             return;
         }
@@ -96,23 +105,31 @@ impl<A: Copy + Ord> Windows<A> {
         }
     }
 
+    /// The number of a run; `None` if there are too many.
+    fn number(&mut self, run: (A, A)) -> Option<u32> {
+        if let Some(&number) = self.numbers.get(&run) {
+            return Some(number);
+        }
+        let number = self.runs.len() as u32;
+        (self.runs.len() < MOST_RUNS).then(|| {
+            self.numbers.insert(run, number);
+            self.runs.push(run);
+            self.last.push(0);
+            number
+        })
+    }
+
     /// With other counts.
     pub fn scaled(&self, scale: impl Fn(u64) -> u64) -> Self {
         Self { worth: scale(self.worth), ..self.clone() }
     }
 
     /// The same in other addresses; what has no place there is left out.
-    pub fn placed<B: Copy + Ord>(&self, place: impl Fn(A) -> Option<B>) -> Windows<B> {
+    pub fn placed<B: Copy + Ord + Hash>(&self, place: impl Fn(A) -> Option<B>) -> Windows<B> {
         let mut out =
             Windows { begun: self.begun, stride: self.stride, worth: self.worth, ..Windows::default() };
-        let mut numbers = vec![None; self.numbers.len()];
-        for (&(start, end), &number) in &self.numbers {
-            if let (Some(start), Some(end)) = (place(start), place(end)) {
-                let new = out.numbers.len() as u32;
-                numbers[number as usize] = Some(*out.numbers.entry((start, end)).or_insert(new));
-            }
-        }
-        out.last = vec![0; out.numbers.len()];
+        let mut placed = |&(start, end): &(A, A)| out.number((place(start)?, place(end)?));
+        let numbers: Vec<Option<u32>> = self.runs.iter().map(&mut placed).collect();
         let renumbered = |window: &Vec<u32>| window.iter().filter_map(|n| numbers[*n as usize]).collect();
         out.kept = self.kept.iter().map(renumbered).collect();
         out
@@ -122,12 +139,11 @@ impl<A: Copy + Ord> Windows<A> {
 impl Windows<Svma> {
     /// The pairs of blocks of `program` that ran together.
     pub fn pairs(&self, program: &Program) -> TogetherCounts {
-        let mut blocks_of = vec![0..0; self.numbers.len()];
-        for (&(start, end), &number) in &self.numbers {
-            if let Some((first, way)) = run_between(program, start, end) {
-                blocks_of[number as usize] = first.0..first.0 + 1 + way.len() as u32;
-            }
-        }
+        let blocks = |&(start, end): &(Svma, Svma)| {
+            let (first, way) = run_between(program, start, end)?;
+            Some(first.0..first.0 + 1 + way.len() as u32)
+        };
+        let blocks_of: Vec<Range<u32>> = self.runs.iter().map(|run| blocks(run).unwrap_or(0..0)).collect();
         let mut windows_of: Vec<Vec<u32>> = vec![Vec::new(); program.blocks.len()];
         let mut pairs: Vec<(u32, u32)> = Vec::new();
         for (number, window) in self.kept.iter().enumerate() {
