@@ -40,7 +40,7 @@ pub(crate) const BACKWARD: f64 = 640.0;
 const JUMP: f64 = 0.5;
 /// What it is worth that two blocks share a line, for each window of execution in which both ran. (A line that comes from the second-level
 /// cache costs as much as two dozen fall-throughs save, but a block with several such neighbours saves it once only. Of a quarter, a half and all of
-/// this the last was best in the laboratory, by half a percent of the cost; five times as much parts what follows each other.)
+/// this the last was best in the laboratory, by half a percent of the cost; seven times as much parts what follows each other.)
 const TOGETHER: f64 = 0.2;
 /// Bytes of a line.
 const LINE: f64 = 64.0;
@@ -86,29 +86,8 @@ impl LayoutAlgorithm for ExtTspAcross {
     }
 }
 
-/// [`ExtTspAcross`] that lets blocks share lines which run at the same time ([`Profile::together`]), whether or not control goes from the one to the
-/// other. Without such knowledge it is the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Together {
-    /// The levels of nearness.
-    pub distances: Distances,
-}
-
-impl LayoutAlgorithm for Together {
-    fn name(&self) -> &'static str {
-        "together"
-    }
-
-    fn layout(&self, program: &Program, profile: &Profile) -> Layout {
-        across(program, profile, &self.distances, |graph| match profile.together.is_empty() {
-            true => ext_tsp_chains(graph),
-            false => ext_tsp_chains(&graph.clone().with_together(program, profile)),
-        })
-    }
-}
-
-/// Such chains of all that ran, collocated by nearness, the densest first.
-fn across(
+/// The `chains` of all that ran, collocated by nearness, the densest first.
+pub(crate) fn across(
     program: &Program,
     profile: &Profile,
     distances: &Distances,

@@ -36,6 +36,7 @@ mod stitch;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;
+mod together;
 mod validate;
 
 pub use c3::*;
@@ -57,3 +58,4 @@ pub use registry::*;
 pub use score::*;
 pub use stitch::*;
 pub use text::*;
+pub use together::*;

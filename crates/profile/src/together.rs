@@ -8,7 +8,7 @@
 //! windows in which both ran. One window is worth one execution: it is in the same scale as the other counts of these records.
 //!
 //! **Limits.** At most [`MOST_WINDOWS`] windows, evenly chosen, and [`MOST_PAIRS`] pairs. Threads whose records come by turns share
-//! windows. Programs with fewer runs than a window has none: all their code fits into the cache.
+//! windows. Of short stacks (hardware has 16 or 32 branches) a window holds many samples: what ran within the time between them. Programs with fewer runs than a window has none: all their code fits into the cache.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

@@ -1,0 +1,37 @@
+//! [`ExtTspAcross`] with time.
+//!
+//! **Problem.** What shares a line, and is not wanted at the same time, is fetched in vain. Counts do not say what is wanted at the same time.
+//!
+//! **Idea.** Branch records do ([`Profile::together`]): blocks that ran in the same windows are linked in the graph of which the extended-TSP search
+//! makes chains (`ext_tsp.rs` knows what such a link is worth), whether or not control goes from the one to the other. All other steps are those of
+//! [`ExtTspAcross`].
+//!
+//! **Limits.** Without such knowledge both layouts are the same. `docs/layout.md` says what it is worth.
+//!
+//! [`ExtTspAcross`]: crate::ExtTspAcross
+
+use restitch_profile::Profile;
+use restitch_program::Program;
+
+use crate::ext_tsp::{across, ext_tsp_chains};
+use crate::{Distances, Layout, LayoutAlgorithm};
+
+/// Inter-procedural extended TSP that lets blocks share lines which run at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Together {
+    /// The levels of nearness.
+    pub distances: Distances,
+}
+
+impl LayoutAlgorithm for Together {
+    fn name(&self) -> &'static str {
+        "together"
+    }
+
+    fn layout(&self, program: &Program, profile: &Profile) -> Layout {
+        across(program, profile, &self.distances, |graph| match profile.together.is_empty() {
+            true => ext_tsp_chains(graph),
+            false => ext_tsp_chains(&graph.clone().with_together(program, profile)),
+        })
+    }
+}
