@@ -17,11 +17,8 @@ use restitch_program::Program;
 
 use crate::agglomerate::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
-use crate::codestitcher::densest_first;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
-use crate::hot_chains::cold_fragments;
-use crate::stitch::collocate_near;
-use crate::{Distances, Fragment, HotChains, Layout, LayoutAlgorithm};
+use crate::{HotChains, Layout, LayoutAlgorithm};
 
 /// Chains of more blocks are not cut. LLVM's limit.
 const SPLIT_NODES: usize = 128;
@@ -66,39 +63,6 @@ impl LayoutAlgorithm for ExtTsp {
         let chains = graph.to_blocks(extend(&graph, &within));
         self.options.arrange(program, profile, &hot, chains)
     }
-}
-
-/// The default: inter-procedural extended TSP. Branches, calls and returns alike, over all functions at once. Its sequences are collocated by
-/// nearness, as those of [`Stitch`](crate::Stitch) are, and go by density.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExtTspAcross {
-    /// The levels of nearness.
-    pub distances: Distances,
-}
-
-impl LayoutAlgorithm for ExtTspAcross {
-    fn name(&self) -> &'static str {
-        "ext-tsp-across"
-    }
-
-    fn layout(&self, program: &Program, profile: &Profile) -> Layout {
-        across(program, profile, &self.distances, ext_tsp_chains)
-    }
-}
-
-/// The `chains` of all that ran, collocated by nearness, the densest first.
-pub(crate) fn across(
-    program: &Program,
-    profile: &Profile,
-    distances: &Distances,
-    chains: impl FnOnce(&HotGraph) -> Vec<Vec<u32>>,
-) -> Layout {
-    let executed = HotChains::default().hot_blocks(program, profile);
-    let graph = HotGraph::new(program, profile, &executed, Links::All);
-    let sequences = collocate_near(&graph, chains(&graph), distances.bytes());
-    let ordered = graph.to_blocks(densest_first(&graph, sequences));
-    let hot = ordered.into_iter().map(|blocks| Fragment { blocks, align: 16 }).collect();
-    Layout { hot, cold: cold_fragments(program, &executed), ..Layout::default() }
 }
 
 /// The chains of a graph's nodes with a high extended-TSP score.

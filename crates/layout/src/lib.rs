@@ -7,6 +7,7 @@
 //! ([`LayoutChoice`]) or by type: [`ExtTspAcross`] unless there is a reason. `docs/layout.md` compares them. A layout holds movable blocks only, each at most once ([`Layout::validate`]), and the same input
 //! gives the same layout. Nothing here emits code: sizes are those of the original blocks.
 
+mod across;
 mod agglomerate;
 mod c3;
 mod cdsort;
@@ -29,6 +30,7 @@ mod paths;
 mod pettis_hansen;
 mod ph_bb;
 mod registry;
+mod rest;
 mod score;
 #[cfg(test)]
 mod small_graphs;
@@ -39,6 +41,7 @@ mod text;
 mod together;
 mod validate;
 
+pub use across::*;
 pub use c3::*;
 pub use cdsort::*;
 pub use codestitcher::*;

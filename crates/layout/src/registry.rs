@@ -59,7 +59,7 @@ fn at_distances(distances: Distances) -> Vec<Box<dyn LayoutAlgorithm>> {
     vec![
         Box::new(Codestitcher { partial_order: true, ..plain.clone() }),
         Box::new(plain),
-        Box::new(ExtTspAcross { distances }),
+        Box::new(ExtTspAcross { distances, ..ExtTspAcross::default() }),
         Box::new(Together { distances }),
         Box::new(Stitch { distances, ..Stitch::default() }),
     ]

@@ -81,7 +81,7 @@ pub(crate) fn collocate_near(graph: &HotGraph, sequences: Vec<Vec<u32>>, distanc
 
 /// Step 1: the most executed blocks, until they make up `share` of all executed bytes, and the rest of the executed ones. Blocks
 /// with equal counts stay on one side.
-fn split_by_heat(
+pub(crate) fn split_by_heat(
     program: &Program,
     profile: &Profile,
     executed: &[bool],

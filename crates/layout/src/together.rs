@@ -13,8 +13,8 @@
 use restitch_profile::Profile;
 use restitch_program::Program;
 
-use crate::ext_tsp::{across, ext_tsp_chains};
-use crate::{Distances, Layout, LayoutAlgorithm};
+use crate::ext_tsp::ext_tsp_chains;
+use crate::{Distances, ExtTspAcross, Layout, LayoutAlgorithm};
 
 /// Inter-procedural extended TSP that lets blocks share lines which run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,7 +29,8 @@ impl LayoutAlgorithm for Together {
     }
 
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
-        across(program, profile, &self.distances, |graph| match profile.together.is_empty() {
+        let across = ExtTspAcross { distances: self.distances, ..ExtTspAcross::default() };
+        across.with_chains(program, profile, |graph| match profile.together.is_empty() {
             true => ext_tsp_chains(graph),
             false => ext_tsp_chains(&graph.clone().with_together(program, profile)),
         })
