@@ -386,18 +386,40 @@ class Variants(unittest.TestCase):
         self.assertEqual(found, {"original": [[4, 2]] * 3, "default": [[2, 2]] * 3, "slow": [[3, 2]] * 3})
 
     def test_page(self):
-        seconds = {"original": [[4.0, 2.0], [4.4, 2.0]], "default": [[2.0, 2.0], [2.0, 2.0]], "slow": [[3.0, 2.0], [3.0, 2.0]]}
-        row = {"title": "x", "restitch": "r 1", "options": {"slow": "--slow"}, "seconds": seconds}
+        seconds = {"original": [[4.0, 2.0], [4.4, 2.0]], "default": [[2.0, 2.0], [2.0, 2.0]], "slow": [[3.0, 2.0], [3.0, 2.0]], "build": [[2.5, 2.0], [2.5, 2.0]]}
+        row = {"title": "x", "restitch": "r 1", "options": {"slow": "--slow", "build": ""}, "seconds": seconds}
         text = variants.page([row], SimpleNamespace(rounds=2))
         self.assertIn("| x | 4.20 s | 0.477 [0.455, 0.500] | 0 % |", text)
-        self.assertIn("| none | 1.000 [1.000, 1.000] | 1.000 |\n| `--slow` | 1.500 [1.500, 1.500] | 1.500 |", text)
+        self.assertIn("| none | 1.000 [1.000, 1.000] | 1.000 |\n| `--slow` | 1.500 [1.500, 1.500] | 1.500 |\n| none, by another build | 1.250 [1.250, 1.250] | 1.250 |", text)
 
     def test_sides(self):
-        options = SimpleNamespace(side=["a=--layout c3"])
-        variants.settle(options)
-        self.assertEqual(options.sides, {"a": "--layout c3"})
-        for wrong in ("a", "default=--x"):
-            self.assertRaises(SystemExit, variants.settle, SimpleNamespace(side=[wrong]))
+        def sides(side, build=None):
+            options = SimpleNamespace(side=side, build=build)
+            variants.settle(options)
+            return options.sides
+
+        self.assertEqual(sides(["a=--layout c3"]), {"a": "--layout c3"})
+        self.assertEqual(sides(["a=--layout c3"], "/old"), {"a": "--layout c3", "build": ""})
+        self.assertEqual(sides([], "/old"), {"build": ""})
+        self.assertEqual(sides([]), variants.SIDES)
+        for wrong in ("a", "default=--x", "build=--x"):
+            self.assertRaises(SystemExit, sides, [wrong])
+
+    def test_another_build_makes_its_own_side(self):
+        class Build:
+            def __init__(self, name):
+                self.name, self.calls = name, []
+
+            def call(self, arguments, _):
+                self.calls.append(arguments)
+
+        own, other, machine = Build("own"), Build("other"), SimpleNamespace(path=lambda name: name)
+        load = SimpleNamespace(file="/bin/x")
+        with mock.patch.object(variants, "train", return_value="p"):
+            files = variants.prepare(load, machine, own, {"a": "--layout c3", "build": ""}, False, other)
+        self.assertEqual(files, {"original": "/bin/x", "default": "made-default", "a": "made-a", "build": "made-build"})
+        self.assertEqual([c[-2:] for c in own.calls], [["-o", "made-default"], ["--layout", "c3"]])
+        self.assertEqual([c[-2:] for c in other.calls], [["-o", "made-build"]])
 
 
 def write_elf(path, segments):

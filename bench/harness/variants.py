@@ -9,6 +9,7 @@ Where a file's pages lie in memory is luck that lasts as long as they do, worth 
 large pages unless another place is named: on a file system that has them, which of two equal files gets them is luck as well.
 
 --side NAME=OPTIONS adds sides of its own in place of the default ones: bench/variants cc1plus --side stitch='--layout stitch'
+--build PATH is a side that another build of restitch makes of the same profile: what has changed since.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from .tables import Table
 from .twins import all_of, in_child, twins
 
 BEGIN, END = "<!-- variants:begin -->", "<!-- variants:end -->"
-ORIGINAL, DEFAULT = "original", "default"
+ORIGINAL, DEFAULT, BUILD = "original", "default", "build"
 # Runs of which branch records are taken.
 RECORDED = 5
 SIDES = {
@@ -51,15 +52,16 @@ def with_records(load, machine, restitch, counts):
     return both
 
 
-def prepare(load, machine, restitch, sides, records):
-    """The files to copy from: {side: path}."""
+def prepare(load, machine, restitch, sides, records, build=None):
+    """The files to copy from: {side: path}. `build` makes the side of that name."""
     profile = train(load, machine, restitch)
     if records:
         profile = with_records(load, machine, restitch, profile)
     files = {ORIGINAL: load.file}
     for side, options in ({DEFAULT: ""} | sides).items():
         files[side] = machine.path(f"made-{side}")
-        restitch.call(["optimize", load.file, "--profile", profile, "-o", files[side], *shlex.split(options)], machine)
+        maker = build if side == BUILD else restitch
+        maker.call(["optimize", load.file, "--profile", profile, "-o", files[side], *shlex.split(options)], machine)
     return files
 
 
@@ -110,7 +112,8 @@ def measure(name, options, log):
         restitch, load = Restitch(options.restitch, False, log), LOADS[name](machine, log)
         load.timed = options.input or load.timed
         start = time.monotonic()
-        files = prepare(load, machine, restitch, options.sides, options.records)
+        build = options.build and Restitch(options.build, False, log)
+        files = prepare(load, machine, restitch, options.sides, options.records, build)
         place = tempfile.mkdtemp(dir=options.place)
         try:
             # Servers run as users of their own.
@@ -149,13 +152,15 @@ def page(rows, options):
     body = []
     for side in [DEFAULT, *rows[0]["options"]]:
         values = [ratios(row, side) for row in rows]
-        body.append([f"`{rows[0]['options'][side]}`" if side != DEFAULT else "none", *map(cell, values), f"{geometric_mean([median(v) for v in values]):.3f}"])
+        label = {DEFAULT: "none", BUILD: "none, by another build"}.get(side, f"`{rows[0]['options'].get(side)}`")
+        body.append([label, *map(cell, values), f"{geometric_mean([median(v) for v in values]):.3f}"])
     text += lines_of(["options", *(row["title"] for row in rows), "geometric mean"], body)
     return "\n".join(text)
 
 
 def add(parser):
     parser.add_argument("--side", metavar="NAME=OPTIONS", action="append", default=[], help=f"options of `restitch optimize` that make a side; default: {', '.join(f'{name} ({options})' for name, options in SIDES.items())}")
+    parser.add_argument("--build", metavar="PATH", help="another restitch, which makes a side of its own")
     parser.add_argument("--records", action="store_true", help="add branch records of training to the profile, which `--layout together` wants")
     parser.add_argument("--input", metavar="NAME", help="measure this input of the program in place of the unseen one (training; python also has trained, a longer run of its training script)")
     parser.add_argument("--place", metavar="FOLDER", default="/dev/shm", help="where copies run; default %(default)s")
@@ -163,10 +168,11 @@ def add(parser):
 
 def settle(options):
     pairs = [side.partition("=") for side in options.side]
-    wrong = [name for name, equals, _ in pairs if not equals or name in (ORIGINAL, DEFAULT)]
+    wrong = [name for name, equals, _ in pairs if not equals or name in (ORIGINAL, DEFAULT, BUILD)]
     if wrong:
         raise SystemExit(f"bench/variants: --side takes NAME=OPTIONS with a name of its own, not {', '.join(wrong)}")
-    options.sides = {name: text for name, _, text in pairs} or SIDES
+    own = {name: text for name, _, text in pairs} | ({BUILD: ""} if options.build else {})
+    options.sides = own or SIDES
 
 
 def main(argv):
