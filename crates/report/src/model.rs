@@ -194,9 +194,9 @@ pub struct LayoutSummary {
     pub score_before: f64,
     /// Score of the new order.
     pub score_after: f64,
-    /// Executed blocks that were placed.
+    /// Blocks in the hot part: what ran, or most of it.
     pub hot_blocks: u64,
-    /// Hardly executed blocks that were placed at the far end.
+    /// Other blocks of functions that ran, placed at the far end.
     pub cold_blocks: u64,
     /// Second copies of blocks, which make taken branches superfluous.
     #[serde(default)]
