@@ -150,6 +150,16 @@ fn order_groups(
     call_chain_order(&nodes, &arcs, limit)
 }
 
+/// The movable blocks of a function that are not hot, in address order.
+pub(crate) fn cold_blocks<'a>(
+    program: &'a Program,
+    function: FuncId,
+    hot: &'a [bool],
+) -> impl Iterator<Item = BlockId> + 'a {
+    let is_code = |b: &BlockId| !program.block(*b).attrs.contains(BlockAttrs::PADDING);
+    program.blocks_of(function).filter(move |b| !hot[b.index()] && program.is_movable(*b) && is_code(b))
+}
+
 /// The movable blocks that are not hot of functions with a hot block, one fragment a function.
 pub(crate) fn cold_fragments(program: &Program, hot: &[bool]) -> Vec<Fragment> {
     let mut cold = Vec::new();
@@ -157,12 +167,7 @@ pub(crate) fn cold_fragments(program: &Program, hot: &[bool]) -> Vec<Fragment> {
         if !program.blocks_of(function).any(|b| hot[b.index()]) {
             continue;
         }
-        let rest = |b: &BlockId| {
-            !hot[b.index()]
-                && program.is_movable(*b)
-                && !program.block(*b).attrs.contains(BlockAttrs::PADDING)
-        };
-        let blocks: Vec<BlockId> = program.blocks_of(function).filter(rest).collect();
+        let blocks: Vec<BlockId> = cold_blocks(program, function, hot).collect();
         if !blocks.is_empty() {
             cold.push(Fragment { blocks, align: 1 });
         }

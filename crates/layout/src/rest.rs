@@ -7,11 +7,12 @@
 use std::collections::BTreeMap;
 
 use restitch_profile::Profile;
-use restitch_program::{BlockAttrs, BlockId, FuncId, Program};
+use restitch_program::{BlockId, FuncId, Program};
 
 use crate::Fragment;
 use crate::ext_tsp::ext_tsp_chains;
 use crate::graph::{HotGraph, Links};
+use crate::hot_chains::cold_blocks;
 
 /// All movable blocks of functions with an `executed` block that are not hot: the `warm` ones and what never ran, one fragment a function.
 pub(crate) fn rest_by_function(
@@ -28,11 +29,6 @@ pub(crate) fn rest_by_function(
             chains.entry(function).or_default().push(chain);
         }
     }
-    let never_ran = |b: &BlockId| {
-        !executed[b.index()]
-            && program.is_movable(*b)
-            && !program.block(*b).attrs.contains(BlockAttrs::PADDING)
-    };
     let mut fragments = Vec::new();
     for function in program.function_ids() {
         if !program.blocks_of(function).any(|b| executed[b.index()]) {
@@ -41,7 +37,7 @@ pub(crate) fn rest_by_function(
         let mut own = chains.remove(&function).unwrap_or_default();
         own.sort_unstable();
         let blocks: Vec<BlockId> =
-            own.into_iter().flatten().chain(program.blocks_of(function).filter(never_ran)).collect();
+            own.into_iter().flatten().chain(cold_blocks(program, function, executed)).collect();
         if !blocks.is_empty() {
             fragments.push(Fragment { blocks, align: 1 });
         }
