@@ -314,7 +314,7 @@ pub struct Lab {
     /// Layouts to compare, separated by commas; all unless given. Distances may follow a name: `stitch:4K:64K:2M`, `stitch:zen4`.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = layout_choice)]
     pub layouts: Vec<LayoutChoice>,
-    /// Processor to model: haswell, kaby-lake, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
+    /// Processor to model: haswell, kaby-lake, ice-lake, golden-cove, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]
     pub machine: Option<Machine>,
     /// Show each layout also with duplicates of blocks that hot jumps lead to: by edge counts, and by paths if the profile has some.

@@ -41,7 +41,7 @@ pub struct Machine {
     /// The first-level instruction TLB.
     pub itlb: Geometry,
     /// Entries of a first-level instruction TLB of its own for large pages; 0 where they share `itlb`. (Intel has 8, fully associative, from
-    /// Haswell on: Optimization Reference Manual, "Cache Parameters".)
+    /// Haswell on, 16 from Ice Lake, 32 from Golden Cove: Optimization Reference Manual, "Cache Parameters" and the sections on these cores.)
     pub large_itlb: usize,
     /// Whether the hot code of versions lies in large pages of 2 MiB.
     pub large_pages: bool,
@@ -58,8 +58,18 @@ pub struct UnknownMachine(pub String);
 
 impl Machine {
     /// The names that [`Machine::from_str`] knows.
-    pub const NAMES: [&'static str; 8] =
-        ["haswell", "kaby-lake", "zen2", "zen3", "zen4", "zen5", "neoverse-n1", "neoverse-v1"];
+    pub const NAMES: [&'static str; 10] = [
+        "haswell",
+        "kaby-lake",
+        "ice-lake",
+        "golden-cove",
+        "zen2",
+        "zen3",
+        "zen4",
+        "zen5",
+        "neoverse-n1",
+        "neoverse-v1",
+    ];
 
     /// The machine that this code runs on: TLBs and branch target buffer of the named machine that is most like it by `vendor`,
     /// `family` and `model` (as in `/proc/cpuinfo`), caches as given where they are known.
@@ -70,6 +80,12 @@ impl Machine {
             ("AuthenticAMD", 25) => "zen3",
             ("AuthenticAMD", _) => "zen2",
             ("GenuineIntel", 6) if model < 0x4e => "haswell",
+            // Ice Lake (servers and others), Tiger Lake, Rocket Lake.
+            ("GenuineIntel", 6) if matches!(model, 0x6a | 0x6c | 0x7d | 0x7e | 0x8c | 0x8d | 0xa7) => "ice-lake",
+            // Alder Lake, Raptor Lake, Sapphire Rapids, Emerald Rapids.
+            ("GenuineIntel", 6) if matches!(model, 0x97 | 0x9a | 0xb7 | 0xba | 0xbf | 0x8f | 0xcf) => {
+                "golden-cove"
+            }
             _ => "kaby-lake",
         };
         let mut machine = Self::named(name);
@@ -99,7 +115,12 @@ impl Machine {
             name: name.to_owned(),
             line: 64,
             page: 4096,
-            large_itlb: if matches!(name, "haswell" | "kaby-lake") { 8 } else { 0 },
+            large_itlb: match name {
+                "haswell" | "kaby-lake" => 8,
+                "ice-lake" => 16,
+                "golden-cove" => 32,
+                _ => 0,
+            },
             large_pages: false,
             l1i,
             l2,
@@ -110,6 +131,8 @@ impl Machine {
         let (kib, of) = (Geometry::kib, Geometry::entries);
         match name {
             "haswell" => make(kib(32, 8), kib(256, 8), of(128, 4), of(1024, 8), of(4096, 4)),
+            "ice-lake" => make(kib(32, 8), kib(1280, 20), of(128, 8), of(2048, 16), of(5120, 5)),
+            "golden-cove" => make(kib(32, 8), kib(2048, 16), of(256, 8), of(2048, 16), of(12288, 6)),
             "zen2" => make(kib(32, 8), kib(512, 8), of(64, 64), of(1024, 8), of(7168, 7)),
             "zen3" => make(kib(32, 8), kib(512, 8), of(64, 64), of(512, 4), of(6656, 13)),
             "zen4" => make(kib(32, 8), kib(1024, 8), of(64, 64), of(512, 4), of(7168, 7)),
@@ -147,6 +170,10 @@ mod tests {
         let machine = Machine::like("AuthenticAMD", 25, 17, None, Some(l2));
         assert_eq!((machine.l2, machine.l1i.sets), (l2, 64));
         assert!(machine.name.contains("zen4"));
+        let named = |model| Machine::like("GenuineIntel", 6, model, None, None).name;
+        for (model, name) in [(63, "haswell"), (85, "kaby-lake"), (106, "ice-lake"), (143, "golden-cove")] {
+            assert!(named(model).contains(name), "{model}");
+        }
         let kib = |size: u64| size << 10;
         assert_eq!(machine.levels(), [4, 32, 1024, 2048, 256, 2048, 2048].map(kib));
     }
