@@ -81,7 +81,9 @@ impl Machine {
             ("AuthenticAMD", _) => "zen2",
             ("GenuineIntel", 6) if model < 0x4e => "haswell",
             // Ice Lake (servers and others), Tiger Lake, Rocket Lake.
-            ("GenuineIntel", 6) if matches!(model, 0x6a | 0x6c | 0x7d | 0x7e | 0x8c | 0x8d | 0xa7) => "ice-lake",
+            ("GenuineIntel", 6) if matches!(model, 0x6a | 0x6c | 0x7d | 0x7e | 0x8c | 0x8d | 0xa7) => {
+                "ice-lake"
+            }
             // Alder Lake, Raptor Lake, Sapphire Rapids, Emerald Rapids.
             ("GenuineIntel", 6) if matches!(model, 0x97 | 0x9a | 0xb7 | 0xba | 0xbf | 0x8f | 0xcf) => {
                 "golden-cove"

@@ -18,29 +18,13 @@ use restitch_program::Program;
 use crate::agglomerate::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
+use crate::tsp_worth::{BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT, TOGETHER};
 use crate::{HotChains, Layout, LayoutAlgorithm};
 
 /// Chains of more blocks are not cut. LLVM's limit.
 const SPLIT_NODES: usize = 128;
 /// Chains with more neighbours are not cut: all their edges would be moved each time.
 const SPLIT_EDGES: usize = 256;
-/// What a fall-through is worth.
-const FALL: f64 = 1.0;
-/// What a jump over no bytes at all would be worth.
-const SHORT: f64 = 0.1;
-/// Reach of a forward jump that counts, in bytes.
-pub(crate) const FORWARD: f64 = 1024.0;
-/// Reach of a backward jump that counts, in bytes.
-pub(crate) const BACKWARD: f64 = 640.0;
-/// What a fall-through is worth on top of that, if it makes a jump superfluous: a block's only way out then takes no
-/// instruction. (Loops turn so that their condition stands at the end.)
-const JUMP: f64 = 0.5;
-/// What it is worth that two blocks share a line, for each window of execution in which both ran. (A line that comes from the second-level
-/// cache costs as much as two dozen fall-throughs save, but a block with several such neighbours saves it once only. Of a quarter, a half and all of
-/// this the last was best in the laboratory, by half a percent of the cost; seven times as much parts what follows each other.)
-const TOGETHER: f64 = 0.2;
-/// Bytes of a line.
-const LINE: f64 = 64.0;
 /// What gains less is no gain, but rounding.
 const EPSILON: f64 = 1e-9;
 

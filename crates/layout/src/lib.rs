@@ -32,6 +32,7 @@ mod ph_bb;
 mod registry;
 mod rest;
 mod score;
+mod search;
 #[cfg(test)]
 mod small_graphs;
 mod stitch;
@@ -39,6 +40,7 @@ mod stitch;
 pub mod testing;
 mod text;
 mod together;
+mod tsp_worth;
 mod validate;
 
 pub use across::*;
@@ -59,6 +61,7 @@ pub use pettis_hansen::*;
 pub use ph_bb::*;
 pub use registry::*;
 pub use score::*;
+pub use search::*;
 pub use stitch::*;
 pub use text::*;
 pub use together::*;

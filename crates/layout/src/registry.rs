@@ -2,17 +2,22 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
+use std::time::Duration;
 
 use restitch_profile::Profile;
 use restitch_program::Program;
 
 use crate::{
     BadDistances, C3, CdSort, Codestitcher, Distances, ExtTsp, ExtTspAcross, HfsortPlus, HotChains,
-    HotColdChunks, Layout, LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, Stitch, Together,
+    HotColdChunks, Layout, LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, SearchBudget, Stitch,
+    Together, search,
 };
 
 /// The name of the algorithm that is used unless another is asked for.
 pub const DEFAULT_LAYOUT: &str = "ext-tsp-across";
+
+/// What stands behind an algorithm whose order is to be improved by local search.
+const SEARCH: &str = "+search";
 
 /// What was asked for is no layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +28,11 @@ pub enum UnknownLayout {
     /// Distances were given to one that knows none.
     #[error("the layout \"{0}\" knows no distances; {names} do", names = with_distances().join(", "))]
     NoDistances(String),
+    /// No budget of a search.
+    #[error(
+        "\"{SEARCH}{0}\" is no local search; give it seconds of one core, such as {SEARCH}=5, or nothing"
+    )]
+    Budget(String),
     /// The distances are none.
     #[error("of the layout \"{name}\": {why}")]
     Distances {
@@ -74,18 +84,20 @@ fn with_distances() -> Vec<&'static str> {
     at_distances(Distances::default()).iter().map(|a| a.name()).collect()
 }
 
-/// An algorithm, chosen by name, with distances of its own where it brings transfers within such: `stitch`, `codestitcher:4K:64K:2M`. The default is what measurements found best;
+/// An algorithm, chosen by name, with distances of its own where it brings transfers within such: `stitch`, `codestitcher:4K:64K:2M`; and `+search` or `+search=SECONDS` behind it for
+/// [`search`](crate::search()) afterwards. The default is what measurements found best;
 /// `docs/layout.md` has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutChoice {
     name: &'static str,
     distances: Option<Distances>,
+    search: Option<SearchBudget>,
 }
 
 impl LayoutChoice {
     /// All algorithms, the simplest first.
     pub fn all() -> Vec<Self> {
-        names().into_iter().map(|name| Self { name, distances: None }).collect()
+        names().into_iter().map(|name| Self { name, ..Self::default() }).collect()
     }
 
     /// The algorithm's name.
@@ -108,24 +120,34 @@ impl LayoutChoice {
     pub fn layout(self, program: &Program, profile: &Profile) -> Layout {
         let known = self.distances.map_or_else(algorithms, at_distances);
         let chosen = known.into_iter().find(|a| a.name() == self.name);
-        chosen
-            .map_or_else(|| ExtTspAcross::default().layout(program, profile), |a| a.layout(program, profile))
+        let mut layout = chosen
+            .map_or_else(|| ExtTspAcross::default().layout(program, profile), |a| a.layout(program, profile));
+        if let Some(budget) = self.search {
+            search(program, profile, &mut layout, self.distances.unwrap_or_default(), budget);
+        }
+        layout
+    }
+
+    /// The same, and its hot code's order improved by [`search`].
+    pub fn searched(self, budget: SearchBudget) -> Self {
+        Self { search: Some(budget), ..self }
     }
 }
 
 impl Default for LayoutChoice {
     fn default() -> Self {
-        Self { name: DEFAULT_LAYOUT, distances: None }
+        Self { name: DEFAULT_LAYOUT, distances: None, search: None }
     }
 }
 
 /// The name, and distances behind a colon; [`LayoutChoice::from_str`] reads it.
 impl Display for LayoutChoice {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self.distances {
-            Some(distances) => write!(f, "{}:{distances}", self.name),
-            None => f.write_str(self.name),
+        f.write_str(self.name)?;
+        if let Some(distances) = self.distances {
+            write!(f, ":{distances}")?;
         }
+        self.search.map_or(Ok(()), |budget| write!(f, "{SEARCH}={}", budget.seconds()))
     }
 }
 
@@ -133,10 +155,32 @@ impl FromStr for LayoutChoice {
     type Err = UnknownLayout;
 
     fn from_str(text: &str) -> Result<Self, UnknownLayout> {
+        let (text, budget) = Self::split_search(text)?;
+        let choice: Self = Self::without_search(text)?;
+        Ok(budget.map_or(choice, |budget| choice.searched(budget)))
+    }
+}
+
+impl LayoutChoice {
+    /// A text, and what follows it about a search: `+search`, or `+search=SECONDS`.
+    ///
+    /// # Errors
+    /// If that is no budget.
+    pub fn split_search(text: &str) -> Result<(&str, Option<SearchBudget>), UnknownLayout> {
+        let Some((text, seconds)) = text.split_once(SEARCH) else { return Ok((text, None)) };
+        let budget = match seconds.strip_prefix('=').map(|s| s.parse().map(Duration::try_from_secs_f64)) {
+            None if seconds.is_empty() => SearchBudget::default(),
+            Some(Ok(Ok(time))) => SearchBudget::of_time(time),
+            _ => return Err(UnknownLayout::Budget(seconds.to_owned())),
+        };
+        Ok((text, Some(budget)))
+    }
+
+    fn without_search(text: &str) -> Result<Self, UnknownLayout> {
         let (name, list) = text.split_once(':').map_or((text, None), |(name, list)| (name, Some(list)));
         let known = names().into_iter().find(|n| *n == name);
         let name = known.ok_or_else(|| UnknownLayout::Name(name.to_owned()))?;
-        let chosen = Self { name, distances: None };
+        let chosen = Self { name, ..Self::default() };
         let Some(list) = list else { return Ok(chosen) };
         let list = list.parse().map_err(|why| UnknownLayout::Distances { name: name.to_owned(), why });
         chosen.within(list?)
@@ -149,12 +193,23 @@ mod tests {
 
     #[test]
     fn choices_are_read_as_they_are_written() {
-        for text in names().into_iter().chain(["stitch:4K:2M", "codestitcher+po:64", "ext-tsp-across:1M"]) {
+        let others = [
+            "stitch:4K:2M",
+            "codestitcher+po:64",
+            "ext-tsp-across:1M",
+            "c3+search=2.5",
+            "stitch:4K+search=10",
+        ];
+        for text in names().into_iter().chain(others) {
             assert_eq!(text.parse::<LayoutChoice>().unwrap().to_string(), text);
         }
         let refused = |text: &str| text.parse::<LayoutChoice>().unwrap_err().to_string();
         assert!(refused("best").contains("choose one of original"));
         assert!(refused("c3:4K").contains("knows no distances"));
         assert!(refused("stitch:").contains("is no size"));
+        assert_eq!("stitch+search".parse::<LayoutChoice>().unwrap().to_string(), "stitch+search=10");
+        for budget in ["=", "=x", "=-1", "=nan", "=1e99", "ed"] {
+            assert!(refused(&format!("stitch+search{budget}")).contains("is no local search"), "{budget}");
+        }
     }
 }

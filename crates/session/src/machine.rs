@@ -14,7 +14,7 @@ pub(crate) fn this_machine() -> Machine {
 }
 
 /// A layout as options name it: an algorithm, and behind a colon distances in bytes (`stitch:4K:64K:2M`), `machine` for those of this machine, or the name of one that
-/// [`Machine`] knows (`codestitcher:zen4`).
+/// [`Machine`] knows (`codestitcher:zen4`); then `+search` or `+search=SECONDS`, if its order is to be improved by local search.
 ///
 /// # Errors
 /// If there is no such algorithm, or it knows no distances, or they are none.
@@ -23,12 +23,14 @@ pub fn layout_choice(text: &str) -> Result<LayoutChoice, UnknownLayout> {
         "machine" => Some(this_machine()),
         name => name.parse::<Machine>().ok(),
     };
-    match text.split_once(':').and_then(|(name, of)| Some((name, machine(of)?))) {
+    let (text, budget) = LayoutChoice::split_search(text)?;
+    let choice: LayoutChoice = match text.split_once(':').and_then(|(name, of)| Some((name, machine(of)?))) {
         Some((name, machine)) => {
-            name.parse::<LayoutChoice>()?.within(Distances::of_levels(&machine.levels()))
+            name.parse::<LayoutChoice>()?.within(Distances::of_levels(&machine.levels()))?
         }
-        None => text.parse(),
-    }
+        None => text.parse()?,
+    };
+    Ok(budget.map_or(choice, |budget| choice.searched(budget)))
 }
 
 #[cfg(test)]
@@ -40,6 +42,8 @@ mod tests {
         let text = |text: &str| layout_choice(text).map_or_else(|e| e.to_string(), |c| c.to_string());
         assert_eq!(text("stitch:haswell"), "stitch:4K:32K:128K:256K:512K:2M:4M");
         assert_eq!(text("c3"), "c3");
+        assert_eq!(text("c3+search=3"), "c3+search=3");
+        assert_eq!(text("stitch:haswell+search"), "stitch:4K:32K:128K:256K:512K:2M:4M+search=10");
         let own = layout_choice("codestitcher:machine").unwrap();
         assert!(own.to_string().starts_with("codestitcher:4K:"), "{own}");
         assert_eq!(own.to_string().parse(), Ok(own));
