@@ -24,7 +24,7 @@ from .tables import ROOT, Table
 
 BEGIN, END = "<!-- layouts:begin -->", "<!-- layouts:end -->"
 # Names of restitch, and of the Codestitcher paper.
-LAYOUTS = {"ph": "PH", "c3": "C3", "ph.bb": "PH.BB", "codestitcher": "CS", "codestitcher+po": "CS+PO", "ext-tsp-across": "ours (default)", "stitch": "ours, by heat"}
+LAYOUTS = {"ph": "PH", "c3": "C3", "ph.bb": "PH.BB", "codestitcher": "CS", "codestitcher+po": "CS+PO", "ext-tsp-across+search": "ours (default)", "stitch": "ours, by heat"}
 EVENTS = {
     "l1i": "L1i misses", "l2": "L2 code misses", "itlb": "iTLB misses", "itlb_large": "the same, large pages", "walks": "page walks", "walks_large": "the same, large pages",
     "mispredicted": "mispredicted branches", "taken": "taken branches", "instructions": "instructions",

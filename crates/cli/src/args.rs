@@ -128,8 +128,8 @@ pub enum Command {
         /// The new file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
-        /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`.
-        #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name(), value_parser = layout_choice)]
+        /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
+        #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = layout_choice)]
         layout: LayoutChoice,
         /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
         #[arg(long, value_name = "WHETHER", default_value = "auto")]
@@ -246,8 +246,8 @@ pub struct Attach {
     /// A shell command that prints the work done so far (requests, transactions), for the verdict. It is run once before anything else.
     #[arg(long, value_name = "COMMAND")]
     pub metric: Option<String>,
-    /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`.
-    #[arg(long, value_name = "NAME", default_value = LayoutChoice::default().name(), value_parser = layout_choice)]
+    /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
+    #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = layout_choice)]
     pub layout: LayoutChoice,
     /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
@@ -311,7 +311,7 @@ pub struct Lab {
     /// A profile from `restitch record`.
     #[arg(long, value_name = "FILE")]
     pub profile: PathBuf,
-    /// Layouts to compare, separated by commas; all unless given. Distances may follow a name: `stitch:4K:64K:2M`, `stitch:zen4`.
+    /// Layouts to compare, separated by commas; all unless given. Distances may follow a name: `stitch:4K:64K:2M`, `stitch:zen4`; and `+search` or `+search=SECONDS`, for local search afterwards.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = layout_choice)]
     pub layouts: Vec<LayoutChoice>,
     /// Processor to model: haswell, kaby-lake, ice-lake, golden-cove, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.

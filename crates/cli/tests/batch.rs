@@ -283,7 +283,7 @@ fn a_layout_that_is_asked_for_is_made_of_the_profile_that_is_kept() {
         (note["layout"].as_str().expect("text").to_owned(), note["profiled_runs"].clone())
     };
     let (first, runs) = layout();
-    assert_eq!(first, "ext-tsp-across");
+    assert_eq!(first, "ext-tsp-across+search");
     // Who asks for nothing gets what is there; who asks gets that, without a new profile.
     finish(batch.command(&[]).arg("true")).expect(code::DONE);
     assert_eq!(layout(), (first, runs.clone()));

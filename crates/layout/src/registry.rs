@@ -13,7 +13,7 @@ use crate::{
     Together, search,
 };
 
-/// The name of the algorithm that is used unless another is asked for.
+/// The name of the algorithm that is used unless another is asked for; local search follows it ([`LayoutChoice::default`]).
 pub const DEFAULT_LAYOUT: &str = "ext-tsp-across";
 
 /// What stands behind an algorithm whose order is to be improved by local search.
@@ -95,9 +95,13 @@ pub struct LayoutChoice {
 }
 
 impl LayoutChoice {
-    /// All algorithms, the simplest first.
+    const fn plain(name: &'static str) -> Self {
+        Self { name, distances: None, search: None }
+    }
+
+    /// All algorithms, the simplest first, and the default.
     pub fn all() -> Vec<Self> {
-        names().into_iter().map(|name| Self { name, ..Self::default() }).collect()
+        names().into_iter().map(Self::plain).chain([Self::default()]).collect()
     }
 
     /// The algorithm's name.
@@ -136,7 +140,7 @@ impl LayoutChoice {
 
 impl Default for LayoutChoice {
     fn default() -> Self {
-        Self { name: DEFAULT_LAYOUT, distances: None, search: None }
+        Self::plain(DEFAULT_LAYOUT).searched(SearchBudget::default())
     }
 }
 
@@ -147,7 +151,11 @@ impl Display for LayoutChoice {
         if let Some(distances) = self.distances {
             write!(f, ":{distances}")?;
         }
-        self.search.map_or(Ok(()), |budget| write!(f, "{SEARCH}={}", budget.seconds()))
+        match self.search {
+            Some(budget) if budget == SearchBudget::default() => f.write_str(SEARCH),
+            Some(budget) => write!(f, "{SEARCH}={}", budget.seconds()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -180,7 +188,7 @@ impl LayoutChoice {
         let (name, list) = text.split_once(':').map_or((text, None), |(name, list)| (name, Some(list)));
         let known = names().into_iter().find(|n| *n == name);
         let name = known.ok_or_else(|| UnknownLayout::Name(name.to_owned()))?;
-        let chosen = Self { name, ..Self::default() };
+        let chosen = Self::plain(name);
         let Some(list) = list else { return Ok(chosen) };
         let list = list.parse().map_err(|why| UnknownLayout::Distances { name: name.to_owned(), why });
         chosen.within(list?)
@@ -207,7 +215,8 @@ mod tests {
         assert!(refused("best").contains("choose one of original"));
         assert!(refused("c3:4K").contains("knows no distances"));
         assert!(refused("stitch:").contains("is no size"));
-        assert_eq!("stitch+search".parse::<LayoutChoice>().unwrap().to_string(), "stitch+search=10");
+        assert_eq!("stitch+search=3".parse::<LayoutChoice>(), "stitch+search".parse());
+        assert_eq!(LayoutChoice::default().to_string(), "ext-tsp-across+search");
         for budget in ["=", "=x", "=-1", "=nan", "=1e99", "ed"] {
             assert!(refused(&format!("stitch+search{budget}")).contains("is no local search"), "{budget}");
         }

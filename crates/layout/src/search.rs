@@ -61,10 +61,10 @@ impl SearchBudget {
     }
 }
 
-/// Ten seconds.
+/// Three seconds.
 impl Default for SearchBudget {
     fn default() -> Self {
-        Self::of_time(Duration::from_secs(10))
+        Self::of_time(Duration::from_secs(3))
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
 
         /// All algorithms' orders: the same blocks, a valid layout, worth no less, the same twice; without a budget nothing changes.
         #[test]
-        fn a_search_keeps_all_blocks_and_loses_nothing(seed: u64, which in 0usize..14, links in 0u64..20_000) {
+        fn a_search_keeps_all_blocks_and_loses_nothing(seed: u64, which in 0usize..16, links in 0u64..20_000) {
             let random = RandomProgram::new(seed);
             let (program, profile) = (&random.program, walk(&random.program, seed, 60, 0.1));
             let choices = LayoutChoice::all();

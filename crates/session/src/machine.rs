@@ -43,7 +43,7 @@ mod tests {
         assert_eq!(text("stitch:haswell"), "stitch:4K:32K:128K:256K:512K:2M:4M");
         assert_eq!(text("c3"), "c3");
         assert_eq!(text("c3+search=3"), "c3+search=3");
-        assert_eq!(text("stitch:haswell+search"), "stitch:4K:32K:128K:256K:512K:2M:4M+search=10");
+        assert_eq!(text("stitch:haswell+search"), "stitch:4K:32K:128K:256K:512K:2M:4M+search");
         let own = layout_choice("codestitcher:machine").unwrap();
         assert!(own.to_string().starts_with("codestitcher:4K:"), "{own}");
         assert_eq!(own.to_string().parse(), Ok(own));

@@ -5,7 +5,7 @@
 //! [batch]
 //! programs = ["cc1plus", "clang-19"]   # only these; all without
 //! exclude = ["ld.lld"]                 # never these
-//! layout = "ext-tsp-across"
+//! layout = "ext-tsp-across+search"
 //! cache = "build/restitch-cache"       # as seen from this file; ~ is the user's home
 //! cache-size = 4096                    # MiB
 //! trials = false                       # no runs of the original code for comparison
