@@ -18,7 +18,7 @@ fn main() {
     let wanted: Vec<LayoutChoice> = std::env::args().skip(1).filter_map(|name| name.parse().ok()).collect();
     let wanted = if wanted.is_empty() { LayoutChoice::all() } else { wanted };
     println!(
-        "{:>9} {:>9} {:>8}  {:<18} {:>8} {:>9} {:>7}",
+        "{:>9} {:>9} {:>8}  {:<21} {:>8} {:>9} {:>7}",
         "blocks", "edges", "calls", "layout", "seconds", "peak MiB", "falls"
     );
     let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|number| number.parse().ok()).collect();
@@ -33,11 +33,11 @@ fn main() {
             let seconds = cpu_seconds() - started;
             let falls = 100.0 * Score::of(&program, &profile, &layout).fall_through_share();
             println!(
-                "{:>9} {:>9} {:>8}  {:<18} {seconds:>8.2} {:>9} {falls:>6.1}%",
+                "{:>9} {:>9} {:>8}  {:<21} {seconds:>8.2} {:>9} {falls:>6.1}%",
                 program.blocks.len(),
                 program.edges.len(),
                 program.calls.len(),
-                choice.name(),
+                choice.to_string(),
                 peak_mib()
             );
         }
