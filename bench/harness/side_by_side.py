@@ -68,8 +68,14 @@ def build(load, folder):
         for name, text in getattr(load, "texts", {}).items():
             with open(os.path.join(place, name), "w") as f:
                 f.write(text)
-        for step in load.build:
-            run(["sh", "-c", step], cwd=place)
+        try:
+            for step in load.build:
+                run(["sh", "-c", step], cwd=place)
+        except Failed:
+            # A first stage of the build must not pass for the program.
+            if os.path.exists(os.path.join(place, load.program)):
+                os.remove(os.path.join(place, load.program))
+            raise
     return place
 
 
