@@ -42,7 +42,7 @@ mod tests {
         let text = |text: &str| layout_choice(text).map_or_else(|e| e.to_string(), |c| c.to_string());
         assert_eq!(text("stitch:haswell"), "stitch:4K:32K:128K:256K:512K:2M:4M");
         assert_eq!(text("c3"), "c3");
-        assert_eq!(text("c3+search=3"), "c3+search=3");
+        assert_eq!(text("c3+search=2"), "c3+search=2");
         assert_eq!(text("stitch:haswell+search"), "stitch:4K:32K:128K:256K:512K:2M:4M+search");
         let own = layout_choice("codestitcher:machine").unwrap();
         assert!(own.to_string().starts_with("codestitcher:4K:"), "{own}");
