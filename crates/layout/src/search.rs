@@ -11,7 +11,8 @@
 //! **The budget** is a number of links looked at and not a time, so that the same budget makes the same order on any machine; [`SearchBudget::of_time`] takes for a second what the machine
 //! that it was measured on looks at in one.
 //!
-//! **Limits.** Units move by at most [`REACH`] bytes: what is far away is left to the algorithm that made the order. Alignment is not modelled. It ends where no single move gains.
+//! **Limits.** Units move by at most [`REACH`] bytes: what is far away is left to the algorithm that made the order. Alignment is not modelled. Units with more than [`HUB`] links stay. It ends where no single
+//! move gains.
 
 mod order;
 mod worth;
@@ -31,6 +32,8 @@ use worth::Worth;
 const REACH: i64 = 32 << 10;
 /// Moves of a unit that are priced exactly.
 const PRICED: usize = 2;
+/// Units with more links stay where they are: each of their moves would look at all of them.
+const HUB: usize = 4096;
 /// What gains less is rounding, or not worth the move: a share of what the order is worth.
 const EPSILON: f64 = 1e-9;
 /// Links that are looked at in a second on one core of the machine that this was measured on (Intel Xeon, 2.8 GHz).

@@ -1,7 +1,7 @@
 //! An order of nodes in which units move.
 
 use super::worth::Worth;
-use super::{PRICED, REACH};
+use super::{HUB, PRICED, REACH};
 use crate::graph::{HotGraph, Link, LinkKind};
 
 /// Nodes one behind the other, and units of them.
@@ -111,8 +111,11 @@ impl<'g> Order<'g> {
         units
     }
 
-    /// The move of a unit that gains most, of those that bring it beside a block that it is linked with.
+    /// The move of a unit that gains most, of those that bring it beside a block that it is linked with. Hubs stay where they are.
     pub fn best_move(&self, worth: &Worth, unit: u32, looked_at: &mut u64) -> Option<Move> {
+        if self.nodes_of(unit).map(|n| self.links_of(n).len()).sum::<usize>() > HUB {
+            return None;
+        }
         let mut sketches = self.sketches(worth, unit, looked_at);
         sketches.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(a.last.cmp(&b.last)).then(a.up.cmp(&b.up)));
         sketches.truncate(PRICED);
