@@ -1,4 +1,4 @@
-//! Inter-procedural extended TSP: the default.
+//! Inter-procedural extended TSP: the default, before local search ([`search`](crate::search())).
 //!
 //! 1. **Hot code**, the blocks that make up [`ExtTspAcross::hot_share`] of all executed bytes, becomes extended-TSP chains over all functions at once: branches, calls and
 //!    returns alike. The chains are collocated by nearness, as those of [`Stitch`](crate::Stitch) are, and the densest sequences come first.

@@ -132,7 +132,7 @@ impl LayoutChoice {
         layout
     }
 
-    /// The same, and its hot code's order improved by [`search`].
+    /// The same, and its hot code's order improved by [`search`](crate::search()).
     pub fn searched(self, budget: SearchBudget) -> Self {
         Self { search: Some(budget), ..self }
     }

@@ -11,8 +11,8 @@
 //! **The budget** is a number of links looked at and not a time, so that the same budget makes the same order on any machine; [`SearchBudget::of_time`] takes for a second what the machine
 //! that it was measured on looks at in one.
 //!
-//! **Limits.** Units move by at most [`REACH`] bytes: what is far away is left to the algorithm that made the order. Alignment is not modelled. Units with more than [`HUB`] links stay. It ends where no single
-//! move gains.
+//! **Limits.** Units move by at most [`REACH`] bytes: what is far away is left to the algorithm that made the order. Alignment is not modelled. Units with more than [`HUB`] links stay. It ends
+//! where no move beside a linked block gains by itself.
 
 mod order;
 mod worth;
@@ -289,6 +289,34 @@ mod tests {
             begun / possible
         );
         assert!(least > 0.7 && reached > 0.95 * possible);
+    }
+
+    #[test]
+    fn hubs_stay() {
+        let star = |arms: u32| {
+            let link = Link {
+                from: 0,
+                to: 0,
+                weight: 9.0,
+                leaves: 8,
+                arrives: 0,
+                kind: LinkKind::Call,
+                only: false,
+            };
+            let count = arms as usize + 2;
+            HotGraph {
+                blocks: (0..count as u32).map(BlockId).collect(),
+                counts: vec![1; count],
+                sizes: vec![8; count],
+                links: (2..count as u32).map(|to| Link { to, ..link }).collect(),
+            }
+        };
+        let moves = |graph: &HotGraph| {
+            let order = Order::new(graph, (0..graph.len() as u32).collect());
+            order.best_move(&Worth::new(Distances::default()), 0, &mut 0).is_some()
+        };
+        assert!(moves(&star(8)));
+        assert!(!moves(&star(HUB as u32 + 1)));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) fn this_machine() -> Machine {
 /// [`Machine`] knows (`codestitcher:zen4`); then `+search` or `+search=SECONDS`, if its order is to be improved by local search.
 ///
 /// # Errors
-/// If there is no such algorithm, or it knows no distances, or they are none.
+/// If there is no such algorithm, or it knows no distances, or they are none, or the search's budget is none.
 pub fn layout_choice(text: &str) -> Result<LayoutChoice, UnknownLayout> {
     let machine = |name: &str| match name {
         "machine" => Some(this_machine()),
