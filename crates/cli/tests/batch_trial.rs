@@ -11,7 +11,7 @@ use std::path::Path;
 /// Runs `program` so often, in a command of its own; what is said of it, and how many runs of it were held out, and were in optimized code.
 #[track_caller]
 fn runs(batch: &Batch, trials: &str, program: &Path, times: u32) -> (Value, u64, u64) {
-    let script = "i=0; while [ $i -lt \"$1\" ]; do \"$0\" --seconds 0.05; [ $? = 42 ] || exit 9; i=$((i + 1)); done; sleep 0.3";
+    let script = "i=0; while [ $i -lt \"$1\" ]; do \"$0\" --busy 0.05; [ $? = 42 ] || exit 9; i=$((i + 1)); done; sleep 0.3";
     let mut command = batch.command(&["--trials", trials]);
     command.args(["sh", "-c", script]).arg(program).arg(times.to_string());
     finish(&mut command).expect(code::DONE);
@@ -42,7 +42,7 @@ fn doubtful_gains_are_compared_with_runs_held_out_and_losses_taken_back() {
     let (file, mut known) = entry(&batch, &program);
     known["original"] = json!({ "runs": 0, "samples": 0, "pairs": 0 });
     std::fs::write(&file, known.to_string()).expect("written");
-    // It runs for a given time, so nothing can be saved.
+    // It uses a given processor time, so nothing can be saved.
     let (_, held, optimized) = runs(&batch, "on", &program, 40);
     assert_eq!((held, optimized), (0, 40), "nothing is known yet: {:#}", batch.report());
     let begun = |batch: &Batch| entry(batch, &program).1["trial"]["begun"].clone();
@@ -57,7 +57,7 @@ fn doubtful_gains_are_compared_with_runs_held_out_and_losses_taken_back() {
         panic!("{known:#}")
     };
     assert!(out <= held && inside <= optimized && inside > 50, "{known:#}");
-    assert!((0.02..0.5).contains(&(took / out as f64)), "each runs for 0.05 s: {known:#}");
+    assert!((0.02..0.5).contains(&(took / out as f64)), "each uses 0.05 s: {known:#}");
 
     // One that is exported holds nobody out, and who wants no trials has none.
     let folder = batch.folder.path().join("export");

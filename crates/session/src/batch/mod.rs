@@ -157,6 +157,10 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
     if let Some((cache, agent)) = &cache {
         cache.tidy();
         cache.leave_out(&options.exclude);
+        // Before the command starts: its first process could be held out.
+        if !options.trials {
+            cache.end_trials();
+        }
         options.command.env("LD_PRELOAD", preload(std::env::var_os("LD_PRELOAD"), agent));
     }
     let start = Instant::now();
@@ -360,9 +364,6 @@ impl Session {
                 self.cache.retire(&entry.build_id);
                 self.retired.insert(entry.path);
             }
-        }
-        if !self.options.trials {
-            self.cache.end_trials();
         }
         for entry in self.cache.entries().into_iter().filter(|e| e.trial.is_lost() && !is_old(e)) {
             // Who took it back may have been killed over that.
