@@ -1,12 +1,13 @@
-"""What the overlays of a warm cache save in each command of a work: the commands that a build or a loop consists of, one after the other, each several
-times: as it is (*plain*), and with the overlays that `restitch batch --export` has written (*warm*). With --curve there are more: overlays whose profiles
-were counted in 1, 2, 5 and 10 runs, and in all (OCOLOS, Figure 10); with --layouts, other layouts of the same profile. Which is first changes from command to command and from round to round.
+"""What the overlays of a warm cache save in each command of a work: the commands that a build or a loop consists of, each as it is (*plain*) beside itself
+with the overlays that `restitch batch --export` has written (*warm*). With --curve there are more sides: overlays whose profiles
+were counted in 1, 2, 5 and 10 runs, and in all (OCOLOS, Figure 10); with --layouts, other layouts of the same profile.
 
-Processor time is exact (the kernel's account of the ended command and its descendants, user and system), and what is compared
-ran within seconds: a machine whose speed drifts by a tenth, on which whole builds tell nothing (`bench/batch`), tells some percent here. What is *not* in
+The two are *twins* (`bench/variants`): they run at the same time on one processor, which gives each some milliseconds in turn, so that a machine whose speed drifts by a tenth, on
+which whole builds tell nothing (`bench/batch`), tells less than a percent. Each writes to a copy of the work's folder that stands at its path (so this takes mounts of its own: root, or user namespaces). What is compared is
+exact processor time (the kernel's account of the ended command and its descendants, user and system). What is *not* in
 it is restitch's own work beside a build: sampling, counting, laying out. `bench/batch` has that.
 
-All have to say the same and write the same files. One command at a time: a compiler takes about a minute a round, with --curve four.
+All have to say the same and write the same files. A compiler takes about a minute a round on two processors, with --curve six.
 """
 
 import hashlib
@@ -19,12 +20,16 @@ from statistics import median
 
 from . import report
 from .batches import CURVE, LOADS, Work, markdown
-from .machine import Failed, Machine
+from .machine import Failed, Machine, Missing
+from .stand_in import is_possible, stand_in
 from .stats import interval
 from .tables import Table
+from .twins import all_of, in_child, twins
 
 BEGIN, END = "<!-- overlays:begin -->", "<!-- overlays:end -->"
 LIMIT = 600
+# Pairs that run at the same time, each on a processor of its own and with copies of its own.
+AT_ONCE = 4
 PLAIN, WARM, ALL = "plain", "warm", "all"
 
 
@@ -46,30 +51,60 @@ def files(folder):
 
 
 def written(folder, before):
-    """A hash of each file that is not what it was `before`: what a command leaves as another side has made it is none of its own."""
+    """A hash of each file that is not what it was `before`, by its path within the folder: what a command leaves as another one has made it is none of its own."""
     result = {}
     for path, state in files(folder).items():
         if before.get(path) != state:
             with open(path, "rb") as f:
-                result[path] = hashlib.sha256(f.read()).hexdigest()
+                result[os.path.relpath(path, folder)] = hashlib.sha256(f.read()).hexdigest()
     return result
 
 
-def one_round(work, parts, environments, turn):
-    """Each command on all sides: [{"kind", "plain": {...}, "warm": {...}}]."""
-    runs, sides = [], list(environments)
-    for number, (kind, command) in enumerate(parts):
-        run, seen = {"kind": kind}, []
-        first = (number + turn) % len(sides)
-        order = sides[first:] + sides[:first]
-        for side in order if turn % 2 == 0 else order[::-1]:
-            before = files(work.folder)
-            run[side], said = one_command(command, environments[side])
-            seen.append((said, written(work.folder, before)))
-        if any(other != seen[0] for other in seen):
-            raise Failed(f"{' '.join(command)} did not say or write the same in overlays")
-        runs.append(run)
+def apart(folder, copy, command, environment):
+    """As `one_command`, with `copy` at the path of `folder`. For a process of its own."""
+    stand_in(folder, copy)
+    used, said = one_command(command, environment)
+    return used, hashlib.sha256(said).hexdigest()
+
+
+def beside_each_other(folder, copies, command, environments, cpu):
+    """A command in two environments at the same time, each with one of the copies for its folder: what `one_command` measures of each."""
+    before = [files(copy) for copy in copies]
+    works = [lambda copy=copy, environment=environment: apart(folder, copy, command, environment) for copy, environment in zip(copies, environments)]
+    runs, said = zip(*twins(works, cpu))
+    if said[0] != said[1] or written(copies[0], before[0]) != written(copies[1], before[1]):
+        raise Failed(f"{' '.join(command)} did not say or write the same in overlays")
     return runs
+
+
+def one_round(folder, copies, parts, environments, turn):
+    """Each command on all sides, beside plain: [{"kind", "plain": {...}, "warm": {...}}], one for each command and side. `copies`: two of the folder for each processor."""
+    jobs = [(kind, command, side) for kind, command in parts for side in environments if side != PLAIN]
+    cpus = list(copies)
+
+    def share(index):
+        runs = []
+        for number in range(index, len(jobs), len(cpus)):
+            kind, command, side = jobs[number]
+            # Which one is started first changes.
+            step = 1 if (number // len(cpus) + turn) % 2 == 0 else -1
+            both = [environments[name] for name in (PLAIN, side)][::step]
+            plain, warm = beside_each_other(folder, copies[cpus[index]], command, both, cpus[index])[::step]
+            runs.append([number, {"kind": kind, PLAIN: plain, side: warm}])
+        return runs
+
+    found = all_of([in_child(lambda index=index: share(index)) for index in range(len(cpus))])
+    return [run for _, run in sorted((run for runs in found for run in runs), key=lambda run: run[0])]
+
+
+def copied(machine, folder):
+    """{processor: two copies of the folder}, as it is now."""
+    cpus = sorted(os.sched_getaffinity(0))[:AT_ONCE]
+    result = {cpu: [machine.path(f"copy-{cpu}-{number}") for number in range(2)] for cpu in cpus}
+    for copies in result.values():
+        for copy in copies:
+            shutil.copytree(folder, copy, symlinks=True)
+    return result
 
 
 def exported(work, cache, folder):
@@ -102,6 +137,8 @@ def prepare(name, work, options):
 
 
 def measure(name, options, log):
+    if not is_possible():
+        raise Missing("the sides run at the same time, each in mounts of its own, which are not permitted: run as root, or allow user namespaces")
     with Machine(log) as machine:
         work = Work(name, options, machine, log)
         folders = prepare(name, work, options)
@@ -111,22 +148,29 @@ def measure(name, options, log):
         environments = {PLAIN: plain}
         for side, folder in folders.items():
             environments[side] = dict(plain, LD_PRELOAD=os.path.join(folder, "librestitch-$PLATFORM.so"))
-        parts, rounds = work.parts(), []
+        copies, parts, rounds = copied(machine, work.folder), work.parts(), []
         for number in range(options.rounds):
             start = time.monotonic()
-            rounds.append(one_round(work, parts, environments, number))
+            rounds.append(one_round(work.folder, copies, parts, environments, number))
             said = ", ".join(f"{side} {ratio([rounds[-1]], side, 'cpu')}" for side in folders)
             log(f"  round {number + 1} of {options.rounds}: {said} ({time.monotonic() - start:.0f} s)")
         return {"title": work.title, "restitch": work.restitch.version(), "rounds": rounds, "sides": list(folders)}
 
 
-def total(runs, side, what):
-    return sum(run[side][what] for run in runs)
+def total(runs, side, what, beside):
+    """The sum of a side in the runs that have both."""
+    return sum(run[side][what] for run in runs if side in run and beside in run)
 
 
 def ratio(rounds, side, what, base=PLAIN):
-    """A side over another one, of each round's whole work: below 1 is better."""
-    values = [total(runs, side, what) / total(runs, base, what) for runs in rounds if total(runs, base, what) > 0]
+    """A side over another one, of each round's whole work: below 1 is better. Both are compared with what ran beside them."""
+
+    def over_plain(runs, side):
+        below = total(runs, PLAIN, what, side)
+        return 1 if side == PLAIN else total(runs, side, what, PLAIN) / below if below > 0 else None
+
+    pairs = [(over_plain(runs, side), over_plain(runs, base)) for runs in rounds]
+    values = [own / other for own, other in pairs if own is not None and other]
     if not values:
         return "-"
     low, high, _ = interval(values)
@@ -137,9 +181,9 @@ def rows_of(row):
     """All commands, and those of each kind where there are several."""
     kinds = list(dict.fromkeys(run["kind"] for run in row["rounds"][0]))
     for kind in [None, *kinds] if len(kinds) > 1 else kinds:
-        rounds = [[run for run in runs if kind in (None, run["kind"])] for runs in row["rounds"]]
-        seconds = median(total(runs, PLAIN, "cpu") for runs in rounds)
-        share = median(total(runs, PLAIN, "system") / max(total(runs, PLAIN, "cpu"), 1e-9) for runs in rounds)
+        rounds = [[run for run in runs if WARM in run and kind in (None, run["kind"])] for runs in row["rounds"]]
+        seconds = median(total(runs, PLAIN, "cpu", WARM) for runs in rounds)
+        share = median(total(runs, PLAIN, "system", WARM) / max(total(runs, PLAIN, "cpu", WARM), 1e-9) for runs in rounds)
         yield [row["title"], f"{kind or 'all'} ({len(rounds[0])})", f"{seconds:.2f} s", f"{100 * share:.0f} %",
                *(ratio(rounds, WARM, what) for what in ("cpu", "user", "system", "faults"))]
 
