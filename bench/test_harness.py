@@ -1,5 +1,6 @@
 """Tests of the harness itself: python3 -B -m unittest discover -s bench"""
 
+import contextlib
 import io
 import json
 import os
@@ -11,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog
+from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import interleave, interleave_inputs
@@ -125,6 +126,46 @@ class Overlays(unittest.TestCase):
         rounds = [[run(1.0, 0.5), run(3.0, 3.0)], [run(10.0, 9.0)], [run(2.0, 1.4), run(2.0, 1.4)]]
         self.assertEqual(overlays.ratio(rounds, "warm", "cpu"), "0.875 (0.700 to 0.900)")
         self.assertEqual(overlays.ratio(rounds, "plain", "cpu", "warm"), "1.143 (1.111 to 1.429)")
+
+
+class Works(unittest.TestCase):
+    """Whole works beside themselves."""
+
+    def work(self, machine, writes):
+        folder = machine.path("work")
+        os.mkdir(folder)
+        # What would be `restitch batch` says what it used, and runs the command.
+        batch = lambda cache, result: ["sh", "-c", f'echo \'{{"own_seconds": 0.5, "sampling_seconds": 0.25}}\' > "$0"; SIDE=first; {writes}', result]
+        return SimpleNamespace(machine=machine, folder=folder, command=["sh", "-c", writes], batch=batch)
+
+    def rounds(self, writes):
+        if not stand_in.is_possible():
+            self.skipTest("mounts of its own are not permitted here")
+        with Machine(print) as machine:
+            work = self.work(machine, f'cd "{machine.path("work")}"; i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; {writes}')
+            pristine = machine.path("pristine")
+            os.mkdir(pristine)
+            with contextlib.redirect_stdout(io.StringIO()):
+                found = works.rounds_of(work, pristine, {}, [works.PLAIN, works.FIRST], 3, lambda _: None)
+            return found, os.listdir(work.folder)
+
+    def test_both_run_in_copies(self):
+        rounds, left = self.rounds("[ ! -e out ] && echo done > out")
+        self.assertEqual([list(r) for r in rounds], [[works.PLAIN, works.FIRST]] * 3)
+        self.assertEqual(left, [])
+        self.assertGreater(min(run["cpu"] for r in rounds for both in r.values() for run in both), 0)
+        self.assertEqual([set(both[1]) - set(both[0]) for both in rounds[0].values()], [set(), {"own", "sampling"}])
+
+    def test_other_files_are_no_figure(self):
+        with self.assertRaises(Failed):
+            self.rounds('echo "$SIDE" > out')
+
+    def test_ratios_are_of_pairs(self):
+        run = lambda cpu, **more: {"cpu": cpu, **more}
+        rounds = [{"first": [run(2.0), run(2.1, own=0.1)]}, {"first": [run(4.0), run(4.0, own=0.1)]}, {"first": [run(1.0), run(0.9, own=0.1)]}]
+        self.assertEqual(works.ratio(rounds, "first"), "1.000 (0.900 to 1.050)")
+        self.assertEqual(works.share(rounds, "first", "own"), "5.0 %")
+        self.assertEqual(works.share(rounds, "first", "sampling"), "-")
 
 
 class Rounds(unittest.TestCase):

@@ -220,9 +220,9 @@ class Work:
         # What the work writes; whatever it runs in has to write the same.
         self.files = None
 
-    def batch(self, cache, *more):
+    def batch(self, cache, *more, result=None):
         # Nothing goes on in the background while something else is measured.
-        options = ["--quiet", "--finish", "later", "--cache", cache, "--json", self.result, *more]
+        options = ["--quiet", "--finish", "later", "--cache", cache, "--json", result or self.result, *more]
         return [self.restitch.path, "batch", *options, "--", *self.command]
 
     def run(self, name, command):
