@@ -38,9 +38,9 @@ jit = off
 """
 
 
-def start(machine, side):
-    """A server: its process, and what makes it work (transactions of each of two clients; with which options of pgbench)."""
-    bin = os.path.dirname(os.path.realpath(find("/usr/lib/postgresql/*/bin/postgres", "postgres")))
+def start(machine, side, program=None):
+    """A server (the installed one, if no other program is named): its process, and what makes it work (transactions of each of two clients; with which options of pgbench)."""
+    bin = os.path.dirname(os.path.realpath(program or find("/usr/lib/postgresql/*/bin/postgres", "postgres")))
     user = machine.user("postgres")
     folder = machine.own_folder(user, side)
     data = os.path.join(folder, "data")

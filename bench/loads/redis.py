@@ -6,9 +6,9 @@ from harness.rounds import interleave, serve_and_count
 TESTS = "set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset".split(",")
 
 
-def start(machine, side):
-    """A server: its process, and what makes it work (requests of each kind)."""
-    program, client, admin = find("redis-server"), find("redis-benchmark"), find("redis-cli")
+def start(machine, side, program=None):
+    """A server (the installed one, if no other program is named): its process, and what makes it work (requests of each kind)."""
+    program, client, admin = program or find("redis-server"), find("redis-benchmark"), find("redis-cli")
     socket = machine.path(f"{side}.sock")
     child = machine.start([program, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", machine.folder])
     wait_for("redis", lambda: "PONG" in machine.run([admin, "-s", socket, "ping"]))
