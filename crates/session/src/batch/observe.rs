@@ -178,8 +178,8 @@ pub(crate) struct Observer {
     /// Programs whose processes count; all, if empty.
     only: Vec<String>,
     lost: u64,
-    /// Nanoseconds of processes that have ended: of all, and of short ones.
-    ended: (u64, u64),
+    /// Nanoseconds of short processes that have ended.
+    short: u64,
 }
 
 impl Observer {
@@ -199,7 +199,7 @@ impl Observer {
         let sampler = IpSampler::open(&[own], options)?;
         // Changing a frequency would not do: the kernel exchanges the events of processes that have inherited alike ones, with the frequency that they began with. But halting reaches them all.
         let frequency = FREQUENCY - FEW;
-        let others = SampleOptions { frequency, times: false, tasks: false, ring_pages: 8, ..options };
+        let others = SampleOptions { frequency, times: false, tasks: false, ring_pages: 16, ..options };
         let more = IpSampler::open(&[own], others)?;
         Ok(Self { sampler: Some(sampler), more: Some(more), ..Self::of(own, only) })
     }
@@ -219,7 +219,7 @@ impl Observer {
             by_path,
             only,
             lost: 0,
-            ended: (0, 0),
+            short: 0,
         }
     }
 
@@ -232,9 +232,9 @@ impl Observer {
         }
     }
 
-    /// Processor seconds, in user and system, of processes that have ended: of all, and of those among them that were short.
-    pub fn ended(&self) -> (f64, f64) {
-        (self.ended.0 as f64 / 1e9, self.ended.1 as f64 / 1e9)
+    /// Processor seconds, in user and system, of short processes that have ended.
+    pub fn short_seconds(&self) -> f64 {
+        self.short as f64 / 1e9
     }
 
     /// Takes in what has happened since the last time.
@@ -260,8 +260,7 @@ impl Observer {
             if over.nanoseconds == 0 {
                 continue;
             }
-            self.ended.0 += over.nanoseconds;
-            self.ended.1 += if over.nanoseconds < SHORT { over.nanoseconds } else { 0 };
+            self.short += if over.nanoseconds < SHORT { over.nanoseconds } else { 0 };
             for (module, mode) in over.runs {
                 let trial = &mut self.modules[module].trial;
                 let times: &mut Times =
@@ -312,10 +311,8 @@ impl Observer {
             Record::Fork { pid, parent_pid, .. } if pid != parent_pid => {
                 let mut child = self.processes.get(&parent_pid).cloned().unwrap_or_default();
                 child.nanoseconds = 0;
-                child
-                    .runs
-                    .values_mut()
-                    .for_each(|run| *run = Run { samples: 0, coarse: 0, own: false, ..*run });
+                let inherited = |run: &mut Run| *run = Run { samples: 0, coarse: 0, own: false, ..*run };
+                child.runs.values_mut().for_each(inherited);
                 self.processes.insert(pid, child);
             }
             Record::Exec { pid, .. } if pid != self.own => self.exec(pid),

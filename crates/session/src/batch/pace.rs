@@ -8,16 +8,15 @@
 //! processes that are long enough to be seen by few samples as well. The kernel tells the time of every process that has ended, also of those without a sample. Each sample counts for the time that it stands for,
 //! so seconds stay seconds, with a larger spread ([`Usage::coarse`](super::observe::Usage::coarse)). Where something new turns up there are many samples again.
 
-use super::observe::{Observer, Seen};
+use super::observe::{FREQUENCY, Observer, Seen};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// So many samples, and so many seconds of processes that have ended, are what is looked back at, and twice as many at most.
+/// So many samples are looked back at, and twice as many at most.
 const BACK: f64 = 1000.0;
-const BACK_SECONDS: f64 = 4.0;
-/// At least so much of that is known before there are few.
-const KNOWN: f64 = 0.5;
-/// This share of it may be new, or short.
+/// At least so many are known before there are few.
+const KNOWN: f64 = 500.0;
+/// This share of them may be new, and this share of their time short.
 const REST: f64 = 0.1;
 
 /// What was seen in the last seconds of processor time.
@@ -25,11 +24,18 @@ const REST: f64 = 0.1;
 pub(super) struct Pace {
     /// Samples by module when they were looked at last.
     before: BTreeMap<PathBuf, u64>,
-    ended_before: (f64, f64),
-    /// Samples: all, and those in modules that are not settled.
-    samples: (f64, f64),
-    /// Seconds of processes that have ended: of all, and of short ones.
-    ended: (f64, f64),
+    short_before: f64,
+    back: Back,
+}
+
+/// Samples, far ones for less and less.
+#[derive(Debug, Default, Clone, Copy)]
+struct Back {
+    all: f64,
+    /// In modules that are not settled.
+    new: f64,
+    /// As many as there should have been in short processes.
+    short: f64,
 }
 
 impl Pace {
@@ -41,30 +47,29 @@ impl Pace {
                 continue;
             }
             let more = seen.samples.saturating_sub(before) as f64;
-            self.samples.0 += more;
-            self.samples.1 += if is_settled(seen) { 0.0 } else { more };
+            self.back.all += more;
+            self.back.new += if is_settled(seen) { 0.0 } else { more };
             self.before.insert(seen.path.clone(), seen.samples);
         }
-        let ended = observer.ended();
-        self.ended.0 += ended.0 - self.ended_before.0;
-        self.ended.1 += ended.1 - self.ended_before.1;
-        self.ended_before = ended;
-        observer.take_more(self.is_new());
-        forget(&mut self.samples, BACK);
-        forget(&mut self.ended, BACK_SECONDS);
-    }
-
-    /// Whether more samples tell something new.
-    fn is_new(&self) -> bool {
-        let is_old = |(all, new): (f64, f64), back: f64| all >= KNOWN * back && new <= REST * all;
-        !is_old(self.samples, BACK) || !is_old(self.ended, BACK_SECONDS)
+        let short = observer.short_seconds();
+        self.back.short += (short - self.short_before) * FREQUENCY as f64;
+        self.short_before = short;
+        observer.take_more(!self.back.is_known());
+        self.back.forget();
     }
 }
 
-/// Halves what lies far back.
-fn forget((all, new): &mut (f64, f64), back: f64) {
-    if *all > 2.0 * back {
-        (*all, *new) = (*all / 2.0, *new / 2.0);
+impl Back {
+    /// Whether more samples would tell nothing new. (Short processes may have no samples at all; then these are few, and that time is much beside them.)
+    fn is_known(self) -> bool {
+        self.all >= KNOWN && self.new <= REST * self.all && self.short <= REST * self.all
+    }
+
+    /// Halves what lies far back.
+    fn forget(&mut self) {
+        if self.all > 2.0 * BACK {
+            *self = Self { all: self.all / 2.0, new: self.new / 2.0, short: self.short / 2.0 };
+        }
     }
 }
 
@@ -72,26 +77,30 @@ fn forget((all, new): &mut (f64, f64), back: f64) {
 mod tests {
     use super::*;
 
-    fn is_new(samples: (f64, f64), ended: (f64, f64)) -> bool {
-        Pace { samples, ended, ..Pace::default() }.is_new()
-    }
-
     #[test]
     fn samples_are_few_where_all_is_known() {
-        assert!(is_new((0.0, 0.0), (0.0, 0.0)));
-        assert!(!is_new((1000.0, 50.0), (4.0, 0.2)));
-        // Too little of both is known, something is new, much is short.
-        assert!(is_new((400.0, 0.0), (4.0, 0.0)) && is_new((1000.0, 0.0), (1.0, 0.0)));
-        assert!(is_new((1000.0, 150.0), (4.0, 0.0)) && is_new((1000.0, 0.0), (4.0, 1.0)));
+        let is_known = |all, new, short| Back { all, new, short }.is_known();
+        assert!(!is_known(0.0, 0.0, 0.0) && !is_known(400.0, 0.0, 0.0));
+        assert!(is_known(1000.0, 50.0, 50.0));
+        assert!(!is_known(1000.0, 150.0, 0.0) && !is_known(1000.0, 0.0, 150.0));
     }
 
     #[test]
-    fn what_is_new_is_found_however_much_there_was_before() {
-        let mut sums = (0.0, 0.0);
-        for second in 0..100_000 {
-            sums = (sums.0 + 250.0, sums.1 + if second < 99_996 { 0.0 } else { 250.0 });
-            forget(&mut sums, BACK);
+    fn what_is_new_or_short_is_found_however_much_there_was_before() {
+        let mut before = Back::default();
+        for _ in 0..100_000 {
+            before.all += 250.0;
+            before.forget();
         }
-        assert!(is_new(sums, (4.0, 0.0)));
+        assert!(before.is_known());
+        let (mut new, mut short) = (before, before);
+        for _ in 0..2 {
+            (new.all, new.new) = (new.all + 250.0, new.new + 250.0);
+            // Seconds of which there are no samples.
+            short.short += 250.0;
+            new.forget();
+            short.forget();
+        }
+        assert!(!new.is_known() && !short.is_known());
     }
 }
