@@ -4,8 +4,7 @@ use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{
-    BATCH_SPACE, Borrow, STUB_SPACE, SeccompPolicy, Stopped, StubPlace, TraceError, find_padding, is_padding,
-    visit,
+    BATCH_SPACE, Borrow, STUB_SPACE, Stopped, StubPlace, TraceError, find_padding, is_padding, visit,
 };
 use std::time::{Duration, Instant};
 
@@ -78,7 +77,7 @@ pub(crate) fn borrow<'a>(
         stopped.memory().write(stub.at, &stub.bytes)?;
     }
     let place = stub.place(stopped.pid(), maps)?;
-    Ok(stopped.borrow_thread(place, SeccompPolicy::Refuse)?)
+    Ok(stopped.borrow_thread(place)?)
 }
 
 /// Whether a thread stands in `range`.
@@ -101,7 +100,7 @@ pub(crate) fn with_borrowed<T>(
 ) -> Result<(T, Duration), ProcessError> {
     let Some(stopped) = held else {
         let place = stub.place(target.pid(), &procfs::maps(target.pid())?)?;
-        return visit(target.pid(), place, SeccompPolicy::Refuse, work);
+        return visit(target.pid(), place, work);
     };
     let since = Instant::now();
     let maps = stopped.maps()?;

@@ -70,6 +70,8 @@ pub struct Status {
     pub seccomp: Option<u8>,
     /// The process's number in each nested pid namespace, outermost first.
     pub namespace_pids: Vec<i32>,
+    /// Effective capabilities, bit `n` for capability `n`.
+    pub capabilities: Option<u64>,
     /// Set of blocked signals (of a thread), bit `n - 1` for signal `n`.
     pub blocked_signals: Option<u64>,
     /// Set of ignored signals, bit `n - 1` for signal `n`.
@@ -102,6 +104,11 @@ impl Status {
         status
     }
 
+    /// The number in its own pid namespace.
+    pub fn own_number(&self) -> Option<i32> {
+        self.namespace_pids.last().copied()
+    }
+
     fn set(&mut self, key: &str, value: &str) {
         let mut words = value.split_whitespace();
         match key {
@@ -118,6 +125,7 @@ impl Status {
             "Threads" => self.threads = value.parse().ok(),
             "Seccomp" => self.seccomp = value.parse().ok(),
             "NSpid" => self.namespace_pids = words.filter_map(|word| word.parse().ok()).collect(),
+            "CapEff" => self.capabilities = u64::from_str_radix(value, 16).ok(),
             "SigBlk" => self.blocked_signals = u64::from_str_radix(value, 16).ok(),
             "SigIgn" => self.ignored_signals = u64::from_str_radix(value, 16).ok(),
             "SigCgt" => self.caught_signals = u64::from_str_radix(value, 16).ok(),

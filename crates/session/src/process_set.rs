@@ -401,14 +401,11 @@ fn has_all(live: &Live, incoming: &[Incoming<'_>]) -> bool {
 pub(crate) fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
     let pid = restitch_tracee::preflight(pid)?.pid;
     let status = restitch_procfs::status(pid)?;
-    if let Some(mode) = status.seccomp.filter(|mode| *mode != 0) {
-        return Err(TraceError::Seccomp { pid, mode }.into());
-    }
     if status.state == Some(restitch_procfs::ProcessState::Stopped) {
         let why = format!("it is stopped and does no work; let it go on (kill -CONT {pid}) and try again");
         return Err(SessionError::Refused { pid, why });
     }
-    Ok(())
+    Ok(restitch_tracee::refuse_by_filters(pid)?)
 }
 
 /// The process that `pid` names, which may be the number of one of its threads. A kernel thread has no memory map; that is to be told, not that a file is

@@ -12,6 +12,7 @@ use crate::TraceError;
 use crate::borrow::Borrow;
 use crate::registers::Registers;
 use crate::remote::{Backing, Placement, Protection, RemoteFd};
+use crate::seccomp::Asked;
 use crate::status::StopKind;
 use crate::stub::{AFTER_CALL, ENTRY, STUB_SPACE};
 use crate::sys::{self, Resume};
@@ -131,8 +132,11 @@ impl Borrow<'_> {
     /// Makes all calls, in order, whatever the results of earlier ones are. The results in order: errors of the calls are inside.
     ///
     /// # Errors
-    /// If the thread cannot be made to call.
+    /// If the thread cannot be made to call, or a filter of it does not let one of the calls through: then none was made.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Result<u64, TraceError>>, TraceError> {
+        for &Call { number, args, .. } in &batch.calls {
+            self.permit(&Asked { number, args })?;
+        }
         let raw = match self.loop_room() {
             true if batch.calls.len() > 1 => self.run_at_once(batch)?,
             _ => None,

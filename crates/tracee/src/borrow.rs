@@ -17,23 +17,14 @@
 use crate::TraceError;
 use crate::frame;
 use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
+use crate::seccomp::{Asked, Filters};
 use crate::status::StopKind;
 use crate::stopped::Stopped;
-use crate::stub::{BATCH_SPACE, StubPlace};
+use crate::stub::{AFTER_CALL, BATCH_SPACE, STUB_SPACE, StubPlace};
 use crate::sys::{self, Resume};
 use crate::wait::{WaitOutcome, wait_for};
 use restitch_address::Avma;
 use std::time::Duration;
-
-/// What to do about a target under seccomp.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum SeccompPolicy {
-    /// Refuse before anything is done: a call that its filter forbids could kill the target.
-    #[default]
-    Refuse,
-    /// The caller knows that the filter permits the calls to come.
-    Allow,
-}
 
 /// Bytes below the stack pointer that belong to the running function (System V ABI, 3.2.2).
 const RED_ZONE: u64 = 128;
@@ -63,40 +54,47 @@ pub struct Borrow<'a> {
     /// Whether the thread stands behind a system call, no longer in the stop in which it was taken.
     moved: bool,
     returned: bool,
+    filters: Filters,
 }
 
 impl Stopped {
     /// Borrows the thread that is disturbed least. `place` is where its stub goes.
     ///
-    /// Errors: [`TraceError::Seccomp`] and [`TraceError::NoStubPlace`] before anything is changed;
-    /// [`TraceError::NothingToBorrow`] if every thread is in a state that cannot be interrupted without harm.
-    pub fn borrow_thread(
-        &mut self,
-        place: StubPlace,
-        seccomp: SeccompPolicy,
-    ) -> Result<Borrow<'_>, TraceError> {
+    /// Errors, before anything is changed: [`TraceError::NoStubPlace`]; [`TraceError::ForbiddenCall`] and the other errors about filters if
+    /// these let no thread make our calls; [`TraceError::NothingToBorrow`] if every thread is in a state that cannot be interrupted without harm.
+    pub fn borrow_thread(&mut self, place: StubPlace) -> Result<Borrow<'_>, TraceError> {
         let pid = self.pid();
         let living = self.memory.pid();
-        let status = restitch_procfs::thread_status(living, living)?;
-        if let Some(mode) = status.seccomp.filter(|&mode| mode != 0)
-            && seccomp == SeccompPolicy::Refuse
-        {
-            return Err(TraceError::Seccomp { pid, mode });
-        }
-        if status.shadow_stack {
+        if restitch_procfs::thread_status(living, living)?.shadow_stack {
             let why = "it uses a shadow stack, past which rt_sigreturn cannot lead".to_owned();
             return Err(TraceError::NothingToBorrow { pid, why });
         }
         let stub_before = self.memory.read_vec(place.address(), place.len())?;
         place.check_bytes(pid, &stub_before)?;
-        let mut why = "there is none".to_owned();
+        let (mut why, mut forbidden) = ("there is none".to_owned(), None);
         for index in self.candidates() {
+            let filters = match self.filters(index, place) {
+                Ok(filters) => filters,
+                Err(error) => {
+                    forbidden = Some(error);
+                    continue;
+                }
+            };
             match self.plan_area(index) {
-                Ok(plan) => return Borrow::begin(self, index, place, stub_before, plan),
+                Ok(plan) => return Borrow::begin(self, index, place, stub_before, plan, filters),
                 Err(error) => why = error.to_string(),
             }
         }
-        Err(TraceError::NothingToBorrow { pid, why })
+        Err(forbidden.unwrap_or(TraceError::NothingToBorrow { pid, why }))
+    }
+
+    /// A thread's filters, if they let it be borrowed.
+    fn filters(&self, index: usize, place: StubPlace) -> Result<Filters, TraceError> {
+        let tid = self.threads[index].tid;
+        let status = restitch_procfs::thread_status(self.memory.pid(), tid)?;
+        let filters = Filters::of(self.pid(), tid, &status)?;
+        filters.permit_borrow(status.own_number().unwrap_or(tid), place.address())?;
+        Ok(filters)
     }
 
     /// Threads in the order of how little a borrow disturbs them.
@@ -146,6 +144,7 @@ impl<'a> Borrow<'a> {
         place: StubPlace,
         stub_before: Vec<u8>,
         plan: AreaPlan,
+        filters: Filters,
     ) -> Result<Self, TraceError> {
         let tid = stopped.threads[index].tid;
         stopped.abort_rseq(tid)?;
@@ -170,6 +169,7 @@ impl<'a> Borrow<'a> {
             mask,
             moved: false,
             returned: false,
+            filters,
         };
         borrow.stopped.memory.write(borrow.stub, &StubPlace::code(place.len()))?;
         borrow.stopped.memory.write_accessible(Avma::new(frame.at), &frame.bytes)?;
@@ -263,7 +263,11 @@ impl<'a> Borrow<'a> {
 
     /// Makes one system call; the result is what the kernel leaves in `rax`, negative for an error number. Calls that
     /// could block for long, or end or duplicate the process, are not to be made.
+    ///
+    /// # Errors
+    /// [`TraceError::ForbiddenCall`] if a filter of the thread does not let it through; then it was not made.
     pub fn raw_system_call(&mut self, number: i64, args: [u64; 6]) -> Result<i64, TraceError> {
+        self.permit(&Asked { number, args })?;
         for _ in 0..RETRIES {
             let result = self.call_once(number, args)?;
             // EINTR and the kernel's internal restart codes: job control came in between.
@@ -342,7 +346,14 @@ impl<'a> Borrow<'a> {
     /// The thread's number in its own pid namespace.
     pub(crate) fn own_number(&self) -> Result<i32, TraceError> {
         let status = restitch_procfs::thread_status(self.stopped.memory.pid(), self.tid())?;
-        Ok(status.namespace_pids.last().copied().unwrap_or(self.tid()))
+        Ok(status.own_number().unwrap_or(self.tid()))
+    }
+
+    /// Whether the thread's filters let it make this call, at the stub or in the loop behind it.
+    pub(crate) fn permit(&self, asked: &Asked) -> Result<(), TraceError> {
+        [2, STUB_SPACE as u64 + AFTER_CALL]
+            .iter()
+            .try_for_each(|&at| self.filters.permit(asked, self.stub + at))
     }
 
     /// Gives the thread back, and reports whether that worked (dropping does the same silently).

@@ -98,15 +98,37 @@ pub enum TraceError {
         /// The process.
         pid: i32,
     },
-    /// A system call filter could end the target.
+    /// A thread of the target may call next to nothing.
     #[error(
-        "process {pid} runs under seccomp (mode {mode}); a system call on its behalf could kill it, so none was made; make a faster copy of its program instead (restitch record, restitch optimize), or run it without the filter"
+        "process {pid} runs under strict seccomp, which lets it read, write and end; a system call on its behalf would kill it, so none was made; make a faster copy of its program instead (restitch record, restitch optimize)"
     )]
-    Seccomp {
+    StrictSeccomp {
         /// The process.
         pid: i32,
-        /// 1 strict, 2 filter.
-        mode: u8,
+    },
+    /// A system call filter of the target forbids what it would have to call.
+    #[error(
+        "a seccomp filter of process {pid} (thread {tid}) does not permit {call}, which restitch would make it call ({outcome}), so it was not called; let the filter permit it (SystemCallFilter= of a systemd service, the seccomp profile of a container), or make a faster copy of its program instead (restitch record, restitch optimize)"
+    )]
+    ForbiddenCall {
+        /// The process.
+        pid: i32,
+        /// The thread whose filter it is.
+        tid: i32,
+        /// Name of the system call.
+        call: &'static str,
+        /// What would come of the call.
+        outcome: String,
+    },
+    /// A system call filter of the target cannot be read, so that nobody knows what it permits.
+    #[error(
+        "process {pid} runs under seccomp, and what its filter permits cannot be read: {why}; a forbidden system call on its behalf could kill it, so none was made"
+    )]
+    UnreadableFilter {
+        /// The process.
+        pid: i32,
+        /// Why, with what would help.
+        why: String,
     },
     /// No thread is in a state in which it can be borrowed.
     #[error("no thread of process {pid} can be borrowed for a system call: {why}; try again")]

@@ -17,11 +17,12 @@
 //! is left: a death between the interruption of a thread and the look at its registers (some 10 us) leaves that `EINTR`
 //! to calls that may return it after any stop signal (signal(7), "Interruption of system calls by stop signals").
 //!
-//! **What it will not do**: touch processes that run 32-bit code, have another tracer, or (without being told) run under
-//! seccomp; undo writes to memory; protect a target from being killed by others.
+//! **What it will not do**: touch processes that run 32-bit code or have another tracer; make system calls that a process's
+//! filters (seccomp) forbid, or whose permission cannot be found out ([`refuse_by_filters`] asks beforehand); undo writes to memory; protect a target from being killed by others.
 
 mod batch;
 mod borrow;
+mod bpf;
 mod breakpoint;
 mod child;
 mod collapse;
@@ -36,6 +37,7 @@ mod memory;
 mod registers;
 mod remote;
 mod run_to;
+mod seccomp;
 mod seize;
 mod status;
 mod step;
@@ -49,7 +51,7 @@ mod waitid;
 mod wake;
 
 pub use batch::Batch;
-pub use borrow::{Borrow, SeccompPolicy};
+pub use borrow::Borrow;
 pub use child::{OwnChild, wait_for_child};
 pub use collapse::collapse_pages;
 pub use descriptors::close_on_exec;
@@ -60,6 +62,7 @@ pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
 pub use memory::Memory;
 pub use registers::{PendingRestart, Registers};
 pub use remote::{Backing, Placement, Protection, RemoteFd};
+pub use seccomp::refuse_by_filters;
 pub use seize::{StopOptions, preflight, settle_stragglers};
 pub use status::ExitStatus;
 pub use step::StepEnd;

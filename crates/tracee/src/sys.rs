@@ -9,6 +9,8 @@ use std::io;
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, missing in some libc versions.
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+/// `PTRACE_SECCOMP_GET_FILTER`, missing in the libc crate.
+const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 /// `PTRACE_GETSIGMASK`.
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 /// `PTRACE_SETSIGMASK`.
@@ -162,6 +164,23 @@ pub(crate) fn sent_to_thread(tid: i32) -> Result<bool, TraceError> {
         }
         Ok(info.assume_init().si_code == libc::SI_TKILL)
     }
+}
+
+/// `PTRACE_SECCOMP_GET_FILTER`: the filter that so many newer ones of the thread stand in front of.
+///
+/// # Errors
+/// `ENOENT` if there are not so many; `EACCES` without `CAP_SYS_ADMIN`, or if this program is under a filter itself.
+pub(crate) fn seccomp_filter(tid: i32, index: usize) -> io::Result<Vec<libc::sock_filter>> {
+    let empty = libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
+    // The kernel takes no filter of more instructions (`BPF_MAXINSNS`).
+    let mut program = vec![empty; 4096];
+    // SAFETY: the kernel writes one filter, which `program` has room for whichever it is, and returns its length.
+    let len = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, program.as_mut_ptr()) };
+    if len == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    program.truncate(len as usize);
+    Ok(program)
 }
 
 /// `PTRACE_GETEVENTMSG`.

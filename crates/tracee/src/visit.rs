@@ -5,7 +5,7 @@
 
 use crate::borrow::Borrow;
 use crate::seize::seize_one;
-use crate::{SeccompPolicy, StopTimes, Stopped, StubPlace, TraceError};
+use crate::{StopTimes, Stopped, StubPlace, TraceError};
 use restitch_procfs::{self as procfs, ProcessState};
 use std::time::Duration;
 
@@ -20,7 +20,6 @@ const MOST_TRIES: usize = 8;
 pub fn visit<T, E: From<TraceError>>(
     pid: i32,
     place: StubPlace,
-    seccomp: SeccompPolicy,
     mut work: impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
 ) -> Result<(T, Duration), E> {
     let mut last = TraceError::Vanished { tid: pid, operation: "choosing a thread to borrow" };
@@ -34,11 +33,13 @@ pub fn visit<T, E: From<TraceError>>(
             }
             Err(error) => return Err(error.into()),
         };
-        let done = in_a_borrow(&mut held, place, seccomp, &mut work);
+        let done = in_a_borrow(&mut held, place, &mut work);
         let StopTimes { stopped, resuming, .. } = held.resume();
         match done {
             Ok(done) => return done.map(|done| (done, stopped + resuming)),
-            Err(error @ TraceError::NothingToBorrow { .. }) => last = error,
+            Err(error @ (TraceError::NothingToBorrow { .. } | TraceError::ForbiddenCall { .. })) => {
+                last = error
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -49,10 +50,9 @@ pub fn visit<T, E: From<TraceError>>(
 fn in_a_borrow<T, E: From<TraceError>>(
     held: &mut Stopped,
     place: StubPlace,
-    seccomp: SeccompPolicy,
     work: &mut impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
 ) -> Result<Result<T, E>, TraceError> {
-    let mut borrow = held.borrow_thread(place, seccomp)?;
+    let mut borrow = held.borrow_thread(place)?;
     let done = work(&mut borrow);
     let returned = borrow.finish();
     Ok(done.and_then(|done| returned.map(|()| done).map_err(E::from)))

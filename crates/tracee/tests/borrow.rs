@@ -5,8 +5,7 @@ mod common;
 use common::Target;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_tracee::{
-    Backing, Batch, Placement, Protection, RemoteFd, SeccompPolicy, Stopped, StubPlace, TraceError,
-    visit as visit_one,
+    Backing, Batch, Placement, Protection, RemoteFd, Stopped, StubPlace, TraceError, visit as visit_one,
 };
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -25,7 +24,7 @@ const fn at(start: u64) -> AvmaRange {
 /// Two visits: map, protect, unmap, call by call while all threads are held; and in one go while one thread is.
 fn visit(pid: i32, place: StubPlace) -> Result<(), TraceError> {
     visit_all(pid, place)?;
-    let results = visit_one(pid, place, SeccompPolicy::Refuse, |borrow| borrow.run(&in_one_go()))?.0;
+    let results = visit_one(pid, place, |borrow| borrow.run(&in_one_go()))?.0;
     results.into_iter().try_for_each(|result| result.map(drop))
 }
 
@@ -40,7 +39,7 @@ fn in_one_go() -> Batch {
 
 fn visit_all(pid: i32, place: StubPlace) -> Result<(), TraceError> {
     let mut stopped = Stopped::seize_all(pid)?;
-    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse)?;
+    let mut borrow = stopped.borrow_thread(place)?;
     let range = borrow.mmap(Placement::Anywhere, 8192, Protection::ReadWrite, Backing::Anonymous)?;
     borrow.mprotect(range, Protection::Read)?;
     borrow.munmap(range)?;
@@ -94,7 +93,7 @@ fn every_call_does_what_it_says() {
     let pid = target.pid();
     let before = restitch_procfs::maps(pid).unwrap();
     let mut stopped = Stopped::seize_all(pid).unwrap();
-    let mut borrow = stopped.borrow_thread(place(pid, target.padding), SeccompPolicy::Refuse).unwrap();
+    let mut borrow = stopped.borrow_thread(place(pid, target.padding)).unwrap();
     let fd = borrow.open(c"/proc/self/exe", libc::O_RDONLY, 0).unwrap();
     let file = borrow
         .mmap(Placement::Anywhere, 4096, Protection::ReadExecute, Backing::Private(fd, FileOffset::new(0)))
@@ -141,7 +140,7 @@ fn calls_in_one_go_do_what_they_say_singly_and_together() {
         place(pid, target.padding),
         StubPlace::new(pid, target.padding, &restitch_procfs::maps(pid).unwrap()).unwrap(),
     ] {
-        let ((), held) = visit_one(pid, place, SeccompPolicy::Refuse, |borrow| {
+        let ((), held) = visit_one(pid, place, |borrow| {
             let mut batch = Batch::new();
             batch.memfd_create(c"test");
             batch.open(c"/proc/self/exe");
@@ -192,7 +191,7 @@ fn code_is_not_taken_for_padding() {
     let maps = restitch_procfs::maps(pid).unwrap();
     let code = StubPlace::new(pid, target.padding + 128, &maps).unwrap();
     let mut stopped = Stopped::seize_all(pid).unwrap();
-    let refused = stopped.borrow_thread(code, SeccompPolicy::Refuse).map(drop);
+    let refused = stopped.borrow_thread(code).map(drop);
     assert!(matches!(refused, Err(TraceError::NoStubPlace { .. })), "{refused:?}");
     drop(stopped);
     let data = maps.iter().find(|mapping| !mapping.permissions.execute).unwrap();

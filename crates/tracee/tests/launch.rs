@@ -216,7 +216,7 @@ fn a_program_that_cannot_be_started_is_an_error_in_words() {
 
 #[test]
 fn calls_can_be_made_at_the_exec() {
-    use restitch_tracee::{Backing, Placement, Protection, SeccompPolicy, StubPlace};
+    use restitch_tracee::{Backing, Placement, Protection, StubPlace};
     let Some(program) = common::compile("selfcheck") else { return };
     let mut command = Command::new(&program);
     command.args(["vector"]).stdin(Stdio::null()).stdout(Stdio::null());
@@ -228,7 +228,7 @@ fn calls_can_be_made_at_the_exec() {
     // The program's 64 bytes of int3.
     let at = bytes.windows(64).position(|window| window == [0xcc; 64]).unwrap();
     let place = StubPlace::new(stopped.pid(), code.range.start + at as u64, &maps).unwrap();
-    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse).unwrap();
+    let mut borrow = stopped.borrow_thread(place).unwrap();
     borrow.mmap(Placement::Anywhere, 4096, Protection::Read, Backing::Anonymous).unwrap();
     borrow.finish().unwrap();
     stopped.resume();

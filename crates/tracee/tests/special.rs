@@ -5,29 +5,10 @@ mod common;
 use common::Target;
 use restitch_address::Avma;
 use restitch_tracee::{
-    Backing, Memory, Placement, Protection, SeccompPolicy, StopOptions, Stopped, StubPlace, TraceError,
-    settle_stragglers,
+    Backing, Memory, Placement, Protection, StopOptions, Stopped, StubPlace, TraceError, settle_stragglers,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-#[test]
-fn a_process_under_seccomp_is_refused_before_anything_is_done() {
-    let Some(target) = Target::start("special", &["seccomp"]) else { return };
-    let pid = target.pid();
-    let place = StubPlace::new(pid, target.padding, &restitch_procfs::maps(pid).unwrap()).unwrap();
-    let mut stopped = Stopped::seize_all(pid).unwrap();
-    let refused = stopped.borrow_thread(place, SeccompPolicy::Refuse).map(drop).unwrap_err();
-    assert!(matches!(refused, TraceError::Seccomp { mode: 2, .. }), "{refused}");
-    assert!(refused.to_string().contains("none was made"));
-    assert_eq!(stopped.memory().read_vec(target.padding, 16).unwrap(), [0xcc; 16]);
-    // Told that the filter permits it, it works.
-    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Allow).unwrap();
-    borrow.mmap(Placement::Anywhere, 4096, Protection::Read, Backing::Anonymous).unwrap();
-    borrow.finish().unwrap();
-    stopped.resume();
-    target.assert_ok();
-}
 
 #[test]
 fn a_process_whose_first_thread_has_ended_is_stopped_and_borrowed_from() {
@@ -37,7 +18,7 @@ fn a_process_whose_first_thread_has_ended_is_stopped_and_borrowed_from() {
     let threads: Vec<i32> = stopped.threads().collect();
     assert!(threads.len() == 1 && threads[0] != pid);
     let place = StubPlace::new(pid, target.padding, &stopped.maps().unwrap()).unwrap();
-    let mut borrow = stopped.borrow_thread(place, SeccompPolicy::Refuse).unwrap();
+    let mut borrow = stopped.borrow_thread(place).unwrap();
     borrow.mmap(Placement::Anywhere, 4096, Protection::Read, Backing::Anonymous).unwrap();
     drop(borrow);
     drop(stopped);
@@ -79,7 +60,7 @@ fn a_vfork_parent_is_waited_for_and_then_refused_untouched() {
 
 #[test]
 fn memory_is_read_one_by_one_and_in_batches() {
-    let Some(target) = Target::start("special", &["seccomp"]) else { return };
+    let Some(target) = Target::start("special", &["waiting"]) else { return };
     let pid = target.pid();
     let memory = Memory::open_read_only(pid).unwrap();
     let maps = restitch_procfs::maps(pid).unwrap();
@@ -104,7 +85,7 @@ fn memory_is_read_one_by_one_and_in_batches() {
 
 #[test]
 fn code_can_be_written_while_stopped() {
-    let Some(target) = Target::start("special", &["seccomp"]) else { return };
+    let Some(target) = Target::start("special", &["waiting"]) else { return };
     let stopped = Stopped::seize_all(target.pid()).unwrap();
     stopped.memory().write(target.padding, &[0x90; 8]).unwrap();
     assert_eq!(stopped.memory().read_vec(target.padding, 9).unwrap()[7..], [0x90, 0xcc]);
