@@ -1,6 +1,6 @@
 //! Files in the state directory that nobody needs any more.
 
-use crate::version_files::{VersionFiles, is_version_file, version_of};
+use crate::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use crate::{Journal, StateDir};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::collections::BTreeSet;
@@ -40,8 +40,8 @@ impl StateDir {
         }
         for pid in procfs::processes().unwrap_or_default() {
             for mapping in procfs::maps(pid).unwrap_or_default() {
-                let file = mapping.path().filter(|p| is_version_file(p));
-                needed.extend(file.into_iter().flat_map(|f| files_at(f, mapping.range.start.get())));
+                let file = image_of(&mapping, self.path());
+                needed.extend(file.iter().flat_map(|f| files_at(f, mapping.range.start.get())));
             }
         }
         // The image last: it leads to the others, should this be cut short.

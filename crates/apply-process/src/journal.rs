@@ -6,7 +6,7 @@
 use crate::ProcessError;
 use crate::hook_journal::JournalHook;
 use crate::store::StateDir;
-use crate::version_files::{VersionFiles, is_version_file};
+use crate::version_files::{VersionFiles, image_of, is_version_file};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Mapping, ProcessId};
 use serde::{Deserialize, Serialize};
@@ -182,13 +182,13 @@ impl Journal {
 
     /// The journal of a process that has version files mapped but no journal of its own: a child of one that had. Its
     /// patches are not known here. `None` if nothing is mapped.
-    pub(crate) fn inherited(process: ProcessId, maps: &[Mapping]) -> Option<Self> {
+    pub(crate) fn inherited(process: ProcessId, maps: &[Mapping], dir: &StateDir) -> Option<Self> {
         let mut journal = Self::new(process);
         for mapping in maps.iter().filter(|m| m.permissions.execute) {
-            let Some(path) = mapping.path().filter(|p| is_version_file(p)) else { continue };
+            let Some(path) = image_of(mapping, dir.path()) else { continue };
             // (Parts of a version behind its first have no record.)
             let start = mapping.range.start.get();
-            let Some(mut record) = Record::read(&VersionFiles::of(path).record(start)) else { continue };
+            let Some(mut record) = Record::read(&VersionFiles::of(&path).record(start)) else { continue };
             let new: Vec<_> = record.spares.into_iter().filter(|s| !journal.spares.contains(s)).collect();
             journal.spares.extend(new);
             // Processes that share the files of one version and not of another give them numbers of their own.

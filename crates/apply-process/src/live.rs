@@ -258,7 +258,7 @@ fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError
         }
         return Ok(journal);
     }
-    let Some(mut journal) = Journal::inherited(process, &maps) else { return Ok(Journal::new(process)) };
+    let Some(mut journal) = Journal::inherited(process, &maps, dir) else { return Ok(Journal::new(process)) };
     spare_modules(target, &mut journal);
     find_hook(target, &mut journal);
     for v in &journal.versions {

@@ -3,6 +3,7 @@
 use crate::ProcessError;
 use crate::counter_area::{CounterArea, Parts};
 use crate::prepared::{Arriving, Incoming};
+use crate::version_files::memory_name;
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, TraceError};
 use std::ffi::CString;
@@ -48,7 +49,7 @@ impl<'a> Mapped<'a> {
         match self.arriving.visible {
             true => batch
                 .open(&CString::new(self.arriving.record.file.as_os_str().as_bytes()).unwrap_or_default()),
-            false => batch.memfd_create(c"restitch-version"),
+            false => batch.memfd_create(&memory_name(&self.arriving.record.file)),
         }
         if self.arriving.record.counters.is_some() && !self.shares {
             batch.memfd_create(c"restitch-counters");

@@ -1,6 +1,9 @@
 //! The files of a version, and how they are recognised in memory maps.
 
 use crate::map_file::sum;
+use restitch_procfs::Mapping;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Part of every version file's name (also of memory files), by which memory maps are recognised.
@@ -9,6 +12,8 @@ pub(crate) const MARK: &str = "restitch-version";
 const MAP: &str = "restitch-map";
 /// Ending of the file with a version's journal record.
 const RECORD: &str = "restitch-record";
+/// What the kernel puts in front of a memory file's name in memory maps.
+const MEMORY_FILE: &str = "/memfd:";
 
 /// The files of one version that all processes share in which it lies equally far from its module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +55,22 @@ pub(crate) fn version_of(path: &Path) -> Option<PathBuf> {
     }
 }
 
+/// The name of the memory file that stands for a version's image in a process that does not see the state directory. By it, children of that
+/// process are recognised, as by the image's path elsewhere.
+pub(crate) fn memory_name(version: &Path) -> CString {
+    CString::new(version.file_name().unwrap_or_default().as_bytes()).unwrap_or_default()
+}
+
+/// The image in the state directory `folder` that a mapping shows, itself or as a memory file ([`memory_name`]).
+pub(crate) fn image_of(mapping: &Mapping, folder: &Path) -> Option<PathBuf> {
+    let path = mapping.path().filter(|path| is_version_file(path))?;
+    match path.to_str().and_then(|path| path.strip_prefix(MEMORY_FILE)) {
+        None => Some(path.to_path_buf()),
+        // Whoever has made the file has chosen its name: it is to lead nowhere else.
+        Some(name) => (!name.contains('/')).then(|| folder.join(name)),
+    }
+}
+
 /// Whether a mapped file is one of our versions.
 pub(crate) fn is_version_file(path: &Path) -> bool {
     path.to_string_lossy().contains(MARK)
@@ -67,6 +88,22 @@ mod tests {
         assert_eq!(of("image", "map"), of("image", "map"));
         assert_ne!(of("image", "map").version, of("image", "another").version);
         assert_ne!(of("image", "map").version, of("another", "map").version);
+    }
+
+    #[test]
+    fn memory_files_are_known_by_their_names() {
+        let folder = Path::new("/state");
+        let files = VersionFiles::named(folder, "libz.so.1", b"image", b"map");
+        let shown = |name: &str| {
+            let line = format!("1000-2000 r-xp 00000000 00:01 31 {name}\n");
+            image_of(&restitch_procfs::parse_maps(line.as_bytes()).unwrap()[0], folder)
+        };
+        let name = memory_name(&files.version).into_string().unwrap();
+        assert_eq!(shown(&format!("/memfd:{name} (deleted)")).as_ref(), Some(&files.version));
+        assert_eq!(shown(&files.version.display().to_string()), Some(files.version));
+        assert_eq!(shown("/memfd:../elsewhere/x.restitch-version (deleted)"), None);
+        assert_eq!(shown("/memfd:another (deleted)"), None);
+        assert_eq!(shown(""), None);
     }
 
     #[test]
