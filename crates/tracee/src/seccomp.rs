@@ -255,9 +255,11 @@ fn look_at(pid: i32, tid: i32) -> Result<Result<(), TraceError>, TraceError> {
         return Err(TraceError::UnreadableFilter { pid, why });
     }
     let mut held = seize_one(pid, tid)?;
+    // Where the wait goes on. A stub is elsewhere, and asked about when it is there.
+    let rip = held.registers(tid)?.rip;
     let looked = Filters::of(pid, tid, &status).and_then(|filters| {
-        filters.permit(&RESTART, Avma::new(0))?;
-        Ok(filters.permit_borrow(status.own_number().unwrap_or(tid), Avma::new(0)))
+        filters.permit(&RESTART, rip)?;
+        Ok(filters.permit_borrow(status.own_number().unwrap_or(tid), rip - 2))
     });
     let looked = match looked {
         Err(error) => begin_wait_anew(&mut held, tid).and(Err(error)),

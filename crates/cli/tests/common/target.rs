@@ -55,6 +55,8 @@ pub struct Target {
     /// What it is, for messages.
     pub name: String,
     before: Option<Snapshot>,
+    /// Its number, where that is not the one of the process that was started.
+    contained: Option<u32>,
 }
 
 impl Target {
@@ -74,14 +76,38 @@ impl Target {
     }
 
     fn launch(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        let folder = scratch();
         let mut command = Command::new(program);
         command.args(["--seconds", "600"]).args(arguments).envs(environment.iter().copied());
+        Self::launched(command, program, |pid| Some(pid))
+    }
+
+    /// Starts `program` as in a container (`contain.c`), where the state directory of `restitch` is not to be seen. `None`, with a message, if this machine does
+    /// not permit that, or restitch may not ask what filters permit.
+    pub fn contained(restitch: &Restitch, program: &Path) -> Option<Self> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/contain.c");
+        let contain = compile(&source, &["-O1"]).unwrap_or_else(|error| panic!("{error}"));
+        let mut command = Command::new(contain);
+        command.arg(restitch.state()).arg(program).args(["--seconds", "600"]);
+        let mut out = Self::launched(command, program, |starter| executing(starter, program));
+        let status = out.process.child().try_wait().ok().flatten();
+        if status.is_some_and(|status| status.code() == Some(77)) {
+            restitch_testkit::unsupported(
+                "namespaces and filters of one's own are not permitted here (not root?)",
+            );
+            return None;
+        }
+        Some(out)
+    }
+
+    /// Starts a command, by which `program` runs as a process with the number that `pid` gives, once it is there.
+    fn launched(mut command: Command, program: &Path, pid: impl Fn(u32) -> Option<u32>) -> Self {
+        let folder = scratch();
         command.env("RESTITCH_TEST_STOP", folder.path().join("stop")).stdin(Stdio::null());
         command.stderr(File::create(folder.path().join("stderr")).expect("the folder is writable"));
-        let process = Guarded::spawn(&mut command).expect("a compiled program starts");
+        let mut process = Guarded::spawn(&mut command).expect("a compiled program starts");
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let mut out = Self { process, folder, name, before: None };
+        let contained = wait_until(PATIENCE, || pid(process.pid()).or((!process.is_running()).then_some(0)));
+        let mut out = Self { process, folder, name, before: None, contained };
         let pid = out.pid();
         let began = wait_until(PATIENCE, || (cpu_ticks(pid) >= 5).then_some(()));
         assert!(began.is_some() || !out.is_running(), "{} does not compute", out.name);
@@ -92,7 +118,7 @@ impl Target {
     }
 
     pub fn pid(&self) -> u32 {
-        self.process.pid()
+        self.contained.unwrap_or(self.process.pid())
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -162,6 +188,13 @@ impl Target {
         self.assert_running(when);
         assert!(goes_on.is_some(), "{} stands still {when}", self.name);
     }
+}
+
+/// The child of a process that executes `program`.
+fn executing(starter: u32, program: &Path) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{starter}/task/{starter}/children")).ok()?;
+    let child: u32 = children.split_whitespace().next()?.parse().ok()?;
+    (std::fs::read_link(format!("/proc/{child}/exe")).ok()? == program).then_some(child)
 }
 
 /// CPU time of a process in clock ticks, its waited-for children included; 0 when it has ended.
