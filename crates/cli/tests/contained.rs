@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{Restitch, Target, code, look, stoppable};
-use restitch_testkit::wait_until;
-use std::process::Stdio;
+use common::{Restitch, Target, code, expect_message, finish, look, stoppable};
+use restitch_testkit::{find_program, require, scratch, wait_until};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// The processes of workers.c that are there for as long as the program is.
@@ -62,6 +62,50 @@ fn exceptions_are_thrown_through_moved_frames() {
         target.assert_computing("in the new layout");
         target.assert_goes_back(&restitch);
     }
+    target.stop();
+}
+
+/// Profiles of all kinds are taken, and nothing stays of what that takes.
+#[test]
+fn profiles_are_recorded() {
+    let Some(program) = stoppable("switch.c", &["-O2"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let Some(mut target) = Target::contained(&restitch, &program) else { return };
+    let (pid, path) = (target.pid().to_string(), folder.path().join("a.profile"));
+    for source in ["count", "burst"] {
+        let recorded = common::with_time(["2", "6", "18"], |seconds| {
+            let mut command =
+                restitch.command(&["record", "-p", &pid, "--source", source, "--duration", seconds]);
+            command.args(["--overhead", "20%", "-o"]).arg(&path);
+            command
+        });
+        recorded.expect(code::DONE);
+        std::fs::remove_file(&path).expect("a profile was written");
+        target.assert_computing("after it was recorded");
+        // What is left is nothing, or waits for the next look (exit code 7 or 0).
+        common::revert_tree_until(&restitch, target.pid(), |_| look::ours(target.pid()).is_empty());
+        target.assert_untouched("after it was recorded");
+    }
+    target.stop();
+}
+
+/// Without the right to read filters nobody knows what they permit.
+#[test]
+fn filters_that_cannot_be_read_are_a_reason_to_refuse() {
+    let setpriv = require!(find_program("setpriv"), "setpriv");
+    let Some(program) = stoppable("switch.c", &["-O2"]) else { return };
+    let restitch = Restitch::new();
+    let Some(mut target) = Target::contained(&restitch, &program) else { return };
+    let plain = restitch.command(&["attach", &target.pid().to_string(), "--measure", "0"]);
+    let mut command = Command::new(setpriv);
+    command
+        .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"])
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    command.env("RESTITCH_STATE_DIR", restitch.state());
+    expect_message(&finish(&mut command), code::REFUSED, &["CAP_SYS_ADMIN", "seccomp", "none was made"]);
+    target.assert_untouched("after it was refused");
+    target.assert_computing("after it was refused");
     target.stop();
 }
 

@@ -16,7 +16,7 @@ use crate::burst_scope::{BurstScope, candidates};
 use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
 use crate::modules::{Analyses, Chosen, analyze, choose};
-use crate::process_set::{ProcessSet, process_of};
+use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
@@ -103,12 +103,12 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let mut launched = None;
     let (mut set, prepared, duration) = match options.subject {
         TraceSubject::Process(pid, duration) => {
-            let set = open(pid, false)?;
+            let set = open_running(pid, false)?;
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))
         }
         TraceSubject::Tree(pid, duration) => {
-            let set = open(pid, true)?;
+            let set = open_running(pid, true)?;
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))
         }
@@ -181,6 +181,12 @@ fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
     } else {
         format!("process {pid} used too little CPU time to be traced; try again under load")
     })
+}
+
+/// Opens a running process, if it can be changed at all.
+fn open_running(pid: i32, tree: bool) -> Result<ProcessSet, SessionError> {
+    refuse_unchangeable(pid)?;
+    open(pid, tree)
 }
 
 /// Opens a process, and takes out what an earlier session may have left.

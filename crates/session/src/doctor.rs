@@ -62,6 +62,7 @@ pub fn doctor() -> Doctor {
     checks.push(sample_cost());
     checks.push(paranoid(pmu.paranoid));
     checks.push(ptrace(system::ptrace_scope()));
+    checks.push(filters());
     checks.push(huge_pages());
     checks.push(state_directory());
     Doctor { checks }
@@ -124,6 +125,22 @@ fn ptrace(scope: Option<i32>) -> Check {
             Some(1 | 2) if !root => Some("sysctl kernel.yama.ptrace_scope=0, or run restitch as root".into()),
             _ => None,
         },
+    }
+}
+
+fn filters() -> Check {
+    let readable = restitch_tracee::may_read_filters();
+    Check {
+        name: "seccomp filters",
+        available: readable,
+        state: if readable {
+            "those of other processes can be read"
+        } else {
+            "those of other processes cannot be read: that takes CAP_SYS_ADMIN, and to be under none oneself"
+        }
+        .into(),
+        meaning: "changing processes that run under system call filters, as in containers and hardened services",
+        remedy: (!readable).then(|| "run restitch as root, outside of the container".into()),
     }
 }
 

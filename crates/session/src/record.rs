@@ -7,7 +7,7 @@ use crate::instrument::from_counts;
 use crate::left_out::LeftOut;
 use crate::modules::{Analyses, Chosen, choose};
 use crate::phases::Phases;
-use crate::process_set::ProcessSet;
+use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::sampling::sample;
@@ -87,6 +87,7 @@ fn record_process(
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let mut phases = Phases::new();
+    refuse_unchangeable(pid)?;
     let mut set = ProcessSet::open(pid, tree)?;
     set.room_for_more()?;
     if set.all().any(|l| !l.journal().is_empty()) {

@@ -9,9 +9,9 @@
 //! ignored unless the program handles it, and programs that do so have to bear spurious ones (it may always be sent by any connection).
 
 use crate::TraceError;
+use crate::arguments::{Backing, Placement, Protection, RemoteFd};
 use crate::borrow::Borrow;
 use crate::registers::Registers;
-use crate::remote::{Backing, Placement, Protection, RemoteFd};
 use crate::seccomp::Asked;
 use crate::status::StopKind;
 use crate::stub::{AFTER_CALL, ENTRY, STUB_SPACE};
@@ -80,7 +80,11 @@ impl Batch {
 
     /// As [`Borrow::mmap`]; the result is the address.
     pub fn mmap(&mut self, placement: Placement, len: u64, protection: Protection, backing: Backing) {
-        self.add("mmap", libc::SYS_mmap, crate::remote::mmap_arguments(placement, len, protection, backing));
+        self.add(
+            "mmap",
+            libc::SYS_mmap,
+            crate::arguments::mmap_arguments(placement, len, protection, backing),
+        );
     }
 
     /// As [`Borrow::munmap`].

@@ -20,6 +20,7 @@
 //! **What it will not do**: touch processes that run 32-bit code or have another tracer; make system calls that a process's
 //! filters (seccomp) forbid, or whose permission cannot be found out ([`refuse_by_filters`] asks beforehand); undo writes to memory; protect a target from being killed by others.
 
+mod arguments;
 mod batch;
 mod borrow;
 mod bpf;
@@ -50,6 +51,7 @@ mod wait;
 mod waitid;
 mod wake;
 
+pub use arguments::{Backing, Placement, Protection, RemoteFd};
 pub use batch::Batch;
 pub use borrow::Borrow;
 pub use child::{OwnChild, wait_for_child};
@@ -61,8 +63,7 @@ pub use foreground::Foreground;
 pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
 pub use memory::Memory;
 pub use registers::{PendingRestart, Registers};
-pub use remote::{Backing, Placement, Protection, RemoteFd};
-pub use seccomp::refuse_by_filters;
+pub use seccomp::{may_read_filters, refuse_by_filters};
 pub use seize::{StopOptions, preflight, settle_stragglers};
 pub use status::ExitStatus;
 pub use step::StepEnd;

@@ -18,8 +18,8 @@
 //!
 //! Reference: seccomp(2), ptrace(2), kernel/seccomp.c (`seccomp_run_filters`, `seccomp_get_filter`).
 
+use crate::arguments::{Backing, Placement, Protection, mmap_arguments};
 use crate::registers::{PendingRestart, Registers};
-use crate::remote::{Backing, Placement, Protection, mmap_arguments};
 use crate::seize::seize_one;
 use crate::{RemoteFd, Stopped, TraceError, bpf, sys};
 use libc::sock_filter;
@@ -250,7 +250,7 @@ fn look_at(pid: i32, tid: i32) -> Result<Result<(), TraceError>, TraceError> {
         Some(1) => return Err(TraceError::StrictSeccomp { pid }),
         Some(_) => {}
     }
-    if !may_read_filters()? {
+    if !may_read_filters() {
         let why = why_unreadable(&io::Error::from_raw_os_error(libc::EACCES));
         return Err(TraceError::UnreadableFilter { pid, why });
     }
@@ -269,12 +269,13 @@ fn look_at(pid: i32, tid: i32) -> Result<Result<(), TraceError>, TraceError> {
     looked
 }
 
-/// Whether the kernel would hand filters to this program, as far as can be told without stopping anybody.
-fn may_read_filters() -> Result<bool, TraceError> {
+/// Whether the kernel would hand the filters of others to this program, as far as can be told without stopping anybody (a kernel without
+/// `CONFIG_CHECKPOINT_RESTORE` hands them to nobody).
+pub fn may_read_filters() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
-    let own = procfs::status(std::process::id() as i32)?;
+    let own = procfs::status(std::process::id() as i32).unwrap_or_default();
     let is_capable = own.capabilities.is_none_or(|set| set & 1 << CAP_SYS_ADMIN != 0);
-    Ok(is_capable && own.seccomp.is_none_or(|mode| mode == 0))
+    is_capable && own.seccomp.is_none_or(|mode| mode == 0)
 }
 
 /// Lets a wait that the stop has interrupted begin anew, since it may not be continued.

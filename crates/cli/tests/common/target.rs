@@ -78,7 +78,7 @@ impl Target {
     fn launch(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(program);
         command.args(["--seconds", "600"]).args(arguments).envs(environment.iter().copied());
-        Self::launched(command, program, |pid| Some(pid))
+        Self::launched(command, program, Some)
     }
 
     /// Starts `program` as in a container (`contain.c`), where the state directory of `restitch` is not to be seen. `None`, with a message, if this machine does
