@@ -79,12 +79,12 @@ fn programs_are_optimized_between_their_runs() {
     truncate(&batch.files("optimized"));
     truncate(&overlays);
     assert_eq!(batch.kinds(throw), (2, 0));
+    // (One of a library that was not optimized before may have been made meanwhile, and is sound.)
     let verified = batch.cache_command(&["verify"]);
-    assert!(
-        verified.stdout.contains("removed") && !verified.stdout.contains(": sound"),
-        "{}",
-        verified.stdout
-    );
+    for program in &compiled {
+        let removed = format!("{}: removed", program.display());
+        assert!(verified.stdout.contains(&removed), "{}", verified.stdout);
+    }
     batch.cache_command(&["prune", "--size", "0"]).expect(code::DONE);
     assert_eq!((batch.files("optimized"), batch.files("overlay")), (Vec::new(), Vec::new()));
 }

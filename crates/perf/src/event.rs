@@ -68,6 +68,11 @@ impl Event {
         self.0.as_raw_fd()
     }
 
+    /// Another descriptor of the same event, which lives as long as one of them.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+
     fn check(result: i32) -> io::Result<()> {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

@@ -6,6 +6,7 @@ use crate::ring::Ring;
 use crate::{PerfError, Pmu, Record, RecordLayout};
 use restitch_procfs::ProcError;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// What triggers samples.
@@ -151,6 +152,15 @@ impl IpSampler {
         }
         records.sort_by_key(Record::time);
         records
+    }
+
+    /// Descriptors that can be read when a ring is a quarter full, one for each ring: for those who wait for other things as well. Being asked about makes them
+    /// unreadable again, until the next quarter.
+    ///
+    /// # Errors
+    /// If there may be no more descriptors.
+    pub fn fullness(&self) -> io::Result<Vec<OwnedFd>> {
+        self.rings.iter().map(|(owner, _)| self.events[*owner].duplicate()).collect()
     }
 
     /// Waits until a ring is a quarter full, all sampled threads have ended, or the time is up.

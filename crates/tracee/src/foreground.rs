@@ -165,8 +165,9 @@ impl Foreground {
         Ok(Self { child, end, handled, wake })
     }
 
-    /// Waits for the command's end, for `limit` at most, and passes signals on. After the end, signals are this program's again.
-    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+    /// Waits for the command's end, for `limit` at most and no longer than until one of `others` can be read, and passes signals on. After the end, signals are
+    /// this program's again.
+    pub fn wait(&mut self, limit: Duration, others: &[OwnedFd]) -> Option<ExitStatus> {
         let begun = Instant::now();
         loop {
             self.pass_on();
@@ -183,7 +184,9 @@ impl Foreground {
                 }
             }
             let left = limit.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
-            self.sleep(left);
+            if self.sleep(left, others) {
+                return None;
+            }
         }
     }
 
@@ -195,20 +198,22 @@ impl Foreground {
         }
     }
 
-    /// Until something happens, or the time is over.
-    fn sleep(&self, limit: Duration) {
+    /// Until something happens, or the time is over. Whether one of `others` can be read.
+    fn sleep(&self, limit: Duration, others: &[OwnedFd]) -> bool {
         let limit = if self.end.is_some() && self.wake.is_some() { limit } else { limit.min(LOOK) };
-        let fds = [&self.end, &self.wake].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-        let mut fds = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        let own = [&self.end, &self.wake].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let all = own.into_iter().chain(others.iter().map(AsRawFd::as_raw_fd));
+        let mut fds: Vec<_> = all.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         let mut count = 0u64;
         // Rounded up, so as not to spin at the end.
         let milliseconds = limit.as_micros().div_ceil(1000) as i32;
-        // SAFETY: `fds` is a live array of two, of which negative ones are passed over; `count` has the 8 bytes that are read, and the
+        // SAFETY: `fds` is a live array of that length, of which negative ones are passed over; `count` has the 8 bytes that are read, and the
         // descriptor does not block.
         unsafe {
-            libc::poll(fds.as_mut_ptr(), 2, milliseconds);
+            libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, milliseconds);
             libc::read(fds[1].fd, (&raw mut count).cast(), 8);
         }
+        fds[own.len()..].iter().any(|fd| fd.revents & libc::POLLIN != 0)
     }
 }
 

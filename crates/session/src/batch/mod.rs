@@ -49,6 +49,7 @@ use restitch_tracee::Foreground;
 use sample_cost::SampleCost;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,8 +58,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use usage::{Past, Totals, is_due};
 use worker::{Haste, Message, Worker};
 
-/// How often what has happened is looked at; the command's end is seen at once.
+/// How often what has happened is looked at in the first [`BEGINNING`] of a command, in which most commands are over; the command's end is seen at once.
 const POLL: Duration = Duration::from_millis(50);
+/// How often afterwards, and whenever there is much to take in. Looks come by time, so where many processes share a processor each of them is a larger part of what the command gets.
+const LATER_POLL: Duration = Duration::from_millis(250);
+const BEGINNING: Duration = Duration::from_secs(2);
 /// Less time in a module than this, in seconds, is not worth anything.
 const LEAST_SECONDS: f64 = 0.5;
 /// With so many idle cores, work of the lowest priority goes on.
@@ -170,7 +174,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
             let session = Session::new(cache, observer, options);
             session.run(command, start, &mut report, watcher);
         }
-        None => report.status = wait(command, |_| {}),
+        None => report.status = wait(command, &[], |_| {}),
     }
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
@@ -206,11 +210,13 @@ fn spawn(command: &mut Command) -> Result<Foreground, SessionError> {
     Foreground::spawn(command).map_err(|e| SessionError::not_started(command.get_program(), e))
 }
 
-/// Waits for the command, calling `tick` now and then; its status.
-fn wait(mut command: Foreground, mut tick: impl FnMut(bool)) -> i32 {
+/// Waits for the command, calling `tick` now and then and when one of `full` can be read; its status.
+fn wait(mut command: Foreground, full: &[OwnedFd], mut tick: impl FnMut(bool)) -> i32 {
     use std::os::unix::process::ExitStatusExt;
+    let begun = Instant::now();
     loop {
-        if let Some(status) = command.wait(POLL) {
+        let poll = if begun.elapsed() < BEGINNING { POLL } else { LATER_POLL };
+        if let Some(status) = command.wait(poll, full) {
             tick(true);
             return status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         }
@@ -289,7 +295,8 @@ impl Session {
         let mut cost =
             self.observer.is_some().then(|| SampleCost::of(self.cache.path.join("sample-cost.json")));
         let mut charged = 0.0;
-        report.status = wait(command, |ended| {
+        let full = self.observer.as_ref().map(Observer::fullness).unwrap_or_default();
+        report.status = wait(command, &full, |ended| {
             let mut watching = 0.0;
             if let Some((observer, cost)) = self.observer.as_mut().zip(cost.as_mut()) {
                 observer.poll(&self.cache);

@@ -11,6 +11,7 @@ use restitch_perf::{IpSampler, Record, SampleOptions};
 use restitch_preload::{HELD_AT, TOLD_AT};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Samples of each thread in a second of processor time.
@@ -186,6 +187,12 @@ impl Observer {
     fn of(own: i32, only: Vec<String>) -> Self {
         let (processes, modules, by_path) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         Self { sampler: None, taken: 0, own, over: Vec::new(), processes, modules, by_path, only, lost: 0 }
+    }
+
+    /// What can be read when there is so much to take in that it should be done soon.
+    pub fn fullness(&self) -> Vec<OwnedFd> {
+        // Failing, it is taken in when it is time.
+        self.sampler.as_ref().and_then(|sampler| sampler.fullness().ok()).unwrap_or_default()
     }
 
     /// Takes in what has happened since the last time.

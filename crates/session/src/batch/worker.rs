@@ -20,7 +20,7 @@ use restitch_tracee::{be_lowest, be_nice};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -88,13 +88,16 @@ struct Counting {
     spent: f64,
 }
 
+/// What the accountant is given: modules whose runs begin to count, and nothing when it is to end.
+type Given = Option<Counting>;
+
 pub(crate) struct Worker {
     makers: Option<Makers>,
-    begun: Option<Sender<Counting>>,
+    begun: Sender<Given>,
     messages: Receiver<Message>,
     stop: Arc<AtomicBool>,
     /// Gives back what was begun too late for it.
-    accountant: JoinHandle<Receiver<Counting>>,
+    accountant: JoinHandle<Receiver<Given>>,
     cache: Cache,
     threads: [JoinHandle<()>; 2],
 }
@@ -136,14 +139,13 @@ impl Worker {
         };
         let threads = [start(Haste::Ordinary, first), start(Haste::Lowest, second)];
         let (own, cache) = (cache.clone(), cache.clone());
-        let (next, stopped, paid) = (makers.clone(), stop.clone(), budget.clone());
+        let (next, paid) = (makers.clone(), budget.clone());
         let accountant = std::thread::spawn(move || {
             be_nice(NICE);
-            Accountant { cache, making, tell, counting: Vec::new(), next, stop: stopped, budget: paid, seen }
-                .run(&jobs);
+            Accountant { cache, making, tell, counting: Vec::new(), next, budget: paid, seen }.run(&jobs);
             jobs
         });
-        Self { makers: Some(makers), begun: Some(begun), messages, stop, accountant, cache: own, threads }
+        Self { makers: Some(makers), begun, messages, stop, accountant, cache: own, threads }
     }
 
     /// A module that is worth it.
@@ -164,10 +166,8 @@ impl Worker {
     /// A module that another session has begun to count.
     pub fn resume(&self, job: Job) {
         let (original, spent) = job.before();
-        if let Some(begun) = &self.begun {
-            // An accountant that has ended takes none: it stays suspended.
-            let _ = begun.send(Counting { job, original, spent });
-        }
+        // An accountant that has ended takes none: it stays suspended.
+        let _ = self.begun.send(Some(Counting { job, original, spent }));
     }
 
     fn give(&self, haste: Haste, task: Task) {
@@ -183,7 +183,9 @@ impl Worker {
     /// The command has ended: what was counted is kept, and what is not made yet is waited for only if that is wanted.
     pub fn stop(mut self, wait: bool, mut hear: impl FnMut(Message)) {
         self.stop.store(true, Ordering::Relaxed);
-        (self.makers, self.begun) = (None, None);
+        self.makers = None;
+        // One that has ended need not be told.
+        let _ = self.begun.send(None);
         // A thread that has panicked has told what it could.
         let late = self.accountant.join();
         if wait {
@@ -191,7 +193,8 @@ impl Worker {
         }
         self.messages.try_iter().for_each(&mut hear);
         // What a maker has begun since is counted by the next command.
-        late.iter().flat_map(Receiver::try_iter).for_each(|counting| hear(suspend(&self.cache, counting)));
+        let late = late.iter().flat_map(Receiver::try_iter).flatten();
+        late.for_each(|counting| hear(suspend(&self.cache, counting)));
     }
 }
 
@@ -200,7 +203,7 @@ struct Maker {
     cache: Cache,
     making: Making,
     tell: Sender<Message>,
-    begun: Sender<Counting>,
+    begun: Sender<Given>,
     stop: Arc<AtomicBool>,
     haste: Haste,
     budget: Arc<Budget>,
@@ -272,8 +275,8 @@ impl Maker {
             Ok(job) => {
                 tell(&self.tell, Message::Counting(path));
                 let counting = Counting { job, original, spent };
-                if let Err(late) = self.begun.send(counting) {
-                    tell(&self.tell, suspend(&self.cache, late.0));
+                if let Err(SendError(Some(late))) = self.begun.send(Some(counting)) {
+                    tell(&self.tell, suspend(&self.cache, late));
                 }
             }
             uncounted if shows_nothing(&uncounted) => {
@@ -292,25 +295,25 @@ struct Accountant {
     counting: Vec<Counting>,
     /// Profiles that are complete go there.
     next: Makers,
-    stop: Arc<AtomicBool>,
     budget: Arc<Budget>,
     seen: Seen,
 }
 
 impl Accountant {
-    fn run(mut self, jobs: &Receiver<Counting>) {
-        while !self.stop.load(Ordering::Relaxed) {
-            match jobs.recv_timeout(LOOK) {
-                Ok(begun) => self.counting.push(begun),
+    fn run(mut self, jobs: &Receiver<Given>) {
+        loop {
+            // Where nothing is counted there is nothing to look after.
+            let given = match self.counting.is_empty() {
+                true => jobs.recv().map_err(RecvTimeoutError::from),
+                false => jobs.recv_timeout(LOOK),
+            };
+            match given {
+                Ok(Some(begun)) => self.counting.push(begun),
                 Err(RecvTimeoutError::Timeout) => self.look(false),
-                // The maker is gone: nothing new will come, but what is being counted is looked after.
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.look(false);
-                    std::thread::sleep(LOOK);
-                }
+                Ok(None) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        self.counting.extend(jobs.try_iter());
+        self.counting.extend(jobs.try_iter().flatten());
         self.look(true);
     }
 
@@ -445,14 +448,14 @@ mod tests {
         for is_there in [true, false] {
             let name = if is_there { "there" } else { "gone" };
             let cache = Cache::open(Some(&folder.path().join(name))).unwrap();
-            let mut worker = Worker::start(&cache, making, budget.clone(), Seen::default());
-            worker.stop.store(true, Ordering::Relaxed);
+            let worker = Worker::start(&cache, making, budget.clone(), Seen::default());
+            worker.begun.send(None).unwrap();
             let deadline = Instant::now() + Duration::from_secs(60);
             while !worker.accountant.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
             // Makers take no more tasks either: what one was at then is played by one of our own.
-            let (kept, (gone, _)) = (worker.begun.take().expect("not ended"), channel());
+            let (kept, (gone, _)) = (worker.begun.clone(), channel());
             let (tell, told) = channel();
             let maker = Maker {
                 cache: cache.clone(),
