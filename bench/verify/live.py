@@ -43,7 +43,7 @@ PROGRAMS = {
     "dash": "dash prog.sh 600000",
     "busybox": "/bin/busybox sh prog.sh 300000",
     "cc1": f"{GCC}/cc1 -quiet -O2 prog.c -o -",
-    "cc1plus": f"{GCC}/cc1plus -quiet -w -O2 -std=c++17 -imultiarch x86_64-linux-gnu prog.cc -o -",
+    "cc1plus": f"{GCC}/cc1plus -quiet -D_GNU_SOURCE -w -O2 -std=c++17 -imultiarch x86_64-linux-gnu prog.cc -o -",
     "f951": f"{GCC}/f951 -quiet -O3 prog.f90 -o -",
     "gnat1": f"{GCC}/gnat1 -quiet -O2 prog.adb -o -",
     "clang": "clang-19 -cc1 -triple x86_64-pc-linux-gnu -O2 -S -o - prog.c",

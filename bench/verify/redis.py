@@ -17,6 +17,11 @@ def main(machine):
     server = machine.start(
         [find("redis-server"), "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder, "--daemonize", "no"], core=os.sched_getaffinity(0)
     )
+    prove(machine, server.pid, path)
+
+
+def prove(machine, pid, path):
+    """All of it, of the server `pid` that listens at `path`."""
     wait_for("redis", lambda: os.path.exists(path))
 
     def save():
@@ -28,7 +33,7 @@ def main(machine):
             raise Failed("BGSAVE failed")
 
     clients = [lambda answered, n=n: client(path, n, answered) for n in (0, 1)]
-    answers = ask_while_toggling(machine, server.pid, clients, SECONDS, then=save, seconds=1.5)
+    answers = ask_while_toggling(machine, pid, clients, SECONDS, then=save, seconds=1.5)
     log(f"  {answers} requests while attaching and reverting, each with its right answer")
     bench = find("redis-benchmark")
 
@@ -40,8 +45,8 @@ def main(machine):
             raise Failed(f"redis-benchmark did not finish:\n{text}")
         return 60000 * len(rows)
 
-    alternate(machine, server.pid, ROUNDS, requests)
-    alive(server.pid, "redis-server")
+    alternate(machine, pid, ROUNDS, requests)
+    alive(pid, "redis-server")
 
 
 def client(path, number, answered):
@@ -79,4 +84,5 @@ def request(path, *command):
         return ask(f, command)
 
 
-program(main)
+if __name__ == "__main__":
+    program(main)
