@@ -66,7 +66,7 @@ pub enum ProfileCommand {
         profiles: Vec<PathBuf>,
         #[command(flatten)]
         input: Input,
-        /// Leave out code that cannot be moved, which counting versions do not count.
+        /// Leave out code that cannot be moved, which counting versions do not count, and functions whose entry cannot lead to a copy, of which they count a part.
         #[arg(long)]
         movable: bool,
         /// Write the tables as JSON, as docs/json.md describes it ("-" for standard output).

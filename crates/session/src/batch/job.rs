@@ -380,7 +380,7 @@ mod tests {
     use super::super::work::tests::{address, module};
     use super::*;
 
-    const RUNS: Usage = Usage { runs: 4, samples: 1000, pairs: 249_000 };
+    const RUNS: Usage = Usage { runs: 4, samples: 1000, pairs: 249_000, coarse: 0 };
 
     #[test]
     fn a_plan_is_made_again_from_what_is_kept_and_only_then() {

@@ -19,6 +19,7 @@ mod known;
 mod leftover;
 mod names;
 mod observe;
+mod pace;
 mod progress;
 mod report;
 mod sample_cost;
@@ -41,9 +42,11 @@ use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
 use builds::{ModuleFiles, REPLACED, identity_at};
 use cache::{Cache, Entry};
+use fit::left_by_name;
 use job::Measured;
 use names::{is_named, with_files};
 use observe::{Observer, Seen};
+use pace::Pace;
 use restitch_layout::LayoutChoice;
 use restitch_tracee::Foreground;
 use sample_cost::SampleCost;
@@ -251,6 +254,7 @@ struct Session {
     /// When suspended countings were looked for.
     resumed: Option<Instant>,
     files: ModuleFiles,
+    pace: Pace,
     /// What came of modules whose files were replaced.
     former: (Vec<Optimized>, Vec<Left>),
 }
@@ -273,6 +277,7 @@ impl Session {
             retired: BTreeSet::new(),
             resumed: None,
             files: ModuleFiles::default(),
+            pace: Pace::default(),
             former: Default::default(),
         }
     }
@@ -312,6 +317,7 @@ impl Session {
                 self.resume(&worker);
                 self.look_at_files(&worker);
                 self.consider(&mut worker, &budget, idle.now());
+                self.set_pace();
             }
             self.listen(&mut worker, watcher);
         });
@@ -417,6 +423,26 @@ impl Session {
     fn totals(&self, seen: &Seen) -> Totals {
         let now = Totals::of(seen);
         self.past.get(&seen.path).map_or(now, |past| past.totals.plus(now))
+    }
+
+    /// Takes fewer samples where they tell nothing new.
+    fn set_pace(&mut self) {
+        let (mut pace, Some(mut observer)) = (std::mem::take(&mut self.pace), self.observer.take()) else {
+            return;
+        };
+        pace.set(&mut observer, |seen| self.is_settled(seen));
+        (self.pace, self.observer) = (pace, Some(observer));
+    }
+
+    /// Whether more samples tell nothing new of a module: it is optimized, in work or left alone, or its functions are known by now.
+    fn is_settled(&self, seen: &Seen) -> bool {
+        let path = &seen.path;
+        self.given.contains(path)
+            || self.left.contains_key(path)
+            || self.is_optimized(seen)
+            || left_by_name(path).is_some()
+            || self.cache.holds(path)
+            || self.totals(seen).is_well_known()
     }
 
     /// Goes on with countings that other sessions have begun.

@@ -14,8 +14,12 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Samples of each thread in a second of processor time.
+/// Samples of each thread in a second of processor time. A *sample*, wherever they are counted, is one of these: where fewer are taken, each counts for several.
 pub(crate) const FREQUENCY: u64 = 250;
+/// So many of them are taken in any case.
+pub(crate) const FEW: u64 = 50;
+/// Processes that use less than this, in nanoseconds, may be too short for a lower frequency: the timer begins anew in each.
+const SHORT: u64 = 200_000_000;
 
 /// How a run went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +43,9 @@ pub struct Usage {
     pub samples: u64,
     /// The sum of n * (n - 1), where a run had n samples: see [`Totals`](super::usage::Totals).
     pub pairs: u64,
+    /// By how much the noise of sampling is larger than that of so many samples of one each: the sum of w * (w - 1), where one that was taken counts for w. (In `pairs` it is left out, as n - 1 leaves out that of the others.)
+    #[serde(default)]
+    pub coarse: u64,
 }
 
 impl Usage {
@@ -55,9 +62,10 @@ impl Usage {
     /// The variance of [`seconds_per_run`](Self::seconds_per_run), in seconds squared: how runs differ, what sampling adds included. That much at least any count of samples has (Poisson).
     pub fn variance_of_mean(&self) -> f64 {
         let (runs, samples) = (self.runs.max(1) as f64, self.samples as f64);
-        let squares = self.pairs as f64 + samples;
+        let noise = samples + self.coarse as f64;
+        let squares = self.pairs as f64 + noise;
         let between = (squares - samples * samples / runs) / (runs - 1.0).max(1.0);
-        between.max((samples + 1.0) / runs) / runs / (FREQUENCY as f64).powi(2)
+        between.max((noise + 1.0) / runs) / runs / (FREQUENCY as f64).powi(2)
     }
 
     /// Both together.
@@ -67,6 +75,7 @@ impl Usage {
             runs: self.runs.saturating_add(other.runs),
             samples: self.samples.saturating_add(other.samples),
             pairs: self.pairs.saturating_add(other.pairs),
+            coarse: self.coarse.saturating_add(other.coarse),
         }
     }
 }
@@ -138,6 +147,8 @@ const TOLD_AFTER: u32 = 2;
 struct Run {
     mode: Mode,
     samples: u64,
+    /// See [`Usage::coarse`].
+    coarse: u64,
     /// It began in this process; a forked child goes on in its parent's.
     own: bool,
 }
@@ -151,7 +162,12 @@ pub(crate) trait Overlays {
 /// Observes this process and its descendants.
 #[derive(Debug)]
 pub(crate) struct Observer {
+    /// Tells of programs, mappings and ends, and takes [`FEW`] samples.
     sampler: Option<IpSampler>,
+    /// Takes the other samples.
+    more: Option<IpSampler>,
+    /// Whether it does now.
+    takes_more: bool,
     /// Samples that were taken.
     taken: u64,
     own: i32,
@@ -163,6 +179,8 @@ pub(crate) struct Observer {
     /// Programs whose processes count; all, if empty.
     only: Vec<String>,
     lost: u64,
+    /// Nanoseconds of short processes that have ended.
+    short: u64,
 }
 
 impl Observer {
@@ -172,21 +190,47 @@ impl Observer {
     /// If sampling is not permitted.
     pub fn start(only: Vec<String>) -> Result<Self, SessionError> {
         let own = std::process::id() as i32;
-        let options = SampleOptions {
-            frequency: FREQUENCY,
-            event: restitch_perf::SampleEvent::CpuClock,
-            times: true,
-            ring_pages: 256,
-            ..SampleOptions::default()
-        };
-        let sampler = IpSampler::open(&[own], options)?;
-        sampler.enable()?;
-        Ok(Self { sampler: Some(sampler), ..Self::of(own, only) })
+        let options =
+            SampleOptions { event: restitch_perf::SampleEvent::CpuClock, ..SampleOptions::default() };
+        // Changing a frequency would not do: the kernel exchanges the events of processes that have inherited alike ones, with the frequency that they began with. But closing reaches them all.
+        let others = SampleOptions { frequency: FREQUENCY - FEW, tasks: false, ring_pages: 16, ..options };
+        // Where there may be no more events or rings, one takes all samples, as long as the command runs. (This one first: the other makes do with a smaller ring.)
+        let more = IpSampler::open(&[own], others).ok();
+        let frequency = if more.is_some() { FEW } else { FREQUENCY };
+        let sampler =
+            IpSampler::open(&[own], SampleOptions { frequency, times: true, ring_pages: 256, ..options })?;
+        Ok(Self { sampler: Some(sampler), more, ..Self::of(own, only) })
     }
 
     fn of(own: i32, only: Vec<String>) -> Self {
         let (processes, modules, by_path) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Self { sampler: None, taken: 0, own, over: Vec::new(), processes, modules, by_path, only, lost: 0 }
+        let over = Vec::new();
+        Self {
+            sampler: None,
+            more: None,
+            takes_more: true,
+            taken: 0,
+            own,
+            over,
+            processes,
+            modules,
+            by_path,
+            only,
+            lost: 0,
+            short: 0,
+        }
+    }
+
+    /// Takes only [`FEW`] samples from now on, if others are taken by an event of their own.
+    pub fn take_few(&mut self) {
+        if self.more.take().is_some() {
+            self.takes_more = false;
+        }
+    }
+
+    /// Processor seconds, in user and system, of short processes that have ended.
+    pub fn short_seconds(&self) -> f64 {
+        self.short as f64 / 1e9
     }
 
     /// What can be read when there is so much to take in that it should be done soon.
@@ -197,7 +241,10 @@ impl Observer {
 
     /// Takes in what has happened since the last time.
     pub fn poll(&mut self, overlays: &impl Overlays) {
-        let records = self.sampler.as_mut().map(IpSampler::drain).unwrap_or_default();
+        let mut records = self.more.as_mut().map(IpSampler::drain).unwrap_or_default();
+        // Behind the samples of the other one: what these lie in is told here.
+        records.extend(self.sampler.iter_mut().flat_map(IpSampler::drain));
+        records.sort_by_key(Record::time);
         records.into_iter().for_each(|record| self.take(record, overlays));
         self.over.iter_mut().for_each(|over| over.polls += 1);
         self.settle(TOLD_AFTER);
@@ -215,6 +262,7 @@ impl Observer {
             if over.nanoseconds == 0 {
                 continue;
             }
+            self.short += if over.nanoseconds < SHORT { over.nanoseconds } else { 0 };
             for (module, mode) in over.runs {
                 let trial = &mut self.modules[module].trial;
                 let times: &mut Times =
@@ -265,7 +313,8 @@ impl Observer {
             Record::Fork { pid, parent_pid, .. } if pid != parent_pid => {
                 let mut child = self.processes.get(&parent_pid).cloned().unwrap_or_default();
                 child.nanoseconds = 0;
-                child.runs.values_mut().for_each(|run| *run = Run { samples: 0, own: false, ..*run });
+                let inherited = |run: &mut Run| *run = Run { samples: 0, coarse: 0, own: false, ..*run };
+                child.runs.values_mut().for_each(inherited);
                 self.processes.insert(pid, child);
             }
             Record::Exec { pid, .. } if pid != self.own => self.exec(pid),
@@ -278,19 +327,22 @@ impl Observer {
 
     fn sample(&mut self, pid: i32, ip: Avma) {
         self.taken += 1;
+        let weight = if self.takes_more { 1 } else { FREQUENCY / FEW };
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let Some(mapping) = process.maps.iter().rev().find(|m| m.range.contains(ip)) else { return };
         if !process.counts {
             return;
         }
         let seen = &mut self.modules[mapping.module];
-        seen.samples += 1;
+        seen.samples += weight;
         if mapping.original {
-            *seen.places.entry(mapping.offset + ip.offset_from(mapping.range.start) as u64).or_default() += 1;
+            let place = mapping.offset + ip.offset_from(mapping.range.start) as u64;
+            *seen.places.entry(place).or_default() += weight;
         }
         if let Some(run) = process.runs.get_mut(&mapping.module) {
-            run.samples += 1;
-            self.modules[mapping.module].counting += u64::from(run.mode == Mode::Counting);
+            run.samples += weight;
+            run.coarse += weight * (weight - 1);
+            seen.counting += if run.mode == Mode::Counting { weight } else { 0 };
         }
     }
 
@@ -327,7 +379,12 @@ impl Observer {
             process.counts = is_asked_for;
         }
         let begins = !process.runs.contains_key(&module);
-        let run = process.runs.entry(module).or_insert(Run { mode: Mode::Original, samples: 0, own: true });
+        let run = process.runs.entry(module).or_insert(Run {
+            mode: Mode::Original,
+            samples: 0,
+            coarse: 0,
+            own: true,
+        });
         if is_in_force {
             run.mode = mode;
         }
@@ -377,7 +434,8 @@ impl Observer {
             let usage = self.modules[module].ended.entry(run.mode).or_default();
             usage.runs += u64::from(run.own);
             usage.samples += run.samples;
-            usage.pairs += run.samples * run.samples.saturating_sub(1);
+            usage.pairs += (run.samples * run.samples).saturating_sub(run.samples + run.coarse);
+            usage.coarse += run.coarse;
         }
     }
 }
@@ -483,8 +541,30 @@ mod tests {
         let a = seen(&observer, "/bin/a");
         let one = |seconds: f64| Times { runs: 1, seconds, squares: seconds * seconds };
         assert_eq!((a.trial.held_out, a.trial.optimized), (one(2.0), one(1.0)));
-        assert_eq!(a.ended[&Mode::HeldOut], Usage { runs: 1, samples: 1, pairs: 0 });
+        assert_eq!(a.ended[&Mode::HeldOut], Usage { runs: 1, samples: 1, ..Usage::default() });
         assert_eq!((a.ended[&Mode::Optimized].runs, a.ended[&Mode::Original].runs), (2, 1));
+    }
+
+    #[test]
+    fn few_samples_count_for_many() {
+        let usage = |takes_more: bool, samples: u64| {
+            let mut observer = Observer { takes_more, ..Observer::of(1, Vec::new()) };
+            observer.take(exec(10), &Named);
+            observer.take(map(10, 0x1000, "/bin/b"), &Named);
+            (0..samples).for_each(|i| observer.take(sample(10, 0x1000 + i), &Named));
+            observer.take(Record::Exit { pid: 10, tid: 10, time: 0 }, &Named);
+            let b = seen(&observer, "/bin/b");
+            assert_eq!((observer.taken(), b.places.values().sum()), (samples, b.samples));
+            b.ended[&Mode::Original]
+        };
+        let (many, few) = (usage(true, 3), usage(false, 3));
+        assert_eq!((many, many.coarse), (Usage { runs: 1, samples: 3, pairs: 6, coarse: 0 }, 0));
+        assert_eq!(few, Usage { runs: 1, samples: 15, pairs: 6 * 25, coarse: 3 * 20 });
+        // Of the same time, a fifth of the samples knows less: five times the variance.
+        let (fine, rough) = (usage(true, 100), usage(false, 20));
+        assert_eq!(fine.samples, rough.samples);
+        let ratio = rough.variance_of_mean() / fine.variance_of_mean();
+        assert!((4.5..5.5).contains(&ratio), "{ratio}");
     }
 
     #[test]
@@ -499,7 +579,7 @@ mod tests {
         let records = program.into_iter().chain([version, sample(10, 0x5010), exit]);
         records.for_each(|r| observer.take(r, &Named));
         let a = seen(&observer, "/bin/a");
-        let usage = Usage { runs: 1, samples: 1, pairs: 0 };
+        let usage = Usage { runs: 1, samples: 1, ..Usage::default() };
         assert_eq!((a.ended.clone(), a.overlaid), (BTreeMap::from([(Mode::Original, usage)]), false));
         assert_eq!(a.places.len(), 1);
     }
@@ -552,7 +632,7 @@ mod tests {
             exit(12),
         ];
         records.into_iter().for_each(|r| observer.take(r, &Named));
-        let usage = |runs, samples| Usage { runs, samples, pairs: samples * (samples.max(1) - 1) };
+        let usage = |runs, samples| Usage { runs, samples, pairs: samples * (samples.max(1) - 1), coarse: 0 };
         let a = seen(&observer, "/bin/a");
         assert_eq!(a.ended, BTreeMap::from([(Mode::Original, usage(1, 1)), (Mode::Optimized, usage(1, 2))]));
         assert_eq!((a.begun, a.samples), (2, 3));

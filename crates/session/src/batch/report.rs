@@ -322,7 +322,7 @@ mod tests {
     fn runs(count: u64, samples: u64) -> Usage {
         let each = |i: u64| if i.is_multiple_of(2) { samples + 1 } else { samples - 1 };
         let sum = |f: fn(u64) -> u64| (0..count).map(|i| f(each(i))).sum();
-        Usage { runs: count, samples: sum(|n| n), pairs: sum(|n| n * (n - 1)) }
+        Usage { runs: count, samples: sum(|n| n), pairs: sum(|n| n * (n - 1)), coarse: 0 }
     }
 
     #[test]
@@ -335,11 +335,11 @@ mod tests {
         let many = between(runs(100, 250), runs(100, 237));
         assert!(many.is_sure() && many.within < few.within / 4.0, "{many:?}");
         // One sample in each of four runs, none in three others: alike runs, as far as anybody can tell.
-        let one = Usage { runs: 4, samples: 4, pairs: 0 };
-        let none = Usage { runs: 3, samples: 0, pairs: 0 };
+        let one = Usage { runs: 4, samples: 4, pairs: 0, coarse: 0 };
+        let none = Usage { runs: 3, samples: 0, pairs: 0, coarse: 0 };
         assert!(!between(one, none).is_sure() && !between(one, one).is_sure());
         // Runs of very different length say less than equal ones.
-        let uneven = Usage { runs: 100, samples: 25_000, pairs: 10 * 2500 * 2499 };
+        let uneven = Usage { runs: 100, samples: 25_000, pairs: 10 * 2500 * 2499, coarse: 0 };
         assert!(!between(uneven, runs(100, 225)).is_sure());
         assert!(Saving::between(runs(2, 250), runs(100, 225)).is_none());
         assert!(Saving::between(Usage::default(), runs(100, 225)).is_none());
@@ -348,8 +348,8 @@ mod tests {
     proptest::proptest! {
         /// Whatever is in the cache's files.
         #[test]
-        fn any_usage_has_a_finite_variance(runs: u64, samples: u64, pairs: u64) {
-            let usage = Usage { runs, samples, pairs };
+        fn any_usage_has_a_finite_variance(runs: u64, samples: u64, pairs: u64, coarse: u64) {
+            let usage = Usage { runs, samples, pairs, coarse };
             let variance = usage.variance_of_mean();
             proptest::prop_assert!(variance.is_finite() && variance > 0.0, "{variance}");
         }

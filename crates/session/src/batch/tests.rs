@@ -23,7 +23,7 @@ fn eager(folder: &Path) -> Session {
 
 /// A module of which so many runs have ended, with a sample each.
 fn seen(path: &Path, samples: u64) -> Seen {
-    let ended = BTreeMap::from([(Mode::Original, Usage { runs: samples, samples, pairs: 0 })]);
+    let ended = BTreeMap::from([(Mode::Original, Usage { runs: samples, samples, pairs: 0, coarse: 0 })]);
     Seen { path: path.into(), samples, begun: samples, ended, ..Seen::default() }
 }
 

@@ -45,6 +45,9 @@ pub(crate) struct Totals {
     pub whole: u64,
     /// Of those, the sum of n * (n - 1).
     pub pairs: u64,
+    /// See [`Usage::coarse`].
+    #[serde(default)]
+    pub coarse: u64,
     /// Of those that have ended, the ones in the original code.
     #[serde(default)]
     pub originals: u64,
@@ -61,6 +64,7 @@ impl Totals {
             ended,
             whole: original.samples,
             pairs: original.pairs,
+            coarse: original.coarse,
             originals: original.runs,
         }
     }
@@ -72,6 +76,7 @@ impl Totals {
             ended: self.ended.saturating_add(other.ended),
             whole: self.whole.saturating_add(other.whole),
             pairs: self.pairs.saturating_add(other.pairs),
+            coarse: self.coarse.saturating_add(other.coarse),
             originals: self.originals.saturating_add(other.originals),
         }
     }
@@ -83,7 +88,7 @@ impl Totals {
 
     /// The runs of the original that have ended.
     pub fn original(&self) -> Usage {
-        Usage { runs: self.originals, samples: self.whole, pairs: self.pairs }
+        Usage { runs: self.originals, samples: self.whole, pairs: self.pairs, coarse: self.coarse }
     }
 
     /// Samples of a typical run; 0 if nobody knows.
@@ -94,6 +99,11 @@ impl Totals {
     /// To how many typical runs those come that have ended.
     pub fn whole_runs(&self) -> f64 {
         whole_runs(self.whole, self.typical(), self.ended)
+    }
+
+    /// Whether more samples would hardly tell of more functions.
+    pub fn is_well_known(&self) -> bool {
+        self.samples >= ENOUGH_SAMPLES && self.is_known()
     }
 
     /// Whether the samples say which of the module's functions run: those are counted, all others stay in the original code. The samples of
@@ -238,7 +248,7 @@ mod tests {
     fn seen(path: &Path, runs: &[u64]) -> Seen {
         let (samples, count) = (runs.iter().sum(), runs.len() as u64);
         let pairs = runs.iter().map(|n| n * n.saturating_sub(1)).sum();
-        let ended = BTreeMap::from([(Mode::Original, Usage { runs: count, samples, pairs })]);
+        let ended = BTreeMap::from([(Mode::Original, Usage { runs: count, samples, pairs, coarse: 0 })]);
         let places = BTreeMap::from([(FileOffset::new(0x1000), samples)]);
         Seen { path: path.into(), samples, begun: count, ended, places, ..Seen::default() }
     }

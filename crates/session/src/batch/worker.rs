@@ -440,7 +440,7 @@ mod tests {
         let offset = module.image.file_offset(address(&module, "walk")).expect("in the file");
         let (path, samples) = (folder.path().join("a"), BTreeMap::from([(offset, 10)]));
         let id = module.image.identity().to_string();
-        let original = Usage { runs: 4, samples: 1000, pairs: 249_000 };
+        let original = Usage { runs: 4, samples: 1000, pairs: 249_000, coarse: 0 };
         let making = Making { finish: Finish::Wait, ..Making::default() };
         let budget = Arc::new(Budget::new(0.0, true));
 

@@ -6,13 +6,14 @@ use super::loaded::Loaded;
 use super::options::ProfileInput;
 use crate::SessionError;
 use restitch_profile::{Features, Profile, similarity};
-use restitch_program::Program;
+use restitch_program::{BlockId, Program};
 use restitch_report::{ComparedProfile, Comparison, TakenDifference};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Compares each profile with each. Modules are compared where their code is known; a module that a profile does not have counts as
-/// not run in it. `only_movable`: leave out code that cannot be moved, which counting versions do not count.
+/// not run in it. `only_movable`: leave out code that cannot be moved, which counting versions do not count, and functions whose entry cannot lead to a copy, of
+/// which they count what comes from copies (glibc's `memmove` for vectors: `mempcpy` jumps to the third byte).
 ///
 /// # Errors
 /// If a profile cannot be read, or no module's code is there.
@@ -65,16 +66,19 @@ pub fn compare_profiles(
     Ok(comparison)
 }
 
-/// Clears what cannot be moved.
+/// Clears what cannot be moved, or not all of it.
 fn keep_movable(program: &Program, profile: &mut Profile) {
-    for block in program.block_ids().filter(|b| !program.is_movable(*b)) {
+    let is_kept = |block: BlockId| {
+        program.is_movable(block) && program.function(program.block(block).function).redirectable
+    };
+    for block in program.block_ids().filter(|b| !is_kept(*b)) {
         profile.blocks[block.index()] = 0;
     }
     for (edge, count) in program.edges.iter().zip(&mut profile.edges) {
-        *count = if program.is_movable(edge.from) { *count } else { 0 };
+        *count = if is_kept(edge.from) { *count } else { 0 };
     }
     for (call, count) in program.calls.iter().zip(&mut profile.calls) {
-        *count = if program.is_movable(call.block) { *count } else { 0 };
+        *count = if is_kept(call.block) { *count } else { 0 };
     }
 }
 
