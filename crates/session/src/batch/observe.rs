@@ -453,7 +453,7 @@ fn is_loader(path: &Path) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use restitch_perf::Sample;
 
@@ -475,6 +475,20 @@ mod tests {
 
     fn sample(pid: i32, ip: u64) -> Record {
         Record::Sample(Sample { pid, tid: pid, ip: Avma::new(ip), time: 0, branches: Vec::new() })
+    }
+
+    /// An observer that has seen two programs begin, `a` and `b`.
+    pub(in super::super) fn observed() -> Observer {
+        let mut observer = Observer::of(1, Vec::new());
+        for (pid, path) in [(10, "/bin/a"), (11, "/bin/b")] {
+            [exec(pid), map(pid, 0x1000, path)].into_iter().for_each(|r| observer.take(r, &Named));
+        }
+        observer
+    }
+
+    /// Takes so many samples of one of them.
+    pub(in super::super) fn sample_more(observer: &mut Observer, program: i32, samples: u64) {
+        (0..samples).for_each(|_| observer.take(sample(10 + program, 0x1010), &Named));
     }
 
     fn seen<'o>(observer: &'o Observer, path: &str) -> &'o Seen {

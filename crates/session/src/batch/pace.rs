@@ -27,18 +27,23 @@ const REST: f64 = 0.1;
 pub(super) struct Pace {
     /// Samples are few.
     is_low: bool,
-    /// Samples by module when they were looked at last.
-    before: BTreeMap<PathBuf, u64>,
+    modules: BTreeMap<PathBuf, Module>,
     short_before: f64,
     back: Back,
+}
+
+#[derive(Debug, Default)]
+struct Module {
+    /// Its samples when it was looked at last.
+    before: u64,
+    /// Those in the last seconds, far ones for less.
+    back: f64,
 }
 
 /// Samples, far ones for less and less.
 #[derive(Debug, Default, Clone, Copy)]
 struct Back {
     all: f64,
-    /// In modules that are not settled.
-    new: f64,
     /// As many as there should have been in short processes.
     short: f64,
 }
@@ -49,69 +54,82 @@ impl Pace {
         if self.is_low {
             return;
         }
+        let mut new = 0.0;
         for seen in observer.modules() {
-            let before = self.before.get(&seen.path).copied().unwrap_or(0);
-            if seen.samples == before {
-                continue;
+            if !self.modules.contains_key(&seen.path) {
+                self.modules.insert(seen.path.clone(), Module::default());
             }
-            let more = seen.samples.saturating_sub(before) as f64;
+            let Some(module) = self.modules.get_mut(&seen.path) else { continue };
+            let more = seen.samples.saturating_sub(module.before) as f64;
+            module.before = seen.samples;
+            module.back += more;
             self.back.all += more;
-            self.back.new += if is_settled(seen) { 0.0 } else { more };
-            self.before.insert(seen.path.clone(), seen.samples);
+            // What is settled by now was new when it was sampled, and that is no matter any more.
+            new += if module.back > 0.0 && !is_settled(seen) { module.back } else { 0.0 };
         }
         let short = observer.short_seconds();
         self.back.short += (short - self.short_before) * FREQUENCY as f64;
         self.short_before = short;
-        if self.back.is_known() {
+        if self.back.is_known(new) {
             self.is_low = true;
             observer.take_few();
+        } else if self.back.is_long() {
+            self.back = self.back.half();
+            self.modules.values_mut().for_each(|module| module.back /= 2.0);
         }
-        self.back.forget();
     }
 }
 
 impl Back {
-    /// Whether more samples would tell nothing new. (Short processes may have no samples at all; then these are few, and that time is much beside them.)
-    fn is_known(self) -> bool {
-        self.all >= KNOWN && self.new <= REST * self.all && self.short <= REST * self.all
+    /// Whether more samples would tell nothing new, where so many are in modules that are not settled. (Short processes may have no samples at all; then these are few, and that time is much beside them.)
+    fn is_known(self, new: f64) -> bool {
+        self.all >= KNOWN && new <= REST * self.all && self.short <= REST * self.all
     }
 
-    /// Halves what lies far back.
-    fn forget(&mut self) {
-        if self.all > 2.0 * BACK {
-            *self = Self { all: self.all / 2.0, new: self.new / 2.0, short: self.short / 2.0 };
-        }
+    fn is_long(self) -> bool {
+        self.all > 2.0 * BACK
+    }
+
+    /// What lies far back halved.
+    fn half(self) -> Self {
+        Self { all: self.all / 2.0, short: self.short / 2.0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::observe::tests::{observed, sample_more};
     use super::*;
 
     #[test]
     fn samples_are_few_where_all_is_known() {
-        let is_known = |all, new, short| Back { all, new, short }.is_known();
+        let is_known = |all, new, short| Back { all, short }.is_known(new);
         assert!(!is_known(0.0, 0.0, 0.0) && !is_known(400.0, 0.0, 0.0));
         assert!(is_known(1000.0, 50.0, 50.0));
         assert!(!is_known(1000.0, 150.0, 0.0) && !is_known(1000.0, 0.0, 150.0));
     }
 
     #[test]
-    fn what_is_new_or_short_is_found_however_much_there_was_before() {
-        let mut before = Back::default();
-        for _ in 0..100_000 {
-            before.all += 250.0;
-            before.forget();
+    fn what_becomes_known_is_known_at_once_and_what_is_new_is_seen() {
+        let mut observer = observed();
+        let mut pace = Pace::default();
+        // A module that is new until it has a thousand samples.
+        for _ in 0..9 {
+            sample_more(&mut observer, 0, 100);
+            pace.set(&mut observer, |seen| seen.samples >= 1000);
+            assert!(!pace.is_low);
         }
-        assert!(before.is_known());
-        let (mut new, mut short) = (before, before);
-        for _ in 0..2 {
-            (new.all, new.new) = (new.all + 250.0, new.new + 250.0);
-            // Seconds of which there are no samples.
-            short.short += 250.0;
-            new.forget();
-            short.forget();
+        // Another one, which nobody knows, for a fifth of the time.
+        sample_more(&mut observer, 1, 300);
+        sample_more(&mut observer, 0, 200);
+        let is_settled = |seen: &Seen| seen.path.ends_with("a");
+        pace.set(&mut observer, is_settled);
+        assert!(!pace.is_low);
+        // And then for no longer.
+        for _ in 0..40 {
+            sample_more(&mut observer, 0, 100);
+            pace.set(&mut observer, is_settled);
         }
-        assert!(!new.is_known() && !short.is_known());
+        assert!(pace.is_low);
     }
 }
