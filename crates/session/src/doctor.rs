@@ -76,7 +76,7 @@ fn sample_cost() -> Check {
         available: cost.is_ok(),
         state: match &cost {
             Ok(cost) => format!(
-                "{:.0} us of the sampled thread: {:.1} % of its time while attach looks for functions (4,000 a second), {:.1} % in batch (250 a second)",
+                "{:.0} us of the sampled thread: {:.1} % of its time while attach looks for functions (4,000 a second), {:.1} % in batch (250 a second, as long as they tell something new)",
                 cost.as_secs_f64() * 1e6,
                 of(4000.0),
                 of(250.0)
