@@ -19,7 +19,7 @@
 //!
 //! Every file is written whole under another name and renamed, so that a process that starts at any moment finds the old one or
 //! the new one. The kernel's records of mappings have the path of the file that was mapped, behind links: by its name it is known for ever how a process has run, whatever is
-//! in force by then ([`recognise`](super::in_force)). ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
+//! in force by then (`in_force.rs`). ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
 use super::observe::Usage;
 use super::trial::{self, Trial};

@@ -1,10 +1,10 @@
 //! `batch -- COMMAND`: programs that are too short-lived to be optimized while they run, but run again and again, are optimized
 //! between runs (OCOLOS, section V-A).
 //!
-//! The command runs with the [agent](restitch_preload) preloaded. Meanwhile an [`Observer`](observe) says which modules
-//! take the processor's time; of those that are worth it, the next few runs are counted ([`progress`]), an optimized overlay is made
-//! ([`work`]), and later runs map it. What was made is kept by build id ([`cache`]) and serves the next command from its first run on; what a command was too short
-//! for, the next one goes on with ([`usage`], [`suspended`]).
+//! The command runs with the [agent](restitch_preload) preloaded. Meanwhile an `Observer` (`observe.rs`) says which modules
+//! take the processor's time; of those that are worth it, the next few runs are counted (`progress.rs`), an optimized overlay is made
+//! (`work.rs`), and later runs map it. What was made is kept by build id ([`cache`]) and serves the next command from its first run on; what a command was too short
+//! for, the next one goes on with (`usage.rs`, `suspended.rs`).
 //!
 //! Nothing here may hurt the command: what goes wrong is a note in the report, and the original code runs.
 
@@ -96,7 +96,7 @@ pub struct BatchOptions {
     pub exclude: Vec<String>,
     /// Optimize whatever runs twice and was seen running, whether it seems worth it or not.
     pub eager: bool,
-    /// Compare runs in optimized code that are not seen to save time with runs of the original ([`trial`]).
+    /// Compare runs in optimized code that are not seen to save time with runs of the original (`trial.rs`).
     pub trials: bool,
     /// The cache directory, if not the usual one.
     pub cache: Option<PathBuf>,

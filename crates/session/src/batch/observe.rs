@@ -41,7 +41,7 @@ pub struct Usage {
     pub runs: u64,
     /// Samples in them.
     pub samples: u64,
-    /// The sum of n * (n - 1), where a run had n samples: see [`Totals`](super::usage::Totals).
+    /// The sum of n * (n - 1), where a run had n samples: see `Totals` (`usage.rs`).
     pub pairs: u64,
     /// By how much the noise of sampling is larger than that of so many samples of one each: the sum of w * (w - 1), where one that was taken counts for w. (In `pairs` it is left out, as n - 1 leaves out that of the others.)
     #[serde(default)]

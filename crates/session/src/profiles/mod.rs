@@ -1,6 +1,6 @@
 //! Profiles as files: `profile convert`, `merge`, `compare` and `show`, and the other formats of `record -o`.
 //!
-//! A file is loaded into what it says ([`loaded`]), matched with the code of its modules ([`code`]) where the output needs that, and
+//! A file is loaded into what it says (`loaded.rs`), matched with the code of its modules (`code.rs`) where the output needs that, and
 //! written ([`write`]).
 
 mod code;
