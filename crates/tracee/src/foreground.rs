@@ -169,6 +169,9 @@ impl Foreground {
     /// this program's again.
     pub fn wait(&mut self, limit: Duration, others: &[OwnedFd]) -> Option<ExitStatus> {
         let begun = Instant::now();
+        let own = [&self.end, &self.wake].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let all = own.into_iter().chain(others.iter().map(AsRawFd::as_raw_fd));
+        let mut fds: Vec<_> = all.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         loop {
             self.pass_on();
             match self.child.try_wait() {
@@ -184,8 +187,14 @@ impl Foreground {
                 }
             }
             let left = limit.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
-            if self.sleep(left, others) {
-                return None;
+            self.sleep(left, &mut fds);
+            for other in &mut fds[own.len()..] {
+                match other.revents {
+                    0 => {}
+                    ready if ready & libc::POLLIN != 0 => return None,
+                    // There will be nothing to read there, which is to wake nobody again and again.
+                    _ => other.fd = -1,
+                }
             }
         }
     }
@@ -198,12 +207,9 @@ impl Foreground {
         }
     }
 
-    /// Until something happens, or the time is over. Whether one of `others` can be read.
-    fn sleep(&self, limit: Duration, others: &[OwnedFd]) -> bool {
+    /// Until something happens, or the time is over. The first two of `fds` are the command's end and the wake-up.
+    fn sleep(&self, limit: Duration, fds: &mut [libc::pollfd]) {
         let limit = if self.end.is_some() && self.wake.is_some() { limit } else { limit.min(LOOK) };
-        let own = [&self.end, &self.wake].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-        let all = own.into_iter().chain(others.iter().map(AsRawFd::as_raw_fd));
-        let mut fds: Vec<_> = all.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         let mut count = 0u64;
         // Rounded up, so as not to spin at the end.
         let milliseconds = limit.as_micros().div_ceil(1000) as i32;
@@ -213,7 +219,6 @@ impl Foreground {
             libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, milliseconds);
             libc::read(fds[1].fd, (&raw mut count).cast(), 8);
         }
-        fds[own.len()..].iter().any(|fd| fd.revents & libc::POLLIN != 0)
     }
 }
 
