@@ -237,7 +237,7 @@ pub struct Attach {
     /// Only say what would be done; the process is sampled, but not touched.
     #[arg(long)]
     pub dry_run: bool,
-    /// Also optimize all processes that run the same program; those forked later start in the new layout.
+    /// Also optimize all processes that run the same program; those forked later start in the new layout. Where only processes below PID work, at addresses of their own, these.
     #[arg(long)]
     pub tree: bool,
     /// Take the new layout back if it was measured to be slower, or could not be judged; where there is no PMU this needs --metric.

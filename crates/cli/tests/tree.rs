@@ -3,12 +3,12 @@
 mod common;
 
 use common::{PATIENCE, Restitch, Target, code, look, with_time};
-use restitch_testkit::{Guarded, TempDir, require, scratch, wait_until};
+use restitch_testkit::{Guarded, TempDir, require, scratch, skipped, wait_until};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// A server in the manner of PostgreSQL: the parent waits, and forks a child for each line that it reads; the children
-/// compute until their parent is gone, check their results, and write a line for every hundred rounds.
+/// compute until their parent is gone, check their results, and write a line for every hundred rounds. For an `x` it executes itself anew.
 const FORKER: &str = r#"
 #include <signal.h>
 #include <stdint.h>
@@ -43,15 +43,22 @@ static int child(void) {
         usleep(100);
     }
 }
-int main(void) {
+int main(int argc, char **argv) {
     char line[16];
     pid_t child_pid;
+    if (argc > 1) {
+        printf("0\n");
+        fflush(stdout);
+    }
     /* The parent computes a little too, so that it can be profiled by itself. */
     for (uint32_t i = 0; i < 1000; i++) spin = step(spin, i);
     while (fgets(line, sizeof line, stdin)) {
         if (line[0] == 'f') {
             if ((child_pid = fork()) == 0) _exit(child());
             printf("%d\n", (int)child_pid);
+        } else if (line[0] == 'x') {
+            execl("/proc/self/exe", argv[0], "again", NULL);
+            return 1;
         } else {
             int status, bad = 0;
             while (waitpid(-1, &status, WNOHANG) > 0) bad++;
@@ -168,6 +175,42 @@ fn a_tree_is_moved_and_given_back() {
         let line = format!("process {pid} has its original code");
         assert!(told.stdout.contains(&line), "{line:?} is missing in {}", told.stdout);
     }
+    revert_tree(&restitch, &mut forker);
+    for (pid, snapshot) in before {
+        let changes = snapshot.changes(&look::Snapshot::of(pid));
+        assert!(changes.is_empty(), "process {pid} after revert --tree: {changes:?}");
+    }
+    assert_eq!(restitch.journals(), Vec::<PathBuf>::new());
+}
+
+/// As HAProxy does: the first process executes itself anew and waits, and those that work have the addresses that it had before.
+#[test]
+fn children_of_a_process_that_executed_itself_anew_are_found() {
+    let mut forker = require!(Forker::start(), "gcc");
+    let restitch = Restitch::new();
+    forker.fork();
+    forker.fork();
+    let before: Vec<_> = forker.children.iter().map(|p| (*p, look::Snapshot::of(*p))).collect();
+    assert_eq!(forker.ask("x\n"), 0);
+    let program = |pid: u32| look::maps(pid).into_iter().map(|line| line.start).min();
+    let apart = program(forker.pid()) != program(forker.children[0]);
+    if !apart {
+        skipped("addresses are not random");
+    }
+    let pid = forker.pid().to_string();
+    let attached = with_time(["3", "9", "27"], |duration| {
+        restitch.command(&["attach", &pid, "--tree", "--duration", duration, "--measure", "0"])
+    });
+    attached.expect(code::DONE);
+    forker.assert_well("after attach --tree");
+    for pid in &forker.children {
+        assert!(
+            !look::differences(*pid).is_empty(),
+            "process {pid} is not in the new layout: {}",
+            attached.stdout
+        );
+    }
+    assert_eq!(attached.stderr.contains("hardly works"), apart, "{}", attached.stderr);
     revert_tree(&restitch, &mut forker);
     for (pid, snapshot) in before {
         let changes = snapshot.changes(&look::Snapshot::of(pid));

@@ -4,6 +4,7 @@ use crate::attach_records::profiles_of_records;
 use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
+use crate::kin::at_work;
 use crate::left_out::LeftOut;
 use crate::make::{
     DUPLICATE, PREFETCH, Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes,
@@ -129,11 +130,13 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     options.metric.as_ref().map(Metric::read).transpose()?;
     let source = options.source.choose()?;
     let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
-    refuse_unchangeable(options.pid)?;
-    let mut set = ProcessSet::open(options.pid, options.tree)?;
+    let kin = at_work(options.pid, options.tree, watcher)?;
+    refuse_unchangeable(kin.leader)?;
+    let mut set = ProcessSet::open(kin.leader, options.tree)?;
     set.by_slots = options.slots;
     let mut windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
+    result.warnings.extend(kin.warnings());
     phases.end("opening");
     if !options.dry_run {
         set.room_for_more()?;
@@ -156,7 +159,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
         return Err(SessionError::NothingToDo(format!(
             "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
              longer --duration",
-            options.pid,
+            kin.leader,
             samples.total,
             phases.list.last().map_or(0.0, |p| p.ms / 1e3)
         )));

@@ -15,6 +15,7 @@ use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
 use crate::burst_scope::{BurstScope, candidates};
 use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
+use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::refuse_shadow_stack;
@@ -107,8 +108,10 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))
         }
-        TraceSubject::Tree(pid, duration) => {
-            let set = open_running(pid, true)?;
+        TraceSubject::Tree(named, duration) => {
+            let kin = at_work(named, true, watcher)?;
+            kin.warnings().iter().for_each(|told| watcher.note(told));
+            let set = open_running(kin.leader, true)?;
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))
         }

@@ -28,6 +28,7 @@ mod hold;
 mod huge;
 mod imports;
 mod instrument;
+mod kin;
 mod lab;
 mod left_out;
 mod machine;

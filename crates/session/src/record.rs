@@ -4,6 +4,7 @@ use crate::derivation;
 use crate::first_look::Length;
 use crate::follow::follow;
 use crate::instrument::from_counts;
+use crate::kin::at_work;
 use crate::left_out::LeftOut;
 use crate::modules::{Analyses, Chosen, choose};
 use crate::phases::Phases;
@@ -87,6 +88,8 @@ fn record_process(
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let mut phases = Phases::new();
+    let kin = at_work(pid, tree, watcher)?;
+    let pid = kin.leader;
     refuse_unchangeable(pid)?;
     let mut set = ProcessSet::open(pid, tree)?;
     set.room_for_more()?;
@@ -116,6 +119,7 @@ fn record_process(
     phases.end("counting");
     let derived = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(&set));
+    result.warnings.extend(kin.warnings());
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);
     derivation::finish(&mut result, "counting version", rest.as_secs_f64());

@@ -1,5 +1,6 @@
 //! `status` and `revert`: what is in a process, and taking it out.
 
+use crate::kin::families;
 use crate::process_set::{ProcessSet, process_of};
 use crate::{ExitCode, GivenBack, SessionError};
 use restitch_address::Avma;
@@ -128,13 +129,33 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
 pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     let pid = set.leader.target().pid();
-    if set.all().all(|l| l.journal().is_empty()) {
+    let mut reverted = given_back(&mut set);
+    // Those that run the program at other addresses are sets of their own. An error: the named process has ended meanwhile.
+    let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
+    for kin in families.into_iter().skip(1).flatten() {
+        // One that cannot be opened has nothing of restitch in it, or has ended.
+        if let Ok(mut other) = ProcessSet::open(kin, false) {
+            let theirs = given_back(&mut other);
+            let done = |(_, what): &(i32, GivenBack)| !matches!(what, GivenBack::NothingThere);
+            reverted.processes.extend(theirs.processes.into_iter().filter(done));
+            reverted.kept.extend(theirs.kept);
+        }
+    }
+    if reverted.processes.iter().all(|(_, what)| matches!(what, GivenBack::NothingThere)) {
         let dir = StateDir::open()?;
         dir.collect_garbage();
         return Err(ProcessError::NotAttached { pid, dir: dir.path().to_path_buf() }.into());
     }
+    Ok(reverted)
+}
+
+fn given_back(set: &mut ProcessSet) -> Reverted {
+    if set.all().all(|l| l.journal().is_empty()) {
+        let processes = set.pids().into_iter().map(|pid| (pid, GivenBack::NothingThere)).collect();
+        return Reverted { processes, kept: Vec::new() };
+    }
     let processes = set.give_back();
-    Ok(Reverted { processes, kept: set.sweep() })
+    Reverted { processes, kept: set.sweep() }
 }
 
 /// What a revert did.

@@ -1,6 +1,7 @@
 //! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes nothing in the process.
 
 use crate::branch_records::BranchRecords;
+use crate::kin::at_work;
 use crate::process_set::{ProcessSet, process_of};
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
@@ -84,13 +85,16 @@ pub fn record_traced(
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             (None, trace(pid, tracing, &AtomicBool::new(false), &mut records)?)
         }
-        TraceSubject::Tree(pid, duration) => {
+        TraceSubject::Tree(named, duration) => {
+            let kin = at_work(named, true, watcher)?;
+            let pid = kin.leader;
             records.open(pid)?;
             let others = relatives(&mut ProcessSet::open(pid, true)?, &mut records)?;
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             let report = trace_together(pid, &others, tracing, &AtomicBool::new(false), &mut records)?;
             tell_left_out(&report, watcher);
+            kin.warnings().iter().for_each(|told| watcher.note(told));
             watcher.note(&in_processes(&records));
             (None, report)
         }

@@ -1,0 +1,132 @@
+//! Which process a tree is led by. Problem: some servers execute themselves anew after they have forked their workers (HAProxy as it is installed does), so
+//! the one that is named runs the same program at other addresses than those that work. A set has one place for each module, so such families are
+//! taken one at a time: the one that works.
+
+use crate::process_set::process_of;
+use crate::{SessionError, Watcher};
+use restitch_address::Avma;
+use restitch_procfs::{self as procfs, FileIdentity};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// For so long processes are watched for whether they work.
+const WATCHED: Duration = Duration::from_millis(250);
+/// A named process's own family is left for another one if that does so many times as much.
+const MUCH_MORE: u32 = 10;
+/// Less in that time is no work.
+const LEAST: Duration = Duration::from_millis(1);
+
+/// The process that is to lead, and the others that work at addresses of their own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Kin {
+    /// The named process, or the busiest one of the family that works.
+    pub leader: i32,
+    /// For each other family that works, its busiest process.
+    pub elsewhere: Vec<i32>,
+}
+
+impl Kin {
+    /// What is to be said of those that stay as they are.
+    pub fn warnings(&self) -> Vec<String> {
+        let told = |pid: &i32| {
+            format!(
+                "process {pid} works, too, with the same program at other addresses, and stays as it is; `restitch attach {pid} --tree` is \
+                 for it and those that were forked with it"
+            )
+        };
+        self.elsewhere.iter().map(told).collect()
+    }
+}
+
+/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses. Without `tree` there is no choice.
+///
+/// # Errors
+/// If `named` cannot be looked at.
+pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Kin, SessionError> {
+    let named = process_of(named)?;
+    let alone = Kin { leader: named, elsewhere: Vec::new() };
+    let families = if tree { families(named)? } else { Vec::new() };
+    if families.len() < 2 {
+        return Ok(alone);
+    }
+    let before: BTreeMap<i32, Duration> =
+        families.iter().flatten().map(|&pid| (pid, cpu_time(pid))).collect();
+    std::thread::sleep(WATCHED);
+    let used = |&pid: &i32| cpu_time(pid).saturating_sub(before[&pid]);
+    let used = families.iter().map(|family| family.iter().map(|pid| (used(pid), *pid)).collect());
+    let kin = choose(named, used.collect());
+    if kin.leader != named {
+        watcher.note(&format!(
+            "process {named} hardly works; {} does, which runs the same program at other addresses: it is taken, with those that were \
+             forked with it",
+            kin.leader
+        ));
+    }
+    Ok(kin)
+}
+
+/// Of families of processes, the named one's first, with the CPU time that each used.
+fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> Kin {
+    let work = |family: &[(Duration, i32)]| family.iter().map(|(used, _)| *used).sum::<Duration>();
+    let busiest = |family: &[(Duration, i32)]| family.iter().max().map_or(named, |(_, pid)| *pid);
+    let most = (0..families.len()).max_by_key(|&i| (work(&families[i]), usize::MAX - i)).unwrap_or(0);
+    let own = families.first().map_or(Duration::ZERO, |own| work(own));
+    let other = most != 0 && work(&families[most]) >= LEAST.max(own * MUCH_MORE);
+    let taken = if other { most } else { 0 };
+    let leader = if other { busiest(&families[most]) } else { named };
+    let works = |(i, family): (usize, &Vec<(Duration, i32)>)| {
+        (i != taken && work(family) >= LEAST).then(|| busiest(family))
+    };
+    Kin { leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
+}
+
+/// `named` and those of its descendants that run its program, by the address at which that lies; `named`'s own family first.
+///
+/// # Errors
+/// If `named` cannot be looked at.
+pub(crate) fn families(named: i32) -> Result<Vec<Vec<i32>>, SessionError> {
+    let (program, place) = program_of(named)?;
+    let mut found = BTreeMap::from([(place, BTreeSet::from([named]))]);
+    for process in procfs::descendants(named)? {
+        // One that has ended, or may not be looked at, is none of them.
+        if let Ok((other, place)) = program_of(process.pid)
+            && other == program
+        {
+            found.entry(place).or_default().insert(process.pid);
+        }
+    }
+    let own = found.remove(&place).unwrap_or_default();
+    Ok(std::iter::once(own).chain(found.into_values()).map(|family| family.into_iter().collect()).collect())
+}
+
+/// The file that a process executes, and where that begins.
+fn program_of(pid: i32) -> Result<(Option<FileIdentity>, Option<Avma>), SessionError> {
+    let file = procfs::open_executable(pid)?;
+    Ok((FileIdentity::of(&file.file).ok(), procfs::auxv(pid)?.entry()))
+}
+
+/// CPU time of the threads that a process has now; none, if it has ended.
+fn cpu_time(pid: i32) -> Duration {
+    let threads = procfs::threads(pid).unwrap_or_default();
+    threads.into_iter().filter_map(|thread| procfs::thread_cpu_time(pid, thread.tid).ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_family_that_works_leads() {
+        let ms = Duration::from_millis;
+        let lead = |families: &[&[(u64, i32)]]| {
+            let times = families.iter().map(|family| family.iter().map(|(t, pid)| (ms(*t), *pid)).collect());
+            let kin = choose(1, times.collect());
+            (kin.leader, kin.elsewhere)
+        };
+        assert_eq!(lead(&[&[(0, 1)], &[(90, 2), (100, 3)]]), (3, vec![]), "the named one waits");
+        assert_eq!(lead(&[&[(20, 1)], &[(150, 2)]]), (1, vec![2]), "it works, if less");
+        assert_eq!(lead(&[&[(2, 1)], &[(150, 2)], &[(30, 4)]]), (2, vec![1, 4]), "hardly");
+        assert_eq!(lead(&[&[(0, 1), (200, 5)], &[(150, 2)]]), (1, vec![2]), "its own children work");
+        assert_eq!(lead(&[&[(0, 1)], &[(0, 2)]]), (1, vec![]), "nobody does");
+    }
+}
