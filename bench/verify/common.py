@@ -52,6 +52,8 @@ def restitch(machine, *arguments, allowed=(0,), **options):
     if done.returncode not in allowed:
         text = (done.stdout + done.stderr)[-3000:]
         raise Failed(f"restitch {' '.join(map(str, arguments))} ended with {done.returncode}:\n{text}")
+    if VERBOSE and done.returncode:
+        log(done.stderr)
     return done.returncode, done.stdout, time.monotonic() - start
 
 
@@ -120,12 +122,13 @@ def leave_out_hook(maps, start, actual, stated):
 
 
 class Toggling:
-    """Attaches to a process and reverts it, again and again, between enter and exit."""
+    """Attaches to a process and reverts it, again and again, between enter and exit. With `renewed` the one that works may end and be followed by another one."""
 
     # 4: it has ended meanwhile; 6: cannot be changed safely now; 7: had too little to do. The last two leave it as it was.
     ALLOWED = (0, 4, 6, 7)
 
-    def __init__(self, machine, pid, tree=False, seconds=2, pause=1.0):
+    def __init__(self, machine, pid, tree=False, seconds=2, pause=1.0, renewed=False):
+        self.renewed = renewed
         self.machine, self.pid, self.tree, self.seconds, self.pause = machine, pid, tree, seconds, pause
         self.codes, self.problem, self.stop = {}, None, threading.Event()
 
@@ -138,7 +141,7 @@ class Toggling:
         try:
             while not self.stop.is_set():
                 code, text, took = attach(self.machine, self.pid, self.tree, self.seconds, self.ALLOWED)
-                if code == 4:
+                if code == 4 and not self.renewed:
                     alive(self.pid, "the process", wanted=False)
                     return
                 self.codes[code] = self.codes.get(code, 0) + 1
