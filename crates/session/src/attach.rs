@@ -130,7 +130,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     options.metric.as_ref().map(Metric::read).transpose()?;
     let source = options.source.choose()?;
     let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
-    let kin = at_work(options.pid, options.tree, watcher)?;
+    let kin = at_work(options.pid, options.tree, watcher);
     refuse_unchangeable(kin.leader)?;
     let mut set = ProcessSet::open(kin.leader, options.tree)?;
     set.by_slots = options.slots;

@@ -109,7 +109,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
             (set, Prepared::default(), Some(duration))
         }
         TraceSubject::Tree(named, duration) => {
-            let kin = at_work(named, true, watcher)?;
+            let kin = at_work(named, true, watcher);
             kin.warnings().iter().for_each(|told| watcher.note(told));
             let set = open_running(kin.leader, true)?;
             records.open(set.leader.target().pid())?;

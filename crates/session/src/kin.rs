@@ -38,16 +38,15 @@ impl Kin {
     }
 }
 
-/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses. Without `tree` there is no choice.
-///
-/// # Errors
-/// If `named` cannot be looked at.
-pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Kin, SessionError> {
-    let named = process_of(named)?;
-    let alone = Kin { leader: named, elsewhere: Vec::new() };
-    let families = if tree { families(named)? } else { Vec::new() };
+/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses. Without `tree` there is no choice,
+/// and none if `named` cannot be looked at: whoever opens it next tells why.
+pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Kin {
+    let families = match process_of(named) {
+        Ok(process) if tree => families(process).unwrap_or_default(),
+        _ => Vec::new(),
+    };
     if families.len() < 2 {
-        return Ok(alone);
+        return Kin { leader: named, elsewhere: Vec::new() };
     }
     let before: BTreeMap<i32, Duration> =
         families.iter().flatten().map(|&pid| (pid, cpu_time(pid))).collect();
@@ -62,7 +61,7 @@ pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Resu
             kin.leader
         ));
     }
-    Ok(kin)
+    kin
 }
 
 /// Of families of processes, the named one's first, with the CPU time that each used.

@@ -88,7 +88,7 @@ fn record_process(
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let mut phases = Phases::new();
-    let kin = at_work(pid, tree, watcher)?;
+    let kin = at_work(pid, tree, watcher);
     let pid = kin.leader;
     refuse_unchangeable(pid)?;
     let mut set = ProcessSet::open(pid, tree)?;

@@ -86,7 +86,7 @@ pub fn record_traced(
             (None, trace(pid, tracing, &AtomicBool::new(false), &mut records)?)
         }
         TraceSubject::Tree(named, duration) => {
-            let kin = at_work(named, true, watcher)?;
+            let kin = at_work(named, true, watcher);
             let pid = kin.leader;
             records.open(pid)?;
             let others = relatives(&mut ProcessSet::open(pid, true)?, &mut records)?;
