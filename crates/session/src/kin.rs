@@ -19,6 +19,8 @@ const LEAST: Duration = Duration::from_millis(1);
 /// The process that is to lead, and the others that work at addresses of their own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Kin {
+    /// The process that was named.
+    named: i32,
     /// The named process, or the busiest one of the family that works.
     pub leader: i32,
     /// For each other family that works, its busiest process.
@@ -29,9 +31,15 @@ impl Kin {
     /// What is to be said of those that stay as they are.
     pub fn warnings(&self) -> Vec<String> {
         let told = |pid: &i32| {
+            // With --tree the named process would lead to the same leader again.
+            let (tree, kin) = if *pid == self.named {
+                ("", "")
+            } else {
+                (" --tree", " and those that were forked with it")
+            };
             format!(
-                "process {pid} works, too, with the same program at other addresses, and stays as it is; `restitch attach {pid} --tree` is \
-                 for it and those that were forked with it"
+                "process {pid} works, too, with the same program at other addresses, and stays as it is; `restitch attach {pid}{tree}` is for \
+                 it{kin}"
             )
         };
         self.elsewhere.iter().map(told).collect()
@@ -46,7 +54,7 @@ pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Kin 
         _ => Vec::new(),
     };
     if families.len() < 2 {
-        return Kin { leader: named, elsewhere: Vec::new() };
+        return Kin { named, leader: named, elsewhere: Vec::new() };
     }
     let before: BTreeMap<i32, Duration> =
         families.iter().flatten().map(|&pid| (pid, cpu_time(pid))).collect();
@@ -76,7 +84,7 @@ fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> Kin {
     let works = |(i, family): (usize, &Vec<(Duration, i32)>)| {
         (i != taken && work(family) >= LEAST).then(|| busiest(family))
     };
-    Kin { leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
+    Kin { named, leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
 }
 
 /// `named` and those of its descendants that run its program, by the address at which that lies; `named`'s own family first.
@@ -90,6 +98,7 @@ pub(crate) fn families(named: i32) -> Result<Vec<Vec<i32>>, SessionError> {
         // One that has ended, or may not be looked at, is none of them.
         if let Ok((other, place)) = program_of(process.pid)
             && other == program
+            && other.is_some()
         {
             found.entry(place).or_default().insert(process.pid);
         }
@@ -98,7 +107,7 @@ pub(crate) fn families(named: i32) -> Result<Vec<Vec<i32>>, SessionError> {
     Ok(std::iter::once(own).chain(found.into_values()).map(|family| family.into_iter().collect()).collect())
 }
 
-/// The file that a process executes, and where that begins.
+/// The file that a process executes (`None`: it does not tell), and where that begins.
 fn program_of(pid: i32) -> Result<(Option<FileIdentity>, Option<Avma>), SessionError> {
     let file = procfs::open_executable(pid)?;
     Ok((FileIdentity::of(&file.file).ok(), procfs::auxv(pid)?.entry()))
