@@ -8,6 +8,19 @@ use restitch_testkit::{Guarded, wait_until};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
+/// The signals that end a command, as a terminal's shell has them: who starts these tests in the background may ignore some, and all that they start would, too.
+const HEEDED: [&str; 1] = ["--default-signal=INT,QUIT,TERM,HUP"];
+
+/// `inner`, to be started with other `settings` of its signals (options of `env`).
+fn with_signals(settings: &[&str], inner: &Command) -> Command {
+    let mut outer = Command::new("env");
+    outer.args(settings).arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        outer.env(name, value.expect("set"));
+    }
+    outer
+}
+
 /// A `batch` of its own group whose command has set up its traps: what it does first is `script`, then it waits.
 fn waiting(batch: &Batch, script: &str) -> (Guarded, u32) {
     let ready = batch.folder.path().join("ready");
@@ -15,8 +28,9 @@ fn waiting(batch: &Batch, script: &str) -> (Guarded, u32) {
         "{script}\necho $$ >\"$READY.new\"; mv \"$READY.new\" \"$READY\"; while :; do sleep 0.05; done"
     );
     let mut command = batch.command(&[]);
-    command.args(["sh", "-c", &script]).env("READY", &ready).process_group(0).stderr(Stdio::null());
-    let running = Guarded::spawn(&mut command).expect("it starts");
+    command.args(["sh", "-c", &script]).env("READY", &ready);
+    let mut heeding = with_signals(&HEEDED, &command);
+    let running = Guarded::spawn(heeding.process_group(0).stderr(Stdio::null())).expect("it starts");
     let pid = wait_until(PATIENCE, || std::fs::read_to_string(&ready).ok()).expect("the command runs");
     (running, pid.trim().parse().expect("a number"))
 }
@@ -76,7 +90,8 @@ fn after_the_command_restitch_can_be_interrupted() {
     let mut command = batch.restitch.command(&["batch", "--quiet", "--finish", "later", "--json"]);
     command.arg(&pipe).env("RESTITCH_CACHE_DIR", batch.cache());
     command.args(["--", "sh", "-c", "echo >\"$READY\"; while [ ! -e \"$STOP\" ]; do sleep 0.05; done"]);
-    let mut running = Guarded::spawn(command.env("READY", &ready).env("STOP", &stop)).expect("it starts");
+    command.env("READY", &ready).env("STOP", &stop);
+    let mut running = Guarded::spawn(&mut with_signals(&HEEDED, &command)).expect("it starts");
     // It is looked whether the pipe can be written to, before the command runs.
     let reader = std::fs::File::open(&pipe).expect("opened");
     wait_until(PATIENCE, || ready.exists().then_some(())).expect("the command runs");
@@ -100,13 +115,9 @@ fn the_command_starts_with_the_signals_that_restitch_was_started_with() {
     for settings in [&settings[..], &settings[..1], &[]] {
         let plain = finish(Command::new("env").args(settings).args(look));
         plain.expect(code::DONE);
-        let inner = batch.command(&["--quiet"]);
-        let mut outer = Command::new("env");
-        outer.args(settings).arg(inner.get_program()).args(inner.get_args()).args(look);
-        for (name, value) in inner.get_envs() {
-            outer.env(name, value.expect("set"));
-        }
-        let within = finish(&mut outer);
+        let mut inner = batch.command(&["--quiet"]);
+        inner.args(look);
+        let within = finish(&mut with_signals(settings, &inner));
         within.expect(code::DONE);
         assert_eq!(within.stdout, plain.stdout, "{settings:?}");
     }
