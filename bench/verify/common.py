@@ -44,6 +44,25 @@ def program(body):
     print("ok")
 
 
+def each(names, one):
+    """Runs `one(name)` for all names, or for those that the environment's ONLY has. All are tried; what is not installed is left out and said."""
+    only, bad, absent = os.environ.get("ONLY", "").split(), [], []
+    for name in names:
+        if only and name not in only:
+            continue
+        try:
+            one(name)
+        except Missing as missing:
+            absent.append(str(missing))
+        except Failed as problem:
+            bad.append(name)
+            log(f"  {name}: FAILED: {problem}")
+    if absent:
+        log(f"  left out: {'; '.join(absent)}")
+    if bad:
+        raise Failed(f"different or failed: {' '.join(bad)}")
+
+
 def restitch(machine, *arguments, allowed=(0,), **options):
     """Runs restitch with a journal of its own; (exit code, output, seconds). Fails on an exit code that is not allowed."""
     env = dict(os.environ, RESTITCH_STATE_DIR=machine.path("state"))
