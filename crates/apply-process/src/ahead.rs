@@ -113,7 +113,7 @@ impl Ahead {
         held: Option<&mut Stopped>,
     ) -> Result<Ready, ProcessError> {
         let Self { sites, new_hook, leftovers, spares, mut refused, .. } = self;
-        let ((counters, mapped), time) = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
+        let ((counters, mapped), time) = with_borrowed(live.now(), &prepared.stub, held, |borrow| {
             let unmapped = unmap_all(borrow, &leftovers);
             unmapped.and_then(|()| map_all(borrow, prepared, new_hook.as_ref(), &spares, &mut refused))
         })?;
@@ -254,7 +254,7 @@ pub(crate) fn undo(
     if !ranges.is_empty() {
         let mut batch = Batch::new();
         joined(ranges).into_iter().for_each(|range| batch.munmap(range));
-        let result = with_borrowed(&live.target, &prepared.stub, held, |borrow| {
+        let result = with_borrowed(live.now(), &prepared.stub, held, |borrow| {
             Ok(borrow.run(&batch)?.into_iter().try_for_each(|result| result.map(drop))?)
         });
         if let Err(error) = result {
@@ -282,7 +282,7 @@ pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<D
     if left.is_empty() {
         return Ok(Duration::ZERO);
     }
-    let ((), time) = with_borrowed(&live.target, &prepared.stub, None, |borrow| unmap_all(borrow, &left))?;
+    let ((), time) = with_borrowed(live.now(), &prepared.stub, None, |borrow| unmap_all(borrow, &left))?;
     live.journal.spares.clear();
     Ok(time)
 }

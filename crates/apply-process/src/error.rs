@@ -77,6 +77,18 @@ pub enum ProcessError {
         /// How many there may be.
         limit: usize,
     },
+    /// Modules are no longer where they were.
+    #[error(
+        "process {pid}: {} mapped where it was when restitch began, because the program has closed it, or opened it elsewhere, since; nothing was \
+         changed. Try again",
+        is_no_longer(modules)
+    )]
+    Moved {
+        /// The process.
+        pid: i32,
+        /// Their paths: at least one.
+        modules: Vec<PathBuf>,
+    },
     /// Bytes in the target are not those of the file.
     #[error(
         "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone"
@@ -162,4 +174,13 @@ pub enum ProcessError {
         /// Why.
         why: String,
     },
+}
+
+fn is_no_longer(modules: &[PathBuf]) -> String {
+    let first = modules.first().map(|path| path.display().to_string()).unwrap_or_default();
+    match modules.len() {
+        0 | 1 => format!("{first} is no longer"),
+        2 => format!("{first} and another module are no longer"),
+        n => format!("{first} and {} other modules are no longer", n - 1),
+    }
 }

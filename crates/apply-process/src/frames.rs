@@ -6,6 +6,7 @@ use crate::old::OldVersion;
 use crate::target::{Module, Target};
 use restitch_address::{Avma, Svma};
 use restitch_cfi::{FrameState, Register, Registers, UnwindInfo, step};
+use restitch_procfs::Mapping;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -23,6 +24,8 @@ pub(crate) struct Walker<'a> {
     unwinders: BTreeSet<usize>,
     /// What was looked up: threads mostly have the same callers, and a row takes longer to make than a frame to read.
     known: RefCell<Known>,
+    /// Modules that are no longer there.
+    gone: RefCell<BTreeSet<usize>>,
 }
 
 /// Frames by module and original address; `None` where the tables say nothing.
@@ -73,7 +76,7 @@ impl<'a> Walker<'a> {
             }
         }
         let unwinders = (0..target.modules.len()).filter(|i| has_unwinder(&target.modules[*i])).collect();
-        Self { target, old, unwind, unwinders, known: RefCell::default() }
+        Self { target, old, unwind, unwinders, known: RefCell::default(), gone: RefCell::default() }
     }
 
     /// What holds at `original` of module number `module`; `None` if the tables do not say.
@@ -99,8 +102,13 @@ impl<'a> Walker<'a> {
         if let Some(old) = self.old.iter().find(|o| o.range.contains(at)) {
             return old.original_byte(at);
         }
-        let module = self.target.module_at(at)?;
+        let module = self.target.module_at(at).filter(|module| !self.gone.borrow().contains(module))?;
         Some((module, self.target.modules[module].bias.to_stated(at)))
+    }
+
+    /// From here on modules that are no longer where they were, by `maps` of the process, are not known: what lies there may be other code.
+    pub fn see(&self, maps: &[Mapping]) {
+        *self.gone.borrow_mut() = self.target.moved(maps).into_iter().collect();
     }
 
     /// The frames of a thread, as far as they can be followed.

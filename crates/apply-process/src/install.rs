@@ -12,6 +12,7 @@ use crate::frames::Walker;
 use crate::hook;
 use crate::journal::VersionKind;
 use crate::live::Live;
+use crate::moved::{forget_gone, refuse_moved};
 use crate::old::OldVersion;
 use crate::plan::prepare;
 use crate::prepared::{Incoming, Prepared, SwitchReport};
@@ -92,17 +93,51 @@ impl Live {
     }
 }
 
-/// Stops the process (or takes it as it is `held`), switches, lets it run on.
+/// Stops the process (or takes it as it is `held`), switches, lets it run on. Where modules move just then that are none of `incoming`, again.
 fn switch(
+    live: &mut Live,
+    incoming: &[Incoming<'_>],
+    held: Option<Stopped>,
+) -> Result<SwitchReport, ProcessError> {
+    const MOST_TRIES: u32 = 4;
+    let mut result = try_switch(live, incoming, held);
+    for _ in 1..MOST_TRIES {
+        let Err(error) = &result else { break };
+        if !is_by_move(live, incoming, error)? {
+            break;
+        }
+        result = try_switch(live, incoming, None);
+    }
+    result
+}
+
+/// Whether a switch has failed because modules moved, none of `incoming`.
+///
+/// # Errors
+/// [`ProcessError::Moved`] if some of those have.
+fn is_by_move(live: &Live, incoming: &[Incoming<'_>], error: &ProcessError) -> Result<bool, ProcessError> {
+    use ProcessError as E;
+    let maps = procfs::maps(live.target.pid()).unwrap_or_default();
+    if !matches!(error, E::Moved { .. } | E::Foreign { .. } | E::Trace(_)) || maps.is_empty() {
+        return Ok(false);
+    }
+    refuse_moved(&live.target, incoming, &maps)?;
+    Ok(!live.now().moved(&maps).is_empty())
+}
+
+fn try_switch(
     live: &mut Live,
     incoming: &[Incoming<'_>],
     mut held: Option<Stopped>,
 ) -> Result<SwitchReport, ProcessError> {
     live.target.process.verify()?;
     live.lock()?;
+    live.renew()?;
+    refuse_moved(&live.target, incoming, &procfs::maps(live.target.pid())?)?;
+    forget_gone(live)?;
     let writing = live.dir.writing()?;
     let prepared = prepare(live, incoming)?;
-    let target = live.target.clone();
+    let target = live.now().clone();
     let walker = Walker::new(&target, &prepared.old);
     let ahead = ahead::plan(live, &prepared)?;
     ahead.journal.save(&live.dir)?;
@@ -232,9 +267,10 @@ impl Stop<'_> {
         report: &mut SwitchReport,
     ) -> Result<Done, ProcessError> {
         let mut clock = Clock::new();
+        let maps = stopped.maps()?;
+        refuse_moved(&live.target, self.prepared.incoming, &maps)?;
         hook::write_table(stopped, &mut live.journal)?;
         report.unwinder_us = clock.lap();
-        let maps = stopped.maps()?;
         let threads = survey(stopped, self.walker, &maps)?;
         hook::arm(stopped, &live.journal, &threads)?;
         let forbidden = forbidden_sites(stopped, self.prepared, &threads)?;

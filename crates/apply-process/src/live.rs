@@ -23,6 +23,10 @@ use std::iter;
 #[derive(Debug)]
 pub struct Live {
     pub(crate) target: Target,
+    /// The same as it is now, if modules have gone or moved since.
+    pub(crate) renewed: Option<Target>,
+    /// What the journal lists was compared with the process since it was read, and since modules have last moved.
+    pub(crate) compared: bool,
     pub(crate) dir: StateDir,
     pub(crate) journal: Journal,
     /// Counter areas of installed counting versions, windows of tracing ones.
@@ -68,7 +72,7 @@ impl Live {
     pub fn open_with(pid: i32, dir: StateDir, images: &mut ImageCache) -> Result<Self, ProcessError> {
         let target = Target::open_with(pid, images)?;
         let journal = find_journal(&dir, &target)?;
-        Ok(Self { target, dir, journal, counters: Vec::new(), lock: None })
+        Ok(Self { target, renewed: None, compared: false, dir, journal, counters: Vec::new(), lock: None })
     }
 
     /// Takes the process's lock, which it holds until it is dropped, and reads the journal anew.
@@ -79,6 +83,7 @@ impl Live {
         if self.lock.is_none() {
             self.lock = Some(lock_process(self.target.process)?);
             self.journal = find_journal(&self.dir, &self.target)?;
+            self.compared = false;
             // A process that was forked off when the versions were gone, and the hook not yet.
             find_hook(&self.target, &mut self.journal);
             clear_stub(&self.target);
@@ -86,7 +91,7 @@ impl Live {
         Ok(())
     }
 
-    /// The process and its modules.
+    /// The process and its modules, as they were when it was opened.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -322,7 +327,15 @@ mod tests {
         let process = target.process;
         let folder = std::env::temp_dir().join(format!("restitch-piled-{}", std::process::id()));
         let dir = StateDir::at(folder.clone()).expect("a folder");
-        let mut live = Live { target, dir, journal: Journal::new(process), counters: Vec::new(), lock: None };
+        let mut live = Live {
+            target,
+            renewed: None,
+            compared: false,
+            dir,
+            journal: Journal::new(process),
+            counters: Vec::new(),
+            lock: None,
+        };
         let version = |number: u32, retired: bool| JournalVersion {
             number,
             kind: VersionKind::Optimized,

@@ -22,7 +22,7 @@ impl<'a> Origins<'a> {
         if !self.live.journal.versions.iter().any(|v| v.range().contains(at)) {
             return Some(at);
         }
-        let versions = self.versions.get_or_init(|| OldVersion::all(&self.live.journal, &self.live.target));
+        let versions = self.versions.get_or_init(|| OldVersion::all(&self.live.journal, self.live.now()));
         versions.iter().find(|v| v.range.contains(at))?.to_original(at)
     }
 }

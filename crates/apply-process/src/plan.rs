@@ -33,11 +33,11 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
         arriving.push(Arriving { record, visible, reverse: ReverseMap::new(ways_in(new)), inherited });
     }
     let slots = crate::slots::plan(live, incoming, &arriving)?;
-    let mut old = OldVersion::all(&live.journal, &live.target);
+    let mut old = OldVersion::all(&live.journal, live.now());
     old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
     let memory = Memory::open_read_only(live.target.pid())?;
     let leading_on = old.iter().map(|old| leading_on(&memory, old)).collect();
-    let stub = stub_site(&live.target, |module| {
+    let stub = stub_site(live.now(), |module| {
         let is_changed = |p: &JournalPatch| module.contains(Avma::new(p.at));
         patches.any_in(module) || live.journal.patches.iter().any(is_changed)
     })?;

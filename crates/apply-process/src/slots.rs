@@ -84,7 +84,7 @@ pub(crate) fn plan(
         let to = copy(original).unwrap_or(original);
         (to != from).then_some(SlotChange { at, from, to })
     };
-    Ok(linkage_slots(&live.target, &maps, &memory).into_iter().filter_map(change).collect())
+    Ok(linkage_slots(live.now(), &maps, &memory).into_iter().filter_map(change).collect())
 }
 
 /// Makes those of `changes` whose slots are as they were; the process stands still, and `maps` is its memory map now. Gives their number.

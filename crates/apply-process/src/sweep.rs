@@ -57,14 +57,15 @@ impl Live {
 
 fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     live.lock()?;
+    live.renew()?;
     let mut report = SweepReport::default();
-    let all = OldVersion::all(&live.journal, &live.target);
+    let all = OldVersion::all(&live.journal, live.now());
     let retired: Vec<&OldVersion> = all.iter().filter(|o| live.is_retired(o.number)).collect();
     let nothing_else = retired.len() == all.len();
     if retired.is_empty() && !(nothing_else && live.journal.hook.is_some()) {
         return Ok(report);
     }
-    let target = live.target.clone();
+    let target = live.now().clone();
     let walker = Walker::new(&target, &all);
     let (candidates, spared) = first_stop(live, &walker, retired, &mut report)?;
     let mut candidates = candidates;
@@ -101,7 +102,7 @@ fn first_stop<'a>(
     retired: Vec<&'a OldVersion>,
     report: &mut SweepReport,
 ) -> Result<(Vec<&'a OldVersion>, Vec<AvmaRange>), ProcessError> {
-    let stub = stub_site(&live.target, |_| false)?;
+    let stub = stub_site(live.now(), |_| false)?;
     let mut candidates = Vec::new();
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let maps = stopped.maps()?;
@@ -117,7 +118,7 @@ fn first_stop<'a>(
     if let Some(why) = set_tripwires(&mut stopped, &stub, &maps, &candidates)? {
         report.kept.extend(candidates.drain(..).map(|old| (old.number, why.clone())));
     }
-    let spared = spared(&live.target, stopped.memory(), &threads, &maps);
+    let spared = spared(live.now(), stopped.memory(), &threads, &maps);
     report.pause_us = StopTimes::micros(stopped.resume().stopped);
     Ok((candidates, spared))
 }
@@ -155,7 +156,7 @@ fn take_out<'a>(
     hook_held: Option<String>,
     report: &mut SweepReport,
 ) -> Result<Vec<&'a OldVersion>, ProcessError> {
-    let stub = stub_site(&live.target, |_| false)?;
+    let stub = stub_site(live.now(), |_| false)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let threads = survey(&stopped, walker, &stopped.maps()?)?;
     let looking = hook::in_use(&stopped, live.journal.hook.as_ref(), &threads)?;
@@ -286,11 +287,10 @@ fn reason_to_keep(
 ) -> Result<Option<String>, ProcessError> {
     // Addresses in tracing versions are never stored.
     let is_stored = |v: &JournalVersion| v.number == old.number && v.kind != VersionKind::Burst;
-    if let Some(why) = hidden_addresses(&live.target).filter(|_| live.journal.versions.iter().any(is_stored))
-    {
+    if let Some(why) = hidden_addresses(live.now()).filter(|_| live.journal.versions.iter().any(is_stored)) {
         return Ok(Some(why));
     }
-    if let Some(module) = copies_stacks(&live.target) {
+    if let Some(module) = copies_stacks(live.now()) {
         return Ok(Some(format!("{module} copies stacks, which may hold addresses in it, to and fro")));
     }
     leads_into(stopped, old.range, threads)

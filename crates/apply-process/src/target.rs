@@ -125,6 +125,12 @@ impl Target {
         self.modules[i].range.contains(at).then_some(i)
     }
 
+    /// The indices of those modules that are no longer mapped where they were, by `maps` of the process: the program has closed them, and opened them elsewhere
+    /// perhaps.
+    pub(crate) fn moved(&self, maps: &[Mapping]) -> Vec<usize> {
+        (0..self.modules.len()).filter(|i| !is_in_place(&self.modules[*i], maps)).collect()
+    }
+
     /// The vdso, if the process has one that could be read.
     pub fn vdso(&self) -> Option<usize> {
         self.modules.iter().position(Module::is_vdso)
@@ -226,6 +232,24 @@ fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
         Some(s.range.start - skew + inside)
     });
     stated.map(|stated| LoadBias::between(stated, code.range.start))
+}
+
+/// Whether the module's code is mapped where it was. `maps` are sorted by address. (The kernel's image stays.)
+fn is_in_place(module: &Module, maps: &[Mapping]) -> bool {
+    let Some(code) = module.image.segments().iter().find(|s| s.executable).filter(|_| !module.is_vdso())
+    else {
+        return true;
+    };
+    let skew = code.range.start.get() % 4096;
+    let (start, offset) = (module.bias.to_actual(code.range.start) - skew, code.file_offset.get() - skew);
+    let i = maps.partition_point(|m| m.range.end <= start);
+    maps.get(i).is_some_and(|m| {
+        let identity = procfs::FileIdentity { device: m.device, inode: m.inode };
+        m.range.start <= start
+            && identity == module.identity
+            && m.offset.get() + start.offset_from(m.range.start) as u64 == offset
+            && m.permissions.execute
+    })
 }
 
 /// How many segments of the file are mapped where they are at this bias.

@@ -33,6 +33,7 @@ pub(crate) fn survey(
     walker: &Walker<'_>,
     maps: &[Mapping],
 ) -> Result<Vec<ThreadView>, ProcessError> {
+    walker.see(maps);
     let memory = stopped.memory();
     let tids: Vec<i32> = stopped.threads().collect();
     let all: Vec<Registers> = tids.iter().map(|tid| stopped.registers(*tid)).collect::<Result<_, _>>()?;

@@ -201,13 +201,17 @@ fn refuse_foreign(
     found: [u8; LEN],
     original: [u8; LEN],
 ) -> Result<(), ProcessError> {
-    let displacement = i32::from_le_bytes([found[1], found[2], found[3], found[4]]);
-    let to = (at + LEN as u64).offset(displacement.into());
-    let ours = found[0] == 0xe9 && journal.versions.iter().any(|v| v.range().contains(to));
-    if found == original || ours {
+    if found == original || leads_into_version(journal, at, found) {
         return Ok(());
     }
     Err(foreign_code(journal.process().pid, at, found.into(), original.into()))
+}
+
+/// Whether `found` at `at` is a jump into a version.
+pub(crate) fn leads_into_version(journal: &Journal, at: Avma, found: [u8; LEN]) -> bool {
+    let displacement = i32::from_le_bytes([found[1], found[2], found[3], found[4]]);
+    let to = (at + LEN as u64).offset(displacement.into());
+    found[0] == 0xe9 && journal.versions.iter().any(|v| v.range().contains(to))
 }
 
 /// Reads back what was written.

@@ -16,11 +16,12 @@ use crate::phases::Phases;
 use crate::plan::plan;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::{Counting, count, make_counting};
+use crate::restless::Restless;
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
-use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{ProcessError, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
@@ -114,7 +115,21 @@ impl AttachOptions {
 /// # Errors
 /// [`SessionError`]; the process is as it was, or (after an error during a switch) correct and known to the journal.
 pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let result = attach_in_phases(options, watcher);
+    let mut restless = Restless::default();
+    let result = loop {
+        match attach_in_phases(options, &restless, watcher) {
+            Err(SessionError::Process(ProcessError::Moved { pid, modules }))
+                if restless.may_begin_again() =>
+            {
+                watcher.note(&format!(
+                    "{}; it begins again",
+                    ProcessError::Moved { pid, modules: modules.clone() }
+                ));
+                restless.add(modules);
+            }
+            result => break result,
+        }
+    };
     if result.is_err()
         && let Ok(dir) = StateDir::open()
     {
@@ -124,7 +139,11 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
     result
 }
 
-fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+fn attach_in_phases(
+    options: &AttachOptions,
+    restless: &Restless,
+    watcher: &mut dyn Watcher,
+) -> Result<RunResult, SessionError> {
     let mut phases = Phases::new();
     // Before anything else: a metric that gives no number is told while the process is as it was.
     options.metric.as_ref().map(Metric::read).transpose()?;
@@ -137,6 +156,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let mut windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
     result.warnings.extend(kin.warnings());
+    result.warnings.extend(restless.warning());
     phases.end("opening");
     if !options.dry_run {
         set.room_for_more()?;
@@ -167,6 +187,7 @@ fn attach_in_phases(options: &AttachOptions, watcher: &mut dyn Watcher) -> Resul
     let mut left_out = LeftOut::default();
     let (mut chosen, left) = choose(&set, &samples, &mut analyses)?;
     left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
+    restless.leave_out(&mut chosen, &mut left_out);
     result.other_modules = Some(others(&set, &samples));
     phases.end("analysis");
     if chosen.is_empty() {

@@ -264,6 +264,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
         | ProcessError::Foreign { .. }
+        | ProcessError::Moved { .. }
         | ProcessError::Overlaid { .. }
         | ProcessError::PiledUp { .. }
         | ProcessError::Occupied { .. }

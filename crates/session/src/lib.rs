@@ -44,6 +44,7 @@ pub mod profiles;
 mod profiling;
 mod record;
 mod refusal;
+mod restless;
 mod sampling;
 mod selection;
 mod source;

@@ -208,8 +208,8 @@ impl ProcessSet {
         Ok(place)
     }
 
-    /// Switches all processes to `versions`. Those that end meanwhile do not count; if one cannot be changed, it stays
-    /// as it is and the watcher hears why, unless it is the leader.
+    /// Switches all processes to `versions`. Those that end meanwhile do not count; if one cannot be changed, it gets
+    /// its original code back and the watcher hears why; if it is the leader, all do.
     pub fn switch(
         &mut self,
         versions: &[(usize, CheckedVersion)],
@@ -222,8 +222,15 @@ impl ProcessSet {
         let mut done: BTreeSet<i32> = BTreeSet::new();
         // Children that are forked while the others are switched have the old state: they are found and follow.
         loop {
+            let mut failed = None;
             for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
                 let is_leader = live.target().pid() == leader.pid();
+                if !is_leader && let Err(error) = live.look_again() {
+                    if live.target().process.is_alive() {
+                        watcher.note(&format!("process {}: {error}", live.target().pid()));
+                    }
+                    continue;
+                }
                 let mut incoming = incoming(live, &leader, versions, kind);
                 incoming.iter_mut().for_each(|new| new.by_slots = by_slots);
                 if !is_leader && has_all(live, &incoming) {
@@ -232,14 +239,22 @@ impl ProcessSet {
                 match live.switch(&incoming) {
                     Ok(report) => sum = Some(add(sum, report)),
                     Err(error) if is_leader => {
-                        // Versions that came to be mapped before it failed go again, as far as that can be.
-                        let _ = live.revert();
-                        let _ = live.sweep();
-                        return Err(error.into());
+                        failed = Some(error);
+                        break;
                     }
                     Err(_) if !live.target().process.is_alive() => {}
-                    Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
+                    Err(error) => {
+                        watcher.note(&format!("process {}: {error}", live.target().pid()));
+                        // It must not go on counting, or in a layout that the others have left.
+                        let _ = live.revert();
+                    }
                 }
+            }
+            if let Some(error) = failed {
+                // Versions that came to be mapped before it failed, in this process or in others, go again, as far as that can be.
+                let _ = self.take_back(watcher);
+                self.all_mut().for_each(|live| drop(live.sweep()));
+                return Err(error.into());
             }
             done.extend(self.pids());
             self.refresh()?;
