@@ -86,7 +86,7 @@ pub enum ProcessError {
     Moved {
         /// The process.
         pid: i32,
-        /// Their paths: at least one.
+        /// Their paths: all modules of which that is so.
         modules: Vec<PathBuf>,
     },
     /// Bytes in the target are not those of the file.

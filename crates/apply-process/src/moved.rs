@@ -61,11 +61,11 @@ pub(crate) fn refuse_moved(
 ) -> Result<(), ProcessError> {
     let is_led_to = |new: &&Incoming<'_>| new.kind != VersionKind::Burst;
     let wanted: Vec<usize> = incoming.iter().filter(is_led_to).map(|new| new.module).collect();
-    let gone = target.moved(maps).into_iter().filter(|module| wanted.contains(module));
-    let modules: Vec<PathBuf> = gone.map(|module| target.modules[module].path.clone()).collect();
-    match modules.is_empty() {
-        true => Ok(()),
-        false => Err(ProcessError::Moved { pid: target.pid(), modules }),
+    let gone = target.moved(maps);
+    let modules: Vec<PathBuf> = gone.iter().map(|module| target.modules[*module].path.clone()).collect();
+    match gone.iter().any(|module| wanted.contains(module)) {
+        false => Ok(()),
+        true => Err(ProcessError::Moved { pid: target.pid(), modules }),
     }
 }
 

@@ -220,25 +220,37 @@ fn libraries_that_move_while_they_are_counted_are_attached_to_anew() {
     moving.end();
 }
 
+/// Runs a command, and asks for a move ten times a second meanwhile.
+fn moved_all_the_time(moving: &Moving, mut command: Command) -> Finished {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(move || common::finish(&mut command));
+        while !done.is_finished() {
+            moving.ask();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        done.join().unwrap()
+    })
+}
+
 #[test]
 fn libraries_that_move_all_the_time_are_left_out() {
     let moving = require!(Moving::start(), "gcc");
     let restitch = Restitch::new();
-    let pid = moving.pid().to_string();
-    let mut command = restitch.command(&["attach", &pid, "--duration", "4", "--measure", "0"]);
-    let done = std::thread::scope(|scope| {
-        let attach = scope.spawn(move || common::finish(&mut command));
-        while !attach.is_finished() {
-            moving.ask();
-            std::thread::sleep(Duration::from_millis(100));
+    let (pid, profile) = (moving.pid().to_string(), restitch.state().join("profile"));
+    let attach = ["attach", &pid, "--duration", "4", "--measure", "0"];
+    let record = ["record", "-p", &pid, "--duration", "4", "-o", profile.to_str().unwrap()];
+    for arguments in [&attach[..], &record[..]] {
+        let done = moved_all_the_time(&moving, restitch.command(arguments));
+        match done.status.code() {
+            Some(code::DONE) if arguments[0] == "attach" => {
+                assert!(moving.redirected()[2], "{}", done.stderr)
+            }
+            Some(code::DONE) => assert_eq!(moving.redirected(), [false; 3], "{}", done.stderr),
+            // On a busy machine.
+            Some(code::NOTHING_TO_DO) => assert!(done.stderr.contains("too little"), "{}", done.stderr),
+            _ => panic!("{}\n{}", done.status, done.stderr),
         }
-        attach.join().unwrap()
-    });
-    match done.status.code() {
-        Some(code::DONE) => assert!(moving.redirected()[2], "{}", done.stderr),
-        Some(code::NOTHING_TO_DO) => assert!(done.stderr.contains("too little"), "{}", done.stderr),
-        _ => panic!("{}\n{}", done.status, done.stderr),
+        reverted(&restitch, &moving);
     }
-    reverted(&restitch, &moving);
     moving.end();
 }

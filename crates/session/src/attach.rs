@@ -16,12 +16,12 @@ use crate::phases::Phases;
 use crate::plan::plan;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::{Counting, count, make_counting};
-use crate::restless::Restless;
+use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
-use restitch_apply_process::{ProcessError, Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
@@ -115,21 +115,8 @@ impl AttachOptions {
 /// # Errors
 /// [`SessionError`]; the process is as it was, or (after an error during a switch) correct and known to the journal.
 pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let mut restless = Restless::default();
-    let result = loop {
-        match attach_in_phases(options, &restless, watcher) {
-            Err(SessionError::Process(ProcessError::Moved { pid, modules }))
-                if restless.may_begin_again() =>
-            {
-                watcher.note(&format!(
-                    "{}; it begins again",
-                    ProcessError::Moved { pid, modules: modules.clone() }
-                ));
-                restless.add(modules);
-            }
-            result => break result,
-        }
-    };
+    let result =
+        until_modules_stay(watcher, |restless, watcher| attach_in_phases(options, restless, watcher));
     if result.is_err()
         && let Ok(dir) = StateDir::open()
     {

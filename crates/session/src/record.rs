@@ -11,6 +11,7 @@ use crate::phases::Phases;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
+use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::sample;
 use crate::verdict::Windows;
 use crate::{SessionError, Watcher};
@@ -64,7 +65,10 @@ pub fn record(
     crate::check_writable(&options.output.path)?;
     let ((file, result), status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
-            (record_process(pid, tree, duration, watcher)?, None)
+            let once = |restless: &Restless, watcher: &mut dyn Watcher| {
+                record_process((pid, tree), duration, restless, watcher)
+            };
+            (until_modules_stay(watcher, once)?, None)
         }
         RecordSubject::Command { command, only } => {
             let (recorded, status) = record_command(command, &only, watcher)?;
@@ -82,9 +86,9 @@ pub fn record(
 type Recorded = (ProfileFile, RunResult);
 
 fn record_process(
-    pid: i32,
-    tree: bool,
+    (pid, tree): (i32, bool),
     duration: Duration,
+    restless: &Restless,
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let mut phases = Phases::new();
@@ -102,13 +106,19 @@ fn record_process(
     let samples = sample(&set, sampling, &mut windows)?;
     phases.end("sampling");
     watcher.phase("analysing", None);
+    let mut left_out = LeftOut::default();
     let (mut chosen, _) = choose(&set, &samples, &mut Analyses::new())?;
+    restless.leave_out(&mut chosen, &mut left_out);
     if chosen.is_empty() {
-        let why = format!("process {pid} used too little CPU time to be profiled; try again under load");
+        let why = match left_out.reasons() {
+            none if none.is_empty() => {
+                format!("process {pid} used too little CPU time to be profiled; try again under load")
+            }
+            reasons => format!("nothing of process {pid} that ran enough can be counted{reasons}"),
+        };
         return Err(SessionError::NothingToDo(why));
     }
     phases.end("analysis");
-    let mut left_out = LeftOut::default();
     let (counting, versions) = make_counting(&set, &mut chosen, &mut left_out, true)?;
     phases.end("counting version");
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
@@ -120,6 +130,7 @@ fn record_process(
     let derived = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(&set));
     result.warnings.extend(kin.warnings());
+    result.warnings.extend(restless.warning());
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);
     derivation::finish(&mut result, "counting version", rest.as_secs_f64());

@@ -1,12 +1,38 @@
-//! Modules that the program closes, or opens elsewhere, while it is attached to.
+//! Modules that the program closes, or opens elsewhere, while it is attached to or recorded.
 //!
-//! A server that reads its configuration anew does that once, and is attached to from the beginning again. A program whose modules come and go all the
+//! A server that reads its configuration anew does that once, and is begun with once more. A program whose modules come and go all the
 //! time would have no end of it: those are left out then.
 
 use crate::left_out::LeftOut;
 use crate::modules::Chosen;
+use crate::{SessionError, Watcher};
+use restitch_apply_process::ProcessError;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+
+/// Does `work` on a process, and begins again where its modules have moved meanwhile, as often as that has a point.
+///
+/// # Errors
+/// Those of `work`.
+pub(crate) fn until_modules_stay<T>(
+    watcher: &mut dyn Watcher,
+    mut work: impl FnMut(&Restless, &mut dyn Watcher) -> Result<T, SessionError>,
+) -> Result<T, SessionError> {
+    let mut restless = Restless::default();
+    loop {
+        match work(&restless, watcher) {
+            Err(SessionError::Process(ProcessError::Moved { pid, modules })) => {
+                let begins_again = restless.add(&modules);
+                let error = ProcessError::Moved { pid, modules };
+                if !begins_again {
+                    return Err(error.into());
+                }
+                watcher.note(&format!("{error}; it begins again"));
+            }
+            result => return result,
+        }
+    }
+}
 
 /// Modules that have moved while they were worked on.
 #[derive(Debug, Default)]
@@ -18,23 +44,23 @@ pub(crate) struct Restless {
 
 impl Restless {
     /// After so many times they are modules that come and go.
-    const MOST: u32 = 2;
+    const BY_CHANCE: u32 = 2;
+    /// In the end nothing but the program itself is left, which stays.
+    const MOST: u32 = 8;
 
-    /// Whether beginning again has a point.
-    pub fn may_begin_again(&self) -> bool {
-        self.times < Self::MOST
-    }
-
-    /// Adds modules that were found to have moved.
-    pub fn add(&mut self, modules: Vec<PathBuf>) {
-        self.modules.extend(modules);
+    /// Adds modules that were found to have moved. Whether beginning again has a point: it has not if they were left out already.
+    fn add(&mut self, modules: &[PathBuf]) -> bool {
+        let known = self.modules.len();
+        self.modules.extend(modules.iter().cloned());
         self.times += 1;
+        self.times <= Self::BY_CHANCE || self.modules.len() > known && self.times < Self::MOST
     }
 
     /// Takes modules that come and go out of `chosen`.
     pub fn leave_out(&self, chosen: &mut Vec<Chosen>, left_out: &mut LeftOut) {
-        const WHY: &str = "the program closes it, or opens it elsewhere, time and again while it is attached to, so it stays as it is";
-        if self.may_begin_again() {
+        const WHY: &str =
+            "the program closes it, or opens it elsewhere, time and again meanwhile, so it stays as it is";
+        if self.times < Self::BY_CHANCE {
             return;
         }
         let comes_and_goes = |c: &mut Chosen| self.modules.contains(&c.path);
@@ -50,7 +76,26 @@ impl Restless {
         };
         let times = if self.times == 1 { "once".into() } else { format!("{} times", self.times) };
         Some(format!(
-            "the program has closed {first}{others}, or opened it elsewhere, meanwhile: it was attached to from the beginning again, {times}"
+            "the program has closed {first}{others}, or opened it elsewhere, meanwhile: all was begun again, {times}"
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beginning_again_has_an_end() {
+        let [a, b] = ["/a", "/b"].map(|path| vec![PathBuf::from(path)]);
+        let mut restless = Restless::default();
+        assert_eq!(restless.warning(), None);
+        assert!(restless.add(&a) && restless.add(&a), "by chance");
+        assert!(restless.add(&[&a[..], &b].concat()), "one that nobody knew of");
+        assert!(!restless.add(&a), "it was left out");
+        assert!(restless.warning().is_some_and(|w| w.contains("/a and 1 more") && w.contains("4 times")));
+        let mut restless = Restless::default();
+        let begins_again = |n: u32| restless.add(&[format!("/{n}").into()]);
+        assert_eq!((0..20).map(begins_again).position(|again| !again), Some(7), "there is a bound");
     }
 }
