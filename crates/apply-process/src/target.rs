@@ -236,20 +236,13 @@ fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
 
 /// Whether the module's code is mapped where it was. `maps` are sorted by address. (The kernel's image stays.)
 fn is_in_place(module: &Module, maps: &[Mapping]) -> bool {
-    let Some(code) = module.image.segments().iter().find(|s| s.executable).filter(|_| !module.is_vdso())
-    else {
-        return true;
-    };
-    let skew = code.range.start.get() % 4096;
-    let (start, offset) = (module.bias.to_actual(code.range.start) - skew, code.file_offset.get() - skew);
-    let i = maps.partition_point(|m| m.range.end <= start);
-    maps.get(i).is_some_and(|m| {
+    let is_its_code = |m: &Mapping| {
         let identity = procfs::FileIdentity { device: m.device, inode: m.inode };
-        m.range.start <= start
-            && identity == module.identity
-            && m.offset.get() + start.offset_from(m.range.start) as u64 == offset
-            && m.permissions.execute
-    })
+        identity == module.identity && m.permissions.execute && bias_of(&module.image, m) == Some(module.bias)
+    };
+    let from = maps.partition_point(|m| m.range.end <= module.range.start);
+    let mut inside = maps[from..].iter().take_while(|m| m.range.start < module.range.end);
+    module.is_vdso() || inside.any(is_its_code)
 }
 
 /// How many segments of the file are mapped where they are at this bias.
