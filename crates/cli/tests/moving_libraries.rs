@@ -152,6 +152,32 @@ impl Moving {
     }
 }
 
+/// Attaches until all three files are in the new layout: on a busy machine one may be left out, which has counted too little. What is said to be in force is.
+fn attached(restitch: &Restitch, moving: &Moving) {
+    let json = restitch.state().join("result");
+    let mut told = Vec::new();
+    for _ in 0..5 {
+        let done = restitch.attach(moving.pid(), &["--json", json.to_str().unwrap()]);
+        done.expect(code::DONE);
+        let result: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let lists = |path: &Path| {
+            result["modules"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|m| m["path"].as_str().map(Path::new) == Some(path))
+        };
+        let said = [lists(&moving.libraries[0]), lists(&moving.libraries[1]), lists(&moving.program)];
+        assert_eq!(moving.redirected(), said, "{result}\n{}", done.stderr);
+        if said == [true; 3] {
+            return;
+        }
+        println!("not all in force: {}", result["left_out"]);
+        told.push(format!("{}\n{}", result["left_out"], done.stderr));
+    }
+    panic!("never all of them: {told:#?}");
+}
+
 /// `revert` until nothing stays mapped.
 fn reverted(restitch: &Restitch, moving: &Moving) {
     let gone = wait_until(PATIENCE, || {
@@ -167,18 +193,20 @@ fn reverted(restitch: &Restitch, moving: &Moving) {
 fn a_layout_of_libraries_that_have_moved_can_be_taken_back() {
     let moving = require!(Moving::start(), "gcc");
     let restitch = Restitch::new();
-    restitch.attach(moving.pid(), &[]).expect(code::DONE);
-    assert_eq!(moving.redirected(), [true; 3]);
+    attached(&restitch, &moving);
     for _ in 0..2 {
         moving.moves();
-        assert_eq!(moving.redirected(), [false, false, true]);
+        assert_eq!(
+            moving.redirected(),
+            [false, false, true],
+            "its own code stays in the layout, theirs is as in the files"
+        );
         restitch.status(moving.pid()).expect(code::DONE);
-        restitch.attach(moving.pid(), &[]).expect(code::DONE);
-        assert_eq!(moving.redirected(), [true; 3]);
+        attached(&restitch, &moving);
     }
     moving.moves();
     reverted(&restitch, &moving);
-    restitch.attach(moving.pid(), &[]).expect(code::DONE);
+    attached(&restitch, &moving);
     reverted(&restitch, &moving);
     moving.end();
 }
@@ -206,7 +234,7 @@ fn libraries_that_move_while_they_are_counted_are_attached_to_anew() {
         // On a busy machine it may have ended before, or got no samples.
         let anew = done.status.code() == Some(code::DONE) && done.stderr.contains("begins again");
         match anew {
-            true => assert_eq!(moving.redirected(), [true; 3], "{}", done.stderr),
+            true => assert_ne!(moving.redirected(), [false; 3], "{}", done.stderr),
             false => assert!(
                 matches!(done.status.code(), Some(code::DONE | code::NOTHING_TO_DO)),
                 "{}",
@@ -243,11 +271,11 @@ fn libraries_that_move_all_the_time_are_left_out() {
         let done = moved_all_the_time(&moving, restitch.command(arguments));
         match done.status.code() {
             Some(code::DONE) if arguments[0] == "attach" => {
-                assert!(moving.redirected()[2], "{}", done.stderr)
+                assert_ne!(moving.redirected(), [false; 3], "{}", done.stderr)
             }
             Some(code::DONE) => assert_eq!(moving.redirected(), [false; 3], "{}", done.stderr),
             // On a busy machine.
-            Some(code::NOTHING_TO_DO) => assert!(done.stderr.contains("too little"), "{}", done.stderr),
+            Some(code::NOTHING_TO_DO) => assert_eq!(moving.redirected(), [false; 3], "{}", done.stderr),
             _ => panic!("{}\n{}", done.status, done.stderr),
         }
         reverted(&restitch, &moving);
