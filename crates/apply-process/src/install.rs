@@ -205,18 +205,28 @@ fn stop_at_boundaries(pid: i32, old: &[OldVersion]) -> Result<Stopped, ProcessEr
     Ok(stopped)
 }
 
-/// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count.
-fn read_back(target: &Target, pages: &[Page]) -> Result<(), ProcessError> {
-    let result = Memory::open_read_only(target.pid())
-        .map_err(ProcessError::from)
-        .and_then(|memory| verify(&memory, pages));
-    let is_there = |maps: Vec<Mapping>| {
-        pages.iter().all(|(at, _)| maps.iter().any(|m| m.range.contains(*at) && m.permissions.execute))
+/// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count, whatever is there by now.
+fn read_back(target: &Target, mut pages: Vec<Page>) -> Result<(), ProcessError> {
+    let compare = |pages: &[Page]| {
+        let memory = Memory::open_read_only(target.pid())?;
+        verify(&memory, pages)
     };
-    match result {
-        Err(_) if !target.process.is_alive() || !procfs::maps(target.pid()).is_ok_and(is_there) => Ok(()),
-        result => result,
+    let Err(error) = compare(&pages) else { return Ok(()) };
+    let maps = procfs::maps(target.pid()).unwrap_or_default();
+    if !target.process.is_alive() || maps.is_empty() {
+        return Ok(());
     }
+    let all = pages.len();
+    retain_there(target, &maps, &mut pages);
+    if pages.len() == all { Err(error) } else { compare(&pages) }
+}
+
+/// Takes out of `pages` those of modules that are no longer where they were, by `maps` of the process, and those where no code is mapped.
+fn retain_there(target: &Target, maps: &[Mapping], pages: &mut Vec<Page>) {
+    let gone = target.moved(maps);
+    let is_code = |at: Avma| maps.iter().any(|m| m.range.contains(at) && m.permissions.execute);
+    pages
+        .retain(|(at, _)| is_code(*at) && target.module_at(*at).is_none_or(|module| !gone.contains(&module)));
 }
 
 /// What was done in the stop.
@@ -305,11 +315,12 @@ impl Stop<'_> {
         }
         if !changed.is_empty() {
             let stopped = Stopped::seize_all(self.target.pid())?;
+            retain_there(self.target, &stopped.maps()?, &mut changed);
             write_runs(stopped.memory(), &changed)?;
             stopped.resume();
             pages.retain(|(at, _)| changed.iter().all(|c| c.0 != *at));
         }
-        read_back(self.target, &pages)
+        read_back(self.target, pages)
     }
 
     /// The spares whose mappings are still as planned on.
