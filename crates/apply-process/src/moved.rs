@@ -38,16 +38,16 @@ impl Live {
         Ok(())
     }
 
-    /// Takes the modules as they are now for those of [`Live::target`]: whether that changed them. Module numbers may differ then.
+    /// Takes the modules as they are now for those of [`Live::target`]. Module numbers may differ then.
     ///
     /// # Errors
     /// If the process cannot be read.
-    pub fn look_again(&mut self) -> Result<bool, ProcessError> {
+    pub fn look_again(&mut self) -> Result<(), ProcessError> {
         self.renew()?;
-        let renewed = self.renewed.take();
-        let changed = renewed.is_some();
-        self.target = renewed.unwrap_or_else(|| self.target.clone());
-        Ok(changed)
+        if let Some(now) = self.renewed.take() {
+            self.target = now;
+        }
+        Ok(())
     }
 }
 

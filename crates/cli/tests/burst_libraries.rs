@@ -3,32 +3,11 @@
 
 mod common;
 
-use common::{Restitch, code};
+use common::{LIBRARY, Restitch, code};
 use restitch_testkit::{Guarded, compile, scratch, skipped, wait_until};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Two libraries of the same size, whose functions stand at the same places and do different things.
-const LIBRARY: &str = "
-static int table[16];
-__attribute__((noinline)) static int one(int x, int i) {
-    switch ((x ^ i) & 7) {
-    case 0: return x + FIRST;
-    case 1: return x * 3 + SECOND;
-    case 2: return x ^ (i * SECOND);
-    case 3: table[i & 15] += x; return x - FIRST;
-    case 4: return x + table[x & 15];
-    default: return x * 5 + i * FIRST;
-    }
-}
-int work(int n) {
-    int x = SECOND;
-    for (int i = 0; i < n; i++) x = one(x, i) & 0xffffff;
-    for (int i = 0; i < 16; i++) table[i] = 0;
-    return x;
-}
-";
 
 /// Opens one after the other until there is a file: ends with 0 if all results were right, with 3 if two never stood at the same address.
 const PROGRAM: &str = "

@@ -4,32 +4,11 @@
 mod common;
 
 use common::look::{Difference, differences, differences_but_hook, maps, ours};
-use common::{PATIENCE, Restitch, code};
+use common::{LIBRARY, PATIENCE, Restitch, code};
 use restitch_testkit::{Finished, Guarded, TempDir, compile, require, scratch, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-/// Two such libraries have their code at the same places, and do different things.
-const LIBRARY: &str = "
-static int table[16];
-__attribute__((noinline)) static int one(int x, int i) {
-    switch ((x ^ i) & 7) {
-    case 0: return x + FIRST;
-    case 1: return x * 3 + SECOND;
-    case 2: return x ^ (i * SECOND);
-    case 3: table[i & 15] += x; return x - FIRST;
-    case 4: return x + table[x & 15];
-    default: return x * 5 + i * FIRST;
-    }
-}
-int work(int n) {
-    int x = SECOND;
-    for (int i = 0; i < n; i++) x = one(x, i) & 0xffffff;
-    for (int i = 0; i < 16; i++) table[i] = 0;
-    return x;
-}
-";
 
 /// Works in itself and in two libraries until there is a file. With each SIGUSR1 it closes both and opens them in the other order, and every other time a page
 /// lower. Ends with 0 if all results were right, with 3 if a library did not move though it was to.

@@ -19,6 +19,28 @@ use std::time::Duration;
 /// How long a command may take on a machine that is busy with other things.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// A library whose numbers FIRST and SECOND are given when it is compiled: two such libraries are of the same size, and have functions at the same places that
+/// do different things.
+pub const LIBRARY: &str = "
+static int table[16];
+__attribute__((noinline)) static int one(int x, int i) {
+    switch ((x ^ i) & 7) {
+    case 0: return x + FIRST;
+    case 1: return x * 3 + SECOND;
+    case 2: return x ^ (i * SECOND);
+    case 3: table[i & 15] += x; return x - FIRST;
+    case 4: return x + table[x & 15];
+    default: return x * 5 + i * FIRST;
+    }
+}
+int work(int n) {
+    int x = SECOND;
+    for (int i = 0; i < n; i++) x = one(x, i) & 0xffffff;
+    for (int i = 0; i < 16; i++) table[i] = 0;
+    return x;
+}
+";
+
 /// The documented exit codes.
 pub mod code {
     pub const DONE: i32 = 0;
