@@ -163,8 +163,8 @@ fn variant(file: &Path, suffix: &str, make: impl FnOnce(&Path) -> Result<()>) ->
     made(&format!("{stem}-{:016x}.{suffix}", key.0), make)
 }
 
-/// The cached file `name`, made first if it is not there. Made under another name and renamed, so that tests that run
-/// at one time see a whole file or none.
+/// The cached file `name`, made first if it is not there: under another name, so that tests that run at one time see a whole file or none. The first of them
+/// gives its file the name, and none replaces it: to a process that runs a file, one of the same content in its place is another one.
 fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let cache = cache_directory();
     std::fs::create_dir_all(&cache).map_err(io(&cache))?;
@@ -173,7 +173,10 @@ fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let work = tempfile::tempdir_in(&cache).map_err(io(&cache))?;
         let output = work.path().join(name);
         make(&output)?;
-        std::fs::rename(&output, &done).map_err(io(&done))?;
+        match std::fs::hard_link(&output, &done) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(&done)(error)),
+            _ => {}
+        }
     }
     Ok(done)
 }
@@ -210,6 +213,26 @@ mod tests {
     fn flags_come_from_the_first_comment_only() {
         assert_eq!(own_flags("/* What.\n * flags: -pthread -lm */\nint x;"), ["-pthread", "-lm"]);
         assert!(own_flags("/* What. */\n// flags: -pthread\n").is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_not_replaced() {
+        use std::os::unix::fs::MetadataExt;
+        let name = format!("made-{}", std::process::id());
+        let all_begin = std::sync::Barrier::new(4);
+        let inode = || {
+            let file = made(&name, |output| {
+                all_begin.wait();
+                std::fs::write(output, "the same").map_err(io(output))
+            });
+            std::fs::metadata(file.unwrap()).unwrap().ino()
+        };
+        let inodes: Vec<u64> = std::thread::scope(|scope| {
+            let makers: Vec<_> = (0..4).map(|_| scope.spawn(inode)).collect();
+            makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+        });
+        std::fs::remove_file(cache_directory().join(&name)).unwrap();
+        assert_eq!(inodes, [inodes[0]; 4]);
     }
 
     #[test]
