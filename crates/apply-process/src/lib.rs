@@ -65,6 +65,7 @@ pub use counter_area::LONGEST_UNREAD;
 pub use error::ProcessError;
 pub use journal::{Journal, JournalSpare, JournalVersion, VersionKind};
 pub use live::{Live, Reservation};
+pub use origin::VersionMaps;
 pub use prepared::{Incoming, SwitchReport};
 pub use store::{StateDir, lock_process};
 pub use sweep::SweepReport;

@@ -25,6 +25,31 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
 }
 
 impl StoredMap {
+    /// The original address that the byte at `version` is a copy of, or equal to standing at.
+    pub fn original_byte(&self, version: Svma) -> Option<Svma> {
+        let (piece, delta) = self.piece_at(version)?;
+        match piece.kind {
+            PieceKind::Linear => Some(piece.original + delta),
+            PieceKind::Opaque => None,
+            _ => Some(piece.original),
+        }
+    }
+
+    /// The same for profiles; of code that equals nothing, the original that it was put in for.
+    pub fn nearest_original(&self, version: Svma) -> Option<Svma> {
+        let (piece, _) = self.piece_at(version)?;
+        let known = Some(piece.original).filter(|at| *at != Svma::default());
+        if piece.kind == PieceKind::Opaque { known } else { self.original_byte(version) }
+    }
+
+    /// The piece that the byte at `version` is in, and how many bytes from its start.
+    fn piece_at(&self, version: Svma) -> Option<(&MapPiece, u64)> {
+        let i = self.map.pieces.partition_point(|p| p.version <= version).checked_sub(1)?;
+        let piece = &self.map.pieces[i];
+        let delta = version.offset_from(piece.version) as u64;
+        (delta < u64::from(piece.len)).then_some((piece, delta))
+    }
+
     pub fn write(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend_from_slice(&(self.map.pieces.len() as u64).to_le_bytes());

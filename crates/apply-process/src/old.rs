@@ -44,16 +44,7 @@ impl OldVersion {
 
     /// The module and original address that the byte at `at` is a copy of, or equal to standing at.
     pub fn original_byte(&self, at: Avma) -> Option<(usize, Svma)> {
-        let version = self.bias.to_stated(at);
-        let pieces = &self.stored.map.pieces;
-        let i = pieces.partition_point(|p| p.version <= version).checked_sub(1)?;
-        let delta = version.offset_from(pieces[i].version) as u64;
-        match pieces[i].kind {
-            _ if delta >= u64::from(pieces[i].len) => None,
-            PieceKind::Linear => Some((self.module?, pieces[i].original + delta)),
-            PieceKind::Opaque => None,
-            _ => Some((self.module?, pieces[i].original)),
-        }
+        Some((self.module?, self.stored.original_byte(self.bias.to_stated(at))?))
     }
 
     /// The original return address for a return address into this version.

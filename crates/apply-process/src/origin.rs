@@ -1,9 +1,12 @@
 //! From addresses that the process holds to those of the original code.
 
 use crate::live::Live;
+use crate::map_file::StoredMap;
 use crate::old::OldVersion;
-use restitch_address::Avma;
+use restitch_address::{Avma, LoadBias, Svma};
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Leads addresses in versions back to the original code.
 pub(crate) struct Origins<'a> {
@@ -24,5 +27,27 @@ impl<'a> Origins<'a> {
         }
         let versions = self.versions.get_or_init(|| OldVersion::all(&self.live.journal, self.live.now()));
         versions.iter().find(|v| v.range.contains(at))?.to_original(at)
+    }
+}
+
+/// Says of what original code the code of versions is a copy, for samples. Processes that were forked from one another have their versions in common: each map
+/// is read once.
+#[derive(Debug, Default)]
+pub struct VersionMaps {
+    maps: BTreeMap<PathBuf, StoredMap>,
+}
+
+impl VersionMaps {
+    /// The module (its index in the target) and the stated address of the original code that the byte at `at` in a version of the process `live` is a copy of, or was put in for.
+    /// `None`: no version of a module that is still there is at `at`, by the journal as it was when that was read, or its map is lost, or the byte belongs to no original code.
+    pub fn original_byte(&mut self, live: &Live, at: Avma) -> Option<(usize, Svma)> {
+        let version = live.journal.versions.iter().find(|v| v.range().contains(at))?;
+        let bias = LoadBias::between(Svma::new(0), Avma::new(version.bias));
+        let module = live.target.modules.iter().position(|m| m.bias == bias && m.path == version.module)?;
+        let map = self.maps.entry(version.map_file.clone()).or_insert_with(|| {
+            let bytes = std::fs::read(&version.map_file).ok();
+            bytes.and_then(|b| StoredMap::read(&b)).unwrap_or_default()
+        });
+        Some((module, map.nearest_original(bias.to_stated(at))?))
     }
 }

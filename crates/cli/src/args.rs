@@ -213,9 +213,18 @@ impl Command {
 #[derive(Debug, ClapArgs)]
 #[group(id = "attach_options")]
 pub struct Attach {
-    /// Optimize once and leave. This is the default, and all that there is so far.
+    /// Optimize once and leave. This is the default.
     #[arg(long)]
     pub once: bool,
+    /// Stay, and optimize again when the process works in a way that was not known, for all ways that are known by then; until it ends, `restitch revert` takes the layout back, or this program is asked to end (SIGINT, SIGTERM): then the layout stays.
+    #[arg(long, conflicts_with_all = ["once", "dry_run"])]
+    pub continuous: bool,
+    /// With --continuous: the seconds that pass at least between two optimizations.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds, requires = "continuous")]
+    pub rest: f64,
+    /// With --continuous: samples a second and running thread by which the process is watched between optimizations; a thousand are compared with what is known.
+    #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
+    pub watch_rate: u64,
     /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,

@@ -8,11 +8,11 @@ use crate::lab::lab_command;
 use crate::outputs::{check_outputs, failed_target, or_say_why, publish, publish_beside};
 use crate::progress::Progress;
 use crate::switch::Switch;
-use restitch_report::{RunResult, bytes, count, counted};
+use restitch_report::{RunResult, Target, bytes, count, counted};
 use restitch_session::{
-    AttachOptions, ExitCode, GivenBack, InstrumentOptions, Metric, OptimizeOptions, OwnChild, ProcessStatus,
-    RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach, doctor, instrument,
-    optimize, record, revert, status,
+    AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric,
+    OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
+    analyze_file, attach, continuous, doctor, instrument, optimize, record, revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -149,11 +149,36 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     let mut progress = Progress::new();
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let target = failed_target(program.display().to_string(), Some(pid));
+    if options.continuous {
+        return continuous_command(pid, options, target, progress);
+    }
     let result = or_say_why("attach", target, options.json.as_deref(), || {
         attach(&options_of(pid, options), &mut progress)
     })?;
     progress.finish();
     publish(&result, options.json.as_deref(), options.html.as_deref())
+}
+
+/// Goes on until there is nothing more to do. A result is published after each round, and once more in the end.
+fn continuous_command(
+    pid: i32,
+    options: &Attach,
+    target: Target,
+    mut progress: Progress,
+) -> Result<i32, SessionError> {
+    let (json, html) = (options.json.as_deref(), options.html.as_deref());
+    let what = ContinuousOptions {
+        attach: options_of(pid, options),
+        rest: Duration::from_secs_f64(options.rest),
+        frequency: options.watch_rate,
+    };
+    let asked = AskedToEnd::begin();
+    let mut tell = |result: &RunResult| publish(result, json, html).map(drop);
+    let result = or_say_why("attach", target, json, || {
+        continuous(&what, &|| asked.is_asked(), &mut tell, &mut progress)
+    })?;
+    progress.finish();
+    Ok(result.exit_code)
 }
 
 fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {

@@ -101,6 +101,9 @@ impl RunResult {
         for (label, words) in self.branch_records.iter().flat_map(|b| b.rows()) {
             page.pair(label, words);
         }
+        for (label, words) in self.continuous.iter().flat_map(|c| c.rows()) {
+            page.pair(label, words);
+        }
         if let Some(a) = &self.apply {
             let words = format!(
                 "{}: {} patches, {} threads moved to the new layout",

@@ -8,6 +8,7 @@
 
 mod branches;
 mod comparison;
+mod continuous;
 mod heatmap;
 mod html;
 mod model;
@@ -17,5 +18,6 @@ mod units;
 
 pub use branches::{BranchRecords, End};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
+pub use continuous::{Continuous, Round};
 pub use model::*;
 pub use units::{bytes, count, counted};

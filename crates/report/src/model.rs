@@ -1,6 +1,6 @@
 //! The result of a run, as plain data. `docs/json.md` describes every field; a test keeps the two equal.
 
-use crate::BranchRecords;
+use crate::{BranchRecords, Continuous};
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form. Rises when a field changes its meaning or goes away, not when one is added.
@@ -31,6 +31,9 @@ pub struct RunResult {
     /// What was measured beside that, and did not decide.
     #[serde(default)]
     pub verdict_beside: Option<Verdict>,
+    /// What a session that goes on has done so far, and found; the rest is of its last round that came to something.
+    #[serde(default)]
+    pub continuous: Option<Continuous>,
     /// How long each phase took, in order.
     pub phases: Vec<Phase>,
     /// The most memory that restitch itself had resident, in bytes.
@@ -410,6 +413,7 @@ impl RunResult {
             apply: None,
             verdict: None,
             verdict_beside: None,
+            continuous: None,
             phases: Vec::new(),
             peak_memory_bytes: 0,
             left_out: Vec::new(),

@@ -83,6 +83,12 @@ impl RunResult {
             page.gap();
             verdict.write_text(&mut page);
         }
+        for (i, (label, words)) in self.continuous.iter().flat_map(|c| c.rows()).enumerate() {
+            if i == 0 {
+                page.gap();
+            }
+            page.entry(label, &words);
+        }
         page.gap();
         page.entry("result", &format!("{} (exit code {})", self.outcome.words(), self.exit_code));
         page.0

@@ -170,6 +170,28 @@ fn sample() -> RunResult {
     result.verdict = stats::verdict("cycles per transaction", "kilocycles", Better::Lower, &before, &after);
     let rates = [800.0, 801.0, 799.0, 802.0, 798.0];
     result.verdict_beside = stats::verdict("transactions", "per second", Better::Higher, &rates, &rates);
+    let round = |at_seconds: f64, why: &str| Round {
+        at_seconds,
+        seconds: 9.25,
+        why: why.into(),
+        outcome: Outcome::InForce,
+        error: None,
+        verdict: None,
+    };
+    let first = Round { verdict: result.verdict.clone(), ..round(0.0, "the beginning") };
+    let failed = Round {
+        outcome: Outcome::NothingToDo,
+        error: Some("too little CPU time".into()),
+        ..round(900.0, "the process works in a way that was not known")
+    };
+    result.continuous = Some(Continuous {
+        rounds: vec![first, failed],
+        seconds: 1234.5,
+        samples: 45_000,
+        sample_sets: 45,
+        behaviours: 2,
+        ended: Some("the process has ended".into()),
+    });
     result.phases =
         vec![Phase { name: "sample".into(), ms: 2000.0 }, Phase { name: "lay out".into(), ms: 61.5 }];
     result.peak_memory_bytes = 300 << 20;

@@ -1,6 +1,7 @@
 //! `attach`: from a running process to a faster one.
 
 use crate::attach_records::profiles_of_records;
+use crate::earlier::{not_chosen, of_module, stored, with_earlier};
 use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_call_targets};
@@ -21,11 +22,11 @@ use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
-use restitch_apply_process::{Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
-use restitch_profile::{Derived, Profile};
+use restitch_profile::{Derived, Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
 use std::collections::BTreeSet;
@@ -115,8 +116,42 @@ impl AttachOptions {
 /// # Errors
 /// [`SessionError`]; the process is as it was, or (after an error during a switch) correct and known to the journal.
 pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
+    Ok(attach_round(options, Round::Only, watcher)?.result)
+}
+
+/// Which part of a session a round is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Round<'a> {
+    /// All of it.
+    Only,
+    /// One of several. The layout that is in force stays until the process counts, so what is measured before is that of the process in it; what was
+    /// counted of other work is added.
+    Of(&'a [&'a ProfileFile]),
+}
+
+/// What a round has come to.
+pub(crate) struct Attached {
+    pub result: RunResult,
+    /// What it has counted; empty if it is the only one.
+    pub counted: ProfileFile,
+    /// The samples before that, and their modules.
+    pub samples: IpSamples,
+    pub modules: Vec<Module>,
+    /// The share of them that lies in code of which the new layout has a copy.
+    pub expected: f64,
+}
+
+/// As [`attach`].
+///
+/// # Errors
+/// Its errors. After one in [`Round::Of`] an earlier layout may be in force still.
+pub(crate) fn attach_round(
+    options: &AttachOptions,
+    round: Round<'_>,
+    watcher: &mut dyn Watcher,
+) -> Result<Attached, SessionError> {
     let result =
-        until_modules_stay(watcher, |restless, watcher| attach_in_phases(options, restless, watcher));
+        until_modules_stay(watcher, |restless, watcher| attach_in_phases(options, round, restless, watcher));
     if result.is_err()
         && let Ok(dir) = StateDir::open()
     {
@@ -128,9 +163,10 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 
 fn attach_in_phases(
     options: &AttachOptions,
+    round: Round<'_>,
     restless: &Restless,
     watcher: &mut dyn Watcher,
-) -> Result<RunResult, SessionError> {
+) -> Result<Attached, SessionError> {
     let mut phases = Phases::new();
     // Before anything else: a metric that gives no number is told while the process is as it was.
     options.metric.as_ref().map(Metric::read).transpose()?;
@@ -148,7 +184,8 @@ fn attach_in_phases(
     if !options.dry_run {
         set.room_for_more()?;
     }
-    if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run {
+    let stays = matches!(round, Round::Of(_)) && !set.all().any(Live::left_counting);
+    if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run && !stays {
         watcher.note("the process is under restitch already: it gets its original code back first");
         set.switch(&[], VersionKind::Optimized, watcher)?;
         phases.end("take back what was there");
@@ -188,7 +225,7 @@ fn attach_in_phases(
         left_out.tell(&mut result);
         phases.end("planning");
         phases.finish(&mut result);
-        return Ok(result);
+        return Ok(attached_of(&set, result, ProfileFile::default(), samples, &[]));
     }
     let mut profiled = match from_records(&chosen, &samples) {
         Some(profiled) => profiled,
@@ -210,6 +247,11 @@ fn attach_in_phases(
     };
     for (module, profile) in chosen.iter().zip(profiled.each_profile()) {
         known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
+    }
+    let mut counted = ProfileFile::default();
+    if let Round::Of(earlier) = round {
+        counted = stored(&chosen, profiled.each_profile());
+        add_earlier(&set, &mut chosen, &mut profiled, (&counted, earlier), &left_out)?;
     }
     if options.promote_calls && profiled.each_profile().all(|p| p.targets.is_empty()) {
         watcher.note(UNKNOWN_TARGETS);
@@ -254,7 +296,44 @@ fn attach_in_phases(
     phases.end("measuring");
     result.target = target_of(&set);
     phases.finish(&mut result);
-    Ok(result)
+    Ok(attached_of(&set, result, counted, samples, &versions))
+}
+
+fn attached_of(
+    set: &ProcessSet,
+    result: RunResult,
+    counted: ProfileFile,
+    samples: IpSamples,
+    versions: &[(usize, CheckedVersion)],
+) -> Attached {
+    let copied = |(module, version): &(usize, CheckedVersion)| -> u64 {
+        let all = samples.by_module.get(module).into_iter().flatten();
+        all.filter(|(at, _)| version.map.to_version(**at).is_some()).map(|(_, n)| *n).sum()
+    };
+    let copied: u64 = versions.iter().map(copied).sum();
+    let modules = set.leader.target().modules.clone();
+    let expected = copied as f64 / samples.total.max(1) as f64;
+    Attached { result, counted, samples, modules, expected }
+}
+
+/// Adds what was counted of other work to the profiles of this round, and the modules that only that was in.
+fn add_earlier(
+    set: &ProcessSet,
+    chosen: &mut Vec<Chosen>,
+    profiled: &mut Profiled,
+    (own, earlier): (&ProfileFile, &[&ProfileFile]),
+    left_out: &LeftOut,
+) -> Result<(), SessionError> {
+    let all = with_earlier(own, earlier);
+    for (module, profile) in chosen.iter().zip(profiled.each_profile()) {
+        *profile = of_module(&all, module).unwrap_or_else(|| std::mem::take(profile));
+    }
+    for (module, profile) in not_chosen(set, chosen, left_out, &all)? {
+        // Profiles that were not counted here come before those that were.
+        chosen.insert(0, module);
+        profiled.profiles.insert(0, profile);
+    }
+    Ok(())
 }
 
 /// How the verdict is measured.

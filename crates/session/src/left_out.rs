@@ -18,6 +18,11 @@ impl LeftOut {
         self.list.push((path.into(), samples, why));
     }
 
+    /// Whether the module was left out.
+    pub fn has(&self, path: &Path) -> bool {
+        self.list.iter().any(|(left, ..)| left == path)
+    }
+
     /// All of them, in brackets; nothing if there is none.
     pub fn reasons(&self) -> String {
         let one = |(path, _, why): &(PathBuf, u64, String)| format!("{}: {why}", path.display());

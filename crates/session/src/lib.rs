@@ -1,6 +1,6 @@
 //! From a process or a file to a faster one: the stages put together.
 //!
-//! One file a command: [`attach`], [`record`], [`instrument`], [`optimize`], [`doctor`], [`status`], [`lab`](lab()); beneath them the steps that they share: analysis of
+//! One file a command: [`attach`] (and [`continuous`], which goes on with it), [`record`], [`instrument`], [`optimize`], [`doctor`], [`status`], [`lab`](lab()); beneath them the steps that they share: analysis of
 //! modules, sampling, selection of functions, making of checked versions, the verdict.
 //!
 //! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data ([`restitch_report::RunResult`]) or
@@ -10,16 +10,20 @@ mod analysis;
 mod attach;
 mod attach_records;
 pub mod batch;
+mod behaviours;
 mod branch_records;
 mod branch_result;
 mod burst_members;
 mod burst_record;
 mod burst_scope;
 mod burst_versions;
+mod continuous;
 mod counted_images;
 mod derivation;
 mod disk;
 mod doctor;
+mod drift;
+mod earlier;
 mod error;
 mod files;
 mod first_look;
@@ -48,6 +52,7 @@ mod restless;
 mod sampling;
 mod selection;
 mod source;
+mod spots;
 mod start;
 mod status;
 mod summaries;
@@ -58,6 +63,7 @@ pub use analysis::{Analyzed, analyze_image};
 pub use attach::{AttachOptions, attach};
 pub use branch_result::{burst_end, known, refusal, sparse};
 pub use burst_record::{BurstRound, Bursts, record_bursts};
+pub use continuous::{ContinuousOptions, continuous};
 pub use disk::{check_writable, write_result};
 pub use doctor::{Check, Doctor, doctor};
 pub use error::{ExitCode, SessionError};
@@ -71,7 +77,7 @@ pub use process_set::GivenBack;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use restitch_trace::{BurstEnd, Refusal};
-pub use restitch_tracee::OwnChild;
+pub use restitch_tracee::{AskedToEnd, OwnChild};
 pub use source::{Source, SourceChoice};
 pub use status::{ProcessStatus, Reverted, revert, status};
 pub use trace_record::{TraceRecordOptions, TraceSubject, Traced, record_traced};

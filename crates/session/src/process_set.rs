@@ -3,7 +3,7 @@
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
-    ImageCache, Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
+    ImageCache, Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind, VersionMaps,
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
@@ -59,19 +59,36 @@ impl GivenBack {
 }
 
 impl ProcessSet {
-    /// Opens process `pid`, and with `tree` all processes that run the same program at the same addresses.
+    /// Opens process `pid`, and with `tree` all processes that run the same program at the same addresses. The process is locked for other
+    /// sessions.
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
-        let dir = StateDir::open()?;
-        let pid = process_of(pid)?;
-        let mut images = ImageCache::default();
-        let mut leader = Live::open_with(pid, dir.clone(), &mut images)?;
-        crate::refusal::refuse(leader.target())?;
-        leader.lock()?;
-        let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
-        let mut set =
-            Self { leader, others: Vec::new(), by_slots: false, dir, tree, named: pid, images, ticks };
+        let mut set = Self::leader_alone(pid, tree, ImageCache::default())?;
+        set.leader.lock()?;
         set.refresh()?;
         Ok(set)
+    }
+
+    /// The same, only to look at them: another session may change them meanwhile.
+    pub fn open_to_look(pid: i32, tree: bool) -> Result<Self, SessionError> {
+        let mut set = Self::leader_alone(pid, tree, ImageCache::default())?;
+        set.refresh()?;
+        Ok(set)
+    }
+
+    /// Looks at them anew.
+    pub fn look_again(&mut self) -> Result<(), SessionError> {
+        let images = std::mem::take(&mut self.images);
+        *self = Self::leader_alone(self.named, self.tree, images)?;
+        self.refresh()
+    }
+
+    fn leader_alone(pid: i32, tree: bool, mut images: ImageCache) -> Result<Self, SessionError> {
+        let dir = StateDir::open()?;
+        let pid = process_of(pid)?;
+        let leader = Live::open_with(pid, dir.clone(), &mut images)?;
+        crate::refusal::refuse(leader.target())?;
+        let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
+        Ok(Self { leader, others: Vec::new(), by_slots: false, dir, tree, named: pid, images, ticks })
     }
 
     /// Finds processes that have come meanwhile: with `tree` all of the same program, else children that were forked
@@ -154,17 +171,33 @@ impl ProcessSet {
         self.leader.target().process.is_alive()
     }
 
+    /// The process of the set with this number; the leader for one that was forked off meanwhile.
+    fn of(&self, pid: i32) -> &Live {
+        self.all().find(|l| l.target().pid() == pid).unwrap_or(&self.leader)
+    }
+
+    /// The leader's index of module number `module` of `target`.
+    fn leaders(&self, target: &Target, module: usize) -> Option<usize> {
+        let leader = self.leader.target();
+        if target.pid() == leader.pid() {
+            return Some(module);
+        }
+        leader.modules.iter().position(|m| m.path == target.modules[module].path)
+    }
+
     /// The leader's module index and stated address for an address in process `pid`.
     pub fn locate(&self, pid: i32, at: Avma) -> Option<(usize, Svma)> {
-        let leader = self.leader.target();
-        let live = self.all().find(|l| l.target().pid() == pid).unwrap_or(&self.leader);
-        let target = live.target();
-        let module = &target.modules[target.module_at(at)?];
-        let stated = module.bias.to_stated(at);
-        if target.pid() == leader.pid() {
-            return leader.module_at(at).map(|i| (i, stated));
-        }
-        leader.modules.iter().position(|m| m.path == module.path).map(|i| (i, stated))
+        let target = self.of(pid).target();
+        let module = target.module_at(at)?;
+        let stated = target.modules[module].bias.to_stated(at);
+        Some((self.leaders(target, module)?, stated))
+    }
+
+    /// The same for an address in a version: where the original code is that is there.
+    pub fn locate_in_version(&self, maps: &mut VersionMaps, pid: i32, at: Avma) -> Option<(usize, Svma)> {
+        let live = self.of(pid);
+        let (module, stated) = maps.original_byte(live, at)?;
+        Some((self.leaders(live.target(), module)?, stated))
     }
 
     /// Code of the leader's module number `module` that differs from the file in one of the processes, and not by redirects.

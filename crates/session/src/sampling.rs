@@ -4,6 +4,7 @@ use crate::SessionError;
 use crate::process_set::ProcessSet;
 use crate::verdict::Windows;
 use restitch_address::{Avma, Svma};
+use restitch_apply_process::VersionMaps;
 use restitch_perf::{IpSampler, Pmu, Record, Sample, SampleOptions};
 use restitch_profile::BranchSamples;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,8 @@ pub(crate) struct IpSamples {
     pub by_module: BTreeMap<usize, BTreeMap<Svma, u64>>,
     /// Samples of user code in all.
     pub total: u64,
+    /// Of them, those in code of versions; by module they are where its original is.
+    pub in_versions: u64,
     /// Hardware branch records by module index, where the machine has them.
     pub branches: BTreeMap<usize, BranchSamples>,
     /// Number of those records.
@@ -28,17 +31,22 @@ pub(crate) struct Sampling<'s> {
     set: &'s ProcessSet,
     sampler: IpSampler,
     samples: IpSamples,
+    maps: VersionMaps,
 }
 
+/// Samples a second and thread for a profile.
+const FOR_A_PROFILE: u64 = 4000;
+
 impl<'s> Sampling<'s> {
-    /// Begins to sample all processes of the set.
+    /// Begins to sample all processes of the set, for a profile.
     pub fn start(set: &'s ProcessSet) -> Result<Self, SessionError> {
-        let options = SampleOptions {
-            frequency: 4000,
-            inherit: true,
-            exclude_kernel: true,
-            ..SampleOptions::default()
-        };
+        Self::at(set, FOR_A_PROFILE)
+    }
+
+    /// Begins to sample all processes of the set, so often a second while they run.
+    pub fn at(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
+        let options =
+            SampleOptions { frequency, inherit: true, exclude_kernel: true, ..SampleOptions::default() };
         let branch_stack = Pmu::probe().branch_stack.is_yes();
         // Where the probe was too hopeful (a container, an odd hypervisor), plain samples do.
         let sampler = match IpSampler::open(&set.pids(), SampleOptions { branch_stack, ..options }) {
@@ -46,7 +54,7 @@ impl<'s> Sampling<'s> {
             other => other?,
         };
         sampler.enable()?;
-        Ok(Self { set, sampler, samples: IpSamples::default() })
+        Ok(Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default() })
     }
 
     /// Waits for samples, `at_most` so long or until the running `window` ends, and takes them in.
@@ -59,7 +67,7 @@ impl<'s> Sampling<'s> {
     fn drain(&mut self) {
         for record in self.sampler.drain() {
             if let Record::Sample(s) = record {
-                self.samples.add(self.set, &s);
+                self.samples.add(self.set, &mut self.maps, &s);
             }
         }
     }
@@ -95,9 +103,14 @@ pub(crate) fn sample(
 }
 
 impl IpSamples {
-    fn add(&mut self, set: &ProcessSet, sample: &Sample) {
+    fn add(&mut self, set: &ProcessSet, maps: &mut VersionMaps, sample: &Sample) {
         self.total += 1;
-        if let Some((module, at)) = set.locate(sample.pid, sample.ip) {
+        let mut place = set.locate(sample.pid, sample.ip);
+        if place.is_none() {
+            place = set.locate_in_version(maps, sample.pid, sample.ip);
+            self.in_versions += u64::from(place.is_some());
+        }
+        if let Some((module, at)) = place {
             *self.by_module.entry(module).or_default().entry(at).or_default() += 1;
         }
         if sample.branches.is_empty() {
@@ -119,6 +132,7 @@ impl IpSamples {
     /// Adds what another round has given.
     pub fn merge(&mut self, more: Self) {
         self.total += more.total;
+        self.in_versions += more.in_versions;
         self.records += more.records;
         for (module, addresses) in more.by_module {
             let own = self.by_module.entry(module).or_default();

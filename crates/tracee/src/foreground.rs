@@ -42,7 +42,7 @@ extern "C" fn note_dispositions() {
     PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
 }
 
-fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     let mut now = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: `now` is a live local, for which all zeroes are a valid value; the kernel fills it in.
     unsafe {
@@ -68,11 +68,11 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
 
 static ONE: u64 = 1;
 
-fn set_disposition(signal: i32, to: libc::sighandler_t, flags: i32) -> io::Result<()> {
+pub(crate) fn set_disposition(signal: i32, to: libc::sighandler_t, flags: i32) -> io::Result<()> {
     // SAFETY: all zeroes are a valid value of this type: a default disposition with nothing masked.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     (action.sa_sigaction, action.sa_flags) = (to, flags);
-    // SAFETY: `action` is a live local, and `to` is SIG_DFL, SIG_IGN, or `note`, which is async-signal-safe.
+    // SAFETY: `action` is a live local, and `to` is SIG_DFL, SIG_IGN, or a handler of this crate's, each of which is async-signal-safe and takes what `flags` promise.
     match unsafe { libc::sigaction(signal, &raw const action, null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

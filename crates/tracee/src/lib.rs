@@ -4,7 +4,7 @@
 //! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`visit`] does so while all but one of its
 //! threads run, [`Stopped::step_thread`] executes single
 //! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit; [`Followed`] attends to the
-//! threads of a running process one by one; [`Foreground`] stands in front of a command and passes signals on.
+//! threads of a running process one by one; [`Foreground`] stands in front of a command and passes signals on; [`AskedToEnd`] notes that this program is to end.
 //!
 //! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts requests from
 //! the tracing thread only), keep stops short, and order changes so that the process is correct after each of them,
@@ -21,6 +21,7 @@
 //! filters (seccomp) forbid, or whose permission cannot be found out ([`refuse_by_filters`] asks beforehand); undo writes to memory; protect a target from being killed by others.
 
 mod arguments;
+mod asked_to_end;
 mod batch;
 mod borrow;
 mod bpf;
@@ -52,6 +53,7 @@ mod waitid;
 mod wake;
 
 pub use arguments::{Backing, Placement, Protection, RemoteFd};
+pub use asked_to_end::AskedToEnd;
 pub use batch::Batch;
 pub use borrow::Borrow;
 pub use child::{OwnChild, wait_for_child};

@@ -1,0 +1,228 @@
+//! `attach --continuous`: a process that works in other ways by and by, and the ends that a session can have.
+
+mod common;
+
+use common::look::{differences, ours};
+use common::{PATIENCE, Restitch, code};
+use restitch_testkit::{Finished, Guarded, TempDir, compile, require, scratch, wait_until};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Works in one of four ways until there is a file; with each SIGUSR1 in the next one. Ends with 0 if all results were right.
+const PROGRAM: &str = "
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+#define STEP(name, a, b) \\
+    __attribute__((noinline)) static int name(int x, int i) { \\
+        switch ((x ^ i) & 7) { \\
+        case 0: return x + a; \\
+        case 1: return x * 3 + b; \\
+        case 2: return x ^ (i * b); \\
+        case 3: return x - a; \\
+        case 4: return x / 3 + i; \\
+        default: return x * 5 + i * a; \\
+        } \\
+    }
+#define WORK(name, a, b) \\
+    STEP(name##_one, a, b) STEP(name##_two, a + 2, b + 2) STEP(name##_three, a + 4, b + 6) \\
+    __attribute__((noinline)) int name(int n) { \\
+        int x = b; \\
+        for (int i = 0; i < n; i++) x = name##_three(name##_two(name##_one(x, i) & 0xffffff, i) & 0xffffff, i) & 0xffffff; \\
+        return x; \\
+    }
+WORK(north, 11, 101) WORK(east, 23, 211) WORK(south, 31, 307) WORK(west, 43, 401)
+static int (*const works[4])(int) = {north, east, south, west};
+static volatile sig_atomic_t way;
+static void next(int signal) { way = (way + 1) & 3; }
+int main(int argc, char **argv) {
+    int expected[4];
+    for (int i = 0; i < 4; i++) expected[i] = works[i](1000);
+    signal(SIGUSR1, next);
+    alarm(900);
+    while (access(argv[1], F_OK) != 0)
+        for (int k = 0; k < 300; k++) {
+            int i = way, result = works[i](1000);
+            if (result != expected[i]) { printf(\"%d instead of %d by %d\\n\", result, expected[i], i); return 1; }
+        }
+    return 0;
+}
+";
+
+/// The program at work, and where the code of each of its ways begins and ends.
+struct Working {
+    target: Guarded,
+    ways: Vec<(u64, u64)>,
+    stop: PathBuf,
+    _folder: TempDir,
+}
+
+impl Working {
+    /// `None` without a compiler.
+    fn start() -> Option<Self> {
+        let folder = scratch();
+        let source = folder.path().join("ways.c");
+        std::fs::write(&source, PROGRAM).unwrap();
+        let program = compile(&source, &["-O2", "-no-pie"]).ok()?;
+        let symbols = Command::new("nm").arg(&program).output().ok()?;
+        let symbols = String::from_utf8(symbols.stdout).unwrap();
+        let find = |name: &str| {
+            let line = symbols.lines().find(|l| l.ends_with(&format!(" {name}"))).expect("the symbol");
+            u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap()
+        };
+        let way = |name: &str| {
+            let parts = ["one", "two", "three"].map(|part| find(&format!("{name}_{part}")));
+            (*parts.iter().min().unwrap(), find(name))
+        };
+        let ways = ["north", "east", "south", "west"].map(way).to_vec();
+        let stop = folder.path().join("stop");
+        let mut run = Command::new(&program);
+        let target = Guarded::spawn(run.arg(&stop).stdin(Stdio::null())).unwrap();
+        Some(Self { target, ways, stop, _folder: folder })
+    }
+
+    fn pid(&self) -> u32 {
+        self.target.pid()
+    }
+
+    /// It works in the next way from now on.
+    fn next(&self) {
+        signal("USR1", self.pid());
+    }
+
+    /// Whether the code of each way leads into a version.
+    fn redirected(&self) -> Vec<bool> {
+        let all = differences(self.pid());
+        let leads = |(low, high): &(u64, u64)| {
+            all.iter().any(|d| *low <= d.at && d.at <= *high && d.target().is_some())
+        };
+        self.ways.iter().map(leads).collect()
+    }
+
+    /// It has had the right results all the time.
+    fn end(mut self) {
+        std::fs::write(&self.stop, "").unwrap();
+        assert_eq!(self.target.child().wait().unwrap().code(), Some(0), "a wrong result");
+    }
+}
+
+fn signal(name: &str, pid: u32) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(sent.expect("started").success());
+}
+
+/// A session that is under way.
+struct Session {
+    restitch: Guarded,
+    json: PathBuf,
+    notes: PathBuf,
+}
+
+impl Session {
+    fn start(restitch: &Restitch, working: &Working, more: &[&str]) -> Self {
+        let json = restitch.state().join("result");
+        let (pid, file) = (working.pid().to_string(), json.to_str().unwrap().to_owned());
+        let fixed = ["attach", &pid, "--continuous", "--rest", "0", "--watch-rate", "2000", "--measure", "0"];
+        let mut command = restitch.command(&[&fixed[..], &["--json", &file], more].concat());
+        let notes = restitch.state().join("notes");
+        command.stdout(Stdio::null()).stderr(std::fs::File::create(&notes).unwrap());
+        Self { restitch: Guarded::spawn(&mut command).unwrap(), json, notes }
+    }
+
+    fn result(&self) -> Option<Value> {
+        serde_json::from_slice(&std::fs::read(&self.json).ok()?).ok()
+    }
+
+    /// Waits for so many rounds that have come to something.
+    fn waits_for(&self, rounds: usize) {
+        let in_force = |result: &Value| {
+            let all = result["continuous"]["rounds"].as_array().map_or(&[][..], Vec::as_slice);
+            all.iter().filter(|r| r["outcome"] == "in_force").count()
+        };
+        let done = || self.result().filter(|result| in_force(result) >= rounds);
+        wait_until(PATIENCE, done).unwrap_or_else(|| panic!("round {rounds}: {:?}", self.result()));
+    }
+
+    /// Its end, and the result.
+    fn ends(mut self) -> (Finished, Value) {
+        let child = self.restitch.child();
+        let ended = wait_until(PATIENCE, || child.try_wait().unwrap());
+        let status = ended.expect("the session ends");
+        let stderr = std::fs::read_to_string(&self.notes).unwrap();
+        (Finished { status, stdout: String::new(), stderr }, self.result().expect("a result"))
+    }
+}
+
+#[test]
+fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
+    let working = require!(Working::start(), "gcc and nm");
+    let restitch = Restitch::new();
+    let session = Session::start(&restitch, &working, &[]);
+    session.waits_for(1);
+    assert_eq!(working.redirected(), [true, false, false, false]);
+    working.next();
+    session.waits_for(2);
+    assert_eq!(working.redirected(), [true, true, false, false], "both ways are in the layout");
+    working.next();
+    session.waits_for(3);
+    assert_eq!(working.redirected(), [true, true, true, false]);
+    // Old versions go.
+    let gone = wait_until(PATIENCE, || (ours(working.pid()).len() <= 2).then_some(()));
+    assert!(gone.is_some(), "{:?}", ours(working.pid()));
+    // On to west, which is new, and round again: all are known then.
+    working.next();
+    session.waits_for(4);
+    assert_eq!(working.redirected(), [true; 4]);
+    for _ in 0..4 {
+        working.next();
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    signal("TERM", session.restitch.pid());
+    let (done, result) = session.ends();
+    done.expect(code::DONE);
+    let all = &result["continuous"];
+    let why = |i: usize| all["rounds"][i]["why"].as_str().unwrap().to_owned();
+    assert_eq!(all["rounds"].as_array().unwrap().len(), 4, "{all:#}");
+    assert!(why(0).contains("beginning") && (1..4).all(|i| why(i).contains("not known")), "{all:#}");
+    assert_eq!(all["behaviours"], 4, "{all:#}");
+    assert!(all["ended"].as_str().unwrap().contains("asked"), "{all:#}");
+    assert_eq!(working.redirected(), [true; 4], "the layout stays");
+    restitch.revert(working.pid()).expect(code::DONE);
+    assert_eq!(differences(working.pid()), []);
+    working.end();
+}
+
+#[test]
+fn a_revert_ends_the_session() {
+    let working = require!(Working::start(), "gcc and nm");
+    let restitch = Restitch::new();
+    let session = Session::start(&restitch, &working, &[]);
+    session.waits_for(1);
+    restitch.status(working.pid()).expect(code::DONE);
+    let reverted = wait_until(PATIENCE, || {
+        // It may be at work once more.
+        let done = restitch.revert(working.pid());
+        (done.status.code() == Some(code::DONE)).then_some(())
+    });
+    reverted.expect("reverted");
+    let (done, result) = session.ends();
+    done.expect(code::TAKEN_BACK);
+    assert_eq!(result["outcome"], "reverted");
+    assert!(result["continuous"]["ended"].as_str().unwrap().contains("another restitch"), "{result:#}");
+    assert_eq!(differences(working.pid()), []);
+    working.end();
+}
+
+#[test]
+fn the_end_of_the_process_ends_the_session() {
+    let working = require!(Working::start(), "gcc and nm");
+    let restitch = Restitch::new();
+    let session = Session::start(&restitch, &working, &[]);
+    session.waits_for(1);
+    working.end();
+    let (done, result) = session.ends();
+    done.expect(code::DONE);
+    assert!(result["continuous"]["ended"].as_str().unwrap().contains("has ended"), "{result:#}");
+}

@@ -1,0 +1,336 @@
+//! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section IV-C; docs/DESIGN.md, "Continuous optimization").
+//!
+//! Between the rounds nothing is changed: a few samples a second say how the process works (`behaviours.rs`), and no lock is held, so it can be
+//! reverted at any time, which ends the session.
+
+use crate::attach::{AttachOptions, Round, attach_round};
+use crate::behaviours::{Behaviours, Finding};
+use crate::process_set::ProcessSet;
+use crate::sampling::{IpSamples, Sampling};
+use crate::spots::Spots;
+use crate::verdict::Windows;
+use crate::{ExitCode, SessionError, Watcher};
+use restitch_apply_process::VersionKind;
+use restitch_procfs as procfs;
+use restitch_report::{self as report, Outcome, RunResult};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub struct ContinuousOptions {
+    /// Each round.
+    pub attach: AttachOptions,
+    /// Between the end of a round and the beginning of the next one passes at least so long.
+    pub rest: Duration,
+    /// Samples a second and running thread meanwhile.
+    pub frequency: u64,
+}
+
+/// Samples of a set that is compared.
+const SET: u64 = 1000;
+/// A set takes so long at least: what a program does differs from second to second.
+const LEAST: Duration = Duration::from_secs(2);
+/// After so long it is looked at which processes, modules and versions there are.
+const LOOK: Duration = Duration::from_secs(5);
+/// Whether the session is to end is looked at so often.
+const STEP: Duration = Duration::from_millis(250);
+/// So many rounds may fail one after another.
+const MOST_FAILURES: u32 = 5;
+
+/// Why there is a round.
+#[derive(Debug, Clone, PartialEq)]
+enum Cause {
+    First,
+    Other,
+    Outside { now: f64, before: f64 },
+    Replaced,
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::First => write!(f, "the beginning"),
+            Self::Other => write!(f, "the process works in a way that was not known"),
+            Self::Outside { now, before } => write!(
+                f,
+                "less of the work is done in the new layout: {:.0} % of it, after {:.0} %",
+                100.0 * now,
+                100.0 * before
+            ),
+            Self::Replaced => write!(f, "the processes that worked were replaced"),
+        }
+    }
+}
+
+/// What comes after some time of watching.
+enum Next {
+    Round(Cause),
+    End(End),
+}
+
+/// Why a session ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Asked,
+    Process,
+    Program,
+    /// By another session.
+    Changed,
+}
+
+impl End {
+    fn why(self) -> &'static str {
+        match self {
+            Self::Asked => "it was asked to end; the layout stays",
+            Self::Process => "the process has ended",
+            Self::Program => "the process has executed another program",
+            Self::Changed => "another restitch has changed the process",
+        }
+    }
+}
+
+/// Optimizes the process, and again whenever it works in another way than is known, until it ends, or `is_asked` to end, or another session changes it. After each
+/// round that has come to something, and at the end, `told` gets the result of the last one with all rounds.
+///
+/// # Errors
+/// Those of [`attach`](crate::attach()) in the first round, but for [`SessionError::NothingToDo`]: a process that is idle may work later. Later ones only if several rounds fail one
+/// after another; what the process has then is told by the error. Those of `told`.
+pub fn continuous(
+    options: &ContinuousOptions,
+    is_asked: &dyn Fn() -> bool,
+    told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
+    watcher: &mut dyn Watcher,
+) -> Result<RunResult, SessionError> {
+    let mut session = Session {
+        options,
+        begun: Instant::now(),
+        behaviours: Behaviours::default(),
+        spots: Spots::default(),
+        leader: options.attach.pid,
+        rounds: Vec::new(),
+        samples: 0,
+        result: None,
+        failures: 0,
+    };
+    let mut cause = Cause::First;
+    let end = loop {
+        if let Some(end) = session.round(&cause, told, watcher)? {
+            break end;
+        }
+        match session.watch(is_asked, watcher)? {
+            Next::Round(next) => cause = next,
+            Next::End(end) => break end,
+        }
+    };
+    session.finish(end, told)
+}
+
+struct Session<'a> {
+    options: &'a ContinuousOptions,
+    begun: Instant,
+    behaviours: Behaviours,
+    spots: Spots,
+    /// The process that leads the set.
+    leader: i32,
+    rounds: Vec<report::Round>,
+    samples: u64,
+    /// Of the last round that came to something.
+    result: Option<RunResult>,
+    failures: u32,
+}
+
+impl Session<'_> {
+    /// Optimizes. Gives a reason to end, if there is one.
+    fn round(
+        &mut self,
+        cause: &Cause,
+        told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Option<End>, SessionError> {
+        if *cause != Cause::First {
+            watcher.note(&format!("{cause}: it is optimized again"));
+        }
+        let (at, begun) = (self.begun.elapsed(), Instant::now());
+        let earlier = self.behaviours.other_profiles();
+        let attached = attach_round(&self.options.attach, Round::Of(&earlier), watcher);
+        let mut round = report::Round {
+            at_seconds: at.as_secs_f64(),
+            seconds: begun.elapsed().as_secs_f64(),
+            why: cause.to_string(),
+            outcome: Outcome::NothingToDo,
+            error: None,
+            verdict: None,
+        };
+        match attached {
+            Ok(attached) => {
+                let seen = self.spots.of(&attached.modules, &attached.samples);
+                self.behaviours.optimized(seen, attached.expected, attached.counted);
+                self.failures = 0;
+                let mut result = attached.result;
+                self.leader = result.target.pid.map_or(self.leader, |pid| pid as i32);
+                (round.outcome, round.verdict) = (result.outcome, result.verdict.clone());
+                self.rounds.push(round);
+                result.continuous = Some(self.summary(None));
+                told(&result)?;
+                self.result = Some(result);
+                Ok(None)
+            }
+            Err(error) => {
+                let is_idle = matches!(error, SessionError::NothingToDo(_));
+                if *cause == Cause::First && !is_idle {
+                    return Err(error);
+                }
+                round.error = Some(error.to_string());
+                self.rounds.push(round);
+                if !is_alive(self.options.attach.pid) {
+                    return Ok(Some(End::Process));
+                }
+                watcher.note(&error.to_string());
+                if *cause != Cause::First {
+                    self.behaviours.not_optimized();
+                }
+                self.failures += u32::from(!is_idle);
+                if self.failures >= MOST_FAILURES { Err(error) } else { Ok(None) }
+            }
+        }
+    }
+
+    /// Watches until there is a reason to do something.
+    fn watch(
+        &mut self,
+        is_asked: &dyn Fn() -> bool,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Next, SessionError> {
+        let pid = self.options.attach.pid;
+        watcher.phase("watching", None);
+        let since = Instant::now();
+        let gone = |leader: i32| match is_alive(pid) {
+            true if leader != pid => Next::Round(Cause::Replaced),
+            _ => Next::End(End::Process),
+        };
+        let mut set = match ProcessSet::open_to_look(self.leader, self.options.attach.tree) {
+            Err(_) if !is_alive(self.leader) => return Ok(gone(self.leader)),
+            set => set?,
+        };
+        let (program, versions) = (program_of(&set), in_force(&set));
+        let (mut samples, mut set_begun) = (IpSamples::default(), Instant::now());
+        loop {
+            if is_asked() {
+                return Ok(Next::End(End::Asked));
+            }
+            if !is_alive(self.leader) {
+                // A worker that is replaced leaves others, who may be on their way still.
+                match self.rested(since) {
+                    _ if !is_alive(pid) => return Ok(Next::End(End::Process)),
+                    true => return Ok(gone(self.leader)),
+                    false => {
+                        std::thread::sleep(STEP);
+                        continue;
+                    }
+                }
+            }
+            match set.look_again() {
+                Err(_) if !is_alive(self.leader) => continue,
+                looked => looked?,
+            }
+            if program_of(&set) != program {
+                return Ok(Next::End(End::Program));
+            }
+            if in_force(&set) != versions {
+                return Ok(Next::End(End::Changed));
+            }
+            let wanted = SET.saturating_sub(samples.total);
+            samples.merge(self.take(&set, (wanted, set_begun + LEAST), is_asked)?);
+            if samples.total < SET || set_begun.elapsed() < LEAST {
+                continue;
+            }
+            let taken = std::mem::take(&mut samples);
+            set_begun = Instant::now();
+            self.samples += taken.total;
+            let inside = taken.in_versions as f64 / taken.total as f64;
+            let seen = self.spots.of(&set.leader.target().modules, &taken);
+            let cause = match self.behaviours.look(&seen, inside) {
+                Finding::Known | Finding::Unsure => continue,
+                Finding::Other => Cause::Other,
+                Finding::Outside { now, before } => Cause::Outside { now, before },
+            };
+            if self.rested(since) {
+                return Ok(Next::Round(cause));
+            }
+        }
+    }
+
+    fn rested(&self, since: Instant) -> bool {
+        since.elapsed() >= self.options.rest
+    }
+
+    /// Takes samples for a while: until there are as many as are `wanted`, and at least until a moment.
+    fn take(
+        &self,
+        set: &ProcessSet,
+        (wanted, until): (u64, Instant),
+        is_asked: &dyn Fn() -> bool,
+    ) -> Result<IpSamples, SessionError> {
+        let mut sampling = Sampling::at(set, self.options.frequency)?;
+        let (begun, mut nothing) = (Instant::now(), Windows::unasked());
+        while begun.elapsed() < LOOK && (sampling.samples().total < wanted || Instant::now() < until) {
+            if is_asked() || !set.leader_is_alive() {
+                break;
+            }
+            sampling.step(STEP, &mut nothing);
+        }
+        sampling.finish()
+    }
+
+    fn summary(&self, end: Option<End>) -> report::Continuous {
+        report::Continuous {
+            rounds: self.rounds.clone(),
+            seconds: self.begun.elapsed().as_secs_f64(),
+            samples: self.samples,
+            sample_sets: self.behaviours.sets(),
+            behaviours: self.behaviours.len() as u64,
+            ended: end.map(|end| end.why().into()),
+        }
+    }
+
+    /// The result of all.
+    fn finish(
+        mut self,
+        end: End,
+        told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
+    ) -> Result<RunResult, SessionError> {
+        let summary = self.summary(Some(end));
+        let Some(mut result) = self.result.take() else {
+            let why = self.rounds.last().and_then(|round| round.error.clone()).unwrap_or_default();
+            return Err(SessionError::NothingToDo(format!(
+                "{}, and nothing was optimized before: {why}",
+                end.why()
+            )));
+        };
+        if end == End::Changed {
+            result.outcome = Outcome::Reverted;
+            result.exit_code = ExitCode::TakenBack.number();
+        }
+        result.continuous = Some(summary);
+        told(&result)?;
+        Ok(result)
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    procfs::status(pid).is_ok() && !procfs::has_ended(pid)
+}
+
+/// Path of the leader's program.
+fn program_of(set: &ProcessSet) -> PathBuf {
+    let target = set.leader.target();
+    target.modules[target.program].path.clone()
+}
+
+/// Numbers of the leader's versions that new code may go to.
+fn in_force(set: &ProcessSet) -> BTreeSet<u32> {
+    let versions = set.leader.journal().versions.iter();
+    versions.filter(|v| !v.retired && v.kind == VersionKind::Optimized).map(|v| v.number).collect()
+}

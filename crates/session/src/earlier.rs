@@ -1,0 +1,74 @@
+//! Profiles of earlier rounds of a session that goes on.
+//!
+//! A process that does one thing by day and another by night is to be fast at both, and laying out again at each change costs something. So what earlier rounds
+//! have counted is added to what this one has, each with the same weight (*One Profile Fits All*, section 4).
+
+use crate::analysis::analyze_image;
+use crate::left_out::LeftOut;
+use crate::modules::{Chosen, may_be_changed};
+use crate::process_set::ProcessSet;
+use crate::selection::weigh;
+use crate::{SessionError, parallel};
+use restitch_profile::{MergeWeights, ModuleProfile, Profile, ProfileFile, merge_profiles};
+use std::collections::BTreeMap;
+
+/// What a round has counted, in a form that outlives its analyses.
+pub(crate) fn stored<'a>(chosen: &[Chosen], profiles: impl Iterator<Item = &'a mut Profile>) -> ProfileFile {
+    let one = |(c, profile): (&Chosen, &'a mut Profile)| {
+        let id = c.analyzed.image.identity().as_bytes();
+        ModuleProfile::of(&c.analyzed.program, profile, id, &c.path.to_string_lossy())
+    };
+    ProfileFile { modules: chosen.iter().zip(profiles).map(one).collect() }
+}
+
+/// The sum of `own` and the `earlier` ones, each of the same weight. Profiles in which nothing ran do not count.
+pub(crate) fn with_earlier(own: &ProfileFile, earlier: &[&ProfileFile]) -> ProfileFile {
+    let ran = |file: &&ProfileFile| file.modules.iter().any(|m| !m.blocks.is_empty());
+    let all = std::iter::once(own).chain(earlier.iter().copied()).filter(ran);
+    let all: Vec<ProfileFile> = all.cloned().collect();
+    merge_profiles(&all, &MergeWeights::Equal).unwrap_or_else(|_| own.clone())
+}
+
+/// The counts of a module in `all`, if they are of this very file.
+pub(crate) fn of_module(all: &ProfileFile, module: &Chosen) -> Option<Profile> {
+    let (profile, lost) =
+        all.module(module.analyzed.image.identity().as_bytes())?.resolve(&module.analyzed.program);
+    (lost.count == 0).then_some(profile)
+}
+
+/// The modules of `all` that this round has not chosen and that the process still has, with their counts: they stay in the layout.
+///
+/// # Errors
+/// If the process cannot be read.
+pub(crate) fn not_chosen(
+    set: &ProcessSet,
+    chosen: &[Chosen],
+    left_out: &LeftOut,
+    all: &ProfileFile,
+) -> Result<Vec<(Chosen, Profile)>, SessionError> {
+    let modules = &set.leader.target().modules;
+    let is_known = |index: &usize| {
+        // Content is compared only where the name is the same: it may have to be read for that.
+        let (path, image) = (modules[*index].path.to_string_lossy(), &modules[*index].image);
+        all.modules.iter().any(|m| m.path == path && m.build_id == image.identity().as_bytes())
+    };
+    let is_new = |index: &usize| {
+        let path = &modules[*index].path;
+        chosen.iter().all(|c| c.path != *path) && !left_out.has(path)
+    };
+    let wanted = (0..modules.len()).filter(|i| is_new(i) && is_known(i) && may_be_changed(set, *i));
+    let analyses =
+        parallel::map(wanted.collect(), |index: usize| (index, analyze_image(modules[index].image.clone())));
+    let mut found = Vec::new();
+    for (index, analyzed) in analyses {
+        // It could be analysed before.
+        let Ok(mut analyzed) = analyzed else { continue };
+        analyzed.leave(&set.foreign_code(index)?);
+        let weights = weigh(&analyzed.program, &BTreeMap::new());
+        let module = Chosen { index, path: modules[index].path.clone(), analyzed, weights, samples: 0 };
+        if let Some(profile) = of_module(all, &module) {
+            found.push((module, profile));
+        }
+    }
+    Ok(found)
+}
