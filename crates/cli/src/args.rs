@@ -222,7 +222,7 @@ pub struct Attach {
     /// With --continuous: the seconds that pass at least between two optimizations.
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds, requires = "continuous")]
     pub rest: f64,
-    /// With --continuous: samples a second and running thread by which the process is watched between optimizations; a thousand are compared with what is known.
+    /// With --continuous: samples a second and running thread by which the process is watched between optimizations; 400 are compared with what is known.
     #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
     pub watch_rate: u64,
     /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.

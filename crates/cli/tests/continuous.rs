@@ -3,6 +3,7 @@
 mod common;
 
 use common::look::{differences, ours};
+use common::moving::Moving;
 use common::{PATIENCE, Restitch, code};
 use restitch_testkit::{Finished, Guarded, TempDir, compile, require, scratch, wait_until};
 use serde_json::Value;
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Works in one of four ways until there is a file; with each SIGUSR1 in the next one. Ends with 0 if all results were right.
+/// Works in one of four ways until there is a file; with each SIGUSR1 in the next one. With one more argument it does nothing before the first. Ends with 0 if all results were right.
 const PROGRAM: &str = "
 #include <signal.h>
 #include <stdio.h>
@@ -42,6 +43,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 4; i++) expected[i] = works[i](1000);
     signal(SIGUSR1, next);
     alarm(900);
+    if (argc > 2) pause();
     while (access(argv[1], F_OK) != 0)
         for (int k = 0; k < 300; k++) {
             int i = way, result = works[i](1000);
@@ -60,8 +62,8 @@ struct Working {
 }
 
 impl Working {
-    /// `None` without a compiler.
-    fn start() -> Option<Self> {
+    /// At work at once, if it is not `idle`. `None` without a compiler.
+    fn start(idle: bool) -> Option<Self> {
         let folder = scratch();
         let source = folder.path().join("ways.c");
         std::fs::write(&source, PROGRAM).unwrap();
@@ -79,7 +81,8 @@ impl Working {
         let ways = ["north", "east", "south", "west"].map(way).to_vec();
         let stop = folder.path().join("stop");
         let mut run = Command::new(&program);
-        let target = Guarded::spawn(run.arg(&stop).stdin(Stdio::null())).unwrap();
+        run.arg(&stop).args(idle.then_some("idle"));
+        let target = Guarded::spawn(run.stdin(Stdio::null())).unwrap();
         Some(Self { target, ways, stop, _folder: folder })
     }
 
@@ -121,11 +124,11 @@ struct Session {
 }
 
 impl Session {
-    fn start(restitch: &Restitch, working: &Working, more: &[&str]) -> Self {
+    fn start(restitch: &Restitch, pid: u32) -> Self {
         let json = restitch.state().join("result");
-        let (pid, file) = (working.pid().to_string(), json.to_str().unwrap().to_owned());
-        let fixed = ["attach", &pid, "--continuous", "--rest", "0", "--watch-rate", "2000", "--measure", "0"];
-        let mut command = restitch.command(&[&fixed[..], &["--json", &file], more].concat());
+        let (pid, file) = (pid.to_string(), json.to_str().unwrap());
+        let how = ["--continuous", "--rest", "0", "--watch-rate", "2000", "--measure", "0", "--json", file];
+        let mut command = restitch.command(&[&["attach", &pid], &how[..]].concat());
         let notes = restitch.state().join("notes");
         command.stdout(Stdio::null()).stderr(std::fs::File::create(&notes).unwrap());
         Self { restitch: Guarded::spawn(&mut command).unwrap(), json, notes }
@@ -145,6 +148,11 @@ impl Session {
         wait_until(PATIENCE, done).unwrap_or_else(|| panic!("round {rounds}: {:?}", self.result()));
     }
 
+    fn waits_for_note(&self, words: &str) {
+        let notes = || std::fs::read_to_string(&self.notes).ok().filter(|notes| notes.contains(words));
+        wait_until(PATIENCE, notes).unwrap_or_else(|| panic!("{words}: {:?}", self.result()));
+    }
+
     /// Its end, and the result.
     fn ends(mut self) -> (Finished, Value) {
         let child = self.restitch.child();
@@ -157,9 +165,9 @@ impl Session {
 
 #[test]
 fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
-    let working = require!(Working::start(), "gcc and nm");
+    let working = require!(Working::start(false), "gcc and nm");
     let restitch = Restitch::new();
-    let session = Session::start(&restitch, &working, &[]);
+    let session = Session::start(&restitch, working.pid());
     session.waits_for(1);
     assert_eq!(working.redirected(), [true, false, false, false]);
     working.next();
@@ -185,7 +193,7 @@ fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
     let all = &result["continuous"];
     let why = |i: usize| all["rounds"][i]["why"].as_str().unwrap().to_owned();
     assert_eq!(all["rounds"].as_array().unwrap().len(), 4, "{all:#}");
-    assert!(why(0).contains("beginning") && (1..4).all(|i| why(i).contains("not known")), "{all:#}");
+    assert!(why(0).contains("began") && (1..4).all(|i| why(i).contains("not known")), "{all:#}");
     assert_eq!(all["behaviours"], 4, "{all:#}");
     assert!(all["ended"].as_str().unwrap().contains("asked"), "{all:#}");
     assert_eq!(working.redirected(), [true; 4], "the layout stays");
@@ -196,9 +204,9 @@ fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
 
 #[test]
 fn a_revert_ends_the_session() {
-    let working = require!(Working::start(), "gcc and nm");
+    let working = require!(Working::start(false), "gcc and nm");
     let restitch = Restitch::new();
-    let session = Session::start(&restitch, &working, &[]);
+    let session = Session::start(&restitch, working.pid());
     session.waits_for(1);
     restitch.status(working.pid()).expect(code::DONE);
     let reverted = wait_until(PATIENCE, || {
@@ -217,12 +225,51 @@ fn a_revert_ends_the_session() {
 
 #[test]
 fn the_end_of_the_process_ends_the_session() {
-    let working = require!(Working::start(), "gcc and nm");
+    let working = require!(Working::start(false), "gcc and nm");
     let restitch = Restitch::new();
-    let session = Session::start(&restitch, &working, &[]);
+    let session = Session::start(&restitch, working.pid());
     session.waits_for(1);
     working.end();
     let (done, result) = session.ends();
     done.expect(code::DONE);
     assert!(result["continuous"]["ended"].as_str().unwrap().contains("has ended"), "{result:#}");
+}
+
+#[test]
+fn a_process_that_is_idle_is_optimized_when_it_works() {
+    let working = require!(Working::start(true), "gcc and nm");
+    let restitch = Restitch::new();
+    let session = Session::start(&restitch, working.pid());
+    session.waits_for_note("too little CPU time");
+    working.next();
+    session.waits_for(1);
+    assert_eq!(working.redirected(), [false, true, false, false]);
+    signal("INT", session.restitch.pid());
+    let (done, result) = session.ends();
+    done.expect(code::DONE);
+    let rounds = &result["continuous"]["rounds"];
+    assert!(rounds[0]["error"].is_string() && rounds[1]["error"].is_null(), "{rounds:#}");
+    restitch.revert(working.pid()).expect(code::DONE);
+    working.end();
+}
+
+#[test]
+fn libraries_that_were_opened_anew_are_optimized_again() {
+    let moving = require!(Moving::start(), "gcc");
+    let restitch = Restitch::new();
+    let session = Session::start(&restitch, moving.pid());
+    session.waits_for(1);
+    // A round in which one of them has counted too little is followed by another one only if the program does something else.
+    let all = moving.redirected();
+    session.waits_for_note("is done in the new layout");
+    moving.moves();
+    let again = wait_until(PATIENCE, || (moving.redirected() == all).then_some(()));
+    assert!(again.is_some(), "{:?}", session.result());
+    signal("TERM", session.restitch.pid());
+    let (done, result) = session.ends();
+    done.expect(code::DONE);
+    let rounds = &result["continuous"]["rounds"];
+    assert!(rounds[1]["why"].as_str().unwrap().contains("less of the work"), "{rounds:#}");
+    restitch.revert(moving.pid()).expect(code::DONE);
+    moving.end();
 }

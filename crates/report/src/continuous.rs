@@ -73,10 +73,10 @@ impl Round {
             (None, None) => self.outcome.words().into(),
         };
         format!(
-            "after {} s, for {} s, because of {}: {came_to}",
+            "at {} s, {}: {came_to} (took {} s)",
             count(self.at_seconds as u64),
-            digits(self.seconds),
-            self.why
+            self.why,
+            digits(self.seconds)
         )
     }
 }

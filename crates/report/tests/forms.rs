@@ -178,7 +178,7 @@ fn sample() -> RunResult {
         error: None,
         verdict: None,
     };
-    let first = Round { verdict: result.verdict.clone(), ..round(0.0, "the beginning") };
+    let first = Round { verdict: result.verdict.clone(), ..round(0.0, "the session began") };
     let failed = Round {
         outcome: Outcome::NothingToDo,
         error: Some("too little CPU time".into()),

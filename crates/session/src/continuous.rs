@@ -29,11 +29,13 @@ pub struct ContinuousOptions {
 }
 
 /// Samples of a set that is compared.
-const SET: u64 = 1000;
+const SET: u64 = 400;
 /// A set takes so long at least: what a program does differs from second to second.
 const LEAST: Duration = Duration::from_secs(2);
 /// After so long it is looked at which processes, modules and versions there are.
-const LOOK: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_secs(10);
+/// So many looks may fail one after another: processes come and go.
+const MOST_BLINKS: u32 = 20;
 /// Whether the session is to end is looked at so often.
 const STEP: Duration = Duration::from_millis(250);
 /// So many rounds may fail one after another.
@@ -51,7 +53,7 @@ enum Cause {
 impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::First => write!(f, "the beginning"),
+            Self::First => write!(f, "the session began"),
             Self::Other => write!(f, "the process works in a way that was not known"),
             Self::Outside { now, before } => write!(
                 f,
@@ -112,6 +114,7 @@ pub fn continuous(
         rounds: Vec::new(),
         samples: 0,
         result: None,
+        in_force: false,
         failures: 0,
     };
     let mut cause = Cause::First;
@@ -138,6 +141,8 @@ struct Session<'a> {
     samples: u64,
     /// Of the last round that came to something.
     result: Option<RunResult>,
+    /// The last round has put a layout in force.
+    in_force: bool,
     failures: u32,
 }
 
@@ -163,6 +168,7 @@ impl Session<'_> {
             error: None,
             verdict: None,
         };
+        self.in_force = attached.as_ref().is_ok_and(|attached| attached.result.outcome == Outcome::InForce);
         match attached {
             Ok(attached) => {
                 let seen = self.spots.of(&attached.modules, &attached.samples);
@@ -215,6 +221,10 @@ impl Session<'_> {
             set => set?,
         };
         let (program, versions) = (program_of(&set), in_force(&set));
+        if self.in_force && versions.is_empty() {
+            return Ok(Next::End(End::Changed));
+        }
+        let (mut blinks, mut is_first) = (0, self.in_force);
         let (mut samples, mut set_begun) = (IpSamples::default(), Instant::now());
         loop {
             if is_asked() {
@@ -233,8 +243,14 @@ impl Session<'_> {
             }
             match set.look_again() {
                 Err(_) if !is_alive(self.leader) => continue,
+                Err(_) if blinks < MOST_BLINKS => {
+                    blinks += 1;
+                    std::thread::sleep(STEP);
+                    continue;
+                }
                 looked => looked?,
             }
+            blinks = 0;
             if program_of(&set) != program {
                 return Ok(Next::End(End::Program));
             }
@@ -252,7 +268,14 @@ impl Session<'_> {
             let inside = taken.in_versions as f64 / taken.total as f64;
             let seen = self.spots.of(&set.leader.target().modules, &taken);
             let cause = match self.behaviours.look(&seen, inside) {
-                Finding::Known | Finding::Unsure => continue,
+                Finding::Known => {
+                    if std::mem::take(&mut is_first) {
+                        watcher
+                            .note(&format!("{:.0} % of the work is done in the new layout", 100.0 * inside));
+                    }
+                    continue;
+                }
+                Finding::Unsure => continue,
                 Finding::Other => Cause::Other,
                 Finding::Outside { now, before } => Cause::Outside { now, before },
             };
@@ -309,7 +332,9 @@ impl Session<'_> {
                 end.why()
             )));
         };
-        if end == End::Changed {
+        let looked = ProcessSet::open_to_look(self.leader, false).map(|set| in_force(&set));
+        let is_lost = looked.is_ok_and(|versions| versions.is_empty()) && result.outcome == Outcome::InForce;
+        if end == End::Changed || end != End::Program && is_lost {
             result.outcome = Outcome::Reverted;
             result.exit_code = ExitCode::TakenBack.number();
         }

@@ -4,6 +4,7 @@
 
 pub mod batching;
 pub mod look;
+pub mod moving;
 pub mod target;
 pub mod truth;
 
