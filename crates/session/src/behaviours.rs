@@ -9,6 +9,7 @@
 //! be expected is in the new layout.
 
 use crate::drift::Shape;
+use crate::earlier::with_earlier;
 use restitch_profile::ProfileFile;
 
 /// So many ways of working are remembered; those not seen for longest are forgotten, and lose their part of the layout with the next one.
@@ -118,10 +119,15 @@ impl Behaviours {
         }
     }
 
-    /// A layout is in force for which this was counted. The samples before the counting, and the share of them that is in code that the layout has.
+    /// A layout is in force for which this was counted. The samples before the counting, and the share of them that is in code that the layout has. What was counted of
+    /// the same way of working before counts half from now on: it differs somewhat from time to time.
     pub fn optimized(&mut self, samples: Seen, expected: f64, profile: ProfileFile) {
-        let index = self.tried(samples);
-        self.known[index].profile = Some(profile);
+        let known = self.tried(samples);
+        let before = self.known[known].profile.take();
+        self.known[known].profile = Some(match before {
+            Some(before) => with_earlier(&profile, &[&before]),
+            None => profile,
+        });
         self.expected = Some(expected);
     }
 
@@ -168,10 +174,9 @@ impl Behaviours {
         }
     }
 
-    /// What was counted of those ways of working that it is not in now.
-    pub fn other_profiles(&self) -> Vec<&ProfileFile> {
-        let others = self.known.iter().enumerate().filter(|(i, _)| Some(*i) != self.current);
-        others.filter_map(|(_, known)| known.profile.as_ref()).collect()
+    /// What was counted of the known ways of working.
+    pub fn profiles(&self) -> Vec<&ProfileFile> {
+        self.known.iter().filter_map(|known| known.profile.as_ref()).collect()
     }
 
     /// How many are known.
@@ -188,6 +193,7 @@ impl Behaviours {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use restitch_address::Svma;
     use restitch_profile::ModuleProfile;
 
     /// A thousand samples of the way of working number `n`.
@@ -206,11 +212,12 @@ mod tests {
     }
 
     fn profile(n: u8) -> ProfileFile {
-        ProfileFile { modules: vec![ModuleProfile { build_id: vec![n], ..ModuleProfile::default() }] }
+        let blocks = [(Svma::new(0x1000), 1)].into();
+        ProfileFile { modules: vec![ModuleProfile { build_id: vec![n], blocks, ..ModuleProfile::default() }] }
     }
 
     fn ids(behaviours: &Behaviours) -> Vec<u8> {
-        behaviours.other_profiles().iter().map(|p| p.modules[0].build_id[0]).collect()
+        behaviours.profiles().iter().flat_map(|p| &p.modules).map(|m| m.build_id[0]).collect()
     }
 
     #[test]
@@ -228,7 +235,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(all.look(&work(2), 0.8), Finding::Known);
             assert_eq!(all.look(&work(0), 0.8), Finding::Known);
-            assert_eq!(ids(&all), [2], "that of the one that it is not in");
+            assert_eq!(ids(&all), [0, 2]);
         }
         assert_eq!((all.len(), all.sets()), (2, 12));
     }
@@ -271,7 +278,7 @@ mod tests {
         assert_eq!(all.look(&work(3), 0.0), Finding::Other, "as long as nothing is done about it");
         all.not_optimized();
         assert_eq!(all.look(&work(3), 0.0), Finding::Known);
-        assert!(all.other_profiles().is_empty());
+        assert!(all.profiles().is_empty());
     }
 
     #[test]
@@ -285,7 +292,8 @@ mod tests {
         assert_eq!(all.look(&work(0), 0.5), Finding::Unsure);
         assert_eq!(all.look(&work(0), 0.4), Finding::Outside { now: 0.4, before: 0.9 });
         all.optimized(work(0), 0.9, profile(1));
-        assert_eq!((all.len(), ids(&all).len()), (1, 0), "it is the same way of working");
+        assert_eq!(all.len(), 1, "it is the same way of working");
+        assert_eq!((all.profiles().len(), ids(&all)), (1, vec![1, 0]), "one profile of both times");
         assert_eq!(all.look(&work(0), 0.6), Finding::Known, "more was not to be had");
     }
 
@@ -302,7 +310,7 @@ mod tests {
         }
         assert_eq!(all.len(), MOST);
         assert_eq!(all.look(&work(6), 0.9), Finding::Known);
-        assert_eq!(ids(&all), [0, 4, 5]);
+        assert_eq!(ids(&all), [0, 4, 5, 6]);
         assert_eq!(all.look(&work(1), 0.1), Finding::Unsure);
         assert_eq!(all.look(&work(1), 0.1), Finding::Other);
     }

@@ -158,7 +158,7 @@ impl Session<'_> {
             watcher.note(&format!("{cause}: it is optimized again"));
         }
         let (at, begun) = (self.begun.elapsed(), Instant::now());
-        let earlier = self.behaviours.other_profiles();
+        let earlier = self.behaviours.profiles();
         let attached = attach_round(&self.options.attach, Round::Of(&earlier), watcher);
         let mut round = report::Round {
             at_seconds: at.as_secs_f64(),
