@@ -159,7 +159,7 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     publish(&result, options.json.as_deref(), options.html.as_deref())
 }
 
-/// Goes on until there is nothing more to do. A result is published after each round, and once more in the end.
+/// Goes on until there is nothing more to do. A result is published after each round; in the end, files are written once more.
 fn continuous_command(
     pid: i32,
     options: &Attach,
@@ -173,7 +173,14 @@ fn continuous_command(
         frequency: options.watch_rate,
     };
     let asked = AskedToEnd::begin();
-    let mut tell = |result: &RunResult| publish(result, json, html).map(drop);
+    let mut tell = |result: &RunResult| match &result.continuous {
+        Some(all) if all.ended.is_some() => {
+            publish_beside(result, json, html)?;
+            all.rows().iter().for_each(|(label, words)| eprintln!("restitch: {label}: {words}"));
+            Ok(())
+        }
+        _ => publish(result, json, html).map(drop),
+    };
     let result = or_say_why("attach", target, json, || {
         continuous(&what, &|| asked.is_asked(), &mut tell, &mut progress)
     })?;

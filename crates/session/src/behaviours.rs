@@ -27,7 +27,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    fn learn(&mut self, more: &Seen) {
+    pub fn learn(&mut self, more: &Seen) {
         self.functions.learn(&more.functions);
         self.lines.learn(&more.lines);
     }

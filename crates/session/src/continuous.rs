@@ -4,7 +4,7 @@
 //! reverted at any time, which ends the session.
 
 use crate::attach::{AttachOptions, Round, attach_round};
-use crate::behaviours::{Behaviours, Finding};
+use crate::behaviours::{Behaviours, Finding, Seen};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
 use crate::spots::Spots;
@@ -116,6 +116,7 @@ pub fn continuous(
         result: None,
         in_force: false,
         failures: 0,
+        blinks: 0,
     };
     let mut cause = Cause::First;
     let end = loop {
@@ -144,6 +145,28 @@ struct Session<'a> {
     /// The last round has put a layout in force.
     in_force: bool,
     failures: u32,
+    /// So often it could not be looked at the processes, one time after another.
+    blinks: u32,
+}
+
+/// A set of samples, as far as it has come. Modules have other numbers when processes are looked at anew.
+struct Sample {
+    begun: Instant,
+    total: u64,
+    in_versions: u64,
+    seen: Seen,
+}
+
+impl Sample {
+    fn begin() -> Self {
+        Self { begun: Instant::now(), total: 0, in_versions: 0, seen: Seen::default() }
+    }
+
+    fn add(&mut self, samples: &IpSamples, seen: &Seen) {
+        self.total += samples.total;
+        self.in_versions += samples.in_versions;
+        self.seen.learn(seen);
+    }
 }
 
 impl Session<'_> {
@@ -224,8 +247,7 @@ impl Session<'_> {
         if self.in_force && versions.is_empty() {
             return Ok(Next::End(End::Changed));
         }
-        let (mut blinks, mut is_first) = (0, self.in_force);
-        let (mut samples, mut set_begun) = (IpSamples::default(), Instant::now());
+        let (mut is_first, mut so_far) = (self.in_force, Sample::begin());
         loop {
             if is_asked() {
                 return Ok(Next::End(End::Asked));
@@ -242,31 +264,34 @@ impl Session<'_> {
                 }
             }
             match set.look_again() {
-                Err(_) if !is_alive(self.leader) => continue,
-                Err(_) if blinks < MOST_BLINKS => {
-                    blinks += 1;
-                    std::thread::sleep(STEP);
+                Ok(()) => {}
+                Err(error) => {
+                    self.blink(error)?;
                     continue;
                 }
-                looked => looked?,
             }
-            blinks = 0;
             if program_of(&set) != program {
                 return Ok(Next::End(End::Program));
             }
             if in_force(&set) != versions {
                 return Ok(Next::End(End::Changed));
             }
-            let wanted = SET.saturating_sub(samples.total);
-            samples.merge(self.take(&set, (wanted, set_begun + LEAST), is_asked)?);
-            if samples.total < SET || set_begun.elapsed() < LEAST {
+            let wanted = SET.saturating_sub(so_far.total);
+            let new = match self.take(&set, (wanted, so_far.begun + LEAST), is_asked) {
+                Ok(new) => new,
+                Err(error) => {
+                    self.blink(error)?;
+                    continue;
+                }
+            };
+            self.blinks = 0;
+            so_far.add(&new, &self.spots.of(&set.leader.target().modules, &new));
+            if so_far.total < SET || so_far.begun.elapsed() < LEAST {
                 continue;
             }
-            let taken = std::mem::take(&mut samples);
-            set_begun = Instant::now();
+            let taken = std::mem::replace(&mut so_far, Sample::begin());
             self.samples += taken.total;
-            let inside = taken.in_versions as f64 / taken.total as f64;
-            let seen = self.spots.of(&set.leader.target().modules, &taken);
+            let (seen, inside) = (taken.seen, taken.in_versions as f64 / taken.total as f64);
             let cause = match self.behaviours.look(&seen, inside) {
                 Finding::Known => {
                     if std::mem::take(&mut is_first) {
@@ -283,6 +308,13 @@ impl Session<'_> {
                 return Ok(Next::Round(cause));
             }
         }
+    }
+
+    /// The processes could not be looked at: they come and go.
+    fn blink(&mut self, error: SessionError) -> Result<(), SessionError> {
+        self.blinks += 1;
+        std::thread::sleep(STEP);
+        if is_alive(self.leader) && self.blinks > MOST_BLINKS { Err(error) } else { Ok(()) }
     }
 
     fn rested(&self, since: Instant) -> bool {
