@@ -7,6 +7,7 @@ use common::{PATIENCE, code, finish};
 use restitch_testkit::{copy_program, program, require, skip, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Runs the programs in turns until the file `stop` is there; what they end with has to be 42.
 const LOOP: &str =
@@ -103,15 +104,15 @@ fn a_program_that_is_replaced_meanwhile_is_never_run_in_its_predecessors_code() 
     // While it is counted; when the other one, of which nothing was known, is optimized; and back again.
     let counting = wait_until(PATIENCE * 2, || batch.counted().contains(&place).then_some(()));
     put(second);
-    let builds = |count| {
-        let all = || batch.optimized().iter().filter(|p| **p == place).count();
-        wait_until(PATIENCE * 3, || (all() == count).then_some(()))
-    };
-    let optimized = builds(1);
+    let waits_for = |build| wait_until(PATIENCE * 3, || batch.has_optimized(build).then_some(()));
+    let optimized = waits_for(second);
     put(first);
-    let again = builds(2);
-    put(second);
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    let again = waits_for(first);
+    // Where the first one was optimized at once it has hardly run since: then these are seen.
+    for build in [second, first, second] {
+        put(build);
+        std::thread::sleep(Duration::from_secs(2));
+    }
     let said = end(child, &stop);
     assert!(counting.is_some() && optimized.is_some() && again.is_some(), "{said}");
     let report = batch.report();

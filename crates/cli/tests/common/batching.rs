@@ -82,6 +82,16 @@ impl Batch {
         self.files("optimized").iter().filter_map(|f| self.module_of(f)).collect()
     }
 
+    /// Whether there is an optimized overlay of the module that `file` is, wherever that lies.
+    pub fn has_optimized(&self, file: &Path) -> bool {
+        let image = restitch_image::Image::parse(std::fs::read(file).expect("readable")).expect("a module");
+        let identity = image.identity().to_string();
+        let is_it = |stored: &PathBuf| {
+            stored.file_name().is_some_and(|name| name.to_string_lossy().contains(&identity))
+        };
+        self.files("optimized").iter().any(is_it)
+    }
+
     /// The modules whose runs are counted.
     pub fn counted(&self) -> Vec<PathBuf> {
         self.files("counts").iter().filter_map(|f| self.module_of(f)).collect()

@@ -254,6 +254,8 @@ struct Session {
     /// When suspended countings were looked for.
     resumed: Option<Instant>,
     files: ModuleFiles,
+    /// The builds that are at paths where others were before.
+    builds: BTreeMap<PathBuf, String>,
     pace: Pace,
     /// What came of modules whose files were replaced.
     former: (Vec<Optimized>, Vec<Left>),
@@ -277,6 +279,7 @@ impl Session {
             retired: BTreeSet::new(),
             resumed: None,
             files: ModuleFiles::default(),
+            builds: BTreeMap::new(),
             pace: Pace::default(),
             former: Default::default(),
         }
@@ -473,9 +476,15 @@ impl Session {
             if !self.files.has_changed(&path) {
                 continue;
             }
-            if !self.cache.knows_build(&path) {
+            let build = identity_at(&path);
+            let is_known = build.as_ref().is_some_and(|id| self.cache.knows_build(id));
+            // Which one was there is known if it was seen to come, or is optimized.
+            let seen_before = build.as_ref().and_then(|id| self.builds.insert(path.clone(), id.clone()));
+            let before = seen_before.or_else(|| self.done.get(&path).map(|entry| entry.build_id.clone()));
+            if !is_known || before.is_some() && before != build {
                 self.forget(&path);
-            } else if !known::is_known(&self.cache, &path) {
+            }
+            if is_known && !known::is_known(&self.cache, &path) {
                 worker.recognise(path);
             }
         }
@@ -611,7 +620,10 @@ impl Session {
                 let done = if entry.layout.is_empty() { "profiled" } else { "optimized" };
                 let runs = entry.profiled_runs;
                 watcher.note(&format!("{} is {done}, from {runs} runs", entry.path.display()));
-                self.done.insert(entry.path.clone(), *entry);
+                // Another build may be there by now.
+                if self.builds.get(&entry.path).is_none_or(|build| *build == entry.build_id) {
+                    self.done.insert(entry.path.clone(), *entry);
+                }
             }
             Message::Left(path, why) if why == REPLACED => {
                 watcher.note(&format!(
