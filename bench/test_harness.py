@@ -12,10 +12,11 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import bolt_inputs, continuous, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
-from harness.rounds import interleave, interleave_inputs
+from harness.rounds import in_turns, interleave, interleave_inputs
+from harness.stats import between
 from harness.tables import Table
 
 
@@ -183,6 +184,14 @@ class Rounds(unittest.TestCase):
         self.assertEqual(order, both("or", 1) + both("op", 3) + both("op", 1) + both("or", 3))
         self.assertEqual(rounds, [{"original": {"c": 2.0}, "optimized": {"c": 20.0}}] * 2)
 
+    def test_three_sides_take_turns(self):
+        order = []
+        rounds = in_turns(4, ("a", "b", "c"), lambda side: order.append(side) or len(order))
+        self.assertEqual("".join(order), "abc" "acb" "cab" "cba")
+        self.assertEqual(rounds[1], {"a": 4, "c": 5, "b": 6})
+        self.assertEqual(between([{"a": {"x": 2.0}, "b": {"x": 4.0}}] * 6, "x", "a", "b"), "0.500 [0.500, 0.500]")
+        self.assertEqual(between([{"a": {"x": 2.0}, "b": {}}], "x", "a", "b"), "-")
+
     def test_short_rounds_do_the_same_work(self):
         of = lambda quick, rounds: Context(None, None, None, SimpleNamespace(quick=quick, rounds=rounds), None)
         long, quick = of(False, 11), of(True, None)
@@ -308,6 +317,41 @@ class Report(unittest.TestCase):
 
     def test_no_results_are_no_error(self):
         self.assertEqual(report.table("nowhere", LOADS), "No results yet.\n")
+
+
+class Continuous(unittest.TestCase):
+    class Stays:
+        """Optimizes whenever it has been asked so often."""
+
+        def __init__(self, *after):
+            self.after, self.asked = after, 0
+
+        def rounds(self):
+            self.asked += 1
+            return [at for at in self.after if self.asked >= at]
+
+    def settled(self, stays):
+        seconds = iter(range(0, 10_000, 20))
+        with mock.patch.object(continuous.time, "monotonic", lambda: next(seconds)):
+            return continuous.settle(stays, lambda: None, False)
+
+    def test_what_is_being_optimized_is_waited_for(self):
+        self.assertEqual(self.settled(self.Stays(1)), 1)
+        self.assertEqual(self.settled(self.Stays(1, 3)), 2)
+        self.assertEqual(self.settled(self.Stays(10)), 1)
+        # Who never comes to an end is measured as he is.
+        self.assertLess(self.settled(self.Stays(*range(1, 1000, 2))), 30)
+        with self.assertRaises(Failed):
+            self.settled(self.Stays())
+
+    def test_page(self):
+        events = {"cpu_time_ns": 4.0}
+        rounds = [{"original": events, "attached once": {"cpu_time_ns": 3.0}, "continuous": {"cpu_time_ns": 2.0}}] * 6
+        told = {"rounds": [{"at_seconds": 0.0, "why": "the session began", "error": None}, {"at_seconds": 9.0, "why": "no", "error": "idle"}], "sample_sets": 7, "seconds": 90.0}
+        row = {"title": "x", "restitch": "restitch 1", "how": "CPU time", "phases": [{"way": "reads", "layouts": 1, "after": 1, "rounds": rounds}], "told": told, "seconds": 2.0}
+        text = continuous.page([row], None)
+        self.assertIn("| x, reads | 1 | CPU time | 0.750 [0.750, 0.750] | 0.500 [0.500, 0.500] | 0.667 [0.667, 0.667] |", text)
+        self.assertIn("x: restitch itself took 2.0 s of 90 s, 7 sets of samples included. Optimized at 0 s, the session began.", text)
 
 
 class Simulated(unittest.TestCase):

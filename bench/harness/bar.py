@@ -11,15 +11,14 @@ import os
 import re
 import shutil
 import time
-from statistics import median
 
 from . import bolt_inputs, counters, report
 from .machine import Machine, copy_as_written, find
 from .main import Context
 from .restitch import Restitch
-from .rounds import serve_and_count
+from .rounds import in_turns, serve_and_count
 from .side_by_side import BOLT, bolted, build, run
-from .stats import interval
+from .stats import between
 from .tables import ROOT, Table
 from loads import postgres, redis
 
@@ -106,30 +105,20 @@ def measure(name, options, log):
             for _ in range(calls):
                 servers[side][1](load.full)
         log(f"  attached ({time.monotonic() - begun:.0f} s)")
-        rounds, count = [], context.short(load.full)
-        for number in range(context.short_rounds()):
-            order = SIDES[number % 3 :] + SIDES[: number % 3]
-            rounds.append({side: serve_and_count(events, [servers[side][0]], lambda side=side: servers[side][1](count)) for side in (order if number % 2 == 0 else order[::-1])})
+        count = context.short(load.full)
+        rounds = in_turns(context.short_rounds(), SIDES, lambda side: serve_and_count(events, [servers[side][0]], lambda: servers[side][1](count)))
         log(f"  {len(rounds)} rounds ({time.monotonic() - begun:.0f} s)")
         return {"title": load.title, "restitch": restitch.version(), "left": left, "how": how, "deciding": deciding, "rounds": rounds}
 
 
-def ratio(row, what, side, base):
-    values = [r[side][what] / r[base][what] for r in row["rounds"] if r[side].get(what) and r[base].get(what)]
-    if not values:
-        return "-"
-    low, high, _ = interval(values)
-    return f"{median(values):.3f} [{low:.3f}, {high:.3f}]"
-
-
 def page(rows, options):
     version = re.search(r"LLVM version (\S+)", run([find("llvm-bolt-19", "llvm-bolt"), "--version"]))[1]
-    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    where = report.here()
     text = [f"{len(rows[0]['rounds'])} rounds; llvm-bolt {version}; {rows[0]['restitch']}; {where}; {rows[0]['how']}. Ratios, below 1 is better: median [interval].", ""]
     lines = ["| load | counter | llvm-bolt / original | live / original | live / llvm-bolt |", "|---" * 5 + "|"]
     for row in rows:
         for what in row["rounds"][0][ORIGINAL]:
-            cells = [ratio(row, what, BOLTED, ORIGINAL), ratio(row, what, LIVE, ORIGINAL), ratio(row, what, LIVE, BOLTED)]
+            cells = [between(row["rounds"], what, *sides) for sides in ((BOLTED, ORIGINAL), (LIVE, ORIGINAL), (LIVE, BOLTED))]
             lines.append("| " + " | ".join([row["title"], counters.NAMES[what], *cells]) + " |")
     return "\n".join([*text, *lines, ""])
 

@@ -354,7 +354,7 @@ def tables(rows):
 
 def page(rows, quick):
     kind = " (a quick run: shows that it runs)" if quick else ""
-    machine = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}"
+    machine = report.machine()
     head = f"{len(rows[0]['rounds'])} rounds{kind}; {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}. Times as often as plain: above 1 is faster. Median (interval)."
     return "\n".join([head, "", *tables(rows), ""])
 

@@ -8,7 +8,6 @@ other's in the same round, is taken together over all rounds. Before and after s
 import json
 import os
 import subprocess
-import time
 from statistics import median
 
 from . import report
@@ -138,7 +137,7 @@ def ratio(rounds, counter):
 
 def table(rows, options):
     kind = " (a quick run: shows that it runs)" if options.quick else ""
-    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
+    where = f"{report.here()}, {rows[0]['restitch']}"
     lines = [f"{options.rounds} recordings each{kind}: median of the ratios (interval, rounds); {rows[0]['measured']}. {where}.", ""]
     head = ["program and load", "before", "while counting", "after", "blocks", "counters a block"]
     lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

@@ -6,7 +6,6 @@ plain one, or the overhead that restitch reports. See docs/profiling.md.
 """
 
 import json
-import os
 import time
 from statistics import median
 
@@ -82,7 +81,7 @@ def measure(name, options, log):
 
 
 def text(rows, options):
-    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
+    where = f"{report.here()}, {rows[0]['restitch']}"
     lines = [f"{options.rounds} rounds each: optimized against original, median of the ratios (interval); {rows[0]['measured']}. {where}.", ""]
     lines += ["| program | source | coverage % | ratio | recorded run, with restitch's own work, against the plain one |", "|---|---|---|---|---|"]
     for row in rows:

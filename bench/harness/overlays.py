@@ -195,7 +195,7 @@ def against_warm(row):
 
 def page(rows, quick):
     kind = " (a quick run: shows that it runs)" if quick else ""
-    machine = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}"
+    machine = report.machine()
     head = (f"{len(rows[0]['rounds'])} rounds{kind}; {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}. "
             "With overlays against without, median (interval) of the rounds: below 1 is better.")
     columns = ["work", "commands", "plain", "of it in the kernel", "processor time", "user", "system", "page faults"]

@@ -164,7 +164,7 @@ def plan_table(rows):
 
 def page(rows, quick):
     kind = " (a quick run: shows that it runs)" if quick else ""
-    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
+    where = f"{report.here()}, {rows[0]['restitch']}"
     text = [f"{len(rows[0]['rounds'])} rounds each{kind}: median (least to most). {where}.", "", *pause_table(rows), ""]
     text += ["restitch's own work in the same rounds, without the time for which it only watched the target:", "", *plan_table(rows), ""]
     return "\n".join(text)

@@ -13,6 +13,16 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 FURTHER = [USER, "instructions", "empty_slots", "l1i_misses", "taken_branches"]
 
 
+def machine():
+    """What was measured on."""
+    return f"{processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+
+
+def here():
+    """What is measured on, and when."""
+    return f"{machine()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+
+
 def record(name, rows, deciding, how, arguments):
     """What out/bench/NAME.json holds."""
     return {

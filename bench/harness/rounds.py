@@ -28,6 +28,16 @@ def interleave_inputs(count, inputs, measure, log):
     return rounds
 
 
+def in_turns(count, sides, measure):
+    """Rounds of more than two sides; each begins with another one, and every other one goes round the other way."""
+    rounds = []
+    for number in range(count):
+        first = number % len(sides)
+        order = sides[first:] + sides[:first]
+        rounds.append({side: measure(side) for side in (order if number % 2 == 0 else order[::-1])})
+    return rounds
+
+
 def serve_and_count(events, pids, load):
     """Counts in the server processes `pids` while `load()` runs, which returns the units of work it had done."""
     with Counting(events, pids) as counting:

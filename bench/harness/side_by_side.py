@@ -83,7 +83,8 @@ def finished(command, **options):
     """Runs to the end: seconds, and the most memory that it had resident, in bytes."""
     start = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options)
-    text = child.stdout.read()
+    with child.stdout as out:
+        text = out.read()
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
@@ -224,7 +225,7 @@ def with_interval(values):
 def page(rows, options):
     version = run([find("llvm-bolt-19", "llvm-bolt"), "--version"])
     version = re.search(r"LLVM version (\S+)", version)[1]
-    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    where = report.here()
     text = [f"Original = 1, less is better; {options.rounds} rounds of pairs; llvm-bolt {version} with `{' '.join(BOLT)}`; {where}.", ""]
     left = [f"llvm-bolt cannot take `{'`, `'.join(r['left_out'])}` of {r['title']}: left as they were." for r in rows if r["left_out"]]
     return "\n".join([*text, *table(rows), *(["", *left] if left else []), ""])

@@ -9,7 +9,6 @@ import os
 import re
 import struct
 import subprocess
-from bisect import bisect_right
 
 from .machine import Failed, find
 

@@ -42,6 +42,15 @@ def ratios(rounds):
     return summary
 
 
+def between(rounds, counter, side, base):
+    """One side's values against another one's, within each round: median and interval in words; a dash where nothing was counted."""
+    values = [r[side][counter] / r[base][counter] for r in rounds if r[side].get(counter) and r[base].get(counter)]
+    if not values:
+        return "-"
+    low, high, _ = interval(values)
+    return f"{median(values):.3f} [{low:.3f}, {high:.3f}]"
+
+
 def verdict(summary):
     """In words: the whole interval on one side of 1, or not."""
     if summary["confidence"] < CONFIDENCE:

@@ -80,7 +80,7 @@ def cells(row):
 
 def text(rows, options):
     kind = " (a quick run: shows that it runs)" if options.quick else ""
-    where = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}"
+    where = f"{report.here()}, {rows[0]['restitch']}"
     lines = [f"{options.rounds} recordings of {options.seconds:g} s each{kind}: median (interval); {where}.", ""]
     head = ["source", "asked %", "threads", "slower %", "seen %", "held: stops %", "held: looking ahead %", "recording % (estimated)", "records a CPU second", "branches a CPU second", "work after / before"]
     lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

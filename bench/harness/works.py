@@ -114,7 +114,7 @@ def share(rounds, variant, what):
 
 def page(rows, quick):
     kind = " (a quick run: shows that it runs)" if quick else ""
-    machine = f"{report.processor().get('model name', '')}, {len(os.sched_getaffinity(0))} cores, Linux {os.uname().release}"
+    machine = report.machine()
     head = f"{len(rows[0]['rounds'])} rounds{kind}; {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, {rows[0]['restitch']}. Processor time over that of the same work without restitch beside it; median (interval): below 1 is better."
     body = []
     for row in rows:
