@@ -109,6 +109,7 @@ mod tests {
                 eh_frame_hdr: 0,
                 counters: None,
                 retired: false,
+                by_pointers: false,
             });
             journal.save(&dir).expect("writable");
         };

@@ -273,7 +273,7 @@ pub(crate) fn in_use(
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
     let Some(h) = hook else { return Ok(None) };
-    let leads = leads_into(stopped, h.range(), threads)?;
+    let leads = leads_into(stopped, h.range(), false, threads)?;
     Ok(leads.map(|why| format!("{LOOKING} ({why})")))
 }
 

@@ -3,7 +3,7 @@
 //! Before the stop (`ahead`): the journal is saved, versions and spare copies of the code that is to be are mapped.
 //! The order inside the stop, each step harmless if it is the last one that happens:
 //! tell the unwinder; move threads that stand where bytes will change or in a leaving version;
-//! put the spares in place of the code; make slots of linkage tables lead to where the versions are; translate return addresses. Moving comes before that, because a thread
+//! put the spares in place of the code; make slots of linkage tables and v-tables lead to where the versions are; translate return addresses. Moving comes before that, because a thread
 //! that stands in a mapped version is right whatever the redirects say. After it: spares that were not used are unmapped, and
 //! the new code is read back.
 

@@ -101,6 +101,9 @@ pub struct JournalVersion {
     pub counters: Option<(u64, u64)>,
     /// Whether new code no longer goes there.
     pub retired: bool,
+    /// Whether slots of v-tables have led into it, so that addresses in it may stand anywhere.
+    #[serde(default)]
+    pub by_pointers: bool,
 }
 
 impl JournalVersion {

@@ -36,6 +36,7 @@ mod jump;
 mod live;
 mod map_file;
 mod mapping;
+mod methods;
 mod moved;
 mod numbers;
 mod old;

@@ -348,6 +348,7 @@ mod tests {
             eh_frame_hdr: 0,
             counters: None,
             retired,
+            by_pointers: false,
         };
         live.journal.versions = (0..MOST_RETIRED as u32).map(|i| version(i, i != 5)).collect();
         assert!(live.may_have_more().is_ok(), "one of them is in force");

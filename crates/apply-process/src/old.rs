@@ -16,6 +16,8 @@ pub(crate) struct OldVersion {
     pub module: Option<usize>,
     /// Empty if it is lost.
     pub stored: StoredMap,
+    /// Whether addresses in it may stand anywhere ([`JournalVersion::by_pointers`]).
+    pub by_pointers: bool,
     /// Its map file is gone, damaged or another version's: it is not known where in the version code is.
     pub map_lost: bool,
 }
@@ -34,7 +36,8 @@ impl OldVersion {
         let module = target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
         let map_lost = stored.is_none();
         let stored = stored.unwrap_or_default();
-        Self { number: v.number, range: v.range(), bias, module, stored, map_lost }
+        let (number, range, by_pointers) = (v.number, v.range(), v.by_pointers);
+        Self { number, range, bias, module, stored, by_pointers, map_lost }
     }
 
     /// The original address that is equal to standing at `at`.
@@ -88,6 +91,7 @@ mod tests {
             eh_frame_hdr: 0,
             counters: None,
             retired: true,
+            by_pointers: false,
         };
         let lost = || OldVersion::of(&version, &target).map_lost;
         assert!(lost(), "there is none");

@@ -24,15 +24,15 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
         crate::bound::verify(live, new)?;
         let module = &live.target.modules[new.module];
         patches.add(module, &new.version.redirects);
-        let record = write_files(live, new)?;
-        let inherited = live
-            .journal
-            .versions
-            .iter()
-            .any(|v| (v.start, v.len, &v.file) == (record.start, record.len, &record.file));
+        let mut record = write_files(live, new)?;
+        let is_it =
+            |v: &&JournalVersion| (v.start, v.len, &v.file) == (record.start, record.len, &record.file);
+        let there = live.journal.versions.iter().find(is_it);
+        let inherited = there.is_some();
+        record.by_pointers = there.is_some_and(|v| v.by_pointers);
         arriving.push(Arriving { record, visible, reverse: ReverseMap::new(ways_in(new)), inherited });
     }
-    let slots = crate::slots::plan(live, incoming, &arriving)?;
+    let slots = crate::slots::plan(live, incoming, &mut arriving)?;
     let mut old = OldVersion::all(&live.journal, live.now());
     old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
     let memory = Memory::open_read_only(live.target.pid())?;
@@ -87,5 +87,6 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
         eh_frame_hdr: module.bias.to_actual(v.eh_frame_hdr.start).get(),
         counters,
         retired: false,
+        by_pointers: false,
     })
 }

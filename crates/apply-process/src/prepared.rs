@@ -18,7 +18,7 @@ pub struct Incoming<'a> {
     pub version: &'a CheckedVersion,
     /// Its purpose.
     pub kind: VersionKind,
-    /// Whether slots of linkage tables lead into it: an optimized version.
+    /// Whether slots of linkage tables and v-tables lead into it: an optimized version.
     pub by_slots: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct SwitchReport {
     pub threads: usize,
     /// Redirects written.
     pub patched: usize,
-    /// Slots of linkage tables that were made to lead elsewhere.
+    /// Slots of linkage tables and v-tables that were made to lead elsewhere.
     pub slots: usize,
     /// Places given their original bytes back.
     pub restored: usize,

@@ -35,7 +35,7 @@ pub(crate) fn retire(
     for (old, leading_on) in prepared.old.iter().zip(&prepared.leading_on) {
         // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already, to a version that leaves
         // now and may be unmapped soon, somebody may be that no walk finds: on the stack of a coroutine.
-        let led_into = comes_back_to(stopped, old.range, threads, &translated)?;
+        let led_into = comes_back_to(stopped, old, threads, &translated)?;
         if led_into || !leading_on.is_empty() {
             redirect_old_entries(stopped, prepared, old, threads, led_into, leading_on)?;
         }
@@ -139,39 +139,48 @@ fn follows_call(target: &Target, at: Avma) -> bool {
     })
 }
 
-/// What of a thread leads into `range`: a register, or a word of its stack.
+/// What of a thread leads into `range`: a register, or a word of its stack. `by_pointers`: addresses in it may be on stacks that are no return addresses.
 pub(crate) fn leads_into(
     stopped: &Stopped,
     range: AvmaRange,
+    by_pointers: bool,
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {
     for thread in threads {
         let r = stopped.registers(thread.tid)?;
-        // A system call leaves its own address in rcx, which nobody may use afterwards (System V ABI, A.2.1).
-        let rcx = if r.system_call().is_some() { 0 } else { r.rcx };
-        let low = [r.rax, r.rbx, rcx, r.rdx, r.rsi, r.rdi, r.rbp];
-        let high = [r.rip.get(), r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15];
-        if low.iter().chain(&high).any(|v| range.contains(Avma::new(*v))) {
+        if register_leads_into(&r, range) {
             return Ok(Some(format!("a register of thread {} holds an address in it", thread.tid)));
         }
-        if let Some(why) = stack_leads_into(&r, range, thread, &BTreeSet::new()) {
+        if let Some(why) = stack_leads_into(&r, range, by_pointers, thread, &BTreeSet::new()) {
             return Ok(Some(why));
         }
     }
     Ok(None)
 }
 
-/// Whether a thread is in `range`, or has a return address there that was not translated: it goes on there and calls from there. (A stale
+fn register_leads_into(r: &Registers, range: AvmaRange) -> bool {
+    // A system call leaves its own address in rcx, which nobody may use afterwards (System V ABI, A.2.1).
+    let rcx = if r.system_call().is_some() { 0 } else { r.rcx };
+    let low = [r.rax, r.rbx, rcx, r.rdx, r.rsi, r.rdi, r.rbp];
+    let high = [r.rip.get(), r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15];
+    low.iter().chain(&high).any(|v| range.contains(Avma::new(*v)))
+}
+
+/// Whether a thread is in the version `old`, or has a return address there that was not translated, or what a slot of a v-table held: it goes on there and calls from there. (A stale
 /// address in another register, of a jump table's target say, keeps a version mapped, but leads nobody back to it.)
 fn comes_back_to(
     stopped: &Stopped,
-    range: AvmaRange,
+    old: &OldVersion,
     threads: &[ThreadView],
     translated: &BTreeSet<Avma>,
 ) -> Result<bool, ProcessError> {
     for thread in threads {
         let r = stopped.registers(thread.tid)?;
-        if range.contains(r.rip) || stack_leads_into(&r, range, thread, translated).is_some() {
+        let in_register = match old.by_pointers {
+            true => register_leads_into(&r, old.range),
+            false => old.range.contains(r.rip),
+        };
+        if in_register || stack_leads_into(&r, old.range, old.by_pointers, thread, translated).is_some() {
             return Ok(true);
         }
     }
@@ -182,19 +191,26 @@ fn comes_back_to(
 fn stack_leads_into(
     registers: &Registers,
     range: AvmaRange,
+    by_pointers: bool,
     thread: &ThreadView,
     translated: &BTreeSet<Avma>,
 ) -> Option<String> {
     let done = |at: &Avma| translated.contains(at);
     if thread.walk.complete {
-        // Everything else on this stack is data, and what looks like an address in it is a dead one.
+        // Everything else on this stack is data, and what looks like an address in it is a dead one, or a pointer.
         let leads = |s: &&ReturnSlot| range.contains(s.value - 1) && !done(&s.slot);
-        let slot = thread.walk.slots.iter().find(leads)?;
-        return Some(format!("thread {} returns into it (from the frame at {})", thread.tid, slot.slot));
+        let slot = thread.walk.slots.iter().find(leads);
+        if let Some(slot) = slot {
+            return Some(format!("thread {} returns into it (from the frame at {})", thread.tid, slot.slot));
+        }
+        if !by_pointers {
+            return None;
+        }
     }
     let mut all = thread.stacks.iter().flat_map(words);
     let leads = all.find(|(at, word)| range.contains(*word) && !done(at) && *at >= registers.rsp - 128);
-    leads.map(|(at, _)| format!("thread {} may return into it (stack word at {at})", thread.tid))
+    let does = if thread.walk.complete { "holds an address in it" } else { "may return into it" };
+    leads.map(|(at, _)| format!("thread {} {does} (stack word at {at})", thread.tid))
 }
 
 /// The function entries of a version that an earlier switch made lead out of it. Only restitch changes them, which holds the process's lock: so

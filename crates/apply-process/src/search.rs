@@ -7,7 +7,8 @@
 //! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows: that of the program's start
 //!   or of `clone`, to which no coroutine returns;
 //! * small frames of a thread whose frames were all followed: its return addresses are known, and what else looks like an address is a
-//!   dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a stack;
+//!   dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a stack (but where slots of v-tables have led into a version: it may be what
+//!   such a slot held);
 //! * the used part of a stack whose frames could not be followed: all its words were looked at in the stop;
 //! * stacks that the C library keeps of threads that have ended ([`crate::ended`]).
 //!
@@ -40,8 +41,19 @@ pub(crate) struct Search<'a> {
     pub pid: i32,
     /// Words into these count.
     pub ranges: &'a [AvmaRange],
-    /// Words at these addresses do not count.
-    pub exempt: Vec<AvmaRange>,
+    /// Those of them that count wherever a word into them stands that anybody may still read: what is no return address may be a pointer.
+    pub by_pointers: &'a [AvmaRange],
+    /// Where words do not count.
+    pub spared: Spared,
+}
+
+/// Where words do not count.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Spared {
+    /// Nobody reads there any more.
+    pub dead: Vec<AvmaRange>,
+    /// What returns from there is known.
+    pub known: Vec<AvmaRange>,
 }
 
 /// For a range that a word points into: where.
@@ -77,10 +89,14 @@ impl Search<'_> {
         let low = self.ranges.iter().map(|r| r.start).min().unwrap_or_default();
         let high = self.ranges.iter().map(|r| r.end).max().unwrap_or_default();
         for (at, word) in words(chunk) {
-            if word < low || word >= high || self.exempt.iter().any(|e| e.contains(at)) {
+            if word < low || word >= high || self.spared.dead.iter().any(|e| e.contains(at)) {
                 continue;
             }
+            let is_known = self.spared.known.iter().any(|e| e.contains(at));
             for range in self.ranges.iter().filter(|r| r.contains(word)) {
+                if is_known && !self.by_pointers.contains(range) {
+                    continue;
+                }
                 if hits.iter().all(|h| h.0 != *range) && !is_spent_note(memory, at) {
                     hits.push((*range, format!("a word in memory at {at} points into it")));
                 }
@@ -90,28 +106,23 @@ impl Search<'_> {
 }
 
 /// The parts of thread stacks that need not be searched. `maps` are of the same stop as `threads`.
-pub(crate) fn spared(
-    target: &Target,
-    memory: &Memory,
-    threads: &[ThreadView],
-    maps: &[Mapping],
-) -> Vec<AvmaRange> {
+pub(crate) fn spared(target: &Target, memory: &Memory, threads: &[ThreadView], maps: &[Mapping]) -> Spared {
     let controls: Vec<Avma> = threads.iter().map(|t| t.registers.fs_base).collect();
     let program = &target.modules[target.program];
     let entry = program.bias.to_actual(program.image.entry());
-    let mut out = Vec::new();
+    let (mut dead, mut known) = (Vec::new(), Vec::new());
     for thread in threads {
         let begins = |at: Avma| {
             let code = memory.read_vec(at, 16).unwrap_or_default();
             (0..START).contains(&at.offset_from(entry)) || code.windows(7).any(|w| w == END_OF_THREAD)
         };
         if thread.walk.outermost.is_some_and(begins) {
-            out.extend(dead_part(thread.registers.rsp, maps, &controls));
+            dead.extend(dead_part(thread.registers.rsp, maps, &controls));
         }
-        out.extend(known_part(thread));
+        known.extend(known_part(thread));
     }
-    out.extend(ended_stacks(memory, threads, maps));
-    joined(out)
+    dead.extend(ended_stacks(memory, threads, maps));
+    Spared { dead: joined(dead), known: joined(known) }
 }
 
 /// What lies below stack pointer `rsp` of a thread that is on its own stack, down to a guard page, where no control block of another

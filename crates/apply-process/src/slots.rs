@@ -1,7 +1,7 @@
-//! Slots of procedure linkage tables that lead straight into versions.
+//! Slots of procedure linkage tables and of v-tables that lead straight into versions.
 //!
 //! **Problem.** A call from another module goes through a stub and its slot to the callee's old entry, and from there through the redirect
-//! into its version: one more taken branch, in a line and a page with nothing else in them, for every call between two modules.
+//! into its version: one more taken branch, in a line and a page with nothing else in them, for every call between two modules. So do calls of virtual methods.
 //!
 //! **Idea.** Being at the copy of an entry equals being at the entry. So the slot itself may hold the address of the copy, as the redirect at the entry
 //! leads there. That needs nothing new in any version: no version refers to another one, callers that stay and modules without a version go straight
@@ -9,7 +9,10 @@
 //!
 //! **Which slots.** Those of `R_X86_64_JUMP_SLOT` relocations: a stub jumps through them, and nothing else reads them (a module that makes a function's
 //! address has another slot for it), so that addresses that the program compares stay what they were. The loader has filled them and made
-//! their pages read-only (RELRO), so that nobody else writes there.
+//! their pages read-only (RELRO), so that nobody else writes there. And those of v-tables in such pages, for methods whose address stands nowhere else (`methods.rs`; OCOLOS, section IV-B).
+//!
+//! **What a slot held may be kept.** A stub loads its slot and jumps. What a v-table's slot held may stay in a register or on a stack, in front of a loop
+//! say. So addresses in a version that v-tables have led into count wherever they stand (`JournalVersion::by_pointers`): its entries lead on when it is left, and it stays mapped for as long as one is there.
 //!
 //! **Undoing.** What a slot held is no secret that could be lost: an address in a version says by the version's map which original address it equals.
 //! So there is nothing to be kept in the journal: every switch makes each slot what it has to be, whatever a restitch that was killed, or the
@@ -18,47 +21,70 @@
 use crate::bound::{is_read_only, read_only_part};
 use crate::journal::VersionKind;
 use crate::live::Live;
+use crate::methods;
 use crate::origin::Origins;
 use crate::prepared::{Arriving, Incoming, SlotChange};
 use crate::search::Hits;
 use crate::writing::PAGE;
 use crate::{ProcessError, Target};
-use restitch_address::{Avma, AvmaRange};
-use restitch_image::RelocationKind;
+use restitch_address::{Avma, AvmaRange, Svma};
+use restitch_image::{DynamicRelocation, RelocationKind};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::Memory;
+use std::collections::{BTreeSet, HashSet};
 
-/// The slots of linkage tables that nobody changes any more, with what they hold, by module and address.
-fn linkage_slots(target: &Target, maps: &[Mapping], memory: &Memory) -> Vec<(Avma, Avma)> {
+/// A slot that nobody changes any more.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    at: Avma,
+    held: Avma,
+    /// Of a v-table.
+    is_method: bool,
+}
+
+/// The slots of linkage tables and v-tables that nobody changes any more, by module and address.
+fn slots(target: &Target, maps: &[Mapping], memory: &Memory) -> Vec<Slot> {
     let mut at = Vec::new();
     for module in &target.modules {
-        let Some(part) = read_only_part(module) else { continue };
-        let slots = module.image.relocations_in(part).iter();
-        let slots = slots.filter(|r| matches!(r.kind, RelocationKind::JumpSlot { .. }));
-        let slots = slots.filter(|r| r.at.get().is_multiple_of(8)).map(|r| module.bias.to_actual(r.at));
-        at.extend(slots.filter(|at| is_read_only(maps, *at)));
+        let stubs = read_only_part(module).into_iter().flat_map(|part| {
+            let slots = module.image.relocations_in(part).iter();
+            slots.filter(|r| matches!(r.kind, RelocationKind::JumpSlot { .. })).map(|r| (r.at, false))
+        });
+        let methods = methods::slots(&module.image).into_iter().map(|at| (at, true));
+        let all = stubs.chain(methods).filter(|(at, _)| at.get().is_multiple_of(8));
+        let actual = all.map(|(at, is_method)| (module.bias.to_actual(at), is_method));
+        at.extend(actual.filter(|(at, _)| is_read_only(maps, *at)));
     }
-    let requests: Vec<(Avma, usize)> = at.iter().map(|at| (*at, 8)).collect();
-    let held = memory.read_many(&requests).into_iter().map(|b| b.and_then(|b| b.try_into().ok()));
-    at.into_iter().zip(held).filter_map(|(at, b)| Some((at, Avma::new(u64::from_le_bytes(b?))))).collect()
+    let slots = at.iter().zip(held(memory, at.iter().map(|(at, _)| *at)));
+    slots.filter_map(|(&(at, is_method), held)| Some(Slot { at, held: held?, is_method })).collect()
+}
+
+/// The words at these addresses.
+fn held(memory: &Memory, at: impl Iterator<Item = Avma>) -> Vec<Option<Avma>> {
+    let requests: Vec<(Avma, usize)> = at.map(|at| (at, 8)).collect();
+    let words = memory.read_many(&requests).into_iter();
+    words.map(|bytes| Some(Avma::new(u64::from_le_bytes(bytes?.try_into().ok()?)))).collect()
 }
 
 /// Those of `ranges` into which slots lead, with the reason why they have to stay.
 pub(crate) fn leading_into(target: &Target, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
     let maps = procfs::maps(target.pid())?;
-    let slots = linkage_slots(target, &maps, &Memory::open_read_only(target.pid())?);
-    let first = |range: &AvmaRange| slots.iter().find(|(_, held)| range.contains(*held));
+    let slots = slots(target, &maps, &Memory::open_read_only(target.pid())?);
+    let first = |range: &AvmaRange| slots.iter().find(|slot| range.contains(slot.held));
     let hit = |range: &AvmaRange| {
-        first(range).map(|(at, _)| (*range, format!("the slot at {at} of a linkage table leads into it")))
+        let slot = first(range)?;
+        let table = if slot.is_method { "v-table" } else { "linkage table" };
+        Some((*range, format!("the slot at {} of a {table} leads into it", slot.at)))
     };
     Ok(ranges.iter().filter_map(hit).collect())
 }
 
-/// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones.
+/// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones. Of `arriving`
+/// it is noted into which ones v-tables lead.
 pub(crate) fn plan(
     live: &Live,
     incoming: &[Incoming<'_>],
-    arriving: &[Arriving],
+    arriving: &mut [Arriving],
 ) -> Result<Vec<SlotChange>, ProcessError> {
     let by_slots = |new: &Incoming<'_>| new.by_slots && new.kind == VersionKind::Optimized;
     if !incoming.iter().any(by_slots) && live.journal.versions.is_empty() {
@@ -69,22 +95,60 @@ pub(crate) fn plan(
     let maps = procfs::maps(pid)?;
     let memory = Memory::open_read_only(pid)?;
     let origins = Origins::new(live);
+    // The number of the version, and the copy in it.
     let copy = |original: Avma| {
-        incoming.iter().zip(arriving).filter(|(new, _)| by_slots(new)).find_map(|(new, arriving)| {
+        let mut versions = incoming.iter().zip(&*arriving).enumerate().filter(|(_, (new, _))| by_slots(new));
+        versions.find_map(|(i, (new, arriving))| {
             let module = &live.target.modules[new.module];
             let stated = module.stated(original)?;
             let copy = arriving.reverse.boundary(stated)?;
             // The checked map has the last word.
             let proven = new.version.map.to_original(copy) == Some(stated);
-            proven.then(|| module.bias.to_actual(copy))
+            proven.then(|| (i, module.bias.to_actual(copy)))
         })
     };
-    let change = |(at, from): (Avma, Avma)| {
-        let original = origins.of(from)?;
-        let to = copy(original).unwrap_or(original);
-        (to != from).then_some(SlotChange { at, from, to })
-    };
-    Ok(linkage_slots(live.now(), &maps, &memory).into_iter().filter_map(change).collect())
+    let slots = slots(live.now(), &maps, &memory);
+    let led = slots.into_iter().filter_map(|slot| {
+        let original = origins.of(slot.held)?;
+        Some((slot, original, copy(original)))
+    });
+    let led: Vec<_> = led.collect();
+    let methods = led.iter().filter(|(slot, _, copy)| slot.is_method && copy.is_some());
+    let methods: HashSet<Avma> = methods.map(|(_, original, _)| *original).collect();
+    let known_otherwise = known_otherwise(live.now(), &memory, &methods);
+    let (mut changes, mut pointed) = (Vec::new(), BTreeSet::new());
+    for (slot, original, copy) in led {
+        let copy = copy.filter(|_| !slot.is_method || !known_otherwise.contains(&original));
+        pointed.extend(copy.filter(|_| slot.is_method).map(|(version, _)| version));
+        let to = copy.map_or(original, |(_, at)| at);
+        if to != slot.held {
+            changes.push(SlotChange { at: slot.at, from: slot.held, to });
+        }
+    }
+    pointed.into_iter().for_each(|i| arriving[i].record.by_pointers = true);
+    Ok(changes)
+}
+
+/// Those of `methods` whose address something else than slots of v-tables makes.
+fn known_otherwise(target: &Target, memory: &Memory, methods: &HashSet<Avma>) -> HashSet<Avma> {
+    let mut known = HashSet::new();
+    if methods.is_empty() {
+        return known;
+    }
+    for module in &target.modules {
+        let entries: HashSet<Svma> = methods.iter().filter_map(|at| module.stated(*at)).collect();
+        let slots = methods::slots(&module.image);
+        let made = methods::made_elsewhere(&module.image, &entries, &slots);
+        known.extend(made.into_iter().map(|at| module.bias.to_actual(at)));
+        // Words in which the loader has put addresses of other modules' functions.
+        let is_symbolic =
+            |r: &&DynamicRelocation| matches!(r.kind, RelocationKind::Symbolic { addend: 0, .. });
+        let words = module.image.relocations().iter().filter(is_symbolic);
+        let words = words.filter(|r| slots.binary_search(&r.at).is_err());
+        let words = held(memory, words.map(|r| module.bias.to_actual(r.at)));
+        known.extend(words.into_iter().flatten().filter(|word| methods.contains(word)));
+    }
+    known
 }
 
 /// Makes those of `changes` whose slots are as they were; the process stands still, and `maps` is its memory map now. Gives their number.
@@ -135,9 +199,9 @@ mod tests {
         let target = Target::open(std::process::id() as i32).expect("our own");
         let maps = procfs::maps(target.pid()).expect("our own");
         let memory = Memory::open_read_only(target.pid()).expect("our own");
-        let slots = linkage_slots(&target, &maps, &memory);
-        assert!(slots.iter().all(|(at, held)| at.get() % 8 == 0 && held.get() != 0));
-        let none = linkage_slots(&target, &[], &memory);
+        let found = slots(&target, &maps, &memory);
+        assert!(found.iter().all(|s| s.at.get() % 8 == 0 && (s.is_method || s.held.get() != 0)));
+        let none = slots(&target, &[], &memory);
         assert!(none.is_empty(), "a page that is not known to be read-only");
     }
 

@@ -21,7 +21,7 @@ use crate::journal::{JournalVersion, VersionKind};
 use crate::live::Live;
 use crate::old::OldVersion;
 use crate::retire::leads_into;
-use crate::search::{Search, copies_stacks, joined, spared};
+use crate::search::{Search, Spared, copies_stacks, joined, spared};
 use crate::slots;
 use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, survey};
@@ -74,8 +74,12 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     let hook = live.journal.hook.as_ref().filter(|_| nothing_else);
     ranges.extend(hook.map(|h| h.range()));
     let own_words = live.journal.hook.as_ref().map(hook::own_words);
-    let exempt = own_words.into_iter().flatten().chain(spared).collect();
-    let mut hits = Search { pid: live.target.pid(), ranges: &ranges, exempt }.twice()?;
+    let mut spared = spared;
+    spared.dead.extend(own_words.into_iter().flatten());
+    let by_pointers = candidates.iter().filter(|old| old.by_pointers).map(|old| old.range);
+    let by_pointers: Vec<AvmaRange> = by_pointers.collect();
+    let search = Search { pid: live.target.pid(), ranges: &ranges, by_pointers: &by_pointers, spared };
+    let mut hits = search.twice()?;
     hits.extend(slots::leading_into(&target, &ranges)?);
     let hook_held = hook.and_then(|h| hits.iter().find(|hit| hit.0 == h.range())).map(|hit| hit.1.clone());
     candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
@@ -101,7 +105,7 @@ fn first_stop<'a>(
     walker: &Walker<'_>,
     retired: Vec<&'a OldVersion>,
     report: &mut SweepReport,
-) -> Result<(Vec<&'a OldVersion>, Vec<AvmaRange>), ProcessError> {
+) -> Result<(Vec<&'a OldVersion>, Spared), ProcessError> {
     let stub = stub_site(live.now(), |_| false)?;
     let mut candidates = Vec::new();
     let mut stopped = Stopped::seize_all(live.target.pid())?;
@@ -168,7 +172,7 @@ fn take_out<'a>(
             true => None,
             false => tripwire::touched(pages.as_ref().ok(), old),
         };
-        match (leads_into(&stopped, old.range, &threads)?, touched) {
+        match (leads_into(&stopped, old.range, old.by_pointers, &threads)?, touched) {
             (Some(why), _) => {
                 report.kept.push((old.number, why));
                 held.extend(has_just_traced.then_some(old));
@@ -293,7 +297,7 @@ fn reason_to_keep(
     if let Some(module) = copies_stacks(live.now()) {
         return Ok(Some(format!("{module} copies stacks, which may hold addresses in it, to and fro")));
     }
-    leads_into(stopped, old.range, threads)
+    leads_into(stopped, old.range, old.by_pointers, threads)
 }
 
 /// Whether the process may hold addresses in a form that no search finds.

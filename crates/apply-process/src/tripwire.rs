@@ -132,6 +132,7 @@ int main(int argc, char **argv) {
             bias: LoadBias::between(Svma::new(0), Avma::new(0)),
             module: None,
             stored: StoredMap { map, redirects: Vec::new() },
+            by_pointers: false,
             map_lost: false,
         };
         let target = Target::open(pid).expect("it lives");
@@ -175,6 +176,7 @@ int main(int argc, char **argv) {
             bias: LoadBias::between(Svma::new(0), Avma::new(0)),
             module: None,
             stored: StoredMap { map: AddressMap::default(), redirects: Vec::new() },
+            by_pointers: false,
             map_lost: false,
         };
         let pages = Pagemap::open(std::process::id() as i32).expect("it lives");

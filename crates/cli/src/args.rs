@@ -261,7 +261,7 @@ pub struct Attach {
     /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     pub direct_calls: Switch,
-    /// Lead calls from other modules straight into the new layout, through the slots of their linkage tables that cannot change any more.
+    /// Lead calls from other modules and virtual calls straight into the new layout, through the slots of linkage tables and v-tables that cannot change any more.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub slots: Switch,
     /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.

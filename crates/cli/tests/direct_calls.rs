@@ -5,8 +5,6 @@ mod common;
 
 use common::{Restitch, Target, code, linked, look};
 use restitch_testkit::{Finished, TempDir, find_program, require, scratch};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 /// Every function can be preempted, so that each call goes through a slot, those of the library's own functions too.
 const LIBRARY: &str = r#"
@@ -86,20 +84,6 @@ fn direct(attached: &Finished) -> u64 {
     library.expect("the library is hot")["version"]["checked"]["direct"].as_u64().expect("a number")
 }
 
-/// Words in read-only data of the library that lead into versions.
-fn into_versions(pid: u32) -> usize {
-    let memory = File::open(format!("/proc/{pid}/mem")).expect("it is readable");
-    let ours = look::ours(pid);
-    let is_data = |l: &&look::Line| l.permissions == "r--p" && l.name.ends_with("liblibrary.so");
-    let lead = |l: &look::Line| {
-        let mut bytes = vec![0; (l.end - l.start) as usize];
-        memory.read_exact_at(&mut bytes, l.start).expect("it is mapped");
-        let words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
-        words.filter(|w| ours.iter().any(|o| o.start <= *w && *w < o.end)).count()
-    };
-    look::maps(pid).iter().filter(is_data).map(lead).sum()
-}
-
 /// `slots`: slots of the library's linkage table may lead into versions.
 fn cycle(flags: &[&str], bound: bool, slots: bool) {
     let folder: TempDir = scratch();
@@ -121,7 +105,7 @@ fn cycle(flags: &[&str], bound: bool, slots: bool) {
         assert_eq!(direct >= 6, wanted, "{flags:?} {options:?}: {direct}");
         assert!(wanted || direct == 0, "{flags:?} {options:?}: {direct}");
         assert!(!look::differences(pid).is_empty());
-        let lead = into_versions(pid);
+        let lead = look::words_into_versions(pid, "liblibrary.so");
         assert_eq!(lead > 0, slots && options.contains(&"--slots"), "{flags:?} {options:?}: {lead}");
         target.assert_computing("in the new layout");
         common::target::linger(300);

@@ -58,7 +58,7 @@ pub struct AttachOptions {
     pub layout: LayoutChoice,
     /// Calls through slots of the global offset table that cannot change any more become direct ones.
     pub direct_calls: bool,
-    /// Slots of linkage tables that cannot change any more lead into the new layout.
+    /// Slots of linkage tables and v-tables that cannot change any more lead into the new layout.
     pub slots: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,

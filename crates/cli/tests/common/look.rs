@@ -128,6 +128,18 @@ pub fn ours(pid: u32) -> Vec<Line> {
     maps(pid).into_iter().filter(Line::is_ours).collect()
 }
 
+/// Words in read-only data of `module` (how its path ends) that lead into versions.
+pub fn words_into_versions(pid: u32, module: &str) -> usize {
+    let (memory, ours) = (memory(pid), ours(pid));
+    let is_data = |l: &&Line| l.permissions == "r--p" && l.name.ends_with(module);
+    let lead = |l: &Line| {
+        let bytes = read(&memory, l);
+        let words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
+        words.filter(|w| ours.iter().any(|o| o.start <= *w && *w < o.end)).count()
+    };
+    maps(pid).iter().filter(is_data).map(lead).sum()
+}
+
 /// What a killed restitch must not leave behind: the same without what leads to the hook (from a spare copy of the code, as it would from the code
 /// itself), and without what stands in padding between functions and behind them, where restitch lets a thread execute system calls.
 pub fn differences_after_a_kill(pid: u32) -> Vec<Difference> {
