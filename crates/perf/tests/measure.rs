@@ -134,6 +134,44 @@ fn most_samples_fall_into_the_busy_function_of_all_threads_and_children() {
 }
 
 #[test]
+fn what_the_machine_runs_is_sampled_with_threads_and_children() {
+    if !may_measure() {
+        return;
+    }
+    let Some(mut spinner) = Spinner::start() else { return };
+    let pid = spinner.child.id() as i32;
+    let options = SampleOptions { event: SampleEvent::CpuClock, ..SampleOptions::default() };
+    let mut sampler = match IpSampler::open_machine(options) {
+        Ok(sampler) => sampler,
+        Err(error @ PerfError::Denied { .. }) => {
+            eprintln!("SKIPPED: {error}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    spinner.go();
+    spinner.wait_until_done();
+    sampler.disable().unwrap();
+    let mut processes = BTreeSet::from([pid]);
+    let mut samples = Vec::new();
+    for record in sampler.drain() {
+        match record {
+            Record::Fork { pid, parent_pid, .. } if processes.contains(&parent_pid) => {
+                _ = processes.insert(pid)
+            }
+            Record::Sample(sample) if processes.contains(&sample.pid) => samples.push(sample),
+            Record::Mmap { .. } | Record::Exec { .. } => panic!("nobody has asked for {record:?}"),
+            _ => {}
+        }
+    }
+    let inside = samples.iter().filter(|sample| spinner.code.contains(sample.ip)).count();
+    assert!(samples.len() > 100, "{} samples", samples.len());
+    assert!(inside * 10 > samples.len() * 9, "{inside} of {} samples in the function", samples.len());
+    let threads: BTreeSet<i32> = samples.iter().map(|sample| sample.tid).collect();
+    assert_eq!((threads.len(), processes.len()), (4, 2), "{threads:?} {processes:?}");
+}
+
+#[test]
 fn an_overflowing_ring_is_reported_and_halting_halts() {
     if !may_measure() {
         return;

@@ -13,6 +13,7 @@ use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_process::VersionKind;
 use restitch_procfs as procfs;
 use restitch_report::{self as report, Outcome, RunResult};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -36,6 +37,9 @@ const LEAST: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(10);
 /// So many looks may fail one after another: processes come and go.
 const MOST_BLINKS: u32 = 20;
+/// Where samples are dear, so much longer than a set takes nothing is looked at behind one of known work, and at most so long.
+const PAUSE: u32 = 9;
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Whether the session is to end is looked at so often.
 const STEP: Duration = Duration::from_millis(250);
 /// So many rounds may fail one after another.
@@ -117,6 +121,7 @@ pub fn continuous(
         in_force: false,
         failures: 0,
         blinks: 0,
+        is_cheap: Cell::new(true),
     };
     let mut cause = Cause::First;
     let end = loop {
@@ -147,6 +152,8 @@ struct Session<'a> {
     failures: u32,
     /// So often it could not be looked at the processes, one time after another.
     blinks: u32,
+    /// Samples cost the processes nothing else than their time: those that often wait are not slowed down.
+    is_cheap: Cell<bool>,
 }
 
 /// A set of samples, as far as it has come. Modules have other numbers when processes are looked at anew.
@@ -298,6 +305,10 @@ impl Session<'_> {
                         watcher
                             .note(&format!("{:.0} % of the work is done in the new layout", 100.0 * inside));
                     }
+                    if !self.is_cheap.get() {
+                        self.pause(taken.begun.elapsed() * PAUSE, is_asked);
+                        so_far = Sample::begin();
+                    }
                     continue;
                 }
                 Finding::Unsure => continue,
@@ -317,6 +328,14 @@ impl Session<'_> {
         if is_alive(self.leader) && self.blinks > MOST_BLINKS { Err(error) } else { Ok(()) }
     }
 
+    /// Does nothing for a while, at most [`LONGEST_PAUSE`].
+    fn pause(&self, time: Duration, is_asked: &dyn Fn() -> bool) {
+        let end = Instant::now() + time.min(LONGEST_PAUSE);
+        while Instant::now() < end && !is_asked() && is_alive(self.leader) {
+            std::thread::sleep(STEP);
+        }
+    }
+
     fn rested(&self, since: Instant) -> bool {
         since.elapsed() >= self.options.rest
     }
@@ -328,7 +347,8 @@ impl Session<'_> {
         (wanted, until): (u64, Instant),
         is_asked: &dyn Fn() -> bool,
     ) -> Result<IpSamples, SessionError> {
-        let mut sampling = Sampling::at(set, self.options.frequency)?;
+        let mut sampling = Sampling::watching(set, self.options.frequency)?;
+        self.is_cheap.set(sampling.is_of_machine());
         let (begun, mut nothing) = (Instant::now(), Windows::unasked());
         while begun.elapsed() < LOOK && (sampling.samples().total < wanted || Instant::now() < until) {
             if is_asked() || !set.leader_is_alive() {

@@ -32,7 +32,12 @@ pub(crate) struct Sampling<'s> {
     sampler: IpSampler,
     samples: IpSamples,
     maps: VersionMaps,
+    /// Where all that runs is sampled: the processes that count.
+    counted: Option<BTreeSet<i32>>,
 }
+
+/// Size of each processor's ring where few samples are taken, in 4 KiB pages.
+const SMALL_RING: usize = 16;
 
 /// Samples a second and thread for a profile.
 const FOR_A_PROFILE: u64 = 4000;
@@ -43,8 +48,22 @@ impl<'s> Sampling<'s> {
         Self::at(set, FOR_A_PROFILE)
     }
 
+    /// Begins to sample all processes of the set, and those that they start, so often a second while they run, by looking at what runs on each processor; where that is not permitted, by events of
+    /// their own, which cost those much that often wait.
+    pub fn watching(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
+        let options = SampleOptions { frequency, ring_pages: SMALL_RING, ..SampleOptions::default() };
+        let Ok(sampler) = IpSampler::open_machine(options) else { return Self::at(set, frequency) };
+        let counted = Some(set.pids().into_iter().collect());
+        Ok(Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default(), counted })
+    }
+
+    /// Whether all that runs is sampled.
+    pub fn is_of_machine(&self) -> bool {
+        self.counted.is_some()
+    }
+
     /// Begins to sample all processes of the set, so often a second while they run.
-    pub fn at(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
+    fn at(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
         let options =
             SampleOptions { frequency, inherit: true, exclude_kernel: true, ..SampleOptions::default() };
         let branch_stack = Pmu::probe().branch_stack.is_yes();
@@ -54,7 +73,8 @@ impl<'s> Sampling<'s> {
             other => other?,
         };
         sampler.enable()?;
-        Ok(Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default() })
+        let (samples, maps) = (IpSamples::default(), VersionMaps::default());
+        Ok(Self { set, sampler, samples, maps, counted: None })
     }
 
     /// Waits for samples, `at_most` so long or until the running `window` ends, and takes them in.
@@ -66,8 +86,14 @@ impl<'s> Sampling<'s> {
 
     fn drain(&mut self) {
         for record in self.sampler.drain() {
-            if let Record::Sample(s) = record {
-                self.samples.add(self.set, &mut self.maps, &s);
+            match (record, &mut self.counted) {
+                (Record::Fork { pid, parent_pid, .. }, Some(counted)) if counted.contains(&parent_pid) => {
+                    counted.insert(pid);
+                }
+                (Record::Sample(s), counted) if counted.as_ref().is_none_or(|c| c.contains(&s.pid)) => {
+                    self.samples.add(self.set, &mut self.maps, &s);
+                }
+                _ => {}
             }
         }
     }
