@@ -21,7 +21,6 @@ use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
-use crate::verdict::Windows;
 use crate::{ExitCode, SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::Avma;
 use restitch_apply_process::{ProcessError, VersionKind};
@@ -256,8 +255,7 @@ fn trace_process(
     }
     let sampling = duration.map_or(SAMPLING.0, |d| d / 4).clamp(SAMPLING.0, SAMPLING.1);
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
-    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
-    let choice = sample(set, sampling, &mut windows).and_then(|samples| {
+    let choice = sample(set, sampling).and_then(|samples| {
         watcher.phase("analysing", None);
         meanwhile(set, is_command, patience(duration), || choose(set, &samples, &mut ready))?
     });

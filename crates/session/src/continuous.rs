@@ -8,7 +8,6 @@ use crate::behaviours::{Behaviours, Finding, Seen};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
 use crate::spots::Spots;
-use crate::verdict::Windows;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_process::VersionKind;
 use restitch_procfs as procfs;
@@ -349,12 +348,12 @@ impl Session<'_> {
     ) -> Result<IpSamples, SessionError> {
         let mut sampling = Sampling::watching(set, self.options.frequency)?;
         self.is_cheap.set(sampling.is_of_machine());
-        let (begun, mut nothing) = (Instant::now(), Windows::unasked());
+        let begun = Instant::now();
         while begun.elapsed() < LOOK && (sampling.samples().total < wanted || Instant::now() < until) {
             if is_asked() || !set.leader_is_alive() {
                 break;
             }
-            sampling.step(STEP, &mut nothing);
+            sampling.step(STEP);
         }
         sampling.finish()
     }

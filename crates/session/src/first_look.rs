@@ -1,8 +1,8 @@
 //! The first look at a process: IP samples, the measurements before the change, and the analysis of the modules beside them.
 //!
 //! Analysis takes as long as sampling has to, so both go on at once: as soon as a module has its share of the samples, a
-//! thread of its own begins to analyse it. What is measured for the verdict ends before that, because the analysis takes
-//! processor time that the process would have had.
+//! thread of its own begins to analyse it. What is measured for the verdict ends before both: samples are taken at the expense of the process, whose
+//! processor time they are part of, and the analysis takes processor time that the process would have had.
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
 pub(crate) const LEAST_SAMPLES: u64 = 50;
-/// Windows that are measured before the analysis begins: as many give an interval of 95 % (`restitch_report::stats`).
+/// Windows that are measured before sampling begins: as many give an interval of 95 % (`restitch_report::stats`).
 const BASELINE: usize = 6;
 /// The analysis begins after this time at the earliest: samples come in bunches.
 const HEAD_START: Duration = Duration::from_millis(200);
@@ -74,36 +74,30 @@ impl FirstLook {
         Self { samples: IpSamples::default(), before: Vec::new(), analyst: Analyst::new() }
     }
 
-    /// Watches the processes of `set`: so long, and where measurements are wanted until there are enough of them.
+    /// Takes the measurements that are wanted and not there yet; then samples the processes of `set`, so long.
     pub fn watch(
         &mut self,
         set: &ProcessSet,
         length: Length,
         windows: &mut Windows,
     ) -> Result<(), SessionError> {
-        let mut sampling = Sampling::start(set)?;
         windows.start();
+        while self.needs_more(windows) && set.leader_is_alive() {
+            std::thread::sleep(windows.until_next().min(STEP));
+            windows.tick();
+        }
+        self.before.extend(windows.take());
+        let mut sampling = Sampling::start(set)?;
         let began = Instant::now();
-        while !length.is_over(began.elapsed(), || self.has_settled(set, sampling.samples()))
-            || self.needs_more(windows)
-        {
-            let left = length.most().saturating_sub(began.elapsed());
-            let left = if left.is_zero() { STEP } else { left.min(STEP) };
-            sampling.step(left, windows);
-            let measured = !windows.can_measure() || windows.len() + self.before.len() >= BASELINE;
-            if measured && sampling.samples().total >= LEAST_SAMPLES && began.elapsed() >= HEAD_START {
-                // From here on the process has to share its processors with the analysis.
-                self.before.extend(windows.take());
+        while !length.is_over(began.elapsed(), || self.has_settled(set, sampling.samples())) {
+            sampling.step(length.most().saturating_sub(began.elapsed()).min(STEP));
+            if sampling.samples().total >= LEAST_SAMPLES && began.elapsed() >= HEAD_START {
                 self.analyst.ask_for(set, sampling.samples());
             }
             if !set.leader_is_alive() {
                 break;
             }
         }
-        if !self.analyst.is_busy() {
-            self.before.extend(windows.take());
-        }
-        windows.take();
         self.samples.merge(sampling.finish()?);
         Ok(())
     }
@@ -183,10 +177,6 @@ impl Analyst {
 
     fn take_in(&mut self) {
         self.done.extend(self.results.try_iter());
-    }
-
-    fn is_busy(&self) -> bool {
-        !self.asked.is_empty()
     }
 
     fn finish(mut self) -> Analyses {

@@ -13,7 +13,6 @@ use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::sample;
-use crate::verdict::Windows;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::VersionKind;
 use restitch_profile::{Derived, ModuleProfile, ProfileFile};
@@ -102,8 +101,7 @@ fn record_process(
     }
     let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
-    let mut windows = Windows::new(None, &set.pids(), Duration::from_secs(1));
-    let samples = sample(&set, sampling, &mut windows)?;
+    let samples = sample(&set, sampling)?;
     phases.end("sampling");
     watcher.phase("analysing", None);
     let mut left_out = LeftOut::default();

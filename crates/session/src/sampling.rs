@@ -2,7 +2,6 @@
 
 use crate::SessionError;
 use crate::process_set::ProcessSet;
-use crate::verdict::Windows;
 use restitch_address::{Avma, Svma};
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{IpSampler, Pmu, Record, Sample, SampleOptions};
@@ -77,10 +76,9 @@ impl<'s> Sampling<'s> {
         Ok(Self { set, sampler, samples, maps, counted: None })
     }
 
-    /// Waits for samples, `at_most` so long or until the running `window` ends, and takes them in.
-    pub fn step(&mut self, at_most: Duration, windows: &mut Windows) {
-        self.sampler.wait(at_most.min(windows.until_next()));
-        windows.tick();
+    /// Waits for samples, `at_most` so long, and takes them in.
+    pub fn step(&mut self, at_most: Duration) {
+        self.sampler.wait(at_most);
         self.drain();
     }
 
@@ -111,16 +109,12 @@ impl<'s> Sampling<'s> {
     }
 }
 
-/// Samples all processes of the set for `duration`, taking a measurement `window` now and then.
-pub(crate) fn sample(
-    set: &ProcessSet,
-    duration: Duration,
-    windows: &mut Windows,
-) -> Result<IpSamples, SessionError> {
+/// Samples all processes of the set for `duration`.
+pub(crate) fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
     let mut sampling = Sampling::start(set)?;
     let end = Instant::now() + duration;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
-        sampling.step(left, windows);
+        sampling.step(left);
         if !set.leader_is_alive() {
             break;
         }

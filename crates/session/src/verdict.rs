@@ -187,11 +187,6 @@ impl Windows {
         }
     }
 
-    /// Windows that were measured and not taken yet.
-    pub(crate) fn len(&self) -> usize {
-        self.values.len()
-    }
-
     /// Whether there will be more windows, and fewer than `enough` have ended since the start.
     pub(crate) fn wants_more_than(&self, enough: usize) -> bool {
         self.last.is_some() && self.ended < enough
