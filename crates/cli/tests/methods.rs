@@ -180,7 +180,7 @@ fn what_a_slot_held_keeps_the_version() {
         let reverted = restitch.revert(pid);
         let said = reverted.stdout;
         assert_eq!(words(pid), 0, "{attempt}: {said}");
-        assert!(said.contains("a word in memory"), "{attempt}: {said}");
+        assert!(said.contains("stays mapped"), "{attempt}: {said}");
         assert!(!look::ours(pid).is_empty(), "{attempt}: the pointer leads to where nothing is: {said}");
         target.assert_computing("with a pointer into a version");
     }
