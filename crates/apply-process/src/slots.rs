@@ -9,7 +9,7 @@
 //!
 //! **Which slots.** Those of `R_X86_64_JUMP_SLOT` relocations: a stub jumps through them, and nothing else reads them (a module that makes a function's
 //! address has another slot for it), so that addresses that the program compares stay what they were. The loader has filled them and made
-//! their pages read-only (RELRO), so that nobody else writes there. And those of v-tables in such pages, for methods whose address stands nowhere else (`methods.rs`; OCOLOS, section IV-B).
+//! their pages read-only (RELRO), so that nobody else writes there. And those of v-tables in read-only pages, for methods whose address stands nowhere else (`methods.rs`; OCOLOS, section IV-B).
 //!
 //! **What a slot held may be kept.** A stub loads its slot and jumps. What a v-table's slot held may stay in a register or on a stack, in front of a loop
 //! say. So addresses in a version that v-tables have led into count wherever they stand (`JournalVersion::by_pointers`): its entries lead on when it is left, and it stays mapped for as long as one is there.

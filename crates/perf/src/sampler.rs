@@ -88,8 +88,8 @@ impl IpSampler {
         Ok(sampler)
     }
 
-    /// The same for whatever runs on the machine, with the beginnings of threads and processes ([`Record::Fork`]) and no other records of tasks. Nothing is to be done when threads take turns, which with
-    /// events of their own sets a timer each time. (A server that wakes for each request took 1.2 times its processor time with 50 samples a second of its own, and no more than before with as
+    /// The same for whatever runs on the machine, with the beginnings of threads and processes ([`Record::Fork`]) and no other records of tasks. Nothing is to be done when threads take turns, while
+    /// an event of their own has its timer set each time. (A server that wakes for each request took 1.2 times its processor time with 50 samples a second of its own, and no more than before with as
     /// many of each processor: MariaDB under point-select, 14 rounds in a virtual machine, by a script that is not kept.)
     ///
     /// # Errors
