@@ -149,6 +149,11 @@ impl IpSampler {
         Ok(())
     }
 
+    /// How many processors the machine has: those that [`open_machine`](Self::open_machine) looks at.
+    pub fn processors() -> usize {
+        online_cpus().len()
+    }
+
     /// What triggers the samples: cycles or the CPU clock.
     pub fn event(&self) -> SampleEvent {
         self.event

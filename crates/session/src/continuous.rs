@@ -1,13 +1,14 @@
 //! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section IV-C; docs/DESIGN.md, "Continuous optimization").
 //!
-//! Between the rounds nothing is changed: a few samples a second say how the process works (`behaviours.rs`), and no lock is held, so it can be
-//! reverted at any time, which ends the session.
+//! Between the rounds nothing is changed but that retired versions go when nobody is in them any more (`tidying.rs`): a few samples a second say how the process works (`behaviours.rs`), and no
+//! lock is held, so it can be reverted at any time, which ends the session.
 
 use crate::attach::{AttachOptions, Round, attach_round};
 use crate::behaviours::{Behaviours, Finding, Seen};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
 use crate::spots::Spots;
+use crate::tidying::Tidying;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_process::VersionKind;
 use restitch_procfs as procfs;
@@ -254,6 +255,7 @@ impl Session<'_> {
             return Ok(Next::End(End::Changed));
         }
         let (mut is_first, mut so_far) = (self.in_force, Sample::begin());
+        let mut tidying = Tidying::begin();
         loop {
             if is_asked() {
                 return Ok(Next::End(End::Asked));
@@ -281,6 +283,9 @@ impl Session<'_> {
             }
             if in_force(&set) != versions {
                 return Ok(Next::End(End::Changed));
+            }
+            if tidying.tidy(&set) {
+                continue;
             }
             let wanted = SET.saturating_sub(so_far.total);
             let new = match self.take(&set, (wanted, so_far.begun + LEAST), is_asked) {

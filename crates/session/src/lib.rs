@@ -56,6 +56,7 @@ mod spots;
 mod start;
 mod status;
 mod summaries;
+mod tidying;
 mod trace_record;
 mod verdict;
 

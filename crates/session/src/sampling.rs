@@ -5,6 +5,7 @@ use crate::process_set::ProcessSet;
 use restitch_address::{Avma, Svma};
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{IpSampler, Pmu, Record, Sample, SampleOptions};
+use restitch_procfs as procfs;
 use restitch_profile::BranchSamples;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -41,19 +42,51 @@ const SMALL_RING: usize = 16;
 /// Samples a second and thread for a profile.
 const FOR_A_PROFILE: u64 = 4000;
 
+/// So many processors are looked at, at most, for each one that the processes keep busy.
+const MOST_LOOKED_AT: f64 = 4.0;
+
+/// How long it is looked at how busy they are. The kernel brings times up to date at each of its ticks, which come each 1 to 10 ms.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// How many processors the processes of the set keep busy just now.
+fn busy_processors(set: &ProcessSet) -> f64 {
+    let (before, began) = (processor_time(set), Instant::now());
+    std::thread::sleep(GLANCE);
+    processor_time(set).saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64()
+}
+
+/// The processor time of all present threads of the set.
+fn processor_time(set: &ProcessSet) -> Duration {
+    let threads = set.pids().into_iter().filter_map(|pid| Some((pid, procfs::threads(pid).ok()?)));
+    let threads = threads.flat_map(|(pid, threads)| threads.into_iter().map(move |t| (pid, t.tid)));
+    threads.filter_map(|(pid, tid)| procfs::thread_cpu_time(pid, tid).ok()).sum()
+}
+
 impl<'s> Sampling<'s> {
-    /// Begins to sample all processes of the set, for a profile.
+    /// Begins to sample all processes of the set, for a profile. Where the hardware counts no cycles, what runs on each processor is looked at if that is permitted: a timer that is set
+    /// whenever a thread runs costs servers that often wait a quarter of their processor time. But where they keep few of many processors busy, those of others would pay.
     pub fn start(set: &'s ProcessSet) -> Result<Self, SessionError> {
-        Self::at(set, FOR_A_PROFILE)
+        let options = SampleOptions { frequency: FOR_A_PROFILE, ..SampleOptions::default() };
+        let pays = || busy_processors(set) * MOST_LOOKED_AT >= IpSampler::processors() as f64;
+        let of_machine = match !Pmu::probe().cycles.is_yes() && pays() {
+            true => Self::of_machine(set, options),
+            false => None,
+        };
+        of_machine.map_or_else(|| Self::at(set, FOR_A_PROFILE), Ok)
     }
 
     /// Begins to sample all processes of the set, and those that they start, so often a second while they run, by looking at what runs on each processor; where that is not permitted, by events of
     /// their own, which cost those much that often wait.
     pub fn watching(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
         let options = SampleOptions { frequency, ring_pages: SMALL_RING, ..SampleOptions::default() };
-        let Ok(sampler) = IpSampler::open_machine(options) else { return Self::at(set, frequency) };
+        Self::of_machine(set, options).map_or_else(|| Self::at(set, frequency), Ok)
+    }
+
+    /// Begins to sample all that runs; `None` where that is not permitted.
+    fn of_machine(set: &'s ProcessSet, options: SampleOptions) -> Option<Self> {
+        let sampler = IpSampler::open_machine(options).ok()?;
         let counted = Some(set.pids().into_iter().collect());
-        Ok(Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default(), counted })
+        Some(Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default(), counted })
     }
 
     /// Whether all that runs is sampled.
