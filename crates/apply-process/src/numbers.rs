@@ -1,12 +1,15 @@
 //! Words in a process's memory that look like addresses of places where nothing is mapped.
 
-use crate::private_memory::{self, is_private};
-use crate::threads::words;
+use crate::private_memory::{self, Limits, is_private};
+use crate::threads::words_at;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
+use std::ops::ControlFlow;
 
 /// Most bytes that are looked through for one place: enough for the data of all modules.
 const MOST_MEMORY: u64 = 32 << 20;
+/// ... and of what is swapped out.
+const MOST_SWAPPED: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
 /// How many words point where within a window of the address space.
@@ -29,13 +32,15 @@ impl Numbers {
             let mut maps: Vec<Mapping> = procfs::maps(pid).unwrap_or_default();
             maps.retain(is_private);
             maps.sort_by_key(|m| m.range.len());
-            let read = private_memory::read(pid, &maps, left, |_, chunk| {
-                for (_, word) in words(chunk).filter(|(_, word)| window.contains(*word)) {
+            let limits = Limits { bytes: left, swapped: MOST_SWAPPED };
+            let read = private_memory::read(pid, &maps, limits, |_, at, bytes| {
+                for (_, word) in words_at(at, bytes).filter(|(_, word)| window.contains(*word)) {
                     let count = &mut counts[(word.get() / PAGE - first) as usize];
                     *count = count.saturating_add(1);
                 }
+                ControlFlow::Continue(())
             });
-            left = left.saturating_sub(read.unwrap_or_default());
+            left = left.saturating_sub(read.unwrap_or_default().bytes);
             if left == 0 {
                 break;
             }

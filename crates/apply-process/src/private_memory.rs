@@ -4,9 +4,13 @@ use crate::ProcessError;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Mapping, MappingName, Pagemap};
 use restitch_tracee::Memory;
+use std::ops::ControlFlow;
 
 const PAGE: u64 = 4096;
-const CHUNK: u64 = 1 << 20;
+/// Bytes that are read at once: they stay in a processor's own caches until they were looked at.
+const CHUNK: u64 = 256 << 10;
+/// Page table entries that are read at once.
+const STRETCH: u64 = 64 << 20;
 
 /// Whether a mapping is writable and private.
 pub(crate) fn is_private(m: &Mapping) -> bool {
@@ -14,53 +18,101 @@ pub(crate) fn is_private(m: &Mapping) -> bool {
     m.permissions.write && !m.permissions.shared && !special
 }
 
-/// Gives `see` what is in memory or swapped out of `maps`, piece by piece, until that are more than `most` bytes: how many there were.
+/// What may be looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Of them, those that are swapped out: to look at them brings them back, and others out.
+    pub swapped: u64,
+}
+
+/// What was looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LookedAt {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Of them, those that were swapped out.
+    pub swapped: u64,
+}
+
+impl LookedAt {
+    /// Whether that is more than was permitted, so that there may be others that were not looked at.
+    pub fn is_beyond(&self, limits: Limits) -> bool {
+        self.bytes > limits.bytes || self.swapped > limits.swapped
+    }
+}
+
+/// Gives `see` what is in memory or swapped out of `maps`, piece by piece, until it has seen enough, or that is more than the limits permit.
 pub(crate) fn read(
     pid: i32,
     maps: &[Mapping],
-    most: u64,
-    mut see: impl FnMut(&Memory, &(Avma, Vec<u8>)),
-) -> Result<u64, ProcessError> {
+    limits: Limits,
+    mut see: impl FnMut(&Memory, Avma, &[u8]) -> ControlFlow<()>,
+) -> Result<LookedAt, ProcessError> {
     let memory = Memory::open_read_only(pid)?;
     let pages = Pagemap::open(pid).ok();
-    let mut looked_at = 0;
-    for m in maps {
-        let mut at = m.range.start;
-        while at < m.range.end && looked_at <= most {
-            let len = (m.range.end.offset_from(at) as u64).min(CHUNK);
-            for run in present(pages.as_ref(), AvmaRange::new(at, len)) {
-                looked_at += run.len();
-                match memory.read_vec(run.start, run.len() as usize) {
-                    Ok(bytes) => see(&memory, &(run.start, bytes)),
-                    Err(_) => page_by_page(&memory, run, &mut see),
-                }
+    let mut looked_at = LookedAt::default();
+    let mut buffer = vec![0; CHUNK as usize];
+    for run in maps.iter().flat_map(|m| pieces(m.range, STRETCH)).flat_map(|r| present(pages.as_ref(), r)) {
+        for piece in pieces(run.range, CHUNK) {
+            looked_at.bytes += piece.len();
+            looked_at.swapped += if run.is_swapped { piece.len() } else { 0 };
+            if looked_at.is_beyond(limits) {
+                return Ok(looked_at);
             }
-            at = at + len;
+            let buffer = &mut buffer[..piece.len() as usize];
+            let seen = match memory.read_large(piece.start, buffer) {
+                Ok(()) => see(&memory, piece.start, buffer),
+                Err(_) => page_by_page(&memory, piece, &mut see),
+            };
+            if seen.is_break() {
+                return Ok(looked_at);
+            }
         }
     }
     Ok(looked_at)
 }
 
-/// Gives `see` the pages of `run` that can be read. One that cannot be is a guard (`MADV_GUARD_INSTALL`, which the page table shows as swapped
+/// `range` in pieces of at most `len` bytes.
+fn pieces(range: AvmaRange, len: u64) -> impl Iterator<Item = AvmaRange> {
+    let starts = (0..range.len()).step_by(len as usize);
+    starts.map(move |at| AvmaRange::new(range.start + at, (range.len() - at).min(len)))
+}
+
+/// Gives `see` the pages of `range` that can be read. One that cannot be is a guard (`MADV_GUARD_INSTALL`, which the page table shows as swapped
 /// out) or was unmapped meanwhile: it holds nothing, but those beside it do.
-fn page_by_page(memory: &Memory, run: AvmaRange, see: &mut impl FnMut(&Memory, &(Avma, Vec<u8>))) {
-    let pages = (0..run.len() / PAGE).map(|i| run.start + i * PAGE);
-    for page in pages {
-        if let Ok(bytes) = memory.read_vec(page, PAGE as usize) {
-            see(memory, &(page, bytes));
-        }
-    }
+fn page_by_page(
+    memory: &Memory,
+    range: AvmaRange,
+    see: &mut impl FnMut(&Memory, Avma, &[u8]) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    pieces(range, PAGE).try_for_each(|page| match memory.read_vec(page.start, page.len() as usize) {
+        Ok(bytes) => see(memory, page.start, &bytes),
+        Err(_) => ControlFlow::Continue(()),
+    })
+}
+
+/// Pages one after another that are in memory, or swapped out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PageRun {
+    range: AvmaRange,
+    is_swapped: bool,
 }
 
 /// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
-fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
-    let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else { return vec![range] };
-    let mut out: Vec<AvmaRange> = Vec::new();
-    for (i, _) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
+fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<PageRun> {
+    let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else {
+        return vec![PageRun { range, is_swapped: false }];
+    };
+    let mut out: Vec<PageRun> = Vec::new();
+    for (i, state) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
         let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
         match out.last_mut() {
-            Some(last) if last.end == page.start => last.end = page.end,
-            _ => out.push(page),
+            Some(last) if last.range.end == page.start && last.is_swapped == state.swapped => {
+                last.range.end = page.end;
+            }
+            _ => out.push(PageRun { range: page, is_swapped: state.swapped }),
         }
     }
     out
@@ -69,7 +121,7 @@ fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<AvmaRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::threads::words;
+    use crate::threads::words_at;
     use restitch_procfs as procfs;
     use restitch_testkit::{Guarded, compile, require, scratch};
     use std::io::{BufRead, BufReader};
@@ -110,10 +162,13 @@ int main(void) {
         let mut maps = procfs::maps(pid).expect("it lives");
         maps.retain(|m| is_private(m) && m.range.overlaps(&AvmaRange::new(start, 5 * PAGE)));
         let mut found = Vec::new();
-        let see = |_: &Memory, chunk: &(Avma, Vec<u8>)| {
-            found.extend(words(chunk).map(|(_, word)| word.get()).filter(|w| w & !0xff == 0x12_3456_7800));
+        let see = |_: &Memory, at: Avma, bytes: &[u8]| {
+            found.extend(
+                words_at(at, bytes).map(|(_, word)| word.get()).filter(|w| w & !0xff == 0x12_3456_7800),
+            );
+            ControlFlow::Continue(())
         };
-        read(pid, &maps, u64::MAX, see).expect("readable");
+        read(pid, &maps, Limits { bytes: u64::MAX, swapped: u64::MAX }, see).expect("readable");
         let expected: &[u64] = if guarded == "1" { &[0, 2, 4] } else { &[0, 1, 2, 4] };
         let found: Vec<u64> = found.iter().map(|w| w & 0xff).collect();
         assert_eq!(found, expected, "guard: {guarded}");

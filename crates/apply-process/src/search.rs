@@ -20,15 +20,23 @@
 
 use crate::ended::ended_stacks;
 use crate::exceptions::is_spent_note;
-use crate::private_memory::{self, is_private};
-use crate::threads::{ThreadView, words};
+use crate::private_memory::{self, Limits, is_private};
+use crate::threads::ThreadView;
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
-use restitch_tracee::Memory;
+use restitch_tracee::{Memory, aside};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
-/// Most bytes that are looked through.
-const MOST_MEMORY: u64 = 4 << 30;
+/// What is looked through, some 3 GB a second, and the address space that may be mapped for it. To look at what is swapped out would bring it back in place of what is in use.
+const LIMITS: Limits = Limits { bytes: 64 << 30, swapped: 256 << 20 };
+const MOST_MAPPED: u64 = 2 << 40;
+/// More than this is looked through with what others leave of the processors, until that has taken so long: nobody needs the answer but who waits for the end of a session.
+const MUCH_MAPPED: u64 = 1 << 30;
+const PATIENCE: Duration = Duration::from_secs(5);
+/// It is asked so often whether it is worth going on.
+const WATCH: Duration = Duration::from_millis(50);
 /// Frames of so many bytes may hold a coroutine's stack (MINSIGSTKSZ, the least that was ever meant to be one).
 const SMALL_FRAME: i64 = 2048;
 /// A program's first instructions, `_start`, call `main` sooner or later and are no longer than this.
@@ -60,46 +68,106 @@ pub(crate) struct Spared {
 pub(crate) type Hits = Vec<(AvmaRange, String)>;
 
 impl Search<'_> {
-    /// Searches twice. Ranges that are not among the hits have nothing that leads into them.
-    pub fn twice(&self) -> Result<Hits, ProcessError> {
+    /// Searches twice, with what others leave of the processors if it may take long. Ranges that are not among the hits have nothing that leads into them. `watch` is asked again and again, by
+    /// whatever thread, and at the end, whether it is worth going on.
+    pub fn twice(&self, watch: &(dyn Fn() -> bool + Sync)) -> Result<Hits, ProcessError> {
+        let mapped: u64 =
+            procfs::maps(self.pid)?.iter().filter(|m| is_private(m)).map(|m| m.range.len()).sum();
+        match mapped > MUCH_MAPPED {
+            true => {
+                aside(PATIENCE, || self.searched_twice(watch)).unwrap_or_else(|_| self.searched_twice(watch))
+            }
+            false => self.searched_twice(watch),
+        }
+    }
+
+    fn searched_twice(&self, watch: &dyn Fn() -> bool) -> Result<Hits, ProcessError> {
         let mut hits = Hits::new();
         for _ in 0..2 {
             if self.ranges.iter().any(|range| hits.iter().all(|hit| hit.0 != *range)) {
-                self.once(&mut hits)?;
+                self.once(watch, &mut hits)?;
             }
         }
         Ok(hits)
     }
 
-    fn once(&self, hits: &mut Hits) -> Result<(), ProcessError> {
+    fn once(&self, watch: &dyn Fn() -> bool, hits: &mut Hits) -> Result<(), ProcessError> {
         let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_private).collect();
-        let looked_at = private_memory::read(self.pid, &maps, MOST_MEMORY, |memory, chunk| {
-            self.look_at(memory, chunk, hits);
+        let mapped: u64 = maps.iter().map(|m| m.range.len()).sum();
+        let too_much = |what: String| format!("the process has too much memory to look through ({what})");
+        if mapped > MOST_MAPPED {
+            self.hit_all(hits, &too_much(format!("{} GiB are mapped", mapped >> 30)));
+            return Ok(());
+        }
+        let sieve = Sieve::of(self.ranges);
+        let (mut watched, mut goes_on) = (Instant::now(), true);
+        let looked_at = private_memory::read(self.pid, &maps, LIMITS, |memory, at, bytes| {
+            sieve.look_through(bytes, |i, word| self.look_at(memory, at + i as u64, word, hits));
+            if watched.elapsed() > WATCH {
+                (watched, goes_on) = (Instant::now(), watch());
+            }
+            if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
-        if looked_at > MOST_MEMORY {
-            let total: u64 = maps.iter().map(|m| m.range.len()).sum();
-            let why = format!("the process has too much memory to look through ({} MiB)", total >> 20);
-            hits.extend(self.ranges.iter().map(|r| (*r, why.clone())));
+        if !goes_on || !watch() {
+            self.hit_all(hits, "it was in use while memory was searched");
+        }
+        if looked_at.is_beyond(LIMITS) {
+            let limit = match looked_at.swapped > LIMITS.swapped {
+                true => format!("more than {} MiB are swapped out", LIMITS.swapped >> 20),
+                false => format!("more than {} GiB", LIMITS.bytes >> 30),
+            };
+            self.hit_all(hits, &too_much(limit));
         }
         Ok(())
     }
 
+    fn hit_all(&self, hits: &mut Hits, why: &str) {
+        hits.extend(self.ranges.iter().map(|range| (*range, why.to_owned())));
+    }
+
     /// What exception objects keep in vain does not count either.
-    fn look_at(&self, memory: &Memory, chunk: &(Avma, Vec<u8>), hits: &mut Hits) {
-        let low = self.ranges.iter().map(|r| r.start).min().unwrap_or_default();
-        let high = self.ranges.iter().map(|r| r.end).max().unwrap_or_default();
-        for (at, word) in words(chunk) {
-            if word < low || word >= high || self.spared.dead.iter().any(|e| e.contains(at)) {
-                continue;
+    fn look_at(&self, memory: &Memory, at: Avma, word: Avma, hits: &mut Hits) {
+        let is_known = self.spared.known.iter().any(|e| e.contains(at));
+        for range in self.ranges.iter().filter(|r| r.contains(word)) {
+            let counts = !self.spared.dead.iter().any(|e| e.contains(at))
+                && (!is_known || self.by_pointers.contains(range));
+            if counts && hits.iter().all(|h| h.0 != *range) && !is_spent_note(memory, at) {
+                hits.push((*range, format!("a word in memory at {at} points into it")));
             }
-            let is_known = self.spared.known.iter().any(|e| e.contains(at));
-            for range in self.ranges.iter().filter(|r| r.contains(word)) {
-                if is_known && !self.by_pointers.contains(range) {
-                    continue;
-                }
-                if hits.iter().all(|h| h.0 != *range) && !is_spent_note(memory, at) {
-                    hits.push((*range, format!("a word in memory at {at} points into it")));
-                }
+        }
+    }
+}
+
+/// Says of nearly all words at a glance that they are in none of the ranges: a bit for each of 4096 kinds of addresses, by their bits 16 to 27.
+struct Sieve([u64; 64]);
+
+impl Sieve {
+    /// Bytes of addresses of one kind that lie one after another.
+    const GRAIN: u64 = 1 << 16;
+
+    fn of(ranges: &[AvmaRange]) -> Self {
+        let mut bits = [0; 64];
+        for range in ranges {
+            let (first, last) = (range.start.get() / Self::GRAIN, range.end.get().div_ceil(Self::GRAIN));
+            for grain in (first..last).take(4096) {
+                bits[(grain / 64 % 64) as usize] |= 1 << (grain % 64);
+            }
+        }
+        Self(bits)
+    }
+
+    fn may_hold(&self, word: u64) -> bool {
+        let grain = word / Self::GRAIN;
+        self.0[(grain / 64 % 64) as usize] >> (grain % 64) & 1 != 0
+    }
+
+    /// Gives `see` the words of `bytes` that may be in a range, with their places in it.
+    fn look_through(&self, bytes: &[u8], mut see: impl FnMut(usize, Avma)) {
+        let (words, _) = bytes.as_chunks::<8>();
+        for (i, word) in words.iter().enumerate() {
+            let word = u64::from_le_bytes(*word);
+            if self.may_hold(word) {
+                see(8 * i, Avma::new(word));
             }
         }
     }
@@ -175,6 +243,10 @@ pub(crate) fn copies_stacks(target: &Target) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use restitch_testkit::{Guarded, compile, require, scratch};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
 
     fn range(from: u64, to: u64) -> AvmaRange {
         AvmaRange::between(Avma::new(from), Avma::new(to))
@@ -185,6 +257,66 @@ mod tests {
         let all = joined(vec![range(30, 40), range(10, 20), range(20, 25), range(12, 14)]);
         assert_eq!(all, [range(10, 25), range(30, 40)]);
         assert_eq!(joined(Vec::new()), []);
+    }
+
+    proptest! {
+        /// No word in a range gets past, and few of the others stay.
+        #[test]
+        fn the_sieve_keeps_what_is_in_a_range(starts in proptest::collection::vec((0u64..1 << 47, 1u64..1 << 21), 1..8), within: u64) {
+            let ranges: Vec<AvmaRange> = starts.iter().map(|(start, len)| range(*start, start + len)).collect();
+            let sieve = Sieve::of(&ranges);
+            for range in &ranges {
+                for at in [0, within % range.len(), range.len() - 1] {
+                    prop_assert!(sieve.may_hold(range.start.get() + at));
+                }
+            }
+            let kept = (0u64..4096).filter(|grain| sieve.may_hold(grain << 16)).count() as u64;
+            let most: u64 = ranges.iter().map(|r| r.len() / Sieve::GRAIN + 2).sum();
+            prop_assert!(kept <= most, "{kept} of at most {most}");
+        }
+    }
+
+    #[test]
+    fn a_large_range_is_kept_whole() {
+        let sieve = Sieve::of(&[range(1 << 40, 1 << 41)]);
+        assert!((0..4096).all(|grain| sieve.may_hold(grain << 16)));
+        assert!((0..4096).all(|grain| !Sieve::of(&[]).may_hold(grain << 16)));
+    }
+
+    /// Maps more than is looked through by an ordinary thread, with one page in it that holds numbers.
+    const LARGE: &str = r#"
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(void) {
+    char *pages = mmap(NULL, 3ul << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *(unsigned long *)(pages + (2ul << 30) + 4088) = 0x1234567800;
+    *(unsigned long *)(pages + (2ul << 30) + 4) = 0x7654321000;
+    puts("ready");
+    fflush(stdout);
+    pause();
+    return 0;
+}
+"#;
+
+    #[test]
+    fn words_are_found_in_large_memory() {
+        let folder = scratch();
+        let source = folder.path().join("large.c");
+        std::fs::write(&source, LARGE).expect("writable");
+        let program = require!(compile(&source, &["-O1"]).ok(), "gcc");
+        let mut child = Guarded::spawn(Command::new(program).stdout(Stdio::piped())).expect("started");
+        let output = child.child().stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut String::new()).expect("an answer");
+        // The second number does not stand where a word would.
+        let ranges = [range(0x12_3456_7000, 0x12_3456_8000), range(0x76_5432_0000, 0x76_5433_0000)];
+        let search =
+            Search { pid: child.pid() as i32, ranges: &ranges, by_pointers: &[], spared: Spared::default() };
+        let hits = search.twice(&|| true).expect("it can be read");
+        assert_eq!(hits.len(), 1, "{hits:?}");
+        assert_eq!(hits[0].0, ranges[0], "{hits:?}");
+        let given_up = search.twice(&|| false).expect("it can be read");
+        assert!(ranges.iter().all(|range| given_up.iter().any(|hit| hit.0 == *range)), "{given_up:?}");
     }
 
     fn mapping(range: AvmaRange, permissions: &str, name: &str) -> Mapping {

@@ -32,6 +32,8 @@ use restitch_address::{Avma, AvmaRange};
 use restitch_emit::MapPiece;
 use restitch_procfs::{Mapping, Pagemap};
 use restitch_tracee::{Batch, StopTimes, Stopped, TraceError};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// What a sweep did.
@@ -69,8 +71,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     let walker = Walker::new(&target, &all);
     let (candidates, spared) = first_stop(live, &walker, retired, &mut report)?;
     let mut candidates = candidates;
-    let stored = candidates.iter().filter(|o| !live.has_just_traced(o.number));
-    let mut ranges: Vec<AvmaRange> = stored.map(|o| o.range).collect();
+    let searched = candidates.iter().filter(|o| !live.has_just_traced(o.number));
+    let mut ranges: Vec<AvmaRange> = searched.map(|o| o.range).collect();
     let hook = live.journal.hook.as_ref().filter(|_| nothing_else);
     ranges.extend(hook.map(|h| h.range()));
     let own_words = live.journal.hook.as_ref().map(hook::own_words);
@@ -79,15 +81,28 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     let by_pointers = candidates.iter().filter(|old| old.by_pointers).map(|old| old.range);
     let by_pointers: Vec<AvmaRange> = by_pointers.collect();
     let search = Search { pid: live.target.pid(), ranges: &ranges, by_pointers: &by_pointers, spared };
-    let mut hits = search.twice()?;
+    // What shows that somebody came back may go again while a large memory is searched: the kernel takes back pages that it needs.
+    let came = Mutex::new(BTreeMap::new());
+    let stored = || candidates.iter().filter(|o| !live.has_just_traced(o.number));
+    let watch = || {
+        let pages = Pagemap::open(live.target.pid()).ok();
+        let mut came = came.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for old in stored() {
+            if let Some(page) = tripwire::touched(pages.as_ref(), old) {
+                came.entry(old.number).or_insert(page);
+            }
+        }
+        hook.is_some() || stored().any(|old| !came.contains_key(&old.number))
+    };
+    let mut hits = search.twice(&watch)?;
+    let came = came.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     hits.extend(slots::leading_into(&target, &ranges)?);
     let hook_held = hook.and_then(|h| hits.iter().find(|hit| hit.0 == h.range())).map(|hit| hit.1.clone());
-    candidates.retain(|old| match hits.iter().find(|h| h.0 == old.range) {
-        None => true,
-        Some((_, why)) => {
-            report.kept.push((old.number, why.clone()));
-            false
-        }
+    candidates.retain(|old| {
+        let hit = || hits.iter().find(|hit| hit.0 == old.range).map(|hit| hit.1.clone());
+        let why = came.get(&old.number).map(|page| came_back(old, *page)).or_else(hit);
+        report.kept.extend(why.iter().map(|why| (old.number, why.clone())));
+        why.is_none()
     });
     let held = take_out(live, &walker, candidates, hook_held.clone(), &mut report)?;
     await_readers(live, &walker, held, hook_held, &mut report)?;

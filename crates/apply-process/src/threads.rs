@@ -103,10 +103,15 @@ fn used_stacks(
     stacks
 }
 
+/// The words of a stack with their addresses.
 pub(crate) fn words(stack: &(Avma, Vec<u8>)) -> impl Iterator<Item = (Avma, Avma)> + '_ {
-    let (start, bytes) = stack;
+    words_at(stack.0, &stack.1)
+}
+
+/// The words in `bytes`, which stand at `start`, with their addresses.
+pub(crate) fn words_at(start: Avma, bytes: &[u8]) -> impl Iterator<Item = (Avma, Avma)> {
     bytes.chunks_exact(8).enumerate().map(move |(i, w)| {
-        (*start + 8 * i as u64, Avma::new(u64::from_le_bytes(w.try_into().expect("8 bytes"))))
+        (start + 8 * i as u64, Avma::new(u64::from_le_bytes(w.try_into().expect("8 bytes"))))
     })
 }
 

@@ -12,11 +12,14 @@ use restitch_profile::{Vote, add_votes};
 use restitch_tracee::TraceError;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pauses before the tries to unmap retired versions.
 const SWEEP_WAITS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(300)];
+
+/// After so long it is not tried again: the processes have much memory to look through.
+const LONG_SWEEP: Duration = Duration::from_secs(1);
 
 /// One or more live processes whose modules are loaded at the same addresses (they were forked from one another).
 #[derive(Debug)]
@@ -369,10 +372,13 @@ impl ProcessSet {
         Ok(())
     }
 
-    /// Unmaps retired versions, in a few tries. What has to stay comes back with the reason.
+    /// Unmaps retired versions, in a few tries where they are short. What has to stay comes back with the reason.
     pub fn sweep(&mut self) -> Vec<(i32, u32, String)> {
-        let mut kept = Vec::new();
+        let (mut kept, begun) = (Vec::new(), Instant::now());
         for wait in SWEEP_WAITS {
+            if begun.elapsed() > LONG_SWEEP {
+                break;
+            }
             std::thread::sleep(wait);
             kept.clear();
             for live in self.all_mut() {
