@@ -23,11 +23,13 @@ pub(crate) fn retire(
     threads: &[ThreadView],
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
-    let mut translated = BTreeSet::new();
+    // The frames are those of the registers at the stop: moving a thread changes its program counter only.
     let mut destinations = Destinations::new(target, prepared);
-    for thread in threads {
-        translate_returns(stopped, &mut destinations, thread, &mut translated)?;
-    }
+    let slots = threads.iter().flat_map(|thread| &thread.walk.slots);
+    let words: Vec<(Avma, u64)> =
+        slots.filter_map(|slot| Some((slot.slot, destinations.of(slot)?.get()))).collect();
+    stopped.memory().write_words(&words)?;
+    let translated: BTreeSet<Avma> = words.into_iter().map(|(slot, _)| slot).collect();
     report.moved_returns = translated.len();
     if prepared.old.is_empty() {
         return Ok(());
@@ -38,22 +40,6 @@ pub(crate) fn retire(
         let led_into = comes_back_to(stopped, old, threads, &translated)?;
         if led_into || !leading_on.is_empty() {
             redirect_old_entries(stopped, prepared, old, threads, led_into, leading_on)?;
-        }
-    }
-    Ok(())
-}
-
-fn translate_returns(
-    stopped: &Stopped,
-    destinations: &mut Destinations<'_>,
-    thread: &ThreadView,
-    translated: &mut BTreeSet<Avma>,
-) -> Result<(), ProcessError> {
-    // The frames are those of the registers at the stop: moving a thread changes its program counter only.
-    for s in &thread.walk.slots {
-        if let Some(to) = destinations.of(s) {
-            stopped.memory().write(s.slot, &to.get().to_le_bytes())?;
-            translated.insert(s.slot);
         }
     }
     Ok(())

@@ -44,7 +44,7 @@ pub(crate) fn survey(
         let ahead = (top, bytes.unwrap_or_default());
         let mut read = |at: Avma| word_of(&ahead, at).or_else(|| memory.read_u64(at).ok());
         let walk = walker.walk(&registers, &mut read);
-        let stacks = used_stacks(memory, &registers, &walk, maps, &ahead);
+        let stacks = used_stacks(memory, &registers, &walk, maps, ahead);
         out.push(ThreadView { tid, registers, stacks, walk });
     }
     Ok(out)
@@ -82,7 +82,7 @@ fn used_stacks(
     registers: &Registers,
     walk: &Walk,
     maps: &[Mapping],
-    ahead: &(Avma, Vec<u8>),
+    ahead: (Avma, Vec<u8>),
 ) -> Vec<(Avma, Vec<u8>)> {
     let mut lowest: BTreeMap<Avma, (Avma, Avma)> = BTreeMap::new();
     for at in std::iter::once(lowest_used(registers)).chain(walk.frames.iter().copied()) {
@@ -91,11 +91,11 @@ fn used_stacks(
             low.0 = low.0.min(at);
         }
     }
-    let mut stacks = Vec::new();
+    let (mut stacks, mut ahead) = (Vec::new(), Some(ahead));
     for (from, to) in lowest.into_values() {
         let len = (to.offset_from(from) as u64).min(MOST_STACK) as usize;
-        if from == ahead.0 && ahead.1.len() == len {
-            stacks.push(ahead.clone());
+        if let Some(ahead) = ahead.take_if(|ahead| ahead.0 == from && ahead.1.len() == len) {
+            stacks.push(ahead);
         } else if let Ok(bytes) = memory.read_vec(from, len) {
             stacks.push((from, bytes));
         }

@@ -120,6 +120,31 @@ impl Memory {
         }
     }
 
+    /// Writes many words with few system calls (`process_vm_writev`). After an error some may have been written.
+    pub fn write_words(&self, words: &[(Avma, u64)]) -> Result<(), TraceError> {
+        for batch in words.chunks(BATCH) {
+            let values: Vec<[u8; 8]> = batch.iter().map(|(_, word)| word.to_le_bytes()).collect();
+            let local = libc::iovec {
+                iov_base: values.as_ptr().cast_mut().cast(),
+                iov_len: size_of_val(&values[..]),
+            };
+            let word =
+                |(at, _): &(Avma, u64)| libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: 8 };
+            let remote: Vec<libc::iovec> = batch.iter().map(word).collect();
+            let count = remote.len() as libc::c_ulong;
+            // SAFETY: the kernel only reads the live `values` that `local` names with their true length, and there are at most IOV_MAX remote entries; their addresses are used in the other process
+            // only.
+            let written =
+                unsafe { libc::process_vm_writev(self.pid, &raw const local, 1, remote.as_ptr(), count, 0) };
+            // Where the process itself may not write, or the kernel refuses this call: one by one.
+            let done = usize::try_from(written).unwrap_or(0) / 8;
+            for ((at, _), value) in batch.iter().zip(&values).skip(done) {
+                self.write(*at, value)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Reads many small ranges with few system calls (`process_vm_readv`). For each request the bytes, or `None`
     /// where they cannot be read as a whole.
     pub fn read_many(&self, requests: &[(Avma, usize)]) -> Vec<Option<Vec<u8>>> {
