@@ -7,19 +7,15 @@ use restitch_testkit::{find_program, require, scratch};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Nearly all time is spent in one function that refers to nothing outside itself. No branch goes both ways equally often: its copies
-/// have one order.
+/// Nearly all time is spent in one function that refers to nothing outside itself. Its loop is one block, so its copies have one order: of a loop of several blocks two rotations can be equally
+/// good, and which one is taken depends on the last count.
 const LIBRARY: &str = r#"
 #include <cstdint>
 extern "C" uint32_t alone(uint32_t x, unsigned n) {
+    if (n > 5000000) return x * 7;
     for (unsigned i = 0; i < n; i++) {
-        if ((x & 7) == 3) {
-            x = x * 3 + 1;
-            if ((x >> 4) % 11 == 2) x ^= i * 7;
-        } else {
-            x = (x * 1664525u + 1013904223u) ^ (x >> 9);
-            if ((x >> 5) % 13 == 1) x += 0x9e3779b9u;
-        }
+        x = (x * 1664525u + 1013904223u) ^ (x >> 9);
+        x += x % 13 == 1 ? 0x9e3779b9u : i;
         __asm__ volatile("" : "+r"(x));
     }
     return x;
