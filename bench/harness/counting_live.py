@@ -1,13 +1,14 @@
-"""What a counting version costs a server while it is in force.
+"""What profiling costs a server: samples, and a counting version while it is in force.
 
-Two instances of a server with equal data do the same work in turns, in every other round in the opposite order: before, while `restitch record`
-counts in one of them, and after it has its original code back. The CPU time for each unit of work of that one, divided by the
+Two instances of a server with equal data do the same work in turns, in every other round in the opposite order: before, while `restitch attach --dry-run`
+samples one of them, while `restitch record` counts in it, and after it has its original code back. The CPU time for each unit of work of that one, divided by the
 other's in the same round, is taken together over all rounds. Before and after show what two instances differ by anyway.
 """
 
 import json
 import os
 import subprocess
+import time
 from statistics import median
 
 from . import report
@@ -21,7 +22,9 @@ from loads import mariadb, postgres, redis
 
 BEGIN, END = "<!-- counting-live:begin -->", "<!-- counting-live:end -->"
 SIDES = ("original", "optimized")
-PHASES = ("before", "counting", "after")
+PHASES = ("before", "sampling", "counting", "after")
+# Modules are analysed beside the first samples; after so many seconds nothing else goes on.
+HEAD_START = 4
 
 
 def start_redis(machine, side):
@@ -97,6 +100,26 @@ def while_counting(recording, work, measure):
         rounds += one
 
 
+def while_sampling(restitch, machine, pid, tree, seconds, work, measure):
+    """Rounds for so many seconds, in which one server is sampled as `attach` does it."""
+    # A third of the duration is sampling; it is ended before that is over.
+    command = [restitch.path, "attach", str(pid), "--dry-run", "--duration", str(6 * (HEAD_START + seconds))]
+    env = dict(os.environ, RESTITCH_STATE_DIR=machine.path("state"))
+    child = subprocess.Popen(command + (["--tree"] if tree else []), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        begun, rounds = time.monotonic(), []
+        while time.monotonic() < begun + HEAD_START:
+            work()
+        while time.monotonic() < begun + HEAD_START + seconds:
+            rounds += interleave(1, measure, lambda _: None) if len(rounds) % 2 == 0 else flipped(measure)
+        if child.poll() is not None:
+            raise Failed(f"restitch attach --dry-run ended with {child.returncode} while it was to sample")
+        return rounds
+    finally:
+        child.terminate()
+        child.wait()
+
+
 def flipped(measure):
     values = {side: measure(side) for side in reversed(SIDES)}
     return [{side: values[side] for side in SIDES}]
@@ -114,6 +137,7 @@ def measure(name, options, log):
         phases, counted = {phase: [] for phase in PHASES}, None
         for number in range(options.rounds):
             phases["before"] += interleave(options.each, count, lambda _: None)
+            phases["sampling"] += while_sampling(restitch, machine, pid, tree, options.seconds / 2, work, count)
             recording = Recording(restitch, machine, pid, tree, options.seconds)
             try:
                 phases["counting"] += while_counting(recording, work, count)
@@ -139,7 +163,7 @@ def table(rows, options):
     kind = " (a quick run: shows that it runs)" if options.quick else ""
     where = f"{report.here()}, {rows[0]['restitch']}"
     lines = [f"{options.rounds} recordings each{kind}: median of the ratios (interval, rounds); {rows[0]['measured']}. {where}.", ""]
-    head = ["program and load", "before", "while counting", "after", "blocks", "counters a block"]
+    head = ["program and load", "before", "while sampling", "while counting", "after", "blocks", "counters a block"]
     lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         blocks = sum(c["blocks"] for c in row["counted"])

@@ -13,7 +13,7 @@ import time
 from statistics import median
 
 from . import report
-from .machine import Failed, Machine, wait_for
+from .machine import Failed, Machine, Missing, wait_for
 from .restitch import Restitch
 from .tables import Table
 from loads import demo, mariadb, postgres, redis
@@ -51,6 +51,22 @@ def start_mariadb(machine, _):
     return pid, lambda: transactions("oltp_point_select", 5_000), False
 
 
+def start_large_redis(machine, _):
+    # More private memory than former states looked through (4 GiB).
+    with open("/proc/meminfo") as f:
+        available = int(re.search(r"MemAvailable: *([0-9]+)", f.read())[1]) << 10
+    if available < 9 << 30:
+        raise Missing("9 GiB of free memory are not there")
+    pid, requests = redis.start(machine, "server", more=("--enable-debug-command", "yes"))
+    redis.populate(machine, "server", 5_000_000)
+    return pid, lambda: requests(20_000, keep=True), False
+
+
+def start_mariadb_with_threads(machine, _):
+    pid, transactions = mariadb.start(machine, "server", connections=1_000)
+    return pid, lambda: transactions("oltp_point_select", 50_000), False
+
+
 LOADS = {
     "demo-1": ("demo workload, 1 thread", demo_with(1)),
     "demo-16": ("demo workload, 16 threads", demo_with(16)),
@@ -58,6 +74,8 @@ LOADS = {
     "redis": ("redis, redis-benchmark", start_redis),
     "postgres": ("postgres, pgbench -S (all processes)", start_postgres),
     "mariadb": ("mariadbd, oltp_point_select", start_mariadb),
+    "redis-large": ("redis with 5,000,000 keys of 1 kB", start_large_redis),
+    "mariadb-threads": ("mariadbd, oltp_point_select, 1,000 connections", start_mariadb_with_threads),
 }
 
 

@@ -9,8 +9,8 @@ from harness.rounds import interleave, serve_and_count
 SCRIPTS = {"oltp_point_select": 100_000, "oltp_read_only": 5_000, "oltp_read_write": 4_000}
 
 
-def start(machine, side):
-    """A server: its process, and what makes it work (transactions of a script)."""
+def start(machine, side, connections=2):
+    """A server: its process, and what makes it work (transactions of a script, over so many connections)."""
     user = machine.user("mysql")
     program, install, sysbench = find("mariadbd"), find("mariadb-install-db"), find("sysbench")
     folder = machine.own_folder(user, side)
@@ -18,7 +18,7 @@ def start(machine, side):
     machine.run([install, *options, "--auth-root-authentication-method=normal", "--skip-test-db"], user=user)
     child = machine.start(
         [program, *options, "--skip-networking", f"--socket={folder}/s", f"--pid-file={folder}/pid",
-         "--innodb-buffer-pool-size=256M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"],
+         "--innodb-buffer-pool-size=256M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin", f"--max-connections={connections + 149}"],
         user=user,
     )
     admin = [find("mariadb"), "--no-defaults", f"--socket={folder}/s", "-u", "root"]
@@ -28,7 +28,7 @@ def start(machine, side):
     machine.run([*base, "oltp_read_only", "prepare"])
 
     def transactions(script, count):
-        text = machine.client([*base, script, "--threads=2", "--time=0", f"--events={count}", "run"])
+        text = machine.client([*base, script, f"--threads={connections}", "--time=0", f"--events={count}", "run"])
         errors = re.search(r"ignored errors:\s+(\d+)", text)
         # Deadlocks of read_write are ignored errors of sysbench; nothing else counts as one.
         if not errors or (script != "oltp_read_write" and errors[1] != "0"):

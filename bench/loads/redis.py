@@ -6,20 +6,26 @@ from harness.rounds import interleave, serve_and_count
 TESTS = "set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset".split(",")
 
 
-def start(machine, side, program=None):
+def start(machine, side, program=None, more=()):
     """A server (the installed one, if no other program is named): its process, and what makes it work (requests of each kind)."""
     program, client, admin = program or find("redis-server"), find("redis-benchmark"), find("redis-cli")
     socket = machine.path(f"{side}.sock")
-    child = machine.start([program, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", machine.folder])
+    child = machine.start([program, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", machine.folder, *more])
     wait_for("redis", lambda: "PONG" in machine.run([admin, "-s", socket, "ping"]))
 
-    def requests(count):
-        # Both sides begin every round with the same data: none.
-        machine.run([admin, "-s", socket, "flushall"])
+    def requests(count, keep=False):
+        # Both sides begin every round with the same data: none, unless what is there is to be kept.
+        if not keep:
+            machine.run([admin, "-s", socket, "flushall"])
         machine.client([client, "-s", socket, "-n", str(count), "-P", "8", "-c", "16", "-r", "10000", "-t", ",".join(TESTS), "-q"])
         return count * len(TESTS)
 
     return child.pid, requests
+
+
+def populate(machine, side, keys):
+    """Gives the server (started with the debug command permitted) so many keys with values of 1 kB."""
+    machine.run([find("redis-cli"), "-s", machine.path(f"{side}.sock"), "debug", "populate", str(keys), "large", "1000"])
 
 
 def run(context):

@@ -29,7 +29,7 @@ use restitch_tracee::{Memory, aside};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// What is looked through, some 3 GB a second, and the address space that may be mapped for it. To look at what is swapped out would bring it back in place of what is in use.
+/// What is looked through, some 2.5 GB in a second of processor time, and the address space that may be mapped for it. To look at what is swapped out would bring it back in place of what is in use.
 const LIMITS: Limits = Limits { bytes: 64 << 30, swapped: 256 << 20 };
 const MOST_MAPPED: u64 = 2 << 40;
 /// More than this is looked through with what others leave of the processors, until that has taken so long: nobody needs the answer but who waits for the end of a session.

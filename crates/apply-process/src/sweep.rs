@@ -71,8 +71,8 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     let walker = Walker::new(&target, &all);
     let (candidates, spared) = first_stop(live, &walker, retired, &mut report)?;
     let mut candidates = candidates;
-    let searched = candidates.iter().filter(|o| !live.has_just_traced(o.number));
-    let mut ranges: Vec<AvmaRange> = searched.map(|o| o.range).collect();
+    let stored = || candidates.iter().filter(|o| !live.has_just_traced(o.number));
+    let mut ranges: Vec<AvmaRange> = stored().map(|o| o.range).collect();
     let hook = live.journal.hook.as_ref().filter(|_| nothing_else);
     ranges.extend(hook.map(|h| h.range()));
     let own_words = live.journal.hook.as_ref().map(hook::own_words);
@@ -83,7 +83,6 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     let search = Search { pid: live.target.pid(), ranges: &ranges, by_pointers: &by_pointers, spared };
     // What shows that somebody came back may go again while a large memory is searched: the kernel takes back pages that it needs.
     let came = Mutex::new(BTreeMap::new());
-    let stored = || candidates.iter().filter(|o| !live.has_just_traced(o.number));
     let watch = || {
         let pages = Pagemap::open(live.target.pid()).ok();
         let mut came = came.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

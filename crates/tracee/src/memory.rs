@@ -86,13 +86,17 @@ impl Memory {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    fn refuse_unwritable(&self, at: Avma, len: usize) -> Result<(), TraceError> {
+        match self.writable {
+            true => Ok(()),
+            false => Err(self.failed("write", at, len, io::Error::from_raw_os_error(libc::EBADF))),
+        }
+    }
+
     /// Writes `bytes` to `at`, also to pages that the process itself cannot write. After an error part of the bytes
     /// may have been written.
     pub fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError> {
-        if !self.writable {
-            let source = io::Error::from_raw_os_error(libc::EBADF);
-            return Err(self.failed("write", at, bytes.len(), source));
-        }
+        self.refuse_unwritable(at, bytes.len())?;
         self.file
             .write_all_at(bytes, at.get())
             .map_err(|source| self.failed("write", at, bytes.len(), source))
@@ -123,6 +127,7 @@ impl Memory {
     /// Writes many words with few system calls (`process_vm_writev`). After an error some may have been written.
     pub fn write_words(&self, words: &[(Avma, u64)]) -> Result<(), TraceError> {
         for batch in words.chunks(BATCH) {
+            self.refuse_unwritable(batch[0].0, 8)?;
             let values: Vec<[u8; 8]> = batch.iter().map(|(_, word)| word.to_le_bytes()).collect();
             let local = libc::iovec {
                 iov_base: values.as_ptr().cast_mut().cast(),

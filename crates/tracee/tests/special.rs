@@ -78,8 +78,32 @@ fn memory_is_read_one_by_one_and_in_batches() {
     let read = memory.read_many(&with_hole);
     assert!(read[2].is_none() && read.iter().flatten().count() == 4);
     assert!(memory.write(places[0].0, &[0]).unwrap_err().to_string().contains("cannot write 1 bytes"));
+    assert!(
+        memory.write_words(&[(places[0].0, 0)]).unwrap_err().to_string().contains("cannot write 8 bytes")
+    );
+    let mut large = vec![0; 4096];
+    memory.read_large(places[0].0, &mut large).unwrap();
+    assert_eq!(large, memory.read_vec(places[0].0, 4096).unwrap());
+    assert!(memory.read_large(Avma::new(8), &mut large).is_err());
     let error = memory.read_u64(Avma::new(8)).unwrap_err().to_string();
     assert!(error.contains("cannot read 8 bytes at 0x8"), "{error}");
+    target.assert_ok();
+}
+
+#[test]
+fn many_words_are_written_wherever_they_stand() {
+    let Some(target) = Target::start("special", &["waiting"]) else { return };
+    let pid = target.pid();
+    let stopped = Stopped::seize_all(pid).unwrap();
+    // Below what the thread uses of its stack, more than one call takes, and a place among them where the process itself may not write.
+    let stack = stopped.registers(pid).unwrap().rsp.align_down(8) - 16384;
+    let mut words: Vec<(Avma, u64)> = (0..1200).map(|i| (stack + 8 * i, 0x1234_0000 + i)).collect();
+    words[700] = (target.padding, 0x9090_9090_9090_9090);
+    stopped.memory().write_words(&words).unwrap();
+    for (at, word) in words {
+        assert_eq!(stopped.memory().read_u64(at).unwrap(), word, "{at}");
+    }
+    stopped.resume();
     target.assert_ok();
 }
 
