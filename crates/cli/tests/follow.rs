@@ -31,6 +31,8 @@ fn record(
     command.arg(profile).arg("--json").arg(&json).args(options).args(["--", "/bin/sh", "-c", script, "sh"]);
     let finished = finish(command.args(programs));
     let status = finished.status.code().expect("an exit code");
+    // For whoever reads of a failure.
+    println!("{}", finished.stderr);
     let text = std::fs::read_to_string(&json).unwrap_or_else(|_| panic!("no result: {}", finished.stderr));
     (status, RunResult::from_json(&text).expect("the JSON form of a result"))
 }
