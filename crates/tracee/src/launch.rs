@@ -1,7 +1,7 @@
 //! Starting a program as a tracee and following it from its exec to its exit.
 
 use crate::breakpoint::Breakpoint;
-use crate::seize::{OPTIONS, hold_thread};
+use crate::seize::{OPTIONS, hold_thread, remember_stragglers};
 use crate::status::{ExitStatus, StopKind, decode};
 use crate::stopped::{Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
@@ -410,20 +410,48 @@ impl TraceEvents {
         self.breakpoints.remove(&pid);
     }
 
+    /// Interrupts everyone, and lets go who has stopped. One that does not stop at once waits for a vfork child, which may be one that stops now, or gets no processor.
+    /// One that has just created another is let go together with that.
     fn let_all_go(&mut self) {
         self.queued.clear();
         for (tid, stop) in std::mem::take(&mut self.early) {
             let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
             let _ = sys::detach(tid, signal);
         }
-        for (tid, pid) in std::mem::take(&mut self.tasks) {
-            let _ = sys::interrupt(tid);
-            if let WaitOutcome::Stop(stop) = wait_for_keeping_signals(tid, Duration::from_millis(500)) {
-                let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
-                let signal = self.leave_breakpoint(pid, tid, signal);
-                let _ = sys::detach(tid, signal);
+        let mut left: Vec<(i32, i32)> = std::mem::take(&mut self.tasks).into_iter().collect();
+        left.iter().for_each(|(tid, _)| drop(sys::interrupt(*tid)));
+        let mut patience = Patience::new(LET_GO);
+        while !left.is_empty() {
+            let (is_last, mut waiting) = (patience.is_over(), Vec::new());
+            for (tid, pid) in left {
+                match sys::wait_keeping_signals(tid, false) {
+                    Waited::Nothing => waiting.push((tid, pid)),
+                    Waited::NoChild => {}
+                    Waited::Status(_, status) => waiting.extend(self.let_go(pid, tid, decode(status))),
+                }
             }
+            left = waiting;
+            if is_last {
+                break;
+            }
+            patience.pause();
         }
+        // They stop some day.
+        remember_stragglers(left.into_iter().map(|(tid, _)| tid));
+    }
+
+    /// Lets one go that has stopped; whom it has just created, which is attached by that.
+    fn let_go(&mut self, pid: i32, tid: i32, stop: StopKind) -> Option<(i32, i32)> {
+        let signal = if let StopKind::Signal(signal) = stop { signal } else { 0 };
+        let created = match stop {
+            StopKind::Event(
+                libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK,
+            ) => sys::event_message(tid).ok(),
+            _ => None,
+        };
+        let signal = self.leave_breakpoint(pid, tid, signal);
+        let _ = sys::detach(tid, signal);
+        created.map(|child| (child as i32, pid))
     }
 }
 
@@ -441,6 +469,9 @@ fn ptrace_options(options: LaunchOptions) -> i32 {
         | libc::PTRACE_O_TRACECLONE
         | if options.follow_children { children } else { 0 }
 }
+
+/// How long those that are let go may take to stop for that.
+const LET_GO: Duration = Duration::from_secs(10);
 
 /// How often the start of a program looks whether it has failed.
 const START_POLL: Duration = Duration::from_millis(20);

@@ -59,6 +59,11 @@ pub fn settle_stragglers() -> usize {
     })
 }
 
+/// Threads of which a stop was asked for that has not come in time.
+pub(crate) fn remember_stragglers(tids: impl Iterator<Item = i32>) {
+    STRAGGLERS.with_borrow_mut(|all| all.extend(tids));
+}
+
 impl Stopped {
     /// Stops all threads of process `pid` with the default [`StopOptions`].
     pub fn seize_all(pid: i32) -> Result<Self, TraceError> {

@@ -207,6 +207,46 @@ fn threads_and_signals_pass_through() {
     );
 }
 
+/// One that cannot stop when it is to be let go, as it waits for its vfork child, is let go as soon as it can, and may be stopped by others then.
+#[test]
+fn who_stops_late_is_let_go_too() {
+    let Some(program) = common::compile("special") else { return };
+    let end = program.with_extension("end");
+    let _ = std::fs::remove_file(&end);
+    let (input, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut command = Command::new(&program);
+    command.arg("vfork").arg(&end).stdin(std::os::fd::OwnedFd::from(theirs));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut events = TraceEvents::spawn(command, LaunchOptions { follow_children: true }).unwrap();
+    let root = events.root();
+    let Some(TraceEvent::Exec(stopped)) = events.next_event(LIMIT).unwrap() else { panic!("no exec") };
+    stopped.resume();
+    let Some(TraceEvent::NewProcess { child, .. }) = events.next_event(LIMIT).unwrap() else {
+        panic!("no child")
+    };
+    let state = || restitch_procfs::thread_stat(root.pid, root.pid).unwrap().state;
+    while state() != restitch_procfs::ProcessState::Uninterruptible {
+        // The child has to get away from where it begins.
+        assert!(events.next_event(Duration::from_millis(1)).unwrap().is_none());
+    }
+    let told = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        std::fs::write(&end, "").unwrap();
+        end
+    });
+    events.detach();
+    assert_eq!(restitch_procfs::status(root.pid).unwrap().tracer, Some(0), "still traced");
+    restitch_tracee::Stopped::seize_all(root.pid).unwrap().resume();
+    assert!(
+        restitch_procfs::status(child).is_ok_and(|s| s.tracer == Some(0))
+            || restitch_procfs::has_ended(child)
+    );
+    std::fs::remove_file(told.join().unwrap()).unwrap();
+    drop(input);
+    assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 0);
+    std::fs::remove_file(program).unwrap();
+}
+
 #[test]
 fn a_program_that_cannot_be_started_is_an_error_in_words() {
     let error = TraceEvents::spawn(Command::new("/no/such/program"), LaunchOptions::default());
