@@ -51,6 +51,14 @@ pub enum GivenBack {
     Failed(SessionError),
 }
 
+/// Whether a process that had versions has none any more: it is about to end, or executes something else.
+fn has_left(live: &Live) -> bool {
+    let maps = procfs::maps(live.target().pid()).unwrap_or_default();
+    let is_mapped = |start: Avma| maps.iter().any(|m| m.range.start == start);
+    let versions = &live.journal().versions;
+    !versions.is_empty() && !versions.iter().any(|v| is_mapped(v.range().start))
+}
+
 impl GivenBack {
     /// The exit code that goes with it; beside processes that there was something in, nothing to do is done.
     pub fn exit_code(&self) -> ExitCode {
@@ -347,7 +355,7 @@ impl ProcessSet {
                 match result {
                     Ok(None) => told.push((pid, GivenBack::NothingThere)),
                     Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),
-                    Err(_) if pid != leader && !live.target().process.is_alive() => {}
+                    Err(_) if pid != leader && (!live.target().process.is_alive() || has_left(live)) => {}
                     Err(error) => told.push((pid, GivenBack::Failed(error.into()))),
                 }
             }
