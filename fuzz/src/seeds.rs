@@ -79,6 +79,7 @@ fn output(file: &[u8]) -> Option<Vec<u8>> {
         bias,
         number: 1,
         bound: &[],
+        by_slots: true,
         promote: &[],
         pointers: None,
         large_pages: false,

@@ -139,6 +139,7 @@ fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &L
         bias,
         number: 1,
         bound: &[],
+        by_slots: true,
         promote: &promote,
         pointers: None,
         large_pages: false,

@@ -65,6 +65,7 @@ fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u
         bias: None,
         number: 1,
         bound: &[],
+        by_slots: true,
         promote: &[],
         pointers: None,
         large_pages: false,

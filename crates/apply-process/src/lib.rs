@@ -67,7 +67,7 @@ pub use error::ProcessError;
 pub use journal::{Journal, JournalSpare, JournalVersion, VersionKind};
 pub use live::{Live, Reservation};
 pub use origin::VersionMaps;
-pub use prepared::{Incoming, SwitchReport};
+pub use prepared::{Incoming, Slots, SwitchReport};
 pub use store::{StateDir, lock_process};
 pub use sweep::SweepReport;
 pub use target::{ImageCache, Module, Target};

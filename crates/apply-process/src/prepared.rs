@@ -18,8 +18,20 @@ pub struct Incoming<'a> {
     pub version: &'a CheckedVersion,
     /// Its purpose.
     pub kind: VersionKind,
-    /// Whether slots of linkage tables and v-tables lead into it: an optimized version.
-    pub by_slots: bool,
+    /// Which slots lead into it: an optimized version.
+    pub by_slots: Slots,
+}
+
+/// Which slots that cannot change any more lead into optimized versions (docs/DESIGN.md, "Slots that lead into versions").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Slots {
+    /// None; those that do are led back.
+    #[default]
+    None,
+    /// Those of linkage tables.
+    Linkage,
+    /// Those of linkage tables and of v-tables.
+    All,
 }
 
 /// What a switch did, times in microseconds.

@@ -23,7 +23,7 @@ use crate::journal::VersionKind;
 use crate::live::Live;
 use crate::methods;
 use crate::origin::Origins;
-use crate::prepared::{Arriving, Incoming, SlotChange};
+use crate::prepared::{Arriving, Incoming, SlotChange, Slots};
 use crate::search::Hits;
 use crate::writing::PAGE;
 use crate::{ProcessError, Target};
@@ -86,8 +86,15 @@ pub(crate) fn plan(
     incoming: &[Incoming<'_>],
     arriving: &mut [Arriving],
 ) -> Result<Vec<SlotChange>, ProcessError> {
-    let by_slots = |new: &Incoming<'_>| new.by_slots && new.kind == VersionKind::Optimized;
-    if !incoming.iter().any(by_slots) && live.journal.versions.is_empty() {
+    let leads = |new: &Incoming<'_>, is_method: bool| {
+        let wanted = match new.by_slots {
+            Slots::None => false,
+            Slots::Linkage => !is_method,
+            Slots::All => true,
+        };
+        wanted && new.kind == VersionKind::Optimized
+    };
+    if !incoming.iter().any(|new| leads(new, false)) && live.journal.versions.is_empty() {
         return Ok(Vec::new());
     }
     let pid = live.target.pid();
@@ -96,8 +103,9 @@ pub(crate) fn plan(
     let memory = Memory::open_read_only(pid)?;
     let origins = Origins::new(live);
     // The number of the version, and the copy in it.
-    let copy = |original: Avma| {
-        let mut versions = incoming.iter().zip(&*arriving).enumerate().filter(|(_, (new, _))| by_slots(new));
+    let copy = |original: Avma, is_method: bool| {
+        let versions = incoming.iter().zip(&*arriving).enumerate();
+        let mut versions = versions.filter(|(_, (new, _))| leads(new, is_method));
         versions.find_map(|(i, (new, arriving))| {
             let module = &live.target.modules[new.module];
             let stated = module.stated(original)?;
@@ -110,7 +118,7 @@ pub(crate) fn plan(
     let slots = slots(live.now(), &maps, &memory);
     let led = slots.into_iter().filter_map(|slot| {
         let original = origins.of(slot.held)?;
-        Some((slot, original, copy(original)))
+        Some((slot, original, copy(original, slot.is_method)))
     });
     let led: Vec<_> = led.collect();
     let methods = led.iter().filter(|(slot, _, copy)| slot.is_method && copy.is_some());

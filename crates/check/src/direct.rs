@@ -1,4 +1,4 @@
-//! Direct calls and jumps in place of those through slots of the global offset table.
+//! Direct calls and jumps in place of those through slots of the global offset table, and those through slots in place of those of stubs.
 //!
 //! The version says which slots it takes for bound, and to what ([`restitch_emit::Version::assumes`]); that this is true of a process is for the
 //! process applier to see. Here: such a slot is one that the loader fills and then makes read-only, so that it *can* be true for good; and what was
@@ -56,18 +56,23 @@ impl Subject<'_> {
         Some(assumes[i].target)
     }
 
-    /// Where the original code at `at` leads if it is a stub, `[endbr64] [bnd] jmp *slot(%rip)`, whose slot is assumed to be bound.
+    /// Where the original code at `at` leads if it is a stub whose slot is assumed to be bound.
     pub fn through_stub(&self, at: Svma) -> Option<Svma> {
         if self.version.assumes.is_empty() {
             return None;
         }
+        self.bound(self.slot_of_stub(at)?)
+    }
+
+    /// The slot through which the original code at `at` jumps if it is a stub, `[endbr64] [bnd] jmp *slot(%rip)`.
+    fn slot_of_stub(&self, at: Svma) -> Option<Svma> {
         let bytes = (6..=11).rev().find_map(|len| self.image.read(at, len))?;
         let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
         let mut instruction = decoder.decode();
         if instruction.mnemonic() == Mnemonic::Endbr64 {
             instruction = decoder.decode();
         }
-        self.bound(slot_of(&instruction, Code::Jmp_rm64)?)
+        slot_of(&instruction, Code::Jmp_rm64)
     }
 }
 
@@ -120,6 +125,46 @@ impl<'a> Walk<'_, 'a> {
             let what = "a direct call or jump in place of one through a slot";
             self.findings.at(v, o, Problem::WrongTarget { what, to, want });
         }
+    }
+
+    /// If the copy at `v` of the direct call `i` is a call through a slot: checks that the original calls the stub of that slot, and gives the address
+    /// behind it. What a stub does is to jump through its slot, whatever that holds.
+    pub fn called_by_slot(&mut self, c: &Current<'a>, i: &Instruction, v: Svma) -> Option<Svma> {
+        if i.code() != Code::Call_rel32_64 {
+            return None;
+        }
+        let copy = self.s.decode(v).filter(|copy| copy.code() == Code::Call_rm64)?;
+        let (o, end) = (Svma::new(i.ip()), v + copy.len() as u64);
+        if slot_of(&copy, Code::Call_rm64).is_none_or(|slot| !self.is_by_slot(&copy, slot, i)) {
+            self.findings.at(
+                v,
+                o,
+                Problem::Instruction("it calls through another slot than the original's stub"),
+            );
+        }
+        if end.offset_from(c.range.end) > 0 {
+            self.findings.at(v, o, Problem::Placement("the copy is longer than its range"));
+        }
+        if c.copied.is_some() {
+            let why = "a call through a slot stands between a table's load and its jump";
+            self.findings.at(v, o, Problem::Instruction(why));
+        }
+        self.visit(v, copy.len() as u32, Boundary::Called(o, i.len() as u32), RowAt::of(o));
+        self.report.by_slot += 1;
+        Some(end)
+    }
+
+    /// Whether `copy` goes through the slot of the stub that the branch `i` leads to, in the one form that is written.
+    fn is_by_slot(&self, copy: &Instruction, slot: Svma, i: &Instruction) -> bool {
+        let stub = Svma::new(i.near_branch_target());
+        // Opcode and displacement, no prefix.
+        copy.len() == 6 && i.len() == 5 && self.s.slot_of_stub(stub) == Some(slot)
+    }
+
+    /// Whether the jump at `v` goes through the slot of the stub at `stub`.
+    pub fn jumps_by_slot(&self, v: Svma, stub: Svma) -> bool {
+        let Some(copy) = self.s.decode(v).filter(|copy| copy.len() == 6) else { return false };
+        slot_of(&copy, Code::Jmp_rm64).is_some_and(|slot| self.s.slot_of_stub(stub) == Some(slot))
     }
 
     /// Whether `to` is what the stub at `stub` leads to, or the copy of that.

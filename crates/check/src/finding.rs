@@ -171,6 +171,8 @@ pub struct CheckReport {
     pub call_sites: u64,
     /// Calls and jumps through a slot or a stub that became direct.
     pub direct: u64,
+    /// Calls and jumps of a stub that go through the stub's slot.
+    pub by_slot: u64,
     /// Indirect calls that compare their operand and call directly.
     pub promoted: u64,
     /// Lines that are fetched ahead.

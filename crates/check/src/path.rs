@@ -321,14 +321,21 @@ impl<'a> Walk<'_, 'a> {
                 jumped = true;
                 continue;
             }
+            let boundary = match terminator.filter(|_| rewritten) {
+                Some(at) => Boundary::Branch(at, Some(want)),
+                None => Boundary::Added(want),
+            };
+            if self.jumps_by_slot(v, want) {
+                self.visit(v, 6, boundary, row);
+                self.stays_in_range(c, v, 6);
+                self.report.branches += u64::from(!rewritten);
+                self.report.by_slot += 1;
+                return Some(());
+            }
             let Some(jump) = self.s.decode(v).filter(is_direct_jump) else {
                 let why = "control goes on into something that is neither a block nor a jump to one";
                 self.findings.at(v, want, Problem::Terminator(why));
                 return None;
-            };
-            let boundary = match terminator.filter(|_| rewritten) {
-                Some(at) => Boundary::Branch(at, Some(want)),
-                None => Boundary::Added(want),
             };
             self.visit(v, jump.len() as u32, boundary, row);
             self.stays_in_range(c, v, jump.len() as u32);

@@ -308,7 +308,11 @@ impl<'s, 'a> Walk<'s, 'a> {
             Some(_) => Boundary::InTableWindow(o),
             None => Boundary::Copied(o),
         };
-        let end = match self.made_direct(c, i, v) {
+        let rewritten = match self.made_direct(c, i, v) {
+            Some(end) => Some(end),
+            None => self.called_by_slot(c, i, v),
+        };
+        let end = match rewritten {
             Some(end) => end,
             None => {
                 let end = self.same_instruction(c, i, bytes, v)?;
@@ -321,8 +325,8 @@ impl<'s, 'a> Walk<'s, 'a> {
             self.report.call_sites += 1;
         }
         let is_call = i.mnemonic() == Mnemonic::Call;
-        let len = i.len() as u32;
-        self.frames.compare_handling(self.s, v, o, (len, len), is_call, &mut self.findings);
+        let len = (end.offset_from(v) as u32, i.len() as u32);
+        self.frames.compare_handling(self.s, v, o, len, is_call, &mut self.findings);
         Some(end)
     }
 

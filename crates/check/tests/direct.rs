@@ -36,6 +36,15 @@ fn bound(m: &Module) -> Vec<BoundSlot> {
 }
 
 fn version(m: &Module, layout: &Layout, bound: &[BoundSlot]) -> Version {
+    made(m, layout, bound, false)
+}
+
+/// Calls and jumps of stubs go through the stubs' slots.
+fn by_slots(m: &Module, layout: &Layout) -> Version {
+    made(m, layout, &[], true)
+}
+
+fn made(m: &Module, layout: &Layout, bound: &[BoundSlot], by_slots: bool) -> Version {
     let start = m.image.span().start.offset(-0x1000_0000);
     emit(&Request {
         image: &m.image,
@@ -46,6 +55,7 @@ fn version(m: &Module, layout: &Layout, bound: &[BoundSlot]) -> Version {
         bias: m.bias(),
         number: 1,
         bound,
+        by_slots,
         promote: &[],
         pointers: None,
         large_pages: false,
@@ -84,13 +94,62 @@ fn calls_and_jumps_through_bound_slots_go_straight_to_their_targets() {
         let plain = version(&m, &layout, &[]);
         assert_eq!(report(&m, &layout, plain.clone()).direct, 0);
         assert!(v.text.len() <= plain.text.len());
-        let text = |v: &Version| {
-            let from = v.text.start.offset_from(v.range.start) as usize;
-            v.bytes[from..from + v.text.len() as usize].to_vec()
-        };
-        let count = |bytes: &[u8], what: [u8; 2]| bytes.windows(2).filter(|w| *w == what).count();
-        assert_eq!(count(&text(&plain), [0xff, 0x15]) + count(&text(&plain), [0xff, 0x25]), 5);
-        assert_eq!(count(&text(&v), [0x67, 0xe8]) + count(&text(&v), [0x67, 0xe9]), 5);
+        assert_eq!(count(&plain, [0xff, 0x15]) + count(&plain, [0xff, 0x25]), 5);
+        assert_eq!(count(&v, [0x67, 0xe8]) + count(&v, [0x67, 0xe9]), 5);
+    }
+}
+
+/// How often these two bytes stand in the text.
+fn count(v: &Version, what: [u8; 2]) -> usize {
+    let from = v.text.start.offset_from(v.range.start) as usize;
+    v.bytes[from..from + v.text.len() as usize].windows(2).filter(|w| *w == what).count()
+}
+
+#[test]
+fn calls_and_jumps_of_stubs_go_through_their_slots() {
+    let m = module();
+    for layout in layouts(&m) {
+        let v = by_slots(&m, &layout);
+        let plain = version(&m, &layout, &[]);
+        assert_eq!(v, by_slots(&m, &layout), "same request, same bytes");
+        assert!(v.assumes.is_empty());
+        let (now, before) = (report(&m, &layout, v.clone()), report(&m, &layout, plain.clone()));
+        assert_eq!((now.direct, before.by_slot), (0, 0));
+        // Both calls, and both jumps. (Jumps on a condition have no such form, unless they are followed by a jump.)
+        let added = |what| count(&v, what) - count(&plain, what);
+        let (calls, jumps) = (added([0xff, 0x15]), added([0xff, 0x25]));
+        assert!(calls == 2 && (2..=4).contains(&jumps), "{calls} {jumps}");
+        assert!(now.by_slot >= 4, "{now:?}");
+        assert_eq!(now.call_sites, before.call_sites);
+        // What is bound goes straight there as before.
+        let (bound, direct) = (bound(&m), |v: Version| report(&m, &layout, v).direct);
+        assert_eq!(made(&m, &layout, &bound, true), version(&m, &layout, &bound));
+        assert!(direct(version(&m, &layout, &bound)) >= 10);
+    }
+}
+
+#[test]
+fn a_return_address_behind_a_call_through_a_slot_has_its_equivalent() {
+    let m = module();
+    for layout in layouts(&m) {
+        let v = by_slots(&m, &layout);
+        let calls = m.program.calls.iter().filter(|c| c.len == 5);
+        let mut seen = 0;
+        for call in calls {
+            let Some(at) = v.to_version(call.at) else { continue };
+            let from = at.offset_from(v.range.start) as usize;
+            assert_eq!(v.bytes[from..from + 2], [0xff, 0x15]);
+            assert_eq!(v.map.to_original(at), Some(call.at));
+            // Behind it by its last byte, as one looks for a call, and nowhere else within it.
+            assert_eq!(v.map.to_original(at + 5), Some(call.at + 4));
+            assert!((1..5).all(|i| v.map.to_original(at + i).is_none()));
+            // Another block may stand elsewhere.
+            if m.program.block(call.block).range().contains(call.at + 5) {
+                assert_eq!(v.to_version(call.at + 5), Some(at + 6));
+            }
+            seen += 1;
+        }
+        assert_eq!(seen, 2);
     }
 }
 
@@ -108,8 +167,8 @@ fn targets_out_of_reach_are_called_as_before() {
 #[test]
 fn every_flipped_bit_of_text_is_found() {
     let m = module();
-    for layout in layouts(&m) {
-        let v = version(&m, &layout, &bound(&m));
+    let made = |layout| [version(&m, layout, &bound(&m)), by_slots(&m, layout)];
+    for (layout, v) in layouts(&m).iter().flat_map(|layout| made(layout).map(|v| (layout.clone(), v))) {
         let filler = report(&m, &layout, v.clone()).filler;
         let from = v.text.start.offset_from(v.range.start) as usize;
         let mut accepted = 0;

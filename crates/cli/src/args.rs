@@ -3,7 +3,7 @@
 use crate::switch::Switch;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
-use restitch_session::{ExitCode, HugePages, LayoutChoice, layout_choice};
+use restitch_session::{ExitCode, HugePages, LayoutChoice, Slots, layout_choice};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -131,6 +131,9 @@ pub enum Command {
         /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
         #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = layout_choice)]
         layout: LayoutChoice,
+        /// Call other modules through the slots of the global offset table, not through stubs.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        direct_calls: Switch,
         /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
         #[arg(long, value_name = "WHETHER", default_value = "auto")]
         huge_pages: Huge,
@@ -258,12 +261,12 @@ pub struct Attach {
     /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
     #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = layout_choice)]
     pub layout: LayoutChoice,
-    /// Call other modules directly where the global offset table cannot change any more, not through its stubs.
+    /// Call other modules directly where the global offset table cannot change any more, else through its slots, not through stubs.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     pub direct_calls: Switch,
-    /// Lead calls from other modules and virtual calls straight into the new layout, through the slots of linkage tables and v-tables that cannot change any more.
-    #[arg(long, value_name = "WHETHER", default_value = "off")]
-    pub slots: Switch,
+    /// Lead calls from other modules, and virtual calls, straight into the new layout: through slots that cannot change any more.
+    #[arg(long, value_name = "WHICH", default_value = "off")]
+    pub slots: SlotChoice,
     /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
     #[arg(long, value_name = "WHETHER", default_value = "auto")]
     pub huge_pages: Huge,
@@ -307,6 +310,27 @@ impl From<Huge> for HugePages {
             Huge::Auto => Self::Auto,
             Huge::On => Self::On,
             Huge::Off => Self::Off,
+        }
+    }
+}
+
+/// Which slots lead into the new layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SlotChoice {
+    /// Those of linkage tables: calls from other modules.
+    Linkage,
+    /// Those of v-tables, too: virtual calls.
+    On,
+    /// None.
+    Off,
+}
+
+impl From<SlotChoice> for Slots {
+    fn from(slots: SlotChoice) -> Self {
+        match slots {
+            SlotChoice::Linkage => Self::Linkage,
+            SlotChoice::On => Self::All,
+            SlotChoice::Off => Self::None,
         }
     }
 }

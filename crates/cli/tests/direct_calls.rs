@@ -75,13 +75,14 @@ static void one_round(unsigned n) {
 int main(int argc, char **argv) { return run_rounds(argc, argv, one_round); }
 "#;
 
-/// What the checker counted of direct calls and jumps in the library's version, in a result as JSON.
-fn direct(attached: &Finished) -> u64 {
+/// What the checker counted of direct calls and jumps, and of those through stubs' slots, in the library's version, in a result as JSON.
+fn ways(attached: &Finished) -> [u64; 2] {
     attached.expect(code::DONE);
     let result: serde_json::Value = serde_json::from_str(&attached.stdout).expect("JSON");
     let modules = result["modules"].as_array().expect("modules");
     let library = modules.iter().find(|m| m["path"].as_str().is_some_and(|p| p.ends_with("liblibrary.so")));
-    library.expect("the library is hot")["version"]["checked"]["direct"].as_u64().expect("a number")
+    let checked = &library.expect("the library is hot")["version"]["checked"];
+    ["direct", "by_slot"].map(|way| checked[way].as_u64().expect("a number"))
 }
 
 /// `slots`: slots of the library's linkage table may lead into versions.
@@ -101,9 +102,13 @@ fn cycle(flags: &[&str], bound: bool, slots: bool) {
     ] {
         // Over one another, without going back in between.
         let attached = restitch.attach(pid, &[options, &["--stay", "off", "--align", "off"]].concat());
-        let direct = direct(&attached);
+        let [direct, by_slot] = ways(&attached);
         assert_eq!(direct >= 6, wanted, "{flags:?} {options:?}: {direct}");
         assert!(wanted || direct == 0, "{flags:?} {options:?}: {direct}");
+        // What is not known for good is called through its slot.
+        let off = options.contains(&"--direct-calls") && options.contains(&"off");
+        assert_eq!(by_slot >= 6, !bound && !off, "{flags:?} {options:?}: {by_slot}");
+        assert!(!off || by_slot == 0, "{flags:?} {options:?}: {by_slot}");
         assert!(!look::differences(pid).is_empty());
         let lead = look::words_into_versions(pid, "liblibrary.so");
         assert_eq!(lead > 0, slots && options.contains(&"--slots"), "{flags:?} {options:?}: {lead}");
@@ -129,7 +134,7 @@ fn calls_without_stubs_become_direct() {
 }
 
 #[test]
-fn slots_that_are_bound_lazily_stay() {
+fn slots_that_are_bound_lazily_stay_and_are_called_through() {
     require!(find_program("g++"), "g++");
     cycle(&["-Wl,-z,relro", "-Wl,-z,lazy"], false, false);
 }

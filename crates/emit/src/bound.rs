@@ -29,7 +29,8 @@ pub(crate) fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
         total += u64::from(fragment.align);
         for PlacedCopy { block: id, .. } in request.layout.copies(fragment) {
             let block = program.blocks.get(id.index()).ok_or(EmitError::UnknownBlock(id))?;
-            total += u64::from(block.len) + COPIED;
+            // A call of a stub becomes longer by a byte.
+            total += u64::from(block.len) + COPIED + u64::from(block.call_count);
             if let Terminator::Table(table) = block.terminator
                 && let Some(table) = program.tables.get(table.index())
             {

@@ -5,6 +5,9 @@
 //! can call the target; and `call *slot(%rip)` and `jmp *slot(%rip)` become `addr32 call` and `addr32 jmp`, which are as long
 //! (x86-64 psABI, section B.2, where linkers do the same). The state at the target is the same: a stub that is bound changes no
 //! register. Where the target has a copy, that is called.
+//!
+//! Where the content of a slot is not known, or out of reach, a call or jump to its stub becomes `call *slot(%rip)` or `jmp *slot(%rip)`: what the stub would do. Nothing is assumed for it, so
+//! that it is right in files, too, and while a slot is bound lazily. It is a byte longer and saves a taken branch, and the stub's cache line (llvm-bolt: `-plt`).
 
 use crate::reach::Reach;
 use crate::{BoundSlot, Request};
@@ -13,9 +16,13 @@ use restitch_image::Image;
 use restitch_program::Program;
 
 /// `call *disp32(%rip)`, without prefixes.
-const CALL_SLOT: [u8; 2] = [0xff, 0x15];
+pub(crate) const CALL_SLOT: [u8; 2] = [0xff, 0x15];
 /// `jmp *disp32(%rip)`, without prefixes.
-const JUMP_SLOT: [u8; 2] = [0xff, 0x25];
+pub(crate) const JUMP_SLOT: [u8; 2] = [0xff, 0x25];
+/// Bytes of a call of a stub that can go through its slot: `e8` without prefixes.
+pub(crate) const STUB_CALL: u32 = 5;
+/// Bytes of a call or jump through a slot.
+pub(crate) const BY_SLOT: u32 = 6;
 
 /// How a copied instruction's displacement is made anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +31,8 @@ pub(crate) enum Form {
     Operand,
     /// A direct call: goes to the target's copy, if there is one.
     Call,
+    /// A direct call of a stub that goes through this slot of the stub's (in a stretch that is copied as it is: a call).
+    BySlot(Svma),
     /// A call or jump through a slot that becomes a direct one, to the target's copy if there is one.
     Direct(Transfer),
 }
@@ -60,12 +69,14 @@ pub(crate) struct Direct<'a> {
     image: &'a Image,
     program: &'a Program,
     bound: &'a [BoundSlot],
+    by_slots: bool,
     reach: Reach,
 }
 
 impl<'a> Direct<'a> {
     pub fn new(request: &Request<'a>, reach: Reach) -> Self {
-        Self { image: request.image, program: request.program, bound: request.bound, reach }
+        let Request { image, program, bound, by_slots, .. } = *request;
+        Self { image, program, bound, by_slots, reach }
     }
 
     /// What `slot` is bound to. (A target inside of a block of this module might be covered by a redirect: nobody is sent there.)
@@ -84,5 +95,14 @@ impl<'a> Direct<'a> {
         }
         let stub = self.image.plt_slot_at(at).filter(|s| s.stub.start == at)?;
         self.slot(stub.slot)
+    }
+
+    /// The slot that a call or jump to the stub at `at` is to go through.
+    pub fn slot_of_stub(&self, at: Svma) -> Option<Svma> {
+        if !self.by_slots {
+            return None;
+        }
+        let stub = self.image.plt_slot_at(at).filter(|s| s.stub.start == at)?;
+        self.reach.covers(stub.slot).then_some(stub.slot)
     }
 }

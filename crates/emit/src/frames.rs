@@ -1,6 +1,7 @@
 //! Unwind tables for the version: one entry for each stretch, with the original states of what it copies.
 
 use crate::areas::UnwindAreas;
+use crate::direct::STUB_CALL;
 use crate::ends::{copied_len, tail_frame};
 use crate::plan::{Dest, Op, Plan};
 use crate::select::{Frames, Selection};
@@ -96,6 +97,11 @@ fn rows(
                     out.push(at, frames.state_at(block.start + u64::from(from)));
                     done = from + u32::from(old);
                     // Unwinders look a call up by its last byte. (Compilers give an instruction one row.)
+                    out.push(at + op.len() - 1, frames.state_at(block.start + u64::from(done - 1)));
+                }
+                Op::BySlot { from, .. } => {
+                    out.push(at, frames.state_at(block.start + u64::from(from)));
+                    done = from + STUB_CALL;
                     out.push(at + op.len() - 1, frames.state_at(block.start + u64::from(done - 1)));
                 }
                 // Behind the original of a promoted call, or to a call that has voted.

@@ -7,6 +7,7 @@
 //! routines keep the pad that they have found in the exception object, on the heap, where a freed one may lie for as long as the
 //! process lives; a version could never be known to be out of use.
 
+use crate::direct::STUB_CALL;
 use crate::plan::{Op, Plan};
 use crate::stretch::{Stretch, Stretches};
 use crate::{EmitError, Request};
@@ -32,6 +33,7 @@ pub(crate) fn write(
                 Op::Load { from, old, new, .. }
                 | Op::Guarded { from, old, new, .. }
                 | Op::Ballot { from, old, new, .. } => (from, old.into(), new.into()),
+                Op::BySlot { from, .. } => (from, STUB_CALL, op.len()),
                 Op::Vote { .. }
                 | Op::Count { .. }
                 | Op::Prefetch { .. }

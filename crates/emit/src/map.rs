@@ -1,5 +1,6 @@
 //! The map between the version's addresses and the original ones, both ways.
 
+use crate::direct::{BY_SLOT, STUB_CALL};
 use crate::ends::copied_len;
 use crate::plan::{Dest, Op, Plan};
 use crate::select::{NONE, Selection};
@@ -32,6 +33,18 @@ fn pieces(request: &Request<'_>, plan: &Plan) -> Vec<MapPiece> {
                 Op::Guarded { from, old, call, .. } => {
                     let original = block.start + u64::from(from);
                     guarded(&mut out, &plan.guarded[call as usize].code, version, original, old);
+                }
+                Op::BySlot { from, .. } => {
+                    let original = block.start + u64::from(from);
+                    // As a promoted call ends, so does this one: its last byte is that of the original.
+                    let begins = MapPiece { len: BY_SLOT - 1, ..whole(original, PieceKind::Inserted) };
+                    out.push(begins);
+                    out.push(MapPiece {
+                        version: version + u64::from(begins.len),
+                        original: original + u64::from(STUB_CALL - 1),
+                        len: 1,
+                        kind: PieceKind::Linear,
+                    });
                 }
                 Op::Vote { from, .. } => {
                     let (original, half) = (block.start + u64::from(from), VOTE / 2);
@@ -70,7 +83,7 @@ fn original_target(request: &Request<'_>, plan: &Plan, dest: Dest) -> Svma {
     match dest {
         Dest::Slot(slot) => block(slot),
         Dest::Behind { slot, op } => block(slot) + u64::from(plan.ops[op as usize].copied_to().unwrap_or(0)),
-        Dest::Outside(at) => at,
+        Dest::Outside(at) | Dest::BySlot { stub: at, .. } => at,
     }
 }
 
@@ -142,6 +155,10 @@ fn places(request: &Request<'_>, selection: &Selection<'_>, plan: &Plan) -> Vec<
                 Op::Guarded { from, old, .. } => {
                     out.push(Place { original: block.start + u64::from(from), version, len: 1 });
                     done = from + u32::from(old);
+                }
+                Op::BySlot { from, .. } => {
+                    out.push(Place { original: block.start + u64::from(from), version, len: 1 });
+                    done = from + STUB_CALL;
                 }
                 // Behind a counter it has no place: whoever is sent there passes both.
                 Op::Vote { from, .. } => {

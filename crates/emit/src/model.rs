@@ -21,7 +21,7 @@ pub struct Version {
     pub bytes: Vec<u8>,
     /// How many bytes of `bytes` are mapped (a multiple of the page size); symbols and section headers follow.
     pub loaded_len: u64,
-    /// How many bytes from the start are to be mapped by large pages: a multiple of [`LARGE_PAGE`], 0 for none, not more than
+    /// How many bytes from the start are to be mapped by large pages: a multiple of [`LARGE_PAGE`](crate::LARGE_PAGE), 0 for none, not more than
     /// `loaded_len`.
     pub large: u64,
     /// The instructions, hot and cold (stubs included).

@@ -5,6 +5,7 @@
 
 use crate::BoundSlot;
 use crate::counters::Counter;
+use crate::direct::{BY_SLOT, STUB_CALL};
 use crate::votes::Voting;
 use restitch_address::Svma;
 use restitch_program::{BlockId, FuncId, TableId};
@@ -25,6 +26,13 @@ pub(crate) enum Dest {
     },
     /// The original code, or an unknown place.
     Outside(Svma),
+    /// What the slot of the stub holds. For jumps without condition.
+    BySlot {
+        /// The stub.
+        stub: Svma,
+        /// Its slot.
+        slot: Svma,
+    },
 }
 
 /// One step of a slot.
@@ -60,6 +68,13 @@ pub(crate) enum Op {
         new: u8,
         /// Index into [`Plan::guarded`].
         call: u32,
+    },
+    /// A call of a stub that goes through the stub's slot.
+    BySlot {
+        /// Offset in the block of the original call.
+        from: u32,
+        /// The slot.
+        slot: Svma,
     },
     /// What leads to the vote of an indirect call now and then, in front of it.
     Vote {
@@ -121,6 +136,7 @@ impl Op {
         match *self {
             Self::Copy { from, len, .. } => Some(from + len),
             Self::Load { from, old, .. } | Self::Guarded { from, old, .. } => Some(from + u32::from(old)),
+            Self::BySlot { from, .. } => Some(from + STUB_CALL),
             Self::Vote { from, .. } | Self::Ballot { from, .. } => Some(from),
             Self::Count { .. } | Self::Prefetch { .. } | Self::Branch { .. } | Self::Short { .. } => None,
         }
@@ -131,6 +147,7 @@ impl Op {
             Self::Copy { len, .. } => len,
             Self::Load { new, .. } | Self::Guarded { new, .. } | Self::Ballot { new, .. } => u32::from(new),
             Self::Vote { .. } => VOTE,
+            Self::BySlot { .. } | Self::Branch { dest: Dest::BySlot { .. }, .. } => BY_SLOT,
             Self::Count { counter, .. } => counter.len(),
             Self::Prefetch { .. } => encode::PREFETCH,
             Self::Branch { condition: None, near: false, .. } => encode::JMP_SHORT,
@@ -241,12 +258,13 @@ impl Plan {
     pub fn at(&self, offset: u32) -> Svma {
         self.start + u64::from(offset)
     }
-    /// Where a branch goes.
+    /// Where a branch goes; the slot that it goes through.
     pub fn target(&self, dest: Dest) -> Svma {
         match dest {
             Dest::Slot(slot) => self.address(slot),
             Dest::Behind { slot, op } => self.at(self.behind(slot, op)),
             Dest::Outside(at) => at,
+            Dest::BySlot { slot, .. } => slot,
         }
     }
     /// The offset behind an operation of a slot.

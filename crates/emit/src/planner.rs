@@ -3,6 +3,7 @@
 //! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
 
 use crate::counters::{Counter, Counters};
+use crate::direct::{Form, STUB_CALL};
 use crate::ends::copied_len;
 use crate::plan::{Dest, Guarded, Op, Plan, Slot};
 use crate::select::{Chosen, NONE, Selection};
@@ -142,7 +143,7 @@ impl Planner<'_, '_> {
         self.prefetch(slot, block);
         let mut from = 0;
         if let Some((at, counter)) = self.counters.in_block(id) {
-            self.copy(0, at, false);
+            self.copy(slot, 0, at);
             self.plan.ops.push(Op::Count { counter, original: block.start + u64::from(at) });
             from = at;
         }
@@ -151,7 +152,7 @@ impl Planner<'_, '_> {
             if at >= from
                 && let Some(code) = promote::guard(self.request, self.selection, slot, promotion)
             {
-                self.copy(from, at, false);
+                self.copy(slot, from, at);
                 from = self.guarded(slot, id, at, promotion, code);
             }
         }
@@ -160,15 +161,15 @@ impl Planner<'_, '_> {
             if at >= from
                 && let Some(code) = votes::stub(self.request, self.selection, slot, call)
             {
-                self.copy(from, at, false);
+                self.copy(slot, from, at);
                 from = at;
                 self.vote(slot, (index, call), at, code);
             }
         }
         let len = copied_len(block);
         match block.terminator {
-            Terminator::Table(table) if copies_table => self.through_copy(block, from, table),
-            _ => self.copy(from, len, false),
+            Terminator::Table(table) if copies_table => self.through_copy(slot, from, table),
+            _ => self.copy(slot, from, len),
         }
     }
 
@@ -219,13 +220,31 @@ impl Planner<'_, '_> {
         self.plan.voting.push(Voting { index, site: site.at, code, stub });
     }
 
-    fn copy(&mut self, from: u32, to: u32, opaque: bool) {
+    /// What is copied as it is, but for calls of stubs that go through their slots.
+    fn copy(&mut self, slot: usize, mut from: u32, to: u32) {
+        let selection = self.selection;
+        for fix in selection.fixes_of(slot) {
+            let start = fix.end - STUB_CALL.min(fix.end);
+            if let Form::BySlot(slot) = fix.form
+                && start >= from
+                && fix.end <= to
+            {
+                self.as_it_is(from, start, false);
+                self.plan.ops.push(Op::BySlot { from: start, slot });
+                from = fix.end;
+            }
+        }
+        self.as_it_is(from, to, false);
+    }
+
+    fn as_it_is(&mut self, from: u32, to: u32, opaque: bool) {
         if from < to {
             self.plan.ops.push(Op::Copy { from, len: to - from, opaque });
         }
     }
 
-    fn through_copy(&mut self, block: &Block, from: u32, id: TableId) {
+    fn through_copy(&mut self, slot: usize, from: u32, id: TableId) {
+        let block = self.request.program.block(self.selection.chosen[slot].block);
         let load_at = self.request.program.table(id).load_at;
         let load = load_at.offset_from(block.start) as u32;
         let lengths = self
@@ -234,12 +253,12 @@ impl Planner<'_, '_> {
             .read(load_at, (block.len - load) as usize)
             .and_then(|bytes| load_lengths(bytes, load_at));
         // `may_copy` has seen that the load can be displaced.
-        let Some((old, new)) = lengths else { return self.copy(from, block.len, false) };
-        self.copy(from, load, false);
+        let Some((old, new)) = lengths else { return self.copy(slot, from, block.len) };
+        self.copy(slot, from, load);
         let copy = self.plan.copies.len() as u32;
         self.plan.copies.push(id);
         self.plan.ops.push(Op::Load { from: load, old: old as u8, new: new as u8, copy });
-        self.copy(load + old, block.len, true);
+        self.as_it_is(load + old, block.len, true);
     }
 
     /// The way out over edges of this kind, which leads to `target`: to a duplicate of it that stands `next`, else to the other copy.
@@ -351,6 +370,11 @@ impl Planner<'_, '_> {
     }
 
     fn branch(&mut self, condition: Option<u8>, dest: Dest, added: bool) {
+        let by_slot = |stub| Some(Dest::BySlot { stub, slot: self.selection.direct.slot_of_stub(stub)? });
+        let dest = match dest {
+            Dest::Outside(stub) if condition.is_none() => by_slot(stub).unwrap_or(dest),
+            _ => dest,
+        };
         let near = !matches!(dest, Dest::Slot(_));
         self.plan.ops.push(Op::Branch { condition, near, added, dest });
     }

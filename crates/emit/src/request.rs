@@ -29,6 +29,8 @@ pub struct Request<'a> {
     /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot. Calls and jumps
     /// through them become direct ones. Empty for an ELF file.
     pub bound: &'a [BoundSlot],
+    /// Calls and jumps to stubs of the procedure linkage table that do not become direct ones go through the stub's slot themselves.
+    pub by_slots: bool,
     /// Indirect calls that become a comparison with their usual target and a direct call of it, sorted. What cannot become one
     /// stays as it is; a counting version has none.
     pub promote: &'a [Promotion],

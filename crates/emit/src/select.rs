@@ -2,7 +2,7 @@
 //! code depends on it.
 
 use crate::bound::upper_bound;
-use crate::direct::{Direct, Form, Transfer};
+use crate::direct::{Direct, Form, STUB_CALL, Transfer};
 use crate::ends::copied_len;
 use crate::lookup::Lookup;
 use crate::reach::Reach;
@@ -334,7 +334,7 @@ fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
         }
         let possible = match insn.flow {
             Flow::Next | Flow::IndirectCall | Flow::Stop => true,
-            Flow::Call(target) => call(out, end, target),
+            Flow::Call(target) => call(out, (offset, end), target),
             Flow::IndirectJump | Flow::Return => end == len,
             Flow::Jump(_) | Flow::Conditional(..) | Flow::ShortConditional(_) | Flow::Unsupported => false,
         };
@@ -346,11 +346,13 @@ fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
     true
 }
 
-/// Notes a direct call that ends at `end`. `false`: its target is out of reach.
-fn call(out: &mut Selection<'_>, end: u32, target: Svma) -> bool {
+/// Notes a direct call from one offset to another. `false`: its target is out of reach.
+fn call(out: &mut Selection<'_>, (start, end): (u32, u32), target: Svma) -> bool {
     let bound = out.direct.stub(target);
     out.used.extend(bound);
+    let slot = out.direct.slot_of_stub(target).filter(|_| bound.is_none() && end - start == STUB_CALL);
     let target = bound.map_or(target, |b| b.target);
-    out.fixes.push(Fix { field: end - 4, end, target, form: Form::Call });
+    let form = slot.map_or(Form::Call, Form::BySlot);
+    out.fixes.push(Fix { field: end - 4, end, target, form });
     out.reach.covers(target)
 }

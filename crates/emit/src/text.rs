@@ -2,8 +2,8 @@
 
 use crate::areas::{Areas, HEADERS};
 use crate::counters::{Counter, Counters};
-use crate::direct::Form;
-use crate::plan::{Guarded, Op, Plan};
+use crate::direct::{BY_SLOT, CALL_SLOT, Form, JUMP_SLOT};
+use crate::plan::{Dest, Guarded, Op, Plan};
 use crate::select::Selection;
 use crate::votes::{self, Voting};
 use crate::{CounterWidth, EmitError, Request};
@@ -51,6 +51,7 @@ impl Writer<'_, '_> {
             match *op {
                 Op::Copy { from, len, .. } => self.copy(slot, bytes, from, len),
                 Op::Guarded { from, call, .. } => self.guarded(slot, from, &self.plan.guarded[call as usize]),
+                Op::BySlot { slot, .. } => self.by_slot(CALL_SLOT, slot),
                 Op::Vote { call, .. } => self.vote(&self.plan.voting[call as usize]),
                 Op::Ballot { from, call, .. } => self.ballot(slot, from, &self.plan.voting[call as usize]),
                 Op::Load { from, copy, .. } => {
@@ -61,6 +62,7 @@ impl Writer<'_, '_> {
                     let end = self.here() + u64::from(encode::PREFETCH);
                     encode::prefetch(&mut self.out, Self::near(self.plan.byte_of(slot, offset), end));
                 }
+                Op::Branch { dest: Dest::BySlot { slot, .. }, .. } => self.by_slot(JUMP_SLOT, slot),
                 Op::Branch { condition, near, dest, .. } => {
                     let len = op.len();
                     self.branch(condition, near, len, self.plan.target(dest));
@@ -136,6 +138,13 @@ impl Writer<'_, '_> {
         let end = code.bytes.len() as u32;
         let copied = self.selection.slot_at(call.target);
         set(end - 4, end, copied.map_or(call.target, |slot| self.plan.address(slot)));
+    }
+
+    /// A call or jump of this opcode through a slot.
+    fn by_slot(&mut self, opcode: [u8; 2], slot: Svma) {
+        let displacement = Self::near(slot, self.here() + u64::from(BY_SLOT));
+        self.out.extend_from_slice(&opcode);
+        self.out.extend_from_slice(&displacement.to_le_bytes());
     }
 
     /// What leads to the vote of a call.

@@ -56,6 +56,7 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         bias: Some(LoadBias::default()),
         number: 1,
         bound: &[],
+        by_slots: true,
         promote: &[],
         pointers: None,
         large_pages: false,

@@ -252,6 +252,9 @@ pub struct CheckCounts {
     /// Calls and jumps through the global offset table that became direct.
     #[serde(default)]
     pub direct: u64,
+    /// Calls and jumps of linkage stubs that go through the stub's slot.
+    #[serde(default)]
+    pub by_slot: u64,
     /// Indirect calls that compare with their usual target and call it directly.
     #[serde(default)]
     pub promoted: u64,

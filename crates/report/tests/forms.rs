@@ -83,6 +83,7 @@ fn sample() -> RunResult {
                 call_sites: 30_000,
                 redirects: 2_801,
                 direct: 57,
+                by_slot: 12,
                 promoted: 11,
             },
             large_page_bytes: 2 << 20,

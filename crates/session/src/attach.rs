@@ -22,7 +22,7 @@ use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
-use restitch_apply_process::{Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{Live, Module, Reservation, Slots, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
@@ -58,8 +58,8 @@ pub struct AttachOptions {
     pub layout: LayoutChoice,
     /// Calls through slots of the global offset table that cannot change any more become direct ones.
     pub direct_calls: bool,
-    /// Slots of linkage tables and v-tables that cannot change any more lead into the new layout.
-    pub slots: bool,
+    /// Which slots that cannot change any more lead into the new layout.
+    pub slots: Slots,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
     /// Hot code is placed within cache lines by how often it runs.
@@ -102,7 +102,7 @@ impl AttachOptions {
             align: true,
             turn: true,
             promote_calls: false,
-            slots: false,
+            slots: Slots::None,
             stay: true,
             duplicate: DUPLICATE,
             prefetch: PREFETCH,
@@ -462,8 +462,14 @@ fn make_optimized(
         let edges = if options.turn { &profile.edges[..] } else { &[] };
         let blocks = if options.align { &profile.blocks[..] } else { &[] };
         let executions = Executions { blocks, edges };
-        let wanted =
-            Wanted { bound: &bound, promote: &promote, large_pages, executions, ..Wanted::default() };
+        let wanted = Wanted {
+            by_slots: options.direct_calls,
+            bound: &bound,
+            promote: &promote,
+            large_pages,
+            executions,
+            ..Wanted::default()
+        };
         let version = emit_version(&module.path, &module.analyzed, &made.layout, place, wanted)?;
         Ok((module, made, version, place.bias))
     });

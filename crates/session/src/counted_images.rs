@@ -5,7 +5,7 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::{SessionError, derivation};
 use restitch_address::Svma;
-use restitch_apply_process::{Incoming, Live, Module, VersionKind};
+use restitch_apply_process::{Incoming, Live, Module, Slots, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
 use restitch_layout::Layout;
@@ -93,7 +93,7 @@ impl CountedImages {
     pub fn incoming(&self, found: &[(usize, usize, u32, Svma)]) -> Vec<Incoming<'_>> {
         let one = |&(module, image, number, start): &(usize, usize, u32, Svma)| {
             let version = self.images[image].versions.get(&(number, start))?;
-            Some(Incoming { module, version, kind: VersionKind::Counting, by_slots: false })
+            Some(Incoming { module, version, kind: VersionKind::Counting, by_slots: Slots::None })
         };
         found.iter().filter_map(one).collect()
     }

@@ -82,8 +82,14 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
         blocks: if options.align { &profile.blocks } else { &[] },
         edges: if options.turn { &profile.edges } else { &[] },
     };
-    let wanted =
-        Wanted { promote: &promote, pointers: Some(&pointers), large_pages, executions, ..Wanted::default() };
+    let wanted = Wanted {
+        by_slots: options.direct_calls,
+        promote: &promote,
+        pointers: Some(&pointers),
+        large_pages,
+        executions,
+        ..Wanted::default()
+    };
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
     phases.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;

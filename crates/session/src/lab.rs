@@ -62,6 +62,7 @@ pub fn lab(
         profile: options.profile.clone(),
         output: PathBuf::new(),
         layout: LayoutChoice::default(),
+        direct_calls: true,
         huge_pages: HugePages::Off,
         align: false,
         turn: false,

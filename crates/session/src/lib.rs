@@ -76,6 +76,7 @@ pub use machine::layout_choice;
 pub use optimize_options::OptimizeOptions;
 pub use process_set::GivenBack;
 pub use record::{RecordOptions, RecordSubject, record};
+pub use restitch_apply_process::Slots;
 pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use restitch_trace::{BurstEnd, Refusal};
 pub use restitch_tracee::{AskedToEnd, OwnChild};

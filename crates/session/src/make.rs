@@ -36,6 +36,8 @@ pub(crate) struct Wanted<'a> {
     pub width: CounterWidth,
     /// Indirect calls that vote for their usual target, in a counting version.
     pub votes: &'a [CallId],
+    /// Calls of stubs go through the stubs' slots, where these are not bound.
+    pub by_slots: bool,
     /// Slots that are bound for good.
     pub bound: &'a [BoundSlot],
     /// Indirect calls that become comparisons and direct calls.
@@ -51,7 +53,7 @@ pub(crate) struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     /// A counting version.
     pub fn counting(counted: &'a [Counted], votes: &'a [CallId]) -> Self {
-        Self { counted: Some(counted), votes, ..Self::default() }
+        Self { counted: Some(counted), votes, by_slots: true, ..Self::default() }
     }
 
     /// A counting version whose counters are read all the time.
@@ -220,6 +222,7 @@ pub(crate) fn emit_version(
         bias: place.bias,
         number: place.number,
         bound: wanted.bound,
+        by_slots: wanted.by_slots,
         promote: wanted.promote,
         pointers: wanted.pointers,
         large_pages: wanted.large_pages,

@@ -17,6 +17,8 @@ pub struct OptimizeOptions {
     pub output: PathBuf,
     /// How to lay out.
     pub layout: LayoutChoice,
+    /// Calls and jumps to stubs of the procedure linkage table go through the stubs' slots.
+    pub direct_calls: bool,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
     /// Whether hot code is placed within cache lines by how often it runs.

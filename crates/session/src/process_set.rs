@@ -3,7 +3,8 @@
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
-    ImageCache, Incoming, Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind, VersionMaps,
+    ImageCache, Incoming, Live, Module, Reservation, Slots, StateDir, SwitchReport, Target, VersionKind,
+    VersionMaps,
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
@@ -28,8 +29,8 @@ pub(crate) struct ProcessSet {
     pub leader: Live,
     /// The others.
     pub others: Vec<Live>,
-    /// Whether slots of linkage tables are made to lead into optimized versions.
-    pub by_slots: bool,
+    /// Which slots are made to lead into optimized versions.
+    pub by_slots: Slots,
     dir: StateDir,
     tree: bool,
     /// The named process.
@@ -99,7 +100,7 @@ impl ProcessSet {
         let leader = Live::open_with(pid, dir.clone(), &mut images)?;
         crate::refusal::refuse(leader.target())?;
         let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
-        Ok(Self { leader, others: Vec::new(), by_slots: false, dir, tree, named: pid, images, ticks })
+        Ok(Self { leader, others: Vec::new(), by_slots: Slots::None, dir, tree, named: pid, images, ticks })
     }
 
     /// Finds processes that have come meanwhile: with `tree` all of the same program, else children that were forked
@@ -449,7 +450,7 @@ pub(crate) fn incoming<'a>(
         live.target().modules.iter().position(|m| m.path == wanted.path && m.bias == wanted.bias)
     };
     let one = |(module, version): &'a (usize, CheckedVersion)| {
-        place(*module).map(|module| Incoming { module, version, kind, by_slots: false })
+        place(*module).map(|module| Incoming { module, version, kind, by_slots: Slots::None })
     };
     versions.iter().filter_map(one).collect()
 }

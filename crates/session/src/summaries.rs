@@ -50,6 +50,7 @@ pub(crate) fn version_summary(version: &CheckedVersion) -> report::VersionSummar
             call_sites: checked.call_sites,
             redirects: checked.redirects,
             direct: checked.direct,
+            by_slot: checked.by_slot,
             promoted: checked.promoted,
         },
         large_page_bytes: 0,

@@ -90,6 +90,7 @@ pub fn version_with(
         bias: None,
         number: 3,
         bound: &[],
+        by_slots: true,
         promote: &promote(&program),
         pointers: Some(&pointers),
         large_pages: false,

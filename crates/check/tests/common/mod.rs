@@ -35,6 +35,7 @@ impl Module {
             bias: None,
             number: 1,
             bound: &[],
+            by_slots: true,
             promote: &[],
             pointers: None,
             large_pages: false,

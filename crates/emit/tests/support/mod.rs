@@ -21,6 +21,7 @@ pub struct Seen {
     pub table_entries: usize,
     pub covered_calls: usize,
     pub counters: usize,
+    pub by_slot: usize,
 }
 
 pub struct Comparison<'a> {
@@ -96,6 +97,10 @@ impl<'a> Comparison<'a> {
                 }
                 // Looked at on its own: see `added`.
                 PieceKind::Added => return self.skip(piece.original),
+                PieceKind::Inserted if self.is_call_by_slot(piece) => {
+                    assert_eq!(piece.version, at);
+                    return piece.original;
+                }
                 PieceKind::Inserted => {
                     at = self.behind_counter(at);
                 }
@@ -105,8 +110,37 @@ impl<'a> Comparison<'a> {
         panic!("endless at {at}");
     }
 
+    /// Whether a stub's slot is called here in place of the stub: all but the last byte.
+    fn is_call_by_slot(&self, piece: &MapPiece) -> bool {
+        piece.kind == PieceKind::Inserted && self.moved_bytes(piece.version).starts_with(&[0xff, 0x15])
+    }
+
+    /// Whether the instruction at `version` goes through the slot of the stub at `stub`.
+    fn by_slot(&self, version: Svma, stub: Svma) -> bool {
+        let (insn, rip) = self.moved(version);
+        let stub = self.image.plt_slot_at(stub).filter(|s| s.stub.start == stub).expect("a stub");
+        insn.len == 6 && rip.expect("a slot").target == stub.slot
+    }
+
+    fn call_by_slot(&self, piece: &MapPiece, unwind: &UnwindInfo, rows: &mut Cache, seen: &mut Seen) {
+        let ((a, _), (b, _)) = (self.original(piece.original), self.moved(piece.version));
+        let Flow::Call(stub) = a.flow else { panic!("called at {}: {a:?}", piece.original) };
+        assert!(b.flow == Flow::IndirectCall && self.by_slot(piece.version, stub), "{}", piece.version);
+        assert_eq!((piece.len, a.len), (5, 5));
+        assert_eq!(self.version.map.to_original(b.end() - 1), Some(a.end() - 1), "{}", piece.version);
+        self.same_frame(a.at, b.at, unwind, rows);
+        self.same_frame(a.end() - 1, b.end() - 1, unwind, rows);
+        self.same_exceptions(a, b, unwind, rows, seen);
+        seen.instructions += 1;
+        seen.by_slot += 1;
+    }
+
     fn added(&self, piece: &MapPiece) {
         let (insn, _) = self.moved(piece.version);
+        if insn.flow == Flow::IndirectJump {
+            assert!(self.by_slot(piece.version, piece.original), "{}", piece.version);
+            return;
+        }
         let Flow::Jump(to) = insn.flow else { panic!("added at {}: {insn:?}", piece.version) };
         assert_eq!(u32::from(insn.len), piece.len);
         self.same_place(to, piece.original, "added jump");
@@ -164,6 +198,9 @@ impl<'a> Comparison<'a> {
                 }
                 PieceKind::Branch => self.branch(piece, &mut seen),
                 PieceKind::Added => self.added(piece),
+                PieceKind::Inserted if self.is_call_by_slot(piece) => {
+                    self.call_by_slot(piece, &unwind, &mut rows, &mut seen);
+                }
                 PieceKind::Inserted => {
                     seen.counters += 1;
                     self.counter(piece, &unwind);
@@ -201,7 +238,11 @@ impl<'a> Comparison<'a> {
     }
 
     fn linear(&self, piece: &MapPiece, unwind: &UnwindInfo, rows: &mut Cache, seen: &mut Seen) {
-        let mut done = 0u64;
+        // The last byte of a call through a slot may stand in front.
+        let pieces = &self.version.map.pieces;
+        let before = pieces.partition_point(|p| p.version < piece.version).checked_sub(1).map(|i| &pieces[i]);
+        let before = before.filter(|p| p.version + u64::from(p.len) == piece.version);
+        let mut done = u64::from(before.is_some_and(|p| self.is_call_by_slot(p)));
         while done < u64::from(piece.len) {
             let (from, to) = (piece.original + done, piece.version + done);
             let ((a, a_rip), (b, b_rip)) = (self.original(from), self.moved(to));
@@ -284,6 +325,10 @@ impl<'a> Comparison<'a> {
             (Flow::ShortConditional(x), Flow::ShortConditional(y)) => {
                 self.same_place(y, x, "short");
                 self.same_place(fall, a.end(), "short fall-through");
+            }
+            (Flow::Jump(stub), Flow::IndirectJump) => {
+                assert!(self.by_slot(piece.version, stub), "{}", piece.version);
+                seen.by_slot += 1;
             }
             // The load of a table's entry, or the jump through it.
             (Flow::Next, Flow::Next) | (Flow::IndirectJump, Flow::IndirectJump) => {}
@@ -451,6 +496,8 @@ impl Comparison<'_> {
                 }
                 PieceKind::Added | PieceKind::Branch => match self.moved(at).0.flow {
                     Flow::Jump(to) => at = to,
+                    // To a stub's slot.
+                    Flow::IndirectJump => break,
                     other => panic!("{at}: {other:?}"),
                 },
                 other => panic!("{at}: {other:?}"),
@@ -481,6 +528,7 @@ impl Comparison<'_> {
                 match empty && self.piece(at).kind == PieceKind::Branch {
                     true => match self.moved(at).0.flow {
                         Flow::Jump(to) => expect(EdgeKind::Taken, to),
+                        Flow::IndirectJump => expect(EdgeKind::Taken, at),
                         other => panic!("{at}: {other:?}"),
                     },
                     false if empty && self.piece(at).kind == PieceKind::Inserted => {
@@ -512,7 +560,8 @@ impl Comparison<'_> {
                     last = self.original(last).0.end();
                 }
                 let at = self.version.to_version(last).unwrap();
-                let at = if self.piece(at).kind == PieceKind::Inserted {
+                let piece = self.piece(at);
+                let at = if piece.kind == PieceKind::Inserted && !self.is_call_by_slot(piece) {
                     at + u64::from(self.counted(at).1)
                 } else {
                     at

@@ -46,6 +46,7 @@ impl Small {
             bias: None,
             number: 1,
             bound: &[],
+            by_slots: true,
             promote: &[],
             pointers: None,
             large_pages: false,

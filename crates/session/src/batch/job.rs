@@ -143,7 +143,7 @@ impl Job {
     fn put_counting(&mut self, cache: &Cache) -> Result<(), SessionError> {
         let Some(planned) = &self.planned else { return Ok(()) };
         let identity = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64);
-        let wanted = Wanted { counted: Some(&planned.plan.counted[..]), ..Wanted::default() };
+        let wanted = Wanted::counting(&planned.plan.counted, &[]);
         let layout = counting_layout(&planned.module.program, &planned.plan);
         let (overlay, missing) = make_overlay(&self.state.path, &planned.module, &layout, wanted, identity)?;
         (self.state.missing, self.state.identity) = (missing, identity);

@@ -60,7 +60,7 @@ pub(crate) fn optimize(
     let layout = lay_out(Ways::usual(choice, Some(Reaching::ByBranches)), &module.program, &profile);
     let large_pages = HugePages::Auto.wanted(&module.program, &layout);
     let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
-    let wanted = Wanted { executions, large_pages, ..Wanted::default() };
+    let wanted = Wanted { by_slots: true, executions, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
     entry.cost_seconds = cost();
     entry.layout = choice.to_string();

@@ -3,7 +3,7 @@
 use super::tracer::end_of;
 use super::{BurstCode, BurstEnd, BurstTables, TracedModule};
 use restitch_address::{Avma, LoadBias, SvmaRange};
-use restitch_apply_process::{Incoming, Live, Reservation, StateDir, Target, VersionKind};
+use restitch_apply_process::{Incoming, Live, Reservation, Slots, StateDir, Target, VersionKind};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
@@ -40,7 +40,7 @@ impl Traced {
         let kind = VersionKind::Burst;
         let incoming: Vec<_> = versions
             .iter()
-            .map(|(module, version)| Incoming { module: *module, version, kind, by_slots: false })
+            .map(|(module, version)| Incoming { module: *module, version, kind, by_slots: Slots::None })
             .collect();
         let file = live.map_tracing(None, &incoming).unwrap();
         let bias = |module: usize| live.target().modules[module].bias;
