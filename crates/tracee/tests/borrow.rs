@@ -4,8 +4,10 @@ mod common;
 
 use common::Target;
 use restitch_address::{Avma, AvmaRange, FileOffset};
+use restitch_testkit::wait_until;
 use restitch_tracee::{
-    Backing, Batch, Placement, Protection, RemoteFd, Stopped, StubPlace, TraceError, visit as visit_one,
+    BATCH_SPACE, Backing, Batch, Placement, Protection, RemoteFd, Stopped, StubPlace, TraceError,
+    visit as visit_one,
 };
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -201,6 +203,20 @@ fn code_is_not_taken_for_padding() {
 }
 
 const KILLED: &str = "RESTITCH_TEST_VISIT";
+/// How long a thread may take to end what a visitor has begun.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether the process has ended what a visitor that was killed had begun: no thread stands in the stub at `padding`, and nothing is mapped where visits
+/// map something for a moment. A thread may have to wait for a processor until it comes to that.
+fn is_settled(pid: i32, padding: Avma) -> bool {
+    let stub = AvmaRange::new(padding, BATCH_SPACE as u64);
+    // (One that has ended is looked at by the test.)
+    let Ok(stopped) = Stopped::seize_all(pid) else { return restitch_procfs::has_ended(pid) };
+    let stands = |tid| stopped.registers(tid).is_ok_and(|registers| stub.contains(registers.rip));
+    let maps = restitch_procfs::maps(pid).unwrap_or_default();
+    let is_mapped = maps.iter().any(|mapping| FREE.iter().any(|free| free.overlaps(&mapping.range)));
+    !is_mapped && !stopped.threads().any(stands)
+}
 
 /// Not a test by itself: the program that the next test starts and kills.
 #[test]
@@ -238,6 +254,9 @@ fn a_visitor_killed_at_any_point_leaves_a_correct_program() {
             visitor.kill().unwrap();
             visitor.wait().unwrap();
             kills += 1;
+            // The next visitor would find the place taken.
+            let is_done = || is_settled(target.pid(), target.padding).then_some(());
+            assert!(wait_until(PATIENCE, is_done).is_some(), "{arguments:?}: half done in round {round}");
             assert!(!target.has_ended(), "{arguments:?} died in round {round}");
         }
         target.assert_ok();
