@@ -128,6 +128,20 @@ fn calls_and_jumps_of_stubs_go_through_their_slots() {
     }
 }
 
+/// A program at a fixed address may have a stub for a function's address, and a slot that holds it.
+#[test]
+fn slots_that_are_bound_to_a_stub_lead_there() {
+    let m = module();
+    for layout in layouts(&m) {
+        for stub in m.image.plt_slots() {
+            let own = |b: BoundSlot| BoundSlot { target: stub.stub.start, ..b };
+            let bound: Vec<BoundSlot> =
+                bound(&m).into_iter().filter(|b| b.slot != stub.slot).map(own).collect();
+            report(&m, &layout, made(&m, &layout, &bound, true));
+        }
+    }
+}
+
 #[test]
 fn a_return_address_behind_a_call_through_a_slot_has_its_equivalent() {
     let m = module();

@@ -97,12 +97,14 @@ impl<'a> Direct<'a> {
         self.slot(stub.slot)
     }
 
-    /// The slot that a call or jump to the stub at `at` is to go through.
+    /// The slot that a call or jump to the stub at `at` is to go through. (One to which a slot is bound stays as it is: a jump to it may be what has become of a jump
+    /// to another stub.)
     pub fn slot_of_stub(&self, at: Svma) -> Option<Svma> {
         if !self.by_slots {
             return None;
         }
         let stub = self.image.plt_slot_at(at).filter(|s| s.stub.start == at)?;
-        self.reach.covers(stub.slot).then_some(stub.slot)
+        let is_named = self.bound.iter().any(|b| b.target == at);
+        (!is_named && self.reach.covers(stub.slot)).then_some(stub.slot)
     }
 }

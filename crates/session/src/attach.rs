@@ -56,7 +56,7 @@ pub struct AttachOptions {
     pub measure: Duration,
     /// How to lay out.
     pub layout: LayoutChoice,
-    /// Calls through slots of the global offset table that cannot change any more become direct ones.
+    /// Calls through slots of the global offset table that cannot change any more become direct ones; other calls of stubs go through the stubs' slots.
     pub direct_calls: bool,
     /// Which slots that cannot change any more lead into the new layout.
     pub slots: Slots,
