@@ -2,6 +2,7 @@
 
 use restitch_address::Avma;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why a process could not be changed. Unless the variant says otherwise, it is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +156,19 @@ pub enum ProcessError {
     Busy {
         /// The process.
         pid: i32,
+    },
+    /// A restitch was killed, and a thread has still to end what it was made to begin.
+    #[error(
+        "process {pid}: thread {tid} has not ended for {} s what a restitch made it begin that was killed: it waits for a processor, or in a system call (cat /proc/{pid}/task/{tid}/stack); try again when it has; nothing was changed",
+        .waited.as_secs()
+    )]
+    HalfDone {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// How long was waited for it.
+        waited: Duration,
     },
     /// There is no journal for the process.
     #[error("process {pid} is not under restitch: there is no journal for it in {dir}")]

@@ -8,7 +8,7 @@ use crate::map_file::StoredMap;
 use crate::numbers::Numbers;
 use crate::place::{self, merged};
 use crate::store::lock_process;
-use crate::stub::stub_sites;
+use crate::stub::settle;
 use crate::target::no_program;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
@@ -75,18 +75,21 @@ impl Live {
         Ok(Self { target, renewed: None, compared: false, dir, journal, counters: Vec::new(), lock: None })
     }
 
-    /// Takes the process's lock, which it holds until it is dropped, and reads the journal anew.
+    /// Takes the process's lock, which it holds until it is dropped, waits for what a restitch that was killed has made a thread begin, and reads
+    /// the journal anew.
     ///
     /// # Errors
-    /// [`ProcessError::Busy`] if another restitch is at work on it.
+    /// [`ProcessError::Busy`] if another restitch is at work on it; [`ProcessError::HalfDone`] if that thread does not come to an end.
     pub fn lock(&mut self) -> Result<(), ProcessError> {
         if self.lock.is_none() {
-            self.lock = Some(lock_process(self.target.process)?);
+            let lock = lock_process(self.target.process)?;
+            // What is yet to be mapped for a restitch that was killed belongs into the journal.
+            settle(&self.target)?;
+            self.lock = Some(lock);
             self.journal = find_journal(&self.dir, &self.target)?;
             self.compared = false;
             // A process that was forked off when the versions were gone, and the hook not yet.
             find_hook(&self.target, &mut self.journal);
-            clear_stub(&self.target);
         }
         Ok(())
     }
@@ -289,20 +292,6 @@ fn inherited_patch(module: &Module, redirect: &Redirect) -> Option<JournalPatch>
 /// What lies where a module's code is, is no spare copy of it, whatever a record says (of another process, perhaps).
 fn spare_modules(target: &Target, journal: &mut Journal) {
     journal.spares.retain(|s| target.modules.iter().all(|m| !m.range.overlaps(&s.range())));
-}
-
-/// A restitch that was killed while it borrowed a thread has left its stub in dead bytes. Nobody runs it any more: the
-/// process's lock is ours.
-fn clear_stub(target: &Target) {
-    const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    let Ok(memory) = Memory::open(target.pid()) else { return };
-    for site in stub_sites(target) {
-        let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
-        if found.starts_with(&SYSCALL) && found != site.bytes {
-            // What cannot be written now is cleared by the next borrow.
-            let _ = memory.write(site.at, &site.bytes);
-        }
-    }
 }
 
 /// What is really there of the hook: a journal that was lost does not know of it; one that was written before the hook

@@ -4,9 +4,18 @@ use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{
-    BATCH_SPACE, Borrow, STUB_SPACE, Stopped, StubPlace, TraceError, find_padding, is_padding, visit,
+    BATCH_SPACE, Borrow, Memory, STUB_SPACE, Stopped, StubPlace, TraceError, find_padding, is_padding, visit,
 };
 use std::time::{Duration, Instant};
+
+/// How long a thread may take to end what a restitch has made it begin that was killed. It may wait for a processor, or for a file system.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The shortest and the longest pause between two looks at it.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
+/// SIGKILL and SIGSTOP, which cannot be blocked.
+const NEVER_BLOCKED: u64 = 1 << (9 - 1) | 1 << (19 - 1);
+/// SIGURG, by which a thread ends a batch of calls.
+const END_OF_BATCH: u64 = 1 << (23 - 1);
 
 /// Where a borrowed thread's stub goes for a moment, and the bytes that belong there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,11 +82,88 @@ pub(crate) fn borrow<'a>(
     maps: &[Mapping],
 ) -> Result<Borrow<'a>, ProcessError> {
     let found = stopped.memory().read_vec(stub.at, stub.bytes.len())?;
-    if found != stub.bytes && !stands_in(stopped, AvmaRange::new(stub.at, stub.bytes.len() as u64))? {
+    if found != stub.bytes && who_needs(stopped, stub)? == Needs::Nobody {
         stopped.memory().write(stub.at, &stub.bytes)?;
     }
     let place = stub.place(stopped.pid(), maps)?;
     Ok(stopped.borrow_thread(place)?)
+}
+
+/// Waits until no thread is at what a restitch made it begin that was killed, and puts the bytes back that belong where its stub is. Such a thread
+/// ends by itself what it has begun, and needs the stub for that: without it, it would run into whatever the dead bytes are. (The lock of
+/// the process is ours, so nobody else borrows a thread.)
+///
+/// Where threads cannot be stopped (another one traces them, we ourselves perhaps), the stub stays: nothing leads there but its own thread, and the next
+/// borrow looks again.
+///
+/// # Errors
+/// [`ProcessError::HalfDone`] if a thread stays in it.
+pub(crate) fn settle(target: &Target) -> Result<(), ProcessError> {
+    settle_within(target, PATIENCE)
+}
+
+fn settle_within(target: &Target, patience: Duration) -> Result<(), ProcessError> {
+    let (since, mut pause) = (Instant::now(), PAUSES.0);
+    loop {
+        let left = left_behind(target);
+        if left.is_empty() {
+            return Ok(());
+        }
+        let Ok(stopped) = Stopped::seize_all(target.pid()) else { return Ok(()) };
+        let mut needs = Needs::Nobody;
+        for site in &left {
+            needs = needs.max(who_needs(&stopped, site)?);
+        }
+        if needs == Needs::Nobody {
+            return left.iter().try_for_each(|site| Ok(stopped.memory().write(site.at, &site.bytes)?));
+        }
+        drop(stopped);
+        let waited = since.elapsed();
+        match needs {
+            Needs::ByThread(tid) if waited > patience => {
+                return Err(ProcessError::HalfDone { pid: target.pid(), tid, waited });
+            }
+            // A mask is no proof, and to leave the stub is right in any case.
+            _ if waited > patience => return Ok(()),
+            _ => std::thread::sleep(pause),
+        }
+        pause = (2 * pause).min(PAUSES.1);
+    }
+}
+
+/// The places where a stub was left.
+fn left_behind(target: &Target) -> Vec<StubSite> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let Ok(memory) = Memory::open_read_only(target.pid()) else { return Vec::new() };
+    let is_left = |site: &StubSite| {
+        let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
+        found.starts_with(&SYSCALL) && found != site.bytes
+    };
+    stub_sites(target).into_iter().filter(is_left).collect()
+}
+
+/// Whether a stub is still needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Needs {
+    Nobody,
+    /// A thread blocks all signals, as a borrowed one does: it may handle the one that ends a batch, and come back.
+    Perhaps,
+    /// This thread stands there.
+    ByThread(i32),
+}
+
+fn who_needs(stopped: &Stopped, site: &StubSite) -> Result<Needs, ProcessError> {
+    let range = AvmaRange::new(site.at, site.bytes.len() as u64);
+    let mut needs = Needs::Nobody;
+    for tid in stopped.threads() {
+        if range.contains(stopped.registers(tid)?.rip) {
+            return Ok(Needs::ByThread(tid));
+        }
+        if stopped.signal_mask(tid)? | NEVER_BLOCKED | END_OF_BATCH == u64::MAX {
+            needs = Needs::Perhaps;
+        }
+    }
+    Ok(needs)
 }
 
 /// Whether a thread stands in `range`.
@@ -108,4 +194,99 @@ pub(crate) fn with_borrowed<T>(
     let done = work(&mut borrow)?;
     borrow.finish()?;
     Ok((done, since.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Live, StateDir};
+    use restitch_testkit::{Guarded, compile, require, scratch, wait_until};
+    use restitch_tracee::Batch;
+    use std::ffi::CString;
+    use std::fs::OpenOptions;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    /// Answers each letter by the next one.
+    const ANSWERS: &str = r#"
+#include <stdio.h>
+int main(void) {
+    int letter;
+    while ((letter = getchar()) != EOF) { putchar(letter + 1); fflush(stdout); }
+    return 0;
+}
+"#;
+    const KILLED: &str = "RESTITCH_TEST_KILLED";
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Not a test by itself: the program that the next test starts and kills. It makes a thread open a pipe twice, which waits for somebody who writes.
+    #[test]
+    fn helper_that_waits_for_a_pipe() {
+        let Ok(value) = std::env::var(KILLED) else { return };
+        let (pid, pipe) = value.split_once(' ').expect("two words");
+        let target = Target::open(pid.parse().expect("a number")).expect("it lives");
+        let site = stub_sites(&target).swap_remove(0);
+        let pipe = CString::new(pipe).expect("a path");
+        let done = with_borrowed(&target, &site, None, |borrow| {
+            let mut batch = Batch::new();
+            batch.open(&pipe);
+            batch.open(&pipe);
+            Ok(borrow.run(&batch)?.len())
+        });
+        panic!("it was not killed: {done:?}");
+    }
+
+    #[test]
+    fn what_a_killed_restitch_has_begun_is_waited_for() {
+        let folder = scratch();
+        let source = folder.path().join("answers.c");
+        std::fs::write(&source, ANSWERS).expect("writable");
+        let program = require!(compile(&source, &["-O1"]).ok(), "gcc");
+        let mut child = Guarded::spawn(Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()))
+            .expect("started");
+        let pid = child.pid() as i32;
+        let mut to = child.child().stdin.take().expect("a pipe");
+        let mut from = child.child().stdout.take().expect("a pipe");
+        let mut answer = |letter: u8| {
+            let mut answered = [0];
+            to.write_all(&[letter]).expect("it reads");
+            from.read_exact(&mut answered).expect("it answers");
+            answered[0]
+        };
+        assert_eq!(answer(b'a'), b'b');
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+
+        let mut killed = Command::new(std::env::current_exe().expect("a path"))
+            .args(["--exact", "stub::tests::helper_that_waits_for_a_pipe", "--nocapture"])
+            .env(KILLED, format!("{pid} {}", pipe.display()))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("started");
+        // Its number for openat, as /proc has it of a thread that waits in a call.
+        let opens = || {
+            std::fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?.starts_with("257 ").then_some(())
+        };
+        let is_there = wait_until(LONG, opens).is_some();
+        killed.kill().expect("killed");
+        killed.wait().expect("ended");
+        assert!(is_there, "the thread does not open the pipe");
+
+        let target = Target::open(pid).expect("it lives");
+        assert_eq!(left_behind(&target).len(), 1);
+        let result = settle_within(&target, Duration::from_millis(20));
+        let text = result.expect_err("nobody writes").to_string();
+        assert!(text.contains(&format!("thread {pid} has not ended")), "{text}");
+        assert_eq!(left_behind(&target).len(), 1, "the thread needs it");
+
+        let writer = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || OpenOptions::new().write(true).open(pipe)
+        });
+        let dir = StateDir::at(folder.path().join("state")).expect("a folder");
+        Live::open(pid, dir).expect("it lives").lock().expect("the thread has come to its end");
+        assert_eq!(left_behind(&target).len(), 0);
+        assert_eq!(answer(b'x'), b'y');
+        drop(writer.join().expect("no panic").expect("opened"));
+    }
 }

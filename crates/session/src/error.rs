@@ -261,6 +261,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
             ExitCode::BadInput
         }
         ProcessError::Busy { .. }
+        | ProcessError::HalfDone { .. }
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
         | ProcessError::Foreign { .. }
