@@ -133,12 +133,9 @@ fn settle_within(target: &Target, patience: Duration) -> Result<(), ProcessError
 
 /// The places where a stub was left.
 fn left_behind(target: &Target) -> Vec<StubSite> {
-    const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let Ok(memory) = Memory::open_read_only(target.pid()) else { return Vec::new() };
-    let is_left = |site: &StubSite| {
-        let found = memory.read_vec(site.at, site.bytes.len()).unwrap_or_default();
-        found.starts_with(&SYSCALL) && found != site.bytes
-    };
+    let is_left =
+        |site: &StubSite| memory.read_vec(site.at, site.bytes.len()).is_ok_and(|found| found == site.code());
     stub_sites(target).into_iter().filter(is_left).collect()
 }
 

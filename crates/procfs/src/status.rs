@@ -1,6 +1,7 @@
 //! `/proc/PID/status`, `/proc/PID/stat` and `schedstat`, parsed (proc_pid_status(5), proc_pid_stat(5)).
 
 use restitch_address::Avma;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// What a task is doing, the letter of `State:`.
@@ -146,6 +147,8 @@ pub struct Stat {
     pub state: ProcessState,
     /// The parent process.
     pub ppid: i32,
+    /// The kernel's flags of the task (`PF_..` of `include/linux/sched.h`), which mean other things in other kernels.
+    pub flags: u64,
     /// Whether the task is ending (`PF_EXITING`): it runs no code of its own any more.
     pub is_exiting: bool,
     /// Whether a `SIGKILL` waits for the task, as for all others when one of its process ends the process: it ends when it next leaves the kernel.
@@ -162,6 +165,22 @@ pub struct Stat {
 
 /// The flag of a task that is ending (`include/linux/sched.h`).
 const PF_EXITING: u64 = 4;
+/// Flags of tasks that never leave the kernel, with the first kernel in which they mean that and such tasks are among a process's threads: those of
+/// io_uring, and those of any other kind (`vhost`). Before, they were flags of tasks like all others (the first one that of a virtual processor).
+const IN_KERNEL: [(u64, (u32, u32)); 2] = [(0x10, (5, 12)), (0x4000, (6, 4))];
+
+impl Stat {
+    /// Whether the task is one that the kernel has made in the process's name and that never runs code of the process: a worker of io_uring (`iou-wrk-`,
+    /// `iou-sqp-`), or of virtual machines (`vhost-`). It is in the list of threads, and all its registers are 0.
+    pub fn stays_in_kernel(&self) -> bool {
+        static KERNEL: LazyLock<Option<(u32, u32)>> = LazyLock::new(crate::system::kernel_version);
+        self.stays_in(*KERNEL)
+    }
+
+    fn stays_in(&self, kernel: Option<(u32, u32)>) -> bool {
+        IN_KERNEL.iter().any(|(flag, since)| self.flags & flag != 0 && kernel.is_some_and(|k| k >= *since))
+    }
+}
 
 /// Parses a stat file. The error says which field is missing.
 pub fn parse_stat(bytes: &[u8]) -> Result<Stat, String> {
@@ -178,12 +197,14 @@ pub fn parse_stat(bytes: &[u8]) -> Result<Stat, String> {
         |number: usize| fields.get(number - 3).copied().ok_or_else(|| format!("field {number} is missing"));
     let value =
         |number: usize| text(number)?.parse::<u64>().map_err(|_| format!("field {number} is no number"));
+    let flags = value(9)?;
     Ok(Stat {
         pid: pid.ok_or("the pid is no number")?,
         name: String::from_utf8_lossy(&bytes[open + 1..close]).into_owned(),
         state: ProcessState::from_letter(text(3)?.chars().next().unwrap_or('?')),
         ppid: text(4)?.parse().map_err(|_| "field 4 is no number".to_owned())?,
-        is_exiting: value(9)? & PF_EXITING != 0,
+        flags,
+        is_exiting: flags & PF_EXITING != 0,
         is_killed: value(31)? >> (libc::SIGKILL - 1) & 1 != 0,
         user_ticks: value(14)?,
         system_ticks: value(15)?,
@@ -202,4 +223,26 @@ pub fn parse_schedstat(bytes: &[u8]) -> Option<Duration> {
 pub fn parse_run_delay(bytes: &[u8]) -> Option<Duration> {
     let text = std::str::from_utf8(bytes).ok()?;
     text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_mean_what_they_mean_in_that_kernel() {
+        let with = |flags: u64| {
+            let line = format!(
+                "7 (x) S 1 1 1 0 -1 {flags} 0 0 0 0 1 1 0 0 20 0 1 0 9 1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 17 0"
+            );
+            parse_stat(line.as_bytes()).expect("a stat line")
+        };
+        // As Linux 6.18 has it of a worker of io_uring, and of another thread of its process.
+        assert!(with(4_210_768).stays_in(Some((6, 18))));
+        assert!(!with(4_194_560).stays_in(Some((6, 18))));
+        // A virtual processor, before 5.10.
+        assert!(!with(0x10).stays_in(Some((5, 4))) && with(0x10).stays_in(Some((5, 12))));
+        assert!(!with(0x4000).stays_in(Some((6, 1))) && with(0x4000).stays_in(Some((6, 4))));
+        assert!(!with(u64::MAX).stays_in(None));
+    }
 }

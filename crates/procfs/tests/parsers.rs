@@ -58,7 +58,7 @@ fn stat_survives_hostile_names() {
     assert_eq!((stat.pid, stat.name.as_str(), stat.ppid), (42, "a) R 1 (b)", 7));
     assert_eq!((stat.user_ticks, stat.system_ticks, stat.start_time), (11, 12, 9999));
     assert_eq!(stat.state, ProcessState::Sleeping);
-    assert!(stat.is_exiting && !stat.is_killed);
+    assert!(stat.is_exiting && !stat.is_killed && !stat.stays_in_kernel());
     assert_eq!(stat.heap_start, Some(Avma::new(4096)));
     assert!(parse_stat(b"42 (cut off) R 1 2").unwrap_err().contains("missing"));
     assert!(parse_stat(b")(").is_err());

@@ -215,7 +215,8 @@ impl Followed {
     fn seize_new_threads(&mut self, pid: i32) -> Result<bool, TraceError> {
         let mut found = false;
         for thread in procfs::threads(pid)? {
-            if self.threads.contains_key(&thread.tid) {
+            let stays_in_kernel = || procfs::thread_stat(pid, thread.tid).is_ok_and(|s| s.stays_in_kernel());
+            if self.threads.contains_key(&thread.tid) || stays_in_kernel() {
                 continue;
             }
             match sys::seize(thread.tid, self.options()) {

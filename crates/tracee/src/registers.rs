@@ -113,6 +113,11 @@ impl Registers {
         self.cs == USER_CS_64
     }
 
+    /// Whether these are the registers of a thread that never leaves the kernel: it has no program counter and no stack.
+    pub(crate) fn are_of_the_kernel(&self) -> bool {
+        (self.rip, self.rsp) == (Avma::new(0), Avma::new(0))
+    }
+
     /// The number of the system call that the thread is in, if it is in one.
     pub fn system_call(&self) -> Option<i64> {
         let number = self.orig_rax as i64;

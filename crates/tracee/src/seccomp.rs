@@ -227,6 +227,9 @@ fn outcome(answer: Option<u32>) -> Result<(), String> {
 pub fn refuse_by_filters(pid: i32) -> Result<(), TraceError> {
     let (mut refused, mut permitted) = (None, false);
     for thread in procfs::threads(pid)? {
+        if procfs::thread_stat(pid, thread.tid).is_ok_and(|stat| stat.stays_in_kernel()) {
+            continue;
+        }
         match look_at(pid, thread.tid) {
             Ok(Ok(())) => permitted = true,
             Ok(Err(error)) => refused = Some(error),

@@ -2,6 +2,9 @@
 //!
 //! Every thread found in `/proc/PID/task` is seized and interrupted, until two passes over that directory in a row
 //! find no thread that is not held: threads that stand still start no others, so the set is then complete.
+//!
+//! Threads that the kernel has made in the process's name and that never leave it (workers of io_uring) are let be: they run no code and make no threads, a stop
+//! would interrupt what they do for the program, and one that waits for a disk would not come to it.
 
 use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
@@ -9,7 +12,7 @@ use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
 use crate::wait::{Patience, WaitOutcome, wait_for_keeping_signals};
 use crate::{Memory, TraceError};
-use restitch_procfs::{self as procfs, ProcError, ProcessId};
+use restitch_procfs::{self as procfs, ProcError, ProcessId, Stat};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -75,9 +78,10 @@ impl Stopped {
         settle_stragglers();
         let process = preflight(pid)?;
         let pid = process.pid;
-        wait_for_vfork_children(pid, options.limit)?;
+        let in_kernel = wait_for_vfork_children(pid, options.limit)?;
         let marker = exec_marker(pid);
         let mut seizing = Seizing::new(pid, options.limit);
+        seizing.in_kernel = in_kernel;
         seizing.seize_until_complete()?;
         let stopped = seizing.finish(process)?;
         if exec_marker(stopped.memory.pid()).zip(marker).is_some_and(|(now, then)| now != then) {
@@ -92,7 +96,7 @@ pub(crate) fn seize_one(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
     settle_stragglers();
     let process = preflight(pid)?;
     let limit = StopOptions::default().limit;
-    if waits_for_vfork(process.pid, tid) {
+    if procfs::thread_stat(process.pid, tid).is_ok_and(|stat| waits_for_vfork(process.pid, &stat)) {
         wait_for_vfork_children(process.pid, limit)?;
     }
     let mut seizing = Seizing::new(process.pid, limit);
@@ -182,26 +186,25 @@ fn permission_advice(scope: Option<i32>, owner: Option<u32>, own_uid: u32) -> St
 }
 
 /// A thread that waits for its vfork child stops only after the child's exec; seizing it before would leave the whole
-/// process half stopped for that long.
-fn wait_for_vfork_children(pid: i32, limit: Duration) -> Result<(), TraceError> {
+/// process half stopped for that long. Gives the threads that stay in the kernel.
+fn wait_for_vfork_children(pid: i32, limit: Duration) -> Result<BTreeSet<i32>, TraceError> {
     let mut patience = Patience::new(limit);
     loop {
-        let threads = procfs::threads(pid)?;
-        let Some(waiting) = threads.iter().find(|thread| waits_for_vfork(pid, thread.tid)) else {
-            return Ok(());
+        let stats = procfs::threads(pid)?.into_iter().map(|thread| procfs::thread_stat(pid, thread.tid));
+        let stats: Vec<Stat> = stats.filter_map(Result::ok).collect();
+        let Some(waiting) = stats.iter().find(|stat| waits_for_vfork(pid, stat)) else {
+            return Ok(stats.iter().filter(|stat| stat.stays_in_kernel()).map(|stat| stat.pid).collect());
         };
         if patience.is_over() {
-            return Err(TraceError::VforkParent { pid, tid: waiting.tid });
+            return Err(TraceError::VforkParent { pid, tid: waiting.pid });
         }
         patience.pause();
     }
 }
 
 /// Whether a thread sleeps uninterruptibly in a system call that creates processes.
-fn waits_for_vfork(pid: i32, tid: i32) -> bool {
-    let sleeping =
-        procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.state == procfs::ProcessState::Uninterruptible);
-    sleeping && in_creating_call(pid, tid)
+fn waits_for_vfork(pid: i32, thread: &Stat) -> bool {
+    thread.state == procfs::ProcessState::Uninterruptible && in_creating_call(pid, thread.pid)
 }
 
 fn in_creating_call(pid: i32, tid: i32) -> bool {
@@ -227,12 +230,15 @@ struct Seizing {
     /// Seized, stop not seen yet.
     waiting: BTreeSet<i32>,
     stopped: BTreeMap<i32, Held>,
+    /// Threads that stay in the kernel.
+    in_kernel: BTreeSet<i32>,
 }
 
 impl Seizing {
     fn new(pid: i32, limit: Duration) -> Self {
         let (urgent, begun) = (Some(Urgent::begin()), Instant::now());
-        Self { pid, limit, begun, passes: 0, urgent, waiting: BTreeSet::new(), stopped: BTreeMap::new() }
+        let (waiting, stopped, in_kernel) = Default::default();
+        Self { pid, limit, begun, passes: 0, urgent, waiting, stopped, in_kernel }
     }
 
     fn seize_until_complete(&mut self) -> Result<(), TraceError> {
@@ -240,6 +246,8 @@ impl Seizing {
         while clean < 2 {
             let found = self.seize_new_threads()?;
             self.collect_stops()?;
+            // (A number may have gone over to a thread of another kind.)
+            let found = found || self.forget_others();
             clean = if found { 0 } else { clean + 1 };
             self.passes += 1;
             // A pass may take long because this program gets no processor: the threads that it has found are held all the same.
@@ -271,7 +279,14 @@ impl Seizing {
     }
 
     fn is_held(&self, tid: i32) -> bool {
-        self.waiting.contains(&tid) || self.stopped.contains_key(&tid)
+        self.waiting.contains(&tid) || self.stopped.contains_key(&tid) || self.in_kernel.contains(&tid)
+    }
+
+    /// Forgets those of `in_kernel` that are no such threads; whether there were some.
+    fn forget_others(&mut self) -> bool {
+        let (pid, before) = (self.pid, self.in_kernel.len());
+        self.in_kernel.retain(|&tid| procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.stays_in_kernel()));
+        self.in_kernel.len() < before
     }
 
     /// Seizes and interrupts one thread; false if there is nothing to seize any more.
@@ -375,10 +390,10 @@ impl Seizing {
 
     fn not_stopping(&self, tid: i32, begun: Instant) -> TraceError {
         let pid = self.pid;
-        if waits_for_vfork(pid, tid) {
+        let stat = procfs::thread_stat(pid, tid);
+        if stat.as_ref().is_ok_and(|stat| waits_for_vfork(pid, stat)) {
             return TraceError::VforkParent { pid, tid };
         }
-        let stat = procfs::thread_stat(pid, tid);
         let state = stat.map_or_else(|error| error.to_string(), |stat| format!("{:?}", stat.state));
         let waited_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         TraceError::NotStopping { pid, tid, waited_ms, state }
@@ -395,6 +410,13 @@ impl Seizing {
             }
             held => held?,
         };
+        // One that was not there when it was looked for them.
+        if held.original.are_of_the_kernel()
+            && procfs::thread_stat(self.pid, tid).is_ok_and(|stat| stat.stays_in_kernel())
+        {
+            self.in_kernel.insert(tid);
+            return sys::detach(tid, signal);
+        }
         let is_64_bit = held.original.is_64_bit();
         self.stopped.insert(tid, held);
         if is_64_bit { Ok(()) } else { Err(TraceError::ThirtyTwoBit { pid: self.pid }) }

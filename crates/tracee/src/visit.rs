@@ -62,10 +62,11 @@ fn in_a_borrow<T, E: From<TraceError>>(
 fn candidates(pid: i32) -> Result<Vec<i32>, TraceError> {
     let mut found: Vec<(bool, i32)> = Vec::new();
     for thread in procfs::threads(pid)? {
-        match procfs::thread_stat(pid, thread.tid).map(|stat| stat.state) {
-            Ok(ProcessState::Uninterruptible) | Err(_) => {}
-            Ok(state) if state.is_ended() => {}
-            Ok(state) => found.push((state != ProcessState::Sleeping, thread.tid)),
+        match procfs::thread_stat(pid, thread.tid) {
+            Err(_) => {}
+            Ok(stat) if stat.state == ProcessState::Uninterruptible || stat.state.is_ended() => {}
+            Ok(stat) if stat.stays_in_kernel() => {}
+            Ok(stat) => found.push((stat.state != ProcessState::Sleeping, thread.tid)),
         }
     }
     if found.is_empty() {

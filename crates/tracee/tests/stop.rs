@@ -54,6 +54,38 @@ fn waiting_threads_see_no_eintr() {
     target.assert_ok();
 }
 
+/// The kernel's threads of a process that uses io_uring are not stopped (what they wait for would end, and the program see an error), nor taken for
+/// threads that can be borrowed.
+#[test]
+fn threads_that_stay_in_the_kernel_are_let_be() {
+    let folder = restitch_testkit::scratch();
+    let pipe = folder.path().join("pipe");
+    let pipe = pipe.to_str().expect("a plain path");
+    let Some(mut target) = Target::start_or("rings", &[pipe], "no io_uring") else {
+        return restitch_testkit::skipped("io_uring is not permitted here");
+    };
+    let pid = target.pid();
+    let mut seen = 0;
+    for round in 0..300 {
+        let stopped = Stopped::seize_all(pid).unwrap();
+        let threads: Vec<i32> = stopped.threads().collect();
+        for thread in restitch_procfs::threads(pid).unwrap() {
+            let stat = restitch_procfs::thread_stat(pid, thread.tid).unwrap();
+            let of_kernel = stat.name.starts_with("iou-");
+            assert_eq!(threads.contains(&thread.tid), !of_kernel, "{}", stat.name);
+            let tracer = restitch_procfs::thread_status(pid, thread.tid).unwrap().tracer;
+            assert_eq!(tracer.is_some_and(|tracer| tracer != 0), !of_kernel, "{}", stat.name);
+            seen += u32::from(of_kernel);
+        }
+        drop(stopped);
+        std::thread::sleep(Duration::from_micros(round * 37 % 4000));
+    }
+    // One that polls and one that opens.
+    assert!(seen >= 300, "they were not there: {seen}");
+    assert!(!target.has_ended(), "it goes on until it is told to end");
+    target.assert_ok();
+}
+
 #[test]
 fn signals_are_neither_lost_nor_doubled() {
     let Some(target) = Target::start("signals", &["40000"]) else { return };

@@ -37,6 +37,11 @@ pub struct Target {
 
 impl Target {
     pub fn start(name: &str, arguments: &[&str]) -> Option<Self> {
+        Self::start_or(name, arguments, "nothing else")
+    }
+
+    /// `None` also where it says `otherwise` in place of `ready`.
+    pub fn start_or(name: &str, arguments: &[&str], otherwise: &str) -> Option<Self> {
         let program = compile(name)?;
         let mut child = Command::new(&program)
             .args(arguments)
@@ -48,6 +53,9 @@ impl Target {
         let mut output = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
         output.read_line(&mut line).expect("readable");
+        if line.trim() == otherwise {
+            return None;
+        }
         assert!(line.starts_with("ready"), "{line}");
         let address = line.trim().strip_prefix("ready 0x").unwrap_or("0");
         let padding = Avma::new(u64::from_str_radix(address, 16).expect("an address"));
