@@ -54,6 +54,7 @@ impl Target {
         let mut line = String::new();
         output.read_line(&mut line).expect("readable");
         if line.trim() == otherwise {
+            child.wait().expect("waitable");
             return None;
         }
         assert!(line.starts_with("ready"), "{line}");
