@@ -9,7 +9,7 @@ use crate::frames::names_unwinder;
 use crate::hook_journal::JournalHook;
 use crate::journal::{Journal, JournalSpare, VersionKind};
 use crate::live::{Live, Reservation};
-use crate::mapping::Mapped;
+use crate::mapping::{Mapped, in_memory, map_in_memory};
 use crate::plan::has_personality;
 use crate::prepared::Prepared;
 use crate::search::joined;
@@ -183,6 +183,13 @@ fn map_all(
         }
         version.shared(window);
         window = window.or(version.counters());
+    }
+    if opened.is_ok() {
+        opened = in_memory(borrow, versions.iter_mut().filter(|version| version.is_refused()));
+    }
+    let mut firsts = Vec::new();
+    for version in &versions {
+        firsts.push(mapping.len());
         version.map(&mut mapping);
     }
     if let Some(new_hook) = new_hook {
@@ -209,6 +216,14 @@ fn map_all(
     files.into_iter().for_each(|fd| mapping.close(fd));
     let mut results: Vec<_> = borrow.run(&mapping)?.into_iter().take(to_map).collect();
     opened?;
+    let mut again = Vec::new();
+    for (version, first) in versions.iter_mut().zip(firsts) {
+        if version.may_not_map(&results[first]) {
+            results[first] = Ok(0);
+            again.push(version);
+        }
+    }
+    map_in_memory(borrow, again.into_iter())?;
     let mut mapped = Vec::new();
     for (spare, result) in open_spares.into_iter().zip(results.drain(wanted..)) {
         match result {

@@ -1,11 +1,15 @@
 //! Mapping versions and counter areas into the process.
+//!
+//! A version is a file of the state directory, so that processes share its pages and tools find its symbols. Where the process does not see the
+//! directory (a container), may not read it (another user, AppArmor), or may not execute what lies there (`noexec`, AppArmor, SELinux), it is a memory file of the
+//! process's own with the same content.
 
 use crate::ProcessError;
 use crate::counter_area::{CounterArea, Parts};
 use crate::prepared::{Arriving, Incoming};
 use crate::version_files::memory_name;
 use restitch_address::{Avma, FileOffset};
-use restitch_tracee::{Backing, Batch, Placement, Protection, RemoteFd, TraceError};
+use restitch_tracee::{Backing, Batch, Borrow, Placement, Protection, RemoteFd, TraceError};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -15,6 +19,8 @@ use std::os::unix::fs::FileExt;
 pub(crate) struct Mapped<'a> {
     new: &'a Incoming<'a>,
     arriving: &'a Arriving,
+    /// It is to be a file of the state directory.
+    from_disk: bool,
     version: Option<RemoteFd>,
     counters: Option<RemoteFd>,
     /// Its counters are those of another version: see [`Mapped::share`].
@@ -23,7 +29,8 @@ pub(crate) struct Mapped<'a> {
 
 impl<'a> Mapped<'a> {
     pub fn new(new: &'a Incoming<'a>, arriving: &'a Arriving) -> Self {
-        Self { new, arriving, version: None, counters: None, shares: false }
+        let from_disk = arriving.visible;
+        Self { new, arriving, from_disk, version: None, counters: None, shares: false }
     }
 
     /// The windows of tracing versions are one file: that of the first one, which `self` is not.
@@ -46,31 +53,37 @@ impl<'a> Mapped<'a> {
     /// Opens the version's file; counters live in a shared memory file: forked children count into it too, and it can be read
     /// from here.
     pub fn open(&self, batch: &mut Batch) {
-        match self.arriving.visible {
+        match self.from_disk {
             true => batch
                 .open(&CString::new(self.arriving.record.file.as_os_str().as_bytes()).unwrap_or_default()),
-            false => batch.memfd_create(&memory_name(&self.arriving.record.file)),
+            false => self.create(batch),
         }
         if self.arriving.record.counters.is_some() && !self.shares {
             batch.memfd_create(c"restitch-counters");
         }
     }
 
-    /// Takes the results of `open`, and fills the memory files.
+    fn create(&self, batch: &mut Batch) {
+        batch.memfd_create(&memory_name(&self.arriving.record.file));
+    }
+
+    /// Takes the results of `open`, and fills the memory files. A file that the process may not open is left to be created ([`in_memory`]).
     pub fn opened(
         &mut self,
         pid: i32,
         results: &mut impl Iterator<Item = Result<u64, TraceError>>,
     ) -> Result<Option<CounterArea>, ProcessError> {
         let mut next = || results.next().map(|r| r.map(RemoteFd::from_result)).transpose();
-        self.version = next()?;
+        self.version = match next() {
+            Err(error) if self.from_disk && is_denied(&error) => None,
+            version => version?,
+        };
         let record = &self.arriving.record;
         if record.counters.is_some() && !self.shares {
             self.counters = next()?;
         }
-        if let (false, Some(fd)) = (self.arriving.visible, self.version) {
-            let file = open_remote(pid, fd.number())?;
-            file.write_all_at(&self.new.version.bytes, 0).map_err(|e| remote_file(pid, e))?;
+        if !self.from_disk {
+            self.fill(pid)?;
         }
         let (Some((_, len)), Some(fd)) = (record.counters, self.counters) else { return Ok(None) };
         let file = open_remote(pid, fd.number())?;
@@ -79,13 +92,35 @@ impl<'a> Mapped<'a> {
         Ok(Some(CounterArea::new(record.number, file, parts)))
     }
 
-    /// Maps what was opened.
+    /// Writes a memory file that is to be the version.
+    fn fill(&self, pid: i32) -> Result<(), ProcessError> {
+        let Some(fd) = self.version else { return Ok(()) };
+        let file = open_remote(pid, fd.number())?;
+        file.write_all_at(&self.new.version.bytes, 0).map_err(|e| remote_file(pid, e))
+    }
+
+    /// Whether the process may not open its file.
+    pub fn is_refused(&self) -> bool {
+        self.from_disk && self.version.is_none()
+    }
+
+    /// Whether the process may not map its file, as this `result` of [`Mapped::map`]'s first call says.
+    pub fn may_not_map(&self, result: &Result<u64, TraceError>) -> bool {
+        self.from_disk && self.version.is_some() && result.as_ref().is_err_and(is_denied)
+    }
+
+    fn map_version(&self, batch: &mut Batch) {
+        let record = &self.arriving.record;
+        if let Some(fd) = self.version {
+            let (at, backing) = (Avma::new(record.start), Backing::Private(fd, FileOffset::new(0)));
+            batch.mmap(Placement::At(at), record.len, Protection::ReadExecute, backing);
+        }
+    }
+
+    /// Maps what was opened, the version first.
     pub fn map(&self, batch: &mut Batch) {
         let (record, none) = (&self.arriving.record, FileOffset::new(0));
-        if let Some(fd) = self.version {
-            let at = Placement::At(Avma::new(record.start));
-            batch.mmap(at, record.len, Protection::ReadExecute, Backing::Private(fd, none));
-        }
+        self.map_version(batch);
         if let (Some((start, len)), Some(fd)) = (record.counters, self.counters) {
             batch.mmap(
                 Placement::At(Avma::new(start)),
@@ -100,6 +135,41 @@ impl<'a> Mapped<'a> {
     pub fn files(&self) -> impl Iterator<Item = RemoteFd> + use<> {
         self.version.into_iter().chain(self.counters.filter(|_| !self.shares))
     }
+}
+
+/// Makes memory files of versions whose files the process may not use.
+pub(crate) fn in_memory<'v, 'a: 'v>(
+    borrow: &mut Borrow<'_>,
+    versions: impl Iterator<Item = &'v mut Mapped<'a>>,
+) -> Result<(), ProcessError> {
+    let versions: Vec<_> = versions.collect();
+    let mut batch = Batch::new();
+    versions.iter().for_each(|version| version.create(&mut batch));
+    for (version, fd) in versions.into_iter().zip(borrow.run(&batch)?) {
+        version.from_disk = false;
+        version.version = Some(RemoteFd::from_result(fd?));
+        version.fill(borrow.pid())?;
+    }
+    Ok(())
+}
+
+/// As [`in_memory`], of versions that the process may not map; then they are mapped.
+pub(crate) fn map_in_memory<'v, 'a: 'v>(
+    borrow: &mut Borrow<'_>,
+    versions: impl Iterator<Item = &'v mut Mapped<'a>>,
+) -> Result<(), ProcessError> {
+    let mut versions: Vec<_> = versions.collect();
+    in_memory(borrow, versions.iter_mut().map(|version| &mut **version))?;
+    let mut batch = Batch::new();
+    versions.iter().for_each(|version| version.map_version(&mut batch));
+    versions.iter().filter_map(|version| version.version).for_each(|fd| batch.close(fd));
+    borrow.run(&batch)?.into_iter().try_for_each(|result| result.map(drop)).map_err(ProcessError::from)
+}
+
+/// Whether the process may not do it.
+fn is_denied(error: &TraceError) -> bool {
+    let TraceError::RemoteCall { source, .. } = error else { return false };
+    matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
 fn open_remote(pid: i32, fd: i32) -> Result<File, ProcessError> {

@@ -117,6 +117,46 @@ fn without_room_near_the_code_nothing_is_changed() {
     target.stop();
 }
 
+/// Attaches, looks whether versions are memory files, and gives everything back.
+#[track_caller]
+fn there_in_memory_and_back(restitch: &Restitch, what: &str) {
+    let Some(mut target) = start(what) else { return };
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", target.pid())).expect("it lives");
+    let versions: Vec<&str> = maps.lines().filter(|line| line.contains(".restitch-version")).collect();
+    assert!(
+        !versions.is_empty() && versions.iter().all(|line| line.contains("/memfd:")),
+        "{what}: {versions:?}"
+    );
+    there_and_back(restitch, &mut target);
+    target.stop();
+}
+
+#[test]
+fn a_process_that_may_not_read_the_state_directory_has_versions_in_memory() {
+    if !is_root() {
+        return restitch_testkit::skipped("only root can attach to the process of another user");
+    }
+    let restitch = Restitch::new();
+    std::fs::set_permissions(restitch.state(), PermissionsExt::from_mode(0o700)).expect("our own");
+    there_in_memory_and_back(&restitch, "nobody");
+}
+
+#[test]
+fn where_nothing_in_the_state_directory_may_be_executed_versions_are_in_memory() {
+    let restitch = Restitch::new();
+    let on_state = |command: &str, options: &[&str]| {
+        let done = Command::new(command).args(options).arg(restitch.state()).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    if !on_state("mount", &["-t", "tmpfs", "-o", "noexec,mode=755", "tmpfs"]) {
+        return restitch_testkit::skipped("nothing can be mounted here");
+    }
+    let result = std::panic::catch_unwind(|| there_in_memory_and_back(&restitch, "ordinary"));
+    assert!(on_state("umount", &["--lazy"]), "it stays mounted");
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 /// Restitch as another user than the target's, or for a process that nobody may look into.
 #[test]
 fn without_permission_the_message_says_what_would_help() {

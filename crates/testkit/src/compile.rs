@@ -84,6 +84,10 @@ pub fn compile_with(compiler: &str, source: &Path, flags: &[&str]) -> Result<Pat
     {
         key.add(part.as_bytes());
     }
+    for included in flags.windows(2).filter(|pair| pair[0] == "-include").map(|pair| Path::new(pair[1])) {
+        // What is not found is the compiler's own.
+        key.add(&std::fs::read(included).unwrap_or_default());
+    }
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     made(&format!("{stem}-{:016x}", key.0), |output| {
         let mut command = Command::new(compiler);

@@ -226,6 +226,9 @@ fn next_step(call: &str, source: &std::io::Error) -> &'static str {
         ("mmap", Some(libc::EAGAIN)) => {
             "; it locks its memory and may lock no more: raise its limit of locked memory (RLIMIT_MEMLOCK: prlimit --memlock)"
         }
+        ("mmap", Some(libc::EACCES | libc::EPERM)) => {
+            "; a security module (AppArmor, SELinux) does not let it execute what restitch maps: permit it that, or have it unconfined"
+        }
         ("mmap" | "mremap", Some(libc::ENOMEM)) => {
             "; raise its limit of address space (RLIMIT_AS: prlimit --as) or vm.max_map_count, or free memory"
         }

@@ -77,7 +77,11 @@ const RESTARTABLE_AFTER_EINTR: &[libc::c_long] = &[
     libc::SYS_io_getevents,
     SYS_IO_PGETEVENTS,
     libc::SYS_io_uring_enter,
+    // In memory files, in older kernels: what was allocated is given back (`shmem_fallocate`).
+    libc::SYS_fallocate,
 ];
+/// Modes of `fallocate` that move what is behind: twice is not once.
+const MOVING: u64 = (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) as u64;
 
 /// System calls that swap the signal mask while they wait.
 const MASK_SWAPPING: &[libc::c_long] = &[
@@ -164,7 +168,8 @@ impl Registers {
     pub(crate) fn repaired(&self) -> Option<Self> {
         let number = self.system_call()?;
         let interrupted = self.rax as i64 == MINUS_EINTR;
-        let restartable = RESTARTABLE_AFTER_EINTR.contains(&number);
+        let moves = number == libc::SYS_fallocate && self.rsi & MOVING != 0;
+        let restartable = RESTARTABLE_AFTER_EINTR.contains(&number) && !moves;
         (interrupted && restartable).then_some(Self { rax: MINUS_ERESTARTNOHAND as u64, ..*self })
     }
 
@@ -212,6 +217,12 @@ mod tests {
         let repaired = |call, result| in_call(call, result).repaired().map(|r| r.rax as i64);
         assert_eq!(repaired(libc::SYS_epoll_wait, -4), Some(-514));
         assert_eq!(repaired(libc::SYS_close, -4), None);
+        assert_eq!(repaired(libc::SYS_fallocate, -4), Some(-514));
+        let moving =
+            |mode: i32| Registers { rsi: mode as u64, ..in_call(libc::SYS_fallocate, -4) }.repaired();
+        assert!(
+            moving(libc::FALLOC_FL_ZERO_RANGE).is_some() && moving(libc::FALLOC_FL_INSERT_RANGE).is_none()
+        );
         assert_eq!(repaired(libc::SYS_epoll_wait, 0), None);
         let outside = Registers { orig_rax: NO_SYSTEM_CALL, ..in_call(0, -4) };
         assert_eq!(outside.repaired(), None);

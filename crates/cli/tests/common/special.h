@@ -72,7 +72,10 @@ __attribute__((constructor)) static void special(void) {
     unsigned long number = 0;
     if (what && strchr(what, ':')) number = strtoul(strchr(what, ':') + 1, NULL, 10);
     if (!what) return;
-    if (strncmp(what, "locked", 6) == 0) {
+    if (strcmp(what, "nobody") == 0) {
+        if (setgid(65534) || setuid(65534) || prctl(PR_SET_DUMPABLE, 1)) _exit(3);
+    } else if (strcmp(what, "ordinary") == 0) {
+    } else if (strncmp(what, "locked", 6) == 0) {
         if (mlockall(MCL_CURRENT | MCL_FUTURE)) _exit(3);
     } else if (strncmp(what, "lock-limit", 10) == 0) {
         if (mlockall(MCL_CURRENT | MCL_FUTURE)) _exit(3);

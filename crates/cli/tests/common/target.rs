@@ -109,7 +109,7 @@ impl Target {
         let contained = wait_until(PATIENCE, || pid(process.pid()).or((!process.is_running()).then_some(0)));
         let mut out = Self { process, folder, name, before: None, contained };
         let pid = out.pid();
-        let began = wait_until(PATIENCE, || (cpu_ticks(pid) >= 5).then_some(()));
+        let began = wait_until(PATIENCE, || (cpu_ticks(pid) >= 5 || !out.is_running()).then_some(()));
         assert!(began.is_some() || !out.is_running(), "{} does not compute", out.name);
         if out.is_running() {
             out.before = Some(Snapshot::of(pid));
