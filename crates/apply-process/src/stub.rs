@@ -134,8 +134,9 @@ fn settle_within(target: &Target, patience: Duration) -> Result<(), ProcessError
 /// The places where a stub was left.
 fn left_behind(target: &Target) -> Vec<StubSite> {
     let Ok(memory) = Memory::open_read_only(target.pid()) else { return Vec::new() };
-    let is_left =
-        |site: &StubSite| memory.read_vec(site.at, site.bytes.len()).is_ok_and(|found| found == site.code());
+    let is_left = |site: &StubSite| {
+        memory.read_vec(site.at, site.bytes.len()).is_ok_and(|found| found.starts_with(&site.code()))
+    };
     stub_sites(target).into_iter().filter(is_left).collect()
 }
 
