@@ -24,7 +24,7 @@ use crate::retire::leads_into;
 use crate::search::{Search, Spared, copies_stacks, joined, spared};
 use crate::slots;
 use crate::stub::{StubSite, borrow, stub_site};
-use crate::threads::{ThreadView, survey};
+use crate::threads::{ThreadView, hidden_returns, survey};
 use crate::tripwire;
 use crate::writing::PAGE;
 use crate::{ProcessError, Target};
@@ -125,8 +125,9 @@ fn first_stop<'a>(
     let mut stopped = Stopped::seize_all(live.target.pid())?;
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
+    let hidden = hidden_returns(&threads, &maps);
     for old in retired {
-        match reason_to_keep(live, &stopped, old, &threads)? {
+        match reason_to_keep(live, &stopped, old, &threads)?.or_else(|| hidden.clone()) {
             // Soon it is over; the second stop looks again.
             Some(_) if live.has_just_traced(old.number) => candidates.push(old),
             Some(why) => report.kept.push((old.number, why)),
@@ -176,7 +177,9 @@ fn take_out<'a>(
 ) -> Result<Vec<&'a OldVersion>, ProcessError> {
     let stub = stub_site(live.now(), |_| false)?;
     let mut stopped = Stopped::seize_all(live.target.pid())?;
-    let threads = survey(&stopped, walker, &stopped.maps()?)?;
+    let maps = stopped.maps()?;
+    let threads = survey(&stopped, walker, &maps)?;
+    let hidden = hidden_returns(&threads, &maps);
     let looking = hook::in_use(&stopped, live.journal.hook.as_ref(), &threads)?;
     let pages = Pagemap::open(live.target.pid());
     let (mut gone, mut held) = (Vec::new(), Vec::new());
@@ -186,7 +189,8 @@ fn take_out<'a>(
             true => None,
             false => tripwire::touched(pages.as_ref().ok(), old),
         };
-        match (leads_into(&stopped, old.range, old.by_pointers, &threads)?, touched) {
+        let leading = leads_into(&stopped, old.range, old.by_pointers, &threads)?;
+        match (leading.or_else(|| hidden.clone()), touched) {
             (Some(why), _) => {
                 report.kept.push((old.number, why));
                 held.extend(has_just_traced.then_some(old));

@@ -50,6 +50,20 @@ pub(crate) fn survey(
     Ok(out)
 }
 
+/// Why the kernel may hold return addresses that no search finds, if it does: a probe of function returns (uretprobe) puts the address of its trampoline on
+/// the stack in their place, and has the thread go on where they lead.
+pub(crate) fn hidden_returns(threads: &[ThreadView], maps: &[Mapping]) -> Option<String> {
+    let trampoline = maps.iter().find(|m| m.is_special("[uprobes]"))?.range;
+    let holds = |t: &&ThreadView| {
+        !t.walk.complete && t.stacks.iter().flat_map(words).any(|(_, word)| trampoline.contains(word))
+    };
+    let thread = threads.iter().find(holds)?;
+    Some(format!(
+        "a probe of the kernel (uretprobe) holds return addresses of thread {}, which may lead into it",
+        thread.tid
+    ))
+}
+
 /// The lowest word of a thread's stack that may be used: below the stack pointer lies the red zone (System V ABI, 3.2.2).
 fn lowest_used(registers: &Registers) -> Avma {
     Avma::new((registers.rsp.get() & !7).saturating_sub(128))

@@ -2,6 +2,7 @@
 
 use crate::finding::Problem;
 use crate::walk::Walk;
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Redirect, RedirectKind};
 use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, Program};
@@ -55,8 +56,11 @@ impl Walk<'_, '_> {
         let id = program.block_at(at).ok_or("it is not in a block")?;
         let block = program.block(id);
         let endbr = self.s.image.read(block.start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
-        if at != block.start && !(endbr && at == block.start + 4) {
-            return Err("it is not at the start of a block or behind its endbr64");
+        let behind_the_first = redirect.kind == RedirectKind::Entry && self.is_second(id, at);
+        if at != block.start && !(endbr && at == block.start + 4) && !behind_the_first {
+            return Err(
+                "it is neither at the start of a block nor behind its endbr64, nor behind a function's first instruction",
+            );
         }
         let patch = SvmaRange::new(at, PATCH);
         if !program.function(block.function).range.covers(&patch) {
@@ -96,12 +100,37 @@ impl Walk<'_, '_> {
         (is_marker && self.s.program.block(id).end() == at).then_some(id)
     }
 
+    /// Whether `at` is the second instruction of block `id`, and the first one goes on to it.
+    fn is_second(&self, id: BlockId, at: Svma) -> bool {
+        let block = self.s.program.block(id);
+        let len = self.s.image.read_tail(block.start).and_then(|bytes| plain_len(bytes, block.start));
+        len.is_some_and(|len| block.start + len == at && at < block.end())
+    }
+
+    /// Where the copy of block `id` has its second instruction, if that is at `at`: as far behind the first one's copy as it is behind the first one.
+    fn second_point(
+        &self,
+        id: BlockId,
+        at: Svma,
+        points: &[(Svma, Svma, bool)],
+    ) -> Option<(Svma, Svma, bool)> {
+        let start = self.s.program.block(id).start;
+        let (v, _, counted) = *points.iter().rfind(|(_, o, _)| *o == start)?;
+        let len = at.offset_from(start) as u64;
+        let copied = self.s.bytes(SvmaRange::new(v, len)).and_then(|bytes| plain_len(bytes, v));
+        (self.is_second(id, at) && copied == Some(len)).then_some((v + len, at, counted))
+    }
+
     fn redirect_target(&self, redirect: &Redirect, id: BlockId) -> Result<(), &'static str> {
         let place = self.s.place(id).ok_or("its block is not in the version")?;
         let points = self.entry_points(place);
         let start = self.s.program.block(id).start;
         // Running endbr64 again changes nothing, so the start of the copy is right for both.
-        let point = points.iter().find(|(v, o, _)| *v == redirect.to && (*o == redirect.at || *o == start));
+        let endbr = self.s.image.read(start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
+        let is_same = |o: Svma| o == redirect.at || (o == start && endbr && redirect.at == start + 4);
+        let second = self.second_point(id, redirect.at, &points);
+        let mut all = points.iter().chain(&second);
+        let point = all.find(|(v, o, _)| *v == redirect.to && is_same(*o));
         match point {
             None => Err("it does not lead to the equivalent instruction"),
             Some((.., true)) => Err("it leads past the block's counter"),
@@ -109,6 +138,12 @@ impl Walk<'_, '_> {
             Some(_) => Ok(()),
         }
     }
+}
+
+/// The length of the instruction at the start of `bytes`, which are at `at`, if it goes on to what stands behind it.
+fn plain_len(bytes: &[u8], at: Svma) -> Option<u64> {
+    let first = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE).decode();
+    (!first.is_invalid() && first.flow_control() == FlowControl::Next).then(|| first.len() as u64)
 }
 
 /// For each block, whether a branch, a table or a call goes to its start.

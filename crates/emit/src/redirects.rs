@@ -10,7 +10,7 @@ use crate::select::{NONE, Selection};
 use crate::{AddressMap, Redirect, RedirectKind, Request, SkipReason, Skipped};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{BlockAttrs, BlockId, FuncId, Program};
-use restitch_x86::encode;
+use restitch_x86::{Flow, decode_one, encode};
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// The longest instruction.
@@ -80,7 +80,22 @@ impl Chooser<'_, '_> {
         if !function.redirectable {
             return None;
         }
-        self.redirect(function.range.start, function.range, RedirectKind::Entry)
+        let start = function.range.start;
+        self.behind_the_first(id).or_else(|| self.redirect(start, function.range, RedirectKind::Entry))
+    }
+
+    /// The redirect of a function's second instruction, if there is room for one in its first block. Counting versions have none: it would pass the block's
+    /// counter by.
+    fn behind_the_first(&self, id: FuncId) -> Option<Redirect> {
+        let (program, image) = (self.request.program, self.request.image);
+        let function = program.function(id);
+        let block = program.block(self.selection.lookup.starting_at(function.range.start)?);
+        let first = decode_one(image.read_tail(block.start)?, block.start)?.insn;
+        let at = block.start + u64::from(first.len);
+        if self.request.counters.is_some() || first.flow != Flow::Next || at >= block.end() {
+            return None;
+        }
+        self.redirect(at, function.range, RedirectKind::Entry).filter(|redirect| redirect.at == at)
     }
 
     /// Landing pads, and blocks that indirect jumps reach which still go through the original code.
