@@ -56,10 +56,10 @@ impl Walk<'_, '_> {
         let id = program.block_at(at).ok_or("it is not in a block")?;
         let block = program.block(id);
         let endbr = self.s.image.read(block.start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
-        let behind_the_first = redirect.kind == RedirectKind::Entry && self.is_second(id, at);
+        let behind_the_first = redirect.kind == RedirectKind::Entry && self.is_in_prologue(id, at);
         if at != block.start && !(endbr && at == block.start + 4) && !behind_the_first {
             return Err(
-                "it is neither at the start of a block nor behind its endbr64, nor behind a function's first instruction",
+                "it is neither at the start of a block nor behind its endbr64, nor behind the first instructions of a function",
             );
         }
         let patch = SvmaRange::new(at, PATCH);
@@ -100,15 +100,17 @@ impl Walk<'_, '_> {
         (is_marker && self.s.program.block(id).end() == at).then_some(id)
     }
 
-    /// Whether `at` is the second instruction of block `id`, and the first one goes on to it.
-    fn is_second(&self, id: BlockId, at: Svma) -> bool {
+    /// Whether `at` is one of the first instructions of block `id`, and those before it go on to it.
+    fn is_in_prologue(&self, id: BlockId, at: Svma) -> bool {
         let block = self.s.program.block(id);
-        let len = self.s.image.read_tail(block.start).and_then(|bytes| plain_len(bytes, block.start));
-        len.is_some_and(|len| block.start + len == at && at < block.end())
+        let len = at.offset_from(block.start);
+        let bytes = usize::try_from(len).ok().and_then(|len| self.s.image.read(block.start, len));
+        at < block.end() && bytes.is_some_and(|bytes| plain_lengths(bytes, block.start).is_some())
     }
 
-    /// Where the copy of block `id` has its second instruction, if that is at `at`: as far behind the first one's copy as it is behind the first one.
-    fn second_point(
+    /// Where the copy of block `id` has the instruction at `at`, if that is one of its first ones: as far behind the first one's copy as it is behind the
+    /// first one, and so are those between.
+    fn prologue_point(
         &self,
         id: BlockId,
         at: Svma,
@@ -116,9 +118,10 @@ impl Walk<'_, '_> {
     ) -> Option<(Svma, Svma, bool)> {
         let start = self.s.program.block(id).start;
         let (v, _, counted) = *points.iter().rfind(|(_, o, _)| *o == start)?;
-        let len = at.offset_from(start) as u64;
-        let copied = self.s.bytes(SvmaRange::new(v, len)).and_then(|bytes| plain_len(bytes, v));
-        (self.is_second(id, at) && copied == Some(len)).then_some((v + len, at, counted))
+        let len = u64::try_from(at.offset_from(start)).ok()?;
+        let original = plain_lengths(self.s.image.read(start, len as usize)?, start)?;
+        let copied = plain_lengths(self.s.bytes(SvmaRange::new(v, len))?, v)?;
+        (original == copied && self.is_in_prologue(id, at)).then_some((v + len, at, counted))
     }
 
     fn redirect_target(&self, redirect: &Redirect, id: BlockId) -> Result<(), &'static str> {
@@ -128,8 +131,8 @@ impl Walk<'_, '_> {
         // Running endbr64 again changes nothing, so the start of the copy is right for both.
         let endbr = self.s.image.read(start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
         let is_same = |o: Svma| o == redirect.at || (o == start && endbr && redirect.at == start + 4);
-        let second = self.second_point(id, redirect.at, &points);
-        let mut all = points.iter().chain(&second);
+        let behind = self.prologue_point(id, redirect.at, &points);
+        let mut all = points.iter().chain(&behind);
         let point = all.find(|(v, o, _)| *v == redirect.to && is_same(*o));
         match point {
             None => Err("it does not lead to the equivalent instruction"),
@@ -140,10 +143,16 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The length of the instruction at the start of `bytes`, which are at `at`, if it goes on to what stands behind it.
-fn plain_len(bytes: &[u8], at: Svma) -> Option<u64> {
-    let first = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE).decode();
-    (!first.is_invalid() && first.flow_control() == FlowControl::Next).then(|| first.len() as u64)
+/// The lengths of the instructions that make up `bytes`, which are at `at`, if there are one to three and each goes on to what stands behind it.
+fn plain_lengths(bytes: &[u8], at: Svma) -> Option<Vec<usize>> {
+    let mut lengths = Vec::new();
+    for instruction in &mut Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE) {
+        if instruction.is_invalid() || instruction.flow_control() != FlowControl::Next {
+            return None;
+        }
+        lengths.push(instruction.len());
+    }
+    (1..=3).contains(&lengths.len()).then_some(lengths)
 }
 
 /// For each block, whether a branch, a table or a call goes to its start.

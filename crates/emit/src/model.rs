@@ -98,7 +98,7 @@ pub struct PlacedBlock {
 /// A patch of the original code: `jmp to` over the 5 bytes at `at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Redirect {
-    /// Address in the original code of the first patched byte: behind `endbr64`, if there is one; of an entry behind the first instruction, where there is room.
+    /// Address in the original code of the first patched byte: behind `endbr64`, if there is one; of an entry behind the first instructions, where there is room.
     pub at: Svma,
     /// Address in the version: the equivalent of `at`.
     pub to: Svma,

@@ -84,18 +84,22 @@ impl Chooser<'_, '_> {
         self.behind_the_first(id).or_else(|| self.redirect(start, function.range, RedirectKind::Entry))
     }
 
-    /// The redirect of a function's second instruction, if there is room for one in its first block. Counting versions have none: it would pass the block's
-    /// counter by.
+    /// The redirect of a function behind its first instruction, if there is room for one in its first block; behind those that make a frame, which debuggers
+    /// pass by. Counting versions have none: it would pass the block's counter by.
     fn behind_the_first(&self, id: FuncId) -> Option<Redirect> {
-        let (program, image) = (self.request.program, self.request.image);
-        let function = program.function(id);
-        let block = program.block(self.selection.lookup.starting_at(function.range.start)?);
-        let first = decode_one(image.read_tail(block.start)?, block.start)?.insn;
-        let at = block.start + u64::from(first.len);
-        if self.request.counters.is_some() || first.flow != Flow::Next || at >= block.end() {
+        if self.request.counters.is_some() {
             return None;
         }
-        self.redirect(at, function.range, RedirectKind::Entry).filter(|redirect| redirect.at == at)
+        let program = self.request.program;
+        let function = program.function(id);
+        let block = program.block(self.selection.lookup.starting_at(function.range.start)?);
+        let bytes = self.request.image.read_tail(block.start)?;
+        let first = decode_one(bytes, block.start)?.insn;
+        let first = (first.flow == Flow::Next).then_some(u64::from(first.len));
+        frame_made(bytes).into_iter().chain(first).map(|len| block.start + len).find_map(|at| {
+            let redirect = self.redirect(at, function.range, RedirectKind::Entry)?;
+            (at < block.end() && redirect.at == at).then_some(redirect)
+        })
     }
 
     /// Landing pads, and blocks that indirect jumps reach which still go through the original code.
@@ -143,6 +147,14 @@ impl Chooser<'_, '_> {
         let next = blocks.partition_point(|b| b.start <= bytes.start);
         blocks.get(next).is_none_or(|b| b.start >= bytes.end)
     }
+}
+
+/// Bytes of the instructions at the start of a function that make its frame: `endbr64` or not, `push %rbp; mov %rsp,%rbp`.
+fn frame_made(bytes: &[u8]) -> Option<u64> {
+    const FRAME: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
+    let marker = if bytes.starts_with(&ENDBR64) { ENDBR64.len() } else { 0 };
+    let makes = FRAME.iter().any(|frame| bytes[marker..].starts_with(frame));
+    makes.then_some((marker + FRAME[0].len()) as u64)
 }
 
 /// Whether a call returns to a byte of `bytes` behind the first one.

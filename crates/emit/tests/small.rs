@@ -207,6 +207,54 @@ fn redirects_lead_behind_endbr64_to_the_counter() {
     assert_eq!(version.map.to_original(redirect.to), Some(redirect.at));
 }
 
+/// Where a function of these bytes, one block, is redirected, counting or not.
+fn redirected(code: &[u8]) -> [u64; 2] {
+    let len = code.len();
+    let text = format!(
+        "function 0x401000..{:#x} f movable redirectable\n   0x401000 +{len} entry return/1",
+        BASE + len as u64
+    );
+    let small = Small::new(code, &text);
+    let layout = order(&[0]);
+    let counted = [Counted::Block(BlockId(0))];
+    let counters = Some(CounterRequest {
+        area_start: Svma::new(0x60_0000),
+        width: CounterWidth::Bits64,
+        counted: &counted,
+        votes: &[],
+    });
+    [small.request(&layout), Request { counters, ..small.request(&layout) }].map(|request| {
+        let version = checked(&request);
+        let redirect = version.redirects[0];
+        assert_eq!(version.map.to_original(redirect.to), Some(redirect.at));
+        redirect.at.get() - BASE
+    })
+}
+
+#[test]
+fn the_first_instruction_stays_where_there_is_room_behind_it() {
+    let nops = |before: &[u8], nops: usize| [before, &vec![0x90; nops], &[0xc3]].concat();
+    // push %rbx
+    assert_eq!(redirected(&nops(&[0x53], 5)), [1, 0]);
+    assert_eq!(redirected(&nops(&[0x53], 3)), [0, 0], "its redirect would reach behind the block");
+    // lea 0(%rip),%rax
+    assert_eq!(redirected(&nops(&[0x48, 0x8d, 0x05, 0, 0, 0, 0], 4)), [7, 0]);
+    // push %rbp; mov %rsp,%rbp, as either assembler writes it
+    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x89, 0xe5], 4)), [4, 0]);
+    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x8b, 0xec], 4)), [4, 0]);
+    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x89, 0xe5], 1)), [1, 0], "behind the first one there is room");
+    // endbr64; push %rbp; mov %rsp,%rbp
+    let marked = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5];
+    assert_eq!(redirected(&nops(&marked, 4)), [8, 4]);
+    assert_eq!(redirected(&nops(&marked, 0)), [4, 4]);
+    // call *%rax
+    assert_eq!(
+        redirected(&nops(&[0xff, 0xd0], 8)),
+        [0, 0],
+        "a call is none that goes on to what is behind it"
+    );
+}
+
 #[test]
 fn an_endbr64_that_is_a_block_of_its_own_is_entered_and_counted() {
     // endbr64 | dec eax; nop; nop; jne back | ret
