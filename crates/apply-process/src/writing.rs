@@ -115,10 +115,17 @@ pub(crate) fn lay(
     };
     for (at, site) in sites {
         let there = &mut bytes[place(*at)];
-        if there != site.now {
-            let found: [u8; LEN] = (&*there).try_into().expect("a slice of that length");
-            refuse_foreign(journal, *at, found, site.original)?;
+        let found: [u8; LEN] = (&*there).try_into().expect("a slice of that length");
+        if found != site.now && leads_into_version(journal, *at, found) {
             there.copy_from_slice(&site.original);
+            changed = true;
+        }
+    }
+    // Only now: what is between two of them was a part of the other one.
+    for (at, site) in sites {
+        let found: [u8; LEN] = bytes[place(*at)].try_into().expect("a slice of that length");
+        if found != site.now {
+            refuse_foreign(journal, *at, found, site.original)?;
             changed = true;
         }
     }
@@ -233,7 +240,8 @@ pub(crate) fn verify(memory: &Memory, pages: &[Page]) -> Result<(), ProcessError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::JournalPatch;
+    use crate::journal::{JournalPatch, JournalVersion, VersionKind};
+    use crate::jump::jump;
     use restitch_procfs::ProcessId;
 
     fn journal(patches: &[u64]) -> Journal {
@@ -241,6 +249,23 @@ mod tests {
         let patch = |at: &u64| JournalPatch { at: *at, original: [0x90; 5], now: [0x90; 5] };
         journal.patches = patches.iter().map(patch).collect();
         journal
+    }
+
+    fn version(start: u64) -> JournalVersion {
+        JournalVersion {
+            number: 1,
+            kind: VersionKind::Optimized,
+            module: "/bin/true".into(),
+            bias: 0,
+            start,
+            len: 4096,
+            file: "version".into(),
+            map_file: "map".into(),
+            eh_frame_hdr: 0,
+            counters: None,
+            retired: false,
+            by_pointers: false,
+        }
     }
 
     fn wanted(at: &[u64]) -> PatchSet {
@@ -271,7 +296,17 @@ mod tests {
         let start = Avma::new(0x1000);
         assert!(lay(&journal, start, &mut bytes, sites.of_page(start)).unwrap());
         assert_eq!(bytes[..9], [0x90, 0x90, 0x90, 0xe9, 1, 2, 3, 4, 0x90]);
-        bytes[0] = 0xcc;
+        // The other way round, as a counting version's redirect follows that of a layout, with the old one still there.
+        let mut journal = journal;
+        journal.patches[0].at = 0x1002;
+        journal.versions = vec![version(0x40_0000)];
+        let old = jump(Avma::new(0x1002), Avma::new(0x40_0010)).expect("in reach");
+        let mut bytes = vec![0x90; PAGE as usize];
+        bytes[2..7].copy_from_slice(&old);
+        let sites = Sites::new(&journal, &wanted(&[0x1000]));
+        assert!(lay(&journal, start, &mut bytes, sites.of_page(start)).unwrap());
+        assert_eq!(bytes[..8], [0xe9, 1, 2, 3, 4, 0x90, 0x90, 0x90]);
+        bytes[6] = 0xcc;
         assert!(matches!(
             lay(&journal, start, &mut bytes, sites.of_page(start)),
             Err(ProcessError::Foreign { .. })
