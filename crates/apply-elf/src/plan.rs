@@ -169,8 +169,7 @@ pub(crate) fn build(
     let in_place = FileHeader::read(image.data()).map_or(0, |h| h.ph_offset);
     let table_offset = table.map_or(FileOffset::new(in_place), |t| segment.offset_of(t.start));
     let counters = version.counters.as_ref().map(|c| startup::pages(c.area));
-    let tail =
-        sections::build(image, &segment, &version.symbols, slot.growth().zip(moved.as_deref()), counters)?;
+    let tail = sections::build(image, &segment, version, slot.growth().zip(moved.as_deref()), counters)?;
     let registrations = tables.registrations;
     let original = image.clone();
     Ok(ElfPlan {

@@ -10,12 +10,13 @@ use crate::raw::{self, FileHeader, SYM_LEN, SectionHeader};
 use crate::segment::{NewSegment, Part};
 use object::elf;
 use restitch_address::{FileOffset, SvmaRange};
-use restitch_emit::VersionSymbol;
+use restitch_emit::{Version, VersionSymbol, copied_probes};
 use restitch_image::Image;
 use std::collections::BTreeMap;
 
 /// Name of the version's code section.
 pub(crate) const TEXT_SECTION: &str = ".text.restitch";
+const STATIC_PROBES: &str = ".note.stapsdt";
 /// Old sections that have a successor, and what they are called afterwards.
 const RENAMED: [(&str, &str); 2] = [(".eh_frame", ".eh_frame.orig"), (".eh_frame_hdr", ".eh_frame_hdr.orig")];
 
@@ -32,7 +33,7 @@ pub(crate) struct Tail {
 pub(crate) fn build(
     image: &Image,
     segment: &NewSegment,
-    symbols: &[VersionSymbol],
+    version: &Version,
     moved: Option<(&Growth, &[SvmaRange])>,
     counters: Option<SvmaRange>,
 ) -> Result<Tail, ElfError> {
@@ -49,7 +50,8 @@ pub(crate) fn build(
     }
     let text = table.add_parts(segment);
     let text = u16::try_from(text).map_err(|_| ElfError::TooManySections(text))?;
-    table.add_symbols(image, symbols, text)?;
+    table.add_symbols(image, &version.symbols, text)?;
+    table.add_probes(image, version);
     table.finish(segment)
 }
 
@@ -210,6 +212,17 @@ impl<'a> Table<'a> {
             self.headers[index].info += symbols.len() as u32;
         }
         Ok(())
+    }
+
+    /// Adds notes for the copies of static probes.
+    fn add_probes(&mut self, image: &Image, version: &Version) {
+        let copies = copied_probes(image, &version.map);
+        let known = image.sections().iter().position(|s| s.name == STATIC_PROBES && !s.is_loaded());
+        if let Some(index) = known.filter(|_| !copies.is_empty()) {
+            let notes = self.contents(index);
+            notes.resize(notes.len().next_multiple_of(4), 0);
+            notes.extend(copies.iter().flat_map(|(at, probe)| probe.note_at(*at)));
+        }
     }
 
     /// An empty `.symtab` and its `.strtab`.

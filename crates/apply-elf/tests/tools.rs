@@ -4,6 +4,7 @@ mod common;
 
 use common::{IN_PLACE, Order, available, image, install, output};
 use restitch_apply_elf::{ElfError, is_restitch_output, original_bytes};
+use restitch_image::Image;
 use restitch_testkit::{SUCCESS, compile, compile_with, program, require, run, scratch, skip, strip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,6 +53,39 @@ fn readelf_has_nothing_to_complain_about() {
             assert!(text.contains(section), "{section} is missing");
         }
         assert!(!text.contains("Warning"), "{text}");
+    }
+}
+
+/// Tracers find static probes by their notes: each copy has one of its own, and nothing is written over the original's.
+#[test]
+fn copies_of_static_probes_have_notes() {
+    let folder = scratch();
+    let compiled = require!(available(compile(&program("probes.c"), &["-O2"])), "no compiler");
+    let original = image(&compiled);
+    let file = install(folder.path(), "out", &output(&original, Order::Reversed, &IN_PLACE));
+    run(&mut Command::new(&file), LIMIT).expect(SUCCESS);
+    let stripped = strip(&file).expect("strip");
+    for file in [&file, &stripped] {
+        let out = image(file);
+        let named = |image: &Image| {
+            let mut named: Vec<_> = image.static_probes().iter().map(|p| (p.name(), p.at)).collect();
+            named.sort();
+            named
+        };
+        let (old, new) = (named(&original), named(&out));
+        assert_eq!(
+            old.iter().map(|(name, _)| &**name).collect::<Vec<_>>(),
+            ["test:early", "test:hot", "test:looked"]
+        );
+        let version = out.segments().iter().rfind(|s| s.executable).expect("a version").range;
+        for (name, at) in &old {
+            let copies: Vec<_> = new.iter().filter(|(n, _)| n == name).map(|(_, at)| *at).collect();
+            assert!(copies.contains(at) && copies.len() == 2, "{name}: {copies:?}");
+            assert!(copies.iter().any(|at| version.contains(*at)), "{name}: {copies:?}");
+            assert!(copies.iter().all(|at| out.read(*at, 1) == Some(&[0x90])), "{name}: {copies:?}");
+        }
+        let Some((text, errors)) = tool("readelf", &["-nW"], file) else { skip!("readelf is not installed") };
+        assert!(errors.is_empty() && text.matches("Provider: test").count() == 6, "{text}{errors}");
     }
 }
 

@@ -63,6 +63,9 @@ impl Walk<'_, '_> {
             );
         }
         let patch = SvmaRange::new(at, PATCH);
+        if !self.s.image.static_probes_in(patch).is_empty() {
+            return Err("it covers a static probe");
+        }
         if !program.function(block.function).range.covers(&patch) {
             return Err("the function is too short for it");
         }
@@ -143,7 +146,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The lengths of the instructions that make up `bytes`, which are at `at`, if there are one to three and each goes on to what stands behind it.
+/// The lengths of the instructions that make up `bytes`, which are at `at`, if there are one to four and each goes on to what stands behind it.
 fn plain_lengths(bytes: &[u8], at: Svma) -> Option<Vec<usize>> {
     let mut lengths = Vec::new();
     for instruction in &mut Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE) {
@@ -152,7 +155,7 @@ fn plain_lengths(bytes: &[u8], at: Svma) -> Option<Vec<usize>> {
         }
         lengths.push(instruction.len());
     }
-    (1..=3).contains(&lengths.len()).then_some(lengths)
+    (1..=4).contains(&lengths.len()).then_some(lengths)
 }
 
 /// For each block, whether a branch, a table or a call goes to its start.

@@ -5,9 +5,12 @@ mod common;
 
 use common::target::cpu_ticks;
 use common::{PATIENCE, Restitch, code, look};
+use restitch_address::Svma;
+use restitch_image::Image;
 use restitch_testkit::{Guarded, compile, require, scratch, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const TRACING: &str = "/sys/kernel/tracing";
 
@@ -58,12 +61,23 @@ struct Probe {
 impl Probe {
     /// Of the function `name` of `program`: of its entry (`p`) or its return (`r`). `None` if this machine has no such probes.
     fn set(kind: char, program: &Path, name: &str) -> Option<Self> {
-        let group = format!("restitch_{}_{name}", std::process::id());
         let symbols = Command::new("nm").arg(program).output().expect("binutils");
         let symbols = String::from_utf8_lossy(&symbols.stdout).into_owned();
         let line = symbols.lines().find(|line| line.ends_with(&format!(" {name}"))).expect("the function");
         let offset = line.split(' ').next().expect("its address").trim_start_matches('0');
-        let definition = format!("{kind}:{group}/it {}:0x{offset}\n", program.display());
+        Self::define(kind, program, name, &format!("0x{offset}"))
+    }
+
+    /// Of a static probe of `program` (any file that has such notes), as tracers set it.
+    fn set_static(program: &Path, probe: &Static) -> Option<Self> {
+        let counted = probe.counter.map_or(String::new(), |at| format!("(0x{at:x})"));
+        let name = format!("{}_{:x}", probe.name, probe.offset);
+        Self::define('p', program, &name, &format!("0x{:x}{counted}", probe.offset))
+    }
+
+    fn define(kind: char, program: &Path, name: &str, place: &str) -> Option<Self> {
+        let group = format!("restitch_{}_{name}", std::process::id());
+        let definition = format!("{kind}:{group}/it {}:{place}\n", program.display());
         append("uprobe_events", &definition).ok()?;
         let probe = Self { group, program: program.display().to_string() };
         std::fs::write(format!("{TRACING}/events/{}/enable", probe.group), "1").ok()?;
@@ -135,6 +149,36 @@ impl Running {
     }
 }
 
+/// What a file says about one of its static probes: in file offsets, which tracers give the kernel.
+#[derive(Debug)]
+struct Static {
+    name: String,
+    offset: u64,
+    counter: Option<u64>,
+}
+
+/// The static probes that `readelf` finds in a file.
+fn static_probes(file: &Path) -> Vec<Static> {
+    let notes = Command::new("readelf").arg("-nW").arg(file).output().expect("binutils");
+    let image = Image::parse(std::fs::read(file).expect("readable")).expect("an ELF file");
+    let offset = |at: u64| image.file_offset(Svma::new(at)).expect("in a segment").get();
+    let mut found = Vec::new();
+    for line in String::from_utf8_lossy(&notes.stdout).lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("Name: ") {
+            found.push(Static { name: name.into(), offset: 0, counter: None });
+        }
+        if let (Some(rest), Some(last)) = (line.strip_prefix("Location: 0x"), found.last_mut()) {
+            let numbers: Vec<u64> = rest
+                .split(", ")
+                .filter_map(|part| u64::from_str_radix(part.rsplit("0x").next()?, 16).ok())
+                .collect();
+            let [at, _, counter] = numbers[..] else { panic!("{line}") };
+            (last.offset, last.counter) = (offset(at), (counter != 0).then(|| offset(counter)));
+        }
+    }
+    found
+}
+
 const ALL: [&str; 2] = ["--stay", "off"];
 
 #[test]
@@ -165,6 +209,49 @@ fn a_probed_function_of_a_moved_program_goes_on() {
     assert_eq!(look::differences(pid), [], "its code is the file's");
     restitch.attach(pid, &ALL).expect(code::DONE);
     running.assert_computing("attached once more");
+    restitch.revert(pid).expect(code::DONE);
+}
+
+/// A probe may come and go at any time, also while a counting version is in force and while the layout is put in its place.
+#[test]
+fn probes_come_and_go_while_a_program_is_attached() {
+    if !can_probe() {
+        return restitch_testkit::unsupported("no uprobes here (not root, or no tracefs)");
+    }
+    let folder = scratch();
+    let program = require!(program(folder.path()), "gcc");
+    let (restitch, mut running) = (Restitch::new(), start(&program, folder.path()));
+    let pid = running.process.pid();
+    running.assert_computing("by itself");
+    let over = AtomicBool::new(false);
+    let hits = std::thread::scope(|scope| {
+        let setting = scope.spawn(|| {
+            let mut hits = 0;
+            for name in ["step", "work"].into_iter().cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
+                let probe = Probe::set('p', &program, name).expect("a probe");
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                hits += probe.hits();
+            }
+            hits
+        });
+        for _ in 0..2 {
+            let attached = restitch.attach(pid, &ALL);
+            // Nothing else is hot, so it may be that nothing could be moved.
+            assert!(
+                [code::DONE, code::NOTHING_TO_DO].contains(&attached.status.code().unwrap_or(-1)),
+                "{attached:?}"
+            );
+            running.assert_computing("attached");
+        }
+        over.store(true, Ordering::Relaxed);
+        setting.join().expect("it sets them")
+    });
+    assert!(hits > 0, "the probes see calls");
+    restitch.revert(pid);
+    running.assert_computing("reverted");
+    assert_eq!(look::differences(pid), [], "its code is the file's");
+    restitch.attach(pid, &ALL).expect(code::DONE);
+    running.assert_computing("attached without probes");
     restitch.revert(pid).expect(code::DONE);
 }
 
@@ -205,4 +292,47 @@ fn a_version_into_which_a_probed_function_returns_stays() {
     });
     assert!(gone.is_some(), "a version stays for good");
     running.assert_computing("in the end");
+}
+
+/// Static probes may lie just behind an entry: no redirect covers them. Where their code was copied, the version's file names them; one that is only
+/// passed while somebody looks stays where it is.
+#[test]
+fn static_probes_of_a_moved_program_are_seen() {
+    if !can_probe() {
+        return restitch_testkit::unsupported("no uprobes here (not root, or no tracefs)");
+    }
+    let folder = scratch();
+    let compiled = require!(compile(&restitch_testkit::program("probes.c"), &["-O2"]).ok(), "gcc");
+    let own = folder.path().join("marked");
+    restitch_testkit::copy_program(&compiled, &own).expect("room for a copy");
+    let restitch = Restitch::new();
+    let mut command = Command::new(&own);
+    command.args(["--seconds", "600"]).stdout(Stdio::null());
+    let process = Guarded::spawn(&mut command).expect("started");
+    let mut running = Running { process, begin: PathBuf::new(), end: PathBuf::new() };
+    let pid = running.process.pid();
+    running.assert_computing("by itself");
+    restitch.attach(pid, &ALL).expect(code::DONE);
+    let version = look::ours(pid).into_iter().find(|line| line.permissions.contains('x')).expect("a version");
+    let (own_probes, copied) = (static_probes(&own), static_probes(Path::new(&version.name)));
+    for name in ["early", "hot", "looked"] {
+        let find = |all: &[Static]| all.iter().position(|p| p.name == name);
+        let (original, copy) = (find(&own_probes).expect("a probe"), find(&copied));
+        let mut probes = vec![Probe::set_static(&own, &own_probes[original]).expect("a probe")];
+        if let Some(copy) = copy {
+            probes.push(Probe::set_static(Path::new(&version.name), &copied[copy]).expect("a probe"));
+        }
+        running.assert_computing(name);
+        let hits: Vec<u64> = probes.iter().map(Probe::hits).collect();
+        assert!(hits.iter().sum::<u64>() > 0, "nobody sees {name}: {hits:?}");
+        match name {
+            "looked" => assert!(copy.is_none(), "{copied:?}"),
+            _ => assert!(copy.is_some(), "{copied:?}"),
+        }
+        drop(probes);
+        running.assert_computing(name);
+    }
+    restitch.revert(pid).expect(code::DONE);
+    running.assert_computing("reverted");
+    assert_eq!(look::differences(pid), [], "its code is the file's");
 }

@@ -5,13 +5,12 @@
 //! the form that keeps them is used. It lowers the stack for a moment, which the unwind tables have to be able to say.
 
 use crate::ends::{copied_len, tail_frame};
+use crate::entry::{self, ENDBR64};
 use crate::select::{NONE, Selection};
 use crate::{Counted, CounterRequest, CounterTable, CounterWidth, EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{Block, BlockAttrs, BlockId, EdgeId, EdgeKind, Terminator};
 use restitch_x86::{ALL_FLAGS, Flow, encode, relocate_field};
-
-const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// A counter in the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,6 +191,10 @@ fn block_spot(
     // Redirects lead behind `endbr64`, which leaves the flags alone.
     let first = if bytes.starts_with(&ENDBR64) { ENDBR64.len() as u32 } else { 0 };
     let plain = |at| Some((at, Counter { number, keeps: false, width }));
+    // A redirect behind the first instructions of a function must not pass it by, and shall be possible where the counter costs no more.
+    if let Some(at) = behind_the_redirect(request, selection, id, bytes) {
+        return plain(at);
+    }
     if !flags_live_in(request, id) {
         return plain(first);
     }
@@ -200,6 +203,39 @@ fn block_spot(
     }
     may_lower_stack(selection, block, block.start + u64::from(first))
         .then_some((first, Counter { number, keeps: true, width }))
+}
+
+/// Where an entry's counter may be as cheap as anywhere behind the place of the redirect.
+fn behind_the_redirect(
+    request: &Request<'_>,
+    selection: &Selection<'_>,
+    id: BlockId,
+    bytes: &[u8],
+) -> Option<u32> {
+    let block = request.program.block(id);
+    if block.start != request.program.function(block.function).range.start {
+        return None;
+    }
+    let at =
+        entry::behind_the_first(request, &selection.lookup, block.function).first()?.offset_from(block.start);
+    let at = u32::try_from(at).ok()?;
+    // What is dead at the start is dead until something is written.
+    let still_dead = !flags_live_in(request, id) && writes_no_flags(&bytes[..at as usize], block.start);
+    if still_dead { Some(at) } else { dead_flags(request, id, bytes, at) }
+}
+
+/// Whether none of the instructions that make up `bytes` writes a status flag.
+fn writes_no_flags(mut bytes: &[u8], mut at: Svma) -> bool {
+    while !bytes.is_empty() {
+        match relocate_field(bytes, at) {
+            Some((insn, _)) if insn.flags_written == 0 => {
+                bytes = bytes.get(usize::from(insn.len)..).unwrap_or_default();
+                at = at + u64::from(insn.len);
+            }
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// The first instruction boundary from `first` on, before the first call, at which the flags are dead.

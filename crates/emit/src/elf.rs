@@ -21,6 +21,7 @@ const EXECUTE: u32 = 1;
 const SHT_PROGBITS: u32 = 1;
 const SHT_SYMTAB: u32 = 2;
 const SHT_STRTAB: u32 = 3;
+const SHT_NOTE: u32 = 7;
 const SHF_ALLOC: u64 = 2;
 const SHF_EXECINSTR: u64 = 4;
 /// `STB_LOCAL`, `STT_FUNC`.
@@ -44,19 +45,26 @@ struct Section {
     entry_len: u64,
 }
 
-/// Completes the image in `bytes`, which ends with the unwind tables: pads it to whole pages, adds symbols and section
+/// What tools find in the file by name.
+pub(crate) struct Names<'a> {
+    pub symbols: &'a [VersionSymbol],
+    /// Notes of static probes.
+    pub probes: Vec<u8>,
+}
+
+/// Completes the image in `bytes`, which ends with the unwind tables: pads it to whole pages, adds names and section
 /// headers behind them, and fills in the headers. Returns how many bytes are to be mapped.
 pub(crate) fn finish(
     bytes: &mut Vec<u8>,
     start: Svma,
     areas: &Areas,
     unwind: &UnwindAreas,
-    symbols: &[VersionSymbol],
+    names: &Names<'_>,
 ) -> u64 {
     bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
     let loaded = bytes.len() as u64;
     let mut sections = loaded_sections(start, areas, unwind);
-    let (table, names) = symbol_table(start, symbols);
+    let (table, strings) = symbol_table(start, names.symbols);
     sections.push(Section {
         name: ".symtab",
         kind: SHT_SYMTAB,
@@ -68,10 +76,14 @@ pub(crate) fn finish(
         entry_len: SYM_LEN,
         ..Section::default()
     });
-    let strings =
-        |name, offset, len| Section { name, kind: SHT_STRTAB, offset, len, align: 1, ..Section::default() };
-    sections.push(strings(".strtab", append(bytes, &names), names.len() as u64));
-    sections.push(strings(".shstrtab", 0, 0));
+    let unloaded =
+        |name, kind, align, offset, len| Section { name, kind, offset, len, align, ..Section::default() };
+    sections.push(unloaded(".strtab", SHT_STRTAB, 1, append(bytes, &strings), strings.len() as u64));
+    if !names.probes.is_empty() {
+        let at = append(bytes, &names.probes);
+        sections.push(unloaded(".note.stapsdt", SHT_NOTE, 4, at, names.probes.len() as u64));
+    }
+    sections.push(unloaded(".shstrtab", SHT_STRTAB, 1, 0, 0));
     let mut section_names = vec![0];
     let name_offsets: Vec<u32> = sections.iter().map(|s| push_name(&mut section_names, s.name)).collect();
     if let Some(last) = sections.last_mut() {

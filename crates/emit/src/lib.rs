@@ -21,6 +21,7 @@ mod counters;
 mod direct;
 mod elf;
 mod ends;
+mod entry;
 mod error;
 mod frames;
 mod lead;
@@ -32,6 +33,7 @@ mod page;
 mod plan;
 mod planner;
 mod pointers;
+mod probes;
 mod promote;
 mod reach;
 mod redirects;
@@ -51,6 +53,7 @@ pub use error::EmitError;
 pub use model::*;
 pub use page::LARGE_PAGE;
 pub use pointers::Pointers;
+pub use probes::copied_probes;
 pub use request::{CounterRequest, CounterWidth, Executions, Request, area_len, votes_offset};
 
 use restitch_address::SvmaRange;
@@ -85,9 +88,11 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
     let symbols = stretch::symbols(request, &plan, &stretches);
     let large = if request.large_pages { u64::from(areas.hot_end).next_multiple_of(LARGE_PAGE) } else { 0 };
     bytes.resize(bytes.len().max(large as usize), 0);
-    let loaded_len = elf::finish(&mut bytes, plan.start, &areas, &unwind, &symbols);
     let map = map::build(request, &selection, &plan);
-    let redirects = redirects::choose(request, &mut selection, &plan, &map);
+    let probes = probes::notes(request, &map);
+    let loaded_len =
+        elf::finish(&mut bytes, plan.start, &areas, &unwind, &elf::Names { symbols: &symbols, probes });
+    let redirects = redirects::choose(request, &mut selection, &plan, &map, &counters);
     let led = lead::led(&selection, &plan);
     let mut shortcuts = shortcuts::choose(request, &selection, &map, &redirects);
     shortcuts.extend(lead::shortcuts(request, &led, &selection, &redirects));

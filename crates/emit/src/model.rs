@@ -288,6 +288,8 @@ pub enum SkipReason {
     Unwind,
     /// A jump table may not be copied; its jump goes to the original code.
     TableNotCopied,
+    /// A cold block with a static probe: tracers find it where it is.
+    StaticProbe,
 }
 
 impl AddressMap {

@@ -141,9 +141,9 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
             led: Vec::new(),
         },
     };
-    state.fragments(&request.layout.hot)?;
+    state.fragments(&request.layout.hot, false)?;
     state.out.hot = state.out.chosen.len();
-    state.fragments(&request.layout.cold)?;
+    state.fragments(&request.layout.cold, true)?;
     let out = state.out;
     match out.chosen.iter().find(|c| out.slot_of[c.block.index()] == NONE) {
         Some(alone) => {
@@ -167,10 +167,13 @@ struct Select<'r, 'a> {
 }
 
 impl Select<'_, '_> {
-    fn fragments(&mut self, fragments: &[Fragment]) -> Result<(), EmitError> {
+    fn fragments(&mut self, fragments: &[Fragment], cold: bool) -> Result<(), EmitError> {
         for fragment in fragments {
             let mut leads = true;
             for &block in &fragment.blocks {
+                if cold && self.stays_for_a_probe(block) {
+                    continue;
+                }
                 let align = if leads { fragment.align } else { 1 };
                 if self.block(PlacedCopy { block, duplicate: false, turned: false }, align)? {
                     leads = false;
@@ -179,6 +182,20 @@ impl Select<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a cold block stays where tracers look for the static probe that is in it: mostly the program goes there only while one does.
+    fn stays_for_a_probe(&mut self, id: BlockId) -> bool {
+        // A block that does not exist has been refused before.
+        let block = self.request.program.block(id);
+        let stays = !self.request.image.static_probes_in(block.range()).is_empty()
+            // What a duplicate leads back to has to be there.
+            && self.out.chosen.iter().all(|chosen| chosen.block != id);
+        if stays {
+            let why = SkipReason::StaticProbe;
+            self.out.skipped.push(Skipped { function: block.function, block: Some(id), why });
+        }
+        stays
     }
 
     /// Takes the duplicates behind `block`, up to the first one that cannot be copied. A counting version has none.

@@ -235,18 +235,22 @@ fn redirected(code: &[u8]) -> [u64; 2] {
 fn the_first_instruction_stays_where_there_is_room_behind_it() {
     let nops = |before: &[u8], nops: usize| [before, &vec![0x90; nops], &[0xc3]].concat();
     // push %rbx
-    assert_eq!(redirected(&nops(&[0x53], 5)), [1, 0]);
+    assert_eq!(redirected(&nops(&[0x53], 5)), [1, 1]);
     assert_eq!(redirected(&nops(&[0x53], 3)), [0, 0], "its redirect would reach behind the block");
     // lea 0(%rip),%rax
-    assert_eq!(redirected(&nops(&[0x48, 0x8d, 0x05, 0, 0, 0, 0], 4)), [7, 0]);
+    assert_eq!(redirected(&nops(&[0x48, 0x8d, 0x05, 0, 0, 0, 0], 4)), [7, 7]);
     // push %rbp; mov %rsp,%rbp, as either assembler writes it
-    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x89, 0xe5], 4)), [4, 0]);
-    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x8b, 0xec], 4)), [4, 0]);
-    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x89, 0xe5], 1)), [1, 0], "behind the first one there is room");
+    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x89, 0xe5], 4)), [4, 4]);
+    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x8b, 0xec], 4)), [4, 4]);
+    assert_eq!(redirected(&nops(&[0x55, 0x48, 0x89, 0xe5], 1)), [1, 1], "behind the first one there is room");
     // endbr64; push %rbp; mov %rsp,%rbp
     let marked = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5];
-    assert_eq!(redirected(&nops(&marked, 4)), [8, 4]);
+    assert_eq!(redirected(&nops(&marked, 4)), [8, 8]);
     assert_eq!(redirected(&nops(&marked, 0)), [4, 4]);
+    // test %edi,%edi; setne %al: the counter would have to keep the flags behind the first one, so it stays in front of both.
+    assert_eq!(redirected(&nops(&[0x85, 0xff, 0x0f, 0x95, 0xc0], 4)), [2, 0]);
+    // The same, and the flags are dead again behind them: mov %eax,%ecx; xor %eax,%eax
+    assert_eq!(redirected(&nops(&[0x85, 0xff, 0x0f, 0x95, 0xc0, 0x89, 0xc1, 0x31, 0xc0], 4)), [2, 2]);
     // call *%rax
     assert_eq!(
         redirected(&nops(&[0xff, 0xd0], 8)),

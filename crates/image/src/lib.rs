@@ -1,7 +1,7 @@
 //! Stage one: an ELF file as the rest of restitch sees it.
 //!
 //! **You** read the file's bytes (from a path, from `/proc/PID/map_files`, from memory) and hand them to
-//! [`Image::parse`]. **This crate** reads headers, segments, symbols, dynamic relocations, build id, PLT stubs and the
+//! [`Image::parse`]. **This crate** reads headers, segments, symbols, dynamic relocations, build id, static probes, PLT stubs and the
 //! place of the unwind tables, and answers questions by [`Svma`]. Stripped files and files without section headers are
 //! normal input; what they lack is empty, not an error. **It does not** do I/O, look at processes, decode
 //! instructions or unwind tables, or change anything.
@@ -19,6 +19,7 @@ mod error;
 mod header;
 mod note;
 mod plt;
+mod probe;
 mod relocation;
 mod section;
 mod symbol;
@@ -30,6 +31,7 @@ pub use error::ImageError;
 pub use header::{ProgramHeader, Segment};
 pub use note::BuildId;
 pub use plt::PltSlot;
+pub use probe::StaticProbe;
 pub use relocation::{DynamicRelocation, RelocationKind};
 pub use section::Section;
 pub use symbol::{Binding, Symbol, SymbolKind};
@@ -68,6 +70,7 @@ pub struct Image {
     symbols: Vec<Symbol>,
     aliases: Vec<Symbol>,
     plt_slots: Vec<PltSlot>,
+    static_probes: Vec<StaticProbe>,
     build_id: Option<BuildId>,
     identity: OnceLock<BuildId>,
     eh_frame_hdr: Option<SvmaRange>,
@@ -101,6 +104,7 @@ impl Image {
             entry: header.entry,
             symbols: symbol::best(&aliases),
             build_id: note::build_id(&data, &headers, &sections),
+            static_probes: probe::static_probes(&data, &sections),
             identity: OnceLock::new(),
             eh_frame: unwind::eh_frame(view, &sections, eh_frame_hdr),
             eh_frame_hdr,
@@ -273,6 +277,15 @@ impl Image {
     pub fn plt_slot_at(&self, at: Svma) -> Option<&PltSlot> {
         let i = self.plt_slots.partition_point(|s| s.stub.start <= at).checked_sub(1)?;
         self.plt_slots.get(i).filter(|s| s.stub.contains(at))
+    }
+
+    /// Static probes, sorted by address; none in a file without section headers.
+    pub fn static_probes(&self) -> &[StaticProbe] {
+        &self.static_probes
+    }
+    /// The static probes in `range`, which must not wrap.
+    pub fn static_probes_in(&self, range: SvmaRange) -> &[StaticProbe] {
+        probe::within(&self.static_probes, range)
     }
 
     /// The GNU build id.

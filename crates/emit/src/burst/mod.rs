@@ -618,7 +618,8 @@ impl<'r> Burst<'r> {
         let none = SvmaRange::new(request.start + u64::from(tables), 0);
         let [eh_frame_hdr, eh_frame] = frames::write(&self, text, &mut bytes)?;
         let unwind = areas::UnwindAreas { lsda: none, eh_frame_hdr, eh_frame };
-        let loaded_len = elf::finish(&mut bytes, request.start, &areas, &unwind, &self.symbols);
+        let names = elf::Names { symbols: &self.symbols, probes: Vec::new() };
+        let loaded_len = elf::finish(&mut bytes, request.start, &areas, &unwind, &names);
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|entry| entry.0);
         self.unnamed.sort_unstable();

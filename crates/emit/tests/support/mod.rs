@@ -458,11 +458,15 @@ impl Comparison<'_> {
             return block.attrs.contains(BlockAttrs::FLAGS_LIVE_IN);
         }
         let live_in = |b: BlockId| self.program.block(b).attrs.contains(BlockAttrs::FLAGS_LIVE_IN);
-        // `endbr64` does nothing to them.
-        if self.image.read(block.start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa])
-            && at == block.start + 4
-            && !live_in(id)
-        {
+        // What nobody reads from the start on is dead until something is written.
+        let mut written = 0;
+        let mut before = block.start;
+        while before < at {
+            let (insn, _) = self.original(before);
+            written |= insn.flags_written;
+            before = before + u64::from(insn.len);
+        }
+        if written == 0 && !live_in(id) {
             return false;
         }
         let mut open = ALL_FLAGS;
