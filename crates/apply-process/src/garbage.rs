@@ -110,6 +110,7 @@ mod tests {
                 counters: None,
                 retired: false,
                 by_pointers: false,
+                slots: Vec::new(),
             });
             journal.save(&dir).expect("writable");
         };

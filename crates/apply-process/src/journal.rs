@@ -104,6 +104,18 @@ pub struct JournalVersion {
     /// Whether slots of v-tables have led into it, so that addresses in it may stand anywhere.
     #[serde(default)]
     pub by_pointers: bool,
+    /// Slots of linkage tables that have led into it.
+    #[serde(default)]
+    pub slots: Vec<JournalSlot>,
+}
+
+/// A slot that has led into a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalSlot {
+    /// Its address.
+    pub at: u64,
+    /// The function's entry in the original code.
+    pub entry: u64,
 }
 
 impl JournalVersion {

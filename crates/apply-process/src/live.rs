@@ -338,6 +338,7 @@ mod tests {
             counters: None,
             retired,
             by_pointers: false,
+            slots: Vec::new(),
         };
         live.journal.versions = (0..MOST_RETIRED as u32).map(|i| version(i, i != 5)).collect();
         assert!(live.may_have_more().is_ok(), "one of them is in force");

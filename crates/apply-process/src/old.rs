@@ -92,6 +92,7 @@ mod tests {
             counters: None,
             retired: true,
             by_pointers: false,
+            slots: Vec::new(),
         };
         let lost = || OldVersion::of(&version, &target).map_lost;
         assert!(lost(), "there is none");

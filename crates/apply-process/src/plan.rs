@@ -30,6 +30,7 @@ pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<P
         let there = live.journal.versions.iter().find(is_it);
         let inherited = there.is_some();
         record.by_pointers = there.is_some_and(|v| v.by_pointers);
+        record.slots = there.map(|v| v.slots.clone()).unwrap_or_default();
         arriving.push(Arriving { record, visible, reverse: ReverseMap::new(ways_in(new)), inherited });
     }
     let slots = crate::slots::plan(live, incoming, &mut arriving)?;
@@ -88,5 +89,6 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
         counters,
         retired: false,
         by_pointers: false,
+        slots: Vec::new(),
     })
 }

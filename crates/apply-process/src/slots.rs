@@ -14,24 +14,27 @@
 //! **What a slot held may be kept.** A stub loads its slot and jumps. What a v-table's slot held may stay in a register or on a stack, in front of a loop
 //! say. So addresses in a version that v-tables have led into count wherever they stand (`JournalVersion::by_pointers`): its entries lead on when it is left, and it stays mapped for as long as one is there.
 //!
+//! **Slots that somebody else takes.** A tool that puts a hook of its own into a slot keeps what the slot held and calls it, and it may keep it where no search finds
+//! it, in code that it makes. So the journal says which slots have led into a version: if one of them holds anything else than its function's entry or a copy of that, the version stays for good.
+//!
 //! **Undoing.** What a slot held is no secret that could be lost: an address in a version says by the version's map which original address it equals.
-//! So there is nothing to be kept in the journal: every switch makes each slot what it has to be, whatever a restitch that was killed, or the
+//! So nothing has to be kept for that: every switch makes each slot what it has to be, whatever a restitch that was killed, or the
 //! parent of a process, has left. A slot that cannot be changed back keeps the version mapped ([`leading_into`]).
 
 use crate::bound::{is_read_only, read_only_part};
-use crate::journal::VersionKind;
+use crate::journal::{JournalSlot, JournalVersion, VersionKind};
 use crate::live::Live;
 use crate::methods;
 use crate::origin::Origins;
 use crate::prepared::{Arriving, Incoming, SlotChange, Slots};
 use crate::search::Hits;
 use crate::writing::PAGE;
-use crate::{ProcessError, Target};
+use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_image::{DynamicRelocation, RelocationKind};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::Memory;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A slot that nobody changes any more.
 #[derive(Debug, Clone, Copy)]
@@ -46,17 +49,20 @@ struct Slot {
 fn slots(target: &Target, maps: &[Mapping], memory: &Memory) -> Vec<Slot> {
     let mut at = Vec::new();
     for module in &target.modules {
-        let stubs = read_only_part(module).into_iter().flat_map(|part| {
-            let slots = module.image.relocations_in(part).iter();
-            slots.filter(|r| matches!(r.kind, RelocationKind::JumpSlot { .. })).map(|r| (r.at, false))
-        });
         let methods = methods::slots(&module.image).into_iter().map(|at| (at, true));
-        let all = stubs.chain(methods).filter(|(at, _)| at.get().is_multiple_of(8));
+        let all = linkage_slots(module).map(|at| (at, false)).chain(methods);
+        let all = all.filter(|(at, _)| at.get().is_multiple_of(8));
         let actual = all.map(|(at, is_method)| (module.bias.to_actual(at), is_method));
         at.extend(actual.filter(|(at, _)| is_read_only(maps, *at)));
     }
     let slots = at.iter().zip(held(memory, at.iter().map(|(at, _)| *at)));
     slots.filter_map(|(&(at, is_method), held)| Some(Slot { at, held: held?, is_method })).collect()
+}
+
+/// The slots of a module's linkage table that the loader makes read-only.
+fn linkage_slots(module: &Module) -> impl Iterator<Item = Svma> {
+    let slots = read_only_part(module).into_iter().flat_map(|part| module.image.relocations_in(part));
+    slots.filter(|r| matches!(r.kind, RelocationKind::JumpSlot { .. })).map(|r| r.at)
 }
 
 /// The words at these addresses.
@@ -79,8 +85,40 @@ pub(crate) fn leading_into(target: &Target, ranges: &[AvmaRange]) -> Result<Hits
     Ok(ranges.iter().filter_map(hit).collect())
 }
 
+/// Those versions of which a slot has been taken by somebody else, who may go on calling what it held: their ranges, with the reason why they have to stay.
+pub(crate) fn taken(live: &Live, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
+    let led = |v: &&JournalVersion| !v.slots.is_empty() && ranges.contains(&v.range());
+    let versions: Vec<&JournalVersion> = live.journal.versions.iter().filter(led).collect();
+    if versions.is_empty() {
+        return Ok(Hits::new());
+    }
+    let target = live.now();
+    // (A slot of a module that is gone has nobody who calls through it.) Whoever has changed one may have left its page writable.
+    let slots = target.modules.iter().flat_map(|m| linkage_slots(m).map(|at| m.bias.to_actual(at)));
+    let slots: Vec<Avma> = slots.collect();
+    let memory = Memory::open_read_only(target.pid())?;
+    let held: HashMap<Avma, Option<Avma>> =
+        slots.iter().copied().zip(held(&memory, slots.iter().copied())).collect();
+    let origins = Origins::new(live);
+    let is_taken = |slot: &&JournalSlot| {
+        let held = held.get(&Avma::new(slot.at)).copied().flatten();
+        held.is_some_and(|held| origins.of(held) != Some(Avma::new(slot.entry)))
+    };
+    let hit = |v: &JournalVersion| {
+        let slot = v.slots.iter().find(is_taken)?;
+        let at = Avma::new(slot.at);
+        Some((
+            v.range(),
+            format!(
+                "another program has taken what the slot at {at} of a linkage table held, and may call it"
+            ),
+        ))
+    };
+    Ok(versions.into_iter().filter_map(hit).collect())
+}
+
 /// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones. Of `arriving`
-/// it is noted into which ones v-tables lead.
+/// it is noted which slots lead into which ones.
 pub(crate) fn plan(
     live: &Live,
     incoming: &[Incoming<'_>],
@@ -125,15 +163,28 @@ pub(crate) fn plan(
     let methods: HashSet<Avma> = methods.map(|(_, original, _)| *original).collect();
     let known_otherwise = known_otherwise(live.now(), &memory, &methods);
     let (mut changes, mut pointed) = (Vec::new(), BTreeSet::new());
+    // The same version may have been there before.
+    let before = |a: &Arriving| a.record.slots.iter().map(|slot| (slot.at, *slot)).collect();
+    let mut linked: Vec<BTreeMap<u64, JournalSlot>> = arriving.iter().map(before).collect();
     for (slot, original, copy) in led {
         let copy = copy.filter(|_| !slot.is_method || !known_otherwise.contains(&original));
-        pointed.extend(copy.filter(|_| slot.is_method).map(|(version, _)| version));
+        match copy {
+            Some((version, _)) if slot.is_method => drop(pointed.insert(version)),
+            Some((version, _)) => {
+                let (at, entry) = (slot.at.get(), original.get());
+                linked[version].insert(at, JournalSlot { at, entry });
+            }
+            None => {}
+        }
         let to = copy.map_or(original, |(_, at)| at);
         if to != slot.held {
             changes.push(SlotChange { at: slot.at, from: slot.held, to });
         }
     }
     pointed.into_iter().for_each(|i| arriving[i].record.by_pointers = true);
+    for (arriving, linked) in arriving.iter_mut().zip(linked) {
+        arriving.record.slots = linked.into_values().collect();
+    }
     Ok(changes)
 }
 

@@ -68,6 +68,10 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
         return Ok(report);
     }
     let target = live.now().clone();
+    let taken = slots::taken(live, &retired.iter().map(|old| old.range).collect::<Vec<_>>())?;
+    let is_taken = |old: &&OldVersion| taken.iter().find(|taken| taken.0 == old.range);
+    report.kept.extend(retired.iter().filter_map(|old| Some((old.number, is_taken(old)?.1.clone()))));
+    let retired: Vec<&OldVersion> = retired.into_iter().filter(|old| is_taken(old).is_none()).collect();
     let walker = Walker::new(&target, &all);
     let (candidates, spared) = first_stop(live, &walker, retired, &mut report)?;
     let mut candidates = candidates;

@@ -265,6 +265,7 @@ mod tests {
             counters: None,
             retired: false,
             by_pointers: false,
+            slots: Vec::new(),
         }
     }
 
