@@ -21,10 +21,10 @@ use crate::slots;
 use crate::spare::Filled;
 use crate::stub::borrow;
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
-use crate::writing::{Page, Sites, verify, write_runs, write_sites};
+use crate::writing::{PAGE, Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{self as procfs, Mapping};
+use restitch_procfs::{self as procfs, Mapping, PageState, Pagemap};
 use restitch_tracee::{Batch, Memory, StopTimes, Stopped, TraceError};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -211,14 +211,32 @@ fn read_back(target: &Target, mut pages: Vec<Page>) -> Result<(), ProcessError> 
         let memory = Memory::open_read_only(target.pid())?;
         verify(&memory, pages)
     };
-    let Err(error) = compare(&pages) else { return Ok(()) };
-    let maps = procfs::maps(target.pid()).unwrap_or_default();
-    if !target.process.is_alive() || maps.is_empty() {
-        return Ok(());
+    // What is left out was unmapped, or mapped anew, since; the rest has to be right.
+    while let Err(error) = compare(&pages) {
+        let maps = procfs::maps(target.pid()).unwrap_or_default();
+        if !target.process.is_alive() || maps.is_empty() {
+            break;
+        }
+        let all = pages.len();
+        retain_there(target, &maps, &mut pages);
+        retain_own(target.pid(), &mut pages);
+        if pages.len() == all {
+            return Err(error);
+        }
     }
-    let all = pages.len();
-    retain_there(target, &maps, &mut pages);
-    if pages.len() == all { Err(error) } else { compare(&pages) }
+    Ok(())
+}
+
+/// Takes out of `pages` those that are the file's, not the process's own, by the page table: whatever was written there, a library was closed and opened again at the same
+/// place since. All stay if the kernel does not tell.
+fn retain_own(pid: i32, pages: &mut Vec<Page>) {
+    let Ok(table) = Pagemap::open(pid) else { return };
+    let is_own = |(at, bytes): &Page| {
+        let end = *at + bytes.len() as u64;
+        let states = table.states(AvmaRange::between(at.align_down(PAGE), end.align_up(PAGE)));
+        states.map_or(true, |states| states.into_iter().any(PageState::is_own))
+    };
+    pages.retain(is_own);
 }
 
 /// Takes out of `pages` those of modules that are no longer where they were, by `maps` of the process, and those where no code is mapped.
@@ -412,5 +430,20 @@ impl Clock {
         let us = self.0.elapsed().as_micros() as u64;
         self.0 = Instant::now();
         us
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_files_again_does_not_count() {
+        let own = std::hint::black_box(vec![1u8; 3 * PAGE as usize]);
+        let written = Avma::new(own.as_ptr() as u64).align_up(PAGE);
+        let code = Avma::new(what_is_the_files_again_does_not_count as fn() as usize as u64);
+        let mut pages = vec![(code, vec![0; 5]), (written, vec![1; PAGE as usize])];
+        retain_own(std::process::id() as i32, &mut pages);
+        assert_eq!(pages.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [written]);
     }
 }
