@@ -228,6 +228,9 @@ pub struct Attach {
     /// With --continuous: samples a second and running thread by which the process is watched between optimizations; 400 are compared with what is known.
     #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
     pub watch_rate: u64,
+    /// Lay out for this profile of `restitch record`, of this process or of another one of the same builds, in place of profiling now: in force at once, with one stop.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
+    pub profile: Option<PathBuf>,
     /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,

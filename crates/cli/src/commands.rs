@@ -125,6 +125,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
     AttachOptions {
         pid,
         tree: options.tree,
+        profile: options.profile.clone(),
         source: options.source,
         overhead: options.overhead,
         duration: options.duration.map(Duration::from_secs_f64),

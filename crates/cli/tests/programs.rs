@@ -20,6 +20,7 @@ const PROGRAMS: &[&str] = &[
     "noncall.cc",
     "objects.c",
     "pointers.cc",
+    "probes.c",
     "repeated.c",
     "server.c",
     "setjmp.c",

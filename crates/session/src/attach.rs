@@ -3,8 +3,9 @@
 use crate::attach_records::profiles_of_records;
 use crate::earlier::{not_chosen, of_module, stored, with_earlier};
 use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
+use crate::given::Given;
 use crate::huge::alignment;
-use crate::imports::{adopt_targets, read_call_targets};
+use crate::imports::{adopt_targets, read_store};
 use crate::kin::at_work;
 use crate::left_out::LeftOut;
 use crate::make::{
@@ -40,6 +41,8 @@ pub struct AttachOptions {
     pub pid: i32,
     /// Also all processes that run its program.
     pub tree: bool,
+    /// A profile in restitch's own format, in place of profiling the process.
+    pub profile: Option<PathBuf>,
     /// Where the profile comes from.
     pub source: Source,
     /// The share of the running time that branch records may cost meanwhile, 0 to 1.
@@ -89,6 +92,7 @@ impl AttachOptions {
         Self {
             pid,
             tree: false,
+            profile: None,
             source: Source::default(),
             overhead: OVERHEAD,
             duration: None,
@@ -170,8 +174,9 @@ fn attach_in_phases(
     let mut phases = Phases::new();
     // Before anything else: a metric that gives no number is told while the process is as it was.
     options.metric.as_ref().map(Metric::read).transpose()?;
+    let given = options.profile.as_deref().map(Given::read).transpose()?;
     let source = options.source.choose()?;
-    let known = options.call_targets.as_deref().map(read_call_targets).transpose()?;
+    let known = options.call_targets.as_deref().map(read_store).transpose()?;
     let kin = at_work(options.pid, options.tree, watcher);
     refuse_unchangeable(kin.leader)?;
     let mut set = ProcessSet::open(kin.leader, options.tree)?;
@@ -191,59 +196,27 @@ fn attach_in_phases(
         phases.end("take back what was there");
     }
 
-    let (sampling, counting_time) = split(options.duration);
-    watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
-    let look = look_at(&mut set, sampling, &mut windows)?;
-    let before = look.before.clone();
-    phases.end("sampling");
-
-    watcher.phase("analysing", None);
-    let (samples, mut analyses) = look.finish();
-    if samples.total < LEAST_SAMPLES {
-        return Err(SessionError::NothingToDo(format!(
-            "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
-             longer --duration",
-            kin.leader,
-            samples.total,
-            phases.list.last().map_or(0.0, |p| p.ms / 1e3)
-        )));
-    }
     let mut left_out = LeftOut::default();
-    let (mut chosen, left) = choose(&set, &samples, &mut analyses)?;
-    left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
-    restless.leave_out(&mut chosen, &mut left_out);
-    result.other_modules = Some(others(&set, &samples));
-    phases.end("analysis");
-    if chosen.is_empty() {
-        let why = format!("no module with enough samples can be moved{}", left_out.reasons());
-        return Err(SessionError::NothingToDo(why));
-    }
-    if options.dry_run {
-        let by_counting = source == SourceChoice::Count && samples.records < ENOUGH_RECORDS;
-        let vote = by_counting.then_some(options.promote_calls && known.is_none());
-        plan(&set, &mut chosen, vote, samples.total, &mut left_out, &mut result)?;
+    let mut work = Work {
+        options,
+        set: &mut set,
+        windows: &mut windows,
+        left_out: &mut left_out,
+        phases: &mut phases,
+        result: &mut result,
+        restless,
+        watcher,
+    };
+    let found = match &given {
+        Some(given) => take_given(given, &mut work)?,
+        None => profile_it(&mut work, source, options.promote_calls && known.is_none())?,
+    };
+    let Found { before, samples, mut chosen, profiled } = found;
+    let Some(mut profiled) = profiled else {
         left_out.tell(&mut result);
         phases.end("planning");
         phases.finish(&mut result);
         return Ok(attached_of(&set, result, ProfileFile::default(), samples, &[]));
-    }
-    let mut profiled = match from_records(&chosen, &samples) {
-        Some(profiled) => profiled,
-        None if source != SourceChoice::Count => {
-            let profiles = profiles_of_records(
-                &mut set,
-                &chosen,
-                (source, options.overhead),
-                counting_time.most(),
-                watcher,
-            )?;
-            phases.end("tracing");
-            Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
-        }
-        None => {
-            let how = (counting_time, options.promote_calls && known.is_none());
-            by_counting(&mut set, &mut chosen, how, &mut left_out, &mut phases, watcher)?
-        }
     };
     for (module, profile) in chosen.iter().zip(profiled.each_profile()) {
         known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
@@ -268,6 +241,15 @@ fn attach_in_phases(
             return Err(error);
         }
     };
+    if options.dry_run {
+        describe(&mut result, &chosen, &made, &versions, options.layout, &mut phases);
+        left_out.tell(&mut result);
+        result.profile = Some(profiled.summary(samples.total));
+        result.outcome = Outcome::Planned;
+        result.exit_code = ExitCode::Done.number();
+        phases.finish(&mut result);
+        return Ok(attached_of(&set, result, counted, samples, &versions));
+    }
     watcher.phase("moving over", None);
     let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
     phases.end("moving over");
@@ -297,6 +279,89 @@ fn attach_in_phases(
     result.target = target_of(&set);
     phases.finish(&mut result);
     Ok(attached_of(&set, result, counted, samples, &versions))
+}
+
+/// What a session has in hand while it finds its profile.
+struct Work<'a> {
+    options: &'a AttachOptions,
+    set: &'a mut ProcessSet,
+    windows: &'a mut Windows,
+    left_out: &'a mut LeftOut,
+    phases: &'a mut Phases,
+    result: &'a mut RunResult,
+    restless: &'a Restless,
+    watcher: &'a mut dyn Watcher,
+}
+
+/// What there is to lay out, and by what.
+struct Found {
+    /// What was measured before.
+    before: Vec<Window>,
+    samples: IpSamples,
+    chosen: Vec<Chosen>,
+    /// `None` if only a plan was asked for, which is in the result.
+    profiled: Option<Profiled>,
+}
+
+/// What a given profile has counts of.
+fn take_given(given: &Given, work: &mut Work<'_>) -> Result<Found, SessionError> {
+    work.watcher.phase("analysing", None);
+    let (chosen, profiles) = given.modules(work.set, work.restless, work.left_out)?;
+    work.phases.end("analysis");
+    if work.windows.can_measure() && !work.options.dry_run {
+        work.watcher.phase("measuring", Some(work.options.measure.as_secs_f64()));
+        work.windows.measure(work.options.measure);
+        work.phases.end("measuring before");
+    }
+    let profiled = Profiled { source: given.path().display().to_string(), ..Profiled::of_records(profiles) };
+    Ok(Found { before: work.windows.take(), samples: IpSamples::default(), chosen, profiled: Some(profiled) })
+}
+
+/// Samples the process, then counts what it does, or records its branches. `vote`: indirect calls vote for their usual targets meanwhile.
+fn profile_it(work: &mut Work<'_>, source: SourceChoice, vote: bool) -> Result<Found, SessionError> {
+    let Work { options, set, windows, left_out, phases, result, restless, watcher } = work;
+    let (sampling, counting_time) = split(options.duration);
+    watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
+    let look = look_at(set, sampling, windows)?;
+    let before = look.before.clone();
+    phases.end("sampling");
+
+    watcher.phase("analysing", None);
+    let (samples, mut analyses) = look.finish();
+    if samples.total < LEAST_SAMPLES {
+        return Err(SessionError::NothingToDo(format!(
+            "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
+             longer --duration",
+            set.leader.target().pid(),
+            samples.total,
+            phases.list.last().map_or(0.0, |p| p.ms / 1e3)
+        )));
+    }
+    let (mut chosen, left) = choose(set, &samples, &mut analyses)?;
+    left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
+    restless.leave_out(&mut chosen, left_out);
+    result.other_modules = Some(others(set, &samples));
+    phases.end("analysis");
+    if chosen.is_empty() {
+        let why = format!("no module with enough samples can be moved{}", left_out.reasons());
+        return Err(SessionError::NothingToDo(why));
+    }
+    if options.dry_run {
+        let by_counting = source == SourceChoice::Count && samples.records < ENOUGH_RECORDS;
+        plan(set, &mut chosen, by_counting.then_some(vote), samples.total, left_out, result)?;
+        return Ok(Found { before, samples, chosen, profiled: None });
+    }
+    let profiled = match from_records(&chosen, &samples) {
+        Some(profiled) => profiled,
+        None if source != SourceChoice::Count => {
+            let how = (source, options.overhead);
+            let profiles = profiles_of_records(set, &chosen, how, counting_time.most(), *watcher)?;
+            phases.end("tracing");
+            Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
+        }
+        None => by_counting(set, &mut chosen, (counting_time, vote), left_out, phases, *watcher)?,
+    };
+    Ok(Found { before, samples, chosen, profiled: Some(profiled) })
 }
 
 fn attached_of(
@@ -514,7 +579,7 @@ const ENOUGH_RECORDS: u64 = 500_000;
 struct Profiled {
     /// By module, if they were not counted.
     profiles: Vec<Profile>,
-    source: &'static str,
+    source: String,
     seconds: f64,
     exact_edge_share: f64,
     /// By module, if they were counted.
@@ -527,7 +592,7 @@ impl Profiled {
     fn of_records(profiles: Vec<Profile>) -> Self {
         Self {
             profiles,
-            source: "branch records",
+            source: "branch records".into(),
             seconds: 0.0,
             exact_edge_share: 0.0,
             counted: Vec::new(),
@@ -542,7 +607,7 @@ impl Profiled {
 
     fn summary(&self, samples: u64) -> report::ProfileSummary {
         report::ProfileSummary {
-            source: self.source.into(),
+            source: self.source.clone(),
             seconds: self.seconds,
             samples,
             exact_edge_share: self.exact_edge_share,
@@ -587,7 +652,7 @@ fn by_counting(
     Ok(Profiled {
         counted: counting.into_iter().zip(derived).collect(),
         profiles: Vec::new(),
-        source: "counting version",
+        source: "counting version".into(),
         seconds: time.as_secs_f64(),
         exact_edge_share: if edges == 0 { 0.0 } else { exact as f64 / edges as f64 },
         switch,

@@ -9,6 +9,7 @@ use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
 use crate::selection::weigh;
 use crate::{SessionError, parallel};
+use restitch_apply_process::Module;
 use restitch_profile::{MergeWeights, ModuleProfile, Profile, ProfileFile, merge_profiles};
 use std::collections::BTreeMap;
 
@@ -36,6 +37,15 @@ pub(crate) fn of_module(all: &ProfileFile, module: &Chosen) -> Option<Profile> {
     (lost.count == 0).then_some(profile)
 }
 
+/// Whether `all` has counts of this build of the module.
+pub(crate) fn is_known(all: &ProfileFile, module: &Module) -> bool {
+    let (path, image) = (module.path.to_string_lossy(), &module.image);
+    // Content is compared only where the name is the same: it may have to be read for that.
+    all.modules
+        .iter()
+        .any(|m| (image.build_id().is_some() || m.path == path) && m.build_id == image.identity().as_bytes())
+}
+
 /// The modules of `all` that this round has not chosen and that the process still has, with their counts: they stay in the layout.
 ///
 /// # Errors
@@ -47,11 +57,7 @@ pub(crate) fn not_chosen(
     all: &ProfileFile,
 ) -> Result<Vec<(Chosen, Profile)>, SessionError> {
     let modules = &set.leader.target().modules;
-    let is_known = |index: &usize| {
-        // Content is compared only where the name is the same: it may have to be read for that.
-        let (path, image) = (modules[*index].path.to_string_lossy(), &modules[*index].image);
-        all.modules.iter().any(|m| m.path == path && m.build_id == image.identity().as_bytes())
-    };
+    let is_known = |index: &usize| is_known(all, &modules[*index]);
     let is_new = |index: &usize| {
         let path = &modules[*index].path;
         chosen.iter().all(|c| c.path != *path) && !left_out.has(path)

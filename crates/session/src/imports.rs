@@ -92,13 +92,15 @@ fn stored_part<'a>(
     found.ok_or_else(|| no_part(options, &have))
 }
 
-/// Reads a profile in restitch's own format, for what it says of indirect calls.
+/// Reads a profile in restitch's own format.
 ///
 /// # Errors
 /// If the file cannot be read or is of another kind.
-pub(crate) fn read_call_targets(path: &Path) -> Result<ProfileFile, SessionError> {
-    ProfileFile::read(&read_file(path)?)
-        .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
+pub(crate) fn read_store(path: &Path) -> Result<ProfileFile, SessionError> {
+    ProfileFile::read(&read_file(path)?).map_err(|e| SessionError::BadFile {
+        path: path.into(),
+        why: format!("{e}; this takes profiles of `restitch record`, `restitch profile convert` makes one of another format"),
+    })
 }
 
 /// Adds to `profile` what `known` says of the indirect calls of this build of the module, if it says anything.

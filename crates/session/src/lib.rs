@@ -28,6 +28,7 @@ mod error;
 mod files;
 mod first_look;
 mod follow;
+mod given;
 mod hold;
 mod huge;
 mod imports;

@@ -1,0 +1,101 @@
+//! `attach --profile`: a process gets the layout for a profile that was recorded before, without being profiled.
+
+mod common;
+
+use common::target::stoppable;
+use common::{Restitch, Target, code, expect_message, look};
+use restitch_testkit::{Finished, require, scratch};
+use std::path::Path;
+
+fn record(restitch: &Restitch, pid: u32, file: &Path) {
+    let pid = pid.to_string();
+    let file = file.to_str().expect("UTF-8");
+    restitch.run(&["record", "-p", &pid, "--duration", "2", "-o", file]).expect(code::DONE);
+}
+
+fn attach(restitch: &Restitch, pid: u32, profile: &Path, more: &[&str]) -> Finished {
+    let profile = profile.to_str().expect("UTF-8");
+    let pid = pid.to_string();
+    restitch.run(&[&["attach", &pid, "--profile", profile, "--measure", "0", "--stay", "off"], more].concat())
+}
+
+fn json(finished: &Finished) -> serde_json::Value {
+    finished.expect(code::DONE);
+    serde_json::from_str(&finished.stdout).expect("JSON")
+}
+
+#[test]
+fn another_process_of_the_same_program_is_moved_at_once() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let file = folder.path().join("profile");
+    let mut first = Target::start(&program);
+    record(&restitch, first.pid(), &file);
+    first.stop();
+
+    let mut target = Target::start(&program);
+    let planned = json(&attach(&restitch, target.pid(), &file, &["--dry-run", "--json", "-"]));
+    assert_eq!(planned["outcome"], "planned", "{planned}");
+    target.assert_untouched("after --dry-run");
+    let moved = json(&attach(&restitch, target.pid(), &file, &["--json", "-"]));
+    assert_eq!(
+        (&moved["outcome"], &moved["profile"]["source"]),
+        (&"in_force".into(), &file.to_str().expect("UTF-8").into()),
+        "{moved}"
+    );
+    assert_eq!(moved["profile"]["samples"], 0, "{moved}");
+    let parts = moved["apply"]["pause_parts"].as_array().expect("parts of the pause");
+    let counting = parts.iter().find(|part| part["name"] == "to the counting version").expect("a part");
+    assert_eq!(counting["us"], 0.0, "it is stopped once");
+    assert!(!look::differences(target.pid()).is_empty());
+    target.assert_computing("in the new layout");
+    // Over itself.
+    attach(&restitch, target.pid(), &file, &[]).expect(code::DONE);
+    target.assert_computing("in the new layout again");
+    target.assert_goes_back(&restitch);
+    target.assert_computing("after revert");
+    target.stop();
+}
+
+#[test]
+fn what_has_no_counts_of_the_process_is_refused() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let other = require!(stoppable("switch.c", &["-O1"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let file = folder.path().join("profile");
+    let mut first = Target::start(&other);
+    // The same file name, another build.
+    let renamed = folder.path().join("renamed");
+    record(&restitch, first.pid(), &file);
+    first.stop();
+
+    let mut target = Target::start(&program);
+    let refused = attach(&restitch, target.pid(), &file, &[]);
+    let said = format!("{}{}", refused.stdout, refused.stderr);
+    // The C library may have been hot enough to be in it.
+    if refused.status.code() == Some(code::DONE) {
+        assert!(!said.contains("switch"), "{said}");
+        target.assert_goes_back(&restitch);
+    } else {
+        expect_message(&refused, code::NOTHING_TO_DO, &["has no counts of what process", "restitch record"]);
+    }
+    target.assert_untouched("after a profile of something else");
+
+    std::fs::write(&renamed, b"no profile").expect("writable");
+    expect_message(
+        &attach(&restitch, target.pid(), &renamed, &[]),
+        code::BAD_INPUT,
+        &["renamed", "restitch profile convert"],
+    );
+    expect_message(
+        &attach(&restitch, target.pid(), &folder.path().join("nowhere"), &[]),
+        code::FAILURE,
+        &["nowhere"],
+    );
+    for more in [&["--continuous"][..], &["--duration", "1"], &["--source", "trace"]] {
+        attach(&restitch, target.pid(), &file, more).expect(code::USAGE);
+    }
+    target.assert_untouched("after refusals");
+    target.assert_computing("after refusals");
+    target.stop();
+}
