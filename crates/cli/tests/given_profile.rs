@@ -49,6 +49,9 @@ fn another_process_of_the_same_program_is_moved_at_once() {
     assert_eq!(counting["us"], 0.0, "it is stopped once");
     assert!(!look::differences(target.pid()).is_empty());
     target.assert_computing("in the new layout");
+    let in_force = look::differences(target.pid());
+    attach(&restitch, target.pid(), &file, &["--dry-run"]).expect(code::DONE);
+    assert_eq!(look::differences(target.pid()), in_force, "--dry-run touches nothing");
     // Over itself.
     attach(&restitch, target.pid(), &file, &[]).expect(code::DONE);
     target.assert_computing("in the new layout again");

@@ -235,6 +235,7 @@ fn attach_in_phases(
     let made = make_optimized(&set, &mut chosen, &mut profiled, options, &mut left_out, &mut phases);
     let (made, versions) = match made {
         Ok(made) => made,
+        Err(error) if options.dry_run => return Err(error),
         Err(error) => {
             set.switch(&[], VersionKind::Optimized, watcher)?;
             set.sweep();
