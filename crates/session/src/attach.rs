@@ -308,6 +308,13 @@ struct Found {
 fn take_given(given: &Given, work: &mut Work<'_>) -> Result<Found, SessionError> {
     work.watcher.phase("analysing", None);
     let (chosen, profiles) = given.modules(work.set, work.restless, work.left_out)?;
+    let target = work.set.leader.target();
+    if chosen.iter().all(|c| c.index != target.program)
+        && !work.left_out.has(&target.modules[target.program].path)
+    {
+        let (program, file) = (target.modules[target.program].path.display(), given.path().display());
+        work.result.warnings.push(format!("{file} has no counts of {program} itself, which stays as it is"));
+    }
     work.phases.end("analysis");
     if work.windows.can_measure() && !work.options.dry_run {
         work.watcher.phase("measuring", Some(work.options.measure.as_secs_f64()));
