@@ -1,29 +1,27 @@
 //! `attach`: from a running process to a faster one.
 
-use crate::attach_records::profiles_of_records;
+use crate::attach_options::AttachOptions;
+use crate::attach_profile::{Found, Profiled, Work, profile_it, take_given};
 use crate::earlier::{not_chosen, of_module, stored, with_earlier};
-use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::given::Given;
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_store};
 use crate::kin::at_work;
 use crate::left_out::LeftOut;
 use crate::make::{
-    DUPLICATE, PREFETCH, Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes,
-    worth_promoting,
+    Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
 };
-use crate::modules::{Chosen, choose, others};
+use crate::modules::Chosen;
 use crate::parallel;
 use crate::phases::Phases;
-use crate::plan::plan;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
-use crate::profiling::{Counting, count, make_counting};
+use crate::profiling::Counting;
 use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::verdict::{Metric, Window, Windows};
-use crate::{ExitCode, HugePages, SessionError, Source, SourceChoice, Watcher};
-use restitch_apply_process::{Live, Module, Reservation, Slots, StateDir, SwitchReport, Target, VersionKind};
+use crate::{ExitCode, SessionError, Watcher};
+use restitch_apply_process::{Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
@@ -31,89 +29,7 @@ use restitch_profile::{Derived, Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-/// What to do.
-#[derive(Debug, Clone)]
-pub struct AttachOptions {
-    /// The process.
-    pub pid: i32,
-    /// Also all processes that run its program.
-    pub tree: bool,
-    /// A profile in restitch's own format, in place of profiling the process.
-    pub profile: Option<PathBuf>,
-    /// Where the profile comes from.
-    pub source: Source,
-    /// The share of the running time that branch records may cost meanwhile, 0 to 1.
-    pub overhead: f64,
-    /// How long to profile, sampling and counting together; without it until the profile has settled, six seconds at most.
-    pub duration: Option<Duration>,
-    /// Plan only; nothing is touched. The profile is then of samples alone; a counting version is made and checked, and goes nowhere.
-    pub dry_run: bool,
-    /// Take it back if it was shown to be slower, or could not be judged.
-    pub revert_if_slower: bool,
-    /// What to judge by.
-    pub metric: Option<Metric>,
-    /// How long to measure after; before is measured while sampling.
-    pub measure: Duration,
-    /// How to lay out.
-    pub layout: LayoutChoice,
-    /// Calls through slots of the global offset table that cannot change any more become direct ones; other calls of stubs go through the stubs' slots.
-    pub direct_calls: bool,
-    /// Which slots that cannot change any more lead into the new layout.
-    pub slots: Slots,
-    /// Large pages for hot code.
-    pub huge_pages: HugePages,
-    /// Hot code is placed within cache lines by how often it runs.
-    pub align: bool,
-    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
-    pub turn: bool,
-    /// Indirect calls with one usual target compare with it and call it directly.
-    pub promote_calls: bool,
-    /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
-    pub stay: bool,
-    /// Blocks behind hot jumps get a second copy in place of the jump.
-    pub duplicate: bool,
-    /// Lines that the models of the second-level cache miss are fetched ahead.
-    pub prefetch: bool,
-    /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
-    /// does not tell.
-    pub call_targets: Option<PathBuf>,
-}
-
-/// What branch records may cost without a word of the user's: tracing ends with the session, so it is more than for a profile that is taken
-/// all day.
-const OVERHEAD: f64 = 0.05;
-
-impl AttachOptions {
-    /// The defaults for a process: ten seconds in all, at most.
-    pub fn new(pid: i32) -> Self {
-        Self {
-            pid,
-            tree: false,
-            profile: None,
-            source: Source::default(),
-            overhead: OVERHEAD,
-            duration: None,
-            dry_run: false,
-            revert_if_slower: false,
-            metric: None,
-            measure: Duration::from_secs(3),
-            layout: LayoutChoice::default(),
-            direct_calls: true,
-            huge_pages: HugePages::default(),
-            align: true,
-            turn: true,
-            promote_calls: false,
-            slots: Slots::None,
-            stay: true,
-            duplicate: DUPLICATE,
-            prefetch: PREFETCH,
-            call_targets: None,
-        }
-    }
-}
+use std::time::Duration;
 
 /// Profiles the process, lays its hot code out again, moves it over, measures.
 ///
@@ -282,96 +198,6 @@ fn attach_in_phases(
     Ok(attached_of(&set, result, counted, samples, &versions))
 }
 
-/// What a session has in hand while it finds its profile.
-struct Work<'a> {
-    options: &'a AttachOptions,
-    set: &'a mut ProcessSet,
-    windows: &'a mut Windows,
-    left_out: &'a mut LeftOut,
-    phases: &'a mut Phases,
-    result: &'a mut RunResult,
-    restless: &'a Restless,
-    watcher: &'a mut dyn Watcher,
-}
-
-/// What there is to lay out, and by what.
-struct Found {
-    /// What was measured before.
-    before: Vec<Window>,
-    samples: IpSamples,
-    chosen: Vec<Chosen>,
-    /// `None` if only a plan was asked for, which is in the result.
-    profiled: Option<Profiled>,
-}
-
-/// What a given profile has counts of.
-fn take_given(given: &Given, work: &mut Work<'_>) -> Result<Found, SessionError> {
-    work.watcher.phase("analysing", None);
-    let (chosen, profiles) = given.modules(work.set, work.restless, work.left_out)?;
-    let target = work.set.leader.target();
-    if chosen.iter().all(|c| c.index != target.program)
-        && !work.left_out.has(&target.modules[target.program].path)
-    {
-        let (program, file) = (target.modules[target.program].path.display(), given.path().display());
-        work.result.warnings.push(format!("{file} has no counts of {program} itself, which stays as it is"));
-    }
-    work.phases.end("analysis");
-    if work.windows.can_measure() && !work.options.dry_run {
-        work.watcher.phase("measuring", Some(work.options.measure.as_secs_f64()));
-        work.windows.measure(work.options.measure);
-        work.phases.end("measuring before");
-    }
-    let profiled = Profiled { source: given.path().display().to_string(), ..Profiled::of_records(profiles) };
-    Ok(Found { before: work.windows.take(), samples: IpSamples::default(), chosen, profiled: Some(profiled) })
-}
-
-/// Samples the process, then counts what it does, or records its branches. `vote`: indirect calls vote for their usual targets meanwhile.
-fn profile_it(work: &mut Work<'_>, source: SourceChoice, vote: bool) -> Result<Found, SessionError> {
-    let Work { options, set, windows, left_out, phases, result, restless, watcher } = work;
-    let (sampling, counting_time) = split(options.duration);
-    watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
-    let look = look_at(set, sampling, windows)?;
-    let before = look.before.clone();
-    phases.end("sampling");
-
-    watcher.phase("analysing", None);
-    let (samples, mut analyses) = look.finish();
-    if samples.total < LEAST_SAMPLES {
-        return Err(SessionError::NothingToDo(format!(
-            "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
-             longer --duration",
-            set.leader.target().pid(),
-            samples.total,
-            phases.list.last().map_or(0.0, |p| p.ms / 1e3)
-        )));
-    }
-    let (mut chosen, left) = choose(set, &samples, &mut analyses)?;
-    left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
-    restless.leave_out(&mut chosen, left_out);
-    result.other_modules = Some(others(set, &samples));
-    phases.end("analysis");
-    if chosen.is_empty() {
-        let why = format!("no module with enough samples can be moved{}", left_out.reasons());
-        return Err(SessionError::NothingToDo(why));
-    }
-    if options.dry_run {
-        let by_counting = source == SourceChoice::Count && samples.records < ENOUGH_RECORDS;
-        plan(set, &mut chosen, by_counting.then_some(vote), samples.total, left_out, result)?;
-        return Ok(Found { before, samples, chosen, profiled: None });
-    }
-    let profiled = match from_records(&chosen, &samples) {
-        Some(profiled) => profiled,
-        None if source != SourceChoice::Count => {
-            let how = (source, options.overhead);
-            let profiles = profiles_of_records(set, &chosen, how, counting_time.most(), *watcher)?;
-            phases.end("tracing");
-            Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
-        }
-        None => by_counting(set, &mut chosen, (counting_time, vote), left_out, phases, *watcher)?,
-    };
-    Ok(Found { before, samples, chosen, profiled: Some(profiled) })
-}
-
 fn attached_of(
     set: &ProcessSet,
     result: RunResult,
@@ -423,31 +249,6 @@ fn windows_for(options: &AttachOptions, set: &ProcessSet) -> Result<Windows, Ses
         Some(why) => Err(SessionError::Unjudged { pid: options.pid, why }),
         None => Ok(windows),
     }
-}
-
-/// Watches until there are enough samples.
-fn look_at(set: &mut ProcessSet, sampling: Length, windows: &mut Windows) -> Result<FirstLook, SessionError> {
-    let mut look = FirstLook::new();
-    look.watch(set, sampling, windows)?;
-    // Processes that have just started, or are idle now and then: wait for them a little.
-    let patience = Instant::now() + (sampling.most() * 3).min(Duration::from_secs(30));
-    while look.samples.total < LEAST_SAMPLES && Instant::now() < patience && set.leader_is_alive() {
-        set.refresh()?;
-        look.watch(set, sampling, windows)?;
-    }
-    Ok(look)
-}
-
-/// How long to sample, and how long to count. Of a time that was asked for, sampling takes a third.
-fn split(duration: Option<Duration>) -> (Length, Length) {
-    const SHORTEST: Duration = Duration::from_millis(500);
-    let seconds = Duration::from_secs;
-    let Some(duration) = duration else {
-        let sampling = Length::UntilSettled { least: SHORTEST, most: seconds(2) };
-        return (sampling, Length::UntilSettled { least: seconds(1), most: seconds(4) });
-    };
-    let sampling = (duration / 3).clamp(SHORTEST, seconds(20));
-    (Length::Exactly(sampling), Length::Exactly(duration.saturating_sub(sampling).max(SHORTEST)))
 }
 
 /// What a session works on.
@@ -578,94 +379,6 @@ fn place_for(
 /// Why nothing is promoted.
 const UNKNOWN_TARGETS: &str =
     "no indirect call is promoted: none was seen to call one function of its module often enough";
-
-/// Fewer hardware branch records than this leave too much unseen; a counting version does better (half a million gave 5 %
-/// less cycles on cc1plus in a prototype, exact counts 12 %).
-const ENOUGH_RECORDS: u64 = 500_000;
-
-/// The profiles of the chosen modules, and how they came about.
-struct Profiled {
-    /// By module, if they were not counted.
-    profiles: Vec<Profile>,
-    source: String,
-    seconds: f64,
-    exact_edge_share: f64,
-    /// By module, if they were counted.
-    counted: Vec<(Counting, Derived)>,
-    /// The switch to the counting version, if there was one.
-    switch: SwitchReport,
-}
-
-impl Profiled {
-    fn of_records(profiles: Vec<Profile>) -> Self {
-        Self {
-            profiles,
-            source: "branch records".into(),
-            seconds: 0.0,
-            exact_edge_share: 0.0,
-            counted: Vec::new(),
-            switch: SwitchReport::default(),
-        }
-    }
-
-    /// The profiles, by module.
-    fn each_profile(&mut self) -> impl Iterator<Item = &mut Profile> {
-        self.profiles.iter_mut().chain(self.counted.iter_mut().map(|(_, derived)| &mut derived.profile))
-    }
-
-    fn summary(&self, samples: u64) -> report::ProfileSummary {
-        report::ProfileSummary {
-            source: self.source.clone(),
-            seconds: self.seconds,
-            samples,
-            exact_edge_share: self.exact_edge_share,
-        }
-    }
-}
-
-/// Profiles of hardware branch records, where the machine has given enough of them.
-fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
-    if samples.records < ENOUGH_RECORDS {
-        return None;
-    }
-    let profile = |c: &Chosen| match samples.branches.get(&c.index) {
-        Some(records) => records.to_profile(&c.analyzed.program).0,
-        None => Profile::empty(&c.analyzed.program),
-    };
-    Some(Profiled::of_records(chosen.iter().map(profile).collect()))
-}
-
-/// Exact profiles from a counting version, which stays in force: of so much time, and with what indirect calls call or without.
-fn by_counting(
-    set: &mut ProcessSet,
-    chosen: &mut Vec<Chosen>,
-    (length, vote): (Length, bool),
-    left_out: &mut LeftOut,
-    phases: &mut Phases,
-    watcher: &mut dyn Watcher,
-) -> Result<Profiled, SessionError> {
-    let (counting, versions) = make_counting(set, chosen, left_out, vote)?;
-    phases.end("counting version");
-    for (c, m) in counting.iter().zip(chosen.iter()) {
-        let name = m.path.file_name().unwrap_or_default().to_string_lossy();
-        let (samples, functions, counters) = (m.samples, c.functions, c.counted.len());
-        watcher.note(&format!(
-            "{name}: {samples} samples, counting {functions} functions with {counters} counters"
-        ));
-    }
-    let (derived, switch, time) = count(set, chosen, &counting, &versions, length, watcher)?;
-    phases.end("counting");
-    let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
-    let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();
-    Ok(Profiled {
-        counted: counting.into_iter().zip(derived).collect(),
-        profiles: Vec::new(),
-        source: "counting version".into(),
-        seconds: time.as_secs_f64(),
-        exact_edge_share: if edges == 0 { 0.0 } else { exact as f64 / edges as f64 },
-        switch,
-    })
-}
 
 /// Which code could not be exchanged as a whole, and why.
 fn written(target: &Target, switches: &[&SwitchReport]) -> Vec<String> {

@@ -3,7 +3,8 @@
 //! Between the rounds nothing is changed but that retired versions go when nobody is in them any more (`tidying.rs`): a few samples a second say how the process works (`behaviours.rs`), and no
 //! lock is held, so it can be reverted at any time, which ends the session.
 
-use crate::attach::{AttachOptions, Round, attach_round};
+use crate::attach::{Round, attach_round};
+use crate::attach_options::AttachOptions;
 use crate::behaviours::{Behaviours, Finding, Seen};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};

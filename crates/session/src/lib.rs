@@ -8,6 +8,8 @@
 
 mod analysis;
 mod attach;
+mod attach_options;
+mod attach_profile;
 mod attach_records;
 pub mod batch;
 mod behaviours;
@@ -62,7 +64,8 @@ mod trace_record;
 mod verdict;
 
 pub use analysis::{Analyzed, analyze_image};
-pub use attach::{AttachOptions, attach};
+pub use attach::attach;
+pub use attach_options::AttachOptions;
 pub use branch_result::{burst_end, known, refusal, sparse};
 pub use burst_record::{BurstRound, Bursts, record_bursts};
 pub use continuous::{ContinuousOptions, continuous};
