@@ -10,7 +10,7 @@ use restitch_image::Image;
 use restitch_testkit::{Guarded, compile, require, scratch, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const TRACING: &str = "/sys/kernel/tracing";
 
@@ -76,7 +76,10 @@ impl Probe {
     }
 
     fn define(kind: char, program: &Path, name: &str, place: &str) -> Option<Self> {
-        let group = format!("restitch_{}_{name}", std::process::id());
+        // Tests of one process run at the same time.
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let group = format!("restitch_{}_{number}_{name}", std::process::id());
         let definition = format!("{kind}:{group}/it {}:{place}\n", program.display());
         append("uprobe_events", &definition).ok()?;
         let probe = Self { group, program: program.display().to_string() };
@@ -138,6 +141,14 @@ fn start(program: &Path, folder: &Path) -> Running {
     Running { process: Guarded::spawn(&mut command).expect("started"), begin, end }
 }
 
+/// The program, at work in `folder`, and a restitch for it.
+fn begin(folder: &Path) -> Option<(PathBuf, Restitch, Running)> {
+    let program = program(folder)?;
+    let mut running = start(&program, folder);
+    running.assert_computing("by itself");
+    Some((program, Restitch::new(), running))
+}
+
 impl Running {
     #[track_caller]
     fn assert_computing(&mut self, when: &str) {
@@ -187,10 +198,8 @@ fn a_probed_function_of_a_moved_program_goes_on() {
         return restitch_testkit::unsupported("no uprobes here (not root, or no tracefs)");
     }
     let folder = scratch();
-    let program = require!(program(folder.path()), "gcc");
-    let (restitch, mut running) = (Restitch::new(), start(&program, folder.path()));
+    let (program, restitch, mut running) = require!(begin(folder.path()), "gcc");
     let pid = running.process.pid();
-    running.assert_computing("by itself");
     restitch.attach(pid, &ALL).expect(code::DONE);
     // Set and taken away while its code is moved; then it stays in another attach and a revert.
     for again in [false, true] {
@@ -212,6 +221,15 @@ fn a_probed_function_of_a_moved_program_goes_on() {
     restitch.revert(pid).expect(code::DONE);
 }
 
+/// Sets its flag in the end.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A probe may come and go at any time, also while a counting version is in force and while the layout is put in its place.
 #[test]
 fn probes_come_and_go_while_a_program_is_attached() {
@@ -219,10 +237,8 @@ fn probes_come_and_go_while_a_program_is_attached() {
         return restitch_testkit::unsupported("no uprobes here (not root, or no tracefs)");
     }
     let folder = scratch();
-    let program = require!(program(folder.path()), "gcc");
-    let (restitch, mut running) = (Restitch::new(), start(&program, folder.path()));
+    let (program, restitch, mut running) = require!(begin(folder.path()), "gcc");
     let pid = running.process.pid();
-    running.assert_computing("by itself");
     let over = AtomicBool::new(false);
     let hits = std::thread::scope(|scope| {
         let setting = scope.spawn(|| {
@@ -234,6 +250,8 @@ fn probes_come_and_go_while_a_program_is_attached() {
             }
             hits
         });
+        // Also if an assertion does not hold: the scope waits for the other thread.
+        let ending = Ending(&over);
         for _ in 0..2 {
             let attached = restitch.attach(pid, &ALL);
             // Nothing else is hot, so it may be that nothing could be moved.
@@ -243,7 +261,7 @@ fn probes_come_and_go_while_a_program_is_attached() {
             );
             running.assert_computing("attached");
         }
-        over.store(true, Ordering::Relaxed);
+        drop(ending);
         setting.join().expect("it sets them")
     });
     assert!(hits > 0, "the probes see calls");
@@ -262,10 +280,8 @@ fn a_version_into_which_a_probed_function_returns_stays() {
         return restitch_testkit::unsupported("no uprobes here (not root, or no tracefs)");
     }
     let folder = scratch();
-    let program = require!(program(folder.path()), "gcc");
-    let (restitch, mut running) = (Restitch::new(), start(&program, folder.path()));
+    let (program, restitch, mut running) = require!(begin(folder.path()), "gcc");
     let pid = running.process.pid();
-    running.assert_computing("by itself");
     // A probed function stays, and is called from the version.
     let probe = Probe::set('r', &program, "waiting").expect("a probe");
     running.assert_computing("with a probe");
