@@ -15,6 +15,8 @@ impl StateDir {
     /// Removes the journals of ended processes, the files of versions that no journal lists and no process has mapped, and what a
     /// restitch was writing when it was killed. The directory is one user's own, and so is all that is in it.
     ///
+    /// Versions of processes that could leave core files are kept for a while ([`StateDir::keep_for_cores`]).
+    ///
     /// Of a version the image may be gone and its map or a record left: its removal was cut short, or the record was written once
     /// more by a restitch whose process had ended. A version that somebody has keeps no records of places where nobody has it.
     pub fn collect_garbage(&self) {
@@ -28,12 +30,17 @@ impl StateDir {
                 Ok(journal) if journal.process().is_alive() => {
                     journal.versions.iter().for_each(|v| needed.extend(files_at(&v.file, v.start)));
                 }
-                Ok(_) => drop(std::fs::remove_file(path)),
+                Ok(journal) => {
+                    let versions = journal.versions.iter().filter(|_| journal.cores);
+                    versions.for_each(|v| self.keep_for_cores(&v.file));
+                    drop(std::fs::remove_file(path));
+                }
                 Err(_) if owner_of(&path).is_some_and(|p| !p.is_alive()) => drop(std::fs::remove_file(path)),
                 Err(_) => {}
             }
         }
         self.entries().filter(|p| is_abandoned(p)).for_each(|p| drop(std::fs::remove_file(p)));
+        needed.extend(self.files_for_cores());
         let files: BTreeSet<PathBuf> = self.entries().filter(|p| version_of(p).is_some()).collect();
         if files.is_subset(&needed) {
             return;
@@ -94,8 +101,9 @@ mod tests {
             path
         };
         let version = |name: &str| VersionFiles::of(&folder.path().join(format!("{name}.{MARK}")));
-        let lists = |process: ProcessId, name: &str| {
+        let lists = |process: ProcessId, name: &str, cores: bool| {
             let mut journal = Journal::new(process);
+            journal.cores = cores;
             let file = version(name).version;
             journal.versions.push(crate::JournalVersion {
                 number: 1,
@@ -114,7 +122,15 @@ mod tests {
             });
             journal.save(&dir).expect("writable");
         };
-        lists(me, "mine");
+        lists(me, "mine", true);
+        // One process has left a core file, perhaps; the other one cannot have.
+        lists(ended, "dumped", true);
+        let half = ProcessId { start_time: me.start_time + 3, ..me };
+        let without = ProcessId { start_time: me.start_time + 2, ..me };
+        lists(without, "ended", false);
+        let long_ago = write("long-ago.restitch-ended", "");
+        let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+        File::options().write(true).open(&long_ago).and_then(|f| f.set_times(times)).expect("our own");
         // Its record is there as well, written once more after all else was removed.
         let gone = |name: &str| write(name, "half");
         let garbage = [
@@ -127,12 +143,19 @@ mod tests {
             gone("c.restitch-version"),
             gone(".a.restitch-version.4194305-0.tmp"),
             gone("4194305-7.json"),
+            gone("dumped.restitch-map"),
+            gone("dumped.1000.restitch-record"),
+            gone("ended.restitch-version"),
+            gone("ended.restitch-map"),
+            gone("long-ago.restitch-version"),
+            long_ago,
             dir.journal(ended),
+            dir.journal(without),
+            dir.journal(half),
         ];
-        std::fs::write(dir.journal(ended), "{").expect("writable");
+        std::fs::write(dir.journal(half), "{").expect("writable");
         // Another process had this one's number when that was written.
         let earlier = gone(&format!(".b.restitch-map.{}-0.tmp", me.pid));
-        let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
         File::options().write(true).open(&earlier).and_then(|f| f.set_times(times)).expect("our own");
         let mine = version("mine");
         let kept = [
@@ -142,6 +165,7 @@ mod tests {
             write("mine.0.restitch-record", ""),
             write(&format!(".c.json.{}-1.tmp", me.pid), ""),
             write("of-somebody-else", ""),
+            write("dumped.restitch-version", "image"),
         ];
         assert_eq!(mine.version, kept[1]);
         // Somebody is just writing files that no journal lists yet.
@@ -156,5 +180,6 @@ mod tests {
         for path in &kept {
             assert!(path.exists(), "{path:?}");
         }
+        assert_eq!(dir.kept_for_cores(), crate::KeptVersions { files: 1, bytes: 5 });
     }
 }

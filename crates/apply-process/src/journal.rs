@@ -47,6 +47,9 @@ pub struct Journal {
     /// Spare copies of code mappings that are there or may be, during a switch and after one that was killed.
     #[serde(default)]
     pub spares: Vec<JournalSpare>,
+    /// Whether the process may leave a core file, for which its versions are kept.
+    #[serde(default)]
+    pub cores: bool,
 }
 
 /// A spare copy of a code mapping, which nothing leads to.
@@ -168,6 +171,7 @@ impl Journal {
             hook: None,
             spares: Vec::new(),
             used: Vec::new(),
+            cores: false,
         }
     }
 

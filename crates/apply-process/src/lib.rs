@@ -15,6 +15,7 @@
 
 mod ahead;
 mod bound;
+mod cores;
 mod counter_area;
 mod detour;
 mod ended;
@@ -62,6 +63,7 @@ mod vdso;
 mod version_files;
 mod writing;
 
+pub use cores::KeptVersions;
 pub use counter_area::LONGEST_UNREAD;
 pub use error::ProcessError;
 pub use journal::{Journal, JournalSpare, JournalVersion, VersionKind};

@@ -239,7 +239,7 @@ impl Live {
         version.redirects.iter().any(leads)
     }
 
-    /// Forgets processes that have ended, this one or others: nothing of them is left in the state directory.
+    /// Forgets processes that have ended, this one or others: nothing of them is left in the state directory but what is kept for core files.
     pub fn forget_ended(&self) {
         self.dir.collect_garbage();
     }
@@ -252,6 +252,12 @@ impl Live {
 
 /// The journal of the process, or what it has inherited through `fork`; brought in line with what is really mapped.
 fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError> {
+    let mut journal = known_journal(dir, target)?;
+    journal.cores = procfs::may_leave_core(target.pid());
+    Ok(journal)
+}
+
+fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError> {
     let process = target.process;
     let maps = procfs::maps(process.pid)?;
     let own = dir.journal(process);

@@ -33,6 +33,7 @@ use restitch_emit::MapPiece;
 use restitch_procfs::{Mapping, Pagemap};
 use restitch_tracee::{Batch, StopTimes, Stopped, TraceError};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -67,6 +68,9 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     if retired.is_empty() && !(nothing_else && live.journal.hook.is_some()) {
         return Ok(report);
     }
+    let is_layout = |v: &&JournalVersion| v.kind == VersionKind::Optimized && live.journal.cores;
+    let layouts = live.journal.versions.iter().filter(is_layout);
+    let layouts: Vec<(u32, PathBuf)> = layouts.map(|v| (v.number, v.file.clone())).collect();
     let target = live.now().clone();
     let taken = slots::taken(live, &retired.iter().map(|old| old.range).collect::<Vec<_>>())?;
     let is_taken = |old: &&OldVersion| taken.iter().find(|taken| taken.0 == old.range);
@@ -111,6 +115,9 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     await_readers(live, &walker, held, hook_held, &mut report)?;
     live.journal.save(&live.dir)?;
     if !report.unmapped.is_empty() {
+        // A child that was forked while they were in force may have left a core file, or will.
+        let gone = layouts.iter().filter(|(number, _)| report.unmapped.contains(number));
+        gone.for_each(|(_, file)| live.dir.keep_for_cores(file));
         live.dir.collect_garbage();
     }
     Ok(report)

@@ -12,6 +12,8 @@ pub(crate) const MARK: &str = "restitch-version";
 const MAP: &str = "restitch-map";
 /// Ending of the file with a version's journal record.
 const RECORD: &str = "restitch-record";
+/// Ending of the note that a version is kept for core files.
+const ENDED: &str = "restitch-ended";
 /// What the kernel puts in front of a memory file's name in memory maps.
 const MEMORY_FILE: &str = "/memfd:";
 
@@ -39,6 +41,16 @@ impl VersionFiles {
         Self { version: version.into(), map: version.with_extension(MAP) }
     }
 
+    /// The note that the version is kept for core files: empty; its time is that from which on.
+    pub fn ended(&self) -> PathBuf {
+        self.version.with_extension(ENDED)
+    }
+
+    /// The image that a note ([`VersionFiles::ended`]) speaks of, if `path` is one.
+    pub fn image_of_note(path: &Path) -> Option<PathBuf> {
+        (path.extension()? == ENDED).then(|| path.with_extension(MARK))
+    }
+
     /// The version's journal record for children that inherit its mapping at `start`: other processes have it elsewhere.
     pub fn record(&self, start: u64) -> PathBuf {
         self.version.with_extension(format!("{start:x}.{RECORD}"))
@@ -48,7 +60,7 @@ impl VersionFiles {
 /// The version that a file in the state directory is part of, whether or not its image is there.
 pub(crate) fn version_of(path: &Path) -> Option<PathBuf> {
     match path.extension()?.to_str()? {
-        MARK | MAP => Some(path.with_extension(MARK)),
+        MARK | MAP | ENDED => Some(path.with_extension(MARK)),
         // Before the ending is the place.
         RECORD => Some(path.with_extension("").with_extension(MARK)),
         _ => None,
@@ -110,9 +122,11 @@ mod tests {
     fn each_file_tells_its_version() {
         let files = VersionFiles::named(Path::new("/state"), "libz.so.1", b"image", b"map");
         assert_ne!(files.record(0x1000), files.record(0x2000));
-        for path in [&files.version, &files.map, &files.record(0x7f00_0000_1000)] {
+        for path in [&files.version, &files.map, &files.ended(), &files.record(0x7f00_0000_1000)] {
             assert_eq!(version_of(path).as_ref(), Some(&files.version), "{}", path.display());
         }
         assert_eq!(version_of(Path::new("/state/12-34.json")), None);
+        assert_eq!(VersionFiles::image_of_note(&files.ended()).as_ref(), Some(&files.version));
+        assert_eq!(VersionFiles::image_of_note(&files.map), None);
     }
 }

@@ -12,7 +12,7 @@ use restitch_report::{RunResult, Target, bytes, count, counted};
 use restitch_session::{
     AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric,
     OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
-    analyze_file, attach, continuous, doctor, instrument, optimize, record, revert, status,
+    analyze_file, attach, continuous, doctor, instrument, kept_for_cores, optimize, record, revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -263,6 +263,15 @@ fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
     }
     for process in &list {
         print_status(process);
+    }
+    let kept = kept_for_cores()?;
+    if pid.is_none() && kept.versions > 0 {
+        println!(
+            "for core files: {} of ended processes, {}, in {}, for a week each",
+            counted(kept.versions as u64, "version"),
+            bytes(kept.bytes),
+            kept.folder.display()
+        );
     }
     Ok(ExitCode::Done.number())
 }

@@ -15,6 +15,7 @@
 //! the functions that read files are thin shells around them.
 
 mod auxv;
+mod cores;
 mod ended;
 mod error;
 mod files;
@@ -28,6 +29,7 @@ mod status;
 pub mod system;
 
 pub use auxv::AuxVector;
+pub use cores::may_leave_core;
 pub use ended::has_ended;
 pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};

@@ -85,7 +85,7 @@ pub use restitch_layout::{LayoutChoice, UnknownLayout};
 pub use restitch_trace::{BurstEnd, Refusal};
 pub use restitch_tracee::{AskedToEnd, OwnChild};
 pub use source::{Source, SourceChoice};
-pub use status::{ProcessStatus, Reverted, revert, status};
+pub use status::{KeptForCores, ProcessStatus, Reverted, kept_for_cores, revert, status};
 pub use trace_record::{TraceRecordOptions, TraceSubject, Traced, record_traced};
 pub use verdict::{Judgement, Metric, Window, Windows};
 

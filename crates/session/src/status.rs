@@ -10,6 +10,7 @@ use restitch_apply_process::{
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// Length of a redirect: `jmp` with a displacement of 32 bits.
 const JUMP: usize = 5;
@@ -54,6 +55,27 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
         }
     }
     Ok(out)
+}
+
+/// Versions that no process needs to have any more, and are kept for core files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptForCores {
+    /// How many.
+    pub versions: usize,
+    /// Bytes of their files.
+    pub bytes: u64,
+    /// The folder that they are in.
+    pub folder: PathBuf,
+}
+
+/// What is kept for core files of processes that have ended.
+///
+/// # Errors
+/// If the state directory cannot be used.
+pub fn kept_for_cores() -> Result<KeptForCores, SessionError> {
+    let dir = StateDir::open()?;
+    let kept = dir.kept_for_cores();
+    Ok(KeptForCores { versions: kept.files, bytes: kept.bytes, folder: dir.path().to_path_buf() })
 }
 
 /// Processes with a journal; what ended processes have left behind is removed.

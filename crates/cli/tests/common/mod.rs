@@ -113,8 +113,15 @@ impl Restitch {
         self.files().into_iter().filter(|p| p.extension() == Some(OsStr::new("json"))).collect()
     }
 
-    /// Everything in the state directory.
+    /// Everything in the state directory but what is kept for core files.
     pub fn files(&self) -> Vec<PathBuf> {
+        let all = self.all_files();
+        let is_kept = |path: &PathBuf| all.contains(&path.with_extension("restitch-ended"));
+        all.iter().filter(|path| !is_kept(path)).cloned().collect()
+    }
+
+    /// Everything in the state directory.
+    pub fn all_files(&self) -> Vec<PathBuf> {
         let mut out: Vec<PathBuf> =
             std::fs::read_dir(self.state()).into_iter().flatten().flatten().map(|e| e.path()).collect();
         out.sort();
