@@ -230,11 +230,11 @@ class Report(unittest.TestCase):
             "phases": [{"name": "sampling", "ms": 2000}, {"name": "layout", "ms": 40}, {"name": "check", "ms": 60}],
             "peak_memory_bytes": 10 << 20,
         }
-        rows = [{"title": "demo", "rounds": [{"attach": attach, "revert_us": 500.0}] * 3}]
+        rows = [{"title": "demo", "rounds": [{"attach": attach, "given": {"apply": {"in_force_ms": 600}}, "revert_us": 500.0}] * 3}]
         paused, planned = pauses.pause_table(rows)[2], pauses.plan_table(rows)
         self.assertIn("| 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00) | stopping threads 0.70 | 0.50", paused)
         self.assertNotIn("sampling", planned[0])
-        self.assertIn("| 1.0 | 8.2 (8.2 to 8.2) | 100 (100 to 100) | 40 | 60 | 10 (10 to 10) |", planned[2])
+        self.assertIn("| 1.0 | 8.2 (8.2 to 8.2) | 0.6 (0.6 to 0.6) | 100 (100 to 100) | 40 | 60 | 10 (10 to 10) |", planned[2])
 
     def test_counting_is_compared_with_before_and_after(self):
         rounds = lambda ratio: [{"original": {"c": 2.0}, "optimized": {"c": 2.0 * ratio}}] * 6

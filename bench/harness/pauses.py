@@ -1,7 +1,7 @@
 """How long restitch holds programs that are at work, and how long its own work takes.
 
 Each round attaches to a server under load and reverts it: three stops (to the counting version, to the new layout, back to
-the original code). The tables in docs/benchmarks.md have the median and the extremes over the rounds. See that page.
+the original code); and once more for a profile that was recorded before the rounds (`attach --profile`: two stops). The tables in docs/benchmarks.md have the median and the extremes over the rounds. See that page.
 """
 
 import contextlib
@@ -103,11 +103,10 @@ def under_load(work):
         raise Failed(f"the load failed: {problems[0]}")
 
 
-def one_round(restitch, machine, pid, tree, quick):
+def one_round(restitch, machine, pid, tree, how):
     """The attach's JSON result, and the pause of the revert in microseconds."""
-    duration = ["--duration", "2"] if quick else []
     result, more = machine.path("attach.json"), ["--tree"] if tree else []
-    restitch.call(["attach", str(pid), *duration, "--measure", "0", "--json", result, *more], machine)
+    restitch.call(["attach", str(pid), *how, "--measure", "0", "--json", result, *more], machine)
     with open(result) as f:
         attached = json.load(f)
     text = restitch.call(["revert", str(pid), *more], machine)
@@ -124,8 +123,11 @@ def measure(name, options, log):
         pid, work, tree = start(machine, restitch)
         rounds = []
         with under_load(work):
+            duration, profile = ["--duration", "2"] if options.quick else [], machine.path("given.profile")
+            restitch.call(["record", "-p", str(pid), *duration, "-o", profile, *(["--tree"] if tree else [])], machine)
             for number in range(options.rounds):
-                rounds.append(one_round(restitch, machine, pid, tree, options.quick))
+                rounds.append(one_round(restitch, machine, pid, tree, duration))
+                rounds[-1]["given"] = one_round(restitch, machine, pid, tree, ["--profile", profile])["attach"]
                 log(f"  round {number + 1} of {options.rounds}")
         return {"title": title, "restitch": restitch.version(), "rounds": rounds}
 
@@ -168,13 +170,14 @@ def plan_table(rows):
     names = []
     for row in rows:
         names += [p["name"] for p in row["rounds"][0]["attach"]["phases"] if p["name"] not in names + list(WATCHING)]
-    head = ["program and load", "code, MiB", "in force after, s", "all of these, ms", *(f"{n}, ms" for n in names), "peak memory, MiB"]
+    head = ["program and load", "code, MiB", "in force after, s", "by `--profile`, s", "all of these, ms", *(f"{n}, ms" for n in names), "peak memory, MiB"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         results = [r["attach"] for r in row["rounds"]]
         phases = [{p["name"]: p["ms"] for p in r["phases"] if p["name"] not in WATCHING} for r in results]
         in_force = spread((r["apply"]["in_force_ms"] for r in results), 1000, 1)
-        cells = [row["title"], f"{sum(m['code_bytes'] for m in results[0]['modules']) / 2**20:.1f}", in_force, spread((sum(p.values()) for p in phases), 1, 0)]
+        given = spread((r["given"]["apply"]["in_force_ms"] for r in row["rounds"]), 1000, 1)
+        cells = [row["title"], f"{sum(m['code_bytes'] for m in results[0]['modules']) / 2**20:.1f}", in_force, given, spread((sum(p.values()) for p in phases), 1, 0)]
         cells += [f"{median(p.get(n, 0) for p in phases):.0f}" for n in names]
         cells.append(spread((r["peak_memory_bytes"] for r in results), 2**20, 0))
         lines.append("| " + " | ".join(cells) + " |")

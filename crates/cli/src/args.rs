@@ -228,7 +228,7 @@ pub struct Attach {
     /// With --continuous: samples a second and running thread by which the process is watched between optimizations; 400 are compared with what is known.
     #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
     pub watch_rate: u64,
-    /// Lay out for this profile of `restitch record`, of this process or of another one of the same builds, in place of profiling now: in force at once, with one stop.
+    /// Lay out for this profile, of this process or of another one of the same builds, in place of profiling now: in force at once, with one stop. It is one of `restitch record`, or of another format that `restitch profile formats` lists as read.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
     pub profile: Option<PathBuf>,
     /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::target::stoppable;
-use common::{Restitch, Target, code, expect_message, look};
+use common::{Restitch, Target, code, expect_message, finish, look};
 use restitch_testkit::{Finished, require, scratch};
 use std::path::Path;
 
@@ -89,7 +89,7 @@ fn what_has_no_counts_of_the_process_is_refused() {
     expect_message(
         &attach(&restitch, target.pid(), &renamed, &[]),
         code::BAD_INPUT,
-        &["renamed", "restitch profile convert"],
+        &["renamed", "restitch profile formats"],
     );
     expect_message(
         &attach(&restitch, target.pid(), &folder.path().join("nowhere"), &[]),
@@ -101,5 +101,54 @@ fn what_has_no_counts_of_the_process_is_refused() {
     }
     target.assert_untouched("after refusals");
     target.assert_computing("after refusals");
+    target.stop();
+}
+
+#[test]
+fn profiles_of_other_formats_are_taken() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let other = require!(stoppable("switch.c", &["-O1"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let path = |name: &str| folder.path().join(name);
+    let profile_of = |program: &Path, name: &str, formats: &[&str]| {
+        let mut process = Target::start(program);
+        record(&restitch, process.pid(), &path(name));
+        process.stop();
+        for ending in formats {
+            let (from, to) = (path(name), path(&format!("{name}.{ending}")));
+            let mut command = restitch.command(&["profile", "convert"]);
+            finish(command.arg(from).arg("--program").arg(program).arg("-o").arg(to)).expect(code::DONE);
+        }
+    };
+    let formats = ["perf.data", "fdata", "pa", "yaml", "no_lbr.fdata", "order"];
+    // Both builds stood at one path, one after the other.
+    let installed = path("program");
+    let install = |built: &Path| {
+        let _ = std::fs::remove_file(&installed);
+        std::fs::copy(built, &installed).expect("writable");
+    };
+    install(&other);
+    profile_of(&installed, "other", &["perf.data"]);
+    install(&program);
+    let program = installed.clone();
+    profile_of(&program, "this", &formats);
+
+    let mut target = Target::start(&program);
+    for ending in &formats[..5] {
+        let name = format!("this.{ending}");
+        let moved = json(&attach(&restitch, target.pid(), &path(&name), &["--json", "-"]));
+        assert_eq!(moved["outcome"], "in_force", "{name}: {moved}");
+        let modules = moved["modules"].as_array().expect("modules");
+        let hot = |m: &&serde_json::Value| m["path"].as_str() == program.to_str();
+        let redirects = modules.iter().find(hot).and_then(|m| m["version"]["redirects"].as_u64());
+        assert!(redirects.is_some_and(|n| n > 0), "{name}: {moved}");
+        target.assert_computing(&format!("in the layout of {name}"));
+    }
+    target.assert_goes_back(&restitch);
+    let in_what_order = attach(&restitch, target.pid(), &path("this.order"), &[]);
+    expect_message(&in_what_order, code::BAD_INPUT, &["this.order", "in which order"]);
+    let of_another = attach(&restitch, target.pid(), &path("other.perf.data"), &[]);
+    expect_message(&of_another, code::NOTHING_TO_DO, &["of another build"]);
+    target.assert_untouched("after refusals");
     target.stop();
 }

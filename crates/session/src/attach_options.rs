@@ -15,7 +15,7 @@ pub struct AttachOptions {
     pub pid: i32,
     /// Also all processes that run its program.
     pub tree: bool,
-    /// A profile in restitch's own format, in place of profiling the process.
+    /// A profile in a format that holds counts, in place of profiling the process.
     pub profile: Option<PathBuf>,
     /// Where the profile comes from.
     pub source: Source,

@@ -3,7 +3,7 @@
 use crate::attach_options::AttachOptions;
 use crate::attach_records::profiles_of_records;
 use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
-use crate::given::Given;
+use crate::given::{Given, Parts};
 use crate::left_out::LeftOut;
 use crate::modules::{Chosen, choose, others};
 use crate::phases::Phases;
@@ -44,7 +44,8 @@ pub(crate) struct Found {
 /// What a given profile has counts of.
 pub(crate) fn take_given(given: &Given, work: &mut Work<'_>) -> Result<Found, SessionError> {
     work.watcher.phase("analysing", None);
-    let (chosen, profiles) = given.modules(work.set, work.restless, work.left_out)?;
+    let Parts { chosen, profiles, notes } = given.modules(work.set, work.restless, work.left_out)?;
+    work.result.warnings.extend(notes);
     let target = work.set.leader.target();
     if chosen.iter().all(|c| c.index != target.program)
         && !work.left_out.has(&target.modules[target.program].path)

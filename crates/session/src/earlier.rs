@@ -63,18 +63,25 @@ pub(crate) fn not_chosen(
         chosen.iter().all(|c| c.path != *path) && !left_out.has(path)
     };
     let wanted = (0..modules.len()).filter(|i| is_new(i) && is_known(i) && may_be_changed(set, *i));
+    let modules = analyzed(set, wanted.collect())?;
+    let with_counts = |module: Chosen| Some((of_module(all, &module)?, module));
+    Ok(modules.into_iter().filter_map(with_counts).map(|(profile, module)| (module, profile)).collect())
+}
+
+/// These modules of the process, analysed; those that cannot be are left out.
+///
+/// # Errors
+/// If the process cannot be read.
+pub(crate) fn analyzed(set: &ProcessSet, indices: Vec<usize>) -> Result<Vec<Chosen>, SessionError> {
+    let modules = &set.leader.target().modules;
     let analyses =
-        parallel::map(wanted.collect(), |index: usize| (index, analyze_image(modules[index].image.clone())));
-    let mut found = Vec::new();
+        parallel::map(indices, |index: usize| (index, analyze_image(modules[index].image.clone())));
+    let mut out = Vec::new();
     for (index, analyzed) in analyses {
-        // It could be analysed before.
         let Ok(mut analyzed) = analyzed else { continue };
         analyzed.leave(&set.foreign_code(index)?);
         let weights = weigh(&analyzed.program, &BTreeMap::new());
-        let module = Chosen { index, path: modules[index].path.clone(), analyzed, weights, samples: 0 };
-        if let Some(profile) = of_module(all, &module) {
-            found.push((module, profile));
-        }
+        out.push(Chosen { index, path: modules[index].path.clone(), analyzed, weights, samples: 0 });
     }
-    Ok(found)
+    Ok(out)
 }

@@ -1,30 +1,67 @@
 //! `attach --profile`: a layout for a profile that was recorded before, of this process, or of another one of the same program on any machine.
 //!
 //! Nothing is sampled and nothing counts then; the process is stopped once. **What** is moved are the modules of which the profile has counts of this very build, by build id.
+//! Of formats that know none (a `perf.data` of an old perf), it is the module of the same path; of those that are of one program and do not say which, the process's program.
 
 use crate::SessionError;
-use crate::earlier::{is_known, not_chosen};
-use crate::imports::read_store;
+use crate::disk::read_file;
+use crate::earlier::{analyzed, is_known, not_chosen};
 use crate::left_out::LeftOut;
-use crate::modules::Chosen;
+use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
+use crate::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
 use crate::restless::Restless;
+use restitch_apply_process::Module;
 use restitch_profile::{Profile, ProfileFile};
+use restitch_profile_formats::{Format, Holds};
 use std::path::{Path, PathBuf};
 
 /// A profile from a file.
 pub(crate) struct Given {
     path: PathBuf,
-    file: ProfileFile,
+    content: Content,
+}
+
+enum Content {
+    /// Our own format.
+    Counts(ProfileFile),
+    /// A `perf.data` file.
+    Records(Loaded),
+    /// A format that is of one program, and is read with its code.
+    OfOneProgram(Format),
+}
+
+/// The modules that a profile has counts of, and the counts.
+pub(crate) struct Parts {
+    pub chosen: Vec<Chosen>,
+    /// One a module.
+    pub profiles: Vec<Profile>,
+    /// What the user should know of them.
+    pub notes: Vec<String>,
 }
 
 impl Given {
     /// Reads it.
     ///
     /// # Errors
-    /// If the file cannot be read, or is no profile in restitch's own format.
+    /// If the file cannot be read, or is no profile with counts.
     pub fn read(path: &Path) -> Result<Self, SessionError> {
-        Ok(Self { path: path.into(), file: read_store(path)? })
+        let bytes = read_file(path)?;
+        let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+        let format = Format::detect(&bytes)
+            .map_err(|e| bad(format!("{e}; `restitch profile formats` lists what is read")))?;
+        if format.holds() == Holds::Order {
+            return Err(bad(format!(
+                "{} says in which order code stands, not how often it runs; give a profile with counts",
+                format.describe()
+            )));
+        }
+        let content = match format {
+            Format::Store => Content::Counts(ProfileFile::read(&bytes).map_err(|e| bad(e.to_string()))?),
+            Format::PerfData => Content::Records(load(&input(path, format), &mut Code::default())?),
+            _ => Content::OfOneProgram(format),
+        };
+        Ok(Self { path: path.into(), content })
     }
 
     /// The file.
@@ -41,15 +78,12 @@ impl Given {
         set: &ProcessSet,
         restless: &Restless,
         left_out: &mut LeftOut,
-    ) -> Result<(Vec<Chosen>, Vec<Profile>), SessionError> {
-        for module in &set.leader.target().modules {
-            let is_it = |p: &&str| Path::new(p) == module.path;
-            let named = self.file.modules.iter().map(|m| &*m.path).find(is_it);
-            if named.is_some() && !is_known(&self.file, module) {
-                left_out.add(&module.path, 0, "the profile is of another build of it".into());
-            }
+    ) -> Result<Parts, SessionError> {
+        for module in set.leader.target().modules.iter().filter(|m| self.is_of_another_build(m)) {
+            left_out.add(&module.path, 0, "the profile is of another build of it".into());
         }
-        let mut found = not_chosen(set, &[], left_out, &self.file)?;
+        let mut notes = Vec::new();
+        let mut found = self.parts(set, left_out, &mut notes)?;
         found.retain(|(_, profile)| profile.blocks.iter().any(|count| *count > 0));
         let (mut chosen, profiles): (Vec<Chosen>, Vec<Profile>) = found.into_iter().unzip();
         let paths: Vec<PathBuf> = chosen.iter().map(|c| c.path.clone()).collect();
@@ -64,6 +98,72 @@ impl Given {
                 self.path.display()
             )));
         }
-        Ok((chosen, profiles))
+        Ok(Parts { chosen, profiles, notes })
+    }
+
+    /// Whether it has counts of a module of this path, and none of this build.
+    fn is_of_another_build(&self, module: &Module) -> bool {
+        match &self.content {
+            Content::Counts(file) => {
+                file.modules.iter().any(|m| Path::new(&m.path) == module.path) && !is_known(file, module)
+            }
+            Content::Records(loaded) => {
+                loaded.modules.iter().any(|m| m.path == module.path)
+                    && !loaded.modules.iter().any(|m| is_of(m, module))
+            }
+            Content::OfOneProgram(_) => false,
+        }
+    }
+
+    /// Modules of the process with what it says of them; to `notes` comes what the user should know of that.
+    fn parts(
+        &self,
+        set: &ProcessSet,
+        left_out: &LeftOut,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<(Chosen, Profile)>, SessionError> {
+        let target = set.leader.target();
+        let of_process = |index: usize| -> Option<&LoadedModule> {
+            let Content::Records(loaded) = &self.content else { return None };
+            loaded.modules.iter().find(|m| is_of(m, &target.modules[index]))
+        };
+        let wanted: Vec<usize> = match &self.content {
+            Content::Counts(file) => return not_chosen(set, &[], left_out, file),
+            Content::OfOneProgram(_) => vec![target.program],
+            Content::Records(loaded) => {
+                notes.extend(loaded.notes.iter().cloned());
+                (0..target.modules.len()).filter(|i| of_process(*i).is_some()).collect()
+            }
+        };
+        let may_be = |i: &usize| may_be_changed(set, *i) && !left_out.has(&target.modules[*i].path);
+        let mut found = Vec::new();
+        for module in analyzed(set, wanted.into_iter().filter(may_be).collect())? {
+            let resolved = match (&self.content, of_process(module.index)) {
+                (Content::OfOneProgram(format), _) => {
+                    let mut code = Code::with(&module.path, module.analyzed.clone());
+                    let loaded = load(&input(&self.path, *format), &mut code)?;
+                    notes.extend(loaded.notes);
+                    let Some(part) = loaded.modules.first() else { continue };
+                    resolve_in(part, &module.analyzed, &module.path)?
+                }
+                (_, Some(part)) => resolve_in(part, &module.analyzed, &module.path)?,
+                (_, None) => continue,
+            };
+            notes.extend(resolved.1);
+            found.push((module, resolved.0));
+        }
+        Ok(found)
+    }
+}
+
+fn input(path: &Path, format: Format) -> ProfileInput {
+    ProfileInput { path: path.into(), format: Some(format), sampled: Sampled::default() }
+}
+
+/// Whether records are of this module: of its build, or, if they do not say of which, of its path.
+fn is_of(recorded: &LoadedModule, module: &Module) -> bool {
+    match module.image.build_id() {
+        Some(id) if !recorded.build_id.is_empty() => recorded.build_id == id.as_bytes(),
+        _ => recorded.path == module.path,
     }
 }

@@ -4,6 +4,7 @@ use super::code::{Code, Known, same_name};
 use super::loaded::{Content, Loaded, LoadedModule};
 use super::options::{ProfileInput, Sampled};
 use crate::SessionError;
+use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::selection::weigh;
 use restitch_address::Svma;
@@ -107,21 +108,31 @@ fn load_perf_data(bytes: &[u8], sampled: Sampled, loaded: &mut Loaded) -> Result
 
 /// The profile of one module, and what the user should know of it.
 pub(crate) fn resolve(module: &LoadedModule, known: &Known) -> Result<(Profile, Vec<String>), SessionError> {
-    let program = &known.analyzed.program;
-    let name = known.path.display();
+    resolve_in(module, &known.analyzed, &known.path)
+}
+
+/// The same for code that is known as `path`.
+pub(crate) fn resolve_in(
+    module: &LoadedModule,
+    code: &Analyzed,
+    path: &Path,
+) -> Result<(Profile, Vec<String>), SessionError> {
+    let program = &code.program;
+    let name = path.display();
     if let Some(stored) = module.stored() {
         let (profile, lost) = stored.resolve(program);
         let share = 100.0 * lost.count as f64 / lost.total.max(1) as f64;
         let note = format!("{share:.1} % of the profile's counts have no place in {name}");
         return Ok((profile, if lost.count > 0 { vec![note] } else { Vec::new() }));
     }
-    let records = module.records(&known.analyzed.image).unwrap_or_default();
+    let records = module.records(&code.image).unwrap_or_default();
     if records.has_branches() {
         let (profile, matched) = records.to_profile(program);
         let all = matched.used_ranges + matched.broken_ranges;
         let mut notes = Vec::new();
         if matched.broken_ranges * 20 > all {
-            let build = build_in_words(&module.build_id, &known.build_id());
+            let build =
+                build_in_words(&module.build_id, code.image.build_id().map_or(&[], |id| id.as_bytes()));
             notes.push(format!(
                 "{} of {all} runs between branches do not fit the code of {name}: {build}",
                 matched.broken_ranges

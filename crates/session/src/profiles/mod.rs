@@ -18,13 +18,14 @@ pub use restitch_profile_formats::{Format, Holds};
 
 pub(crate) use code::Code;
 pub use compare::compare_profiles;
-pub(crate) use load::{load, of_samples, only_samples, resolve};
+pub(crate) use load::{load, of_samples, only_samples, resolve, resolve_in};
+pub(crate) use loaded::{Loaded, LoadedModule};
 pub use options::{ProfileInput, ProfileOutput, Sampled, WriteOptions};
 pub use show::{ModuleFacts, ProfileFacts, show_profile};
 
 use crate::SessionError;
 use counts::counts;
-use loaded::{Content, Loaded, LoadedModule};
+use loaded::Content;
 use restitch_profile::{ProfileFile, merge_profiles};
 use std::path::PathBuf;
 
