@@ -149,7 +149,7 @@ impl Given {
                 (_, Some(part)) => resolve_in(part, &module.analyzed, &module.path)?,
                 (_, None) => continue,
             };
-            notes.extend(resolved.1);
+            notes.extend(resolved.1.iter().map(|note| format!("{}: {note}", module.path.display())));
             found.push((module, resolved.0));
         }
         Ok(found)
