@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, continuous, counters, counting_live, layout_inputs, layouts, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import bolt_inputs, continuous, counters, counting_live, layout_inputs, layouts, models, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
@@ -220,6 +220,27 @@ class Report(unittest.TestCase):
             with open(page, "w") as f:
                 f.write("no markers")
             self.assertRaises(OSError, report.insert, page, table)
+
+    def test_models_are_compared_with_what_was_measured(self):
+        self.assertEqual(models.ranks([30, 10, 20, 10]), [3, 0.5, 2, 0.5])
+        sides = [models.ORIGINAL, *models.FUNCTIONS, *models.BLOCKS]
+        model = {side: {event: float(n) for event in (*models.EVENTS, models.COST)} for n, side in enumerate(sides)}
+        # What is measured follows the models, but for taken branches, which are all the same, and page walks, which go the other way.
+        measured = lambda n: {"l1i": 10 + 2 * n, "l2": 1 + n * n, "itlb": n + 1, "walks": 100 - n, "taken": 7}
+        row = {"title": "x", "restitch": "restitch 1", "models": {m: {"walk": model, "records": model} for m in (models.HASWELL, models.THIS)}}
+        row |= {"simulated": {side: measured(n) for n, side in enumerate(sides)}, "times": {side: 1 - n / 100 for n, side in enumerate(sides)}}
+        text = models.page([row], None)
+        self.assertIn("nothing was compared with counters", text)
+        self.assertIn("| x | L1i misses | simulation | 1.000 to 3.600 | 1.000 (1.00) | 1.000 (1.00) | 1.000 (1.00) | 1.000 (1.00) |", text)
+        self.assertRegex(text, r"L2 code misses \| simulation \| [^|]* \| 0\.9\d\d \(1\.00\)")
+        self.assertIn("| page walks | simulation | 0.870 to 1.000 | -1.000 (-1.00) |", text)
+        self.assertIn("| taken branches | simulation | 1.000 to 1.000 | - | - | - | - |", text)
+        self.assertIn("| processor time | clock | 0.870 to 1.000 | -1.000 (-1.00) |", text)
+        counted = {side: {"cycles": 1000 + n, "l1i_misses": 5 + n, "taken_branches": 50 - n} for n, side in enumerate(sides)}
+        text = models.page([row | {"counted": counted}], None)
+        self.assertNotIn("no PMU", text)
+        self.assertIn("| x | cycles | counter | 1.000 to 1.013 | 1.000 (1.00) |", text)
+        self.assertIn("| x | taken branches | counter | 0.740 to 1.000 | -1.000 (-1.00) |", text)
 
     def test_pauses_become_tables(self):
         parts = [{"name": n, "us": us} for n, us in ((pauses.COUNTING, 2000), (pauses.LAYOUT, 1000), (pauses.PART + "stopping threads", 700), (pauses.HELD, 300))]
