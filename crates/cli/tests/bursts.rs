@@ -5,8 +5,8 @@ mod common;
 
 use common::{Random, Restitch, Target, code, look, stoppable};
 use restitch_testkit::{Guarded, scratch, skipped, wait_until};
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Signals that interrupt recording code, exceptions that are thrown from bursts, forks, threads, `longjmp`, computed gotos,
@@ -32,9 +32,13 @@ const PROGRAMS: &[&str] = &[
 /// Programs that spend their time in the kernel: there may be too few samples of their own code.
 const MOSTLY_KERNEL: &[&str] = &["cancel.cc", "threads.c", "fork.c"];
 
-fn record(restitch: &Restitch, pid: u32, profile: &std::path::Path, duration: &str) -> std::process::Command {
+fn record(restitch: &Restitch, pid: u32, profile: &Path, duration: &str) -> Command {
+    record_at("30", restitch, pid, profile, duration)
+}
+
+fn record_at(overhead: &str, restitch: &Restitch, pid: u32, profile: &Path, duration: &str) -> Command {
     let pid = pid.to_string();
-    let mut command = restitch.command(&["record", "-p", &pid, "--source", "burst", "--overhead", "30"]);
+    let mut command = restitch.command(&["record", "-p", &pid, "--source", "burst", "--overhead", overhead]);
     command.args(["--depth", "500", "--duration", duration, "-o"]).arg(profile);
     command
 }
@@ -71,6 +75,38 @@ fn bursts_with(source: &str, flags: &[&str], arguments: &[&str]) {
 #[test]
 fn programs_go_on_with_right_results() {
     PROGRAMS.iter().for_each(|source| bursts_of(source, &["-O2"]));
+}
+
+/// A thread of `threads.c` that is joined lives for less time than there is between two alarms, and `mix` runs in nothing else that lives longer.
+#[test]
+fn threads_that_live_shortly_have_their_share() {
+    let Some(program) = stoppable("threads.c", &["-O2", "-pthread"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let mut target = Target::start(&program);
+    let (pid, profile) = (target.pid(), folder.path().join("profile"));
+    let share = |duration: &str| {
+        // At one percent, alarms are some ten milliseconds of processor time apart.
+        let recorded = common::finish(&mut record_at("1", &restitch, pid, &profile, duration));
+        if recorded.status.code() == Some(code::NOTHING_TO_DO) {
+            return (0.0, recorded.stderr);
+        }
+        recorded.expect(code::DONE);
+        let shown = common::finish(restitch.command(&["profile", "show"]).arg(&profile));
+        let line = shown.stdout.lines().find(|line| line.contains("% mix/") || line.ends_with("% mix"));
+        let percent = line.and_then(|line| line.split('%').next()?.trim().parse::<f64>().ok());
+        (percent.unwrap_or_default(), recorded.stderr + &shown.stdout)
+    };
+    // A busy machine may leave time for a few bursts only.
+    let mut told = (0.0, String::new());
+    for duration in ["3", "10", "30"] {
+        told = share(duration);
+        if told.0 > 10.0 {
+            break;
+        }
+    }
+    assert!(told.0 > 10.0, "{}", told.1);
+    target.assert_computing("after bursts");
+    target.stop();
 }
 
 /// Somebody always reads the headers of what is taken out.

@@ -28,8 +28,10 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// When a burst is over, so that its records can be read before the next alarm holds a thread.
+/// When a burst is over, so that its records can be read before the next alarm holds a thread. It may not be: its thread has to get a processor.
 const LONG_OVER: Duration = Duration::from_millis(1);
+/// So it is looked up to so many times, each time after twice as long; after that, at the next alarm.
+const LOOKS: u32 = 5;
 /// What a stop's way in and out costs beyond the time that is measured.
 const LEG: Duration = Duration::from_micros(12);
 /// How often CPU times are read.
@@ -111,8 +113,8 @@ struct Burst {
     start: Avma,
     /// The original instruction at which it began.
     at: Avma,
-    /// It was looked once whether it is over. (Its thread may be kept from running for long.)
-    looked_at: bool,
+    /// So often it was looked whether it is over. (Its thread may be kept from running for long.)
+    looks: u32,
 }
 
 struct Tracer<'a> {
@@ -183,7 +185,7 @@ impl<'a> Tracer<'a> {
             alarm.start()?;
             Ok(alarm)
         };
-        match open(self.pace.next_period()) {
+        match open(self.pace.first_period()) {
             Ok(alarm) => {
                 self.report.threads += 1;
                 self.threads.insert(tid, Thread { alarm, rseq: None });
@@ -199,7 +201,8 @@ impl<'a> Tracer<'a> {
     fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {
         let end = self.options.duration.map(|duration| Instant::now() + duration);
         while !stop.load(Ordering::Relaxed) && !self.left {
-            let look_up = self.burst.filter(|burst| !burst.looked_at).map_or(LOOK_UP, |_| LONG_OVER);
+            let look_up = self.burst.filter(|burst| burst.looks < LOOKS);
+            let look_up = look_up.map_or(LOOK_UP, |burst| LONG_OVER * 2u32.pow(burst.looks));
             let left = end.map_or(look_up, |end| end.saturating_duration_since(Instant::now()).min(look_up));
             if left.is_zero() || !self.next(left)? {
                 break;
@@ -215,7 +218,7 @@ impl<'a> Tracer<'a> {
             // While nobody is held for it.
             None => {
                 self.collect()?;
-                self.burst.iter_mut().for_each(|burst| burst.looked_at = true);
+                self.burst.iter_mut().for_each(|burst| burst.looks += 1);
                 self.make_ready()?;
             }
             Some(FollowEvent::Exited { status, .. }) => {
@@ -429,7 +432,7 @@ impl<'a> Tracer<'a> {
             self.shared(self.code.set_state(window::TAKEN_OUT))?;
             return Err(error.into());
         }
-        self.burst = Some(Burst { tid, start, at, looked_at: false });
+        self.burst = Some(Burst { tid, start, at, looks: 0 });
         Ok(Ok(()))
     }
 
