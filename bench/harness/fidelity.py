@@ -163,7 +163,7 @@ def text(programs, options):
             cells = [program["program"], row["source"], str(row.get("records", row.get("samples", ""))), shown(row.get("branches"), "d"), shown(row.get("overhead"), ".2f"),
                      shown(row.get("useful"), ".1f"), shown(row.get("blocks"), ".1f"), shown(row.get("edges"), ".1f")]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def main(argv):
