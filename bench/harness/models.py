@@ -44,7 +44,8 @@ def prepare(load, machine, restitch, layouts):
     files = {ORIGINAL: load.file}
     for layout in layouts:
         os.makedirs(machine.path(layout))
-        files[layout] = machine.path(layout, os.path.basename(load.file))
+        # Runs have folders and outputs that are called after their file.
+        files[layout] = machine.path(layout, f"{os.path.basename(load.file)}-{layout}")
         restitch.call(["optimize", load.file, "--profile", profile, "-o", files[layout], "--layout", layout, "--huge-pages", "off"], machine)
     return profile, files
 
