@@ -217,7 +217,8 @@ fn bolt_optimizes_with_what_is_written() {
 /// what a processor has recorded.
 #[test]
 fn perf_and_bolt_read_traced_records() {
-    let recorded = require!(Recorded::new("virt.cc", &["-O2", "-Wl,-q"]), "g++");
+    // Profiles of AutoFDO are of source lines; llvm-profgen 14 knows DWARF 4.
+    let recorded = require!(Recorded::new("virt.cc", &["-O2", "-gdwarf-4", "-Wl,-q"]), "g++");
     let told = recorded.restitch.run(&["doctor"]).stdout;
     if !told.lines().any(|line| line.starts_with("yes hardware breakpoints")) {
         skip_unsupported!("no hardware breakpoints");
@@ -260,6 +261,16 @@ fn perf_and_bolt_read_traced_records() {
         assert!(report.contains("cycles:u"), "{report}");
         let list = tool(&["buildid-list", "-i", "traced.perf.data"]);
         assert!(list.contains(recorded.program.to_str().expect("a UTF-8 path")), "{list}");
+    }
+    let profgen = ["llvm-profgen", "llvm-profgen-19", "llvm-profgen-14"];
+    if let Some(profgen) = profgen.iter().find_map(|name| restitch_testkit::find_program(name)) {
+        let mut command = Command::new(profgen);
+        command.arg("--binary").arg(&recorded.program).args(["--perfdata", "traced.perf.data"]);
+        command.args(["--output", "autofdo", "--format", "text"]).current_dir(recorded.folder.path());
+        run(&mut command, PATIENCE).expect(0);
+        let text = std::fs::read_to_string(recorded.at("autofdo")).expect("written");
+        let main = text.lines().find_map(|line| line.strip_prefix("main:")?.split(':').next()?.parse().ok());
+        assert!(main.is_some_and(|samples: u64| samples > 1_000), "{text}");
     }
     let (Some(llvm_bolt), Some(perf2bolt)) = (bolt("llvm-bolt"), bolt("perf2bolt")) else {
         skip!("llvm-bolt 19 is not installed (apt-get install bolt-19)");
