@@ -6,6 +6,7 @@
 use crate::SessionError;
 use crate::disk::read_file;
 use crate::earlier::{analyzed, is_known, not_chosen};
+use crate::imports::without_counts;
 use crate::left_out::LeftOut;
 use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
@@ -13,7 +14,7 @@ use crate::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, r
 use crate::restless::Restless;
 use restitch_apply_process::Module;
 use restitch_profile::{Profile, ProfileFile};
-use restitch_profile_formats::{Format, Holds};
+use restitch_profile_formats::Format;
 use std::path::{Path, PathBuf};
 
 /// A profile from a file.
@@ -50,11 +51,8 @@ impl Given {
         let bad = |why: String| SessionError::BadFile { path: path.into(), why };
         let format = Format::detect(&bytes)
             .map_err(|e| bad(format!("{e}; `restitch profile formats` lists what is read")))?;
-        if format.holds() == Holds::Order {
-            return Err(bad(format!(
-                "{} says in which order code stands, not how often it runs; give a profile with counts",
-                format.describe()
-            )));
+        if let Some(why) = without_counts(format) {
+            return Err(bad(why));
         }
         let content = match format {
             Format::Store => Content::Counts(ProfileFile::read(&bytes).map_err(|e| bad(e.to_string()))?),

@@ -46,11 +46,7 @@ fn from_text(
     options: &OptimizeOptions,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
-    if format.holds() == Holds::Order {
-        let why = format!(
-            "{} says in which order code stands, not how often it runs; give a profile with counts",
-            format.describe()
-        );
+    if let Some(why) = without_counts(format) {
         return Err(bad(options, why));
     }
     let mut code = Code::with(&options.program, module.clone());
@@ -61,6 +57,16 @@ fn from_text(
     let (profile, mut warnings) = resolve(part, code.of(part, &options.profile)?)?;
     warnings.extend(loaded.notes);
     Ok((profile, warnings))
+}
+
+/// Why a profile of this format says nothing of how often code runs, if so.
+pub(crate) fn without_counts(format: Format) -> Option<String> {
+    (format.holds() == Holds::Order).then(|| {
+        format!(
+            "{} says in which order code stands, not how often it runs; give a profile with counts",
+            format.describe()
+        )
+    })
 }
 
 fn bad(options: &OptimizeOptions, why: String) -> SessionError {
