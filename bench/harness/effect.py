@@ -1,8 +1,8 @@
 """How much a layout gains, by where its profile comes from: original against optimized, as in bench/run, for each source.
 
-cc1plus as a file: an exact count, branch records (trace, burst) and instruction samples (perf record; repaired and derived) of one and the same training run.
-postgres and MariaDB live: `restitch attach --source` for the seconds that are stated. The columns tell how much of what is executed the records know, and what the source has cost: the time of the recorded run against the
-plain one, or the overhead that restitch reports. See docs/profiling.md.
+cc1plus as a file: an exact count, and branch records (trace, burst) and instruction samples (ip) at the same budgets, of one and the same training run.
+postgres and MariaDB live: `restitch attach --source` for as many seconds with each. The columns tell how much the profile knows (of what is executed; by samples, of the time), and how long the recorded run took against the
+plain one. See docs/profiling.md.
 """
 
 import json
@@ -18,8 +18,9 @@ from .tables import Table
 from loads import cc1plus, mariadb, postgres
 
 BEGIN, END = "<!-- effect:begin -->", "<!-- effect:end -->"
-FILE = ("count", "trace 1%", "trace 5%", "trace 20%", "burst 1%", "burst 5%", "burst 20%", "samples 997 Hz, derived", "samples 997 Hz, repaired")
-LIVE = ("count", "trace 1%", "burst 1%")
+BUDGETS = ("1%", "5%", "20%")
+FILE = ("count", *(f"{source} {budget}" for source in ("trace", "burst", "ip") for budget in BUDGETS))
+LIVE = ("count", "trace 1%", "burst 1%", "ip 1%")
 # Programs under load that are attached to are watched for so long.
 SECONDS = 12
 PROGRAMS = {
@@ -49,23 +50,15 @@ class Sourced(Restitch):
 
     def optimize(self, machine, program, training, outputs, **options):
         copy_as_written(program, outputs["original"])
-        profile = machine.path("profile")
+        profile, told = machine.path("profile"), machine.path("record.json")
         start = time.monotonic()
         machine.run(training)
         plain, start = time.monotonic() - start, time.monotonic()
-        if self.source.startswith("samples"):
-            rate, how = self.source.split()[1], self.source.rsplit(" ", 1)[1]
-            sampled = machine.path("perf.data")
-            machine.run(["perf", "record", "-q", "-e", "cpu-clock:u", "-F", rate, "-o", sampled, "--", *training])
-            self.cost = (time.monotonic() - start) / plain
-            self.call(["profile", "convert", sampled, "--program", program, "--edges", how, "-o", machine.path("samples.profile")], machine)
-            profile = machine.path("samples.profile")
-        else:
-            told = machine.path("record.json")
-            self.call(["record", *self.of_source(), "--json", told, "-o", profile, "--", *training], machine, **options)
-            self.cost = (time.monotonic() - start) / plain
-            with open(told) as file:
-                self.coverage = (json.load(file).get("branch_records") or {}).get("coverage")
+        self.call(["record", *self.of_source(), "--json", told, "-o", profile, "--", *training], machine, **options)
+        self.cost = (time.monotonic() - start) / plain
+        with open(told) as file:
+            result = json.load(file)
+        self.coverage = (result.get("branch_records") or result.get("samples") or {}).get("coverage")
         self.optimize_one(machine, program, profile, outputs["optimized"], [])
 
 

@@ -7,6 +7,7 @@ use restitch_image::Image;
 use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
 use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,6 +31,12 @@ impl Module {
     /// The stated address of `at`, if it lies in this module's address range.
     pub fn stated(&self, at: Avma) -> Option<Svma> {
         self.range.contains(at).then(|| self.bias.to_stated(at))
+    }
+
+    /// The module whose code a process has just mapped, or had before it ended; nothing if that is no program or library. (A file that another process has at this
+    /// path is known by its device and inode; where a stacked file system makes these up, only processes that are still there can be asked.)
+    pub fn of_mapping(pid: i32, code: &Mapping, images: &mut ImageCache) -> Option<Self> {
+        load(pid, &[code], images).ok().flatten()
     }
 
     /// Whether it is the kernel's image in the process (`[vdso]`), which is of no file: it may be copied to be traced, and is never changed.
@@ -57,13 +64,22 @@ impl ImageCache {
             return Ok(image.clone());
         }
         let mut bytes = Vec::new();
-        let opened = procfs::open_mapped(pid, code).map_err(|e| e.to_string())?;
-        let mut file = opened.file;
+        let mut file = match procfs::open_mapped(pid, code) {
+            Ok(opened) => opened.file,
+            // The process has ended: what has this name here, if it is the same file.
+            Err(error) => open_here(code).ok_or_else(|| error.to_string())?,
+        };
         file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
         let image = Arc::new(Image::parse(bytes).map_err(|e| e.to_string())?);
         self.known.insert(key, image.clone());
         Ok(image)
     }
+}
+
+/// The file that a mapping shows, by the name that it has there.
+fn open_here(mapping: &Mapping) -> Option<File> {
+    let file = File::open(mapping.path()?).ok()?;
+    procfs::FileIdentity::of(&file).ok()?.matches(mapping).then_some(file)
 }
 
 /// A process, seen from outside: nothing is stopped or changed.

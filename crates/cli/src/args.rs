@@ -231,10 +231,10 @@ pub struct Attach {
     /// Lay out for this profile, of this process or of another one of the same builds, in place of profiling now: in force at once, with one stop. It is one of `restitch record`, or of another format that `restitch profile formats` lists as read.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
     pub profile: Option<PathBuf>,
-    /// Where the profile comes from: count (a counting version), trace or burst (branch records; burst is not for production yet); auto counts.
+    /// Where the profile comes from: count (a counting version), trace or burst (branch records by software), lbr (branch records of the hardware), ip (samples of instructions alone: the process is stopped once, and gains least); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
-    /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
+    /// With any source but count: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
     pub overhead: f64,
     /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the profile has settled, after 6 seconds at most.

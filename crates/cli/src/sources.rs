@@ -5,19 +5,34 @@ use clap::Args;
 use restitch_report::RunResult;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    BurstRound, Bursts, ExitCode, SessionError, Source, SourceChoice, TraceRecordOptions, TraceSubject,
-    Traced, burst_end, known, record_bursts, record_traced, refusal, sparse,
+    BurstRound, Bursts, ExitCode, LookAhead, Period, Recording, Sampled, SessionError, Source, SourceChoice,
+    TraceRecordOptions, TraceSubject, Traced, burst_end, known, record_bursts, record_sampled, record_traced,
+    refusal, sparse,
 };
 
 /// Options of `record` that choose the source.
 #[derive(Debug, Args)]
 pub struct SourceOptions {
-    /// Where the profile comes from: auto, lbr, trace, burst (not for production yet), ip, count.
+    /// Where the profile comes from: count (counting versions), trace or burst (branch records by software), lbr (branch records of the hardware), ip (samples of instructions alone); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: Source,
-    /// With --source trace and burst: the share of the program's running time that it may cost, in percent.
+    /// With any source but count: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
+    /// With any source but count, how far apart records or samples of a thread are, in place of --overhead: so much of its processor time (500us, 5ms), or with --source trace, where the processor counts them, so many taken branches (500k, 2M).
+    #[arg(long, value_name = "PERIOD", conflicts_with = "overhead")]
+    pub period: Option<Period>,
+    /// With --source trace, how the code ahead is followed: evaluate (with the values of registers and memory), or fixed (over branches that the instruction alone decides, with a breakpoint at all others: to compare).
+    #[arg(long, value_name = "HOW", default_value = "evaluate", value_parser = look_ahead)]
+    pub look_ahead: LookAhead,
+}
+
+fn look_ahead(text: &str) -> Result<LookAhead, String> {
+    match text {
+        "evaluate" => Ok(LookAhead::Evaluate),
+        "fixed" => Ok(LookAhead::Fixed),
+        _ => Err("evaluate or fixed is wanted".into()),
+    }
 }
 
 /// `1%`, `0.5%` or a bare number of percent; the share comes out.
@@ -40,6 +55,11 @@ impl SourceOptions {
     ) -> Option<Result<i32, SessionError>> {
         let (program, pid) = named(&subject);
         let done = match self.source.choose() {
+            Ok(SourceChoice::Count) if self.period.is_some() => Err(SessionError::Source {
+                source_name: "counts that come each so often",
+                why: "everything is counted; name a source with --period (--source trace, burst or ip)"
+                    .into(),
+            }),
             Ok(SourceChoice::Count) => return None,
             Ok(SourceChoice::Trace) => {
                 self.trace(subject, depth, output).map(|t| (t.result(&program, pid), t.status))
@@ -47,12 +67,20 @@ impl SourceOptions {
             Ok(SourceChoice::Burst) => {
                 self.burst(subject, depth, output).map(|b| (b.result(&program, pid), b.status))
             }
+            Ok(source @ (SourceChoice::Ip | SourceChoice::Lbr)) => {
+                self.sample(source, subject, output).map(|s| (s.result(&program, pid), s.status))
+            }
             Err(error) => Err(error),
         };
         Some(done.and_then(|(result, status)| {
             publish(&result)?;
             Ok(status.unwrap_or(ExitCode::Done.number()))
         }))
+    }
+
+    fn recording(&self, depth: Option<u16>) -> Recording {
+        let &Self { overhead, period, look_ahead, .. } = self;
+        Recording { depth: depth.map(usize::from), overhead, period, look_ahead }
     }
 
     fn burst(
@@ -63,14 +91,29 @@ impl SourceOptions {
     ) -> Result<Bursts, SessionError> {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
-        let depth = depth.map(usize::from);
-        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, output };
+        let options = TraceRecordOptions { subject, how: self.recording(depth), output };
         let bursts = record_bursts(options, &mut progress)?;
         progress.finish();
         tell_of_bursts(&bursts);
         tell_coverage(bursts.coverage);
         eprintln!("restitch: profile written to {shown}");
         Ok(bursts)
+    }
+
+    fn sample(
+        &self,
+        source: SourceChoice,
+        subject: TraceSubject,
+        output: ProfileOutput,
+    ) -> Result<Sampled, SessionError> {
+        let mut progress = Progress::new();
+        let shown = output.path.display().to_string();
+        let options = TraceRecordOptions { subject, how: self.recording(None), output };
+        let sampled = record_sampled(options, source, &mut progress)?;
+        progress.finish();
+        tell_of_samples(&sampled);
+        eprintln!("restitch: profile written to {shown}");
+        Ok(sampled)
     }
 
     fn trace(
@@ -81,8 +124,7 @@ impl SourceOptions {
     ) -> Result<Traced, SessionError> {
         let mut progress = Progress::new();
         let shown = output.path.display().to_string();
-        let depth = depth.map(usize::from);
-        let options = TraceRecordOptions { subject, depth, overhead: self.overhead, output };
+        let options = TraceRecordOptions { subject, how: self.recording(depth), output };
         let traced = record_traced(options, &mut progress)?;
         progress.finish();
         tell(&traced);
@@ -140,6 +182,36 @@ fn tell_of_bursts(bursts: &Bursts) {
     }
     if let Some(why) = &bursts.kept {
         eprintln!("restitch: tracing versions stay mapped, unused: {why}");
+    }
+}
+
+fn tell_of_samples(sampled: &Sampled) {
+    let branches = match sampled.branches {
+        0 => String::new(),
+        n => format!(" with {n} branches"),
+    };
+    let lost = match sampled.lost {
+        0 => String::new(),
+        n => format!("; the kernel had no room for {n} more"),
+    };
+    eprintln!(
+        "restitch: {} samples{branches} of {} processes, {} modules: {} a second at {:.1} us each; overhead {}{lost}",
+        sampled.samples,
+        sampled.processes,
+        sampled.modules,
+        sampled.per_second,
+        sampled.cost.as_secs_f64() * 1e6,
+        in_percent(Some(sampled.overhead))
+    );
+    match sampled.coverage {
+        Some(share) if sampled.source == SourceChoice::Lbr => tell_coverage(share),
+        Some(share) => {
+            eprintln!(
+                "restitch: the samples fall into code that takes about {:.0} % of the time",
+                100.0 * share
+            );
+        }
+        None => {}
     }
 }
 

@@ -103,10 +103,52 @@ fn the_processor_time_of_a_short_command_is_known_to_its_end() {
 }
 
 #[test]
+fn records_come_each_so_often_and_code_is_followed_as_asked() {
+    let Some(original) = compiled("switch.c") else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let (profile, json) = (folder.path().join("profile"), folder.path().join("json"));
+    let mut record = |how: &str| {
+        let recorded = with_time(["1", "4", "16"], |busy| {
+            let mut command = restitch.command(&["record", "--source", "trace", "--period", "20ms"]);
+            command.args(["--depth", "16", "--look-ahead", how, "--json"]).arg(&json).arg("-o").arg(&profile);
+            command.arg("--").arg(&original).args(["--busy", busy]);
+            command
+        });
+        recorded.expect(SUCCESS);
+        let told = RunResult::from_json(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        told.branch_records.expect("the result tells of records")
+    };
+    let (evaluated, fixed) = (record("evaluate"), record("fixed"));
+    for records in [&evaluated, &fixed] {
+        // The jitter of a period is a quarter; alarms that fall into the kernel are late.
+        assert!(records.alarms as f64 <= records.cpu_ms / 15.0 + 2.0, "{records:?}");
+        assert!(records.full_records * 16 <= records.branches, "{records:?}");
+    }
+    assert!(fixed.breakpoints * 3 > fixed.branches, "each branch that depends on values has one: {fixed:?}");
+    assert!(evaluated.breakpoints * 3 < evaluated.branches, "{evaluated:?}");
+    let bad = restitch.run(&["record", "--source", "burst", "--period", "500k", "-o", "x", "--", "true"]);
+    expect_message(&bad, code::REFUSED, &["does not count them", "--period 5ms"]);
+    let bad = restitch.run(&["record", "--period", "5ms", "-o", "x", "--", "true"]);
+    expect_message(&bad, code::REFUSED, &["name a source"]);
+    restitch.run(&["record", "--period", "5 m", "-o", "x", "--", "true"]).expect(code::USAGE);
+    restitch
+        .run(&["record", "--period", "5ms", "--overhead", "1%", "-o", "x", "--", "true"])
+        .expect(code::USAGE);
+}
+
+#[test]
 fn sources_that_are_not_there_name_another_one() {
     let restitch = Restitch::new();
-    let refused = restitch.run(&["record", "-p", "1", "--source", "ip", "-o", "/nonexistent/profile"]);
-    expect_message(&refused, code::REFUSED, &["not available", "--source trace"]);
+    let told = restitch.run(&["doctor"]).stdout;
+    if !told.lines().any(|line| line.starts_with("yes branch records")) {
+        for arguments in [&["record", "-o", "/nonexistent/profile", "-p"][..], &["attach"]] {
+            let refused = restitch.run(&[arguments, &["1", "--source", "lbr"]].concat());
+            expect_message(&refused, code::REFUSED, &["not available", "--source trace"]);
+        }
+    }
     restitch.run(&["record", "-p", "1", "--source", "best", "-o", "x"]).expect(code::USAGE);
     restitch
         .run(&["record", "-p", "1", "--source", "trace", "--overhead", "90%", "-o", "x"])

@@ -18,15 +18,16 @@ const WORK: Duration = Duration::from_millis(2);
 /// Steps that are timed to know how many of them are that much.
 const TRIAL: u64 = 200_000;
 
-/// Processor time that one sample of the CPU clock takes from the sampled thread, measured on the calling thread: about 50 ms of processor time. Zero if it
+/// Processor time that one sample of this kind takes from the sampled thread, measured on the calling thread: about 50 ms of processor time. Zero if it
 /// is too little to be told.
 ///
 /// # Errors
 /// If sampling is not permitted.
-pub fn sample_cost() -> Result<Duration, PerfError> {
+pub fn sample_cost(event: SampleEvent, branch_stack: bool) -> Result<Duration, PerfError> {
     let options = SampleOptions {
         frequency: FREQUENCY,
-        event: SampleEvent::CpuClock,
+        event,
+        branch_stack,
         inherit: false,
         tasks: false,
         ring_pages: 8,

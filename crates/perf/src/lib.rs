@@ -30,5 +30,5 @@ pub use counters::{CounterEvent, CounterOptions, Counters, Reading};
 pub use error::PerfError;
 pub use pmu::{Availability, Pmu, PmuFacts};
 pub use record::{Branch, Record, RecordLayout, Sample, parse_record};
-pub use sampler::{IpSampler, SampleEvent, SampleOptions};
+pub use sampler::{IpSampler, SampleEvent, SampleOptions, max_sample_rate};
 pub use thread_event::{AlarmEvent, ThreadAlarm, ThreadBreakpoint};

@@ -1,6 +1,7 @@
 //! The records in a ring (perf_event_open(2), "MMAP layout"), parsed.
 
 use restitch_address::{Avma, AvmaRange, FileOffset};
+use restitch_procfs::Device;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -46,6 +47,8 @@ pub enum Record {
         range: AvmaRange,
         /// Which byte of the file is at the start.
         offset: FileOffset,
+        /// The file's device.
+        device: Device,
         /// The file's inode.
         inode: u64,
         /// The file, or a name in brackets or slashes that the kernel makes up.
@@ -210,7 +213,7 @@ fn mmap(body: &[u8]) -> Option<Record> {
     let mut cursor = Cursor(fixed);
     let (pid, tid) = (cursor.i32()?, cursor.i32()?);
     let (start, len, offset) = (cursor.u64()?, cursor.u64()?, cursor.u64()?);
-    let (_major, _minor, inode, _generation) = (cursor.u32()?, cursor.u32()?, cursor.u64()?, cursor.u64()?);
+    let (major, minor, inode, _generation) = (cursor.u32()?, cursor.u32()?, cursor.u64()?, cursor.u64()?);
     let (_protection, _flags) = (cursor.u32()?, cursor.u32()?);
     let name = cursor.0.split(|&byte| byte == 0).next().unwrap_or_default();
     Some(Record::Mmap {
@@ -218,6 +221,7 @@ fn mmap(body: &[u8]) -> Option<Record> {
         tid,
         range: AvmaRange::new(Avma::new(start), len),
         offset: FileOffset::new(offset),
+        device: Device { major, minor },
         inode,
         path: PathBuf::from(OsString::from_vec(name.to_vec())),
         time: Cursor(&trailer[8..]).u64()?,
@@ -279,12 +283,13 @@ mod tests {
         let mut body = words(&[pair(7, 8), 0x4000, 0x2000, 0x1000, pair(8, 1), 55, 0, pair(5, 2)]);
         body.extend(b"/bin/x\0\0");
         body.extend(words(&[pair(7, 8), 77]));
-        let Some(Record::Mmap { pid, range, offset, inode, path, time, .. }) =
+        let Some(Record::Mmap { pid, range, offset, device, inode, path, time, .. }) =
             parse_record(MMAP2, 0, &body, RecordLayout::default())
         else {
             panic!("no mapping");
         };
         assert_eq!((pid, offset.get(), inode, time), (7, 0x1000, 55, 77));
+        assert_eq!((device.major, device.minor), (8, 1));
         assert_eq!(range, AvmaRange::new(Avma::new(0x4000), 0x2000));
         assert_eq!(path, PathBuf::from("/bin/x"));
     }

@@ -88,7 +88,7 @@ impl IpSampler {
         Ok(sampler)
     }
 
-    /// The same for whatever runs on the machine, with the beginnings of threads and processes ([`Record::Fork`]) and no other records of tasks. Nothing is to be done when threads take turns, while
+    /// The same for whatever runs on the machine, with the beginnings of threads and processes ([`Record::Fork`]) and of programs ([`Record::Exec`]), and no other records of tasks. Nothing is to be done when threads take turns, while
     /// an event of their own has its timer set each time. (A server that wakes for each request took 1.2 times its processor time with 50 samples a second of its own, and no more than before with as
     /// many of each processor: MariaDB under point-select, 14 rounds in a virtual machine, by a script that is not kept.)
     ///
@@ -102,6 +102,8 @@ impl IpSampler {
         event::raise_file_limit();
         let mut attributes = working_attributes(event, options)?;
         attributes.set_task(1);
+        attributes.set_comm(1);
+        attributes.set_comm_exec(1);
         let layout = RecordLayout { branches: options.branch_stack };
         let mut sampler = Self { events: Vec::new(), rings: Vec::new(), layout, event };
         for &cpu in &cpus {
@@ -296,7 +298,8 @@ fn working_attributes(event: SampleEvent, options: SampleOptions) -> Result<Attr
     Err(PerfError::from_open(object, &last))
 }
 
-fn max_sample_rate() -> u64 {
+/// Samples a second that the kernel permits (`kernel.perf_event_max_sample_rate`), at least 1.
+pub fn max_sample_rate() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate");
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(10_000).max(1)
 }

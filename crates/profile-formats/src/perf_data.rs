@@ -2,7 +2,7 @@
 //!
 //! **What you do**: make a [`PerfDataWriter`], tell it processes and mappings, hand it samples, take the bytes. **What it does**:
 //! one event `cycles:u` with the sample type `IP|TID|TIME|PERIOD|BRANCH_STACK`, MMAP2 and COMM records, the build-id
-//! table, and the feature bits that `perf report` wants for branch stacks. Any depth can be written; `perf report --branch-history`
+//! table, and the feature bits that `perf report` wants for branch stacks. Or samples of instructions alone ([`PerfDataWriter::of_samples`]), of `cycles:u` or `cpu-clock:u`. Any depth can be written; `perf report --branch-history`
 //! skips stacks of more than 127 records (`PERF_MAX_BRANCH_DEPTH`), `perf script` and `perf2bolt` take all.
 //!
 //! Format: `tools/perf/Documentation/perf.data-file-format.txt`, `perf_event_open(2)`.
@@ -58,10 +58,21 @@ pub struct PerfMapping<'a> {
     pub build_id: &'a [u8],
 }
 
+/// What triggers samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampledEvent {
+    /// The processor's cycles.
+    Cycles,
+    /// The kernel's clock of a processor, in nanoseconds.
+    CpuClock,
+}
+
 /// Writes `perf.data` into memory.
 #[derive(Debug, Clone)]
 pub struct PerfDataWriter {
-    depth: usize,
+    event: SampledEvent,
+    /// Nothing: samples have no stacks.
+    depth: Option<usize>,
     period: u64,
     data: Vec<u8>,
     build_ids: BTreeMap<String, Vec<u8>>,
@@ -74,6 +85,9 @@ const TIME: u64 = 4;
 const PERIOD: u64 = 1 << 8;
 const BRANCH_STACK: u64 = 1 << 11;
 const BRANCH_USER: u64 = 1;
+/// `PERF_TYPE_HARDWARE` and `PERF_TYPE_SOFTWARE`.
+const HARDWARE: u64 = 0;
+const SOFTWARE: u64 = 1;
 const BRANCH_ANY: u64 = 1 << 3;
 
 /// Bits of `perf_event_attr`: inherit, exclude_kernel, exclude_hv, mmap, comm, task, sample_id_all, mmap2, comm_exec.
@@ -95,8 +109,18 @@ impl PerfDataWriter {
     /// A writer of stacks with at most `depth` records (1 to [`MAX_DEPTH`], anything else is brought into it), one
     /// sample for `period` events.
     pub fn new(depth: usize, period: u64) -> Self {
+        Self::with(SampledEvent::Cycles, Some(depth.clamp(1, MAX_DEPTH)), period)
+    }
+
+    /// A writer of samples without stacks, one for `period` events (of cycles, or nanoseconds).
+    pub fn of_samples(event: SampledEvent, period: u64) -> Self {
+        Self::with(event, None, period)
+    }
+
+    fn with(event: SampledEvent, depth: Option<usize>, period: u64) -> Self {
         Self {
-            depth: depth.clamp(1, MAX_DEPTH),
+            event,
+            depth,
             period: period.max(1),
             data: Vec::new(),
             build_ids: BTreeMap::new(),
@@ -109,9 +133,9 @@ impl PerfDataWriter {
         self.command_line = words.into_iter().collect();
     }
 
-    /// The largest number of records in a stack.
+    /// The largest number of records in a stack; 0, if samples have none.
     pub fn depth(&self) -> usize {
-        self.depth
+        self.depth.unwrap_or(0)
     }
 
     /// Bytes of records so far.
@@ -157,13 +181,16 @@ impl PerfDataWriter {
 
     /// A sample.
     pub fn sample(&mut self, sample: &PerfSample<'_>) {
-        let stack = &sample.branches[..sample.branches.len().min(self.depth)];
+        let stack = &sample.branches[..sample.branches.len().min(self.depth())];
         let mut body = Vec::with_capacity(48 + stack.len() * 24);
         body.extend(sample.ip.get().to_le_bytes());
         body.extend(sample.pid.to_le_bytes());
         body.extend(sample.tid.to_le_bytes());
-        for word in [sample.time, self.period, stack.len() as u64] {
+        for word in [sample.time, self.period] {
             body.extend(word.to_le_bytes());
+        }
+        if self.depth.is_some() {
+            body.extend((stack.len() as u64).to_le_bytes());
         }
         for branch in stack {
             let flags = match branch.mispredicted {
@@ -221,15 +248,22 @@ impl PerfDataWriter {
         out
     }
 
-    /// `perf_event_attr` of hardware event 0, cycles.
+    /// `perf_event_attr` of the event: of the hardware cycles, of software the clock, both number 0.
     fn attr(&self) -> Vec<u8> {
         let mut attr = vec![0u8; ATTR_SIZE as usize];
         let mut put = |at: usize, word: u64| attr[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        put(0, ATTR_SIZE << 32);
+        let kind = match self.event {
+            SampledEvent::Cycles => HARDWARE,
+            SampledEvent::CpuClock => SOFTWARE,
+        };
+        put(0, ATTR_SIZE << 32 | kind);
         put(16, self.period);
-        put(24, IP | TID | TIME | PERIOD | BRANCH_STACK);
+        put(24, IP | TID | TIME | PERIOD);
         put(40, ATTR_FLAGS);
-        put(72, BRANCH_USER | BRANCH_ANY);
+        if self.depth.is_some() {
+            put(24, IP | TID | TIME | PERIOD | BRANCH_STACK);
+            put(72, BRANCH_USER | BRANCH_ANY);
+        }
         attr
     }
 
@@ -255,14 +289,17 @@ impl PerfDataWriter {
             put_string(&mut out, text);
             out
         };
-        vec![
+        let mut features = vec![
             (2, build_ids),
             (5, string(concat!("restitch ", env!("CARGO_PKG_VERSION")))),
             (6, string("x86_64")),
             (11, command),
             (12, self.event_description()),
-            (15, Vec::new()), // there are branch stacks
-        ]
+        ];
+        if self.depth.is_some() {
+            features.push((15, Vec::new())); // there are branch stacks
+        }
+        features
     }
 
     /// The event's name, for reports.
@@ -271,7 +308,13 @@ impl PerfDataWriter {
         out.extend((ATTR_SIZE as u32).to_le_bytes());
         out.extend(self.attr());
         out.extend(0u32.to_le_bytes());
-        put_string(&mut out, "cycles:u");
+        put_string(
+            &mut out,
+            match self.event {
+                SampledEvent::Cycles => "cycles:u",
+                SampledEvent::CpuClock => "cpu-clock:u",
+            },
+        );
         out
     }
 }
@@ -336,6 +379,22 @@ mod tests {
         assert_eq!(module.ranges[&(at(0x1010), at(0x1020))], 2);
         let shallow = import_perf_data(&example(2)).unwrap();
         assert_eq!(shallow.modules[0].branches.len(), 2);
+    }
+
+    #[test]
+    fn samples_without_stacks_are_imported() {
+        for event in [SampledEvent::Cycles, SampledEvent::CpuClock] {
+            let mut writer = PerfDataWriter::of_samples(event, 1000);
+            let range = AvmaRange::new(Avma::new(0x40_1000), 0x2000);
+            let (offset, path) = (FileOffset::new(0x1000), "/usr/bin/program");
+            writer.mapping(&PerfMapping { pid: 7, tid: 7, time: 2, range, offset, path, build_id: &[] });
+            for at in [0x40_1010, 0x40_1010, 0x40_1020] {
+                writer.sample(&PerfSample { pid: 7, tid: 7, time: 9, ip: Avma::new(at), branches: &[] });
+            }
+            let read = import_perf_data(&writer.finish()).unwrap();
+            assert_eq!((read.samples, read.malformed, read.branch_stacks), (3, 0, 0));
+            assert_eq!(read.modules[0].ips[&FileOffset::new(0x1010)], 2);
+        }
     }
 
     #[test]

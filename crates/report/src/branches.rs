@@ -47,6 +47,61 @@ pub struct BranchRecords {
     pub blocked_threads: u64,
 }
 
+/// What the kernel has sampled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// `ip` (instructions alone) or `lbr` (with branch records of the hardware).
+    pub source: String,
+    /// Samples of user code.
+    pub samples: u64,
+    /// Taken branches that came with them (`lbr`).
+    pub branches: u64,
+    /// Samples (`lbr`: branches) that are in no module.
+    pub elsewhere: u64,
+    /// Of all, those in the vdso, which is a module without a file: `perf.data` files have them, profiles of files do not.
+    pub in_vdso: u64,
+    /// Records that the kernel had no room for.
+    pub lost: u64,
+    /// Samples a second of a thread's running.
+    pub per_second: u64,
+    /// What a sample takes from the sampled thread, measured beforehand, in microseconds.
+    pub cost_us: f64,
+    /// What samples have cost, as a share of the running time: how often they are taken, times what one costs.
+    pub overhead: f64,
+    /// The estimated share of the time (`lbr`: of the branches executed) that is spent in code that the profile knows, 0 to 1; `None` where that was not found out (`perf.data`).
+    pub coverage: Option<f64>,
+}
+
+impl Samples {
+    /// What there is to say, as labels and words.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let branches =
+            if self.branches > 0 { format!(" with {} branches", self.branches) } else { String::new() };
+        let mut rows = vec![
+            ("samples", format!("{}{branches} ({})", self.samples, self.source)),
+            (
+                "overhead",
+                format!(
+                    "{}: {} a second, {} us each",
+                    precise(self.overhead),
+                    self.per_second,
+                    digits(self.cost_us)
+                ),
+            ),
+        ];
+        if let Some(share) = self.coverage {
+            rows.push((
+                "coverage",
+                format!("{} of the time is spent in code that the profile knows, estimated", precise(share)),
+            ));
+        }
+        if self.lost > 0 {
+            rows.push(("lost", format!("{} records that the kernel had no room for", self.lost)));
+        }
+        rows
+    }
+}
+
 /// How often something ended a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {

@@ -98,7 +98,7 @@ impl RunResult {
                 page.pair("Exact edges", percent(p.exact_edge_share));
             }
         }
-        for (label, words) in self.branch_records.iter().flat_map(|b| b.rows()) {
+        for (label, words) in self.recorded_rows() {
             page.pair(label, words);
         }
         for (label, words) in self.continuous.iter().flat_map(|c| c.rows()) {

@@ -16,7 +16,7 @@ pub mod stats;
 mod text;
 mod units;
 
-pub use branches::{BranchRecords, End};
+pub use branches::{BranchRecords, End, Samples};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use continuous::{Continuous, Round};
 pub use model::*;

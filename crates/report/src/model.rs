@@ -1,6 +1,6 @@
 //! The result of a run, as plain data. `docs/json.md` describes every field; a test keeps the two equal.
 
-use crate::{BranchRecords, Continuous};
+use crate::{BranchRecords, Continuous, Samples};
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form. Rises when a field changes its meaning or goes away, not when one is added.
@@ -24,6 +24,9 @@ pub struct RunResult {
     /// Branch records that software has made.
     #[serde(default)]
     pub branch_records: Option<BranchRecords>,
+    /// What the kernel has sampled (`record --source ip`, `lbr`).
+    #[serde(default)]
+    pub samples: Option<Samples>,
     /// What was changed in the target.
     pub apply: Option<ApplySummary>,
     /// Whether it helped.
@@ -403,6 +406,12 @@ pub enum Outcome {
 }
 
 impl RunResult {
+    /// What there is to say of branch records and samples, as labels and words.
+    pub(crate) fn recorded_rows(&self) -> Vec<(&'static str, String)> {
+        let branches = self.branch_records.iter().flat_map(BranchRecords::rows);
+        branches.chain(self.samples.iter().flat_map(Samples::rows)).collect()
+    }
+
     /// A result of `command` on `target` that has done nothing yet and counts as failed until it says otherwise.
     pub fn new(command: impl Into<String>, target: Target) -> Self {
         Self {
@@ -413,6 +422,7 @@ impl RunResult {
             modules: Vec::new(),
             profile: None,
             branch_records: None,
+            samples: None,
             apply: None,
             verdict: None,
             verdict_beside: None,

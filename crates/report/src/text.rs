@@ -66,7 +66,7 @@ impl RunResult {
         if let Some(profile) = &self.profile {
             profile.write_text(&mut page);
         }
-        for (label, words) in self.branch_records.iter().flat_map(|b| b.rows()) {
+        for (label, words) in self.recorded_rows() {
             page.entry(label, &words);
         }
         if let Some(apply) = &self.apply {

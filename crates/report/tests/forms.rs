@@ -149,6 +149,18 @@ fn sample() -> RunResult {
         version_bytes: 0,
         blocked_threads: 1,
     });
+    result.samples = Some(Samples {
+        source: "lbr".into(),
+        samples: 12_345,
+        branches: 395_040,
+        elsewhere: 12,
+        in_vdso: 34,
+        lost: 5,
+        per_second: 4_000,
+        cost_us: 2.5,
+        overhead: 0.01,
+        coverage: Some(0.973),
+    });
     result.left_out =
         vec![LeftOut { path: "/lib/libodd.so".into(), why: "the checker refused it".into(), samples: 400 }];
     result.other_modules =

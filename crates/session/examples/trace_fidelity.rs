@@ -9,8 +9,8 @@ use restitch_profile::{Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_session::profiles::{ProfileOutput, WriteOptions};
 use restitch_session::{
-    Bursts, Quiet, RecordOptions, RecordSubject, TraceRecordOptions, TraceSubject, Traced, analyze_image,
-    record, record_bursts, record_traced,
+    Bursts, Quiet, RecordOptions, RecordSubject, Recording, TraceRecordOptions, TraceSubject, Traced,
+    analyze_image, record, record_bursts, record_traced,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,7 +39,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         true => TraceSubject::Process(pid, duration),
         false => TraceSubject::Command(command()),
     };
-    let options = TraceRecordOptions { subject, depth, overhead, output: own(&traced) };
+    let options = TraceRecordOptions {
+        subject,
+        how: Recording { depth, overhead, ..Recording::default() },
+        output: own(&traced),
+    };
     match is_burst {
         true => tell_of_bursts(&record_bursts(options, &mut Quiet)?),
         false => tell(&record_traced(options, &mut Quiet)?),

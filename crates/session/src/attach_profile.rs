@@ -1,7 +1,7 @@
 //! The profile that `attach` lays out for: given, or made now.
 
 use crate::attach_options::AttachOptions;
-use crate::attach_records::profiles_of_records;
+use crate::attach_records::{profile_of_branches, profiles_of_records, profiles_of_samples};
 use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::given::{Given, Parts};
 use crate::left_out::LeftOut;
@@ -77,7 +77,7 @@ pub(crate) fn profile_it(
     phases.end("sampling");
 
     watcher.phase("analysing", None);
-    let (samples, mut analyses) = look.finish();
+    let (mut samples, mut analyses) = look.finish();
     if samples.total < LEAST_SAMPLES {
         return Err(SessionError::NothingToDo(format!(
             "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
@@ -101,7 +101,15 @@ pub(crate) fn profile_it(
         plan(set, &mut chosen, by_counting.then_some(vote), samples.total, left_out, result)?;
         return Ok(Found { before, samples, chosen, profiled: None });
     }
+    let by_kernel = matches!(source, SourceChoice::Ip | SourceChoice::Lbr);
     let profiled = match from_records(&chosen, &samples) {
+        _ if by_kernel => {
+            let (how, time) = ((source, options.overhead), counting_time.most());
+            let profiles = profiles_of_samples(set, &chosen, how, time, &mut samples, *watcher)?;
+            phases.end("sampling for the profile");
+            let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
+            Profiled { seconds: time.as_secs_f64(), source: source.into(), ..Profiled::of_records(profiles) }
+        }
         Some(profiled) => profiled,
         None if source != SourceChoice::Count => {
             let how = (source, options.overhead);
@@ -189,11 +197,7 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
     if samples.records < ENOUGH_RECORDS {
         return None;
     }
-    let profile = |c: &Chosen| match samples.branches.get(&c.index) {
-        Some(records) => records.to_profile(&c.analyzed.program).0,
-        None => Profile::empty(&c.analyzed.program),
-    };
-    Some(Profiled::of_records(chosen.iter().map(profile).collect()))
+    Some(Profiled::of_records(chosen.iter().map(|c| profile_of_branches(c, samples)).collect()))
 }
 
 /// Exact profiles from a counting version, which stays in force: of so much time, and with what indirect calls call or without.

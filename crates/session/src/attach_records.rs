@@ -1,4 +1,4 @@
-//! `attach --source trace` and `--source burst`: a profile from branch records instead of a counting version, for processes that
+//! `attach --source trace`, `burst`, `lbr` and `ip`: a profile from branch records or samples instead of a counting version, for processes that
 //! are to be touched as little as can be, or that a counting version would slow down too much.
 
 use crate::branch_records::BranchRecords;
@@ -6,10 +6,14 @@ use crate::branch_result::{known, sparse};
 use crate::burst_record::{Code, Tracing, trace_and_take_out};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
+use crate::profiles::{Covered, Sampled, of_samples, only_samples};
+use crate::sampled_record::Rate;
+use crate::sampling::{IpSamples, sample_at};
 use crate::trace_record::{relatives, tell_left_out};
 use crate::{SessionError, SourceChoice, Watcher};
 use restitch_profile::Profile;
 use restitch_trace::{TraceOptions, TraceReport, trace_together};
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -61,6 +65,53 @@ pub(crate) fn profiles_of_records(
     let coverage = records.coverage();
     watcher.note(&sparse(coverage).unwrap_or_else(|| known(coverage)));
     Ok(chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program)).collect())
+}
+
+/// Samples the set's processes for `duration`, at a cost, beside what the first look has given; the profiles of the chosen modules.
+///
+/// # Errors
+/// If sampling is not permitted, or the hardware has given too few branch records.
+pub(crate) fn profiles_of_samples(
+    set: &ProcessSet,
+    chosen: &[Chosen],
+    (source, overhead): (SourceChoice, f64),
+    duration: Duration,
+    samples: &mut IpSamples,
+    watcher: &mut dyn Watcher,
+) -> Result<Vec<Profile>, SessionError> {
+    let rate = Rate::within(overhead, source)?;
+    watcher.phase("sampling for the profile", Some(duration.as_secs_f64()));
+    samples.merge(sample_at(set, rate.per_second, duration)?);
+    watcher.note(&format!(
+        "{} samples, {} a second: {:.2} % of the running time at {:.1} us each",
+        samples.total,
+        rate.per_second,
+        100.0 * rate.overhead(),
+        rate.cost.as_secs_f64() * 1e6
+    ));
+    if source == SourceChoice::Lbr {
+        if samples.records < LEAST_BRANCHES {
+            return Err(SessionError::NothingToDo(format!(
+                "the samples came with {} branch records only; try again under load, with a longer --duration, or with --source trace or count",
+                samples.records
+            )));
+        }
+        return Ok(chosen.iter().map(|c| profile_of_branches(c, samples)).collect());
+    }
+    let none = BTreeMap::new();
+    let of = |c: &Chosen| samples.by_module.get(&c.index).unwrap_or(&none);
+    let mut covered = Covered::default();
+    chosen.iter().for_each(|c| covered.add(&c.analyzed.program, of(c)));
+    watcher.note(&only_samples(covered.share()));
+    Ok(chosen.iter().map(|c| of_samples(&c.analyzed.program, of(c), Sampled::default())).collect())
+}
+
+/// What the hardware's branch records say of a module.
+pub(crate) fn profile_of_branches(module: &Chosen, samples: &IpSamples) -> Profile {
+    match samples.branches.get(&module.index) {
+        Some(records) => records.to_profile(&module.analyzed.program).0,
+        None => Profile::empty(&module.analyzed.program),
+    }
 }
 
 /// Traces the leader of a set, or all processes of a tree together.

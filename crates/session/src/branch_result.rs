@@ -1,7 +1,7 @@
 //! What a recording of branches says of itself, for [`RunResult`].
 
-use crate::{Bursts, Traced};
-use restitch_report::{BranchRecords, End, Outcome, RunResult, Target};
+use crate::{Bursts, Sampled, SourceChoice, Traced};
+use restitch_report::{BranchRecords, End, Outcome, RunResult, Samples, Target};
 use restitch_trace::{BurstEnd, RecordEnd, Refusal};
 use std::time::Duration;
 
@@ -79,6 +79,27 @@ impl Bursts {
     }
 }
 
+impl Sampled {
+    /// The result of a `record` of `program` (process `pid`, if it was not started for this).
+    pub fn result(&self, program: &str, pid: Option<i32>) -> RunResult {
+        let mut result = written(program, pid, self.processes, 0);
+        result.warnings.extend(self.coverage.filter(|_| self.source == SourceChoice::Lbr).and_then(sparse));
+        result.samples = Some(Samples {
+            source: if self.source == SourceChoice::Lbr { "lbr" } else { "ip" }.into(),
+            samples: self.samples,
+            branches: self.branches,
+            elsewhere: self.elsewhere,
+            in_vdso: self.in_vdso,
+            lost: self.lost,
+            per_second: self.per_second,
+            cost_us: self.cost.as_secs_f64() * 1e6,
+            overhead: self.overhead,
+            coverage: self.coverage,
+        });
+        result
+    }
+}
+
 fn result(
     program: &str,
     pid: Option<i32>,
@@ -86,6 +107,14 @@ fn result(
     threads: usize,
     records: BranchRecords,
 ) -> RunResult {
+    let mut result = written(program, pid, processes, threads);
+    result.warnings.extend(sparse(records.coverage));
+    result.branch_records = Some(records);
+    result
+}
+
+/// A profile was written.
+fn written(program: &str, pid: Option<i32>, processes: usize, threads: usize) -> RunResult {
     let target = Target {
         program: program.into(),
         pid: pid.map(|pid| pid as u32),
@@ -93,8 +122,6 @@ fn result(
         threads: threads as u32,
     };
     let mut result = RunResult::new("record", target);
-    result.warnings.extend(sparse(records.coverage));
-    result.branch_records = Some(records);
     result.peak_memory_bytes = crate::phases::peak_memory();
     result.outcome = Outcome::Written;
     result.exit_code = 0;

@@ -17,6 +17,7 @@ use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
 use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
+use crate::period::Period;
 use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
@@ -99,7 +100,9 @@ const WORTHWHILE: f64 = 0.1;
 pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Bursts, SessionError> {
     crate::check_writable(&options.output.path)?;
     let mut records = BranchRecords::for_output(&options.output);
-    let tracing = Tracing::within(options.overhead, options.depth);
+    let mut tracing = Tracing::within(options.how.overhead, options.how.depth);
+    let period = options.how.period.map(Period::time).transpose()?;
+    tracing.options.period = period.map(|time| time.as_nanos() as u64);
     let mut launched = None;
     let (mut set, prepared, duration) = match options.subject {
         TraceSubject::Process(pid, duration) => {

@@ -1,6 +1,6 @@
 //! `doctor`: what this machine allows, and the command that would allow more.
 
-use restitch_perf::{Availability, Pmu};
+use restitch_perf::{Availability, Pmu, SampleEvent};
 use restitch_procfs::system;
 
 /// One fact.
@@ -69,7 +69,7 @@ pub fn doctor() -> Doctor {
 }
 
 fn sample_cost() -> Check {
-    let cost = restitch_perf::sample_cost();
+    let cost = restitch_perf::sample_cost(SampleEvent::CpuClock, false);
     let of = |samples: f64| cost.as_ref().map_or(0.0, |c| samples * c.as_secs_f64() * 100.0);
     Check {
         name: "cost of a sample",

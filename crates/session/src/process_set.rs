@@ -212,6 +212,13 @@ impl ProcessSet {
         Some((self.leaders(live.target(), module)?, stated))
     }
 
+    /// Where the original code is, in the same process, that an address in a version stands for.
+    pub fn original(&self, maps: &mut VersionMaps, pid: i32, at: Avma) -> Option<Avma> {
+        let live = self.of(pid);
+        let (module, stated) = maps.original_byte(live, at)?;
+        Some(live.target().modules[module].bias.to_actual(stated))
+    }
+
     /// Code of the leader's module number `module` that differs from the file in one of the processes, and not by redirects.
     pub fn foreign_code(&self, module: usize) -> Result<Vec<SvmaRange>, SessionError> {
         let mut found = self.leader.foreign_code(module)?;

@@ -2,10 +2,10 @@
 
 use crate::SessionError;
 use crate::process_set::ProcessSet;
+use crate::sampler::Sampler;
 use restitch_address::{Avma, Svma};
 use restitch_apply_process::VersionMaps;
-use restitch_perf::{IpSampler, Pmu, Record, Sample, SampleOptions};
-use restitch_procfs as procfs;
+use restitch_perf::{Record, Sample};
 use restitch_profile::BranchSamples;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -29,84 +29,37 @@ pub(crate) struct IpSamples {
 /// Sampling that is under way.
 pub(crate) struct Sampling<'s> {
     set: &'s ProcessSet,
-    sampler: IpSampler,
+    sampler: Sampler,
     samples: IpSamples,
     maps: VersionMaps,
-    /// Where all that runs is sampled: the processes that count.
-    counted: Option<BTreeSet<i32>>,
 }
-
-/// Size of each processor's ring where few samples are taken, in 4 KiB pages.
-const SMALL_RING: usize = 16;
 
 /// Samples a second and thread for a profile.
 const FOR_A_PROFILE: u64 = 4000;
 
-/// So many processors are looked at, at most, for each one that the processes keep busy.
-const MOST_LOOKED_AT: f64 = 4.0;
-
-/// How long it is looked at how busy they are. The kernel brings times up to date at each of its ticks, which come each 1 to 10 ms.
-const GLANCE: Duration = Duration::from_millis(50);
-
-/// How many processors the processes of the set keep busy just now.
-fn busy_processors(set: &ProcessSet) -> f64 {
-    let (before, began) = (processor_time(set), Instant::now());
-    std::thread::sleep(GLANCE);
-    processor_time(set).saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64()
-}
-
-/// The processor time of all present threads of the set.
-fn processor_time(set: &ProcessSet) -> Duration {
-    let threads = set.pids().into_iter().filter_map(|pid| Some((pid, procfs::threads(pid).ok()?)));
-    let threads = threads.flat_map(|(pid, threads)| threads.into_iter().map(move |t| (pid, t.tid)));
-    threads.filter_map(|(pid, tid)| procfs::thread_cpu_time(pid, tid).ok()).sum()
-}
-
 impl<'s> Sampling<'s> {
-    /// Begins to sample all processes of the set, for a profile. Where the hardware counts no cycles, what runs on each processor is looked at if that is permitted: a timer that is set
-    /// whenever a thread runs costs servers that often wait a quarter of their processor time. But where they keep few of many processors busy, those of others would pay.
+    /// Begins to sample all processes of the set, to find out which code matters.
     pub fn start(set: &'s ProcessSet) -> Result<Self, SessionError> {
-        let options = SampleOptions { frequency: FOR_A_PROFILE, ..SampleOptions::default() };
-        let pays = || busy_processors(set) * MOST_LOOKED_AT >= IpSampler::processors() as f64;
-        let of_machine = match !Pmu::probe().cycles.is_yes() && pays() {
-            true => Self::of_machine(set, options),
-            false => None,
-        };
-        of_machine.map_or_else(|| Self::at(set, FOR_A_PROFILE), Ok)
+        Self::start_at(set, FOR_A_PROFILE)
     }
 
-    /// Begins to sample all processes of the set, and those that they start, so often a second while they run, by looking at what runs on each processor; where that is not permitted, by events of
-    /// their own, which cost those much that often wait.
+    /// The same, so often a second while they run.
+    pub fn start_at(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
+        Ok(Self::by(set, Sampler::of(set, frequency)?))
+    }
+
+    /// Begins to sample all processes of the set, and those that they start, so seldom that it hardly costs them anything.
     pub fn watching(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
-        let options = SampleOptions { frequency, ring_pages: SMALL_RING, ..SampleOptions::default() };
-        Self::of_machine(set, options).map_or_else(|| Self::at(set, frequency), Ok)
+        Ok(Self::by(set, Sampler::of_few(set, frequency)?))
     }
 
-    /// Begins to sample all that runs; `None` where that is not permitted.
-    fn of_machine(set: &'s ProcessSet, options: SampleOptions) -> Option<Self> {
-        let sampler = IpSampler::open_machine(options).ok()?;
-        let counted = Some(set.pids().into_iter().collect());
-        Some(Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default(), counted })
+    fn by(set: &'s ProcessSet, sampler: Sampler) -> Self {
+        Self { set, sampler, samples: IpSamples::default(), maps: VersionMaps::default() }
     }
 
     /// Whether all that runs is sampled.
     pub fn is_of_machine(&self) -> bool {
-        self.counted.is_some()
-    }
-
-    /// Begins to sample all processes of the set, so often a second while they run.
-    fn at(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
-        let options =
-            SampleOptions { frequency, inherit: true, exclude_kernel: true, ..SampleOptions::default() };
-        let branch_stack = Pmu::probe().branch_stack.is_yes();
-        // Where the probe was too hopeful (a container, an odd hypervisor), plain samples do.
-        let sampler = match IpSampler::open(&set.pids(), SampleOptions { branch_stack, ..options }) {
-            Err(_) if branch_stack => IpSampler::open(&set.pids(), options)?,
-            other => other?,
-        };
-        sampler.enable()?;
-        let (samples, maps) = (IpSamples::default(), VersionMaps::default());
-        Ok(Self { set, sampler, samples, maps, counted: None })
+        self.sampler.is_of_machine()
     }
 
     /// Waits for samples, `at_most` so long, and takes them in.
@@ -117,14 +70,8 @@ impl<'s> Sampling<'s> {
 
     fn drain(&mut self) {
         for record in self.sampler.drain() {
-            match (record, &mut self.counted) {
-                (Record::Fork { pid, parent_pid, .. }, Some(counted)) if counted.contains(&parent_pid) => {
-                    counted.insert(pid);
-                }
-                (Record::Sample(s), counted) if counted.as_ref().is_none_or(|c| c.contains(&s.pid)) => {
-                    self.samples.add(self.set, &mut self.maps, &s);
-                }
-                _ => {}
+            if let Record::Sample(sample) = record {
+                self.samples.add(self.set, &mut self.maps, &sample);
             }
         }
     }
@@ -136,7 +83,7 @@ impl<'s> Sampling<'s> {
 
     /// Ends it.
     pub fn finish(mut self) -> Result<IpSamples, SessionError> {
-        self.sampler.disable()?;
+        self.sampler.end()?;
         self.drain();
         Ok(self.samples)
     }
@@ -144,7 +91,16 @@ impl<'s> Sampling<'s> {
 
 /// Samples all processes of the set for `duration`.
 pub(crate) fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
-    let mut sampling = Sampling::start(set)?;
+    sample_at(set, FOR_A_PROFILE, duration)
+}
+
+/// The same, so often a second while they run.
+pub(crate) fn sample_at(
+    set: &ProcessSet,
+    frequency: u64,
+    duration: Duration,
+) -> Result<IpSamples, SessionError> {
+    let mut sampling = Sampling::start_at(set, frequency)?;
     let end = Instant::now() + duration;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
         sampling.step(left);

@@ -31,6 +31,10 @@ pub enum SourceChoice {
     Trace,
     /// Bursts in tracing versions.
     Burst,
+    /// Samples by the kernel, with branch records of the hardware.
+    Lbr,
+    /// Samples by the kernel, of instructions alone.
+    Ip,
 }
 
 impl FromStr for Source {
@@ -62,21 +66,20 @@ impl Source {
             Self::Auto | Self::Count => Ok(SourceChoice::Count),
             Self::Trace => match facts.hardware_breakpoints {
                 Availability::Yes => Ok(SourceChoice::Trace),
-                no => missing("software branch tracing", format!("hardware breakpoints: {}; use --source count", reason(&no))),
+                no => missing(
+                    "software branch tracing",
+                    format!("hardware breakpoints: {}; use --source count", reason(&no)),
+                ),
             },
             Self::Lbr => match facts.branch_stack {
-                Availability::Yes => missing(
+                Availability::Yes => Ok(SourceChoice::Lbr),
+                no => missing(
                     "hardware branch records",
-                    "`record` does not write them yet; record with `perf record -j any,u` and give the perf.data file to `restitch optimize`, or use --source trace".into(),
+                    format!("{}; use --source trace or count", reason(&no)),
                 ),
-                no => missing("hardware branch records", format!("{}; use --source trace or count", reason(&no))),
             },
             Self::Burst => Ok(SourceChoice::Burst),
-            Self::Ip => missing(
-                "instruction pointers alone",
-                "layouts made from them are slower than the original more often than not; use --source trace or count"
-                    .into(),
-            ),
+            Self::Ip => Ok(SourceChoice::Ip),
         }
     }
 }
@@ -93,11 +96,14 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused_with_an_alternative() {
-        for name in ["ip", "lbr"] {
-            let error = name.parse::<Source>().unwrap().choose().unwrap_err();
-            assert!(error.to_string().contains("--source trace"), "{error}");
-            assert_eq!(error.exit_code(), crate::ExitCode::Refused);
+        match "lbr".parse::<Source>().unwrap().choose() {
+            Ok(choice) => assert_eq!(choice, SourceChoice::Lbr),
+            Err(error) => {
+                assert!(error.to_string().contains("--source trace"), "{error}");
+                assert_eq!(error.exit_code(), crate::ExitCode::Refused);
+            }
         }
+        assert_eq!("ip".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Ip);
         assert_eq!("auto".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Count);
         assert_eq!("burst".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Burst);
         assert!("lbrs".parse::<Source>().unwrap_err().contains("burst"));

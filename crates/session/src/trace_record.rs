@@ -2,11 +2,12 @@
 
 use crate::branch_records::BranchRecords;
 use crate::kin::at_work;
+use crate::period::Period;
 use crate::process_set::{ProcessSet, process_of};
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
 use restitch_procfs::{self as procfs, ProcessId};
-use restitch_trace::{Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
+use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
 use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -28,17 +29,34 @@ pub enum TraceSubject {
 /// Taken branches in a record, if nobody says how many: see docs/profiling.md.
 const DEPTH: usize = 512;
 
-/// Settings of [`record_traced`].
+/// Settings of [`record_traced`], [`record_bursts`](crate::record_bursts) and [`record_sampled`](crate::record_sampled).
 #[derive(Debug)]
 pub struct TraceRecordOptions {
     /// What to trace.
     pub subject: TraceSubject,
+    /// How.
+    pub how: Recording,
+    /// The profile file.
+    pub output: ProfileOutput,
+}
+
+/// How much is recorded, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Recording {
     /// Taken branches in a record, records in a burst; `None`: what suits the program.
     pub depth: Option<usize>,
     /// The share of the running time that it may cost, 0 to 1.
     pub overhead: f64,
-    /// The profile file.
-    pub output: ProfileOutput,
+    /// How far apart records are, in place of that.
+    pub period: Option<Period>,
+    /// How software branch tracing follows the code ahead.
+    pub look_ahead: LookAhead,
+}
+
+impl Default for Recording {
+    fn default() -> Self {
+        Self { depth: None, overhead: 0.01, period: None, look_ahead: LookAhead::Evaluate }
+    }
 }
 
 /// What came of it.
@@ -76,8 +94,13 @@ pub fn record_traced(
     };
     watcher.phase("tracing", seconds);
     let mut records = BranchRecords::for_output(&options.output);
-    let (depth, overhead) = (options.depth.unwrap_or(DEPTH), options.overhead);
-    let tracing = TraceOptions { depth, overhead, ..TraceOptions::default() };
+    let Recording { depth, overhead, period, look_ahead } = options.how;
+    let depth = depth.unwrap_or(DEPTH);
+    let (event, period) = match period.map(Period::alarm).transpose()? {
+        Some((event, period)) => (event, Some(period)),
+        None => (TraceOptions::default().event, None),
+    };
+    let tracing = TraceOptions { depth, overhead, event, period, look_ahead, ..TraceOptions::default() };
     let (process, report) = match options.subject {
         TraceSubject::Process(pid, duration) => {
             records.open(pid)?;

@@ -456,6 +456,7 @@ fn is_loader(path: &Path) -> bool {
 pub(super) mod tests {
     use super::*;
     use restitch_perf::Sample;
+    use restitch_procfs::Device;
 
     struct Named;
     impl Overlays for Named {
@@ -466,7 +467,16 @@ pub(super) mod tests {
 
     fn map(pid: i32, start: u64, path: &str) -> Record {
         let (range, offset) = (AvmaRange::new(Avma::new(start), 0x1000), FileOffset::new(0x1000));
-        Record::Mmap { pid, tid: pid, range, offset, inode: 1, path: path.into(), time: 0 }
+        Record::Mmap {
+            pid,
+            tid: pid,
+            range,
+            offset,
+            device: Device::default(),
+            inode: 1,
+            path: path.into(),
+            time: 0,
+        }
     }
 
     fn exec(pid: i32) -> Record {
@@ -501,7 +511,7 @@ pub(super) mod tests {
         let told = |pid| {
             let (range, offset) = (AvmaRange::new(Avma::new(0x2000), 0x1000), FileOffset::new(TOLD_AT));
             let path = "/cache/v1/librestitch-x86_64.so".into();
-            Record::Mmap { pid, tid: pid, range, offset, inode: 1, path, time: 0 }
+            Record::Mmap { pid, tid: pid, range, offset, device: Device::default(), inode: 1, path, time: 0 }
         };
         let program = |pid| {
             let loader = map(pid, 0x9000, "/lib/ld-linux-x86-64.so.2");
@@ -532,7 +542,16 @@ pub(super) mod tests {
         let exit = |pid| Record::Exit { pid, tid: pid, time: 0 };
         let held = |pid| {
             let (range, offset) = (AvmaRange::new(Avma::new(0x2000), 0x1000), FileOffset::new(HELD_AT));
-            Record::Mmap { pid, tid: pid, range, offset, inode: 1, path: "/a.overlay".into(), time: 0 }
+            Record::Mmap {
+                pid,
+                tid: pid,
+                range,
+                offset,
+                device: Device::default(),
+                inode: 1,
+                path: "/a.overlay".into(),
+                time: 0,
+            }
         };
         let time = |pid, tid, value| Record::Time { pid, tid, value, time: 0 };
         let program = |pid| {
@@ -587,8 +606,16 @@ pub(super) mod tests {
         let exit = Record::Exit { pid: 10, tid: 10, time: 0 };
         let (range, offset) = (AvmaRange::new(Avma::new(0x3000), 0x1000), FileOffset::new(0));
         // The agent takes the version away again, which no record says, and leaves the code pages.
-        let version =
-            Record::Mmap { pid: 10, tid: 10, range, offset, inode: 1, path: "/a.overlay".into(), time: 0 };
+        let version = Record::Mmap {
+            pid: 10,
+            tid: 10,
+            range,
+            offset,
+            device: Device::default(),
+            inode: 1,
+            path: "/a.overlay".into(),
+            time: 0,
+        };
         let program = [exec(10), map(10, 0x5000, "/bin/a"), map(10, 0x9000, "/lib/ld-linux-x86-64.so.2")];
         let records = program.into_iter().chain([version, sample(10, 0x5010), exit]);
         records.for_each(|r| observer.take(r, &Named));

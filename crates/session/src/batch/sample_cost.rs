@@ -4,6 +4,7 @@
 //! the kernel's timer begins anew in each process, so one that ends before the first sample is never seen. With 50 a second a loop of runs of 12 ms, 1.8 s in all, had 0.02 s.)
 
 use crate::disk::write_whole;
+use restitch_perf::SampleEvent;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
@@ -42,7 +43,7 @@ impl SampleCost {
         }
         let (sender, measured) = channel();
         std::thread::spawn(move || {
-            let Ok(cost) = restitch_perf::sample_cost() else { return };
+            let Ok(cost) = restitch_perf::sample_cost(SampleEvent::CpuClock, false) else { return };
             let kept = Kept { boot, microseconds: cost.as_secs_f64() * 1e6 };
             if let Ok(bytes) = serde_json::to_vec(&kept) {
                 // Failing, the next command measures it again.

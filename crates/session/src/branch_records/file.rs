@@ -2,8 +2,9 @@
 
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_apply_process::Module;
+use restitch_perf::SampleEvent;
 use restitch_procfs as procfs;
-use restitch_profile_formats::{PerfDataWriter, PerfMapping, PerfSample, TakenBranch};
+use restitch_profile_formats::{PerfDataWriter, PerfMapping, PerfSample, SampledEvent, TakenBranch};
 use restitch_trace::Taken;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -26,7 +27,21 @@ pub(super) struct RecordFile {
 impl RecordFile {
     /// Stacks of `depth`: a longer record makes several samples.
     pub fn new(depth: usize) -> Self {
-        let mut writer = PerfDataWriter::new(depth, depth as u64);
+        Self::of(PerfDataWriter::new(depth, depth as u64))
+    }
+
+    /// Samples of instructions alone, so many a second.
+    pub fn of_samples(event: SampleEvent, per_second: u64) -> Self {
+        Self::of(match event {
+            SampleEvent::CpuClock => {
+                PerfDataWriter::of_samples(SampledEvent::CpuClock, 1_000_000_000 / per_second.max(1))
+            }
+            // How many cycles lie between two samples changes with the processor's frequency: each counts once.
+            _ => PerfDataWriter::of_samples(SampledEvent::Cycles, 1),
+        })
+    }
+
+    fn of(mut writer: PerfDataWriter) -> Self {
         writer.command_line(["restitch", "record"].map(String::from));
         let (begun, named) = (Instant::now(), BTreeSet::new());
         Self { writer, begun, time: 1, named, samples: 0, left_out: 0 }
@@ -81,28 +96,35 @@ impl RecordFile {
 
     /// A record, oldest branch first.
     pub fn add(&mut self, pid: i32, tid: i32, branches: &[Taken]) {
+        for part in branches.chunks(self.writer.depth().max(1)) {
+            let stack: Vec<TakenBranch> = part.iter().rev().map(taken).collect();
+            let ip = stack.first().map_or(Avma::new(0), |newest| newest.to);
+            self.sample(pid, tid, ip, &stack);
+        }
+    }
+
+    /// What the kernel has sampled: where the thread was, and its last branches, newest first, if it tells them.
+    pub fn sample(&mut self, pid: i32, tid: i32, ip: Avma, branches: &[TakenBranch]) {
         if self.writer.bytes() > MOST_BYTES {
-            self.left_out += branches.len() as u64;
+            self.left_out += 1;
             return;
         }
         self.name(pid, tid, false);
-        for part in branches.chunks(self.writer.depth()) {
-            let stack: Vec<TakenBranch> = part.iter().rev().map(taken).collect();
-            let ip = stack.first().map_or(Avma::new(0), |newest| newest.to);
-            let time = self.now();
-            let sample = PerfSample { pid: pid as u32, tid: tid as u32, time, ip, branches: &stack };
-            self.writer.sample(&sample);
-            self.samples += 1;
-        }
+        let time = self.now();
+        self.writer.sample(&PerfSample { pid: pid as u32, tid: tid as u32, time, ip, branches });
+        self.samples += 1;
     }
 
     /// What was written, for people.
     pub fn describe(&self) -> String {
         let left_out = match self.left_out {
             0 => String::new(),
-            n => format!("; {n} branches were left out, because the file would be larger than 1 GiB"),
+            n => format!("; {n} more were left out, because the file would be larger than 1 GiB"),
         };
-        format!("{} branch stacks of up to {} branches{left_out}", self.samples, self.writer.depth())
+        match self.writer.depth() {
+            0 => format!("{} samples{left_out}", self.samples),
+            depth => format!("{} branch stacks of up to {depth} branches{left_out}", self.samples),
+        }
     }
 
     /// The bytes of the file.

@@ -1,10 +1,10 @@
-//! What becomes of branch records: counts by module, and on demand the records themselves as a `perf.data` file.
+//! What becomes of branch records and samples: counts by module, and on demand the records themselves as a `perf.data` file.
 //!
 //! Problem: records come from several sources, in the addresses of several processes, which load, fork and execute meanwhile.
 //! Idea: one sink for all sources. It knows what is mapped where in each process, looks again when an address is in
-//! nothing that it knows, and shares files between processes.
+//! nothing that it knows (or is told by the kernel what a process maps), and shares files between processes.
 //!
-//! Limits: a process that executes a program and is gone before its first record comes is not known; its branches count as
+//! Limits: a process that executes a program and is gone before its first record comes is not known, unless the kernel told of it; its branches count as
 //! "elsewhere".
 
 mod coverage;
@@ -17,9 +17,10 @@ use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
 use restitch_apply_process::{ImageCache, Module, Target, is_vdso};
 use restitch_image::Image;
-use restitch_procfs::FileIdentity;
+use restitch_perf::{Branch, Sample, SampleEvent};
+use restitch_procfs::{FileIdentity, Mapping};
 use restitch_profile::Profile;
-use restitch_profile_formats::{Format, Records};
+use restitch_profile_formats::{Format, Records, TakenBranch};
 use restitch_program::Program;
 use restitch_trace::{Record, Sink, Taken};
 use restitch_tracee::Memory;
@@ -39,7 +40,8 @@ struct Seen {
     identity: FileIdentity,
     image: Arc<Image>,
     records: Records,
-    branches: u64,
+    /// Branches, or samples where there are no more than these.
+    weight: u64,
 }
 
 /// Where things are in one process.
@@ -74,9 +76,9 @@ pub(crate) struct BranchRecords {
     images: ImageCache,
     file: Option<RecordFile>,
     coverage: Coverage,
-    /// Processes that have branches.
+    /// Processes that have branches, or samples.
     with_branches: BTreeSet<i32>,
-    /// Branches that were in no module.
+    /// Branches, or samples, that were in no module.
     pub elsewhere: u64,
 }
 
@@ -90,8 +92,17 @@ impl Seen {
 impl BranchRecords {
     /// With the records themselves, in stacks of the output's depth, if the output is `perf.data`.
     pub fn for_output(output: &ProfileOutput) -> Self {
+        Self::with_file(output, || RecordFile::new(output.options.depth))
+    }
+
+    /// The same for samples of instructions alone, so many a second.
+    pub fn of_samples_for(output: &ProfileOutput, event: SampleEvent, per_second: u64) -> Self {
+        Self::with_file(output, || RecordFile::of_samples(event, per_second))
+    }
+
+    fn with_file(output: &ProfileOutput, file: impl FnOnce() -> RecordFile) -> Self {
         let is_file = crate::profiles::format_of(output).is_ok_and(|format| format == Format::PerfData);
-        Self { file: is_file.then(|| RecordFile::new(output.options.depth)), ..Self::default() }
+        Self { file: is_file.then(file), ..Self::default() }
     }
 
     /// Looks at a process before its first record comes.
@@ -120,11 +131,29 @@ impl BranchRecords {
 
     /// Adds branches that thread `tid` of process `pid` has taken one after the other, oldest first.
     fn add(&mut self, pid: i32, tid: i32, branches: &[Taken]) {
-        self.with_branches.insert(pid);
-        let locate = |records: &mut Self, at| records.locate(pid, at);
-        let mut stack: Vec<_> = branches.iter().map(|b| (locate(self, b.from), locate(self, b.to))).collect();
         // Records want the newest one first.
-        stack.reverse();
+        self.count(pid, branches.iter().rev().map(|b| (b.from, b.to)));
+        if let Some(file) = &mut self.file {
+            file.add(pid, tid, branches);
+        }
+    }
+
+    /// Adds the last branches before a sample, as the hardware has recorded them.
+    pub fn add_stack(&mut self, sample: &Sample) {
+        self.count(sample.pid, sample.branches.iter().map(|b| (b.from, b.to)));
+        if let Some(file) = &mut self.file {
+            let branch =
+                |b: &Branch| TakenBranch { from: b.from, to: b.to, mispredicted: Some(b.mispredicted) };
+            let stack: Vec<_> = sample.branches.iter().map(branch).collect();
+            file.sample(sample.pid, sample.tid, sample.ip, &stack);
+        }
+    }
+
+    /// Counts branches that a thread of process `pid` has taken one after the other, newest first.
+    fn count(&mut self, pid: i32, branches: impl Iterator<Item = (Avma, Avma)>) {
+        self.with_branches.insert(pid);
+        let stack: Vec<_> =
+            branches.map(|(from, to)| (self.locate(pid, from), self.locate(pid, to))).collect();
         self.coverage.add(&stack);
         self.elsewhere += stack.iter().filter(|(from, _)| from.is_none()).count() as u64;
         let mut modules: Vec<usize> = stack.iter().flat_map(|(f, t)| [f, t]).flatten().map(|p| p.0).collect();
@@ -135,11 +164,31 @@ impl BranchRecords {
             let own = |p: &Option<(usize, Svma)>| p.filter(|p| p.0 == module).map(|p| p.1);
             let part: Vec<_> = stack.iter().map(|(from, to)| (own(from), own(to))).collect();
             let seen = &mut self.seen[module];
-            seen.branches += part.iter().filter(|(from, _)| from.is_some()).count() as u64;
+            seen.weight += part.iter().filter(|(from, _)| from.is_some()).count() as u64;
             seen.records.add_stack(&part, 1);
         }
+    }
+
+    /// Adds where the kernel has seen a thread of process `pid`.
+    pub fn add_sample(&mut self, pid: i32, tid: i32, at: Avma) {
+        self.with_branches.insert(pid);
+        match self.locate(pid, at) {
+            Some((module, stated)) => {
+                let seen = &mut self.seen[module];
+                seen.records.add_ip(stated, 1);
+                seen.weight += 1;
+            }
+            None => self.elsewhere += 1,
+        }
         if let Some(file) = &mut self.file {
-            file.add(pid, tid, branches);
+            file.sample(pid, tid, at, &[]);
+        }
+    }
+
+    /// Takes in that a process has mapped a module, as the kernel tells: it may have ended when a record of it comes.
+    pub fn mapped(&mut self, pid: i32, code: &Mapping) {
+        if let Some(module) = Module::of_mapping(pid, code, &mut self.images) {
+            self.know_module(pid, &module);
         }
     }
 
@@ -162,19 +211,20 @@ impl BranchRecords {
 
     /// Adds modules that are new in a process.
     fn know(&mut self, pid: i32, target: Target) {
-        for module in target.modules {
-            let index = self.index_of(&module);
-            let places = self.processes.entry(pid).or_default();
-            let place = (module.range, module.bias, index);
-            if !places.modules.contains(&place) {
-                places.modules.push(place);
-                if let Some(file) = &mut self.file {
-                    file.mapped(pid, &module);
-                }
-            }
-        }
+        target.modules.iter().for_each(|module| self.know_module(pid, module));
         let places = self.processes.entry(pid).or_default();
         places.looked = Some(Instant::now());
+    }
+
+    fn know_module(&mut self, pid: i32, module: &Module) {
+        let place = (module.range, module.bias, self.index_of(module));
+        let places = self.processes.entry(pid).or_default();
+        if !places.modules.contains(&place) {
+            places.modules.push(place);
+            if let Some(file) = &mut self.file {
+                file.mapped(pid, module);
+            }
+        }
     }
 
     fn index_of(&mut self, module: &Module) -> usize {
@@ -182,7 +232,7 @@ impl BranchRecords {
         self.seen.iter().position(is_known).unwrap_or_else(|| {
             let (path, image) = (module.path.clone(), module.image.clone());
             let identity = module.identity;
-            self.seen.push(Seen { path, identity, image, records: Records::default(), branches: 0 });
+            self.seen.push(Seen { path, identity, image, records: Records::default(), weight: 0 });
             self.seen.len() - 1
         })
     }
@@ -209,19 +259,19 @@ impl BranchRecords {
         }
     }
 
-    /// How many processes branches were recorded in.
+    /// How many processes something was recorded in.
     pub fn processes(&self) -> usize {
         self.with_branches.len()
     }
 
-    /// Branches in modules.
+    /// Branches (samples, if there are no more than these) in modules.
     pub fn branches(&self) -> u64 {
-        self.files().map(|seen| seen.branches).sum()
+        self.files().map(|seen| seen.weight).sum()
     }
 
-    /// Branches in the vdso: a `perf.data` file has them, profiles of files do not.
+    /// Of branches or samples, those in the vdso: a `perf.data` file has them, profiles of files do not.
     pub fn in_vdso(&self) -> u64 {
-        self.seen.iter().filter(|seen| !seen.is_file()).map(|seen| seen.branches).sum()
+        self.seen.iter().filter(|seen| !seen.is_file()).map(|seen| seen.weight).sum()
     }
 
     fn files(&self) -> impl Iterator<Item = &Seen> {
@@ -242,29 +292,33 @@ impl BranchRecords {
     /// Modules with a part in the records that is worth mentioning.
     pub fn modules(&self) -> usize {
         let least = self.least();
-        self.files().filter(|seen| seen.branches >= least).count()
+        self.files().filter(|seen| seen.weight >= least).count()
     }
 
     fn least(&self) -> u64 {
         ((LEAST_SHARE * self.branches() as f64).ceil() as u64).max(1)
     }
 
-    /// Writes the output whole or not at all.
+    /// Writes the output whole or not at all; of samples the [coverage](restitch_profile::sample_coverage()), where it was found out.
     ///
     /// # Errors
     /// If it cannot be written, or nothing was recorded.
-    pub fn save(self, output: &ProfileOutput, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
+    pub fn save(
+        self,
+        output: &ProfileOutput,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Option<f64>, SessionError> {
         if let Some(file) = self.file {
             watcher.note(&file.describe());
-            return crate::write_result(&output.path, &file.finish(), 0o644);
+            crate::write_result(&output.path, &file.finish(), 0o644)?;
+            return Ok(None);
         }
         let least = self.least();
-        let heavy = self.seen.into_iter().filter(|seen| seen.is_file() && seen.branches >= least);
+        let heavy = self.seen.into_iter().filter(|seen| seen.is_file() && seen.weight >= least);
         let module = |s: Seen| RecordedModule { path: s.path, image: s.image, records: s.records };
-        for note in save_records(heavy.map(module).collect(), output)?.notes {
-            watcher.note(&note);
-        }
-        Ok(())
+        let saved = save_records(heavy.map(module).collect(), output)?;
+        saved.notes.iter().for_each(|note| watcher.note(note));
+        Ok(saved.coverage)
     }
 }
 
@@ -296,4 +350,72 @@ fn critical_sections(memory: &Memory, bias: LoadBias, section: SvmaRange) -> Vec
     let word = |entry: &[u8], at: usize| u64::from_le_bytes(std::array::from_fn(|i| entry[at + i]));
     let range = |entry: &[u8]| AvmaRange::new(Avma::new(word(entry, 8)), word(entry, 16));
     bytes.unwrap_or_default().chunks_exact(ENTRY).map(range).filter(|r| !r.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_procfs::{MappingName, Permissions};
+    use std::os::unix::fs::MetadataExt;
+
+    /// No process has this number.
+    const GONE: i32 = i32::MAX;
+
+    /// This program's code as a process that is gone had it mapped, and its first byte.
+    fn mapping() -> (Mapping, Avma) {
+        let own = std::env::current_exe().expect("it has a name");
+        let file = std::fs::metadata(&own).expect("it is there");
+        let image = Image::parse(std::fs::read(&own).expect("it is readable")).expect("a program");
+        let code = image.segments().iter().find(|segment| segment.executable).expect("it has code");
+        let start = Avma::new(0x5555_0000_0000);
+        let device = restitch_procfs::FileIdentity::of(&std::fs::File::open(&own).expect("it opens"));
+        let mapping = Mapping {
+            range: AvmaRange::new(start, code.range.len().next_multiple_of(4096) + 4096),
+            permissions: Permissions { read: true, write: false, execute: true, shared: false },
+            offset: code.file_offset.align_down(4096),
+            device: device.expect("it has one").device,
+            inode: file.ino(),
+            name: MappingName::File { path: own, deleted: false },
+        };
+        (mapping, start + code.file_offset.get() % 4096)
+    }
+
+    #[test]
+    fn who_has_ended_is_known_by_what_the_kernel_told() {
+        let (code, at) = mapping();
+        let mut records = BranchRecords::default();
+        records.add_sample(GONE, GONE, at);
+        assert_eq!((records.branches(), records.elsewhere, records.modules()), (0, 1, 0));
+        records.executed(GONE);
+        records.mapped(GONE, &code);
+        records.add_sample(GONE, GONE, at);
+        records.forked(GONE - 1, GONE);
+        records.add_sample(GONE - 1, GONE - 1, at);
+        assert_eq!((records.branches(), records.elsewhere, records.processes()), (2, 1, 2));
+        // Another program is there now, or another file of that name.
+        records.executed(GONE);
+        records.mapped(GONE, &Mapping { inode: code.inode + 1, ..code });
+        records.add_sample(GONE, GONE, at);
+        assert_eq!((records.branches(), records.elsewhere), (2, 2));
+    }
+
+    #[test]
+    fn stacks_of_the_hardware_are_counted_and_kept_with_their_predictions() {
+        let (code, at) = mapping();
+        let mut records = BranchRecords { file: Some(RecordFile::new(32)), ..BranchRecords::default() };
+        records.mapped(GONE, &code);
+        let branch = |from, to, mispredicted| Branch { from: at + from, to: at + to, mispredicted };
+        let branches = vec![branch(40, 0, true), branch(8, 16, false), branch(1 << 40, 4, false)];
+        let sample = Sample { pid: GONE, tid: GONE, ip: at + 4, time: 1, branches };
+        records.add_stack(&sample);
+        assert_eq!((records.branches(), records.elsewhere), (2, 1));
+        let seen = &records.seen[0].records;
+        assert_eq!((seen.branches.len(), seen.ranges.len(), seen.ips.len()), (3, 2, 0), "{seen:?}");
+        let bytes = records.file.expect("kept").finish();
+        let flags: Vec<u8> = [1u64, 2, 2].iter().flat_map(|flag| flag.to_le_bytes()).collect();
+        let stack = bytes.windows(72).find(|w| w[..8] == (at + 40).get().to_le_bytes()).expect("the stack");
+        let found: Vec<u8> = stack.chunks(24).flat_map(|branch| branch[16..].to_vec()).collect();
+        assert_eq!(found, flags);
+        assert_eq!(restitch_profile::import_perf_data(&bytes).expect("a file").branch_stacks, 1);
+    }
 }

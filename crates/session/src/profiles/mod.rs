@@ -6,6 +6,7 @@
 mod code;
 mod compare;
 mod counts;
+mod covered;
 mod load;
 mod loaded;
 mod options;
@@ -18,6 +19,7 @@ pub use restitch_profile_formats::{Format, Holds};
 
 pub(crate) use code::Code;
 pub use compare::compare_profiles;
+pub(crate) use covered::Covered;
 pub(crate) use load::{load, of_samples, only_samples, resolve, resolve_in};
 pub(crate) use loaded::{Loaded, LoadedModule};
 pub use options::{ProfileInput, ProfileOutput, Sampled, WriteOptions};
@@ -30,12 +32,14 @@ use restitch_profile::{ProfileFile, merge_profiles};
 use std::path::PathBuf;
 
 /// What was done, for people.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Converted {
     /// The format that was written.
     pub format: Option<Format>,
     /// Bytes written.
     pub bytes: u64,
+    /// Of instruction samples that were just taken: the share of the time that is spent in blocks with a sample, 0 to 1.
+    pub coverage: Option<f64>,
     /// What the user should know, in words: what was left out, what does not fit.
     pub notes: Vec<String>,
 }
@@ -86,7 +90,7 @@ pub(crate) fn save_counts(file: ProfileFile, output: &ProfileOutput) -> Result<C
     if output.format == Some(Format::Store) {
         let bytes = file.write();
         crate::write_result(&output.path, &bytes, 0o644)?;
-        return Ok(Converted { format: output.format, bytes: bytes.len() as u64, notes: Vec::new() });
+        return Ok(Converted { format: output.format, bytes: bytes.len() as u64, ..Converted::default() });
     }
     let loaded = Loaded::of_counts(file, &output.path);
     save(&loaded, &mut Code::new(&[]), &output)
@@ -109,16 +113,23 @@ pub(crate) fn save_records(
 ) -> Result<Converted, SessionError> {
     let output = ProfileOutput { format: Some(format_of(output).unwrap_or(Format::Store)), ..output.clone() };
     // Formats that hold one module get the program that ran most, not a library.
-    let weight = |m: &&RecordedModule| m.records.branches.values().map(|t| t.count).sum::<u64>();
+    let weight = |m: &&RecordedModule| {
+        let branches = m.records.branches.values().map(|t| t.count);
+        branches.chain(m.records.ips.values().copied()).sum::<u64>()
+    };
     let programs = modules.iter().filter(|m| m.image.kind() != restitch_image::ImageKind::SharedObject);
     let program: Vec<PathBuf> = programs.max_by_key(weight).map(|m| m.path.clone()).into_iter().collect();
     let mut code = Code::new(&program);
     let mut loaded = Loaded::empty(Format::PreAggregated, &output.path);
+    let mut covered = Covered::default();
     for module in modules {
         let Ok(analyzed) = crate::analysis::analyze_image(module.image) else {
             loaded.notes.push(format!("left out: {} cannot be analysed", module.path.display()));
             continue;
         };
+        if !module.records.has_branches() {
+            covered.add(&analyzed.program, &module.records.ips);
+        }
         let build_id = code.add(&module.path, analyzed).build_id();
         let content = Content::Records(module.records);
         loaded.modules.push(LoadedModule {
@@ -128,7 +139,7 @@ pub(crate) fn save_records(
             sampled: Sampled::default(),
         });
     }
-    save(&loaded, &mut code, &output)
+    Ok(Converted { coverage: covered.share(), ..save(&loaded, &mut code, &output)? })
 }
 
 fn save(loaded: &Loaded, code: &mut Code, output: &ProfileOutput) -> Result<Converted, SessionError> {
@@ -137,7 +148,7 @@ fn save(loaded: &Loaded, code: &mut Code, output: &ProfileOutput) -> Result<Conv
     let bytes = write::encode(loaded, code, format, &output.options, &mut notes)?;
     crate::write_result(&output.path, &bytes, 0o644)?;
     notes.dedup();
-    Ok(Converted { format: Some(format), bytes: bytes.len() as u64, notes })
+    Ok(Converted { format: Some(format), bytes: bytes.len() as u64, coverage: None, notes })
 }
 
 /// The format of an output.
