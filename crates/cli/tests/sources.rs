@@ -110,7 +110,7 @@ fn records_come_each_so_often_and_code_is_followed_as_asked() {
         return;
     }
     let (profile, json) = (folder.path().join("profile"), folder.path().join("json"));
-    let mut record = |how: &str| {
+    let record = |how: &str| {
         let recorded = with_time(["1", "4", "16"], |busy| {
             let mut command = restitch.command(&["record", "--source", "trace", "--period", "20ms"]);
             command.args(["--depth", "16", "--look-ahead", how, "--json"]).arg(&json).arg("-o").arg(&profile);
