@@ -1,7 +1,7 @@
 //! The counts.
 
 use restitch_address::Svma;
-use restitch_program::{BlockId, CallId, EdgeId, Program};
+use restitch_program::{BlockId, CallId, EdgeId, EdgeKind, Program, Terminator};
 use std::collections::BTreeMap;
 
 use crate::{PathCounts, TogetherCounts};
@@ -51,8 +51,61 @@ impl Profile {
         let slot = self.targets.entry(call).or_default().entry(to).or_default();
         *slot = slot.saturating_add(count);
     }
+    /// Branches that were taken: jumps, calls and returns. (Those that leave the module count where they are; what other modules' code did does not.)
+    pub fn taken_branches(&self, program: &Program) -> u64 {
+        use Terminator::{Conditional, IndirectJump, Jump, Return, ShortConditional, Table};
+        let always = program
+            .blocks
+            .iter()
+            .zip(&self.blocks)
+            .filter(|(block, _)| matches!(block.terminator, Jump(_) | Table(_) | IndirectJump | Return));
+        let sometimes = program.edges.iter().zip(&self.edges).filter(|(edge, _)| {
+            let from = &program.block(edge.from).terminator;
+            edge.kind == EdgeKind::Taken && matches!(from, Conditional(..) | ShortConditional(_))
+        });
+        let counts = always.map(|(_, n)| n).chain(sometimes.map(|(_, n)| n)).chain(&self.calls);
+        counts.fold(0, |sum, n| sum.saturating_add(*n))
+    }
     /// Executions of `call`.
     pub fn call(&self, call: CallId) -> u64 {
         self.calls[call.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn taken_branches_are_those_that_leave_the_line() {
+        let program = Program::from_text(
+            "\
+function 0x1000..0x1060 f movable
+  0x1000 +16 entry cond(4)/2 -> 0x1030
+  0x1010 +16 - fall
+    call 0x1014 +5 -> 0x2000
+  0x1020 +16 - jump/2 -> 0x3000
+  0x1030 +16 target cond(5)/2 -> 0x1000
+  0x1040 +16 - indirect/2
+  0x1050 +16 target return/1
+",
+        );
+        let program = program.expect("it is one");
+        let mut profile = Profile::empty(&program);
+        // Ten times in; seven on to the call, of which five come back and jump away; the others go round three times.
+        profile.blocks = vec![13, 7, 5, 6, 3, 2];
+        profile.calls = vec![7];
+        for (edge, n) in program.edges.iter().zip(&mut profile.edges) {
+            let taken = edge.kind == EdgeKind::Taken;
+            *n = match (edge.from.0, taken) {
+                (0, true) => 6,
+                (0, false) => 7,
+                (1, _) => 5,
+                (3, taken) => 3 * u64::from(taken) + 3 * u64::from(!taken),
+                _ => 0,
+            };
+        }
+        // Six and three conditional ones, the call, the jump out of the module, the indirect one, the return.
+        assert_eq!(profile.taken_branches(&program), 6 + 3 + 7 + 5 + 3 + 2);
     }
 }

@@ -161,6 +161,9 @@ pub struct Counting {
     pub counters: u64,
     /// Counters planned for each block.
     pub counters_per_block: f64,
+    /// Branches that were taken, in code that was counted: jumps, calls and returns.
+    #[serde(default)]
+    pub taken_branches: u64,
     /// Functions that ran.
     pub functions_run: u64,
     /// Their control-flow edges.

@@ -92,6 +92,7 @@ fn sample() -> RunResult {
             blocks: 39_000,
             counters: 21_000,
             counters_per_block: 0.5385,
+            taken_branches: 1_234_567,
             functions_run: 900,
             edges: 50_000,
             exact_edge_share: 0.99912,

@@ -31,6 +31,7 @@ pub(crate) fn summary(program: &Program, plan: &CounterPlan, missing: usize, der
     let share = |part: usize, all: usize| if all == 0 { 1.0 } else { part as f64 / all as f64 };
     let run = derived.executed;
     Counting {
+        taken_branches: profile.taken_branches(program),
         functions_run: run.functions as u64,
         edges: run.edges as u64,
         exact_edge_share: share(run.exact_edges, run.edges),
