@@ -380,6 +380,12 @@ pub struct Lab {
     /// Write the map of hot lines by cache set as a picture.
     #[arg(long, value_name = "FILE")]
     pub occupancy: Option<PathBuf>,
+    /// With COMMAND: how often each layout runs; six give intervals of 95 %.
+    #[arg(long, value_name = "NUMBER", default_value = "6", requires = "command")]
+    pub rounds: NonZeroUsize,
+    /// Also make a file of each layout and run this command with it on this processor, in turns with the original: user cycles and front-end events by the processor's counters, else processor time. The file is run in place of the first word, or wherever `{}` stands.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// Seconds: a number from 0 to a day.

@@ -5,7 +5,7 @@ use crate::outputs::check_outputs;
 use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_lab::{comparison_svg, occupancy_svg};
-use restitch_session::{ExitCode, LabOptions, LayoutChoice, SessionError, lab, write_result};
+use restitch_session::{ExitCode, LabOptions, LabRuns, LayoutChoice, SessionError, lab, write_result};
 use std::path::Path;
 
 /// Compares layouts; prints the table and writes the pictures.
@@ -25,6 +25,8 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         steps: options.steps.get(),
         seed: options.seed,
         records: options.records,
+        runs: (!options.command.is_empty())
+            .then(|| LabRuns { command: options.command, rounds: options.rounds.get() }),
     };
     let (comparison, seconds) = lab(&wanted, &mut progress)?;
     progress.finish();

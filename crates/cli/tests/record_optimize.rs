@@ -327,3 +327,42 @@ fn the_laboratory_runs_on_branch_records() {
     assert!(taken(1) < taken(0), "{} {}", taken(1), taken(0));
     expect_message(&lab("profile"), code::BAD_INPUT, &["perf.data"]);
 }
+
+#[test]
+fn the_laboratory_runs_layouts_on_this_processor() {
+    let original = require!(compiled("switch.c", &["-O2"]), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    record(&restitch, &original, &at("profile"));
+    let lab = |more: &[&str]| {
+        let mut lab = restitch.command(&["lab"]);
+        lab.arg(&original).arg("--profile").arg(at("profile")).args(["--steps", "20000"]);
+        lab.args(["--layouts", "ph,ext-tsp,ext-tsp-across"]);
+        finish(lab.arg("--json").arg(at("lab.json")).arg("--svg").arg(at("lab.svg")).args(more))
+    };
+    let prog = original.display().to_string();
+    // It ends with 42, as always, and so do all of them.
+    let finished = lab(&["--rounds", "2", "--", &prog, "--busy", "0.05"]);
+    finished.expect(code::DONE);
+    assert!(finished.stdout.contains("on this processor, 2 rounds of"), "{}", finished.stdout);
+    let json = std::fs::read(at("lab.json")).expect("written");
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    let measured = &json["measured"];
+    let names: Vec<&str> =
+        measured["layouts"].as_array().expect("layouts").iter().filter_map(|l| l["name"].as_str()).collect();
+    assert_eq!(names, ["ph", "ext-tsp", "ext-tsp-across"]);
+    for layout in measured["layouts"].as_array().expect("layouts") {
+        let ratios = layout["ratios"].as_array().expect("ratios");
+        assert_eq!(ratios.len(), measured["events"].as_array().expect("events").len());
+        assert!(ratios.iter().all(|r| r["median"].as_f64().is_some_and(|m| m > 0.0)), "{layout}");
+    }
+    assert!(std::fs::read_to_string(at("lab.svg")).expect("written").contains("measured: "));
+    // Whoever prints something else with a layout's file is not measured.
+    let other = lab(&["--rounds", "1", "--", "sh", "-c", "echo $0", "{}"]);
+    expect_message(&other, code::FAILURE, &["printed something else", "ph"]);
+    let other = lab(&["--rounds", "1", "--", "sh", "-c", "test $0 = $1", "{}", &prog]);
+    expect_message(&other, code::FAILURE, &["it ended with 1, and not with 0"]);
+    // What is another output each time by itself says nothing.
+    let clock = lab(&["--rounds", "1", "--", "sh", "-c", "date +%N; $0 > /dev/null", "{}"]);
+    expect_message(&clock, code::DONE, &["outputs are not compared"]);
+}

@@ -7,7 +7,7 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 use serde::Serialize;
 
-use crate::{Counts, Machine, Occupancy, Placement, Trace, simulate};
+use crate::{Counts, Machine, Measured, Occupancy, Placement, Trace, simulate};
 
 /// Share of the executed bytes that counts as hot for [`Occupancy`].
 const HOT: f64 = 0.9;
@@ -23,6 +23,8 @@ pub struct Comparison {
     pub seed: Option<u64>,
     /// The program as it is, then the layouts in the order asked for.
     pub entries: Vec<Entry>,
+    /// What layouts did on a real processor, where they were run.
+    pub measured: Option<Measured>,
 }
 
 /// One layout.
@@ -75,10 +77,16 @@ pub fn compare(
     };
     let mut entries = vec![entry("as it is", None)];
     entries.extend(layouts.iter().map(|(name, layout)| entry(name, Some(layout))));
-    Comparison { machine, steps: trace.steps.len(), seed, entries }
+    Comparison { machine, steps: trace.steps.len(), seed, entries, measured: None }
 }
 
 impl Comparison {
+    /// Adds what was measured of the same layouts on a real processor, and how far the models go with it.
+    pub fn add(&mut self, mut measured: Measured) {
+        measured.correlate(&self.entries);
+        self.measured = Some(measured);
+    }
+
     /// A table for people: events per 1,000 bytes of executed code.
     pub fn to_text(&self) -> String {
         let source =
@@ -125,6 +133,7 @@ impl Comparison {
             );
         }
         self.prefetches_to_text(&mut out);
+        out.extend(self.measured.iter().map(|measured| measured.to_text(wide)));
         out
     }
 

@@ -8,6 +8,8 @@
 //! each set of the instruction cache has to hold (Tamches and Miller, *Dynamic kernel code optimization*, Figure 2).
 //! The same seed gives the same numbers.
 //!
+//! What layouts do on a real processor is measured elsewhere and [added](Comparison::add), with the correlation.
+//!
 //! **What it will not do**: predict times. A random walk has the right frequencies but no memory, so the models know nothing of phases
 //! and of correlated branches; they rank layouts of one program. There is no prefetcher in them, and data does not compete for the
 //! L2 but by taking half of its ways.
@@ -15,6 +17,7 @@
 mod cache;
 mod compare;
 mod machine;
+mod measured;
 mod occupancy;
 mod picture;
 mod place;
@@ -26,6 +29,7 @@ mod trace;
 pub use cache::Cache;
 pub use compare::{Comparison, Entry, compare};
 pub use machine::{Geometry, Machine, UnknownMachine};
+pub use measured::{Measured, MeasuredLayout, Ratio};
 pub use occupancy::Occupancy;
 pub use picture::{PictureError, comparison_svg, occupancy_svg};
 pub use place::{PlacedDuplicate, Placement};

@@ -2,7 +2,7 @@
 
 use plotters::prelude::*;
 
-use crate::{Comparison, Entry};
+use crate::{Comparison, Entry, Measured};
 
 /// A picture that could not be drawn.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ const LAID_OUT: RGBColor = RGBColor(31, 119, 180);
 /// A caption, and what is shown.
 type Panel = (&'static str, fn(&Entry) -> f64);
 
-/// Each kind of event, for each layout, relative to the program as it is.
+/// Each kind of event, for each layout, relative to the program as it is; what decides on a real processor, where that was measured.
 ///
 /// # Errors
 /// If the drawing library fails.
@@ -33,19 +33,36 @@ pub fn comparison_svg(comparison: &Comparison) -> Result<String, PictureError> {
         ("BTB misses", |e| e.counts.btb as f64),
         ("taken branches", |e| e.counts.taken as f64),
     ];
+    let entries = &comparison.entries;
+    let of = |value: fn(&Entry) -> f64| entries.iter().map(value).collect::<Vec<f64>>();
+    let mut shown: Vec<(String, Vec<f64>)> =
+        panels.iter().map(|(name, value)| ((*name).to_owned(), of(*value))).collect();
+    shown.extend(comparison.measured.iter().filter_map(|measured| on_processor(measured, entries)));
+    let rows = shown.len().div_ceil(2);
     let mut svg = String::new();
     {
-        let height = 60 + 3 * (70 + 18 * comparison.entries.len() as u32);
+        let height = 60 + rows as u32 * (70 + 18 * entries.len() as u32);
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         root.fill(&WHITE).map_err(failed)?;
         let title = format!("Relative to the program as it is; {}", comparison.machine.name);
         let root = root.titled(&title, ("sans-serif", 18)).map_err(failed)?;
-        for (area, (name, value)) in root.split_evenly((3, 2)).iter().zip(panels) {
-            bars(area, name, &comparison.entries, value)?;
+        for (area, (name, values)) in root.split_evenly((rows, 2)).iter().zip(&shown) {
+            bars(area, name, entries, values)?;
         }
         root.present().map_err(failed)?;
     }
     Ok(svg)
+}
+
+/// What decides on the real processor, for each entry; those that were not run have nothing.
+fn on_processor(measured: &Measured, entries: &[Entry]) -> Option<(String, Vec<f64>)> {
+    let event = measured.events.first()?;
+    let ratio = |name: &str| {
+        let layout = measured.layouts.iter().find(|layout| layout.name == name);
+        layout.and_then(|layout| layout.ratios.first()).map_or(0.0, |ratio| ratio.median)
+    };
+    let rest = entries.iter().skip(1).map(|entry| ratio(&entry.name));
+    Some((format!("measured: {event}"), std::iter::once(1.0).chain(rest).collect()))
 }
 
 /// Pixels that the names need, within what leaves room for bars.
@@ -56,14 +73,9 @@ fn label_width(entries: &[Entry]) -> u32 {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-fn bars(
-    area: &Area<'_>,
-    name: &str,
-    entries: &[Entry],
-    value: fn(&Entry) -> f64,
-) -> Result<(), PictureError> {
-    let base = entries.first().map_or(1.0, value).max(f64::MIN_POSITIVE);
-    let shares: Vec<f64> = entries.iter().map(|e| (value(e) / base).min(4.0)).collect();
+fn bars(area: &Area<'_>, name: &str, entries: &[Entry], values: &[f64]) -> Result<(), PictureError> {
+    let base = values.first().copied().unwrap_or(1.0).max(f64::MIN_POSITIVE);
+    let shares: Vec<f64> = values.iter().map(|value| (value / base).min(4.0)).collect();
     let most = shares.iter().copied().fold(1.0, f64::max);
     let mut chart = ChartBuilder::on(area)
         .caption(name, ("sans-serif", 14))

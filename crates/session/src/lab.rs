@@ -1,8 +1,9 @@
-//! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end.
+//! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end, and on demand on the real processor.
 
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::imports::{part_of, read_profile};
+use crate::lab_runs::{LabRuns, run_layouts};
 use crate::machine::this_machine;
 use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
@@ -42,6 +43,8 @@ pub struct LabOptions {
     pub seed: u64,
     /// A `perf.data` file with branch stacks: the execution, instead of a made-up one.
     pub records: Option<PathBuf>,
+    /// What is run on the real processor, beside the models.
+    pub runs: Option<LabRuns>,
 }
 
 /// The names of layouts, and the seconds that each took.
@@ -108,7 +111,11 @@ pub fn lab(
     }
     let seed = options.records.is_none().then_some(options.seed);
     let named: Vec<(&str, Layout)> = layouts.iter().map(|(n, l)| (n.as_str(), l.clone())).collect();
-    Ok((compare(&module.program, &profile, machine, &named, (&trace, seed)), seconds))
+    let mut comparison = compare(&module.program, &profile, machine, &named, (&trace, seed));
+    if let Some(runs) = &options.runs {
+        comparison.add(run_layouts(options, runs, watcher)?);
+    }
+    Ok((comparison, seconds))
 }
 
 /// A layout with duplicates by edges alone, and by paths where there are some.

@@ -1,0 +1,105 @@
+//! What layouts do on a real processor, beside what the models say.
+
+use crate::Entry;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measured {
+    /// The command that was run.
+    pub command: String,
+    /// How often each layout was run, and the original beside it.
+    pub rounds: usize,
+    /// What was counted, in words; the first of them decides.
+    pub events: Vec<String>,
+    /// The layouts, in the order asked for.
+    pub layouts: Vec<MeasuredLayout>,
+    /// Pearson's correlation of the models' cost with what decides, over the layouts and the original; nothing, if there are fewer than three or all are alike.
+    pub correlation: Option<f64>,
+}
+
+/// One layout.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MeasuredLayout {
+    /// Its name.
+    pub name: String,
+    /// For each event, layout divided by original.
+    pub ratios: Vec<Ratio>,
+}
+
+/// A ratio of two measurements that were made one after the other, again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ratio {
+    /// The median.
+    pub median: f64,
+    /// Lower end of its interval.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// Probability that the interval holds the true one, 0 to 1.
+    pub confidence: f64,
+}
+
+impl Measured {
+    /// Finds out how far the models' cost of `entries` goes with what was measured.
+    pub(crate) fn correlate(&mut self, entries: &[Entry]) {
+        let first = |layout: &MeasuredLayout| layout.ratios.first().map(|ratio| ratio.median);
+        let cost = |name: &str| entries.iter().find(|entry| entry.name == name).map(|entry| entry.cost);
+        let measured = self.layouts.iter().filter_map(|l| Some((cost(&l.name)?, first(l)?)));
+        let original = entries.first().map(|original| (original.cost, 1.0));
+        self.correlation = pearson(&original.into_iter().chain(measured).collect::<Vec<_>>());
+    }
+
+    /// A table for people.
+    pub(crate) fn to_text(&self, wide: usize) -> String {
+        let mut out = format!(
+            "\non this processor, {} rounds of `{}`, each against the original beside it: median [interval]\n\n",
+            self.rounds, self.command
+        );
+        let names = self.events.iter().fold(String::new(), |mut line, name| {
+            let _ = write!(line, " {name:>22}");
+            line
+        });
+        let _ = writeln!(out, "{:<wide$}{names}", "layout");
+        for layout in &self.layouts {
+            let _ = write!(out, "{:<wide$}", layout.name);
+            for r in &layout.ratios {
+                let shown = format!("{:.3} [{:.3}, {:.3}]", r.median, r.low, r.high);
+                let _ = write!(out, " {shown:>22}");
+            }
+            out.push('\n');
+        }
+        if let (Some(r), Some(event)) = (self.correlation, self.events.first()) {
+            let _ = writeln!(out, "\ncost by the models against {event}: r = {r:.2}");
+        }
+        out
+    }
+}
+
+/// Pearson's correlation of pairs.
+fn pearson(pairs: &[(f64, f64)]) -> Option<f64> {
+    let n = pairs.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|p| p.0), mean(|p| p.1));
+    let sum = |of: &dyn Fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>();
+    let both = sum(&|p| (p.0 - x) * (p.1 - y));
+    let each = sum(&|p| (p.0 - x).powi(2)) * sum(&|p| (p.1 - y).powi(2));
+    let r = both / each.sqrt();
+    (pairs.len() > 2 && r.is_finite()).then_some(r)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pearson;
+
+    #[test]
+    fn what_rises_and_falls_together_correlates() {
+        let r = |pairs: &[(f64, f64)]| pearson(pairs);
+        assert!((r(&[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]).unwrap() - 1.0).abs() < 1e-12);
+        assert!((r(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]).unwrap() + 1.0).abs() < 1e-12);
+        assert!(r(&[(1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (2.0, 2.0)]).unwrap().abs() < 1e-12);
+        assert_eq!(r(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None, "one of them does not change");
+        assert_eq!((r(&[(1.0, 1.0), (2.0, 2.0)]), r(&[])), (None, None), "too few");
+    }
+}

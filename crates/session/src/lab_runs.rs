@@ -1,0 +1,221 @@
+//! Layouts on the real processor: each is made into a file, and a command is run with it and with the original in turns.
+//!
+//! **What is compared**: user cycles and other events of the processor's counters where there are any, else processor time; by medians of the ratios of runs that stand next to each other, since machines drift.
+//!
+//! **What has to be equal**: exit status and standard output, unless the original's own output differs from run to run, which is said.
+
+use crate::trace_record::{exit_status, launch_holding};
+use crate::{HugePages, LabOptions, OptimizeOptions, SessionError, Watcher, optimize};
+use restitch_lab::{Measured, MeasuredLayout, Ratio};
+use restitch_layout::LayoutChoice;
+use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
+use restitch_report::stats::median_of_ratios;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct LabRuns {
+    /// A command that runs the program. Where a word of it is `{}`, the file to run stands there; else it is run in place of the first word, under whose name it is told to run.
+    pub command: Vec<OsString>,
+    /// How often each layout is run.
+    pub rounds: usize,
+}
+
+/// Probability that intervals hold the true ratio, if there are rounds enough.
+const CONFIDENCE: f64 = 0.95;
+/// Where the file stands in the command.
+const PLACE: &str = "{}";
+
+/// Runs the layouts.
+///
+/// # Errors
+/// If the command cannot be run, does something else with a layout's file, or is too short to be measured.
+pub(crate) fn run_layouts(
+    options: &LabOptions,
+    runs: &LabRuns,
+    watcher: &mut dyn Watcher,
+) -> Result<Measured, SessionError> {
+    let failed = |why: String| SessionError::Command { command: shown(&runs.command), why };
+    let folder = tempfile::Builder::new().prefix("restitch-lab-").tempdir();
+    let folder = folder.map_err(|e| failed(format!("making a folder for the files to run: {e}")))?;
+    let mut files = Vec::new();
+    for (number, choice) in options.layouts.iter().enumerate() {
+        watcher.phase(&format!("making the file of {choice}"), None);
+        let output = folder.path().join(number.to_string());
+        std::fs::create_dir(&output).map_err(|e| failed(e.to_string()))?;
+        let output = output.join(options.program.file_name().unwrap_or(OsStr::new("program")));
+        match optimize(&wanted(options, *choice, output.clone()), watcher) {
+            Ok(_) => files.push((choice.to_string(), output)),
+            Err(error) => watcher.note(&format!("{choice} is not run: {error}")),
+        }
+    }
+    let bench = Bench { runs, folder: folder.path(), events: front_end_events() };
+    watcher.phase("running the original", None);
+    let expected = bench.run(&options.program)?;
+    let repeats = bench.run(&options.program)?.output == expected.output;
+    if !repeats {
+        watcher.note("the original's own output is another one each time, so outputs are not compared");
+    }
+    let mut pairs: Vec<Pairs> = files.iter().map(|_| Pairs::default()).collect();
+    for round in 0..runs.rounds {
+        watcher.phase(&format!("running the layouts, round {} of {}", round + 1, runs.rounds), None);
+        for (number, ((name, file), pairs)) in files.iter().zip(&mut pairs).enumerate() {
+            let original_first = (round + number) % 2 == 0;
+            let before = original_first.then(|| bench.run(&options.program)).transpose()?;
+            let own = bench.run(file)?;
+            if own.status != expected.status {
+                let (own, usual) = (own.status, expected.status);
+                return Err(failed(format!(
+                    "with the layout {name} it ended with {own}, and not with {usual}"
+                )));
+            }
+            if repeats && own.output != expected.output {
+                return Err(failed(format!(
+                    "with the layout {name} it printed something else than with the original"
+                )));
+            }
+            let original = before.map_or_else(|| bench.run(&options.program), Ok)?;
+            pairs.push((original.counted, own.counted));
+        }
+    }
+    let too_short = || failed("it is too short to be measured; give it more to do".into());
+    let mut counted: Vec<CounterEvent> = expected.counted.iter().map(|reading| reading.event).collect();
+    // An event that another guest took away for a while is left out.
+    counted.retain(|event| pairs.iter().all(|pairs| ratio_of(pairs, *event).is_some()));
+    if counted.is_empty() || pairs.is_empty() {
+        return Err(too_short());
+    }
+    let layouts = files.into_iter().zip(&pairs).map(|((name, _), pairs)| MeasuredLayout {
+        name,
+        ratios: counted.iter().filter_map(|event| ratio_of(pairs, *event)).collect(),
+    });
+    let name = |event: &CounterEvent| bench.events.iter().find(|e| e.0 == *event).map(|e| e.1.to_owned());
+    Ok(Measured {
+        command: shown(&runs.command),
+        rounds: runs.rounds,
+        events: counted.iter().filter_map(name).collect(),
+        layouts: layouts.collect(),
+        correlation: None,
+    })
+}
+
+/// What `optimize` does by default, with this layout.
+fn wanted(options: &LabOptions, layout: LayoutChoice, output: PathBuf) -> OptimizeOptions {
+    OptimizeOptions {
+        program: options.program.clone(),
+        profile: options.profile.clone(),
+        output,
+        layout,
+        direct_calls: true,
+        huge_pages: if options.large_pages { HugePages::On } else { HugePages::Off },
+        align: true,
+        turn: true,
+        promote_calls: false,
+        stay: true,
+        pointers: true,
+        duplicate: false,
+        prefetch: false,
+    }
+}
+
+/// What the original and a layout have counted next to each other, round for round.
+type Pairs = Vec<(Vec<Reading>, Vec<Reading>)>;
+
+fn ratio_of(pairs: &Pairs, event: CounterEvent) -> Option<Ratio> {
+    let value = |counted: &[Reading]| counted.iter().find(|reading| reading.event == event)?.scaled();
+    let values: Option<Vec<(f64, f64)>> =
+        pairs.iter().map(|(original, own)| Some((value(original)?, value(own)?))).collect();
+    let (original, own): (Vec<f64>, Vec<f64>) = values?.into_iter().unzip();
+    let (median, interval) = median_of_ratios(&original, &own, CONFIDENCE)?;
+    Some(Ratio { median, low: interval.low, high: interval.high, confidence: interval.confidence })
+}
+
+/// One run.
+struct Run {
+    status: i32,
+    output: Vec<u8>,
+    counted: Vec<Reading>,
+}
+
+struct Bench<'a> {
+    runs: &'a LabRuns,
+    folder: &'a Path,
+    events: Vec<(CounterEvent, &'static str)>,
+}
+
+impl Bench<'_> {
+    /// Runs the command with `file`, and counts from its program's entry point on.
+    fn run(&self, file: &Path) -> Result<Run, SessionError> {
+        let failed = |why: String| SessionError::Command { command: shown(&self.runs.command), why };
+        let printed = self.folder.join("output");
+        let output = File::create(&printed).map_err(|e| failed(format!("keeping its output: {e}")))?;
+        let mut command = command_with(&self.runs.command, file);
+        // What is read again has to be a file; a terminal or pipe is read once.
+        let input = std::fs::metadata("/dev/stdin").is_ok_and(|m| m.is_file());
+        let input = input.then(|| File::open("/dev/stdin").ok()).flatten();
+        command.stdin(input.map_or_else(Stdio::null, Stdio::from)).stdout(output);
+        let events: Vec<CounterEvent> = self.events.iter().map(|event| event.0).collect();
+        let (process, counters) = launch_holding(command, |process| {
+            Counters::open(&[process.pid], &events, CounterOptions::default())
+        })?;
+        let status = exit_status(None, process)?;
+        let counted = counters?.read()?;
+        let output = std::fs::read(&printed).map_err(|e| failed(format!("reading its output: {e}")))?;
+        Ok(Run { status, output, counted })
+    }
+}
+
+/// The command, with `file` in its place.
+fn command_with(words: &[OsString], file: &Path) -> Command {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let Some((first, rest)) = words.split_first() else { return Command::new(file) };
+    if words.iter().any(|word| word == PLACE) {
+        let put = |word: &OsString| if word == PLACE { file.clone().into_os_string() } else { word.clone() };
+        let mut command = Command::new(put(first));
+        command.args(rest.iter().map(put));
+        return command;
+    }
+    let mut command = Command::new(file);
+    command.arg0(first).args(rest);
+    command
+}
+
+fn shown(words: &[OsString]) -> String {
+    words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_stands_where_it_was_asked_for() {
+        let command = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let command = command_with(&words, Path::new("/a/file"));
+            let rest: Vec<String> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+            (command.get_program().to_string_lossy().into_owned(), rest.join(" "))
+        };
+        assert_eq!(command(&["prog", "x", "y"]), ("/a/file".into(), "x y".into()));
+        assert_eq!(command(&["env", "A=1", "{}", "x"]), ("env".into(), "A=1 /a/file x".into()));
+        assert_eq!(command(&["{}", "x", "{}"]), ("/a/file".into(), "x /a/file".into()));
+    }
+
+    #[test]
+    fn what_was_not_counted_in_every_run_has_no_ratio() {
+        let reading = |value, running| Reading { event: CounterEvent::Cycles, value, enabled: 10, running };
+        let pairs = |runs: &[(u64, u64)]| -> Pairs {
+            runs.iter().map(|&(a, b)| (vec![reading(a, 10)], vec![reading(b, 10)])).collect()
+        };
+        let ratio = ratio_of(&pairs(&[(100, 90), (200, 160), (100, 85)]), CounterEvent::Cycles).unwrap();
+        assert!((ratio.median - 0.85).abs() < 1e-12 && (ratio.low - 0.8).abs() < 1e-12, "{ratio:?}");
+        assert_eq!(ratio_of(&pairs(&[(100, 90)]), CounterEvent::TaskClock), None);
+        assert_eq!(ratio_of(&pairs(&[(100, 90), (0, 1)]), CounterEvent::Cycles), None, "nothing was counted");
+        let taken_away = vec![(vec![reading(100, 0)], vec![reading(90, 10)])];
+        assert_eq!(ratio_of(&taken_away, CounterEvent::Cycles), None);
+    }
+}
