@@ -83,7 +83,8 @@ pub fn compare(
 impl Comparison {
     /// Adds what was measured of the same layouts on a real processor, and how far the models go with it.
     pub fn add(&mut self, mut measured: Measured) {
-        measured.correlate(&self.entries);
+        let costs: Vec<(&str, f64)> = self.entries.iter().map(|e| (e.name.as_str(), e.cost)).collect();
+        measured.correlate(&costs);
         self.measured = Some(measured);
     }
 

@@ -1,6 +1,5 @@
 //! What layouts do on a real processor, beside what the models say.
 
-use crate::Entry;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -42,12 +41,12 @@ pub struct Ratio {
 }
 
 impl Measured {
-    /// Finds out how far the models' cost of `entries` goes with what was measured.
-    pub(crate) fn correlate(&mut self, entries: &[Entry]) {
+    /// Finds out how far the models' `costs` of the original, which comes first, and of layouts by name go with what was measured.
+    pub(crate) fn correlate(&mut self, costs: &[(&str, f64)]) {
         let first = |layout: &MeasuredLayout| layout.ratios.first().map(|ratio| ratio.median);
-        let cost = |name: &str| entries.iter().find(|entry| entry.name == name).map(|entry| entry.cost);
+        let cost = |name: &str| costs.iter().find(|cost| cost.0 == name).map(|cost| cost.1);
         let measured = self.layouts.iter().filter_map(|l| Some((cost(&l.name)?, first(l)?)));
-        let original = entries.first().map(|original| (original.cost, 1.0));
+        let original = costs.first().map(|original| (original.1, 1.0));
         self.correlation = pearson(&original.into_iter().chain(measured).collect::<Vec<_>>());
     }
 

@@ -3,7 +3,8 @@
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::imports::{part_of, read_profile};
-use crate::lab_runs::{LabRuns, run_layouts};
+use crate::lab_options::LabOptions;
+use crate::lab_runs::run_layouts;
 use crate::machine::this_machine;
 use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
@@ -17,35 +18,6 @@ use std::path::{Path, PathBuf};
 
 /// Fewer steps than these fill no second-level cache.
 const FEW_STEPS: usize = 500_000;
-
-/// What to compare.
-#[derive(Debug, Clone)]
-pub struct LabOptions {
-    /// The program or shared object.
-    pub program: PathBuf,
-    /// The profile file.
-    pub profile: PathBuf,
-    /// The layouts, in the order of the table.
-    pub layouts: Vec<LayoutChoice>,
-    /// The machine to model; `None` for this one.
-    pub machine: Option<Machine>,
-    /// Each layout without and with duplicates of blocks behind hot jumps; those once chosen by the counts of edges alone, and once, if the profile
-    /// has them, by the ways that branch records show.
-    pub duplicate: bool,
-    /// Each layout three times: without and with lines fetched ahead, and with instructions that fetch nothing new. The lines are chosen by the first half of the records if there are some, and
-    /// compared by the second; else by a walk of their own.
-    pub prefetch: bool,
-    /// The hot code of the layouts in large pages.
-    pub large_pages: bool,
-    /// Steps of the trace.
-    pub steps: usize,
-    /// Seed of the trace.
-    pub seed: u64,
-    /// A `perf.data` file with branch stacks: the execution, instead of a made-up one.
-    pub records: Option<PathBuf>,
-    /// What is run on the real processor, beside the models.
-    pub runs: Option<LabRuns>,
-}
 
 /// The names of layouts, and the seconds that each took.
 pub type LayoutTimes = Vec<(String, f64)>;

@@ -4,8 +4,9 @@
 //!
 //! **What has to be equal**: exit status and standard output, unless the original's own output differs from run to run, which is said.
 
+use crate::lab_options::{LabOptions, LabRuns};
 use crate::trace_record::{exit_status, launch_holding};
-use crate::{HugePages, LabOptions, OptimizeOptions, SessionError, Watcher, optimize};
+use crate::{HugePages, OptimizeOptions, SessionError, Watcher, optimize};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
@@ -15,15 +16,6 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-/// What to run.
-#[derive(Debug, Clone)]
-pub struct LabRuns {
-    /// A command that runs the program. Where a word of it is `{}`, the file to run stands there; else it is run in place of the first word, under whose name it is told to run.
-    pub command: Vec<OsString>,
-    /// How often each layout is run.
-    pub rounds: usize,
-}
 
 /// Probability that intervals hold the true ratio, if there are rounds enough.
 const CONFIDENCE: f64 = 0.95;
