@@ -81,7 +81,7 @@ pub(crate) fn profiles_of_samples(
 ) -> Result<Vec<Profile>, SessionError> {
     let rate = Rate::within(overhead, source)?;
     watcher.phase("sampling for the profile", Some(duration.as_secs_f64()));
-    samples.merge(sample_at(set, rate.per_second, duration)?);
+    samples.merge(sample_at(set, (rate.per_second, source == SourceChoice::Lbr), duration)?);
     watcher.note(&format!(
         "{} samples, {} a second: {:.2} % of the running time at {:.1} us each",
         samples.total,

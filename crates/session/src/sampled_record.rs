@@ -109,12 +109,17 @@ pub fn record_sampled(
     if let Some(period) = options.how.period {
         rate = rate.each(period.time()?);
     }
+    let stacks = source == SourceChoice::Lbr;
     let take = |sampler: &Sampler| Taking::new(source, &options.output, sampler.event(), rate);
     let (taken, status) = match options.subject {
-        TraceSubject::Process(pid, duration) => (of_set(pid, false, duration, rate, take, watcher)?, None),
-        TraceSubject::Tree(pid, duration) => (of_set(pid, true, duration, rate, take, watcher)?, None),
+        TraceSubject::Process(pid, duration) => {
+            (of_set((pid, false), duration, (rate, stacks), take, watcher)?, None)
+        }
+        TraceSubject::Tree(pid, duration) => {
+            (of_set((pid, true), duration, (rate, stacks), take, watcher)?, None)
+        }
         TraceSubject::Command(command) => {
-            let (taken, status) = of_command(command, rate, take, watcher)?;
+            let (taken, status) = of_command(command, (rate, stacks), take, watcher)?;
             (taken, Some(status))
         }
     };
@@ -124,10 +129,9 @@ pub fn record_sampled(
 
 /// Samples a process, or all that run its program.
 fn of_set(
-    named: i32,
-    tree: bool,
+    (named, tree): (i32, bool),
     duration: Duration,
-    rate: Rate,
+    (rate, stacks): (Rate, bool),
     take: impl FnOnce(&Sampler) -> Taking,
     watcher: &mut dyn Watcher,
 ) -> Result<Taking, SessionError> {
@@ -135,7 +139,7 @@ fn of_set(
     let set = ProcessSet::open_to_look(kin.leader, tree)?;
     kin.warnings().iter().for_each(|told| watcher.note(told));
     watcher.phase("sampling", Some(duration.as_secs_f64()));
-    let mut sampler = Sampler::of(&set, rate.per_second)?;
+    let mut sampler = Sampler::of(&set, rate.per_second, stacks)?;
     let mut taking = take(&sampler);
     set.pids().into_iter().for_each(|pid| taking.open(pid));
     let mut maps = VersionMaps::default();
@@ -158,13 +162,13 @@ fn of_set(
 /// Samples a command from its program's entry point to its end, with all that it starts meanwhile.
 fn of_command(
     command: Command,
-    rate: Rate,
+    (rate, stacks): (Rate, bool),
     take: impl FnOnce(&Sampler) -> Taking,
     watcher: &mut dyn Watcher,
 ) -> Result<(Taking, i32), SessionError> {
     watcher.phase("sampling", None);
     let (process, opened) = launch_holding(command, |process| {
-        let sampler = Sampler::of_threads(&[process.pid], rate.per_second)?;
+        let sampler = Sampler::of_threads(&[process.pid], rate.per_second, stacks)?;
         let mut taking = take(&sampler);
         taking.open(process.pid);
         Ok::<_, SessionError>((sampler, taking))

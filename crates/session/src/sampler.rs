@@ -43,26 +43,26 @@ fn processor_time(set: &ProcessSet) -> Duration {
 }
 
 impl Sampler {
-    /// Of all processes of the set, and those that they fork, so often a second while they run: by whatever is cheapest for them. Branch records of the hardware come along where it has them.
-    pub fn of(set: &ProcessSet, frequency: u64) -> Result<Self, SessionError> {
+    /// Of all processes of the set, and those that they fork, so often a second while they run: by whatever is cheapest for them. With `stacks`, branch records of the hardware come along where it has them.
+    pub fn of(set: &ProcessSet, frequency: u64, stacks: bool) -> Result<Self, SessionError> {
         let options = SampleOptions { frequency, ..SampleOptions::default() };
         let pays = || busy_processors(set) * MOST_LOOKED_AT >= IpSampler::processors() as f64;
         let of_machine = match !Pmu::probe().cycles.is_yes() && pays() {
             true => Self::of_machine(set, options),
             false => None,
         };
-        of_machine.map_or_else(|| Self::of_own_events(set, frequency), Ok)
+        of_machine.map_or_else(|| Self::of_own_events(set, frequency, stacks), Ok)
     }
 
     /// The same for few samples: by looking at what runs on each processor, where that is permitted.
     pub fn of_few(set: &ProcessSet, frequency: u64) -> Result<Self, SessionError> {
         let options = SampleOptions { frequency, ring_pages: SMALL_RING, ..SampleOptions::default() };
-        Self::of_machine(set, options).map_or_else(|| Self::of_own_events(set, frequency), Ok)
+        Self::of_machine(set, options).map_or_else(|| Self::of_own_events(set, frequency, false), Ok)
     }
 
-    fn of_own_events(set: &ProcessSet, frequency: u64) -> Result<Self, SessionError> {
+    fn of_own_events(set: &ProcessSet, frequency: u64, stacks: bool) -> Result<Self, SessionError> {
         let counted = Some(set.pids().into_iter().collect());
-        Ok(Self { counted, ..Self::of_threads(&set.pids(), frequency)? })
+        Ok(Self { counted, ..Self::of_threads(&set.pids(), frequency, stacks)? })
     }
 
     /// Of whatever runs on the machine; `None` where that is not permitted.
@@ -72,10 +72,10 @@ impl Sampler {
     }
 
     /// Of all threads of these processes, and of those that they start, with the programs that they execute.
-    pub fn of_threads(pids: &[i32], frequency: u64) -> Result<Self, SessionError> {
+    pub fn of_threads(pids: &[i32], frequency: u64, stacks: bool) -> Result<Self, SessionError> {
         let options =
             SampleOptions { frequency, inherit: true, exclude_kernel: true, ..SampleOptions::default() };
-        let branch_stack = Pmu::probe().branch_stack.is_yes();
+        let branch_stack = stacks && Pmu::probe().branch_stack.is_yes();
         // Where the probe was too hopeful (a container, an odd hypervisor), plain samples do.
         let sampler = match IpSampler::open(pids, SampleOptions { branch_stack, ..options }) {
             Err(_) if branch_stack => IpSampler::open(pids, options)?,

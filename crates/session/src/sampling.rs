@@ -40,12 +40,12 @@ const FOR_A_PROFILE: u64 = 4000;
 impl<'s> Sampling<'s> {
     /// Begins to sample all processes of the set, to find out which code matters.
     pub fn start(set: &'s ProcessSet) -> Result<Self, SessionError> {
-        Self::start_at(set, FOR_A_PROFILE)
+        Self::start_at(set, FOR_A_PROFILE, true)
     }
 
-    /// The same, so often a second while they run.
-    pub fn start_at(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
-        Ok(Self::by(set, Sampler::of(set, frequency)?))
+    /// The same, so often a second while they run; branch records of the hardware only with `stacks`.
+    fn start_at(set: &'s ProcessSet, frequency: u64, stacks: bool) -> Result<Self, SessionError> {
+        Ok(Self::by(set, Sampler::of(set, frequency, stacks)?))
     }
 
     /// Begins to sample all processes of the set, and those that they start, so seldom that it hardly costs them anything.
@@ -91,16 +91,16 @@ impl<'s> Sampling<'s> {
 
 /// Samples all processes of the set for `duration`.
 pub(crate) fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
-    sample_at(set, FOR_A_PROFILE, duration)
+    sample_at(set, (FOR_A_PROFILE, true), duration)
 }
 
-/// The same, so often a second while they run.
+/// The same, so often a second while they run, and with branch records of the hardware or without.
 pub(crate) fn sample_at(
     set: &ProcessSet,
-    frequency: u64,
+    (frequency, stacks): (u64, bool),
     duration: Duration,
 ) -> Result<IpSamples, SessionError> {
-    let mut sampling = Sampling::start_at(set, frequency)?;
+    let mut sampling = Sampling::start_at(set, frequency, stacks)?;
     let end = Instant::now() + duration;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
         sampling.step(left);

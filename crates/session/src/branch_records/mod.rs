@@ -189,6 +189,10 @@ impl BranchRecords {
     pub fn mapped(&mut self, pid: i32, code: &Mapping) {
         if let Some(module) = Module::of_mapping(pid, code, &mut self.images) {
             self.know_module(pid, &module);
+            // It is what lies there now, also where it lay before another one did.
+            let index = self.index_of(&module);
+            let modules = &mut self.processes.entry(pid).or_default().modules;
+            modules.sort_by_key(|place| *place == (module.range, module.bias, index));
         }
     }
 
@@ -363,7 +367,10 @@ mod tests {
 
     /// This program's code as a process that is gone had it mapped, and its first byte.
     fn mapping() -> (Mapping, Avma) {
-        let own = std::env::current_exe().expect("it has a name");
+        mapping_of(std::env::current_exe().expect("it has a name"))
+    }
+
+    fn mapping_of(own: PathBuf) -> (Mapping, Avma) {
         let file = std::fs::metadata(&own).expect("it is there");
         let image = Image::parse(std::fs::read(&own).expect("it is readable")).expect("a program");
         let code = image.segments().iter().find(|segment| segment.executable).expect("it has code");
@@ -397,6 +404,20 @@ mod tests {
         records.mapped(GONE, &Mapping { inode: code.inode + 1, ..code });
         records.add_sample(GONE, GONE, at);
         assert_eq!((records.branches(), records.elsewhere), (2, 2));
+    }
+
+    #[test]
+    fn what_was_mapped_last_is_there() {
+        let folder = restitch_testkit::scratch();
+        let copy = folder.path().join("copy");
+        std::fs::copy(std::env::current_exe().expect("it has a name"), &copy).expect("copied");
+        let ((own, at), (copy, _)) = (mapping(), mapping_of(copy));
+        let mut records = BranchRecords::default();
+        for code in [&own, &copy, &own] {
+            records.mapped(GONE, code);
+            records.add_sample(GONE, GONE, at);
+        }
+        assert_eq!(records.seen.iter().map(|seen| seen.weight).collect::<Vec<_>>(), [2, 1]);
     }
 
     #[test]
