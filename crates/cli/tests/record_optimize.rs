@@ -6,7 +6,8 @@ use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable
 use restitch_report::{Outcome, RunResult, SCHEMA_VERSION};
 use restitch_testkit::{SUCCESS, compile, program, require, run, scratch, strip};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn compiled(source: &str, flags: &[&str]) -> Option<PathBuf> {
     match compile(&program(source), flags) {
@@ -365,4 +366,29 @@ fn the_laboratory_runs_layouts_on_this_processor() {
     // What is another output each time by itself says nothing.
     let clock = lab(&["--rounds", "1", "--", "sh", "-c", "date +%N; $0 > /dev/null", "{}"]);
     expect_message(&clock, code::DONE, &["outputs are not compared"]);
+}
+
+#[test]
+fn an_interrupted_laboratory_leaves_nothing() {
+    let original = require!(compiled("switch.c", &["-O2"]), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    record(&restitch, &original, &at("profile"));
+    std::fs::create_dir(at("temporary")).expect("made");
+    let mut lab = restitch.command(&["lab"]);
+    lab.arg(&original).arg("--profile").arg(at("profile")).args(["--steps", "20000", "--layouts", "ph"]);
+    lab.env("TMPDIR", at("temporary"));
+    let script = format!("echo > {}; sleep 0.2; $0 > /dev/null", at("begun").display());
+    lab.args(["--rounds", "1000", "--", "sh", "-c", &script, "{}"]);
+    let mut lab = lab.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts");
+    let patience = Instant::now() + PATIENCE;
+    while !at("begun").exists() {
+        assert!(Instant::now() < patience, "it does not begin");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let status = Command::new("kill").args(["-TERM", &lab.id().to_string()]).status().expect("kill runs");
+    assert!(status.success());
+    assert_eq!(lab.wait().expect("it ends").code(), Some(code::FAILURE));
+    let left: Vec<_> = std::fs::read_dir(at("temporary")).expect("readable").flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
 }

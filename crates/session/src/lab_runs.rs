@@ -11,6 +11,7 @@ use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
 use restitch_report::stats::median_of_ratios;
+use restitch_tracee::AskedToEnd;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -32,6 +33,8 @@ pub(crate) fn run_layouts(
     watcher: &mut dyn Watcher,
 ) -> Result<Measured, SessionError> {
     let failed = |why: String| SessionError::Command { command: shown(&runs.command), why };
+    // Whoever interrupts it does not keep its files.
+    let asked = AskedToEnd::begin();
     let folder = tempfile::Builder::new().prefix("restitch-lab-").tempdir();
     let folder = folder.map_err(|e| failed(format!("making a folder for the files to run: {e}")))?;
     let mut files = Vec::new();
@@ -45,7 +48,7 @@ pub(crate) fn run_layouts(
             Err(error) => watcher.note(&format!("{choice} is not run: {error}")),
         }
     }
-    let bench = Bench { runs, folder: folder.path(), events: front_end_events() };
+    let bench = Bench { runs, folder: folder.path(), events: front_end_events(), asked: &asked };
     watcher.phase("running the original", None);
     let expected = bench.run(&options.program)?;
     let repeats = bench.run(&options.program)?.output == expected.output;
@@ -137,6 +140,7 @@ struct Bench<'a> {
     runs: &'a LabRuns,
     folder: &'a Path,
     events: Vec<(CounterEvent, &'static str)>,
+    asked: &'a AskedToEnd,
 }
 
 impl Bench<'_> {
@@ -155,6 +159,9 @@ impl Bench<'_> {
             Counters::open(&[process.pid], &events, CounterOptions::default())
         })?;
         let status = exit_status(None, process)?;
+        if self.asked.is_asked() {
+            return Err(failed("it was interrupted".into()));
+        }
         let counted = counters?.read()?;
         let output = std::fs::read(&printed).map_err(|e| failed(format!("reading its output: {e}")))?;
         Ok(Run { status, output, counted })
