@@ -186,24 +186,25 @@ fn tell_of_bursts(bursts: &Bursts) {
 }
 
 fn tell_of_samples(sampled: &Sampled) {
-    let branches = match sampled.branches {
+    let told = &sampled.told;
+    let branches = match told.branches {
         0 => String::new(),
         n => format!(" with {n} branches"),
     };
-    let lost = match sampled.lost {
+    let lost = match told.lost {
         0 => String::new(),
         n => format!("; the kernel had no room for {n} more"),
     };
     eprintln!(
         "restitch: {} samples{branches} of {} processes, {} modules: {} a second at {:.1} us each; overhead {}{lost}",
-        sampled.samples,
+        told.samples,
         sampled.processes,
         sampled.modules,
-        sampled.per_second,
-        sampled.cost.as_secs_f64() * 1e6,
-        in_percent(Some(sampled.overhead))
+        told.per_second,
+        told.cost_us,
+        in_percent(Some(told.overhead))
     );
-    match sampled.coverage {
+    match told.coverage {
         Some(share) if sampled.source == SourceChoice::Lbr => tell_coverage(share),
         Some(share) => {
             eprintln!(

@@ -19,9 +19,9 @@ pub enum Vendor {
 }
 
 /// `EX_RET_BRN_TKN`, taken branches retired (AMD Processor Programming Reference, PMCx0C4; families 10h to 1Ah).
-const AMD_TAKEN: u64 = 0xc4;
+pub(crate) const AMD_TAKEN: u64 = 0xc4;
 /// `BR_INST_RETIRED.NEAR_TAKEN`: event 0xC4, unit mask 0x20 (Intel SDM volume 3, performance monitoring events).
-const INTEL_TAKEN: u64 = 0x20c4;
+pub(crate) const INTEL_TAKEN: u64 = 0x20c4;
 
 impl Vendor {
     /// This processor's, by its CPUID leaf 0.

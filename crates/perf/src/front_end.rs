@@ -1,17 +1,14 @@
 //! Events that say what a layout does: cycles, instructions, and what the processor's front end lacks.
 
+use crate::alarm_choice::{AMD_TAKEN, INTEL_TAKEN};
 use crate::{CounterEvent, Vendor};
 
 /// Slots of the dispatch stage that stay empty for want of instructions (AMD Processor Programming Reference for families 19h and 1Ah, `de_no_dispatch_per_slot`).
 const AMD_EMPTY_SLOTS: u64 = 0x1_0000_01a0;
 /// Lines that the instruction cache asks the second level for (the same, event `0x64`, unit mask 7).
 const AMD_L1I_MISSES: u64 = 0x0764;
-/// `EX_RET_BRN_TKN`.
-const AMD_TAKEN: u64 = 0xc4;
 /// `IDQ_UOPS_NOT_DELIVERED.CORE` (Intel SDM volume 3, performance monitoring events).
 const INTEL_EMPTY_SLOTS: u64 = 0x019c;
-/// `BR_INST_RETIRED.NEAR_TAKEN`.
-const INTEL_TAKEN: u64 = 0x20c4;
 
 /// What to count to compare layouts on this processor, with names for people, what decides first; at most five of the hardware's, as many as count at the same time. Which of them the machine
 /// has is for [`Counters::open`](crate::Counters::open) to find out.

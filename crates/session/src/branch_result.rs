@@ -1,7 +1,7 @@
 //! What a recording of branches says of itself, for [`RunResult`].
 
 use crate::{Bursts, Sampled, SourceChoice, Traced};
-use restitch_report::{BranchRecords, End, Outcome, RunResult, Samples, Target};
+use restitch_report::{BranchRecords, End, Outcome, RunResult, Target};
 use restitch_trace::{BurstEnd, RecordEnd, Refusal};
 use std::time::Duration;
 
@@ -83,19 +83,9 @@ impl Sampled {
     /// The result of a `record` of `program` (process `pid`, if it was not started for this).
     pub fn result(&self, program: &str, pid: Option<i32>) -> RunResult {
         let mut result = written(program, pid, self.processes, 0);
-        result.warnings.extend(self.coverage.filter(|_| self.source == SourceChoice::Lbr).and_then(sparse));
-        result.samples = Some(Samples {
-            source: if self.source == SourceChoice::Lbr { "lbr" } else { "ip" }.into(),
-            samples: self.samples,
-            branches: self.branches,
-            elsewhere: self.elsewhere,
-            in_vdso: self.in_vdso,
-            lost: self.lost,
-            per_second: self.per_second,
-            cost_us: self.cost.as_secs_f64() * 1e6,
-            overhead: self.overhead,
-            coverage: self.coverage,
-        });
+        let of_branches = self.told.coverage.filter(|_| self.source == SourceChoice::Lbr);
+        result.warnings.extend(of_branches.and_then(sparse));
+        result.samples = Some(self.told.clone());
         result
     }
 }

@@ -48,6 +48,9 @@ pub(crate) fn run_layouts(
             Err(error) => watcher.note(&format!("{choice} is not run: {error}")),
         }
     }
+    if files.is_empty() {
+        return Err(failed("none of the layouts could be made into a file".into()));
+    }
     let bench = Bench { runs, folder: folder.path(), events: front_end_events(), asked: &asked };
     watcher.phase("running the original", None);
     let expected = bench.run(&options.program)?;
@@ -77,12 +80,11 @@ pub(crate) fn run_layouts(
             pairs.push((original.counted, own.counted));
         }
     }
-    let too_short = || failed("it is too short to be measured; give it more to do".into());
     let mut counted: Vec<CounterEvent> = expected.counted.iter().map(|reading| reading.event).collect();
     // An event that another guest took away for a while is left out.
     counted.retain(|event| pairs.iter().all(|pairs| ratio_of(pairs, *event).is_some()));
-    if counted.is_empty() || pairs.is_empty() {
-        return Err(too_short());
+    if counted.is_empty() {
+        return Err(failed("it is too short to be measured; give it more to do".into()));
     }
     let layouts = files.into_iter().zip(&pairs).map(|((name, _), pairs)| MeasuredLayout {
         name,

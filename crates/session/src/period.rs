@@ -1,7 +1,7 @@
 //! How far apart records and samples are, where no budget decides that.
 
 use crate::SessionError;
-use restitch_perf::{AlarmEvent, Vendor};
+use restitch_perf::AlarmEvent;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -74,13 +74,9 @@ impl Period {
 }
 
 fn not_counted(who: &str) -> SessionError {
-    let vendor = match Vendor::of_this_machine() {
-        Vendor::Other => "",
-        _ => " (`restitch doctor` says what the machine counts)",
-    };
     SessionError::Source {
         source_name: "alarms by numbers of taken branches",
-        why: format!("{who} does not count them{vendor}; give a time, such as --period 5ms"),
+        why: format!("{who} does not count them; give a time, such as --period 5ms"),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{SessionError, SourceChoice, TraceRecordOptions, TraceSubject, Watche
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{Record, Sample, SampleEvent, max_sample_rate, sample_cost};
 use restitch_procfs::{self as procfs, Mapping, MappingName, Permissions};
+use restitch_report::Samples;
 use restitch_trace::Sink;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -69,24 +70,8 @@ impl Rate {
 pub struct Sampled {
     /// The source.
     pub source: SourceChoice,
-    /// Samples of user code.
-    pub samples: u64,
-    /// Hardware's branch records that came with them (`lbr`).
-    pub branches: u64,
-    /// Samples (branches with `lbr`) that were in no module.
-    pub elsewhere: u64,
-    /// Samples (branches with `lbr`) in the vdso.
-    pub in_vdso: u64,
-    /// Records that the kernel had no room for.
-    pub lost: u64,
-    /// Samples a second of a thread's running.
-    pub per_second: u64,
-    /// What a sample costs.
-    pub cost: Duration,
-    /// The share of the running time that samples have cost: how often they are taken times what one costs, 0 to 1.
-    pub overhead: f64,
-    /// The estimated share of what is executed (by `ip`: of the time) that the profile knows, 0 to 1, where that was found out.
-    pub coverage: Option<f64>,
+    /// What there is to tell of the samples.
+    pub told: Samples,
     /// Processes with samples.
     pub processes: usize,
     /// Modules in the profile.
@@ -271,21 +256,19 @@ impl Taking {
         let of_branches = (source == SourceChoice::Lbr).then(|| records.coverage());
         let of_samples = records.save(output, watcher)?;
         let branches = if source == SourceChoice::Lbr { counted + elsewhere + in_vdso } else { 0 };
-        Ok(Sampled {
-            source,
+        let told = Samples {
+            source: if source == SourceChoice::Lbr { "lbr" } else { "ip" }.into(),
             samples,
             branches,
             elsewhere,
             in_vdso,
             lost,
             per_second: rate.per_second,
-            cost: rate.cost,
+            cost_us: rate.cost.as_secs_f64() * 1e6,
             overhead: rate.overhead(),
             coverage: of_branches.or(of_samples),
-            processes,
-            modules,
-            status,
-        })
+        };
+        Ok(Sampled { source, told, processes, modules, status })
     }
 }
 
