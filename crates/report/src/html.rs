@@ -126,6 +126,10 @@ impl RunResult {
     }
 
     fn times(&self, page: &mut Page) {
+        // Recordings of branches and samples have none.
+        if self.phases.is_empty() {
+            return;
+        }
         page.raw("<h2>Phases</h2>\n<table>\n");
         for phase in &self.phases {
             page.wrapped("<tr><td>", &phase.name, "</td>");
