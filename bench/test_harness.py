@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, continuous, counters, counting_live, layout_inputs, layouts, models, overlays, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import bolt_inputs, continuous, counters, counting_live, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
@@ -436,24 +436,30 @@ ob=(1)
         text = layouts.page([row], SimpleNamespace(layouts=["ph", "c3"]))
         self.assertIn("| L1i misses | PH | C3 |\n|---|---|---|\n| x | 1.000 | **0.500** |\n| geometric mean | 1.000 | 0.500 |", text)
         self.assertIn("| x | 0.0 | 100 | 100 |", text)
-        self.assertNotIn("user CPU time", text)
-        seconds = {"original": [1.0, 2.0, 4.0], "again": [1.0, 2.2, 4.0], "ph": [1.0, 2.0, 4.0], "c3": [0.5, 1.2, 2.0], "ph+large": [0.9, 1.8, 3.6], "c3+large": [1, 2, 4]}
+        self.assertNotIn("processor time", text)
+        beside = lambda *own: [[seconds, 2.0] for seconds in own]
+        seconds = {"again": beside(2, 2.2, 2), "ph": beside(2, 2, 2), "c3": beside(1, 1.2, 1)}
         text = layouts.page([row | {"seconds": seconds}], SimpleNamespace(layouts=["ph", "c3"]))
-        self.assertIn("| x | 2.000 s | 1.000 [1.000, 1.100] | 3 |", text)
+        self.assertIn("the same file once more:", text)
+        self.assertIn("| x | 2.00 s | 1.000 [1.000, 1.100] | 3 |", text)
         self.assertIn("| x | 1.000 [1.000, 1.000] | **0.500** [0.500, 0.600] |\n| geometric mean | 1.000 | 0.500 |", text)
+        self.assertNotIn("in large pages (", text)
+        seconds |= {"ph+large": beside(1.8, 1.8, 1.8), "c3+large": beside(2, 2, 2), "original+large": beside(1.9, 1.9, 1.9)}
+        text = layouts.page([row | {"seconds": seconds}], SimpleNamespace(layouts=["ph", "c3"]))
+        self.assertIn("| x | 2.00 s | 1.000 [1.000, 1.100] | 0.950 [0.950, 0.950] | 3 |", text)
         self.assertIn("| x | **0.900** [0.900, 0.900] | 1.000 [1.000, 1.000] |", text)
 
-    def test_layouts_take_turns(self):
-        class Load:
-            ran = []
-
-            def user_seconds(self, file, which):
-                self.ran.append(file)
-                return len(self.ran)
-
-        found = layouts.timed(Load(), {"original": "o", "again": "a", "ph": "p"}, 2)
-        self.assertEqual("".join(Load.ran), "oapaop")
-        self.assertEqual(found, {"original": [1, 5], "again": [2, 4], "ph": [3, 6]})
+    def test_layouts_run_beside_the_original(self):
+        sides = {"original": "o", "again": "a", "ph": "p", "ph+large": "q"}
+        asked, said = [], []
+        for mounted in (None, "/huge"):
+            with mock.patch.object(layouts, "folder", lambda: contextlib.nullcontext("/small")), mock.patch.object(layouts, "large_folder", lambda: contextlib.nullcontext(mounted)):
+                with mock.patch.object(layouts, "in_pairs", lambda load, sides, other, rounds, cpus: asked.append((sides, other))):
+                    layouts.timed(None, sides, 2, said.append)
+        small = {"again": ("a", "/small"), "ph": ("p", "/small")}
+        self.assertEqual(asked[0], (small, ("o", "/small")))
+        self.assertEqual(asked[1], (small | {"ph+large": ("q", "/huge"), "original+large": ("o", "/huge")}, ("o", "/small")))
+        self.assertEqual(len(said), 1)
 
     def test_training_and_test_differ_and_are_the_same_every_time(self):
         self.assertEqual(verilog.design(4, 5, 4), verilog.design(4, 5, 4))
@@ -489,11 +495,11 @@ class Variants(unittest.TestCase):
         self.cpus = sorted(os.sched_getaffinity(0))
 
     def test_twins_are_told_apart_and_leave_nothing(self):
-        both = [self.files["slow"], self.files["default"]]
-        self.assertEqual(variants.beside_each_other(self.Load(), self.place, both, self.cpus[0]), [3.0, 2.0])
+        both = lambda side: [(self.files[side], self.place), (self.files["default"], self.place)]
+        self.assertEqual(pairs.beside_each_other(self.Load(), both("slow"), self.cpus[0]), [3.0, 2.0])
         self.assertEqual(os.listdir(self.place), [])
         with mock.patch("sys.stderr", io.StringIO()):
-            self.assertRaises(Failed, variants.beside_each_other, self.Load(), self.place, [self.files["bad"], self.files["default"]], self.cpus[0])
+            self.assertRaises(Failed, pairs.beside_each_other, self.Load(), both("bad"), self.cpus[0])
         self.assertEqual(os.listdir(self.place), [])
         self.assertEqual(sorted(os.sched_getaffinity(0)), self.cpus, "the harness itself stays where it was")
 

@@ -40,20 +40,12 @@ class Load:
     def ready(self):
         self.since = resource.getrusage(resource.RUSAGE_CHILDREN)
 
-    def used(self, file, which):
-        """What a run uses: user and system seconds. Their sum is exact; how it is parted is what the kernel sees at each tick."""
+    def cpu_seconds(self, file, which):
+        """Processor time of a run, the kernel's part included: their sum is exact, and how it is parted is what the kernel sees at each tick."""
         self.ready()
         self.run(file, which)
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return now.ru_utime - self.since.ru_utime, now.ru_stime - self.since.ru_stime
-
-    def user_seconds(self, file, which):
-        """User CPU time of a run."""
-        return self.used(file, which)[0]
-
-    def cpu_seconds(self, file, which):
-        """Processor time of a run, the kernel's part included."""
-        return sum(self.used(file, which))
+        return now.ru_utime + now.ru_stime - self.since.ru_utime - self.since.ru_stime
 
 
 class Cc1plus(Load):
@@ -164,8 +156,8 @@ class Postgres(Load):
 class MariaDb(Load):
     """A server that executes statements from its standard input and ends (`mariadbd --bootstrap`)."""
 
-    title = "mariadbd, SQL"
-    items = 600
+    title, timed = "mariadbd, SQL", "long"
+    items, rounds, long_rounds = 600, 48, 600
 
     def __init__(self, machine, _):
         self.machine, self.user, self.file = machine, machine.user("mysql"), find("mariadbd")
@@ -201,7 +193,7 @@ class MariaDb(Load):
             "insert into r(v) select regexp_replace(c, '[0-4]+', date_format('2024-03-05' + interval id day, '%W %j')) from item where id between {i} and {i} + 6;",
         ]
         half = complex_[: len(complex_) // 2] if which == "training" else complex_
-        for n in range(48):
+        for n in range(self.long_rounds if which == "long" else self.rounds):
             i, k, a = choose.randrange(1, self.items - 110), choose.randrange(980), choose.randrange(8)
             lines += [f"insert into r(v) select c from item where id = {i};", f"insert into r(v) select sum(k) from item where id between {i} and {i} + 100;"]
             lines += ["begin;", f"update item set k = k + 1 where id = {i};", f"update item set c = concat('x', {n}) where id = {i + 1};", "commit;"]
@@ -223,7 +215,8 @@ class MariaDb(Load):
 class Apache(Load):
     """One process of a web server (`apache2 -X`): pages with includes, listings, files in parts, what is not there."""
 
-    title = "apache2, includes and files"
+    title, timed = "apache2, includes and files", "long"
+    asked, long_asked = 300, 3000
     modules = "mpm_prefork authz_core authz_host auth_basic authn_core authn_file authz_user alias dir mime autoindex include env setenvif headers expires rewrite negotiation deflate filter reqtimeout status"
     config = """
 ServerName bench
@@ -297,7 +290,7 @@ ExpiresByType text/css "access plus 1 day"
             lambda i: (f"/sub/file{i}.html", {"Range": "bytes=10-90,200-240"}), lambda i: ("/sub/", {}), lambda i: ("/doc", {"Accept-Language": "de, en;q=0.5"}),
             lambda i: (f"/page{i}.shtml", {"User-Agent": "robot"}), lambda i: (f"/page{i}.shtml?a=%20b", {"Accept-Encoding": "gzip"}),
         ]
-        for _ in range(300):
+        for _ in range(self.long_asked if which == "long" else self.asked):
             kind = choose.choice(kinds[:5] if which == "training" else kinds)
             found.append(kind(choose.randrange(12)))
         return found

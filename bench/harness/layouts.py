@@ -4,8 +4,8 @@ For each program: an instrumented copy runs the training input (`restitch instru
 and each layout of it becomes a file. All files must give the same output on the test input, which does other things. Then
 original and files run the test input under valgrind's simulations of Haswell's caches and TLBs (one processor; user code; libraries
 included). Addresses and hash seeds are fixed, so the numbers do not depend on the machine's load; the original runs twice, and
-the difference is shown. Then all run the test input on the processor, --rounds times in turns, the layouts also with their hot code in
-large pages: user CPU time, which does depend on the machine's load. The tables go to docs/layout-results.md.
+the difference is shown. Then the processor: each file runs the test input (a longer one of its kind, where that is hardly more than the program's start) beside the original, at the same time on one processor
+(*twins*, bench/variants), --rounds times on fresh copies; all of them also in a memory file system of large pages, the original too. The tables go to docs/layout-results.md.
 """
 
 import json
@@ -17,6 +17,7 @@ from statistics import geometric_mean, median
 from . import report
 from .layout_inputs import LOADS
 from .machine import Failed, Machine, Missing, copy_as_written
+from .pairs import folder, in_pairs, large_folder
 from .restitch import Restitch
 from .simulated import cachegrind, callgrind, fixed
 from .stats import interval
@@ -31,8 +32,9 @@ EVENTS = {
 }
 
 
-# Behind the name of a layout: the same with its hot code in large pages.
+# Behind the name of a side: the same with its code in large pages.
 LARGE = "+large"
+ORIGINAL_LARGE = "original" + LARGE
 
 
 def train(load, machine, restitch):
@@ -68,11 +70,11 @@ def prepare(load, machine, restitch, layouts):
     return files
 
 
-def compare(load, files):
+def compare(load, files, which="test"):
     """All files give what the original gives."""
-    expected = load.run(files["original"], "test")[0]
+    expected = load.run(files["original"], which)[0]
     for side, file in files.items():
-        found = load.run(file, "test")[0]
+        found = load.run(file, which)[0]
         if found != expected:
             at = len(os.path.commonprefix([found, expected]))
             near = [text[max(at - 40, 0) : at + 80] for text in (found, expected)]
@@ -92,15 +94,14 @@ def simulate(load, machine, side, file):
     return events
 
 
-def timed(load, files, rounds):
-    """{side: user CPU seconds of each round}: in each round all sides have their turn, each time from another one on."""
-    sides, seconds = list(files), {side: [] for side in files}
-    for number in range(rounds):
-        first = number * 5 % len(sides)
-        order = sides[first:] + sides[:first]
-        for side in order if number % 2 == 0 else order[::-1]:
-            seconds[side].append(load.user_seconds(files[side], "test"))
-    return seconds
+def timed(load, files, rounds, log):
+    """{side: [[its processor seconds, those of the original beside it] of each round]}. Sides in large pages are left out where there are none."""
+    with folder() as small, large_folder() as large:
+        if not large:
+            log("  no memory file system of large pages could be mounted (root?): nothing is timed in large pages")
+        sides = {side: (file, large if side.endswith(LARGE) else small) for side, file in files.items() if side != "original"} | {ORIGINAL_LARGE: (files["original"], large)}
+        sides = {side: (file, place) for side, (file, place) in sides.items() if place}
+        return in_pairs(load, sides, (files["original"], small), rounds, sorted(os.sched_getaffinity(0)))
 
 
 def measure(name, options, log):
@@ -115,7 +116,8 @@ def measure(name, options, log):
         start = time.monotonic()
         done = lambda what: log(f"  {what} ({time.monotonic() - start:.0f} s)")
         files = prepare(load, machine, restitch, options.layouts)
-        compare(load, files)
+        for which in sorted({"test", load.timed}):
+            compare(load, files, which)
         done(f"{len(options.layouts)} layouts, all with the output of the original")
         if options.quick:
             return log("  runs")
@@ -126,7 +128,7 @@ def measure(name, options, log):
                 row["sides"] = {side: future.result() for side, future in waiting.items()}
             done("simulated")
         if options.only != "simulations":
-            row["seconds"] = timed(load, files, options.rounds)
+            row["seconds"] = timed(load, files, options.rounds, log)
             done(f"{options.rounds} rounds")
         with open(saved(name), "w") as f:
             json.dump(row, f, indent=1)
@@ -190,19 +192,28 @@ def event_table(rows, event, layouts):
 
 
 def time_table(rows, layouts, suffix, title):
-    """User CPU time by layout, original = 1, with its interval; the least of each row is marked."""
+    """Processor time by layout, original = 1, with its interval; the least of each row is marked."""
     body, medians = [], {l: [] for l in layouts}
     for row in rows:
-        ratios = {l: [a / b for a, b in zip(row["seconds"][l + suffix], row["seconds"]["original"])] for l in layouts}
+        ratios = {l: against_original(row, l + suffix) for l in layouts}
         least = min(layouts, key=lambda l: median(ratios[l]))
         cells = []
         for l in layouts:
-            low, high, _ = interval(ratios[l])
             medians[l].append(median(ratios[l]))
-            cells.append(f"{'**' * (l == least)}{medians[l][-1]:.3f}{'**' * (l == least)} [{low:.3f}, {high:.3f}]")
+            cells.append(f"{'**' * (l == least)}{medians[l][-1]:.3f}{'**' * (l == least)} {bounds(ratios[l])}")
         body.append([row["title"], *cells])
     body.append(["geometric mean", *(show(geometric_mean(v)) for v in medians.values())])
     return lines_of([title, *(LAYOUTS[l] for l in layouts)], body)
+
+
+def against_original(row, side):
+    """A side over the original, of each pair."""
+    return [own / original for own, original in row["seconds"][side]]
+
+
+def bounds(values):
+    low, high, _ = interval(values)
+    return f"[{low:.3f}, {high:.3f}]"
 
 
 def times(rows, layouts):
@@ -210,14 +221,15 @@ def times(rows, layouts):
     rows = [row for row in rows if row.get("seconds")]
     if not rows:
         return []
+    large = all(ORIGINAL_LARGE in row["seconds"] for row in rows)
     body = []
     for row in rows:
-        original, again = row["seconds"]["original"], row["seconds"]["again"]
-        low, high, _ = interval([a / b for a, b in zip(again, original)])
-        body.append([row["title"], f"{median(original):.3f} s", f"{median(a / b for a, b in zip(again, original)):.3f} [{low:.3f}, {high:.3f}]", str(len(original))])
-    text = ["User CPU time of the test input on the processor. First how long it takes the original, and the same file once more (original = 1):", ""]
-    text += [*lines_of(["program and load", "user CPU time", "second file", "rounds"], body), "", "Each layout, original = 1: median of the rounds' ratios with its interval; the least of each row is bold.", ""]
-    for suffix, title in (("", "user CPU time"), (LARGE, "user CPU time, hot code in large pages")):
+        originals = [original for _, original in row["seconds"]["again"]]
+        cells = [f"{median(v := against_original(row, side)):.3f} {bounds(v)}" for side in ("again", *([ORIGINAL_LARGE] * large))]
+        body.append([row["title"], f"{median(originals):.2f} s", *cells, str(len(originals))])
+    text = ["Processor time, user and system, of the test input or a longer one of its kind. First how long it takes the original, and of its time (original = 1) the same file once more" + ", and in large pages:" * large + ":" * (not large), ""]
+    text += [*lines_of(["program and load", "processor time", "the same file", *(["in large pages"] * large), "pairs"], body), "", "Each layout, original = 1: median of the pairs' ratios with its interval; the least of each row is bold.", ""]
+    for suffix, title in (("", "processor time"), *([(LARGE, "processor time, all code in large pages (the original's not)")] * large)):
         text += [*time_table(rows, layouts, suffix, title), ""]
     return text
 
@@ -250,4 +262,4 @@ def settle(options):
 
 
 def main(argv):
-    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 60, 1, "layouts.json").main(argv, add, settle)
+    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 11, 1, "layouts.json").main(argv, add, settle)

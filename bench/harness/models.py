@@ -14,7 +14,6 @@ docs/layout-results.md.
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +23,9 @@ from . import counters, report
 from .layout_inputs import LOADS
 from .layouts import compare, lines_of, simulate, train
 from .machine import Machine
+from .pairs import MEMORY, folder, in_pairs
 from .restitch import Restitch
 from .tables import Table
-from .twins import all_of, in_child
-from .variants import beside_each_other
 
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 ORIGINAL, AS_IT_IS = "original", "as it is"
@@ -86,28 +84,12 @@ def counted(load, files, events, rounds):
     return {side: {name: median(v[name] for v in each) for name in events if all(name in v for v in each)} for side, each in values.items()}
 
 
-def timed(load, files, rounds, cpus, folder):
+def timed(load, files, rounds, cpus, parent):
     """{side: processor time over that of the original beside it}: medians."""
-    place = tempfile.mkdtemp(dir=folder)
-    os.chmod(place, 0o755)
-    pairs = [(number, side) for number in range(rounds) for side in files if side != ORIGINAL]
-
-    def share(index):
-        found = []
-        for number, side in pairs[index :: len(cpus)]:
-            step = 1 if number % 2 == 0 else -1
-            both = beside_each_other(load, place, [files[side], files[ORIGINAL]][::step], cpus[index])[::step]
-            found.append([side, both[0] / both[1]])
-        return found
-
-    try:
-        ratios = {}
-        for found in all_of([in_child(lambda index=index: share(index)) for index in range(len(cpus))]):
-            for side, ratio in found:
-                ratios.setdefault(side, []).append(ratio)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    return {ORIGINAL: 1.0} | {side: median(values) for side, values in ratios.items()}
+    with folder(parent) as place:
+        sides = {side: (file, place) for side, file in files.items() if side != ORIGINAL}
+        pairs = in_pairs(load, sides, (files[ORIGINAL], place), rounds, cpus)
+    return {ORIGINAL: 1.0} | {side: median(own / original for own, original in both) for side, both in pairs.items()}
 
 
 def measure(name, options, log):
@@ -182,7 +164,7 @@ def page(rows, _):
 
 def add(parser):
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="simulations at the same time; default: one a core")
-    parser.add_argument("--place", metavar="FOLDER", default="/dev/shm", help="where copies run that are timed; default %(default)s")
+    parser.add_argument("--place", metavar="FOLDER", default=MEMORY, help="where copies run that are timed; default %(default)s")
 
 
 def main(argv):

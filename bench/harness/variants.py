@@ -12,22 +12,19 @@ large pages unless another place is named: on a file system that has them, which
 --build PATH is a side that another build of restitch makes of the same profile: what has changed since.
 """
 
-import contextlib
 import os
 import shlex
-import shutil
-import tempfile
 import time
 from statistics import geometric_mean, median
 
 from . import report
 from .layout_inputs import LOADS
 from .layouts import lines_of, train
-from .machine import Failed, Machine, copy_as_written
+from .machine import Failed, Machine
+from .pairs import MEMORY, folder, in_pairs
 from .restitch import Restitch
 from .stats import interval
 from .tables import Table
-from .twins import all_of, in_child, twins
 
 BEGIN, END = "<!-- variants:begin -->", "<!-- variants:end -->"
 ORIGINAL, DEFAULT, BUILD = "original", "default", "build"
@@ -65,38 +62,9 @@ def prepare(load, machine, restitch, sides, records, build=None):
     return files
 
 
-def beside_each_other(load, place, files, cpu):
-    """Two files, each copied anew, run as twins: the processor seconds of each. Their paths are as long as each other's: a longer one moves the stack."""
-    name, paths = os.path.basename(load.file), []
-    try:
-        for number, file in enumerate(files):
-            paths.append(os.path.join(place, f"{name}-{cpu:03}-{number}"))
-            copy_as_written(file, paths[-1])
-        return twins([lambda path=path: load.cpu_seconds(path, load.timed) for path in paths], cpu)
-    finally:
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
-
-
 def timed(load, place, files, rounds, cpus):
-    """{side: [[its processor seconds, those of the default beside it] of each round]}. Which one is started first changes; each processor has its own part of the pairs."""
-    pairs = [(number, side) for number in range(rounds) for side in files]
-    default = files[DEFAULT]
-
-    def share(index):
-        found = []
-        for number, side in pairs[index :: len(cpus)]:
-            both = [files[side], default]
-            step = 1 if number % 2 == 0 else -1
-            found.append([side, beside_each_other(load, place, both[::step], cpus[index])[::step]])
-        return found
-
-    result = {side: [] for side in files}
-    for found in all_of([in_child(lambda index=index: share(index)) for index in range(len(cpus))]):
-        for side, both in found:
-            result[side].append(both)
-    return result
+    """{side: [[its processor seconds, those of the default beside it] of each round]}."""
+    return in_pairs(load, {side: (file, place) for side, file in files.items()}, (files[DEFAULT], place), rounds, cpus)
 
 
 def compare(load, files):
@@ -114,15 +82,10 @@ def measure(name, options, log):
         start = time.monotonic()
         build = options.build and Restitch(options.build, False, log)
         files = prepare(load, machine, restitch, options.sides, options.records, build)
-        place = tempfile.mkdtemp(dir=options.place)
-        try:
-            # Servers run as users of their own.
-            os.chmod(place, 0o755)
-            compare(load, files)
-            log(f"  {len(files)} files, all with the output of the original ({time.monotonic() - start:.0f} s)")
+        compare(load, files)
+        log(f"  {len(files)} files, all with the output of the original ({time.monotonic() - start:.0f} s)")
+        with folder(options.place) as place:
             seconds = timed(load, place, files, options.rounds, sorted(os.sched_getaffinity(0)))
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
         log(f"  {options.rounds} rounds ({time.monotonic() - start:.0f} s)")
         return {"title": load.title, "restitch": restitch.version(), "options": options.sides, "records": options.records, "seconds": seconds}
 
@@ -163,7 +126,7 @@ def add(parser):
     parser.add_argument("--build", metavar="PATH", help="another restitch, which makes a side of its own")
     parser.add_argument("--records", action="store_true", help="add branch records of training to the profile, which `--layout together` wants")
     parser.add_argument("--input", metavar="NAME", help="measure this input of the program in place of the unseen one (training; python also has trained, a longer run of its training script)")
-    parser.add_argument("--place", metavar="FOLDER", default="/dev/shm", help="where copies run; default %(default)s")
+    parser.add_argument("--place", metavar="FOLDER", default=MEMORY, help="where copies run; default %(default)s")
 
 
 def settle(options):
