@@ -64,7 +64,7 @@ fn frame_made(bytes: &[u8]) -> Option<u64> {
     makes.then_some((marker + FRAME[0].len()) as u64)
 }
 
-/// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to the next one.
+/// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to the next one by itself.
 fn behind_plain(bytes: &[u8], at: Svma) -> Vec<Svma> {
     let mut behind = Vec::with_capacity(PROLOGUE);
     let mut next = at;
@@ -72,11 +72,17 @@ fn behind_plain(bytes: &[u8], at: Svma) -> Vec<Svma> {
         && let Some(rest) = bytes.get(next.offset_from(at) as usize..)
         && let Some(decoded) = decode_one(rest, next)
         && decoded.insn.flow == Flow::Next
+        && !is_system_call(rest)
     {
         next = next + u64::from(decoded.insn.len);
         behind.push(next);
     }
     behind
+}
+
+/// Whether `bytes` begin with `syscall`, `sysenter` or `int`.
+fn is_system_call(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x0f, 0x05 | 0x34, ..] | [0xcd, _, ..])
 }
 
 /// Whether a call returns to a byte of `bytes` behind the first one.

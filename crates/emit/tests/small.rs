@@ -470,3 +470,23 @@ fn a_counter_moves_to_where_the_flags_are_dead() {
     assert_eq!(&code[4..9], [0x48, 0x8d, 0x64, 0x24, 0x80]);
     assert_eq!(&code[4 + 29..4 + 29 + 6], [0x0f, 0x95, 0xc0, 0x48, 0xff, 0x05]);
 }
+
+#[test]
+fn no_redirect_stands_behind_a_system_call() {
+    // Two bytes; mov $1, %eax; ret.
+    let redirected = |first: [u8; 2]| {
+        let code = [&first[..], &[0xb8, 1, 0, 0, 0, 0xc3]].concat();
+        let small = Small::new(
+            &code,
+            "function 0x401000..0x401008 f movable redirectable\n0x401000 +8 entry return/1",
+        );
+        let layout = order(&[0]);
+        let version = checked(&small.request(&layout));
+        restitch_check::check(&small.image, &small.program, &layout, version.clone(), None).unwrap();
+        version.redirects[0].at.offset_from(Svma::new(BASE))
+    };
+    assert_eq!(redirected([0x31, 0xc9]), 2, "xor %ecx, %ecx");
+    for first in [[0x0f, 0x05], [0xcd, 0x80], [0x0f, 0x34]] {
+        assert_eq!(redirected(first), 0, "{first:x?}");
+    }
+}
