@@ -143,6 +143,9 @@ pub enum Command {
         /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
         #[arg(long, value_name = "WHETHER", default_value = "on")]
         turn: Switch,
+        /// Copy jump tables to the new code, so that their jumps lead straight to copies.
+        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        copy_tables: Switch,
         /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
         #[arg(long, value_name = "WHETHER", default_value = "off")]
         promote_calls: Switch,
@@ -279,6 +282,9 @@ pub struct Attach {
     /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     pub turn: Switch,
+    /// Copy jump tables to the new code, so that their jumps lead straight to copies.
+    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    pub copy_tables: Switch,
     /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,

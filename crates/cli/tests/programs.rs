@@ -54,13 +54,18 @@ fn text(finished: &Finished) -> String {
 
 /// A whole cycle with one program.
 fn cycle(source: &str, flags: &[&str]) {
+    cycle_with(source, flags, &[]);
+}
+
+/// The same with options of `attach`.
+fn cycle_with(source: &str, flags: &[&str], options: &[&str]) {
     let Some(program) = stoppable(source, flags) else { return };
     let restitch = Restitch::new();
     let mut target = Target::start(&program);
     target.name = format!("{source} {}", flags.join(" "));
     let pid = target.pid();
     for round in 1..=2 {
-        let attached = restitch.attach(pid, &[]);
+        let attached = restitch.attach(pid, options);
         target.assert_running(&format!("after attach {round}: {}", text(&attached)));
         match attached.status.code() {
             Some(code::DONE) => {}
@@ -201,4 +206,14 @@ fn static_optimized_programs() {
 #[test]
 fn static_programs_at_any_address() {
     cycles(&["backtrace.c", "throw.cc"], &["-O2", "-static-pie"]);
+}
+
+/// Their jumps go by the original tables, to redirects or the original code.
+#[test]
+fn programs_whose_jump_tables_have_no_copies() {
+    for flags in [["-O2", "-pie"], ["-O2", "-no-pie"]] {
+        for source in ["switch.c", "throw.cc"] {
+            cycle_with(source, &flags, &["--copy-tables", "off", "--stay", "off"]);
+        }
+    }
 }

@@ -320,4 +320,14 @@ impl Program {
     pub fn table(&self, id: TableId) -> &JumpTable {
         &self.tables[id.index()]
     }
+    /// Forbids copies of jump tables: versions jump by the original ones, to blocks of the original code, which are marked as reached so
+    /// ([`BlockAttrs::INDIRECT`]).
+    pub fn keep_tables(&mut self) {
+        let targets = self.tables.iter().flat_map(|table| &table.targets);
+        let targets: Vec<BlockId> = targets.filter_map(|to| self.block_starting_at(*to)).collect();
+        for block in targets {
+            self.blocks[block.index()].attrs |= BlockAttrs::INDIRECT;
+        }
+        self.tables.iter_mut().for_each(|table| table.copyable = false);
+    }
 }

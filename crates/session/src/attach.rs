@@ -306,6 +306,9 @@ fn make_optimized(
     let records = std::mem::take(&mut profiled.profiles).into_iter().map(Origin::Records);
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
     let profiles: Vec<Origin> = records.chain(counted).collect();
+    if !options.copy_tables {
+        chosen.iter_mut().for_each(|module| module.analyzed.program.keep_tables());
+    }
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
     let stay = options.stay.then_some(Reaching::Redirected);
     let ways = Ways {

@@ -62,10 +62,13 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let mut phases = Phases::new();
     check_writable(&options.output)?;
     watcher.phase("analysing", None);
-    let module = load_original(&options.program)?;
+    let mut module = load_original(&options.program)?;
     phases.end("analysis");
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
+    if !options.copy_tables {
+        module.program.keep_tables();
+    }
     watcher.phase("laying out", None);
     let pointers = worth_leading(options.pointers, &module, &profile);
     let layout = lay_out(options.ways(pointers.functions()), &module.program, &profile);

@@ -41,6 +41,7 @@ pub fn lab(
         huge_pages: HugePages::Off,
         align: false,
         turn: false,
+        copy_tables: true,
         promote_calls: false,
         stay: false,
         pointers: false,

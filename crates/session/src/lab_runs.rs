@@ -111,6 +111,7 @@ fn wanted(options: &LabOptions, layout: LayoutChoice, output: PathBuf) -> Optimi
         huge_pages: if options.large_pages { HugePages::On } else { HugePages::Off },
         align: true,
         turn: true,
+        copy_tables: true,
         promote_calls: false,
         stay: true,
         pointers: true,

@@ -25,6 +25,8 @@ pub struct OptimizeOptions {
     pub align: bool,
     /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
     pub turn: bool,
+    /// Jump tables of placed jumps get copies that lead to copies; else such jumps go by the original tables, and round by redirects where these lead.
+    pub copy_tables: bool,
     /// Indirect calls with one usual target compare with it and call it directly.
     pub promote_calls: bool,
     /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
