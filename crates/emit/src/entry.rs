@@ -64,7 +64,7 @@ fn frame_made(bytes: &[u8]) -> Option<u64> {
     makes.then_some((marker + FRAME[0].len()) as u64)
 }
 
-/// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to the next one by itself.
+/// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to the next one by itself, without the kernel.
 fn behind_plain(bytes: &[u8], at: Svma) -> Vec<Svma> {
     let mut behind = Vec::with_capacity(PROLOGUE);
     let mut next = at;
