@@ -5,7 +5,7 @@ mod common;
 
 use common::{Random, Restitch, Target, code, look, stoppable};
 use restitch_testkit::{Guarded, scratch, skipped, wait_until};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn bursts_with(source: &str, flags: &[&str], arguments: &[&str]) {
         assert_eq!(look::differences_but_hook(target.pid()), [], "{}: {told}", target.name);
     } else {
         target.assert_untouched(&told);
-        assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "{}: {told}", target.name);
+        restitch.assert_no_files(&format!("{}: {told}", target.name));
     }
     target.stop();
 }

@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, Target, code, look, stoppable};
-use restitch_testkit::{Finished, wait_until};
+use common::{Restitch, Target, code, look, stoppable};
+use restitch_testkit::Finished;
 use std::sync::Mutex;
 
 /// All programs.
@@ -128,12 +128,7 @@ fn reverted(restitch: &Restitch, target: &mut Target, round: usize) {
         assert!(may_keep(&target.name), "{}: {}", target.name, text(&last));
     } else {
         target.assert_untouched(&format!("after revert {round}"));
-        // Files go with the last process that has them mapped: children that were forked in between live a little longer.
-        wait_until(PATIENCE, || {
-            restitch.run(&["status"]);
-            restitch.files().is_empty().then_some(())
-        });
-        assert_eq!(restitch.files(), Vec::<std::path::PathBuf>::new(), "{}: files stay", target.name);
+        restitch.assert_no_files(&target.name);
         let status = restitch.status(pid);
         assert!(status.stdout.contains("original code"), "{}", text(&status));
         restitch.revert(pid).expect(code::NOTHING_TO_DO);

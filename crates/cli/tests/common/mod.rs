@@ -120,6 +120,19 @@ impl Restitch {
         all.iter().filter(|path| !is_kept(path)).cloned().collect()
     }
 
+    /// Asserts that no files stay. They go with the last process that has them mapped: children that were forked while there was a
+    /// version live a little longer than it.
+    #[track_caller]
+    pub fn assert_no_files(&self, when: &str) {
+        wait_until(PATIENCE, || {
+            self.files().is_empty().then_some(()).or_else(|| {
+                self.run(&["status"]);
+                None
+            })
+        });
+        assert_eq!(self.files(), Vec::<PathBuf>::new(), "{when}: files stay");
+    }
+
     /// Everything in the state directory.
     pub fn all_files(&self) -> Vec<PathBuf> {
         let mut out: Vec<PathBuf> =
