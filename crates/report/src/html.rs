@@ -115,9 +115,9 @@ impl RunResult {
             if a.in_force_ms > 0.0 {
                 page.pair("In force after", micros(a.in_force_ms * 1e3));
             }
-            let parts: Vec<_> =
-                a.pause_parts.iter().map(|p| format!("{} {}", p.name, micros(p.us))).collect();
-            page.pair("Pause", format!("{} ({})", micros(a.pause_us), parts.join(", ")));
+            let parts = a.parts_in_words();
+            let of = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+            page.pair("Pause", format!("{}{of}", micros(a.pause_us)));
         }
         page.pair("Memory", bytes(self.peak_memory_bytes));
         page.pair("Exit code", self.exit_code);

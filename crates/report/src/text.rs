@@ -300,8 +300,7 @@ impl ApplySummary {
         let words = format!("{}, {}", self.how, counted(self.patches, "patch").replace("patchs", "patches"));
         page.entry("applied", &words);
         if self.pause_us > 0.0 {
-            let parts: Vec<String> =
-                self.pause_parts.iter().map(|p| format!("{} {}", p.name, micros(p.us))).collect();
+            let parts = self.parts_in_words();
             let of = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
             page.entry("pause", &format!("{}{of}", micros(self.pause_us)));
         }
@@ -312,6 +311,12 @@ impl ApplySummary {
 }
 
 impl ApplySummary {
+    /// The parts of the pause that took any time: without a counting version, say, nothing was stopped for it.
+    pub(crate) fn parts_in_words(&self) -> Vec<String> {
+        let taken = self.pause_parts.iter().filter(|p| p.us > 0.0);
+        taken.map(|p| format!("{} {}", p.name, micros(p.us))).collect()
+    }
+
     /// How many threads were moved in which stop.
     fn moved_words(&self) -> String {
         let (counting, layout) = (self.moved_to_counting, self.moved_to_layout);

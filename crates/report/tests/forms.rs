@@ -171,6 +171,7 @@ fn sample() -> RunResult {
         in_force_ms: 8_250.0,
         pause_us: 412.0,
         pause_parts: vec![
+            PausePart { name: "nothing stopped for it".into(), us: 0.0 },
             PausePart { name: "stop".into(), us: 50.0 },
             PausePart { name: "remap".into(), us: 230.0 },
         ],
@@ -318,6 +319,9 @@ fn json_goes_both_ways_and_newer_fields_are_ignored() {
 fn the_text_says_it_all_in_eighty_columns() {
     let text = sample().to_text();
     assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    for form in [&text, &sample().to_html()] {
+        assert!(!form.contains("nothing stopped for it"), "{form}");
+    }
     for part in [
         "process 4711, 3 processes, 17 threads",
         "15,321 functions",

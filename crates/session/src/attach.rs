@@ -187,7 +187,7 @@ fn attach_in_phases(
     for (pid, number, why) in set.sweep() {
         result.warnings.push(format!("process {pid}: version {number} stays mapped, unused: {why}"));
     }
-    phases.end("unmapping the counting version");
+    phases.end("unmapping former versions");
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
     judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
