@@ -1,9 +1,10 @@
 //! The command line, as the user types it.
 
+use crate::layout_names::LayoutNames;
 use crate::switch::Switch;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
-use restitch_session::{ExitCode, HugePages, LayoutChoice, Slots, layout_choice};
+use restitch_session::{ExitCode, HugePages, LayoutChoice, Slots};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -129,7 +130,7 @@ pub enum Command {
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
-        #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = layout_choice)]
+        #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
         layout: LayoutChoice,
         /// Call other modules through the slots of the global offset table, not through stubs.
         #[arg(long, value_name = "WHETHER", default_value = "on")]
@@ -265,7 +266,7 @@ pub struct Attach {
     #[arg(long, value_name = "COMMAND")]
     pub metric: Option<String>,
     /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
-    #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = layout_choice)]
+    #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
     pub layout: LayoutChoice,
     /// Call other modules directly where the global offset table cannot change any more, else through its slots, not through stubs.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
@@ -354,7 +355,7 @@ pub struct Lab {
     #[arg(long, value_name = "FILE")]
     pub profile: PathBuf,
     /// Layouts to compare, separated by commas; all unless given. Distances may follow a name: `stitch:4K:64K:2M`, `stitch:zen4`; and `+search` or `+search=SECONDS`, for local search afterwards.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = layout_choice)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = LayoutNames)]
     pub layouts: Vec<LayoutChoice>,
     /// Processor to model: haswell, kaby-lake, ice-lake, golden-cove, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
     #[arg(long, value_name = "NAME")]

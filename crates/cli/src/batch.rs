@@ -1,6 +1,7 @@
 //! `restitch batch` and `restitch cache`: arguments, and what is printed.
 
 use crate::child::child;
+use crate::layout_names::LayoutNames;
 use crate::outputs::check_outputs;
 use crate::switch::Switch;
 use clap::{Args, Subcommand};
@@ -36,7 +37,7 @@ pub struct Batch {
     #[arg(long, value_name = "MIB")]
     cache_size: Option<u64>,
     /// How to lay out; docs/layout.md describes each way.
-    #[arg(long, value_name = "NAME", value_parser = layout_choice)]
+    #[arg(long, value_name = "NAME", value_parser = LayoutNames)]
     layout: Option<LayoutChoice>,
     /// What happens with work that is left when the command ends (profiles that are not laid out, modules that are worth it): a process in the background goes on, `batch`
     /// does it before it ends, or the next batch goes on.
@@ -83,7 +84,7 @@ pub enum CacheCommand {
         #[command(flatten)]
         cache: CacheArgument,
         /// How to lay out; docs/layout.md describes each way.
-        #[arg(long, value_name = "NAME", value_parser = layout_choice)]
+        #[arg(long, value_name = "NAME", value_parser = LayoutNames)]
         layout: Option<LayoutChoice>,
         /// At the lowest priority, with what other processes leave.
         #[arg(long)]

@@ -9,6 +9,7 @@ mod child;
 mod commands;
 mod demo;
 mod lab;
+mod layout_names;
 mod outputs;
 mod pages;
 mod profile_args;

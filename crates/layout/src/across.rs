@@ -37,6 +37,10 @@ impl LayoutAlgorithm for ExtTspAcross {
         "ext-tsp-across"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Extended TSP over all hot blocks, with calls and returns, then by nearness"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         self.with_chains(program, profile, ext_tsp_chains)
     }

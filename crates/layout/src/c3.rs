@@ -53,6 +53,10 @@ impl LayoutAlgorithm for C3 {
         "c3"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Functions behind their likeliest callers (call-chain clustering)"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let graph = FunctionGraph::new(program, profile);
         let order = call_chain_order(&graph.nodes, &graph.arcs, self.limit);

@@ -46,6 +46,10 @@ impl LayoutAlgorithm for CdSort {
         "cdsort"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Functions near those that call them, at every scale (cache-directed sort)"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let graph = FunctionGraph::new(program, profile);
         let order = cache_directed_order(&graph.by_entries(), &graph.arcs, self.model);

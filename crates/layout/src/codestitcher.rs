@@ -54,6 +54,15 @@ impl LayoutAlgorithm for Codestitcher {
         if self.partial_order { "codestitcher+po" } else { "codestitcher" }
     }
 
+    fn meaning(&self) -> &'static str {
+        match self.partial_order {
+            false => {
+                "Most fall-throughs, then most transfers within each distance, across functions (Codestitcher)"
+            }
+            true => "As codestitcher, with branches in the directions that static prediction expects",
+        }
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot =
             HotChains { threshold: self.threshold, ..HotChains::default() }.hot_blocks(program, profile);

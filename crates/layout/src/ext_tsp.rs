@@ -40,6 +40,10 @@ impl LayoutAlgorithm for ExtTsp {
         "ext-tsp"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Fall-throughs and short jumps within functions (extended TSP); functions as by c3"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot = self.options.hot_blocks(program, profile);
         let within = ext_tsp_chains(&HotGraph::new(program, profile, &hot, Links::WithinFunctions));

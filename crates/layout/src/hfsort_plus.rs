@@ -36,6 +36,10 @@ impl LayoutAlgorithm for HfsortPlus {
         "hfsort+"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Functions on the pages of those that call them, for the instruction TLB"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let graph = FunctionGraph::new(program, profile);
         graph.layout(program, hfsort_plus_order(&graph.by_entries(), &graph.arcs), 16)

@@ -53,6 +53,10 @@ impl LayoutAlgorithm for HotChains {
         "hot-chains"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Greedy chains of hot blocks, also across functions; functions as by c3"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot = self.hot_blocks(program, profile);
         let graph = HotGraph::new(program, profile, &hot, Links::Branches);

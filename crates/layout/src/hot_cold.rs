@@ -35,6 +35,10 @@ impl LayoutAlgorithm for HotColdChunks {
         "hot-cold"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Hot chunks of functions in front, cold ones behind (Tamches and Miller)"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let mut hot = self.hot_blocks(program, profile);
         let in_group = |f: FuncId, hot: &[bool]| program.blocks_of(f).any(|b| hot[b.index()]);

@@ -108,6 +108,8 @@ impl Tail {
 pub trait LayoutAlgorithm {
     /// The name that selects it on the command line.
     fn name(&self) -> &'static str;
+    /// What it does, in a line of help.
+    fn meaning(&self) -> &'static str;
     /// The layout of `program` for `profile`. Same input, same output.
     fn layout(&self, program: &Program, profile: &Profile) -> Layout;
 }

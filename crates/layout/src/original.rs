@@ -28,6 +28,10 @@ impl LayoutAlgorithm for OriginalOrder {
         "original"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Address order, what ran apart from what did not"
+    }
+
     /// The functions of which a movable block ran.
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let ran = |f: &FuncId| program.blocks_of(*f).any(|b| program.is_movable(b) && profile.block(b) > 0);

@@ -24,6 +24,10 @@ impl LayoutAlgorithm for PettisHansen {
         "ph"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Functions that call each other side by side (Pettis and Hansen's order of procedures)"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let graph = FunctionGraph::new(program, profile);
         graph.layout(program, pettis_hansen_order(&graph.nodes, &graph.arcs), 16)

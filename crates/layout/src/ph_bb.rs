@@ -26,6 +26,10 @@ impl LayoutAlgorithm for PhBb {
         "ph.bb"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Functions split, hot blocks chained, functions as by ph (all of Pettis and Hansen)"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let hot =
             HotChains { threshold: self.threshold, ..HotChains::default() }.hot_blocks(program, profile);

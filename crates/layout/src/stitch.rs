@@ -50,6 +50,10 @@ impl LayoutAlgorithm for Stitch {
         "stitch"
     }
 
+    fn meaning(&self) -> &'static str {
+        "Chains by nearness as codestitcher's by distance, the hottest blocks first"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let executed = HotChains::default().hot_blocks(program, profile);
         let (hot, warm) = split_by_heat(program, profile, &executed, self.hot_share);

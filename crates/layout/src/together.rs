@@ -28,6 +28,10 @@ impl LayoutAlgorithm for Together {
         "together"
     }
 
+    fn meaning(&self) -> &'static str {
+        "As ext-tsp-across, and in the same lines what branch records saw at the same time"
+    }
+
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
         let across = ExtTspAcross { distances: self.distances, ..ExtTspAcross::default() };
         across.with_chains(program, profile, |graph| match profile.together.is_empty() {

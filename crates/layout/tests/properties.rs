@@ -439,7 +439,10 @@ fn names_choose_algorithms_and_unknown_ones_are_refused_with_the_list() {
     distinct.dedup();
     assert_eq!(distinct.len(), names.len());
     let (program, profile) = movable(3, 4, 12);
+    let pages = include_str!("../../../docs/layout.md");
     for (name, algorithm) in names.iter().zip(restitch_layout::algorithms()) {
+        assert!(pages.contains(&format!("\n### `{name}`: ")), "docs/layout.md has no page of {name}");
+        assert!((20..100).contains(&algorithm.meaning().len()), "{name}: {}", algorithm.meaning());
         let choice: LayoutChoice = name.parse().unwrap();
         assert_eq!(choice.name(), *name);
         assert_eq!(choice.layout(&program, &profile), algorithm.layout(&program, &profile), "{name}");

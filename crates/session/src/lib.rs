@@ -88,7 +88,7 @@ pub use period::Period;
 pub use process_set::GivenBack;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_apply_process::Slots;
-pub use restitch_layout::{LayoutChoice, UnknownLayout};
+pub use restitch_layout::{LayoutChoice, UnknownLayout, algorithms as layout_algorithms};
 pub use restitch_trace::{BurstEnd, LookAhead, Refusal};
 pub use restitch_tracee::{AskedToEnd, OwnChild};
 pub use sampled_record::{Sampled, record_sampled};
