@@ -90,9 +90,7 @@ impl RunResult {
             page.pair("Threads", self.target.threads);
         }
         if let Some(p) = &self.profile {
-            let time = if p.seconds > 0.0 { format!(", {}", micros(p.seconds * 1e6)) } else { String::new() };
-            let words = format!("{}{time}, {}", p.source, counted(p.samples, "sample"));
-            page.pair("Profile", words);
+            page.pair("Profile", p.source_words());
             // Of samples alone, as a plan has them, none is.
             if p.seconds > 0.0 || p.exact_edge_share > 0.0 {
                 page.pair("Exact edges", percent(p.exact_edge_share));
@@ -105,13 +103,10 @@ impl RunResult {
             page.pair(label, words);
         }
         if let Some(a) = &self.apply {
-            let words = format!(
-                "{}: {} patches, {} threads moved to the new layout",
-                a.how,
-                count(a.patches),
-                count(a.moved_to_layout)
-            );
-            page.pair("Applied", words);
+            page.pair("Applied", a.applied_words());
+            if a.moved_threads > 0 {
+                page.pair("Moved", a.moved_words());
+            }
             if a.in_force_ms > 0.0 {
                 page.pair("In force after", micros(a.in_force_ms * 1e3));
             }

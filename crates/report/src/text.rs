@@ -280,7 +280,8 @@ impl Counting {
 }
 
 impl ProfileSummary {
-    fn write_text(&self, page: &mut Page) {
+    /// Where it is from: a file has neither time nor samples.
+    pub(crate) fn source_words(&self) -> String {
         let mut words = self.source.clone();
         if self.seconds > 0.0 {
             let _ = write!(words, ", {}", micros(self.seconds * 1e6));
@@ -288,6 +289,11 @@ impl ProfileSummary {
         if self.samples > 0 {
             let _ = write!(words, ", {}", counted(self.samples, "sample"));
         }
+        words
+    }
+
+    fn write_text(&self, page: &mut Page) {
+        let mut words = self.source_words();
         if self.seconds > 0.0 || self.exact_edge_share > 0.0 {
             let _ = write!(words, "; {} of the edges exact", percent(self.exact_edge_share));
         }
@@ -297,8 +303,7 @@ impl ProfileSummary {
 
 impl ApplySummary {
     fn write_text(&self, page: &mut Page) {
-        let words = format!("{}, {}", self.how, counted(self.patches, "patch").replace("patchs", "patches"));
-        page.entry("applied", &words);
+        page.entry("applied", &self.applied_words());
         if self.pause_us > 0.0 {
             let parts = self.parts_in_words();
             let of = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
@@ -311,6 +316,11 @@ impl ApplySummary {
 }
 
 impl ApplySummary {
+    /// How the layout is in force.
+    pub(crate) fn applied_words(&self) -> String {
+        format!("{}, {}", self.how, counted(self.patches, "patch").replace("patchs", "patches"))
+    }
+
     /// The parts of the pause that took any time: without a counting version, say, nothing was stopped for it.
     pub(crate) fn parts_in_words(&self) -> Vec<String> {
         let taken = self.pause_parts.iter().filter(|p| p.us > 0.0);
@@ -318,7 +328,7 @@ impl ApplySummary {
     }
 
     /// How many threads were moved in which stop.
-    fn moved_words(&self) -> String {
+    pub(crate) fn moved_words(&self) -> String {
         let (counting, layout) = (self.moved_to_counting, self.moved_to_layout);
         match counting {
             0 => format!("{} to the new layout", counted(layout, "thread")),
