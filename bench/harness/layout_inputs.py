@@ -93,7 +93,7 @@ class Postgres(Load):
     """A backend without a server around it (`postgres --single`), which reads a query a line."""
 
     title, timed, recorded = "postgres, TPC-B and mixed SQL", "long", "long-training"
-    accounts, rounds, long_rounds = 20000, 60, 1500
+    accounts, rounds, long_rounds, selects = 20000, 60, 1500, 30000
 
     def __init__(self, machine, _):
         self.prepare(machine, os.path.realpath(find("/usr/lib/postgresql/*/bin/postgres", "postgres")))
@@ -126,8 +126,10 @@ class Postgres(Load):
         return finished(command, stdin, **options)
 
     def queries(self, which):
-        """TPC-B's transactions and, in between, queries of many kinds: half of them in training, all of them in the test."""
+        """TPC-B's transactions and, in between, queries of many kinds: half of them in training, all of them in the test. `selects`: what pgbench -S asks, alone."""
         choose, lines = random.Random(which), []
+        if which == "selects":
+            return [f"select abalance from pgbench_accounts where aid = {choose.randrange(1, self.accounts - 100)};" for _ in range(self.selects)]
         mixed = [m.replace("now()", "timestamp '2024-03-05 10:00'") for m in MIXED]
         for number in range(self.long_rounds if which.startswith("long") else self.rounds):
             aid, delta = choose.randrange(1, self.accounts - 100), choose.randrange(-500, 500)

@@ -87,7 +87,8 @@ def measure(name, options, log):
         with folder(options.place) as place:
             seconds = timed(load, place, files, options.rounds, sorted(os.sched_getaffinity(0)))
         log(f"  {options.rounds} rounds ({time.monotonic() - start:.0f} s)")
-        return {"title": load.title, "restitch": restitch.version(), "options": options.sides, "records": options.records, "seconds": seconds}
+        title = f"{load.title}, input {options.input}" if options.input else load.title
+        return {"title": title, "restitch": restitch.version(), "options": options.sides, "records": options.records, "seconds": seconds}
 
 
 def ratios(row, side):
@@ -125,7 +126,7 @@ def add(parser):
     parser.add_argument("--side", metavar="NAME=OPTIONS", action="append", default=[], help=f"options of `restitch optimize` that make a side; default: {', '.join(f'{name} ({options})' for name, options in SIDES.items())}")
     parser.add_argument("--build", metavar="PATH", help="another restitch, which makes a side of its own")
     parser.add_argument("--records", action="store_true", help="add branch records of training to the profile, which `--layout together` wants")
-    parser.add_argument("--input", metavar="NAME", help="measure this input of the program in place of the unseen one (training; python also has trained, a longer run of its training script)")
+    parser.add_argument("--input", metavar="NAME", help="measure this input of the program in place of the unseen one (training; python also has trained, a longer run of its training script, and postgres selects, what pgbench -S asks)")
     parser.add_argument("--place", metavar="FOLDER", default=MEMORY, help="where copies run; default %(default)s")
 
 
