@@ -19,6 +19,7 @@ use restitch_address::Svma;
 use restitch_apply::{CheckedVersion, Purpose, redirect_write};
 use restitch_emit::{RedirectKind, ShortcutKind, Version};
 use restitch_image::{Image, Segment};
+use restitch_preload::content::{ContentHash, hash_of};
 use restitch_preload::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE, code_samples};
 
 /// Opcodes of `jmp rel32` and `call rel32`.
@@ -99,8 +100,9 @@ impl Overlay {
             counters_start,
             counters_len,
             identity,
-            checksum: checksum(&bytes),
+            checksum: hash_of(&bytes),
             held_out: 0,
+            original: content(image),
         };
         if Meta::decode(&meta.encode()) != Some(meta) {
             return Err(OverlayError::Version("its parts are not whole pages"));
@@ -135,6 +137,9 @@ pub fn verify(overlay: &[u8], image: &Image) -> Result<Meta, OverlayError> {
     if (meta.build_id, meta.build_id_len) != identity_of(image) {
         return Err(damaged("it is another module's"));
     }
+    if meta.original != self::content(image) {
+        return Err(damaged("it is of another file with the same build id"));
+    }
     let segment = code_segment(image)?;
     let original = code_pages(image, &segment);
     let text = content.get(meta.text_offset as usize..).unwrap_or_default();
@@ -158,7 +163,7 @@ pub fn undamaged(overlay: &[u8]) -> Result<Meta, OverlayError> {
     let end = overlay.len().checked_sub(PAGE as usize).ok_or(damaged("it is shorter than a page"))?;
     let (content, page) = overlay.split_at(end);
     let meta = Meta::decode(page).ok_or(damaged("its last page is not one of this format"))?;
-    match meta.file_len == overlay.len() as u64 && meta.checksum == checksum(content) {
+    match meta.file_len == overlay.len() as u64 && meta.checksum == hash_of(content) {
         true => Ok(meta),
         false => Err(damaged("its length or checksum is wrong")),
     }
@@ -181,6 +186,18 @@ fn identity_of(image: &Image) -> ([u8; MAX_BUILD_ID], u64) {
     let mut out = [0; MAX_BUILD_ID];
     out.iter_mut().zip(id).for_each(|(slot, byte)| *slot = *byte);
     (out, id.len() as u64)
+}
+
+/// [`ContentHash`] of what is loaded of a module: processes use its overlay where they have loaded the same.
+pub fn content(image: &Image) -> u64 {
+    let mut hash = ContentHash::new();
+    for segment in image.segments().iter().filter(|s| s.file_len > 0) {
+        let offset = segment.file_offset.get();
+        let bytes = offset as usize..(offset + segment.file_len) as usize;
+        hash.segment(offset, segment.range.start.get(), segment.file_len);
+        hash.bytes(offset, image.data().get(bytes).unwrap_or_default());
+    }
+    hash.finish()
 }
 
 /// [`code_samples`] of a module's code, by which its file is told from another in memory.
@@ -260,13 +277,4 @@ fn shorten(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), O
         place.copy_from_slice(&displacement.to_le_bytes());
     }
     Ok(())
-}
-
-/// FNV-1a over words of eight bytes. It tells damage, not malice: overlays are trusted by their owner and mode.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |sum, chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        (sum ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }

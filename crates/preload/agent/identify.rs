@@ -1,40 +1,37 @@
-//! Modules without a build id: which content a file has that is as it was when somebody has read all of it.
+//! Modules that are known by their files: which content a file has that is as it was when somebody has read all of it.
 //!
 //! The file that is mapped may not be the one that its path names by now, so three things have to be right: the path's file is one that is known, in the state that it is known in;
 //! what the kernel says is mapped is that very file; and some words of the code in memory are those of the file that was read.
 
-use crate::files::{PATH, is_trusted, name_of};
+use crate::files::Folder;
 use crate::known::{FileKey, KNOWN_LEN, Known, code_samples};
 use crate::modules::Module;
 use crate::sys;
 
-/// The module with the identity of its content, if its file is known.
-pub fn by_file(module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<Module> {
-    let key = key_of(module)?;
-    let digits = key.device.to_be_bytes().into_iter().chain(key.inode.to_be_bytes());
-    let file = sys::open(name_of(path, folder, digits, b".file"), false)?;
-    is_trusted(&file)?;
-    let mut bytes = [0; KNOWN_LEN];
-    file.read(&mut bytes, 0)?;
-    let known = Known::decode(&bytes)?;
+/// The module with the identity of its content, if its file is known, and the hash of what is loaded of it.
+pub fn by_file(module: &Module, folder: &Folder) -> Option<(Module, u64)> {
+    let known = known(module, folder)?;
+    Some((module.identified(known.id, known.id_len as usize), known.original))
+}
+
+/// What is known of the module's file.
+pub fn known(module: &Module, folder: &Folder) -> Option<Known> {
+    // SAFETY: the path ends in a zero byte.
+    let key = unsafe { sys::status_of(module.path()?) }?.key;
+    let known = noted(&key, folder)?;
     let is_it = known.key == key
         && is_mapped(module.bias.wrapping_add(module.segment.0), known.mapped_device, known.mapped_inode)
         && samples(module)? == known.samples;
-    is_it.then_some(Module { build_id: known.id, build_id_len: known.id_len as usize, ..*module })
+    is_it.then_some(known)
 }
 
-/// The file at the module's path: for the program, the one that is executed, whatever its path names.
-fn key_of(module: &Module) -> Option<FileKey> {
-    let path: *const u8 = module.path.cast();
-    // SAFETY: the loader's names end in zero bytes; both paths are read up to theirs.
-    let status = unsafe {
-        let is_program = !path.is_null() && path.read() == 0;
-        if path.is_null() {
-            return None;
-        }
-        sys::status_of(if is_program { c"/proc/self/exe".as_ptr().cast() } else { path })
-    };
-    Some(status?.key)
+/// What is noted of a file.
+fn noted(key: &FileKey, folder: &Folder) -> Option<Known> {
+    let digits = key.device.to_be_bytes().into_iter().chain(key.inode.to_be_bytes());
+    let (file, _) = folder.open_named(digits, b".file", false)?;
+    let mut bytes = [0; KNOWN_LEN];
+    file.read(&mut bytes, 0)?;
+    Known::decode(&bytes)
 }
 
 /// [`code_samples`] of the code in memory.
@@ -47,7 +44,7 @@ fn samples(module: &Module) -> Option<u64> {
 
 /// Whether what is mapped at an address is the file with this device and inode, as `/proc/self/maps` names it.
 fn is_mapped(address: u64, device: u64, inode: u64) -> bool {
-    let Some(file) = sys::open(b"/proc/self/maps\0", false) else { return false };
+    let Some(file) = sys::open(b"/proc/self/maps\0") else { return false };
     let (mut bytes, mut line) = ([0; 1024], Line::default());
     loop {
         let Some(len @ 1..) = file.read_on(&mut bytes) else { return false };

@@ -7,6 +7,8 @@
 //! anything is not as expected, the process runs its original code.
 #![no_std]
 
+#[path = "../src/content.rs"]
+mod content;
 mod environment;
 mod exec;
 mod files;
@@ -19,6 +21,7 @@ mod identify;
 mod known;
 mod libc;
 mod modules;
+mod original;
 mod overlay;
 mod sys;
 mod versions;

@@ -2,6 +2,7 @@
 
 use crate::format::MAX_BUILD_ID;
 use crate::libc::{self, ITERATE_OBJECTS, IterateObjects, PhdrInfo};
+use crate::sys::{self, File};
 use crate::versions::{self, MOST};
 use core::ffi::{c_char, c_int, c_void};
 
@@ -18,7 +19,63 @@ pub struct Module {
     /// 0 if it has none.
     pub build_id_len: usize,
     /// Its path as the loader knows it, which lives as long as the module; that of the program is empty.
-    pub path: *const c_char,
+    path: *const c_char,
+    /// Its program headers, which live as long, and how many there are.
+    headers: *const u8,
+    header_count: usize,
+}
+
+/// A segment that is loaded: `p_offset`, `p_vaddr`, `p_filesz` and permissions.
+pub struct Load {
+    pub offset: u64,
+    pub start: u64,
+    pub file_len: u64,
+    pub readable: bool,
+    pub writable: bool,
+}
+
+impl Module {
+    /// The same, with the identity of its content.
+    pub fn identified(&self, build_id: [u8; MAX_BUILD_ID], build_id_len: usize) -> Self {
+        Self { build_id, build_id_len, ..*self }
+    }
+
+    /// What is loaded of its file, in the order of the program headers.
+    pub fn loads(&self) -> impl Iterator<Item = Load> {
+        let headers = (0..self.header_count).map(|i| {
+            // SAFETY: the loader's table has so many entries, and lives as long as the module.
+            unsafe { header(self.headers, i) }
+        });
+        headers.filter(|h| h[0] as u32 == 1).map(|h| {
+            let flags = h[0] >> 32;
+            Load { offset: h[1], start: h[2], file_len: h[4], readable: flags & 4 != 0, writable: flags & 2 != 0 }
+        })
+    }
+
+    /// The path of its file, which ends in a zero byte: for the program, whatever is executed.
+    pub fn path(&self) -> Option<*const u8> {
+        if self.path.is_null() {
+            return None;
+        }
+        // SAFETY: the loader's names end in zero bytes.
+        let is_program = unsafe { self.path.read() } == 0;
+        Some(if is_program { c"/proc/self/exe".as_ptr() } else { self.path }.cast())
+    }
+
+    /// The file that its path names.
+    pub fn file(&self) -> Option<File> {
+        // SAFETY: it ends in a zero byte.
+        unsafe { sys::open_text(self.path()?) }
+    }
+}
+
+/// `Elf64_Phdr` number `i` of a table: p_type, p_flags; then p_offset, p_vaddr, p_paddr, p_filesz, p_memsz.
+///
+/// # Safety
+/// There have to be so many, of 56 bytes each.
+unsafe fn header(headers: *const u8, i: usize) -> [u64; 7] {
+    // SAFETY: promised by the caller.
+    unsafe { headers.add(56 * i).cast::<[u64; 7]>().read_unaligned() }
 }
 
 const NONE: Module = Module {
@@ -28,6 +85,8 @@ const NONE: Module = Module {
     build_id: [0; MAX_BUILD_ID],
     build_id_len: 0,
     path: core::ptr::null(),
+    headers: core::ptr::null(),
+    header_count: 0,
 };
 
 /// Modules of this process that may have overlays.
@@ -67,12 +126,12 @@ unsafe extern "C" fn collect(info: *mut PhdrInfo, _: usize, data: *mut c_void) -
     if info.addr == versions::own_base() {
         return 0;
     }
-    let mut module = Module { bias: info.addr, path: info.name, ..NONE };
+    let (headers, header_count) = (info.headers, usize::from(info.header_count));
+    let mut module = Module { bias: info.addr, path: info.name, headers, header_count, ..NONE };
     let mut executable = 0;
-    for i in 0..usize::from(info.header_count) {
-        // `Elf64_Phdr`: p_type, p_flags; then p_offset, p_vaddr, p_paddr, p_filesz, p_memsz.
-        // SAFETY: the table has so many entries of 56 bytes.
-        let header = unsafe { info.headers.add(56 * i).cast::<[u64; 7]>().read_unaligned() };
+    for i in 0..header_count {
+        // SAFETY: the table has so many entries.
+        let header = unsafe { header(headers, i) };
         let (kind, flags) = (header[0] as u32, (header[0] >> 32) as u32);
         let (start, file_len, memory_len) = (header[2], header[4], header[5]);
         match kind {

@@ -1,22 +1,23 @@
 //! From loaded modules to overlays, and from overlays to mapped versions.
 
-use crate::files::{PATH, folder, is_trusted, name};
+use crate::files::Folder;
 use crate::format::{COUNTS_HEADER, Counts, HELD_AT, Meta, PAGE, TOLD_AT};
 use crate::identify;
 use crate::libc;
 use crate::modules::{Module, Modules};
+use crate::original::is_original;
 use crate::sys::{self, EXECUTE, NO_REPLACE, PRIVATE, READ, SHARED, WRITE};
 use crate::versions::{self, MOST, Version};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 /// Looks for overlays of all modules, and maps what is there.
 pub fn install_all() {
-    let Some((mut path, folder)) = folder() else { return };
+    let Some(folder) = Folder::own() else { return };
     let Some(modules) = Modules::of_process() else { return };
     for module in modules.iter() {
         match module.build_id_len {
-            0 => identify::by_file(module, &mut path, folder).and_then(|m| install(&m, &mut path, folder)),
-            _ => install(module, &mut path, folder),
+            0 => identify::by_file(module, &folder).and_then(|(m, content)| install(&m, Some(content), &folder)),
+            _ => install(module, None, &folder),
         };
     }
 }
@@ -32,10 +33,9 @@ pub fn tell() {
     }
 }
 
-/// Maps the overlay of a module, if it has one that fits.
-fn install(module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<()> {
-    let file = sys::open(name(path, folder, module, b".overlay"), false)?;
-    let len = is_trusted(&file)?;
+/// Maps the overlay of a module, if it has one that fits. `noted` is the hash of what is loaded of it, if its file is known.
+fn install(module: &Module, noted: Option<u64>, folder: &Folder) -> Option<()> {
+    let (file, len) = folder.open(module, b".overlay", false)?;
     let mut page = [0; PAGE as usize];
     file.read(&mut page, len.checked_sub(PAGE)?)?;
     let meta = Meta::decode(&page)?;
@@ -43,6 +43,9 @@ fn install(module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<()> 
         && meta.build_id_len == module.build_id_len as u64
         && (meta.segment_start, meta.segment_len) == module.segment;
     if !same_module || meta.file_len != len {
+        return None;
+    }
+    if !is_original(module, noted, meta.original, folder) {
         return None;
     }
     if is_held_out(&meta) {
@@ -70,7 +73,7 @@ fn install(module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<()> 
             sys::unmap(start, meta.version_len);
             return None;
         }
-        let counters = map_counters(&meta, module, path, folder);
+        let counters = map_counters(&meta, module, folder);
         let done = counters && file.map(text, meta.text_len, READ | EXECUTE, PRIVATE, meta.text_offset);
         if !done {
             versions::remove_last();
@@ -101,19 +104,18 @@ static COUNTING: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 ///
 /// # Safety
 /// There must be one thread.
-unsafe fn map_counters(meta: &Meta, module: &Module, path: &mut [u8; PATH], folder: usize) -> bool {
+unsafe fn map_counters(meta: &Meta, module: &Module, folder: &Folder) -> bool {
     if meta.counters_len == 0 {
         return true;
     }
     // SAFETY: as promised by the caller.
-    unsafe { try_map_counters(meta, module, path, folder) }.is_some()
+    unsafe { try_map_counters(meta, module, folder) }.is_some()
 }
 
 /// # Safety
 /// There must be one thread.
-unsafe fn try_map_counters(meta: &Meta, module: &Module, path: &mut [u8; PATH], folder: usize) -> Option<()> {
-    let file = sys::open(name(path, folder, module, b".counts"), true)?;
-    let len = is_trusted(&file)?;
+unsafe fn try_map_counters(meta: &Meta, module: &Module, folder: &Folder) -> Option<()> {
+    let (file, len) = folder.open(module, b".counts", true)?;
     let mut page = [0; PAGE as usize];
     file.read(&mut page, 0)?;
     let head = Counts::decode(&page)?;

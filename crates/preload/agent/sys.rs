@@ -7,6 +7,12 @@ use core::arch::asm;
 const READ_ONLY: usize = 0o2000000;
 /// `open` for reading and writing, closed by `exec`.
 const READ_WRITE: usize = 0o2000002;
+/// `open` of a folder.
+const FOLDER: usize = 0o200000;
+/// `open` without waiting for whoever is to open the other end of a pipe.
+const AT_ONCE: usize = 0o4000;
+/// `open` without following a link.
+const NO_LINK: usize = 0o400000;
 const AT_FDCWD: usize = -100isize as usize;
 
 pub const READ: usize = 1;
@@ -38,6 +44,21 @@ pub struct Status {
 }
 
 impl Status {
+    /// A regular file.
+    pub fn is_regular(&self) -> bool {
+        self.mode & 0o170_000 == 0o100_000
+    }
+
+    /// A folder.
+    pub fn is_folder(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+
+    /// It belongs to this user or to root, and nobody else may write to it.
+    pub fn is_safe(&self) -> bool {
+        (self.owner == user() || self.owner == 0) && self.mode & 0o022 == 0
+    }
+
     /// Of `struct stat` of x86-64, in words: st_dev, st_ino, st_nlink, st_mode and st_uid, st_gid, st_rdev, st_size, st_blksize, st_blocks, st_atim, st_mtim, st_ctim.
     fn of(stat: [u64; 18]) -> Self {
         let key = FileKey {
@@ -69,14 +90,22 @@ fn checked(result: usize) -> Option<usize> {
     (result < -4095isize as usize).then_some(result)
 }
 
-/// Opens a file; `path` ends in a zero byte.
-pub fn open(path: &[u8], for_writing: bool) -> Option<File> {
+/// Opens a file for reading; `path` ends in a zero byte.
+pub fn open(path: &[u8]) -> Option<File> {
+    open_at(AT_FDCWD, path, READ_ONLY)
+}
+
+/// Opens a folder; `path` ends in a zero byte.
+pub fn open_folder(path: &[u8]) -> Option<File> {
+    open_at(AT_FDCWD, path, READ_ONLY | FOLDER)
+}
+
+fn open_at(folder: usize, path: &[u8], flags: usize) -> Option<File> {
     if path.last() != Some(&0) {
         return None;
     }
-    let flags = if for_writing { READ_WRITE } else { READ_ONLY };
     // SAFETY: `openat` reads the path, which ends within the slice.
-    checked(unsafe { call(257, [AT_FDCWD, path.as_ptr() as usize, flags, 0, 0, 0]) }).map(File)
+    checked(unsafe { call(257, [folder, path.as_ptr() as usize, flags, 0, 0, 0]) }).map(File)
 }
 
 /// Opens a file for reading.
@@ -85,7 +114,18 @@ pub fn open(path: &[u8], for_writing: bool) -> Option<File> {
 /// `path` ends in a zero byte.
 pub unsafe fn open_text(path: *const u8) -> Option<File> {
     // SAFETY: `openat` reads the path up to its end.
-    checked(unsafe { call(257, [AT_FDCWD, path as usize, READ_ONLY, 0, 0, 0]) }).map(File)
+    checked(unsafe { call(257, [AT_FDCWD, path as usize, READ_ONLY | AT_ONCE, 0, 0, 0]) }).map(File)
+}
+
+/// Maps in what is there of a private file mapping that may be read; whether all of it is. (A kernel before 5.14 does that when it is read.)
+pub fn populate(start: u64, len: u64) -> bool {
+    const POPULATE_READ: usize = 22;
+    const UNKNOWN_ADVICE: isize = -22;
+    let first = start & !4095;
+    let len = (start - first).saturating_add(len);
+    // SAFETY: `madvise` with this advice changes no content.
+    let done = unsafe { call(28, [first as usize, len as usize, POPULATE_READ, 0, 0, 0]) } as isize;
+    done == 0 || done == UNKNOWN_ADVICE
 }
 
 /// Whether a program that this process executes now may read a file: `access`, which asks for the real user, without the capabilities that are lost on the way. (Where the
@@ -111,6 +151,26 @@ pub unsafe fn status_of(path: *const u8) -> Option<Status> {
 }
 
 impl File {
+    /// Opens what this folder has under a name, which ends in a zero byte: no link, and nothing that would have to be waited for.
+    pub fn open(&self, name: &[u8], for_writing: bool) -> Option<Self> {
+        let flags = if for_writing { READ_WRITE } else { READ_ONLY };
+        open_at(self.0, name, flags | AT_ONCE | NO_LINK)
+    }
+
+    /// Where the link of a name in this folder, which ends in a zero byte, leads to: so many bytes.
+    pub fn read_link(&self, name: &[u8], target: &mut [u8]) -> Option<usize> {
+        if name.last() != Some(&0) {
+            return None;
+        }
+        // SAFETY: `readlinkat` reads the name, which ends within the slice, and writes at most as many bytes as `target` has.
+        checked(unsafe {
+            call(
+                267,
+                [self.0, name.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0],
+            )
+        })
+    }
+
     /// Mode, owner and length.
     pub fn status(&self) -> Option<Status> {
         let mut stat = [0u64; 18];

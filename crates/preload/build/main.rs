@@ -5,6 +5,7 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=agent");
+    println!("cargo::rerun-if-changed=src/content.rs");
     println!("cargo::rerun-if-changed=src/format.rs");
     println!("cargo::rerun-if-changed=src/known.rs");
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("{name} is set by cargo"));
@@ -18,6 +19,8 @@ fn main() {
     ]);
     // No panics, no start files, no library: it has to be loadable beside any C library, and to bring none along.
     compiler.args(["-Cpanic=abort", "-Copt-level=2", "-Cforce-unwind-tables=yes", "-Cstrip=symbols"]);
+    // All is seen at once, so that nothing of the core library stays that is called by nothing.
+    compiler.arg("-Ccodegen-units=1");
     compiler.args(["-Clink-arg=-nostdlib", "-Clink-arg=-Wl,-z,now,-z,relro,-soname,librestitch-preload.so"]);
     // Initialized first (ld(1), `-z initfirst`): what the libraries' own initialization executes is overlaid, too, and its pages are not mapped twice. The
     // loader keeps the promise to one library, the last one that asks for it.

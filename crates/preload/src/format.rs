@@ -8,7 +8,7 @@
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 /// Number of the format that is written and read.
-pub const FORMAT: u64 = 1;
+pub const FORMAT: u64 = 2;
 /// Longest build id that has an overlay, in bytes.
 pub const MAX_BUILD_ID: usize = 64;
 /// Bytes in front of the counters.
@@ -64,10 +64,12 @@ pub struct Meta {
     pub counters_len: u64,
     /// A number that the counts file has to have too.
     pub identity: u64,
-    /// Checksum of all that stands in front of this page.
+    /// Checksum of all that stands in front of this page ([`hash_of`](crate::content::hash_of)). It tells damage, not malice: overlays are trusted by their owner and mode.
     pub checksum: u64,
     /// Of 256 processes so many run the original code, for comparison, chosen by chance. 0 but for overlays on trial.
     pub held_out: u64,
+    /// [`ContentHash`](crate::content::ContentHash) of the module that it was made of: it takes the place of no other.
+    pub original: u64,
 }
 
 impl Meta {
@@ -82,6 +84,11 @@ impl Meta {
             slot.copy_from_slice(&field.to_le_bytes());
         }
         page
+    }
+
+    /// Whether a page is the last one of an overlay, of whatever format.
+    pub fn is_any(page: &[u8]) -> bool {
+        page.get(..16).is_some_and(|magic| magic == MAGIC)
     }
 
     /// What a page says; nothing if it is none of this format, or contradicts itself.
@@ -107,11 +114,12 @@ impl Meta {
             identity: field(12)?,
             checksum: field(13)?,
             held_out: field(14)?,
+            original: field(15)?,
         };
         meta.is_sound().then_some(meta)
     }
 
-    fn fields(&self) -> [u64; 15] {
+    fn fields(&self) -> [u64; 16] {
         [
             self.build_id_len,
             self.file_len,
@@ -128,6 +136,7 @@ impl Meta {
             self.identity,
             self.checksum,
             self.held_out,
+            self.original,
         ]
     }
 

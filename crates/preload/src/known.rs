@@ -1,7 +1,8 @@
-//! The format of the files that tell a module without a build id by its file, for the agent and for those who write them. No more than `core`.
+//! The format of the files that tell a module by its file, for the agent and for those who write them. No more than `core`.
 //!
-//! Such a module has the hash of its whole content for an identity, which nobody can compute in each process. So the hash is computed once, and beside the overlays lies what a file was
-//! like then, under the file's device and inode: [`Known`]. A file whose [`FileKey`] is still the same has the same content, as far as its file system keeps times of change.
+//! A module without a build id has the hash of its whole content for an identity, which nobody can compute in each process. So the hash is computed once, and beside the overlays lies what a file was
+//! like then, under the file's device and inode: [`Known`]. A file whose [`FileKey`] is still the same has the same content, as far as its file system keeps times of change. A module with a
+//! build id may have been changed since it was built; where its file is known, it need not be read to find that out.
 
 use crate::format::{MAX_BUILD_ID, word};
 
@@ -10,9 +11,9 @@ pub const KNOWN_LEN: usize = 256;
 /// So many words of a module's code are compared.
 const SAMPLES: u64 = 32;
 const MAGIC: [u8; 16] = *b"restitch module\0";
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 const FIELDS_AT: usize = 24;
-const ID_AT: usize = FIELDS_AT + 8 * 11;
+const ID_AT: usize = FIELDS_AT + 8 * 12;
 const FNV: (u64, u64) = (0xcbf2_9ce4_8422_2325, 0x0000_0100_0000_01b3);
 
 /// A file, in the state that it has now: every change of its content changes the time of its last change.
@@ -45,6 +46,8 @@ pub struct Known {
     pub id_len: u64,
     /// [`code_samples`] of its code.
     pub samples: u64,
+    /// [`ContentHash`](crate::content::ContentHash) of what is loaded of it.
+    pub original: u64,
 }
 
 impl Known {
@@ -56,7 +59,7 @@ impl Known {
         head[16..FIELDS_AT].copy_from_slice(&FORMAT.to_le_bytes());
         let k = &self.key;
         let file = [k.device, k.inode, k.len, k.modified[0], k.modified[1], k.changed[0], k.changed[1]];
-        let rest = [self.mapped_device, self.mapped_inode, self.id_len, self.samples];
+        let rest = [self.mapped_device, self.mapped_inode, self.id_len, self.samples, self.original];
         for (slot, field) in head[FIELDS_AT..].chunks_exact_mut(8).zip(file.into_iter().chain(rest)) {
             slot.copy_from_slice(&field.to_le_bytes());
         }
@@ -78,8 +81,9 @@ impl Known {
             changed: [field(5)?, field(6)?],
         };
         let id = bytes.get(ID_AT..ID_AT + MAX_BUILD_ID)?.try_into().ok()?;
-        let (mapped_device, mapped_inode, id_len, samples) = (field(7)?, field(8)?, field(9)?, field(10)?);
-        let known = Self { key, mapped_device, mapped_inode, id, id_len, samples };
+        let (mapped_device, mapped_inode, id_len) = (field(7)?, field(8)?, field(9)?);
+        let (samples, original) = (field(10)?, field(11)?);
+        let known = Self { key, mapped_device, mapped_inode, id, id_len, samples, original };
         (id_len > 0 && id_len <= MAX_BUILD_ID as u64).then_some(known)
     }
 }
@@ -101,7 +105,7 @@ mod tests {
 
     fn known() -> Known {
         let key = FileKey { device: 1, inode: 2, len: 3, modified: [4, 5], changed: [6, 7] };
-        Known { key, mapped_device: 8, mapped_inode: 9, id: [10; MAX_BUILD_ID], id_len: 40, samples: 11 }
+        Known { key, mapped_device: 8, mapped_inode: 9, id: [10; MAX_BUILD_ID], id_len: 40, samples: 11, original: 12 }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!
 //! **Idea.** The original file is executed as ever. A small shared library, the *agent*, comes along by `LD_PRELOAD`; before the
 //! program's first instruction it looks for an *overlay* of each loaded module, by build id, beside itself. An overlay holds a
-//! code version and the module's code with redirects to it. Both are mapped, and that is all: some twenty system calls. A module without a build id is told by its file ([`Known`]).
+//! code version and the module's code with redirects to it. Both are mapped, and that is all: some twenty system calls. A module without a build id is told by its file ([`Known`]); one with
+//! a build id has to have the very bytes that the overlay was made of ([`content`]).
 //!
 //! **What you do**: write [`AGENT`] to a file named [`AGENT_NAME`], put overlays beside it as [`overlay_name`] says, and start
 //! commands with `LD_PRELOAD` naming the agent. The agent passes itself on when a program starts another with an environment of its own.
@@ -19,6 +20,7 @@
 //!
 //! The agent is compiled apart (`agent/`, no standard library, no libc of its own) and shares [`Meta`] with this crate.
 
+pub mod content;
 mod empty;
 mod format;
 mod known;

@@ -6,9 +6,11 @@
 //! **Idea.** Files are looked at once a second, by their state ([`FileKey`]); where that has changed, their identity tells. A build that the cache knows, or that somebody works on, is no news
 //! (`touch`, or a build that came out the same); another one is a new module, of which nothing is known.
 
+use super::build::Build;
 use super::cache::Cache;
 use super::known::{age, key_at};
-use restitch_image::Image;
+use super::suspended::Suspended;
+use crate::SessionError;
 use restitch_preload::FileKey;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,14 +31,14 @@ pub(crate) struct ModuleFile {
 }
 
 impl ModuleFile {
-    /// Whether another build than `id` is at `path` by now. A file that is missing, or that is being written, is none.
-    pub fn is_replaced(&mut self, path: &Path, id: &str) -> bool {
+    /// Whether another build than this one is at `path` by now. A file that is missing, or that is being written, is none.
+    pub fn is_replaced(&mut self, path: &Path, build: &Build) -> bool {
         let Some(key) = key_at(path) else { return false };
         if self.key == Some(key) {
             return false;
         }
-        match identity_at(path) {
-            Some(now) if now == id => {
+        match Build::at(path) {
+            Some(now) if now == *build => {
                 self.key = Some(key);
                 false
             }
@@ -77,21 +79,39 @@ impl ModuleFiles {
 }
 
 impl Cache {
-    /// Whether the build with this identity is profiled, or somebody works on it.
-    pub(super) fn knows_build(&self, id: &str) -> bool {
+    /// Whether this build is profiled, or somebody works on it.
+    pub(super) fn knows_build(&self, build: &Build) -> bool {
+        let id = &build.id;
         // Nobody has worked on one without a lock file.
         let is_held = || self.stored(id, "lock").exists() && self.lock(id).is_none();
-        self.entry(id).is_some() || self.is_suspended(id) || is_held()
+        let is_counted = || self.is_suspended(id) && Suspended::read(self, id).is_some_and(|s| s.build() == *build);
+        self.entry(id).is_some_and(|e| e.is_of(build)) || is_counted() || is_held()
     }
-}
 
-/// The identity of the module at `path`, if it is one.
-pub(super) fn identity_at(path: &Path) -> Option<String> {
-    if !path.is_file() {
-        return None;
+    /// Makes way for a build: what the cache has of another file with the same build id is removed, if that file is no longer what it was.
+    ///
+    /// # Errors
+    /// [`SessionError::NothingToDo`] if it is still there: there is one place for both.
+    pub(super) fn make_way(&self, path: &Path, build: &Build) -> Result<(), SessionError> {
+        let entry = self.entry(&build.id).map(|e| (e.is_of(build), e.build(), e.path));
+        let counting = Suspended::read(self, &build.id).map(|s| (s.build() == *build, Some(s.build()), s.path));
+        let others: Vec<_> = [entry, counting].into_iter().flatten().filter(|(same, ..)| !same).collect();
+        for (_, other, at) in &others {
+            if at != path && other.is_some() && Build::at(at) == *other {
+                let why = format!(
+                    "{} has the same build id and other content, and is optimized in its place; a file that is changed after it was linked needs another build id, or none (objcopy --remove-section .note.gnu.build-id)",
+                    at.display()
+                );
+                return Err(SessionError::NothingToDo(why));
+            }
+        }
+        if !others.is_empty()
+            && let Some(_lock) = self.lock(&build.id)
+        {
+            self.remove(&build.id);
+        }
+        Ok(())
     }
-    let image = Image::parse(std::fs::read(path).ok()?).ok()?;
-    Some(image.identity().to_string())
 }
 
 fn is_being_written(key: &FileKey) -> bool {
@@ -106,7 +126,7 @@ mod tests {
     #[test]
     fn another_build_is_told_from_the_same_one_and_from_half_a_file() {
         let Some((folder, module)) = module() else { return };
-        let (path, id) = (folder.path().join("a"), module.image.identity().to_string());
+        let (path, id) = (folder.path().join("a"), Build::of(&module.image));
         let bytes = std::fs::read(&path).unwrap();
         let mut other = bytes.clone();
         let note =
@@ -134,11 +154,11 @@ mod tests {
     #[test]
     fn a_build_that_is_worked_on_is_known() {
         let Some((folder, module)) = module() else { return };
-        let (path, id) = (folder.path().join("a"), module.image.identity().to_string());
+        let (path, build) = (folder.path().join("a"), Build::of(&module.image));
         let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
-        let knows = |path: &Path| identity_at(path).is_some_and(|id| cache.knows_build(&id));
+        let knows = |path: &Path| Build::at(path).is_some_and(|build| cache.knows_build(&build));
         assert!(!knows(&path));
-        let lock = cache.lock(&id).unwrap();
+        let lock = cache.lock(&build.id).unwrap();
         assert!(knows(&path));
         drop(lock);
         assert!(!knows(&path) && !knows(&folder.path().join("nothing")));

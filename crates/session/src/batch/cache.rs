@@ -11,6 +11,7 @@
 //!   store/ID.optimized           the optimized overlay
 //!   store/ID.profile             the profile (our own format)
 //!   store/ID.json                an [`Entry`]
+//!   store/ID.seal                the state of that overlay's file when its checksum was right
 //!   store/ID.lock                held by the session that works on the module
 //!   store/ID.counting, .earlier  of a counting that the next command goes on with ([`Suspended`](super::suspended::Suspended))
 //!   store/budget                 processor seconds that earlier commands have left for optimizing, or owe
@@ -21,7 +22,10 @@
 //! the new one. The kernel's records of mappings have the path of the file that was mapped, behind links: by its name it is known for ever how a process has run, whatever is
 //! in force by then (`in_force.rs`). ID is the module's build id, or the hash of its content; overlays are found by nothing else: when a program on disk changes, its overlay is not found any more.
 
+use super::build::Build;
 use super::observe::Usage;
+use super::own_files::{MOST_OF_NOTE, MOST_OF_OVERLAY, check_folders, open_own_for_writing, open_regular, own_user, read_own};
+use super::seal::SEAL;
 use super::trial::{self, Trial};
 use crate::SessionError;
 use crate::disk::write_whole;
@@ -32,16 +36,18 @@ use restitch_preload::{
     empty_library_32, known_name, platform_name,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Largest size of the cache in bytes, unless another is asked for.
 pub const MOST_BYTES: u64 = 2 << 30;
+
+/// More processor seconds than this are neither left nor owed: it is a week, and nobody knows who has written it.
+const MOST_BUDGET: f64 = 7.0 * 24.0 * 3600.0;
 
 /// What optimized overlays end with.
 pub(crate) const OPTIMIZED: &str = "optimized";
@@ -81,9 +87,22 @@ pub struct Entry {
     /// Whether its runs take less time, where that was in doubt.
     #[serde(default)]
     pub trial: Trial,
+    /// The hash of what is loaded of the file ([`restitch_apply_preload::content`]): files with the same build id may differ. Older caches do not know.
+    #[serde(default)]
+    pub content: Option<u64>,
 }
 
 impl Entry {
+    /// The build that it is of.
+    pub(super) fn build(&self) -> Option<Build> {
+        Some(Build { id: self.build_id.clone(), content: self.content? })
+    }
+
+    /// Whether it is of this build.
+    pub(super) fn is_of(&self, build: &Build) -> bool {
+        self.build().as_ref() == Some(build)
+    }
+
     /// Whether the module has no build id, and is known by its file.
     fn is_of_content(&self) -> bool {
         BuildId::from_hex(&self.build_id).is_some_and(|id| id.is_of_content())
@@ -121,12 +140,15 @@ impl Cache {
         builder.recursive(true).mode(0o700);
         builder.create(path.join("store")).map_err(|e| fail("making the cache", &path, e))?;
         let owner = std::fs::metadata(&path).map_err(|e| fail("reading", &path, e))?;
-        let own = std::fs::metadata("/proc/self").map_or(u32::MAX, |m| m.uid());
-        if owner.uid() != own || owner.permissions().mode() & 0o022 != 0 {
+        if owner.uid() != own_user() || owner.permissions().mode() & 0o022 != 0 {
             return Err(bad(
                 &path,
                 "it belongs to another user, or others may write to it; name another cache with --cache",
             ));
+        }
+        if let Err((folder, why)) = check_folders(&path.join("store")) {
+            let why = format!("{why}, and what is in the cache {} is executed; name another cache with --cache", path.display());
+            return Err(SessionError::BadFile { path: folder, why });
         }
         let real_path = std::fs::canonicalize(&path).map_err(|e| fail("reading", &path, e))?;
         Ok(Self { path, real_path })
@@ -184,7 +206,7 @@ impl Cache {
 
     /// Where the module of an overlay is.
     pub fn path_of(&self, id: &str) -> Option<PathBuf> {
-        let bytes = std::fs::read(self.stored(id, "path")).ok()?;
+        let bytes = read_own(&self.stored(id, "path"), MOST_OF_NOTE).ok()?;
         Some(OsString::from_vec(bytes).into())
     }
 
@@ -199,18 +221,15 @@ impl Cache {
 
     /// What is known of a file, if it is still in the same state.
     pub(crate) fn known(&self, key: &FileKey) -> Option<Known> {
-        let known = Known::decode(&std::fs::read(self.path.join(known_name(key))).ok()?)?;
+        let known = Known::decode(&read_own(&self.path.join(known_name(key)), MOST_OF_NOTE).ok()?)?;
         (known.key == *key).then_some(known)
-    }
-
-    /// Where the modules without a build id are that something was made of.
-    pub(crate) fn of_content(&self) -> BTreeSet<PathBuf> {
-        self.entries().into_iter().filter(Entry::is_of_content).map(|e| e.path).collect()
     }
 
     /// Processor seconds that earlier commands have left for optimizing.
     pub(crate) fn kept_budget(&self) -> f64 {
-        std::fs::read_to_string(self.budget_file()).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0.0)
+        let kept = read_own(&self.budget_file(), MOST_OF_NOTE).ok().and_then(|t| String::from_utf8(t).ok());
+        let seconds: f64 = kept.and_then(|t| t.trim().parse().ok()).unwrap_or(0.0);
+        if seconds.is_finite() { seconds.clamp(-MOST_BUDGET, MOST_BUDGET) } else { 0.0 }
     }
     /// Keeps them for the next command.
     pub(crate) fn keep_budget(&self, seconds: f64) {
@@ -231,15 +250,16 @@ impl Cache {
 
     /// Holds a module for this session; `None` if another session works on it.
     pub fn lock(&self, id: &str) -> Option<File> {
-        let file =
-            File::options().create(true).truncate(false).write(true).open(self.stored(id, "lock")).ok()?;
+        let path = self.stored(id, "lock");
+        let make = || File::options().create_new(true).write(true).mode(0o600).open(&path);
+        let file = open_own_for_writing(&path).or_else(|_| make()).ok()?;
         file.try_lock().ok()?;
         Some(file)
     }
 
     /// What is known of a module.
     pub fn entry(&self, id: &str) -> Option<Entry> {
-        serde_json::from_slice(&std::fs::read(self.stored(id, "json")).ok()?).ok()
+        serde_json::from_slice(&read_own(&self.stored(id, "json"), MOST_OF_NOTE).ok()?).ok()
     }
 
     /// All modules that are known, the one that was optimized last first.
@@ -300,14 +320,14 @@ impl Cache {
         files.filter_map(name).filter_map(id).collect()
     }
 
-    /// Puts the stored overlay in force, or none if there is none; what was counted until now is over.
+    /// Puts the stored overlay in force, or none if there is none, or it is damaged; what was counted until now is over.
     ///
     /// # Errors
     /// If the file system refuses.
     pub fn put_in_force(&self, id: &str) -> Result<(), SessionError> {
         let target = self.path.join(format!("{id}.overlay"));
         let fail = |source| SessionError::File { operation: "writing", path: target.clone(), source };
-        match self.stored(id, OPTIMIZED).try_exists().map_err(fail)? {
+        match self.is_sound(id) {
             true => self.lead(id, &format!("store/{id}.{OPTIMIZED}"))?,
             false => match std::fs::remove_file(&target) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail(e)),
@@ -346,7 +366,7 @@ impl Cache {
     pub fn remove(&self, id: &str) {
         let _ = std::fs::remove_file(self.stored(id, OPTIMIZED));
         let _ = self.put_in_force(id);
-        for kind in ["json", "profile", "path"] {
+        for kind in ["json", "profile", "path", SEAL] {
             let _ = std::fs::remove_file(self.stored(id, kind));
         }
     }
@@ -362,7 +382,8 @@ impl Cache {
         let mut count = 0;
         // Modules without a build id are known by their files, which elsewhere are others.
         for entry in self.entries().into_iter().filter(|e| !e.is_of_content()) {
-            let mut bytes = std::fs::read(self.stored(&entry.build_id, OPTIMIZED)).unwrap_or_default();
+            let bytes = read_own(&self.stored(&entry.build_id, OPTIMIZED), MOST_OF_OVERLAY);
+            let mut bytes = bytes.unwrap_or_default();
             if !bytes.is_empty() {
                 trial::without(&mut bytes);
                 write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, 0o644)?;
@@ -413,9 +434,23 @@ fn probe(path: &Path) -> Result<(), String> {
 
 /// What an overlay file says of itself.
 pub(crate) fn read_meta(path: &Path) -> Option<Meta> {
-    let file = File::open(path).ok()?;
+    Meta::decode(&last_page(path)?)
+}
+
+/// Whether a file is an overlay, of whatever format.
+pub(crate) fn is_overlay(path: &Path) -> bool {
+    last_page(path).is_some_and(|page| Meta::is_any(&page))
+}
+
+/// Whether a file is an overlay of a format that is not today's.
+pub(crate) fn is_of_other_format(path: &Path) -> bool {
+    is_overlay(path) && read_meta(path).is_none()
+}
+
+fn last_page(path: &Path) -> Option<Vec<u8>> {
+    let file = open_regular(path).ok()?;
     let at = file.metadata().ok()?.len().checked_sub(restitch_preload::PAGE)?;
     let mut page = vec![0; restitch_preload::PAGE as usize];
     file.read_exact_at(&mut page, at).ok()?;
-    Meta::decode(&page)
+    Some(page)
 }

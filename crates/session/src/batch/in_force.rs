@@ -5,11 +5,10 @@
 //! **Idea.** Each kind has a file of its own name, and what agents open is a symbolic link to one of them. A record has the path of the file that was mapped, behind links. An agent that
 //! opens while the link is exchanged gets either file; if that was replaced or removed before it was mapped, the kernel says so behind the name, which stays what it was.
 
-use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
+use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, is_overlay, read_meta};
 use super::observe::{Mode, Overlays};
 use super::trial::{HELD_OUT, Trial};
 use restitch_preload::{AGENT_NAME, HELD_OUT_AT, PAGE, PLATFORMS, platform_name};
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -24,7 +23,7 @@ impl Cache {
 
     /// Whether a file was made by restitch, here or in another cache: there is nothing to optimize in it.
     pub(crate) fn is_made(&self, path: &Path) -> bool {
-        self.holds(path) || is_agent(path) || read_meta(path).is_some()
+        self.holds(path) || is_agent(path) || is_overlay(path)
     }
 
     /// Whether an overlay is in force that is not a link: an older restitch has put it there.
@@ -79,8 +78,11 @@ impl Cache {
         let path = self.stored(id, OPTIMIZED);
         let Some(meta) = read_meta(&path).filter(|m| m.held_out != share) else { return Ok(()) };
         // Eight aligned bytes, which an agent that reads them now has before or after.
-        let file = File::options().write(true).open(&path)?;
-        file.write_all_at(&share.to_le_bytes(), meta.file_len - PAGE + HELD_OUT_AT)
+        let file = super::own_files::open_own_for_writing(&path)?;
+        let held = file.write_all_at(&share.to_le_bytes(), meta.file_len - PAGE + HELD_OUT_AT);
+        drop(file);
+        self.seal(id);
+        held
     }
 }
 
@@ -113,6 +115,7 @@ impl Overlays for Cache {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use restitch_preload::content::hash_of;
     use restitch_preload::{MAX_BUILD_ID, Meta};
 
     const ID: &str = "0123456789abcdef0123";
@@ -128,7 +131,8 @@ pub(super) mod tests {
         let (path, build_id, layout) = ("/bin/a".into(), ID.into(), "original".into());
         let (profiled_runs, profiled_at, cost_seconds) = (1, 1, 1.0);
         let (original, optimized, trial) = Default::default();
-        Entry { path, build_id, profiled_runs, profiled_at, original, optimized, cost_seconds, layout, trial }
+        let content = Some(1);
+        Entry { path, build_id, profiled_runs, profiled_at, original, optimized, cost_seconds, layout, trial, content }
     }
 
     /// An overlay of one page of version and one of code, which nobody runs.
@@ -148,8 +152,9 @@ pub(super) mod tests {
             counters_start: 16 * PAGE,
             counters_len,
             identity: 0,
-            checksum: 0,
+            checksum: hash_of(&vec![0; 2 * PAGE as usize]),
             held_out: 0,
+            original: 0,
         };
         assert_eq!(Meta::decode(&meta.encode()), Some(meta));
         [vec![0; 2 * PAGE as usize], meta.encode().to_vec()].concat()

@@ -1,9 +1,11 @@
 //! Counting the runs of a module: which functions, how many runs, and the profile that comes of it.
 
+use super::build::Build;
 use super::builds::{ModuleFile, REPLACED};
 use super::cache::{Cache, Entry};
 use super::known::read_module;
 use super::observe::Usage;
+use super::own_files::{MOST_OF_OVERLAY, open_own, open_own_for_writing, read_own};
 use super::progress::{Progress, Step};
 use super::suspended::Suspended;
 use super::trial::Trial;
@@ -27,6 +29,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Nothing is executed more often: that takes a day at four executions a nanosecond.
+const MOST_COUNTED: u64 = 1 << 48;
 
 /// A module whose runs are counted.
 pub(crate) struct Job {
@@ -101,8 +106,8 @@ impl Job {
         runs: Option<u64>,
     ) -> Result<Self, SessionError> {
         let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-        let (id, id_text) = (image.identity().as_bytes().to_vec(), image.identity().to_string());
-        let Some(lock) = cache.lock(&id_text) else {
+        let (id, build) = (image.identity().as_bytes().to_vec(), Build::of(&image));
+        let Some(lock) = cache.lock(&build.id) else {
             return Err(SessionError::NothingToDo(BUSY.into()));
         };
         let module = analyze_image(Arc::new(image)).map_err(bad)?;
@@ -111,7 +116,7 @@ impl Job {
         if planned.plan.counted.is_empty() {
             return Err(SessionError::NothingToDo(UNCOUNTED.into()));
         }
-        let mut state = Suspended::new(path.to_path_buf(), id_text, samples, Progress::of(runs));
+        let mut state = Suspended::new(path.to_path_buf(), build, samples, Progress::of(runs));
         state.plan = planned.hash();
         let (planned, earlier) = (Some(Box::new(planned)), None);
         let (counted_before, file) = (0, ModuleFile::default());
@@ -137,7 +142,7 @@ impl Job {
 
     /// Whether the module's file is another build by now, of which the counts say nothing.
     fn is_replaced(&mut self) -> bool {
-        self.file.is_replaced(&self.state.path, &self.state.build_id)
+        self.file.is_replaced(&self.state.path, &self.state.build())
     }
 
     fn put_counting(&mut self, cache: &Cache) -> Result<(), SessionError> {
@@ -158,7 +163,7 @@ impl Job {
     fn grant(&self, cache: &Cache, more: u64) -> Result<(), SessionError> {
         let path = cache.counts(&self.id);
         let fail = |source| SessionError::File { operation: "writing", path: path.clone(), source };
-        let file = File::options().read(true).write(true).open(&path).map_err(fail)?;
+        let file = open_own_for_writing(&path).map_err(fail)?;
         // Processes lower the number by atomic operations; no one does while it is zero, which it is when more are granted.
         file.write_all_at(&more.to_le_bytes(), Counts::TICKETS_AT).map_err(fail)
     }
@@ -168,7 +173,7 @@ impl Job {
         let path = cache.counts(&self.id);
         let fail = |source| SessionError::File { operation: "reading", path: path.clone(), source };
         let mut head = [0; 64];
-        File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0)).map_err(fail)?;
+        open_own(&path).and_then(|file| file.read_exact_at(&mut head, 0)).map_err(fail)?;
         let word =
             |at: u64| u64::from_le_bytes(head[at as usize..at as usize + 8].try_into().expect("8 bytes"));
         Ok((word(Counts::STARTED_AT), word(Counts::ENDED_AT)))
@@ -176,9 +181,10 @@ impl Job {
 
     /// What the counters say.
     fn values(&self, cache: &Cache) -> Result<Vec<u64>, SessionError> {
-        let bytes = crate::disk::read_file(&cache.counts(&self.id))?;
-        let counters = bytes.get(COUNTS_HEADER as usize..).unwrap_or_default();
-        Ok(counters.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
+        let path = cache.counts(&self.id);
+        let fail = |source| SessionError::File { operation: "reading", path: path.clone(), source };
+        let bytes = read_own(&path, MOST_OF_OVERLAY).map_err(fail)?;
+        Ok(counts_in(bytes.get(COUNTS_HEADER as usize..).unwrap_or_default()))
     }
 
     /// To how many typical runs those come that have counted.
@@ -291,6 +297,7 @@ impl Job {
             cost_seconds: 0.0,
             layout: String::new(),
             trial: Trial::default(),
+            content: Some(self.state.content),
         };
         cache.keep_profile(&entry, &ProfileFile { modules: vec![part] }.write())?;
         // From here on nobody begins to count any more.
@@ -351,13 +358,19 @@ impl Job {
 fn plan_again(cache: &Cache, state: &Suspended) -> Result<Planned, SessionError> {
     let bad = |why: &str| SessionError::BadFile { path: state.path.clone(), why: why.into() };
     let image = read_module(cache, &state.path)?;
-    if image.identity().to_string() != state.build_id {
+    if Build::of(&image) != state.build() {
         return Err(bad(REPLACED));
     }
     let module = analyze_image(Arc::new(image)).map_err(|e| bad(&e))?;
     let planned = Planned::of(module, &state.samples);
     let is_same = planned.hash() == state.plan;
     is_same.then_some(planned).ok_or_else(|| bad("another version of restitch has begun to count it"))
+}
+
+/// Counters, as a counts file has them. Every process that counts may write there: sums of what is taken from it do not overflow.
+fn counts_in(bytes: &[u8]) -> Vec<u64> {
+    let words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
+    words.map(|count| count.min(MOST_COUNTED)).collect()
 }
 
 /// The bytes of hexadecimal digits.

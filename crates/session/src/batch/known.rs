@@ -10,6 +10,7 @@
 
 use super::cache::Cache;
 use super::fit::checked_module;
+use super::own_files::open_regular;
 use crate::SessionError;
 use restitch_image::Image;
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};
@@ -29,7 +30,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// [`SessionError::BadFile`] with why it is left alone, or what could not be read or written.
 pub(crate) fn read_module(cache: &Cache, path: &Path) -> Result<Image, SessionError> {
     let fail = |source| SessionError::File { operation: "reading", path: path.into(), source };
-    let mut file = File::open(path).map_err(fail)?;
+    let mut file = open_regular(path).map_err(fail)?;
     let before = key_of(&file).map_err(fail)?;
     let age = age(&before);
     let mut bytes = Vec::new();
@@ -37,6 +38,9 @@ pub(crate) fn read_module(cache: &Cache, path: &Path) -> Result<Image, SessionEr
     let image = checked_module(path, bytes)?;
     if image.identity().is_of_content() {
         note(cache, path, &file, (before, age), &image)?;
+    } else if age.is_some_and(|age| age >= SETTLED) {
+        // Failing, each process compares all of the module, which takes longer.
+        let _ = note(cache, path, &file, (before, age), &image);
     }
     Ok(image)
 }
@@ -81,7 +85,8 @@ fn note(
     id.iter_mut().zip(bytes).for_each(|(slot, byte)| *slot = *byte);
     let mapped_device = u64::from(mapped.device.major) << 32 | u64::from(mapped.device.minor);
     let (mapped_inode, id_len) = (mapped.inode, bytes.len() as u64);
-    cache.know(&Known { key: before, mapped_device, mapped_inode, id, id_len, samples }, path)
+    let original = restitch_apply_preload::content(image);
+    cache.know(&Known { key: before, mapped_device, mapped_inode, id, id_len, samples, original }, path)
 }
 
 /// Whether another content would have another time of change.

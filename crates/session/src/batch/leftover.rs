@@ -1,5 +1,6 @@
 //! What is left to do when the command ends: it is done now, by a process in the background, or by whoever calls `restitch cache optimize`.
 
+use super::build::Build;
 use super::cache::{Cache, Entry};
 use super::usage::Past;
 use super::{RESUME, is_old, job, known, usage, work, worker};
@@ -93,7 +94,9 @@ fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Re
 fn begin_once(cache: &Cache, path: &Path, past: &Past) -> Result<(), SessionError> {
     let start = worker::cpu_seconds();
     let image = known::read_module(cache, path)?;
-    let id = image.identity().to_string();
+    let build = Build::of(&image);
+    cache.make_way(path, &build)?;
+    let id = build.id;
     if cache.is_suspended(&id) || cache.entry(&id).is_some_and(|e| !is_old(&e)) {
         return Err(SessionError::NothingToDo("another session has begun with it".into()));
     }

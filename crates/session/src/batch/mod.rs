@@ -9,6 +9,7 @@
 //! Nothing here may hurt the command: what goes wrong is a note in the report, and the original code runs.
 
 mod budget;
+mod build;
 mod builds;
 pub mod cache;
 pub mod config;
@@ -19,10 +20,12 @@ mod known;
 mod leftover;
 mod names;
 mod observe;
+mod own_files;
 mod pace;
 mod progress;
 mod report;
 mod sample_cost;
+mod seal;
 mod suspended;
 #[cfg(test)]
 mod tests;
@@ -40,7 +43,8 @@ pub use upkeep::{CountingModule, Verdict};
 
 use crate::{SessionError, Watcher};
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
-use builds::{ModuleFiles, REPLACED, identity_at};
+use build::Build;
+use builds::{ModuleFiles, REPLACED};
 use cache::{Cache, Entry};
 use fit::left_by_name;
 use job::Measured;
@@ -162,7 +166,7 @@ pub fn batch(mut options: BatchOptions, watcher: &mut dyn Watcher) -> Result<Bat
         }
     });
     if let Some((cache, agent)) = &cache {
-        cache.tidy();
+        cache.tidy().into_iter().for_each(|note| remark(&mut report, watcher, note));
         cache.leave_out(&options.exclude);
         // Before the command starts: its first process could be held out.
         if !options.trials {
@@ -247,7 +251,7 @@ struct Session {
     wanted: BTreeSet<PathBuf>,
     /// Modules whose countings the next session goes on with.
     suspended: BTreeSet<PathBuf>,
-    /// Modules without a build id that something is known of: their files may be others by now, with the same content.
+    /// Modules that something is known of: their files may be others by now, with the same content.
     unseen: BTreeSet<PathBuf>,
     /// Modules whose old overlay was taken out of force. Runs that began just before are still in it.
     retired: BTreeSet<PathBuf>,
@@ -255,7 +259,7 @@ struct Session {
     resumed: Option<Instant>,
     files: ModuleFiles,
     /// The builds that are at paths where others were before.
-    builds: BTreeMap<PathBuf, String>,
+    builds: BTreeMap<PathBuf, Build>,
     pace: Pace,
     /// What came of modules whose files were replaced.
     former: (Vec<Optimized>, Vec<Left>),
@@ -387,12 +391,12 @@ impl Session {
                 self.cache.follow(&entry.build_id, &entry.trial);
             }
             // Another build of it is another module.
-            if identity_at(&entry.path).is_some_and(|id| id == entry.build_id) {
+            if Build::at(&entry.path).is_some_and(|build| entry.is_of(&build)) {
                 self.given.insert(entry.path.clone());
                 self.left.insert(entry.path, TAKEN_BACK.into());
             }
         }
-        self.unseen = self.cache.of_content();
+        self.unseen = self.cache.entries().into_iter().map(|e| e.path).collect();
         if self.options.making.lay_out_again {
             self.cache.want_layout(self.options.making.layout);
         }
@@ -476,11 +480,11 @@ impl Session {
             if !self.files.has_changed(&path) {
                 continue;
             }
-            let build = identity_at(&path);
-            let is_known = build.as_ref().is_some_and(|id| self.cache.knows_build(id));
+            let build = Build::at(&path);
+            let is_known = build.as_ref().is_some_and(|build| self.cache.knows_build(build));
             // Which one was there is known if it was seen to come, or is optimized.
-            let seen_before = build.as_ref().and_then(|id| self.builds.insert(path.clone(), id.clone()));
-            let before = seen_before.or_else(|| self.done.get(&path).map(|entry| entry.build_id.clone()));
+            let seen_before = build.as_ref().and_then(|build| self.builds.insert(path.clone(), build.clone()));
+            let before = seen_before.or_else(|| self.done.get(&path).and_then(Entry::build));
             if !is_known || before.is_some() && before != build {
                 self.forget(&path);
             }
@@ -621,7 +625,7 @@ impl Session {
                 let runs = entry.profiled_runs;
                 watcher.note(&format!("{} is {done}, from {runs} runs", entry.path.display()));
                 // Another build may be there by now.
-                if self.builds.get(&entry.path).is_none_or(|build| *build == entry.build_id) {
+                if self.builds.get(&entry.path).is_none_or(|build| entry.is_of(build)) {
                     self.done.insert(entry.path.clone(), *entry);
                 }
             }

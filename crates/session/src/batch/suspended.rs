@@ -3,8 +3,10 @@
 //! The overlay that counts and the counts stay in force; beside them is kept how they were made, so that the same plan can be made again once they are complete. (The
 //! analysis of a large compiler takes seconds, and nothing of it is needed while runs are counted.)
 
+use super::build::Build;
 use super::cache::{COUNTING, Cache, EARLIER, read_meta};
 use super::observe::Usage;
+use super::own_files::{MOST_OF_DATA, read_own};
 use super::progress::Progress;
 use crate::SessionError;
 use crate::disk::write_whole;
@@ -13,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Number of the format; another version of restitch may plan otherwise, which [`Suspended::plan`] tells.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// A counting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,6 +26,9 @@ pub(crate) struct Suspended {
     pub build_id: String,
     /// The number of the overlay and its counts.
     pub identity: u64,
+    /// The hash of what is loaded of the file. Older caches do not know.
+    #[serde(default)]
+    pub content: u64,
     /// Samples by which its functions were chosen, by place in the file.
     pub samples: BTreeMap<u64, u64>,
     /// A hash of the counters' places.
@@ -44,7 +49,8 @@ pub(crate) struct Suspended {
 
 impl Suspended {
     /// With nothing said of the counting yet.
-    pub fn new(path: PathBuf, build_id: String, samples: BTreeMap<u64, u64>, progress: Progress) -> Self {
+    pub fn new(path: PathBuf, build: Build, samples: BTreeMap<u64, u64>, progress: Progress) -> Self {
+        let Build { id: build_id, content } = build;
         let (identity, plan, missing, counted, complete) = (0, 0, Vec::new(), 0, false);
         let (format, original, spent) = (FORMAT, Usage::default(), 0.0);
         Self {
@@ -52,6 +58,7 @@ impl Suspended {
             path,
             build_id,
             identity,
+            content,
             samples,
             plan,
             missing,
@@ -61,6 +68,11 @@ impl Suspended {
             original,
             spent,
         }
+    }
+
+    /// The build that is counted.
+    pub fn build(&self) -> Build {
+        Build { id: self.build_id.clone(), content: self.content }
     }
 
     /// Keeps it, with the `earlier` values of the counters, when the profile was looked at last.
@@ -82,13 +94,13 @@ impl Suspended {
 
     /// That of a module, if it is of this format and undamaged.
     pub fn read(cache: &Cache, id: &str) -> Option<Self> {
-        let read: Self = serde_json::from_slice(&std::fs::read(cache.stored(id, COUNTING)).ok()?).ok()?;
+        let read: Self = serde_json::from_slice(&read_own(&cache.stored(id, COUNTING), MOST_OF_DATA).ok()?).ok()?;
         (read.format == FORMAT && read.build_id == id).then_some(read)
     }
 
     /// The values of the counters when the profile was looked at last.
     pub fn earlier(&self, cache: &Cache) -> Option<Vec<u64>> {
-        let bytes = std::fs::read(cache.stored(&self.build_id, EARLIER)).ok()?;
+        let bytes = read_own(&cache.stored(&self.build_id, EARLIER), MOST_OF_DATA).ok()?;
         Some(bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect())
     }
 }
@@ -116,7 +128,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
         let samples = BTreeMap::from([(0x1000, 7)]);
-        let mut kept = Suspended::new("/bin/a".into(), "0a0b".into(), samples, Progress::of(None));
+        let mut kept = Suspended::new("/bin/a".into(), Build { id: "0a0b".into(), content: 5 }, samples, Progress::of(None));
         (kept.identity, kept.plan, kept.missing, kept.counted) = (9, u64::MAX, vec![3], 12);
         kept.keep(&cache, Some(&[1, u64::MAX])).unwrap();
         assert_eq!(Suspended::read(&cache, "0a0b"), Some(kept.clone()));

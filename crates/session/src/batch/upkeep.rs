@@ -1,9 +1,12 @@
 //! Keeping the cache in order: what killed sessions have left, what is damaged, what is too much.
 
+use super::build::Build;
 use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
 use super::is_old;
 use super::known::key_at;
 use super::names::{is_named, with_files};
+use super::own_files::{MOST_OF_NOTE, MOST_OF_OVERLAY, read_module_file, read_own};
+use super::seal::is_undamaged;
 use super::usage::LONG_AGO;
 use restitch_preload::{KNOWN_LEN, Known};
 use std::collections::BTreeSet;
@@ -34,8 +37,9 @@ pub struct CountingModule {
 }
 
 impl Cache {
-    /// Takes counting overlays and counts away that a session which was killed has left, and brings what an older restitch has put in force into today's form.
-    pub fn tidy(&self) {
+    /// Takes counting overlays and counts away that a session which was killed has left, and what is damaged, and brings what an older restitch has put in force into today's form.
+    /// What is to be said of it.
+    pub fn tidy(&self) -> Vec<String> {
         for file in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = file.file_name().to_string_lossy().into_owned();
             if name.contains(".tmp") && !is_recent(&file.path()) {
@@ -65,7 +69,7 @@ impl Cache {
                 && let Some(_lock) = self.lock(id)
             {
                 match self.is_suspended(id) {
-                    true if self.has_lost_its_module(id) => self.end_counting(id),
+                    true if self.has_lost_its_module(id) || !self.counts_soundly(id) => self.end_counting(id),
                     true if self.is_of_old_form(id) => self.give_name(id),
                     true => {}
                     // Failing, it goes on counting until its tickets are used up.
@@ -73,6 +77,12 @@ impl Cache {
                 }
             }
         }
+        self.take_back_unsound()
+    }
+
+    /// Whether an overlay that counts is as it was written. (What an older restitch has put in force has no name of its own.)
+    fn counts_soundly(&self, id: &str) -> bool {
+        self.is_of_old_form(id) || is_undamaged(&self.path.join(format!("{id}.{COUNTING}")))
     }
 
     /// Takes what is in the cache of modules with these names (or paths) out of force, and puts in force what was taken out so for an earlier command.
@@ -234,9 +244,10 @@ impl Cache {
     }
 
     fn compare(&self, path: &Path, id: &str, overlay: &Path, remove: impl FnOnce()) -> Verdict {
-        let image = std::fs::read(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
-        let bytes = std::fs::read(overlay).unwrap_or_default();
-        let verified = match image.filter(|i| i.identity().to_string() == id) {
+        let image = read_module_file(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
+        let bytes = read_own(overlay, MOST_OF_OVERLAY).unwrap_or_default();
+        let made_of = read_meta(overlay).map(|meta| Build { id: id.into(), content: meta.original });
+        let verified = match image.filter(|i| made_of == Some(Build::of(i))) {
             Some(image) => restitch_apply_preload::verify(&bytes, &image),
             None => match restitch_apply_preload::undamaged(&bytes) {
                 Ok(_) => return Verdict::Orphaned,
@@ -262,7 +273,7 @@ fn replaced(entries: &[Entry]) -> BTreeSet<String> {
 
 /// Whether the file that a note is about is still where it was, and as it was.
 fn is_as_noted(note: &Path) -> bool {
-    let bytes = std::fs::read(note).unwrap_or_default();
+    let bytes = read_own(note, MOST_OF_NOTE).unwrap_or_default();
     let path = bytes.get(KNOWN_LEN..).map(|p| PathBuf::from(OsString::from_vec(p.to_vec())));
     let key = path.and_then(|p| key_at(&p));
     key.is_some() && Known::decode(&bytes).map(|k| k.key) == key

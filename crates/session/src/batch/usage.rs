@@ -9,6 +9,7 @@
 
 use super::cache::Cache;
 use super::observe::{FREQUENCY, Mode, Seen, Usage};
+use super::own_files::{MOST_OF_DATA, read_own};
 use crate::disk::write_whole;
 use restitch_address::FileOffset;
 use serde::{Deserialize, Serialize};
@@ -159,7 +160,8 @@ impl Past {
         self.last = now;
         for (at, n) in &seen.places {
             if self.places.len() < MOST_PLACES || self.places.contains_key(&at.get()) {
-                *self.places.entry(at.get()).or_default() += n;
+                let place = self.places.entry(at.get()).or_default();
+                *place = place.saturating_add(*n);
             }
         }
     }
@@ -173,7 +175,7 @@ struct Stored {
 
 /// What is remembered of modules whose files are still the same.
 pub(crate) fn read(cache: &Cache) -> BTreeMap<PathBuf, Past> {
-    let stored = std::fs::read(cache.usage_file()).ok();
+    let stored = read_own(&cache.usage_file(), MOST_OF_DATA).ok();
     let stored: Stored = stored.and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
     let mut modules = if stored.format == FORMAT { stored.modules } else { BTreeMap::new() };
     modules.retain(|path, past| identity(path) == Some(past.file));

@@ -1,8 +1,10 @@
 //! Overlays of a module: those that count, and the optimized one that is made from a profile.
 
+use super::build::Build;
 use super::builds::REPLACED;
 use super::cache::{Cache, Entry};
 use super::known::read_module;
+use super::own_files::{MOST_OF_DATA, read_own};
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::huge::{HugePages, alignment};
@@ -51,7 +53,9 @@ pub(crate) fn optimize(
     cost: impl FnOnce() -> f64,
 ) -> Result<Entry, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: entry.path.clone(), why };
-    let profile = crate::disk::read_file(&cache.stored(&entry.build_id, "profile"))?;
+    let kept = cache.stored(&entry.build_id, "profile");
+    let fail = |source| SessionError::File { operation: "reading", path: kept.clone(), source };
+    let profile = read_own(&kept, MOST_OF_DATA).map_err(fail)?;
     let profile = ProfileFile::read(&profile).map_err(|e| bad(e.to_string()))?;
     let part = profile
         .module(module.image.identity().as_bytes())
@@ -85,7 +89,7 @@ pub(crate) fn optimize_stored(
         return Err(nothing("another session has optimized it meanwhile"));
     }
     let image = read_module(cache, &entry.path)?;
-    if image.identity().to_string() != entry.build_id {
+    if !entry.is_of(&Build::of(&image)) {
         cache.remove(&entry.build_id);
         return Err(bad(REPLACED.into()));
     }
@@ -181,11 +185,7 @@ pub(super) mod tests {
         let mut bytes = overlay.bytes().to_vec();
         change(&mut bytes);
         let content = bytes.len() - 4096;
-        let checksum = bytes[..content].chunks(8).fold(0xcbf2_9ce4_8422_2325u64, |sum, chunk| {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            (sum ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let checksum = restitch_preload::content::hash_of(&bytes[..content]);
         let meta = restitch_preload::Meta { checksum, ..overlay.meta };
         bytes[content..].copy_from_slice(&meta.encode());
         bytes

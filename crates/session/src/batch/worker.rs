@@ -10,6 +10,7 @@
 use super::budget::{Budget, begin_cost, optimize_cost};
 use super::cache::{Cache, Entry};
 use super::job::{Job, Look, Measured};
+use super::build::Build;
 use super::known::read_module;
 use super::observe::Usage;
 use super::work::{Held, optimize, optimize_stored, shows_nothing};
@@ -263,8 +264,9 @@ impl Maker {
     fn begin(&self, path: PathBuf, samples: &BTreeMap<FileOffset, u64>, original: Usage) {
         let start = cpu_seconds();
         let begun = read_module(&self.cache, &path).and_then(|image| {
-            let id = image.identity().to_string();
-            if self.cache.entry(&id).is_some_and(|e| !e.layout.is_empty() && !is_old(&e)) {
+            let build = Build::of(&image);
+            self.cache.make_way(&path, &build)?;
+            if self.cache.entry(&build.id).is_some_and(|e| !e.layout.is_empty() && !is_old(&e)) {
                 return Err(SessionError::NothingToDo("it is optimized already".into()));
             }
             Job::begin(&self.cache, &path, image, samples, self.making.runs)
