@@ -27,7 +27,7 @@ pub struct Batch {
     /// Optimize whatever runs twice, whether it seems worth it or not.
     #[arg(long)]
     eager: bool,
-    /// A configuration file. Otherwise restitch.toml in the current folder, if it is there; docs/batch.md describes it.
+    /// A configuration file. Otherwise restitch.toml in the current folder, if it is there, but for what it says of a cache; docs/batch.md describes it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The cache. Otherwise the one that the configuration names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
@@ -110,9 +110,12 @@ pub enum CacheCommand {
 
 #[derive(Debug, Args)]
 pub struct CacheArgument {
-    /// The cache. Otherwise the one that restitch.toml in the current folder names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    /// The cache. Otherwise the one that the --config file names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
     #[arg(long = "cache", value_name = "FOLDER")]
     folder: Option<PathBuf>,
+    /// A configuration file of `batch`, which may name the cache.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// Lines on standard error, which the command has, too: no bars.
@@ -133,7 +136,7 @@ impl Watcher for Lines {
 pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
     check_outputs(&[options.json.as_deref()])?;
     options.export.as_deref().map_or(Ok(()), check_export)?;
-    let config = Config::read(options.config.as_deref())?;
+    let config = Config::read(options.config.as_deref(), |text| eprintln!("restitch: {text}"))?;
     let named = config.layout.map(|name| layout_choice(&name)).transpose();
     let layout = named.map_err(|e| SessionError::Command { command: "batch".into(), why: e.to_string() })?;
     let layout = options.layout.or(layout);
@@ -280,7 +283,9 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         // It was removed before its session's last words were read.
         return Ok(ExitCode::Done.number());
     }
-    let configured = if cache.folder.is_none() { Config::read(None)?.cache } else { None };
+    // A configuration that nobody has named says nothing of caches.
+    let named = cache.config.as_deref().map(|file| Config::read(Some(file), |_| {})).transpose()?;
+    let configured = named.and_then(|config| config.cache);
     let cache = Cache::open(cache.folder.as_deref().or(configured.as_deref()))?;
     let entries = cache.entries();
     match command {

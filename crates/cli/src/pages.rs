@@ -50,8 +50,8 @@ const FILES: &[Outside] = &[
     Outside { name: "~/.cache/restitch", meaning: "The cache of `batch`.", commands: CACHING },
     Outside {
         name: "restitch.toml",
-        meaning: "In the current folder: configuration of `batch` and `cache`.",
-        commands: CACHING,
+        meaning: "In the current folder: configuration of `batch`. What it says of a cache counts only if the file is named by `--config`.",
+        commands: &["batch"],
     },
     Outside {
         name: "/usr/share/doc/restitch",

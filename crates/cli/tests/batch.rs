@@ -347,9 +347,9 @@ fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
     std::fs::write(&config, "[batch]\nprograms = [\"none\"]\n").expect("written");
     let right = finish(batch.command(&["--config", &config.to_string_lossy()]).arg("true"));
     assert_eq!(right.status.code(), Some(0), "{}", right.stderr);
-    // The configuration in the current folder is that of `cache`, too; what it names is seen from there.
+    // The configuration may name the cache, as seen from its folder, if somebody has named it.
     std::fs::write(&config, "[batch]\ncache = \"here\"\n").expect("written");
-    let listed = finish(batch.restitch.command(&["cache", "list"]).current_dir(folder));
+    let listed = finish(batch.restitch.command(&["cache", "list", "--config"]).arg(&config));
     listed.expect(code::DONE);
     assert!(folder.join("here/v1").exists(), "{}", listed.stderr);
 }

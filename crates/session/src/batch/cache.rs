@@ -376,8 +376,7 @@ impl Cache {
     /// # Errors
     /// If something cannot be written.
     pub fn export(&self, folder: &Path) -> Result<usize, SessionError> {
-        let fail = |source| SessionError::File { operation: "making", path: folder.into(), source };
-        std::fs::create_dir_all(folder).map_err(fail)?;
+        check_export(folder)?;
         write_agent(folder)?;
         let mut count = 0;
         // Modules without a build id are known by their files, which elsewhere are others.
@@ -386,7 +385,8 @@ impl Cache {
             let mut bytes = bytes.unwrap_or_default();
             if !bytes.is_empty() {
                 trial::without(&mut bytes);
-                write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, 0o644)?;
+                let mode = mode_beside(&entry.path);
+                write_whole(&folder.join(format!("{}.overlay", entry.build_id)), &bytes, mode)?;
                 count += 1;
             }
         }
@@ -394,13 +394,24 @@ impl Cache {
     }
 }
 
+/// The mode of a copy of a module's code: readable by all if the module is, else by its owner alone.
+fn mode_beside(module: &Path) -> u32 {
+    let is_for_all = std::fs::metadata(module).is_ok_and(|m| m.mode() & 0o004 != 0);
+    if is_for_all { 0o644 } else { 0o600 }
+}
+
 /// Finds out whether something can be exported into a folder, which is made.
 ///
 /// # Errors
-/// If it cannot.
+/// If it cannot; or if others may write to the folder, from which processes would not take anything then.
 pub fn check_export(folder: &Path) -> Result<(), SessionError> {
     let fail = |source| SessionError::File { operation: "making", path: folder.into(), source };
-    std::fs::create_dir_all(folder).map_err(fail)?;
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o755).create(folder).map_err(fail)?;
+    if std::fs::metadata(folder).is_ok_and(|m| m.mode() & 0o022 != 0) {
+        let why = "others may write to it, and what is exported is executed; take that right away (chmod go-w), or name another folder".into();
+        return Err(SessionError::BadFile { path: folder.into(), why });
+    }
     crate::check_writable(&folder.join(AGENT_NAME))
 }
 
