@@ -1,5 +1,6 @@
 //! Why there is no output file.
 
+use crate::Appended;
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::CfiError;
 use restitch_image::ImageError;
@@ -41,6 +42,12 @@ pub enum ElfError {
         "planning an output file: {0} is the dynamic loader, which cannot find code in an added segment; optimize the programs that it loads"
     )]
     DynamicLoader(String),
+    /// Programs look for such data from the end of the file, or at offsets that are written down.
+    #[error(
+        "planning an output file: the file carries {0}, which the program would not find in a changed file; optimize its processes \
+         instead (restitch attach, restitch batch), which leaves the file as it is"
+    )]
+    Appended(Appended),
     /// A counting version without a file to count in.
     #[error(
         "planning an output file: version {number} is a counting version, and no file was given to count in; \

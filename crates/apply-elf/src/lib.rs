@@ -14,7 +14,7 @@
 //!
 //! **What it will not do**: read or write any other file, judge a version (only a
 //! [`CheckedVersion`](restitch_apply::CheckedVersion) can be planned), add a second version to its own output (start
-//! from [`original_bytes`]), or touch the dynamic loader. It does not make the file that a counting version counts in
+//! from [`original_bytes`]), change files that carry data behind what their headers describe ([`appended`]), or touch the dynamic loader. It does not make the file that a counting version counts in
 //! ([`plan_counting`], [`CountsSource`]) either.
 //!
 //! Invariants, each held by a test: `original_bytes(write(plan)) == input`; same input, same bytes; PT_LOADs stay
@@ -23,6 +23,7 @@
 //! References: System V ABI, chapters 4 and 5; Linux `fs/binfmt_elf.c` and glibc `elf/rtld.c`, `elf/dl-load.c`, whose
 //! behaviour decides which program headers can be spared (`headers.rs`).
 
+mod appended;
 mod applier;
 mod error;
 mod grow;
@@ -40,6 +41,7 @@ mod startup;
 mod unwind;
 mod verify;
 
+pub use appended::{Appended, appended};
 pub use applier::ElfFile;
 pub use error::ElfError;
 pub use mismatch::Mismatch;

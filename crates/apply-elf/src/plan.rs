@@ -1,6 +1,7 @@
 //! `plan_output`: everything about the output file, computed before a byte of it is written.
 
 use crate::ElfError;
+use crate::appended::appended;
 use crate::grow::Growth;
 use crate::headers::{self, Slot, Targets, congruent_offset};
 use crate::note::{self, Changed, NOTE_SECTION, RestitchNote, is_restitch_output};
@@ -195,6 +196,9 @@ fn refuse(image: &Image, version: &Version) -> Result<(), ElfError> {
     }
     if let Some(soname) = image.soname().filter(|s| s.starts_with("ld-linux")) {
         return Err(ElfError::DynamicLoader(soname.into()));
+    }
+    if let Some(appended) = appended(image) {
+        return Err(ElfError::Appended(appended));
     }
     let at = version.range.start;
     let misplaced = |why| Err(ElfError::Misplaced { at, why });

@@ -217,6 +217,11 @@ impl<'s, 'a> Walk<'s, 'a> {
             self.findings.at(c.range.start, c.block.start, Problem::Program("the block has no bytes"));
             return None;
         };
+        if self.s.image.is_relocated(c.block.range()) {
+            let why = "the loader writes into the block, whose bytes in the file are not those that run";
+            self.findings.at(c.range.start, c.block.start, Problem::Program(why));
+            return None;
+        }
         let mut decoder = Decoder::with_ip(64, bytes, c.block.start.get(), DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         let (mut entry, mut o) = (c.range.start, c.block.start);

@@ -269,6 +269,11 @@ impl Image {
         let to = self.relocations.partition_point(|r| r.at < range.end);
         &self.relocations[from..to.max(from)]
     }
+    /// Whether the loader may write into `range`: a relocation's place is taken for eight bytes long, the most that there is for code.
+    pub fn is_relocated(&self, range: SvmaRange) -> bool {
+        let from = Svma::new(range.start.get().saturating_sub(7));
+        !range.is_empty() && !self.relocations_in(SvmaRange::between(from, range.end)).is_empty()
+    }
     /// PLT stubs, sorted by address.
     pub fn plt_slots(&self) -> &[PltSlot] {
         &self.plt_slots

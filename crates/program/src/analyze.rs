@@ -127,6 +127,11 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
             set(symbol.range.start, Movability::ComparedByRuntime);
         }
     }
+    for (span, why) in sweep.spans.iter().zip(&mut out) {
+        if image.is_relocated(span.range) {
+            *why = Movability::WrittenByLoader;
+        }
+    }
     out
 }
 

@@ -95,10 +95,14 @@ impl Leaders {
             take(named);
         }
         for r in image.relocations() {
-            if let RelocationKind::Relative { target } | RelocationKind::IRelative { resolver: target } =
-                r.kind
-            {
-                take(target);
+            match r.kind {
+                RelocationKind::Relative { target }
+                | RelocationKind::IRelative { resolver: target }
+                | RelocationKind::JumpSlot { definition: Some(target), .. } => take(target),
+                RelocationKind::Symbolic { definition: Some(symbol), addend, .. } => {
+                    take(symbol.offset(addend));
+                }
+                _ => {}
             }
         }
         if image.kind() == ImageKind::Executable {

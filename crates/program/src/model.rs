@@ -75,7 +75,9 @@ pub enum Movability {
     UnwinderLookup,
     /// A procedure linkage table: stubs that are reached through their slots.
     Linkage,
-    /// Its bytes in the process differ from the file (breakpoints, hooks, text relocations): a copy would lose that.
+    /// The loader writes into its bytes (text relocations): the file's are not those that run.
+    WrittenByLoader,
+    /// Its bytes in the process differ from the file (breakpoints, hooks): a copy would lose that.
     ChangedInMemory,
     /// Not code of the module's own making: overlaps another function's unwind range.
     Overlapping,

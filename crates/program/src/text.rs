@@ -38,7 +38,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 9] = [
+const MOVABILITY: [(Movability, &str); 10] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -46,6 +46,7 @@ const MOVABILITY: [(Movability, &str); 9] = [
     (Movability::ComparedByRuntime, "compared-by-runtime"),
     (Movability::UnwinderLookup, "unwinder-lookup"),
     (Movability::Linkage, "linkage"),
+    (Movability::WrittenByLoader, "written-by-loader"),
     (Movability::ChangedInMemory, "changed-in-memory"),
     (Movability::Overlapping, "overlapping"),
 ];

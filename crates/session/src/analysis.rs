@@ -93,6 +93,7 @@ pub(crate) fn words(why: Movability) -> &'static str {
         Movability::ComparedByRuntime => "the C library compares program counters with its addresses",
         Movability::UnwinderLookup => "unwinders look moved code up through it",
         Movability::Linkage => "procedure linkage stubs",
+        Movability::WrittenByLoader => "the loader writes addresses into its code (text relocations)",
         Movability::ChangedInMemory => {
             "its code in memory is not the file's (a breakpoint or a hook of another tool)"
         }

@@ -1,7 +1,8 @@
 //! Errors of sessions, and the documented exit codes.
 
+use restitch_apply_elf::ElfError;
 use restitch_apply_process::ProcessError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Exit codes of the command, as the README lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,6 +135,14 @@ pub enum SessionError {
         /// Why, with the next step.
         why: String,
     },
+    /// A file is of a kind that is not changed.
+    #[error("{path}: {why}")]
+    RefusedFile {
+        /// The file.
+        path: PathBuf,
+        /// Why, with the next step.
+        why: ElfError,
+    },
     /// Nothing to optimize.
     #[error("{0}")]
     NothingToDo(String),
@@ -211,6 +220,14 @@ fn advice(source: &std::io::Error) -> &'static str {
 }
 
 impl SessionError {
+    /// Why nothing can be written into the file at `path`.
+    pub(crate) fn of_elf(path: &Path, why: ElfError) -> Self {
+        let path = path.to_path_buf();
+        match why {
+            ElfError::Appended(_) | ElfError::OutOfReach { .. } => Self::RefusedFile { path, why },
+            other => Self::BadFile { path, why: other.to_string() },
+        }
+    }
     /// The exit code for it.
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -225,7 +242,7 @@ impl SessionError {
             Self::Source { .. } => ExitCode::Refused,
             Self::Unjudged { .. } => ExitCode::Usage,
             Self::BadFile { .. } => ExitCode::BadInput,
-            Self::Refused { .. } => ExitCode::Refused,
+            Self::Refused { .. } | Self::RefusedFile { .. } => ExitCode::Refused,
             Self::NothingToDo(_) | Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Check { .. } => ExitCode::CheckFailed,
         }

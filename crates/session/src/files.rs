@@ -6,7 +6,7 @@ use crate::make::{
     Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
     worth_promoting,
 };
-use crate::original::load_original;
+use crate::original::{load_changeable, load_original};
 use crate::phases::Phases;
 use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::{ExitCode, OptimizeOptions, SessionError, Watcher};
@@ -62,7 +62,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let mut phases = Phases::new();
     check_writable(&options.output)?;
     watcher.phase("analysing", None);
-    let mut module = load_original(&options.program)?;
+    let mut module = load_changeable(&options.program)?;
     phases.end("analysis");
     let (profile, warnings) = crate::imports::read_profile(options, &module)?;
     phases.end("profile");
@@ -73,13 +73,13 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let pointers = worth_leading(options.pointers, &module, &profile);
     let layout = lay_out(options.ways(pointers.functions()), &module.program, &profile);
     phases.end("layout");
-    let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
+    let refused = |why| SessionError::of_elf(&options.program, why);
     let large_pages = options.huge_pages.wanted(&module.program, &layout);
     let file = OutputOptions { large_pages, ..OutputOptions::default() };
     let promote = worth_promoting(options.promote_calls, &module.program, &profile);
     let len = estimate(&module.program, &layout, 0) + promoted_bytes(&promote) + led_bytes(&pointers);
     let len = len.next_multiple_of(alignment(large_pages));
-    let start = restitch_apply_elf::place(&module.image, len, &file).map_err(|e| bad(e.to_string()))?;
+    let start = restitch_apply_elf::place(&module.image, len, &file).map_err(refused)?;
     let place = Place { number: 1, start, counters: start, bias: None };
     let executions = Executions {
         blocks: if options.align { &profile.blocks } else { &[] },
@@ -98,8 +98,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let version = check_version(&options.program, &module, &layout, version, None)?;
     phases.end("check");
     watcher.phase("writing", None);
-    let plan =
-        restitch_apply_elf::plan_output(&module.image, &version, &file).map_err(|e| bad(e.to_string()))?;
+    let plan = restitch_apply_elf::plan_output(&module.image, &version, &file).map_err(refused)?;
     write_output(&plan, &options.program, &options.output)?;
     phases.end("write");
 

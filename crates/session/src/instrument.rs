@@ -6,7 +6,7 @@ use crate::derivation;
 use crate::disk::read_file;
 use crate::files::write_output;
 use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate, voting_bytes};
-use crate::original::load_original;
+use crate::original::{load_changeable, load_original};
 use crate::phases::Phases;
 use crate::summaries::version_summary;
 use crate::{ExitCode, SessionError, Watcher, check_writable, write_result};
@@ -49,10 +49,10 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     };
     let (counts, original) = (absolute(&options.counts)?, absolute(&options.program)?);
     watcher.phase("analysing", None);
-    let module = load_original(&options.program)?;
+    let module = load_changeable(&options.program)?;
     let program = &module.program;
     phases.end("analysis");
-    let bad = |why: String| SessionError::BadFile { path: options.program.clone(), why };
+    let refused = |why| SessionError::of_elf(&options.program, why);
 
     watcher.phase("counting version", None);
     let functions: Vec<FuncId> = program.function_ids().collect();
@@ -65,8 +65,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let votes = voting_calls(program, &plan.scope);
     let area = area_len(CounterWidth::Bits64, plan.counted.len(), votes.len()).next_multiple_of(4096);
     let size = estimate(program, &layout, plan.counted.len()) + voting_bytes(&votes);
-    let (area, start) =
-        place_counting(&module.image, size, area, &Default::default()).map_err(|e| bad(e.to_string()))?;
+    let (area, start) = place_counting(&module.image, size, area, &Default::default()).map_err(refused)?;
     let place = Place { number: 1, start, counters: area, bias: None };
     let wanted = Wanted::counting(&plan.counted, &votes);
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
@@ -82,8 +81,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let (offset, len) = file.layout();
     let source =
         CountsSource { path: counts, identity: file.identity(), counters: FileOffset::new(offset), len };
-    let output = plan_counting(&module.image, &version, &source, &Default::default())
-        .map_err(|e| bad(e.to_string()))?;
+    let output = plan_counting(&module.image, &version, &source, &Default::default()).map_err(refused)?;
     // First the counts, so that the program is never there without them.
     write_result(&options.counts, &file.write(), 0o644)?;
     write_output(&output, &options.program, &options.output)?;

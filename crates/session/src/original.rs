@@ -3,19 +3,43 @@
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::read_file;
+use restitch_apply_elf::ElfError;
 use restitch_image::Image;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Reads and analyses a file; of an output of restitch, the original that it holds.
 pub(crate) fn load_original(path: &Path) -> Result<Analyzed, SessionError> {
-    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
-    let mut bytes = read_file(path)?;
-    let image = Image::parse(bytes.clone()).map_err(|e| bad(e.to_string()))?;
-    // Our own output is optimized from the coordinates of the original, which it contains.
-    if restitch_apply_elf::is_restitch_output(&image).is_some() {
-        bytes = restitch_apply_elf::original_bytes(&image).map_err(|e| bad(e.to_string()))?;
+    analyzed(path, image_of(path)?)
+}
+
+/// As [`load_original`], of a file of which a changed copy is to be written.
+///
+/// # Errors
+/// [`SessionError::RefusedFile`], too, if a changed copy would not be the same program.
+pub(crate) fn load_changeable(path: &Path) -> Result<Analyzed, SessionError> {
+    let image = image_of(path)?;
+    // Of an output of restitch, too: the original that it holds would come without them.
+    match restitch_apply_elf::appended(&image) {
+        Some(appended) => Err(SessionError::of_elf(path, ElfError::Appended(appended))),
+        None => analyzed(path, image),
     }
-    let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
-    analyze_image(Arc::new(image)).map_err(bad)
+}
+
+fn image_of(path: &Path) -> Result<Image, SessionError> {
+    Image::parse(read_file(path)?)
+        .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
+}
+
+/// Our own output is optimized from the coordinates of the original, which it contains.
+fn analyzed(path: &Path, image: Image) -> Result<Analyzed, SessionError> {
+    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+    let original = match restitch_apply_elf::is_restitch_output(&image) {
+        Some(_) => {
+            let bytes = restitch_apply_elf::original_bytes(&image).map_err(|e| bad(e.to_string()))?;
+            Image::parse(bytes).map_err(|e| bad(e.to_string()))?
+        }
+        None => image,
+    };
+    analyze_image(Arc::new(original)).map_err(bad)
 }

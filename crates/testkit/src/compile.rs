@@ -108,7 +108,7 @@ pub fn strip(file: &Path) -> Result<PathBuf> {
     })
 }
 
-/// A copy of the ELF64 `file` that says it has no section headers, as `strip --strip-section-headers` makes it.
+/// A copy of the ELF64 `file` without section headers and what is not loaded, as `strip --strip-section-headers` makes it.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be read or the copy not written.
@@ -118,6 +118,7 @@ pub fn without_section_headers(file: &Path) -> Result<PathBuf> {
         if data.len() >= 64 {
             data[40..48].fill(0); // e_shoff
             data[58..64].fill(0); // e_shentsize, e_shnum, e_shstrndx
+            data.truncate(end_of_segments(&data).unwrap_or(data.len()));
         }
         // A copy of a copy with its permissions, so that it can be executed at once.
         let part = output.with_extension("part");
@@ -126,6 +127,16 @@ pub fn without_section_headers(file: &Path) -> Result<PathBuf> {
         copy_program(&part, output).map_err(io(output))?;
         std::fs::remove_file(&part).map_err(io(&part))
     })
+}
+
+/// Where the last byte that a program header speaks of ends.
+fn end_of_segments(data: &[u8]) -> Option<usize> {
+    let number = |at: usize| Some(u64::from_le_bytes(data.get(at..at + 8)?.try_into().ok()?) as usize);
+    let (table, count) = (number(32)?, u16::from_le_bytes([data[56], data[57]]));
+    // `p_offset` and `p_filesz` of each entry of 56 bytes.
+    let ends =
+        (0..usize::from(count)).map(|i| Some(number(table + 56 * i + 8)? + number(table + 56 * i + 32)?));
+    ends.max().flatten()
 }
 
 /// The flags of the `flags:` line in the first comment.
