@@ -72,6 +72,14 @@ impl<A: Copy + Ord + Hash> Turns<A> {
         }
     }
 
+    /// Adds what another recording of the same code has. What ran together is that of the longer one: its windows stand for a whole recording.
+    pub fn add_all(&mut self, other: &Self) {
+        other.counts.iter().for_each(|(turn, &count)| self.count(*turn, count));
+        if other.windows.begun() > self.windows.begun() {
+            self.windows = other.windows.clone();
+        }
+    }
+
     /// The same in other addresses; what has no place there is left out.
     pub fn placed<B: Copy + Ord + Hash>(&self, place: impl Fn(A) -> Option<B>) -> Turns<B> {
         let mut placed = Turns { windows: self.windows.placed(&place), ..Turns::default() };

@@ -84,6 +84,11 @@ impl<A: PartialEq> PartialEq for Windows<A> {
 impl<A: Eq> Eq for Windows<A> {}
 
 impl<A: Copy + Ord + Hash> Windows<A> {
+    /// Windows that were begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// Adds a run from `start` up to the branch at `end`, which ran next before or after the one added last.
     pub fn add(&mut self, start: A, end: A) {
         let Some(number) = self.number((start, end)) else { return };

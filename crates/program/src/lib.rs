@@ -16,6 +16,7 @@
 
 mod analyze;
 mod edges;
+mod fit;
 mod flags;
 mod iterate_by_shape;
 mod leaders;
@@ -30,6 +31,7 @@ mod validate;
 
 pub use analyze::{AnalyzeError, analyze};
 pub use edges::build_edges;
+pub use fit::Fit;
 pub use lookups::{UnwinderLookups, main_range, unwinder_lookups};
 pub use model::*;
 pub use reach::reachable_code;

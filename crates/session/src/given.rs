@@ -144,6 +144,13 @@ impl Given {
                     let Some(part) = loaded.modules.first() else { continue };
                     resolve_in(part, &module.analyzed, &module.path)?
                 }
+                (_, Some(part)) if !part.may_be_of(&module.analyzed) => {
+                    notes.push(format!(
+                        "{}: left out, what was recorded under this name without a build id does not fit its code",
+                        module.path.display()
+                    ));
+                    continue;
+                }
                 (_, Some(part)) => resolve_in(part, &module.analyzed, &module.path)?,
                 (_, None) => continue,
             };

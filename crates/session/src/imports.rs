@@ -5,9 +5,8 @@ use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::optimize_options::OptimizeOptions;
 use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
-use restitch_profile::{
-    ImportedModule, ImportedSamples, ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage,
-};
+use crate::recorded_builds::of_build;
+use restitch_profile::{ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage};
 use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
 
@@ -125,30 +124,15 @@ fn same_name(path: &str, program: &Path) -> bool {
     Path::new(path).file_name() == program.file_name()
 }
 
-/// The imported part of a module: by build id, else by file name.
-pub(crate) fn part_of<'a>(
-    imported: &'a ImportedSamples,
-    module: &Analyzed,
-    program: &Path,
-) -> Option<&'a ImportedModule> {
-    let id = build_id(module);
-    let fits = |m: &&ImportedModule| match &m.build_id {
-        Some(theirs) if !id.is_empty() => *theirs == id,
-        _ => same_name(&m.path, program),
-    };
-    imported.modules.iter().find(fits)
-}
-
 fn from_perf(
     bytes: &[u8],
     options: &OptimizeOptions,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
     let imported = import_perf_data(bytes).map_err(|e| bad(options, e.to_string()))?;
-    let have: Vec<&str> = imported.modules.iter().map(|m| m.path.as_str()).collect();
-    let found = part_of(&imported, module, &options.program).ok_or_else(|| no_part(options, &have))?;
-    let samples = found.to_svma(|offset| module.image.address_of(offset));
-    let mut warnings = Vec::new();
+    let found = of_build(&imported, module, &options.program).map_err(|why| bad(options, why))?;
+    let samples = found.samples.to_svma(|offset| module.image.address_of(offset));
+    let mut warnings = found.notes;
     if imported.lost > 0 {
         warnings.push(format!("perf lost {} records", imported.lost));
     }

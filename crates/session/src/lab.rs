@@ -2,12 +2,13 @@
 
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
-use crate::imports::{part_of, read_profile};
+use crate::imports::read_profile;
 use crate::lab_options::LabOptions;
 use crate::lab_runs::run_layouts;
 use crate::machine::this_machine;
 use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
+use crate::recorded_builds::of_build;
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
@@ -138,9 +139,9 @@ fn recorded(
     let bytes = read_file(path)?;
     let bad = |why: String| SessionError::BadFile { path: path.to_owned(), why };
     let imported = import_perf_data(&bytes).map_err(|e| bad(e.to_string()))?;
-    let own = part_of(&imported, module, program)
-        .ok_or_else(|| bad("it has no records of this build of the program".into()))?;
-    let stacks = branch_stacks(&bytes, &own.path).map_err(|e| bad(e.to_string()))?;
+    let own = of_build(&imported, module, program).map_err(bad)?;
+    own.notes.iter().for_each(|note| watcher.note(note));
+    let stacks = branch_stacks(&bytes, &own.files).map_err(|e| bad(e.to_string()))?;
     let place = |at: Option<FileOffset>| at.and_then(|at| module.image.address_of(at));
     let stacks: Vec<Vec<RecordedBranch>> = stacks
         .iter()

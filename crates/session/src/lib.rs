@@ -53,6 +53,7 @@ mod process_set;
 pub mod profiles;
 mod profiling;
 mod record;
+mod recorded_builds;
 mod refusal;
 mod restless;
 mod sampled_record;

@@ -26,6 +26,7 @@ const BRANCH_HW_INDEX: u64 = 1 << 17;
 /// Bit of the build-id table among the header's features.
 const FEATURE_BUILD_ID: u32 = 2;
 const HEADER_SIZE: usize = 104;
+const PIPED_HEADER_SIZE: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Section {
@@ -48,7 +49,15 @@ pub(super) struct Header {
     features: u64,
 }
 
-impl Header {
+/// The two kinds of files.
+pub(super) enum Kind {
+    /// With tables beside the records.
+    Seekable(Header),
+    /// Written to a pipe: after this many bytes there are records only, which say the same.
+    Piped(usize),
+}
+
+impl Kind {
     pub fn read(bytes: &[u8]) -> Result<Self, PerfDataError> {
         match bytes.get(..8) {
             Some(b"PERFILE2") => {}
@@ -58,12 +67,17 @@ impl Header {
             }
             _ => return Err(PerfDataError::Magic),
         }
-        let mut fields = Fields::new(&bytes[8..]);
-        let size = fields.u64().ok_or(PerfDataError::Truncated { what: "header" })?;
-        if size == 16 {
-            let (what, instead) = ("piped output of perf record", "use `perf record -o FILE`");
-            return Err(PerfDataError::Unsupported { what, instead });
+        match Fields::new(&bytes[8..]).u64() {
+            Some(size) if size == PIPED_HEADER_SIZE as u64 => Ok(Self::Piped(PIPED_HEADER_SIZE)),
+            Some(_) => Header::read(bytes).map(Self::Seekable),
+            None => Err(PerfDataError::Truncated { what: "header" }),
         }
+    }
+}
+
+impl Header {
+    fn read(bytes: &[u8]) -> Result<Self, PerfDataError> {
+        let mut fields = Fields::new(bytes.get(16..).unwrap_or_default());
         let read = |fields: &mut Fields<'_>| {
             let attr_size = fields.u64()?;
             let mut section = || Some(Section { offset: fields.u64()?, size: fields.u64()? });
@@ -101,29 +115,51 @@ pub(super) struct Formats {
 }
 
 impl Formats {
+    /// From the tables of a file.
     pub fn read(bytes: &[u8], header: &Header) -> Result<Self, PerfDataError> {
         let attrs = header.attrs.of(bytes, "table of events")?;
-        let truncated = PerfDataError::Truncated { what: "description of an event" };
         // The attribute up to `sample_type` and flags, and the section of its identifiers.
         if header.attr_size < 64 + 16 || attrs.len() < header.attr_size as usize {
-            return Err(truncated);
+            return Err(NO_EVENT);
         }
         let mut all = Vec::new();
-        let mut by_id = HashMap::new();
         for attr in attrs.chunks_exact(header.attr_size as usize) {
-            let (format, ids) = read_attr(attr).ok_or(truncated.clone())?;
-            for id in ids.of(bytes, "table of event identifiers")?.chunks_exact(8) {
-                by_id.insert(Fields::new(id).u64().unwrap_or_default(), format);
-            }
-            all.push(format);
+            let (attr, section) = attr.split_at(attr.len() - 16);
+            let mut section = Fields::new(section);
+            let section = section.u64().zip(section.u64()).ok_or(NO_EVENT)?;
+            let ids =
+                Section { offset: section.0, size: section.1 }.of(bytes, "table of event identifiers")?;
+            all.push((read_attr(attr).ok_or(NO_EVENT)?, ids));
         }
-        let (first, rest) = all.split_first().ok_or(truncated)?;
-        let same = rest.iter().all(|f| f == first);
-        if !same && all.iter().any(|f| f.sample_type & sample::IDENTIFIER == 0 || !f.sample_id_all) {
+        Self::of(&all)
+    }
+
+    /// From records that describe events (their bodies), as piped output has them.
+    pub fn of_records<'a>(bodies: impl Iterator<Item = &'a [u8]>) -> Result<Self, PerfDataError> {
+        let event = |body: &'a [u8]| {
+            // `perf_event_attr` says how long it is; identifiers follow.
+            let size = Fields::new(body.get(4..)?).u32()? as usize;
+            let (attr, ids) = body.split_at_checked(size)?;
+            Some((read_attr(attr)?, ids))
+        };
+        let all = bodies.map(|body| event(body).ok_or(NO_EVENT)).collect::<Result<Vec<_>, _>>()?;
+        Self::of(&all)
+    }
+
+    fn of(all: &[(Format, &[u8])]) -> Result<Self, PerfDataError> {
+        let mut by_id = HashMap::new();
+        for (format, ids) in all {
+            for id in ids.chunks_exact(8) {
+                by_id.insert(Fields::new(id).u64().unwrap_or_default(), *format);
+            }
+        }
+        let (first, rest) = all.split_first().ok_or(NO_EVENT)?;
+        let same = rest.iter().all(|f| f.0 == first.0);
+        if !same && all.iter().any(|(f, _)| f.sample_type & sample::IDENTIFIER == 0 || !f.sample_id_all) {
             let (what, instead) = ("a mix of events without identifiers", "record one event only");
             return Err(PerfDataError::Unsupported { what, instead });
         }
-        Ok(Self { first: *first, same, by_id })
+        Ok(Self { first: first.0, same, by_id })
     }
 
     /// The format of a sample (its body).
@@ -141,18 +177,19 @@ impl Formats {
     }
 }
 
-fn read_attr(attr: &[u8]) -> Option<(Format, Section)> {
+const NO_EVENT: PerfDataError = PerfDataError::Truncated { what: "description of an event" };
+
+/// A `perf_event_attr` of whatever version.
+fn read_attr(attr: &[u8]) -> Option<Format> {
     let at = |offset: usize| Fields::new(attr.get(offset..)?).u64();
-    let ids = attr.len() - 16;
     // `branch_sample_type` came with the second version of the structure (72 bytes and more).
-    let branch_sample_type = if ids >= 80 { at(72)? } else { 0 };
-    let format = Format {
+    let branch_sample_type = if attr.len() >= 80 { at(72)? } else { 0 };
+    Some(Format {
         sample_type: at(24)?,
         read_format: at(32)?,
         sample_id_all: at(40)? & SAMPLE_ID_ALL != 0,
         hw_index: branch_sample_type & BRANCH_HW_INDEX != 0,
-    };
-    Some((format, Section { offset: at(ids)?, size: at(ids + 8)? }))
+    })
 }
 
 /// The build-id table: path and build id. A damaged table ends early; it is a convenience.
@@ -177,9 +214,14 @@ fn read_build_ids(bytes: &[u8], header: &Header) -> Option<Vec<(String, Vec<u8>)
 }
 
 fn read_build_id(fields: &mut Fields<'_>) -> Option<(String, Vec<u8>)> {
-    const HAS_SIZE: u16 = 1 << 15;
     let (_type, misc, size) = (fields.u32()?, fields.u16()?, fields.u16()?);
-    let mut body = Fields::new(fields.take(u64::from(size).checked_sub(8)?)?);
+    build_id_of(misc, fields.take(u64::from(size).checked_sub(8)?)?)
+}
+
+/// One entry of the table, which may also be a record.
+pub(super) fn build_id_of(misc: u16, body: &[u8]) -> Option<(String, Vec<u8>)> {
+    const HAS_SIZE: u16 = 1 << 15;
+    let mut body = Fields::new(body);
     let _pid = body.u32()?;
     let id = body.take(24)?;
     let len = if misc & HAS_SIZE != 0 { usize::from(id[20]).min(20) } else { 20 };

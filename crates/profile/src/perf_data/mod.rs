@@ -6,15 +6,21 @@
 //!
 //! Records are replayed in time order: mappings, forks and `exec` decide which file an address belongs to. A place is
 //! given as a file offset (`address - mapping + page offset`); the program headers of the file turn it into an [`Svma`]
-//! ([`ImportedModule::to_svma`]). Read: little-endian files of `perf record`. Not read, with a clear error: piped
-//! output (`-o -`), compressed records (`-z`), and several events with different sample formats and no identifiers.
+//! ([`ImportedModule::to_svma`]). Read: little-endian files of `perf record`, piped output (`-o -`) and compressed records (`-z`) included. Not read,
+//! with a clear error: several events with different sample formats and no identifiers.
+//!
+//! Two builds may have had one path, one after the other, and one build two paths. A file is therefore known by path and build id, or path and inode
+//! where the mapping does not tell the build ([`MappedFile`]); what the table of build ids says of a path is said of the file that was mapped there last.
 //!
 //! Format: `tools/perf/Documentation/perf.data-file-format.txt` and `perf_event_open(2)`.
 
 mod attrs;
+mod builds;
 mod records;
 mod replay;
+mod stream;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use restitch_address::{FileOffset, Svma};
@@ -36,6 +42,21 @@ pub enum PerfDataError {
     Truncated {
         /// Which part.
         what: &'static str,
+    },
+    /// Compressed records that are none.
+    #[error(
+        "reading perf.data: its compressed records cannot be unpacked, it is damaged; record again and let perf end by itself"
+    )]
+    Packed,
+    /// Compressed records that are too many.
+    #[error(
+        "reading perf.data: its compressed records hold more than {} MiB, which is the most that is unpacked; record for a shorter time, or with a \
+         lower frequency (-F)",
+        bound >> 20
+    )]
+    TooLarge {
+        /// The most, in bytes.
+        bound: usize,
     },
     /// A variant that is not read.
     #[error("reading perf.data: {what} cannot be read; {instead}")]
@@ -64,6 +85,37 @@ pub struct ImportedSamples {
     pub branch_stacks: u64,
 }
 
+/// A file as a mapping names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct MappedFile {
+    /// As the kernel named it.
+    pub path: String,
+    /// The build id of the mapping itself.
+    pub build_id: Option<Vec<u8>>,
+    /// Where the file is, of mappings without build id (the older form has neither).
+    pub inode: Option<Inode>,
+}
+
+/// A file of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Inode {
+    /// Major and minor number of the device.
+    pub device: (u32, u32),
+    /// Its number there.
+    pub number: u64,
+    /// Tells files apart that had this number one after the other.
+    pub generation: u64,
+}
+
+impl Inode {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields::new(bytes);
+        let (device, number) = ((fields.u32()?, fields.u32()?), fields.u64()?);
+        let generation = fields.u64()?;
+        (number != 0).then_some(Self { device, number, generation })
+    }
+}
+
 /// The samples of one mapped file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImportedModule {
@@ -71,6 +123,10 @@ pub struct ImportedModule {
     pub path: String,
     /// Its build id, where the file tells it.
     pub build_id: Option<Vec<u8>>,
+    /// What its mappings say of it.
+    pub file: MappedFile,
+    /// Number of its last mapping, among all of executable files.
+    pub last_mapped: u64,
     /// Samples by place.
     pub ips: BTreeMap<FileOffset, u64>,
     /// Taken branches: branch instruction, target.
@@ -93,6 +149,25 @@ pub struct ModuleSamples {
 }
 
 impl ImportedModule {
+    /// Adds what another file of the same content has.
+    pub fn add(&mut self, other: &Self) {
+        fn sum<K: Ord + Copy>(into: &mut BTreeMap<K, u64>, from: &BTreeMap<K, u64>) {
+            for (key, count) in from {
+                let sum = into.entry(*key).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+        }
+        sum(&mut self.ips, &other.ips);
+        sum(&mut self.branches, &other.branches);
+        sum(&mut self.ranges, &other.ranges);
+        self.turns.add_all(&other.turns);
+    }
+
+    /// Whether the mapping itself said which build it is.
+    pub fn is_named_by_mapping(&self) -> bool {
+        self.file.build_id.is_some()
+    }
+
     /// Turns file offsets into canonical addresses with `place`, which knows the file's program headers.
     pub fn to_svma(&self, place: impl Fn(FileOffset) -> Option<Svma>) -> ModuleSamples {
         let mut samples = ModuleSamples::default();
@@ -118,34 +193,74 @@ impl ImportedModule {
     }
 }
 
-/// Reads the bytes of a `perf.data` file.
-pub fn import_perf_data(bytes: &[u8]) -> Result<ImportedSamples, PerfDataError> {
-    let header = attrs::Header::read(bytes)?;
-    let formats = attrs::Formats::read(bytes, &header)?;
-    let mut found = records::collect(header.data(bytes)?, &formats)?;
-    found.sort_by_time();
-    let mut samples = replay::replay(header.data(bytes)?, &found);
-    for (path, build_id) in attrs::build_ids(bytes, &header) {
-        if let Some(module) = samples.modules.iter_mut().find(|m| m.path == path) {
-            module.build_id.get_or_insert(build_id);
+/// What a file says, before it is replayed.
+struct Contents<'a> {
+    /// Records that are not compressed.
+    data: Cow<'a, [u8]>,
+    formats: attrs::Formats,
+    /// Path and build id.
+    build_ids: Vec<(String, Vec<u8>)>,
+}
+
+impl<'a> Contents<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Self, PerfDataError> {
+        match attrs::Kind::read(bytes)? {
+            attrs::Kind::Seekable(header) => {
+                let formats = attrs::Formats::read(bytes, &header)?;
+                let data = stream::unpacked(header.data(bytes)?)?;
+                let mut build_ids = attrs::build_ids(bytes, &header);
+                build_ids.extend(stated_build_ids(&data));
+                Ok(Self { data, formats, build_ids })
+            }
+            attrs::Kind::Piped(from) => {
+                let data = stream::unpacked(bytes.get(from..).unwrap_or_default())?;
+                let attrs = stream::Walk::new(&data).filter_map(Result::ok);
+                let attrs = attrs.filter(|record| record.kind == HEADER_ATTR).map(|record| record.body);
+                let formats = attrs::Formats::of_records(attrs)?;
+                let build_ids = stated_build_ids(&data);
+                Ok(Self { data, formats, build_ids })
+            }
         }
     }
+
+    fn records(&self) -> Result<records::Found, PerfDataError> {
+        let mut found = records::collect(&self.data, &self.formats)?;
+        found.sort_by_time();
+        Ok(found)
+    }
+}
+
+/// A record that describes an event, as piped output has it.
+const HEADER_ATTR: u32 = 64;
+/// A record that is an entry of the build-id table (piped output, `perf inject -b`).
+const HEADER_BUILD_ID: u32 = 67;
+
+fn stated_build_ids(data: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let records = stream::Walk::new(data).filter_map(Result::ok);
+    let stated = records.filter(|record| record.kind == HEADER_BUILD_ID);
+    stated.filter_map(|record| attrs::build_id_of(record.misc, record.body)).collect()
+}
+
+/// Reads the bytes of a `perf.data` file.
+pub fn import_perf_data(bytes: &[u8]) -> Result<ImportedSamples, PerfDataError> {
+    let contents = Contents::read(bytes)?;
+    let mut samples = replay::replay(&contents.data, &contents.records()?);
+    builds::name(&mut samples.modules, &contents.build_ids);
+    samples.modules.retain(|m| !m.ips.is_empty() || !m.branches.is_empty() || !m.ranges.is_empty());
+    samples.modules.sort_by(|a, b| a.file.cmp(&b.file));
     Ok(samples)
 }
 
 /// Taken branches of one sample, **oldest first**: branch instruction, target; `None` is outside of the file.
 pub type FileStack = Vec<(Option<FileOffset>, Option<FileOffset>)>;
 
-/// The branch stacks of a `perf.data` file that have something of the mapped file `path`, in the order of time.
+/// The branch stacks of a `perf.data` file that have something of the mapped `files`, in the order of time.
 ///
 /// # Errors
 /// As [`import_perf_data`].
-pub fn branch_stacks(bytes: &[u8], path: &str) -> Result<Vec<FileStack>, PerfDataError> {
-    let header = attrs::Header::read(bytes)?;
-    let formats = attrs::Formats::read(bytes, &header)?;
-    let mut found = records::collect(header.data(bytes)?, &formats)?;
-    found.sort_by_time();
-    Ok(replay::stacks(header.data(bytes)?, &found, path))
+pub fn branch_stacks(bytes: &[u8], files: &[MappedFile]) -> Result<Vec<FileStack>, PerfDataError> {
+    let contents = Contents::read(bytes)?;
+    Ok(replay::stacks(&contents.data, &contents.records()?, files))
 }
 
 /// Little-endian fields of a byte slice; reading past the end gives `None`.

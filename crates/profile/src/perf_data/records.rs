@@ -1,7 +1,8 @@
 //! The records of the data section.
 
 use super::attrs::{Format, Formats, sample};
-use super::{Fields, PerfDataError};
+use super::stream::{Raw, Walk};
+use super::{Fields, Inode, PerfDataError};
 
 /// What a record says, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,7 @@ pub(super) struct Mapping {
     pub page_offset: u64,
     pub path: String,
     pub build_id: Option<Vec<u8>>,
+    pub inode: Option<Inode>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,9 +64,6 @@ const COMM: u32 = 3;
 const FORK: u32 = 7;
 const SAMPLE: u32 = 9;
 const MMAP2: u32 = 10;
-const AUXTRACE: u32 = 71;
-const COMPRESSED: [u32; 2] = [81, 83];
-
 const CPU_MODE: u16 = 7;
 const USER_MODE: u16 = 2;
 const COMM_EXEC: u16 = 1 << 13;
@@ -74,20 +73,8 @@ const PROT_EXEC: u32 = 4;
 
 pub(super) fn collect(data: &[u8], formats: &Formats) -> Result<Found, PerfDataError> {
     let mut found = Found::default();
-    let mut rest = Fields::new(data);
-    while !rest.rest.is_empty() {
-        let truncated = PerfDataError::Truncated { what: "last record" };
-        let header = |f: &mut Fields<'_>| Some((f.u32()?, f.u16()?, f.u16()?));
-        let (kind, misc, size) = header(&mut rest).ok_or(truncated.clone())?;
-        let body = u64::from(size).checked_sub(8).and_then(|len| rest.take(len)).ok_or(truncated)?;
-        if COMPRESSED.contains(&kind) {
-            let (what, instead) = ("a file with compressed records", "record without -z");
-            return Err(PerfDataError::Unsupported { what, instead });
-        }
-        if kind == AUXTRACE {
-            let behind = Fields::new(body).u64().unwrap_or(0);
-            rest.take(behind).ok_or(PerfDataError::Truncated { what: "hardware trace" })?;
-        }
+    for record in Walk::new(data) {
+        let Raw { kind, misc, body, .. } = record?;
         let start = body.as_ptr() as usize - data.as_ptr() as usize;
         found.add(kind, misc, body, start, formats);
     }
@@ -139,19 +126,21 @@ fn read_other(kind: u32, misc: u16, body: &[u8]) -> Option<Event> {
     }
     let _tid = fields.u32()?;
     let (start, len, page_offset) = (fields.u64()?, fields.u64()?, fields.u64()?);
-    let mut build_id = None;
+    let (mut build_id, mut inode) = (None, None);
     let mut executable = true;
     if kind == MMAP2 {
         let identity = fields.take(24)?;
         if misc & MMAP_BUILD_ID != 0 {
             build_id = Some(identity[4..4 + usize::from(identity[0]).min(20)].to_vec());
+        } else {
+            inode = Inode::read(identity);
         }
         executable = fields.u32()? & PROT_EXEC != 0;
         let _flags = fields.u32()?;
     }
     // What is mapped as data still covers what was there before.
     let path = if executable { fields.name()? } else { String::new() };
-    Some(Event::Map(Mapping { pid, start, len, page_offset, path, build_id }))
+    Some(Event::Map(Mapping { pid, start, len, page_offset, path, build_id, inode }))
 }
 
 /// The fields of a sample in the order of `perf_event_open(2)`, up to the branch stack.

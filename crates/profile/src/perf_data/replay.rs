@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use restitch_address::FileOffset;
 
 use super::records::{Event, Found, Mapping, Sample};
-use super::{Fields, FileStack, ImportedModule, ImportedSamples};
+use super::{Fields, FileStack, ImportedModule, ImportedSamples, MappedFile};
 
 /// A part of a process's address space: its end, the file offset of its start, and its file, if it is one.
 #[derive(Clone, Copy)]
@@ -21,19 +21,21 @@ type Place = (usize, FileOffset);
 #[derive(Default)]
 struct Replay {
     spaces: HashMap<u32, AddressSpace>,
-    by_path: HashMap<String, usize>,
+    /// Mappings so far.
+    mapped: u64,
+    by_file: HashMap<MappedFile, usize>,
     samples: ImportedSamples,
-    /// The file whose stacks are kept, and they.
-    kept: Option<(String, Vec<FileStack>)>,
+    /// The files whose stacks are kept, and they.
+    kept: Option<(Vec<MappedFile>, Vec<FileStack>)>,
 }
 
 pub(super) fn replay(data: &[u8], found: &Found) -> ImportedSamples {
     run(Replay::default(), data, found).samples
 }
 
-/// The branch stacks that have something of the file at `path`.
-pub(super) fn stacks(data: &[u8], found: &Found, path: &str) -> Vec<FileStack> {
-    let replay = Replay { kept: Some((path.to_owned(), Vec::new())), ..Replay::default() };
+/// The branch stacks that have something of `files`.
+pub(super) fn stacks(data: &[u8], found: &Found, files: &[MappedFile]) -> Vec<FileStack> {
+    let replay = Replay { kept: Some((files.to_vec(), Vec::new())), ..Replay::default() };
     run(replay, data, found).kept.map(|(_, stacks)| stacks).unwrap_or_default()
 }
 
@@ -52,8 +54,6 @@ fn run(mut replay: Replay, data: &[u8], found: &Found) -> Replay {
     }
     let samples = &mut replay.samples;
     (samples.lost, samples.malformed) = (found.lost, found.malformed);
-    samples.modules.retain(|m| !m.ips.is_empty() || !m.branches.is_empty() || !m.ranges.is_empty());
-    samples.modules.sort_by(|a, b| a.path.cmp(&b.path));
     replay
 }
 
@@ -69,14 +69,16 @@ impl Replay {
     }
 
     fn module(&mut self, mapping: &Mapping) -> usize {
+        let Mapping { path, build_id, inode, .. } = mapping.clone();
+        let file = MappedFile { path, build_id, inode };
         let modules = &mut self.samples.modules;
-        let index = *self.by_path.entry(mapping.path.clone()).or_insert_with(|| {
-            modules.push(ImportedModule { path: mapping.path.clone(), ..ImportedModule::default() });
+        let index = *self.by_file.entry(file.clone()).or_insert_with(|| {
+            let (path, build_id) = (file.path.clone(), file.build_id.clone());
+            modules.push(ImportedModule { path, build_id, file, ..ImportedModule::default() });
             modules.len() - 1
         });
-        if let Some(build_id) = &mapping.build_id {
-            modules[index].build_id = Some(build_id.clone());
-        }
+        self.mapped += 1;
+        modules[index].last_mapped = self.mapped;
         index
     }
 
@@ -122,9 +124,9 @@ impl Replay {
     }
 
     fn keep(&mut self, newest_first: &[(Option<Place>, Option<Place>)]) {
-        let Some((path, stacks)) = &mut self.kept else { return };
-        let Some(&module) = self.by_path.get(path) else { return };
-        let own = |place: Option<Place>| place.filter(|p| p.0 == module).map(|p| p.1);
+        let Some((files, stacks)) = &mut self.kept else { return };
+        let modules = &self.samples.modules;
+        let own = |place: Option<Place>| place.filter(|p| files.contains(&modules[p.0].file)).map(|p| p.1);
         let stack: FileStack = newest_first.iter().rev().map(|&(from, to)| (own(from), own(to))).collect();
         if stack.iter().any(|(from, to)| from.is_some() || to.is_some()) {
             stacks.push(stack);

@@ -74,6 +74,11 @@ impl Code {
         }
     }
 
+    /// The files that the user named.
+    pub fn named(&self) -> Vec<PathBuf> {
+        self.named.clone()
+    }
+
     /// Whether the user named files, and this is none of them.
     pub fn excludes(&mut self, module: &LoadedModule) -> bool {
         !self.named.is_empty() && self.named_for(module).is_none()
@@ -118,11 +123,12 @@ impl Code {
     }
 }
 
-/// By build id, or by file name where one has none.
+/// By build id, or by file name where one has none; then samples have to fit the code.
 fn fits(known: &Known, module: &LoadedModule) -> bool {
     let id = known.build_id();
     if id.is_empty() || module.build_id.is_empty() {
-        return module.path.as_os_str().is_empty() || same_name(&known.path, &module.path);
+        let is_named = module.path.as_os_str().is_empty() || same_name(&known.path, &module.path);
+        return is_named && module.may_be_of(&known.analyzed);
     }
     id == module.build_id
 }

@@ -6,10 +6,12 @@ use super::options::{ProfileInput, Sampled};
 use crate::SessionError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
+use crate::recorded_builds::{of_build, others, without_build};
 use crate::selection::weigh;
 use restitch_address::Svma;
 use restitch_profile::{
-    Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair, sample_coverage,
+    ImportedModule, Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair,
+    sample_coverage,
 };
 use restitch_profile_formats::{Format, Holds, autofdo, bolt_yaml, fdata, order, preaggregated, propeller};
 use restitch_program::Program;
@@ -37,7 +39,7 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
             return Ok(loaded);
         }
         Format::PerfData => {
-            load_perf_data(bytes, input.sampled, &mut loaded).map_err(bad)?;
+            load_perf_data(bytes, input.sampled, code, &mut loaded).map_err(bad)?;
             return Ok(loaded);
         }
         _ => {}
@@ -89,7 +91,12 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
     Ok(loaded)
 }
 
-fn load_perf_data(bytes: &[u8], sampled: Sampled, loaded: &mut Loaded) -> Result<(), String> {
+fn load_perf_data(
+    bytes: &[u8],
+    sampled: Sampled,
+    code: &mut Code,
+    loaded: &mut Loaded,
+) -> Result<(), String> {
     let imported = import_perf_data(bytes).map_err(|e| e.to_string())?;
     if imported.lost > 0 {
         loaded.notes.push(format!("perf lost {} records", imported.lost));
@@ -97,12 +104,37 @@ fn load_perf_data(bytes: &[u8], sampled: Sampled, loaded: &mut Loaded) -> Result
     if imported.malformed > 0 {
         loaded.notes.push(format!("{} records could not be decoded", imported.malformed));
     }
-    loaded.modules.extend(imported.modules.into_iter().map(|m| LoadedModule {
-        path: PathBuf::from(&m.path),
-        build_id: m.build_id.clone().unwrap_or_default(),
-        content: Content::Offsets(m),
+    let module = |samples: ImportedModule, path: PathBuf| LoadedModule {
+        path,
+        build_id: samples.build_id.clone().unwrap_or_default(),
+        content: Content::Offsets(samples),
         sampled,
-    }));
+    };
+    let (mut judged, mut refused) = (Vec::new(), None);
+    for path in code.named() {
+        // Why a file cannot be read is said where its code is needed.
+        let Ok(known) = code.at(&path) else { continue };
+        judged.extend(without_build(&imported, &path));
+        match of_build(&imported, &known.analyzed, &path) {
+            Ok(found) => {
+                let recorded = PathBuf::from(&found.samples.path);
+                let is_named = same_name(&recorded, &path) || found.samples.build_id.is_some();
+                loaded.modules.push(module(found.samples, if is_named { recorded } else { path }));
+                judged.extend(found.files);
+                loaded.notes.extend(found.notes);
+            }
+            Err(why) => refused = refused.or(Some(why)),
+        }
+    }
+    if let (true, Some(why)) = (loaded.modules.is_empty(), refused) {
+        return Err(why);
+    }
+    let mut notes = Vec::new();
+    for samples in others(&imported, &judged, &mut notes) {
+        let path = PathBuf::from(&samples.path);
+        loaded.modules.push(module(samples, path));
+    }
+    loaded.notes.extend(notes);
     Ok(())
 }
 

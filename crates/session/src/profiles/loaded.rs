@@ -1,6 +1,8 @@
 //! What a profile file says, before it is matched with code.
 
 use super::options::Sampled;
+use crate::analysis::Analyzed;
+use crate::recorded_builds::may_be_of;
 use restitch_image::Image;
 use restitch_profile::{ImportedModule, ModuleProfile, ProfileFile};
 use restitch_profile_formats::{Format, Records};
@@ -70,6 +72,14 @@ impl LoadedModule {
         match &self.content {
             Content::Stored(module) => Some(module),
             _ => None,
+        }
+    }
+
+    /// Whether samples of an unknown build may be of this one: they fit its code. Other contents say nothing of that.
+    pub fn may_be_of(&self, code: &Analyzed) -> bool {
+        match &self.content {
+            Content::Offsets(recorded) => may_be_of(recorded, code),
+            _ => true,
         }
     }
 
