@@ -2,15 +2,15 @@
 
 use crate::ProcessError;
 use restitch_address::{Avma, AvmaRange};
-use restitch_procfs::{Mapping, MappingName, Pagemap};
+use restitch_procfs::{Mapping, MappingName, PageRun, Pagemap, Residents};
 use restitch_tracee::Memory;
 use std::ops::ControlFlow;
 
 const PAGE: u64 = 4096;
 /// Bytes that are read at once: they stay in a processor's own caches until they were looked at.
 const CHUNK: u64 = 256 << 10;
-/// Page table entries that are read at once.
-const STRETCH: u64 = 64 << 20;
+/// What is mapped beyond this is first asked about as a whole where the kernel does not scan page tables by itself.
+const MUCH: u64 = 1 << 30;
 
 /// Whether a mapping is writable and private.
 pub(crate) fn is_private(m: &Mapping) -> bool {
@@ -54,7 +54,8 @@ pub(crate) fn read(
     let pages = Pagemap::open(pid).ok();
     let mut looked_at = LookedAt::default();
     let mut buffer = vec![0; CHUNK as usize];
-    for run in maps.iter().flat_map(|m| pieces(m.range, STRETCH)).flat_map(|r| present(pages.as_ref(), r)) {
+    let held = holding(pid, maps, pages.as_ref());
+    for run in held.into_iter().flat_map(|m| Runs::of(pages.as_ref(), m.range)) {
         for piece in pieces(run.range, CHUNK) {
             looked_at.bytes += piece.len();
             looked_at.swapped += if run.is_swapped { piece.len() } else { 0 };
@@ -72,6 +73,25 @@ pub(crate) fn read(
         }
     }
     Ok(looked_at)
+}
+
+/// Those of `maps` that may hold something; all of them where to ask would cost more than to look.
+fn holding<'a>(pid: i32, maps: &'a [Mapping], pages: Option<&Pagemap>) -> Vec<&'a Mapping> {
+    let much = maps.iter().map(|m| m.range.len()).sum::<u64>() > MUCH;
+    let asks = much && !pages.is_some_and(Pagemap::scans);
+    match asks.then(|| Residents::of(pid).ok()).flatten() {
+        Some(residents) => maps.iter().filter(|m| residents.may_hold(m)).collect(),
+        None => maps.iter().collect(),
+    }
+}
+
+/// Bytes of `maps` that would have to be looked at page by page: none where the kernel finds by itself what is there.
+pub(crate) fn tedious(pid: i32, maps: &[Mapping]) -> u64 {
+    let pages = Pagemap::open(pid).ok();
+    match pages.as_ref().is_some_and(Pagemap::scans) {
+        true => 0,
+        false => holding(pid, maps, pages.as_ref()).iter().map(|m| m.range.len()).sum(),
+    }
 }
 
 /// `range` in pieces of at most `len` bytes.
@@ -93,29 +113,39 @@ fn page_by_page(
     })
 }
 
-/// Pages one after another that are in memory, or swapped out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PageRun {
-    range: AvmaRange,
-    is_swapped: bool,
+/// The pieces of a mapping's pages that are in memory or swapped out, in order, found while they are asked for; all of it if the kernel does not say.
+struct Runs<'a> {
+    pages: Option<&'a Pagemap>,
+    /// What was found and not given yet.
+    found: std::vec::IntoIter<PageRun>,
+    /// Where nobody has looked yet.
+    rest: AvmaRange,
 }
 
-/// The runs of pages in `range` that are in memory or swapped out; all of it if the kernel does not say.
-fn present(pages: Option<&Pagemap>, range: AvmaRange) -> Vec<PageRun> {
-    let Some(states) = pages.and_then(|pages| pages.states(range).ok()) else {
-        return vec![PageRun { range, is_swapped: false }];
-    };
-    let mut out: Vec<PageRun> = Vec::new();
-    for (i, state) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
-        let page = AvmaRange::new(range.start + i as u64 * PAGE, PAGE);
-        match out.last_mut() {
-            Some(last) if last.range.end == page.start && last.is_swapped == state.swapped => {
-                last.range.end = page.end;
+impl<'a> Runs<'a> {
+    fn of(pages: Option<&'a Pagemap>, range: AvmaRange) -> Self {
+        Self { pages, found: Vec::new().into_iter(), rest: range }
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = PageRun;
+
+    fn next(&mut self) -> Option<PageRun> {
+        loop {
+            if let Some(run) = self.found.next() {
+                return Some(run);
             }
-            _ => out.push(PageRun { range: page, is_swapped: state.swapped }),
+            if self.rest.len() == 0 {
+                return None;
+            }
+            let all = PageRun { range: self.rest, is_swapped: false };
+            let nothing_left = AvmaRange::new(self.rest.end, 0);
+            let looked = self.pages.and_then(|pages| pages.runs(self.rest).ok());
+            let (found, rest) = looked.unwrap_or_else(|| (vec![all], nothing_left));
+            (self.found, self.rest) = (found.into_iter(), rest);
         }
     }
-    out
 }
 
 #[cfg(test)]

@@ -29,9 +29,10 @@ use restitch_tracee::{Memory, aside};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// What is looked through, some 2.5 GB in a second of processor time, and the address space that may be mapped for it. To look at what is swapped out would bring it back in place of what is in use.
+/// What is looked through, some 2.5 GB in a second of processor time. To look at what is swapped out would bring it back in place of what is in use.
 const LIMITS: Limits = Limits { bytes: 64 << 30, swapped: 256 << 20 };
-const MOST_MAPPED: u64 = 2 << 40;
+/// Address space of mappings that hold something, where the kernel does not scan page tables by itself (before Linux 6.7): 256 GiB of it take more than a second.
+const MOST_TEDIOUS: u64 = 256 << 30;
 /// More than this is looked through with what others leave of the processors, until that has taken so long: nobody needs the answer but who waits for the end of a session.
 const MUCH_MAPPED: u64 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -93,10 +94,14 @@ impl Search<'_> {
 
     fn once(&self, watch: &dyn Fn() -> bool, hits: &mut Hits) -> Result<(), ProcessError> {
         let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_private).collect();
-        let mapped: u64 = maps.iter().map(|m| m.range.len()).sum();
         let too_much = |what: String| format!("the process has too much memory to look through ({what})");
-        if mapped > MOST_MAPPED {
-            self.hit_all(hits, &too_much(format!("{} GiB are mapped", mapped >> 30)));
+        let tedious = private_memory::tedious(self.pid, &maps);
+        if tedious > MOST_TEDIOUS {
+            let what = format!(
+                "{} GiB of address space hold something, and this kernel does not say where",
+                tedious >> 30
+            );
+            self.hit_all(hits, &too_much(what));
             return Ok(());
         }
         let sieve = Sieve::of(self.ranges);

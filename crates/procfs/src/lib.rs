@@ -24,6 +24,7 @@ mod map_query;
 mod mapped;
 mod maps;
 mod pages;
+mod present;
 mod process;
 mod status;
 pub mod system;
@@ -38,6 +39,7 @@ pub use map_query::{MappedFile, MapsFile};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
+pub use present::{PageRun, Residents};
 pub use process::{
     ProcessId, RunDelay, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping,
     status, thread_cpu_time, thread_stat, thread_status, threads,

@@ -8,8 +8,10 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
-const PAGE: u64 = 4096;
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = 4096;
 
 /// What the page table of a process says of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -38,9 +40,11 @@ impl PageState {
 /// The page table of a process, for reading.
 #[derive(Debug)]
 pub struct Pagemap {
-    pid: i32,
-    path: PathBuf,
-    file: File,
+    pub(crate) pid: i32,
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    /// Whether the kernel was found not to know `PAGEMAP_SCAN`.
+    pub(crate) cannot_scan: AtomicBool,
 }
 
 impl Pagemap {
@@ -51,7 +55,7 @@ impl Pagemap {
     pub fn open(pid: i32) -> Result<Self, ProcError> {
         let path = PathBuf::from(format!("/proc/{pid}/pagemap"));
         let file = File::open(&path).map_err(|e| ProcError::from_io(pid, &path, e))?;
-        Ok(Self { pid, path, file })
+        Ok(Self { pid, path, file, cannot_scan: AtomicBool::new(false) })
     }
 
     /// The states of the pages of `range`, in order. About 20 ns for each page.
