@@ -50,7 +50,7 @@ pub(crate) fn plan(live: &Live, prepared: &Prepared<'_>) -> Result<Ahead, Proces
     let pid = live.target.pid();
     let maps = procfs::maps(pid)?;
     let mut journal = planned_journal(&live.journal, prepared);
-    let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
+    let heap_start = procfs::heap_start(pid);
     let mut taken: Vec<AvmaRange> = prepared.arriving.iter().flat_map(|a| a.ranges()).collect();
     let new_hook = plan_hook(live, prepared)?;
     taken.extend(new_hook.as_ref().map(JournalHook::range));

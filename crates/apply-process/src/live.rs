@@ -140,7 +140,7 @@ impl Live {
             line.range = AvmaRange::between(far, m.range.start);
             maps = merged(maps, vec![line]);
         }
-        let heap_start = procfs::thread_stat(pid, pid).ok().and_then(|s| s.heap_start);
+        let heap_start = procfs::heap_start(pid);
         let request = GapRequest { heap_start, align, ..GapRequest::near(m.range, len) };
         let numbers = |window| Numbers::of(iter::once(pid).chain(relatives.iter().copied()), window);
         let used = self.journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));

@@ -9,6 +9,7 @@ use crate::counter_area::{CounterArea, Parts};
 use crate::prepared::{Arriving, Incoming};
 use crate::version_files::memory_name;
 use restitch_address::{Avma, FileOffset};
+use restitch_procfs as procfs;
 use restitch_tracee::{Backing, Batch, Borrow, Placement, Protection, RemoteFd, TraceError};
 use std::ffi::CString;
 use std::fs::File;
@@ -173,7 +174,7 @@ fn is_denied(error: &TraceError) -> bool {
 }
 
 fn open_remote(pid: i32, fd: i32) -> Result<File, ProcessError> {
-    let path = format!("/proc/{pid}/fd/{fd}");
+    let path = procfs::shared_path(pid, "fd").join(fd.to_string());
     File::options().read(true).write(true).open(&path).map_err(|e| remote_file(pid, e))
 }
 

@@ -6,7 +6,7 @@
 use crate::ProcessError;
 use crate::version_files::VersionFiles;
 use restitch_apply::{Existing, Outlives};
-use restitch_procfs::ProcessId;
+use restitch_procfs::{self as procfs, ProcessId};
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ impl StateDir {
 
     /// Whether the target sees this directory under the same path.
     pub fn visible_to(&self, pid: i32) -> bool {
-        let theirs = PathBuf::from(format!("/proc/{pid}/root{}", self.path.display()));
+        let theirs = procfs::shared_path(pid, "root").join(self.path.strip_prefix("/").unwrap_or(&self.path));
         let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
         match (std::fs::metadata(&self.path), std::fs::metadata(theirs)) {
             (Ok(a), Ok(b)) => same(a, b),

@@ -153,7 +153,7 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
 fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     check_outputs(&[options.json.as_deref(), options.html.as_deref()])?;
     let mut progress = Progress::new();
-    let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let program = restitch_session::executable_path(pid).unwrap_or_default();
     let target = failed_target(program.display().to_string(), Some(pid));
     if options.continuous {
         return continuous_command(pid, options, target, progress);

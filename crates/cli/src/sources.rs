@@ -138,7 +138,7 @@ impl SourceOptions {
 fn named(subject: &TraceSubject) -> (String, Option<i32>) {
     match subject {
         TraceSubject::Process(pid, _) | TraceSubject::Tree(pid, _) => {
-            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            let program = restitch_session::executable_path(*pid).unwrap_or_default();
             (program.display().to_string(), Some(*pid))
         }
         TraceSubject::Command(command) => (command.get_program().to_string_lossy().into_owned(), None),

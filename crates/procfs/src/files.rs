@@ -1,7 +1,7 @@
 //! Opening the very file that a process has mapped, although its path may name another one by now or be in another
 //! mount namespace.
 
-use crate::{Device, Mapping, ProcError};
+use crate::{Device, Mapping, ProcError, holder, shared_path};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,10 @@ pub struct OpenedFile {
 /// [`ProcError::Replaced`] if the file cannot be reached any more.
 pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
     let range = mapping.range;
-    let via = PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
+    // The folders of threads have no such files, but their numbers lead to one, too; what is found there is compared.
+    let holder = holder(pid);
+    let via =
+        PathBuf::from(format!("/proc/{holder}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
     if let Ok(file) = File::open(&via)
         && is_behind(&file, pid, mapping)
     {
@@ -78,7 +81,7 @@ fn is_behind(file: &File, pid: i32, mapping: &Mapping) -> bool {
 
 fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, ProcError> {
     let relative = path.strip_prefix("/").unwrap_or(path);
-    let via = PathBuf::from(format!("/proc/{pid}/root")).join(relative);
+    let via = shared_path(pid, "root").join(relative);
     let failed = |source: std::io::Error| match source.raw_os_error() {
         // The process is there (its maps were read), so it is the file that is missing.
         Some(libc::ENOENT) => ProcError::Replaced { pid, path: path.to_path_buf() },
@@ -94,7 +97,7 @@ fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, 
 
 /// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too).
 pub fn open_executable(pid: i32) -> Result<OpenedFile, ProcError> {
-    let via = PathBuf::from(format!("/proc/{pid}/exe"));
+    let via = shared_path(pid, "exe");
     match File::open(&via) {
         Ok(file) => Ok(OpenedFile { file, via }),
         Err(source) => Err(ProcError::from_io(pid, &via, source)),

@@ -20,6 +20,7 @@ mod ended;
 mod error;
 mod files;
 mod gap;
+mod holder;
 mod map_query;
 mod mapped;
 mod maps;
@@ -35,13 +36,14 @@ pub use ended::has_ended;
 pub use error::ProcError;
 pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped};
 pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps, find_places};
+pub use holder::{holder, shared_path};
 pub use map_query::{MappedFile, MapsFile};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
 pub use present::{PageRun, Residents};
 pub use process::{
-    ProcessId, RunDelay, Thread, auxv, descendants, executable_path, maps, processes, processes_mapping,
-    status, thread_cpu_time, thread_stat, thread_status, threads,
+    ProcessId, RunDelay, Thread, auxv, descendants, executable_path, heap_start, maps, processes,
+    processes_mapping, status, thread_cpu_time, thread_stat, thread_status, threads,
 };
 pub use status::{ProcessState, Stat, Status, parse_run_delay, parse_schedstat, parse_stat};

@@ -1,6 +1,6 @@
 //! Which file is mapped at an address, asked again and again.
 
-use crate::{Device, ProcError, maps};
+use crate::{Device, ProcError, maps, shared_path};
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use std::fs::File;
 use std::io;
@@ -59,7 +59,7 @@ impl MapsFile {
     /// # Errors
     /// If there is no such process, or its memory is not to be seen by this user.
     pub fn open(pid: i32) -> Result<Self, ProcError> {
-        let path = PathBuf::from(format!("/proc/{pid}/maps"));
+        let path = shared_path(pid, "maps");
         let file = File::open(&path).map_err(|source| ProcError::from_io(pid, &path, source))?;
         Ok(Self { pid, path, file })
     }

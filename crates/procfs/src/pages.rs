@@ -1,7 +1,7 @@
 //! What stands behind single pages and single mappings: `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst)
 //! and the flags of `/proc/PID/smaps` (proc_pid_smaps(5)).
 
-use crate::ProcError;
+use crate::{ProcError, shared_path};
 use restitch_address::{Avma, AvmaRange};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -53,7 +53,7 @@ impl Pagemap {
     /// # Errors
     /// If the process is gone, may not be read, or the kernel has no such file.
     pub fn open(pid: i32) -> Result<Self, ProcError> {
-        let path = PathBuf::from(format!("/proc/{pid}/pagemap"));
+        let path = shared_path(pid, "pagemap");
         let file = File::open(&path).map_err(|e| ProcError::from_io(pid, &path, e))?;
         Ok(Self { pid, path, file, cannot_scan: AtomicBool::new(false) })
     }
@@ -81,7 +81,7 @@ pub type MappingFlags = BTreeSet<String>;
 /// # Errors
 /// If the process is gone or may not be read.
 pub fn mapping_flags(pid: i32, starts: &[Avma]) -> Result<Vec<Option<MappingFlags>>, ProcError> {
-    let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+    let path = shared_path(pid, "smaps");
     let failed = |e| ProcError::from_io(pid, &path, e);
     parse_flags(BufReader::new(File::open(&path).map_err(failed)?), starts).map_err(failed)
 }
@@ -92,7 +92,7 @@ pub fn mapping_flags(pid: i32, starts: &[Avma]) -> Result<Vec<Option<MappingFlag
 /// # Errors
 /// If the process is gone or may not be read.
 pub fn large_page_bytes(pid: i32, start: Avma) -> Result<u64, ProcError> {
-    let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+    let path = shared_path(pid, "smaps");
     let failed = |e| ProcError::from_io(pid, &path, e);
     parse_large(BufReader::new(File::open(&path).map_err(failed)?), start).map_err(failed)
 }

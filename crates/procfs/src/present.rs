@@ -7,13 +7,12 @@
 //! mappings in which `smaps` knows of nothing are left out ([`Residents`]), and the page map of the others is read piece by piece.
 
 use crate::pages::{PAGE, Pagemap};
-use crate::{Mapping, ProcError};
+use crate::{Mapping, ProcError, shared_path};
 use restitch_address::{Avma, AvmaRange};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes whose page map entries are read at once where the kernel does not scan.
@@ -155,7 +154,7 @@ impl Residents {
     /// # Errors
     /// If the process is gone or may not be read.
     pub fn of(pid: i32) -> Result<Self, ProcError> {
-        let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+        let path = shared_path(pid, "smaps");
         let failed = |e| ProcError::from_io(pid, &path, e);
         Self::parse(BufReader::new(File::open(&path).map_err(failed)?)).map_err(failed)
     }

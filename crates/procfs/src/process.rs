@@ -1,10 +1,12 @@
 //! Reading processes: identity, threads, maps, and who runs the same program.
 
 use crate::ended::all_ended;
+use crate::holder::shared_path;
 use crate::{
     AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_run_delay, parse_schedstat,
     parse_stat,
 };
+use restitch_address::Avma;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -69,11 +71,11 @@ fn read(pid: i32, path: &Path) -> Result<Vec<u8>, ProcError> {
     std::fs::read(path).map_err(|source| ProcError::from_io(pid, path, source))
 }
 
-fn path_of(pid: i32, file: &str) -> PathBuf {
+pub(crate) fn path_of(pid: i32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{file}"))
 }
 
-fn path_of_thread(pid: i32, tid: i32, file: &str) -> PathBuf {
+pub(crate) fn path_of_thread(pid: i32, tid: i32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task/{tid}/{file}"))
 }
 
@@ -102,13 +104,26 @@ pub fn processes() -> Result<Vec<i32>, ProcError> {
 
 /// The memory map of process `pid`, ascending by address. Empty for kernel threads and zombies.
 pub fn maps(pid: i32) -> Result<Vec<Mapping>, ProcError> {
-    let path = path_of(pid, "maps");
-    parse_maps(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })
+    let parse = |path: PathBuf| {
+        parse_maps(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })
+    };
+    let maps = parse(path_of(pid, "maps"));
+    match &maps {
+        Ok(maps) if !maps.is_empty() => {}
+        Ok(_) | Err(ProcError::Gone { .. }) => {
+            let path = shared_path(pid, "maps");
+            if path != path_of(pid, "maps") {
+                return parse(path);
+            }
+        }
+        Err(_) => {}
+    }
+    maps
 }
 
 /// The auxiliary vector of process `pid`.
 pub fn auxv(pid: i32) -> Result<AuxVector, ProcError> {
-    Ok(AuxVector::parse(&read(pid, &path_of(pid, "auxv"))?))
+    Ok(AuxVector::parse(&read(pid, &shared_path(pid, "auxv"))?))
 }
 
 /// The status of process `pid`.
@@ -125,6 +140,11 @@ pub fn thread_status(pid: i32, tid: i32) -> Result<Status, ProcError> {
 pub fn thread_stat(pid: i32, tid: i32) -> Result<Stat, ProcError> {
     let path = if pid == tid { path_of(pid, "stat") } else { path_of_thread(pid, tid, "stat") };
     parse_stat(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })
+}
+
+/// Where the `brk` heap of process `pid` starts (even while it is empty); `None` without permission or on older kernels.
+pub fn heap_start(pid: i32) -> Option<Avma> {
+    parse_stat(&read(pid, &shared_path(pid, "stat")).ok()?).ok()?.heap_start
 }
 
 /// CPU time that the thread has used, from `schedstat` (nanoseconds) or else `stat` (hundredths of a second).
@@ -165,7 +185,7 @@ impl RunDelay {
 
 /// The path of the program that process `pid` runs, as `/proc/PID/exe` states it (` (deleted)` included).
 pub fn executable_path(pid: i32) -> Result<PathBuf, ProcError> {
-    let path = path_of(pid, "exe");
+    let path = shared_path(pid, "exe");
     std::fs::read_link(&path).map_err(|source| ProcError::from_io(pid, &path, source))
 }
 

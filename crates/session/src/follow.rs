@@ -278,6 +278,6 @@ impl Follower<'_> {
 
 /// The path of a process's program.
 fn program_of(pid: i32) -> Option<String> {
-    let link = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let link = procfs::executable_path(pid).ok()?;
     Some(link.to_string_lossy().into_owned())
 }

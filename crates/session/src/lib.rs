@@ -90,6 +90,7 @@ pub use process_set::GivenBack;
 pub use record::{RecordOptions, RecordSubject, record};
 pub use restitch_apply_process::Slots;
 pub use restitch_layout::{LayoutChoice, UnknownLayout, algorithms as layout_algorithms};
+pub use restitch_procfs::executable_path;
 pub use restitch_trace::{BurstEnd, LookAhead, Refusal};
 pub use restitch_tracee::{AskedToEnd, OwnChild};
 pub use sampled_record::{Sampled, record_sampled};

@@ -7,6 +7,7 @@
 use crate::SessionError;
 use restitch_apply_process::Target;
 use restitch_image::Image;
+use restitch_procfs as procfs;
 
 /// # Errors
 /// [`SessionError::Refused`] if the process is of such a kind.
@@ -22,7 +23,7 @@ pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
 
 /// Returns that match no call end a process whose shadow stack is on.
 pub(crate) fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = std::fs::read_to_string(procfs::shared_path(pid, "status")).unwrap_or_default();
     let features = status.lines().find(|line| line.starts_with("x86_Thread_features:"));
     if features.is_some_and(|line| line.contains("shstk")) {
         let why = "it has a shadow stack, which tracing versions do not keep; use --source trace".into();

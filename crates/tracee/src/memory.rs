@@ -11,6 +11,8 @@ use std::os::unix::fs::FileExt;
 #[derive(Debug)]
 pub struct Memory {
     pid: i32,
+    /// The thread by whose number the kernel finds the memory, should the first one have ended.
+    holder: i32,
     file: File,
     writable: bool,
 }
@@ -27,7 +29,8 @@ impl Memory {
     }
 
     fn open_with(pid: i32, writable: bool) -> Result<Self, TraceError> {
-        let path = format!("/proc/{pid}/mem");
+        let holder = restitch_procfs::holder(pid);
+        let path = restitch_procfs::shared_path(pid, "mem");
         let opened = OpenOptions::new().read(true).write(writable).open(&path);
         let file = opened.map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => {
@@ -42,7 +45,7 @@ impl Memory {
             },
             _ => TraceError::Memory { operation: "open", pid, at: Avma::default(), len: 0, source },
         })?;
-        Ok(Self { pid, file, writable })
+        Ok(Self { pid, holder, file, writable })
     }
 
     /// The process.
@@ -65,7 +68,8 @@ impl Memory {
         let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let remote = libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: buffer.len() };
         // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length; `remote` is used in the other process only.
-        let read = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
+        let read =
+            unsafe { libc::process_vm_readv(self.holder, &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(read) {
             Ok(read) if read == buffer.len() => Ok(()),
             _ => self.read(at, buffer),
@@ -116,7 +120,7 @@ impl Memory {
         let remote = libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: len };
         // SAFETY: the kernel only reads the live slice that `local` names; `remote` is used in the other process.
         let written =
-            unsafe { libc::process_vm_writev(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
+            unsafe { libc::process_vm_writev(self.holder, &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(written) {
             Ok(written) if written == len => Ok(()),
             Ok(_) => Err(self.failed("write", at, len, io::Error::from_raw_os_error(libc::EFAULT))),
@@ -139,8 +143,9 @@ impl Memory {
             let count = remote.len() as libc::c_ulong;
             // SAFETY: the kernel only reads the live `values` that `local` names with their true length, and there are at most IOV_MAX remote entries; their addresses are used in the other process
             // only.
-            let written =
-                unsafe { libc::process_vm_writev(self.pid, &raw const local, 1, remote.as_ptr(), count, 0) };
+            let written = unsafe {
+                libc::process_vm_writev(self.holder, &raw const local, 1, remote.as_ptr(), count, 0)
+            };
             // Where the process itself may not write, or the kernel refuses this call: one by one.
             let done = usize::try_from(written).unwrap_or(0) / 8;
             for ((at, _), value) in batch.iter().zip(&values).skip(done) {
@@ -180,8 +185,9 @@ impl Memory {
             let count = remote.len() as libc::c_ulong;
             // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length, and there are at most
             // IOV_MAX remote entries; their addresses are used in the other process only.
-            let read =
-                unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), count, 0) };
+            let read = unsafe {
+                libc::process_vm_readv(self.holder, &raw const local, 1, remote.as_ptr(), count, 0)
+            };
             let mut rest = &buffer[..];
             usize::try_from(read) == Ok(buffer.len())
                 && batch.iter().all(|(_, bytes)| {
@@ -206,7 +212,7 @@ impl Memory {
         // SAFETY: `local` names the live, exclusively borrowed `buffers` with their true lengths, and there are at
         // most IOV_MAX entries; the remote addresses are used in the other process only.
         let read =
-            unsafe { libc::process_vm_readv(self.pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
+            unsafe { libc::process_vm_readv(self.holder, local.as_ptr(), count, remote.as_ptr(), count, 0) };
         let wanted: usize = batch.iter().map(|request| request.1).sum();
         (usize::try_from(read) == Ok(wanted)).then_some(buffers)
     }
