@@ -1,7 +1,7 @@
 //! Errors of tracing.
 
 use restitch_address::Avma;
-use restitch_procfs::ProcError;
+use restitch_procfs::{Frozen, ProcError};
 
 /// Why something could not be done to another process.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,18 @@ pub enum TraceError {
         waited_ms: u64,
         /// What `/proc` says about the thread.
         state: String,
+    },
+    /// Its control group is frozen.
+    #[error(
+        "process {pid} is frozen by its control group ({group}): none of its threads runs, for a tracer neither; thaw it ({thaw}) and try again"
+    )]
+    Frozen {
+        /// The process.
+        pid: i32,
+        /// The group.
+        group: String,
+        /// The command that thaws it.
+        thaw: String,
     },
     /// New threads appeared faster than they could be stopped.
     #[error(
@@ -214,6 +226,11 @@ pub enum TraceError {
 }
 
 impl TraceError {
+    /// That a process is frozen.
+    pub(crate) fn frozen(pid: i32, frozen: Frozen) -> Self {
+        Self::Frozen { pid, group: frozen.group, thaw: frozen.thaw }
+    }
+
     /// Whether the target has ended: nothing remains to be undone.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Vanished { .. } | Self::Zombie { .. } | Self::Proc(ProcError::Gone { .. }))

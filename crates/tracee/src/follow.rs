@@ -230,7 +230,7 @@ impl Followed {
                     self.threads.insert(thread.tid, pid);
                     found = true;
                 }
-                Err(error) => return Self::judge(pid, thread.tid, error).map(|()| found),
+                Err(error) => Self::judge(pid, thread.tid, error)?,
             }
         }
         Ok(found)

@@ -8,7 +8,7 @@ use crate::sys::{self, Waited};
 use crate::urgent::Urgent;
 use crate::wait::Patience;
 use crate::{Memory, TraceError};
-use restitch_procfs::ProcessId;
+use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -77,10 +77,14 @@ impl TraceEvents {
                 self.threads_of(pid).into_iter().filter(|tid| !held.contains_key(tid)).collect();
             let Some(&first) = waiting.first() else { return Ok(()) };
             let mut progress = false;
-            for tid in waiting {
+            for &tid in &waiting {
                 progress |= self.collect_stop(pid, tid, held)?;
             }
             if !progress {
+                // A first thread that has ended reports that when the others have, too.
+                if waiting == [pid] && has_ended(pid) && !held.is_empty() {
+                    return Ok(());
+                }
                 if patience.is_over() {
                     let waited_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
                     let state = "followed".to_owned();
@@ -160,4 +164,9 @@ impl TraceEvents {
     fn threads_of(&self, pid: i32) -> Vec<i32> {
         self.tasks.iter().filter(|&(_, &group)| group == pid).map(|(&tid, _)| tid).collect()
     }
+}
+
+/// Whether the thread with this number, the first of its process, has ended.
+fn has_ended(pid: i32) -> bool {
+    procfs::thread_stat(pid, pid).is_ok_and(|stat| stat.state.is_ended())
 }

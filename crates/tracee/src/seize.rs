@@ -117,7 +117,7 @@ fn exec_marker(pid: i32) -> Option<restitch_address::Avma> {
 /// Refuses, before anything is touched, what cannot be traced. Stops begin with that; whoever has much to do before can ask at once.
 ///
 /// # Errors
-/// Why the process cannot be stopped: it has ended, is traced by another program, is a kernel thread, a 32-bit program or this one.
+/// Why the process cannot be stopped: it has ended, is traced by another program, is frozen, a kernel thread, a 32-bit program or this one.
 pub fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
     let status = procfs::status(pid)?;
     let pid = status.tgid.unwrap_or(pid);
@@ -136,6 +136,9 @@ pub fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
     }
     if let Some(tracer) = status.tracer.filter(|&tracer| tracer != 0) {
         return Err(already_traced(pid, tracer));
+    }
+    if let Some(frozen) = procfs::frozen(pid) {
+        return Err(TraceError::frozen(pid, frozen));
     }
     if is_32_bit_file(pid) {
         return Err(TraceError::ThirtyTwoBit { pid });
@@ -393,6 +396,9 @@ impl Seizing {
         let stat = procfs::thread_stat(pid, tid);
         if stat.as_ref().is_ok_and(|stat| waits_for_vfork(pid, stat)) {
             return TraceError::VforkParent { pid, tid };
+        }
+        if let Some(frozen) = procfs::frozen(tid) {
+            return TraceError::frozen(pid, frozen);
         }
         let state = stat.map_or_else(|error| error.to_string(), |stat| format!("{:?}", stat.state));
         let waited_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -17,7 +17,7 @@ pub struct Line {
 
 /// The memory map of process `pid`. Empty when it has ended.
 pub fn maps(pid: u32) -> Vec<Line> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let text = std::fs::read_to_string(restitch_procfs::shared_path(pid as i32, "maps")).unwrap_or_default();
     text.lines().map(line).collect()
 }
 
@@ -65,7 +65,8 @@ impl Difference {
 }
 
 fn memory(pid: u32) -> File {
-    File::open(format!("/proc/{pid}/mem")).expect("the memory of our own child can be read")
+    File::open(restitch_procfs::shared_path(pid as i32, "mem"))
+        .expect("the memory of our own child can be read")
 }
 
 fn read(mem: &File, line: &Line) -> Vec<u8> {

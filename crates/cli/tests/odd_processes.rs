@@ -1,0 +1,169 @@
+//! Processes that are not as most are: the first thread has ended, terabytes are reserved that are never touched, a control group is frozen, sanitizers watch.
+
+mod common;
+
+use common::{Restitch, Target, code, expect_message, stoppable};
+use restitch_testkit::{program, require, scratch, skipped, unsupported};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const FLAGS: [&str; 2] = ["-O2", "-pthread"];
+
+/// A process whose first thread has ended.
+fn without_leader() -> Option<Target> {
+    let target = Target::start_with(&stoppable("odd.c", &FLAGS)?, &["--leader", "1"]);
+    let stat = restitch_procfs::thread_stat(target.pid() as i32, target.pid() as i32).expect("it lives");
+    assert!(stat.state.is_ended(), "its first thread goes on");
+    Some(target)
+}
+
+#[test]
+fn a_process_goes_on_without_its_first_thread() {
+    let mut target = require!(without_leader(), "a C compiler");
+    let restitch = Restitch::new();
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    assert!(!common::look::differences(target.pid()).is_empty(), "nothing was changed");
+    let status = restitch.status(target.pid());
+    status.expect(code::DONE);
+    assert!(status.stdout.contains("optimized"), "{}", status.stdout);
+    target.assert_computing("after the attach");
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+#[test]
+fn branches_of_a_process_without_its_first_thread_are_recorded() {
+    let mut target = require!(without_leader(), "a C compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let file = folder.path().join("it.profile");
+    let (pid, file) = (target.pid().to_string(), file.to_str().expect("text"));
+    let recorded = common::with_time(["1", "3", "10"], |duration| {
+        restitch.command(&["record", "-p", &pid, "--source", "trace", "--duration", duration, "-o", file])
+    });
+    recorded.expect(code::DONE);
+    target.assert_computing("after the record");
+    restitch.run(&["attach", &pid, "--profile", file, "--measure", "0"]).expect(code::DONE);
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+/// Looking page by page, 4 TB take two minutes; what is really there takes no time. (So does 1 GB: what else there is to do is the same.)
+#[test]
+fn what_is_reserved_and_never_touched_is_not_looked_through() {
+    let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
+    let pages = restitch_procfs::Pagemap::open(std::process::id() as i32).expect("our own");
+    if !pages.scans() {
+        return unsupported("the kernel has no PAGEMAP_SCAN (Linux 6.7)");
+    }
+    let took = |gigabytes: &str| {
+        let (restitch, mut target) = (Restitch::new(), Target::start_with(&built, &["--reserve", gigabytes]));
+        let begun = Instant::now();
+        restitch.attach(target.pid(), &[]).expect(code::DONE);
+        target.assert_goes_back(&restitch);
+        let took = begun.elapsed();
+        target.stop();
+        took
+    };
+    let (little, much) = (took("1"), took("8000"));
+    // Page by page this would be hundreds of seconds.
+    assert!(much < 5 * little + Duration::from_secs(20), "{little:?} with 1 GB, {much:?} with 8 TB");
+}
+
+/// A control group of our own, removed in the end.
+struct Group {
+    folder: PathBuf,
+    freeze: (&'static str, &'static str),
+    thaw: &'static str,
+}
+
+impl Group {
+    fn new(hierarchy: &Path, freeze: (&'static str, &'static str), thaw: &'static str) -> Option<Self> {
+        let folder = hierarchy.join(format!("restitch-test-{}", std::process::id()));
+        std::fs::create_dir(&folder).ok()?;
+        let made = Self { folder, freeze, thaw };
+        made.folder.join(freeze.0).exists().then_some(made)
+    }
+
+    fn set(&self, value: &str) {
+        std::fs::write(self.folder.join(self.freeze.0), value).expect("the group is ours");
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.set(self.thaw);
+        // Its process ends with the test, and an empty group may be removed.
+        let removed = || std::fs::remove_dir(&self.folder).is_ok().then_some(());
+        let _ = restitch_testkit::wait_until(Duration::from_secs(10), removed);
+    }
+}
+
+/// Groups by which this machine freezes.
+fn freezers() -> Vec<Group> {
+    let root = Path::new("/sys/fs/cgroup");
+    let two = ("cgroup.freeze", "1");
+    let mounts = [(root.to_path_buf(), two, "0"), (root.join("unified"), two, "0")];
+    let one = (root.join("freezer"), ("freezer.state", "FROZEN"), "THAWED");
+    mounts.into_iter().chain([one]).filter_map(|(at, freeze, thaw)| Group::new(&at, freeze, thaw)).collect()
+}
+
+#[test]
+fn a_frozen_process_is_said_to_be_frozen_and_left_alone() {
+    let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
+    let groups = freezers();
+    if groups.is_empty() {
+        return skipped("no control group can be made here (not root?)");
+    }
+    for group in groups {
+        let (restitch, mut target) = (Restitch::new(), Target::start(&built));
+        let pid = target.pid().to_string();
+        std::fs::write(group.folder.join("cgroup.procs"), &pid).expect("it may be moved");
+        group.set(group.freeze.1);
+        let frozen = || restitch_procfs::frozen(target.pid() as i32);
+        let named = restitch_testkit::wait_until(Duration::from_secs(60), frozen).expect("it is frozen");
+        let begun = Instant::now();
+        for arguments in [
+            vec!["attach", &pid, "--duration", "1"],
+            vec!["record", "-p", &pid, "--duration", "1", "--source", "trace", "-o", "/dev/null"],
+        ] {
+            let finished = restitch.run(&arguments);
+            expect_message(&finished, code::REFUSED, &["is frozen by its control group", &named.thaw]);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it was waited for");
+        group.set(group.thaw);
+        target.assert_computing("after it was thawed");
+        target.assert_untouched("after the refusals");
+        restitch.attach(target.pid(), &[]).expect(code::DONE);
+        target.assert_goes_back(&restitch);
+        target.stop();
+    }
+}
+
+/// Programs under sanitizers do their work as before, and their reports still come.
+#[test]
+fn programs_under_sanitizers_are_moved_and_given_back() {
+    for compiler in ["gcc", "clang-19"] {
+        for kind in ["address", "undefined", "thread"] {
+            let flag = format!("-fsanitize={kind}");
+            let mut flags = FLAGS.to_vec();
+            flags.extend(["-g", &flag]);
+            let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
+            flags.extend(["-D_GNU_SOURCE", "-include", header]);
+            let built = restitch_testkit::compile_with(compiler, &program("odd.c"), &flags);
+            let Ok(built) = built else {
+                skipped(&format!("{compiler} has no {flag}"));
+                continue;
+            };
+            let (restitch, mut target) = (Restitch::new(), Target::start(&built));
+            if !target.is_running() {
+                skipped(&format!("a program of {compiler} {flag} does not run here"));
+                continue;
+            }
+            restitch.attach(target.pid(), &[]).expect(code::DONE);
+            target.assert_computing("after the attach");
+            restitch.revert(target.pid()).expect(code::DONE);
+            target.assert_computing("after the revert");
+            target.stop();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+/* Work in a process that is unusual: with `--leader 1` its first thread has ended, with `--reserve N` it has reserved N GiB of addresses that it never touches but for a few pages. */
+#include "check.h"
+#include <pthread.h>
+#include <sys/mman.h>
+
+static int arguments;
+static char **argument;
+
+NOINLINE static uint32_t mixed(uint32_t x) {
+    OPAQUE(x);
+    if (x % 3 == 0) return x / 3 ^ 0x55;
+    if (x % 5 == 0) return x * 7 + 1;
+    return x << 1 | x >> 31;
+}
+
+NOINLINE static uint32_t step(uint32_t x, unsigned way) {
+    switch (way % 6) {
+    case 0: return mixed(x);
+    case 1: return x + 11;
+    case 2: return mixed(x ^ way);
+    case 3: return x * 31;
+    case 4: return x & 1 ? mixed(x) : ~x;
+    default: return x ^ x >> 3;
+    }
+}
+
+static void one_round(unsigned round) {
+    uint32_t state = round % 16 + 1, first = 0, again = 0;
+    for (int twice = 0; twice < 2; twice++) {
+        uint32_t x = 1;
+        state = round % 16 + 1;
+        for (unsigned i = 0; i < 20000; i++) x = step(x, next_random(&state));
+        *(twice ? &again : &first) = x;
+    }
+    CHECK(first == again);
+}
+
+static void *work(void *unused) {
+    (void)unused;
+    exit(run_rounds(arguments, argument, one_round));
+}
+
+static void reserve(size_t gigabytes) {
+    size_t bytes = gigabytes << 30;
+    char *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(start != MAP_FAILED);
+    for (size_t i = 0; i < 100; i++) start[i * (bytes / 100)] = 1;
+}
+
+int main(int argc, char **argv) {
+    arguments = argc;
+    argument = argv;
+    size_t gigabytes = (size_t)option(argc, argv, "--reserve", 0);
+    if (gigabytes) reserve(gigabytes);
+    if (option(argc, argv, "--leader", 0) == 0) return run_rounds(argc, argv, one_round);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, work, NULL) == 0);
+    pthread_exit(NULL);
+}
