@@ -36,7 +36,7 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     if spanned > u64::from(u32::MAX) {
         return Err(AnalyzeError::TooLarge(spanned));
     }
-    let sweep = Sweep::run(image, &ranges);
+    let sweep = Sweep::run(image, unwind, &ranges);
     let mut jump_tables = tables::find_tables(image, &sweep);
     let mut leaders = leaders::collect(image, unwind, &sweep, &jump_tables);
     settle_tables(&sweep, &mut leaders, &mut jump_tables);
@@ -105,6 +105,9 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
     };
     for slot in image.plt_slots() {
         set(slot.stub.start, Movability::Linkage);
+    }
+    for &at in &leaders.elsewhere {
+        set(at, Movability::ReturnsElsewhere);
     }
     for &at in &leaders.misaligned {
         set(at, Movability::Undecodable);

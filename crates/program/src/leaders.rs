@@ -1,7 +1,8 @@
 //! Leaders: the addresses at which basic blocks begin, and how control can get there.
 
+use crate::looks::pinned_calls;
 use crate::model::{JumpTable, TableEncoding};
-use crate::special;
+use crate::return_address::Code;
 use crate::sweep::{AddressSet, Kind, Sweep};
 use restitch_address::Svma;
 use restitch_cfi::{Lsda, UnwindInfo};
@@ -19,6 +20,8 @@ pub(crate) struct Leaders {
     pub pads: AddressSet,
     /// Calls that stay in the original code; each is a block of its own.
     pub pinned: AddressSet,
+    /// Calls behind which there may be no code: their functions stay whole.
+    pub elsewhere: Vec<Svma>,
     /// Direct branches into the middle of an instruction: their targets.
     pub misaligned: Vec<Svma>,
 }
@@ -32,6 +35,7 @@ pub(crate) fn collect(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, tables:
         indirect: set(),
         pads: set(),
         pinned: set(),
+        elsewhere: Vec::new(),
         misaligned: Vec::new(),
     };
     leaders.add_branches(sweep);
@@ -39,7 +43,7 @@ pub(crate) fn collect(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, tables:
     leaders.add_landing_pads(image, unwind, sweep);
     leaders.add_taken_addresses(image, sweep, tables);
     leaders.add_terminators(sweep);
-    leaders.add_pinned_calls(image, sweep);
+    leaders.add_pinned_calls(Code { image, unwind, sweep, tables });
     leaders
 }
 
@@ -138,8 +142,14 @@ impl Leaders {
         }
     }
 
-    fn add_pinned_calls(&mut self, image: &Image, sweep: &Sweep) {
-        self.pinned = special::pinned_calls(image, sweep);
+    fn add_pinned_calls(&mut self, code: Code<'_>) {
+        let sweep = code.sweep;
+        let pinned = pinned_calls(code);
+        (self.pinned, self.elsewhere) = (pinned.calls, pinned.elsewhere);
+        for at in pinned.resumed.into_iter().filter(|at| sweep.starts.contains(*at)) {
+            self.all.insert(at);
+            self.indirect.insert(at);
+        }
         for mini in &sweep.minis {
             let at = sweep.address(mini);
             if matches!(mini.kind, Kind::Call | Kind::IndirectCall) && self.pinned.contains(at) {

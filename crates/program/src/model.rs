@@ -79,6 +79,8 @@ pub enum Movability {
     WrittenByLoader,
     /// Its bytes in the process differ from the file (breakpoints, hooks): a copy would lose that.
     ChangedInMemory,
+    /// It calls code that changes its return address, or reads what stands behind the call, which may be no code.
+    ReturnsElsewhere,
     /// Not code of the module's own making: overlaps another function's unwind range.
     Overlapping,
 }
@@ -101,7 +103,8 @@ bitflags! {
         /// The status flags are live on entry: something may read them before it writes them.
         const FLAGS_LIVE_IN = 32;
         /// Stays in the original code although its function is movable: it calls something that looks at its return
-        /// address or resumes it in odd ways (`setjmp`, `vfork`, `dlsym`, ...). Jumps to it go to the original code.
+        /// address or resumes it in odd ways (`setjmp`, `vfork`, `dlsym`, a position by `call` and `pop`, `__morestack`). Jumps to it go
+        /// to the original code.
         const PINNED = 64;
     }
 }

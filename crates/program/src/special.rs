@@ -1,6 +1,5 @@
 //! Code that must stay where it is, by name or by signature.
 
-use crate::sweep::{AddressSet, Kind, Sweep};
 use restitch_address::Svma;
 use restitch_image::{Image, RelocationKind};
 use std::collections::BTreeSet;
@@ -37,52 +36,12 @@ const LOOKS_AT_ITS_CALLER: &[&str] = &[
 
 /// Whether a call to the symbol `name` (without version suffix) has to stay in the original code.
 pub(crate) fn looks_at_its_caller(name: &str) -> bool {
-    LOOKS_AT_ITS_CALLER.contains(&name.split('@').next().unwrap_or(name))
+    LOOKS_AT_ITS_CALLER.contains(&without_version(name))
 }
 
-/// Addresses (functions, PLT stubs, GOT slots) that stand for such functions.
-fn special_addresses(image: &Image) -> BTreeSet<Svma> {
-    let mut out: BTreeSet<Svma> = image
-        .symbols_with_aliases()
-        .iter()
-        .filter(|s| looks_at_its_caller(&s.name))
-        .map(|s| s.range.start)
-        .collect();
-    for slot in image.plt_slots() {
-        if slot.name.as_deref().is_some_and(looks_at_its_caller) {
-            out.insert(slot.stub.start);
-            out.insert(slot.slot);
-        }
-    }
-    for r in image.relocations() {
-        if let RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } = &r.kind
-            && looks_at_its_caller(name)
-        {
-            out.insert(r.at);
-        }
-    }
-    out
-}
-
-/// The call instructions that are to stay.
-pub(crate) fn pinned_calls(image: &Image, sweep: &Sweep) -> AddressSet {
-    let mut out = AddressSet::new(sweep.text);
-    let special = special_addresses(image);
-    if special.is_empty() {
-        return out;
-    }
-    for mini in &sweep.minis {
-        let at = sweep.address(mini);
-        let goes_to = match mini.kind {
-            Kind::Call => sweep.target_of(at),
-            Kind::IndirectCall => sweep.named_by(at),
-            _ => continue,
-        };
-        if goes_to.is_some_and(|to| special.contains(&to)) {
-            out.insert(at);
-        }
-    }
-    out
+/// A symbol's name without its `@version`.
+pub(crate) fn without_version(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
 }
 
 /// Addresses in restartable sequences: their functions are not moved, because the kernel compares program counters

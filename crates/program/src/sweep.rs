@@ -3,7 +3,9 @@
 //! A 22 MB text has 5.3 million instructions; everything after this pass works on the compact records and on bit sets
 //! over text bytes, so that the bytes are decoded once.
 
+use crate::frame_doubt::{FrameDoubt, FrameWatch};
 use restitch_address::{Svma, SvmaRange};
+use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_x86::{Flow, Insn, scan_units};
 
@@ -83,6 +85,8 @@ pub(crate) struct Span {
     pub count: usize,
     /// Whether all bytes decode.
     pub decodable: bool,
+    /// What it may do with its return address.
+    pub doubt: FrameDoubt,
 }
 
 /// The result of the pass.
@@ -104,8 +108,8 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Decodes each of `functions` (sorted, disjoint).
-    pub fn run(image: &Image, functions: &[(SvmaRange, usize)]) -> Self {
+    /// Decodes each of `functions` (sorted, disjoint), each with the index of its entry in `unwind`.
+    pub fn run(image: &Image, unwind: &UnwindInfo, functions: &[(SvmaRange, usize)]) -> Self {
         let text = match (functions.first(), functions.last()) {
             (Some(first), Some(last)) => SvmaRange::between(first.0.start, last.0.end),
             _ => SvmaRange::default(),
@@ -122,20 +126,24 @@ impl Sweep {
             endbrs: AddressSet::new(text),
         };
         for &(range, entry) in functions {
-            sweep.decode(image, range, entry);
+            sweep.decode(image, unwind, range, entry);
         }
         sweep
     }
 
-    fn decode(&mut self, image: &Image, range: SvmaRange, entry: usize) {
+    fn decode(&mut self, image: &Image, unwind: &UnwindInfo, range: SvmaRange, entry: usize) {
         let first = self.minis.len();
         let marks = (self.targets.len(), self.named.len(), self.data_named.len());
         let bytes = image.read(range.start, range.len() as usize);
         if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
             self.endbrs.insert(range.start);
         }
-        let decodable =
-            bytes.is_some_and(|bytes| scan_units(bytes, range.start, |insn| self.note(&insn)).is_ok());
+        let mut watch = FrameWatch::new(unwind.rows(&unwind.entries()[entry]).unwrap_or_default());
+        let see = |insn: Insn| {
+            watch.see(&insn);
+            self.note(&insn);
+        };
+        let decodable = bytes.is_some_and(|bytes| scan_units(bytes, range.start, see).is_ok());
         if !decodable {
             // Keep the branches that were seen as leaders elsewhere, but none of the instructions.
             self.minis.truncate(first);
@@ -146,7 +154,8 @@ impl Sweep {
                 self.starts.insert(self.base + u64::from(self.minis[i].at));
             }
         }
-        self.spans.push(Span { range, entry, first, count: self.minis.len() - first, decodable });
+        let (count, doubt) = (self.minis.len() - first, watch.finish());
+        self.spans.push(Span { range, entry, first, count, decodable, doubt });
     }
 
     fn note(&mut self, insn: &Insn) {

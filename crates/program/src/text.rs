@@ -38,7 +38,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 10] = [
+const MOVABILITY: [(Movability, &str); 11] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -48,6 +48,7 @@ const MOVABILITY: [(Movability, &str); 10] = [
     (Movability::Linkage, "linkage"),
     (Movability::WrittenByLoader, "written-by-loader"),
     (Movability::ChangedInMemory, "changed-in-memory"),
+    (Movability::ReturnsElsewhere, "returns-elsewhere"),
     (Movability::Overlapping, "overlapping"),
 ];
 
@@ -490,7 +491,7 @@ table 0x103e load 0x1028 at 0x3000 base 0x3000 relative4 copyable: 0x1020 0x1010
         #[test]
         fn what_is_written_is_read_back(
             functions in prop::collection::vec(
-                (any::<Option<String>>(), 0usize..7, any::<bool>(),
+                (any::<Option<String>>(), 0usize..10, any::<bool>(),
                  prop::collection::vec((any_terminator(), 0u8..128, prop::collection::vec(any::<Option<u64>>(), 0..3)), 0..5)),
                 0..5),
             tables in prop::collection::vec((any::<u64>(), any::<bool>(), any::<bool>(), prop::collection::vec(any::<u64>(), 0..3), prop::collection::vec(any::<u64>(), 0..5)), 0..3),

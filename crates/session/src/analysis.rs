@@ -97,6 +97,9 @@ pub(crate) fn words(why: Movability) -> &'static str {
         Movability::ChangedInMemory => {
             "its code in memory is not the file's (a breakpoint or a hook of another tool)"
         }
+        Movability::ReturnsElsewhere => {
+            "it calls code that changes its return address, or reads what stands behind the call"
+        }
         Movability::Overlapping => "overlaps another function",
     }
 }

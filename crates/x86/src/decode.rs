@@ -1,5 +1,6 @@
 //! Linear decoding into compact records.
 
+use crate::stack::{StackUse, stack_use};
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits,
 };
@@ -48,6 +49,8 @@ pub struct Insn {
     pub names: Option<Svma>,
     /// `nop`, `endbr64` excluded; `int3` included: may stand between functions as filler.
     pub padding: bool,
+    /// What it does with the stack pointer and with memory beside it.
+    pub stack: StackUse,
 }
 
 impl Insn {
@@ -126,6 +129,7 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
         flags_written: written,
         names: named_address(instruction),
         padding: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
+        stack: stack_use(instruction),
     }
 }
 

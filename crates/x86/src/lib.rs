@@ -6,6 +6,7 @@
 //!   [`decode_one`] and [`relocate_field`]. It is what code is copied by.
 //! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
 //! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for evaluation.
+//! * [`StackUse`] and [`memory_uses`] say what an instruction does beside the stack pointer, where return addresses are.
 //! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
 //! * [`encode`] writes direct jumps, conditional branches and counters; [`guarded_call`] a comparison and a direct call in front of an
 //!   indirect one; [`vote_stub`] what looks now and then at what one calls.
@@ -20,6 +21,7 @@ mod ops;
 mod relocate;
 mod semantics;
 mod semantics_decode;
+mod stack;
 mod unit;
 mod vector;
 mod vector_decode;
@@ -34,6 +36,7 @@ pub use semantics::{
     Action, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Scan, Semantic, Shift, Stores, Unary,
 };
 pub use semantics_decode::decode_semantic;
+pub use stack::{MemoryUse, StackUse, memory_uses};
 pub use unit::scan_units;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stub};

@@ -1,0 +1,225 @@
+//! Which calls go to code that looks at its return address, and what becomes of them.
+//!
+//! Such a call pushes the original's return address: it is executed in the original code, also by versions ([`BlockAttrs::PINNED`]). Where
+//! what stands behind it may be no code, since its callee comes back elsewhere, the function stays whole
+//! ([`Movability::ReturnsElsewhere`]).
+//!
+//! Calls of which it is not known where they go are treated so where the address of such code is taken anywhere in the module.
+//!
+//! Limits: such code of other modules is known by name only, and not where it is called through a pointer.
+//!
+//! [`BlockAttrs::PINNED`]: crate::BlockAttrs::PINNED
+//! [`Movability::ReturnsElsewhere`]: crate::Movability::ReturnsElsewhere
+
+use crate::return_address::{Code, Looks, follow};
+use crate::special::{looks_at_its_caller, without_version};
+use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
+use restitch_address::Svma;
+use restitch_image::{Binding, Image, ImageKind, RelocationKind};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The calls that are not copied.
+pub(crate) struct PinnedCalls {
+    /// Those that are executed in the original code.
+    pub calls: AddressSet,
+    /// Where control goes on behind them, other than at the return address.
+    pub resumed: Vec<Svma>,
+    /// Those behind which there may be no code.
+    pub elsewhere: Vec<Svma>,
+}
+
+/// Finds them.
+pub(crate) fn pinned_calls(code: Code<'_>) -> PinnedCalls {
+    let sweep = code.sweep;
+    let mut pinned =
+        PinnedCalls { calls: AddressSet::new(sweep.text), resumed: Vec::new(), elsewhere: Vec::new() };
+    let callees = Callees::of(code);
+    if callees.looks.is_empty() {
+        return pinned;
+    }
+    for (i, mini) in sweep.minis.iter().enumerate() {
+        let looks = callees.of_branch(code, mini, Kind::Call, Kind::IndirectCall);
+        pinned.add(sweep, mini, sweep.minis.get(i + 1), looks);
+    }
+    pinned
+}
+
+impl PinnedCalls {
+    /// The call `mini`, in front of the instruction `next`.
+    fn add(&mut self, sweep: &Sweep, mini: &Mini, next: Option<&Mini>, looks: Looks) {
+        let at = sweep.address(mini);
+        let behind = at + u64::from(mini.len);
+        // Code that is called is code.
+        let calls_next = sweep.target_of(at) == Some(behind) && mini.kind == Kind::Call;
+        let is_next = |next: &&Mini| sweep.address(next) == behind;
+        match (looks, next.filter(is_next)) {
+            (Looks::No, _) => {}
+            (Looks::Reads, _) => self.calls.insert(at),
+            _ if calls_next => self.calls.insert(at),
+            // `call __morestack; ret`: it calls what stands behind the `ret`, and comes back to that.
+            (Looks::Resumes(by), Some(next)) if next.kind == Kind::Return && by == i64::from(next.len) => {
+                self.calls.insert(at);
+                self.resumed.push(behind.offset(by));
+            }
+            _ => self.elsewhere.push(at),
+        }
+    }
+}
+
+/// What calls go to, as far as it looks at return addresses.
+struct Callees {
+    /// By address: functions and other targets of calls, linkage stubs, slots.
+    looks: BTreeMap<Svma, Looks>,
+    /// The worst of what a call through a register may go to: code whose address something of the module holds.
+    unnamed: Looks,
+}
+
+impl Callees {
+    fn of(code: Code<'_>) -> Self {
+        let (image, sweep) = (code.image, code.sweep);
+        let mut callees = Self { looks: named(image), unnamed: Looks::No };
+        for span in &sweep.spans {
+            callees.note(span.range.start, looks_of(code, span));
+        }
+        for target in odd_targets(sweep) {
+            callees.note(target, follow(code, target).looks);
+        }
+        loop {
+            let before = (callees.looks.clone(), callees.unnamed);
+            callees.slots(image);
+            callees.addresses(image, sweep);
+            callees.tail_calls(code);
+            if (&callees.looks, callees.unnamed) == (&before.0, before.1) {
+                return callees;
+            }
+        }
+    }
+
+    fn note(&mut self, at: Svma, looks: Looks) {
+        if looks != Looks::No {
+            let known = self.looks.entry(at).or_insert(looks);
+            *known = (*known).max(looks);
+        }
+    }
+
+    /// What the branch `mini` goes to does, if it is of one of these kinds.
+    fn of_branch(&self, code: Code<'_>, mini: &Mini, direct: Kind, indirect: Kind) -> Looks {
+        let at = code.sweep.address(mini);
+        let known = |to: Svma| self.looks.get(&to).copied().unwrap_or(Looks::No);
+        match mini.kind {
+            kind if kind == direct => code.sweep.target_of(at).map_or(Looks::No, known),
+            kind if kind == indirect => match code.sweep.named_by(at) {
+                Some(slot) if self.unnamed == Looks::No || is_linked(code.image, slot) => known(slot),
+                _ if code.tables.binary_search_by_key(&at, |t| t.jump_at).is_ok() => Looks::No,
+                _ => self.unnamed,
+            },
+            _ => Looks::No,
+        }
+    }
+
+    /// Who jumps to such code is such code.
+    fn tail_calls(&mut self, code: Code<'_>) {
+        let sweep = code.sweep;
+        for span in &sweep.spans {
+            for mini in sweep.minis_of(span) {
+                let direct = if let Kind::Conditional(_) = mini.kind { mini.kind } else { Kind::Jump };
+                let looks = self.of_branch(code, mini, direct, Kind::IndirectJump);
+                let inside =
+                    || sweep.target_of(sweep.address(mini)).is_some_and(|to| span.range.contains(to));
+                if looks != Looks::No && !inside() {
+                    self.note(span.range.start, looks);
+                }
+            }
+        }
+    }
+
+    /// Code whose address is in data, or is named by an operand.
+    fn addresses(&mut self, image: &Image, sweep: &Sweep) {
+        let relocated = image.relocations().iter().filter_map(|r| match r.kind {
+            RelocationKind::Relative { target } => Some(target),
+            _ => None,
+        });
+        let named = sweep.named.iter().map(|named| named.1);
+        let known = |at: Svma| self.looks.get(&at).filter(|_| image.is_executable(at)).copied();
+        let looks = relocated.chain(named).chain(words_of_data(image)).filter_map(known);
+        self.unnamed = looks.fold(self.unnamed, Looks::max);
+    }
+
+    /// Slots that hold the address of such code of this module, and stubs that jump through them.
+    fn slots(&mut self, image: &Image) {
+        let global = image.symbols_with_aliases().iter().filter(|s| s.binding != Binding::Local);
+        let own: HashMap<&str, Looks> = global
+            .filter_map(|s| Some((without_version(&s.name), *self.looks.get(&s.range.start)?)))
+            .collect();
+        for r in image.relocations() {
+            let looks = match &r.kind {
+                RelocationKind::Relative { target } => self.looks.get(target).copied(),
+                RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } => {
+                    own.get(without_version(name)).copied()
+                }
+                _ => None,
+            };
+            self.note(r.at, looks.unwrap_or(Looks::No));
+        }
+        for slot in image.plt_slots() {
+            let looks = self.looks.get(&slot.slot).copied();
+            self.note(slot.stub.start, looks.unwrap_or(Looks::No));
+        }
+    }
+}
+
+/// What may be addresses in the data of a program that is not relocated.
+fn words_of_data(image: &Image) -> impl Iterator<Item = Svma> {
+    let fixed = image.kind() == ImageKind::Executable;
+    let data = image.segments().iter().filter(move |s| fixed && !s.executable);
+    let bytes = data.filter_map(|s| image.read(s.range.start, s.file_len as usize));
+    let words = bytes.flat_map(|bytes| bytes.chunks_exact(8));
+    words.map(|word| Svma::new(u64::from_le_bytes(word.try_into().expect("8 bytes"))))
+}
+
+/// Whether the loader says what the slot at `at` holds.
+fn is_linked(image: &Image, at: Svma) -> bool {
+    let kind = image.relocation_at(at).map(|r| &r.kind);
+    matches!(kind, Some(RelocationKind::Symbolic { .. } | RelocationKind::JumpSlot { .. }))
+}
+
+/// Functions, stubs and slots that are known by name.
+fn named(image: &Image) -> BTreeMap<Svma, Looks> {
+    let symbols = image.symbols_with_aliases().iter();
+    let defined = symbols.filter(|s| looks_at_its_caller(&s.name)).map(|s| s.range.start);
+    let stubs = image.plt_slots().iter().filter(|s| s.name.as_deref().is_some_and(looks_at_its_caller));
+    let linked = stubs.flat_map(|slot| [slot.stub.start, slot.slot]);
+    let slots = image.relocations().iter().filter(|r| match &r.kind {
+        RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } => {
+            looks_at_its_caller(name)
+        }
+        _ => false,
+    });
+    defined.chain(linked).chain(slots.map(|r| r.at)).map(|at| (at, Looks::Reads)).collect()
+}
+
+/// What a function does with its return address.
+fn looks_of(code: Code<'_>, span: &Span) -> Looks {
+    let doubt = &span.doubt;
+    let at_least = |seen: &BTreeSet<Svma>| {
+        let missed = doubt.touches.iter().any(|at| !seen.contains(at));
+        if missed { Looks::Reads } else { Looks::No }
+    };
+    if doubt.is_clear() {
+        Looks::No
+    } else if doubt.is_part {
+        // What is known at its start is known to its function only.
+        at_least(&BTreeSet::new())
+    } else {
+        let followed = follow(code, span.range.start);
+        followed.looks.max(at_least(&followed.seen))
+    }
+}
+
+/// Targets of calls where no function starts.
+fn odd_targets(sweep: &Sweep) -> BTreeSet<Svma> {
+    let calls = sweep.minis.iter().filter(|mini| mini.kind == Kind::Call);
+    let targets = calls.filter_map(|mini| sweep.target_of(sweep.address(mini)));
+    let starts = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
+    targets.filter(|to| !starts(*to)).collect()
+}
