@@ -12,6 +12,26 @@ use std::time::Duration;
 const DOUBT: Duration = Duration::from_secs(2);
 
 impl StateDir {
+    /// Living processes that have a journal here, or a version mapped whose files are here; the former first.
+    pub fn users(&self) -> Vec<i32> {
+        let owners = self
+            .journals()
+            .iter()
+            .filter_map(|path| owner_of(path))
+            .filter(|process| process.is_alive())
+            .map(|process| process.pid)
+            .collect::<Vec<_>>();
+        let has_version = |pid: &i32| {
+            let maps = procfs::maps(*pid).unwrap_or_default();
+            maps.iter().any(|mapping| {
+                image_of(mapping, self.path()).is_some_and(|file| file.starts_with(self.path()))
+            })
+        };
+        let others = procfs::processes().unwrap_or_default().into_iter().filter(|pid| !owners.contains(pid));
+        let others: Vec<i32> = others.filter(has_version).collect();
+        owners.into_iter().chain(others).collect()
+    }
+
     /// Removes the journals of ended processes, the files of versions that no journal lists and no process has mapped, and what a
     /// restitch was writing when it was killed. The directory is one user's own, and so is all that is in it.
     ///

@@ -94,6 +94,15 @@ impl Live {
         Ok(())
     }
 
+    /// What is known of it here may be half changed: it is read from the journal anew, if that can be read.
+    pub fn distrust(&mut self) {
+        self.counters.clear();
+        self.compared = false;
+        if let Ok(journal) = find_journal(&self.dir, &self.target) {
+            self.journal = journal;
+        }
+    }
+
     /// The process and its modules, as they were when it was opened.
     pub fn target(&self) -> &Target {
         &self.target

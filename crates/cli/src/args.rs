@@ -190,6 +190,12 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
         seconds: f64,
     },
+    /// Give processes their original code back when the restitch that works on them is killed; it is on standard input.
+    #[command(hide = true)]
+    Keep {
+        /// The working restitch.
+        working: i32,
+    },
     /// The program that `demo` runs.
     #[command(hide = true)]
     DemoWorkload {
@@ -206,6 +212,16 @@ pub enum Command {
 }
 
 impl Command {
+    /// Whether something of it may be left in a process if it is cut off in the middle.
+    pub fn changes_processes(&self) -> bool {
+        match self {
+            Self::Attach { options, .. } => !options.dry_run,
+            Self::Run { .. } | Self::Revert { .. } => true,
+            Self::Record { from_counts, .. } => from_counts.is_empty(),
+            _ => false,
+        }
+    }
+
     /// Whether the exit code is that of another command, which restitch runs.
     pub fn is_stand_in(&self) -> bool {
         match self {

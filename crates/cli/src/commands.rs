@@ -4,8 +4,9 @@ use crate::args::{Args, Attach, Command};
 use crate::batch::{batch_command, cache_command};
 use crate::child::{child, exit_status};
 use crate::demo;
+use crate::keeper::{Keeper, keep};
 use crate::lab::lab_command;
-use crate::outputs::{check_outputs, failed_target, or_say_why, publish, publish_beside};
+use crate::outputs::{check_outputs, ended_early, failed_target, or_say_why, publish, publish_beside};
 use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted};
@@ -16,10 +17,20 @@ use restitch_session::{
 };
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Runs a command; the exit code.
 pub fn run(args: Args) -> Result<i32, SessionError> {
+    if !args.command.changes_processes() {
+        return run_command_line(args);
+    }
+    let _asked = AskedToEnd::begin();
+    AskedToEnd::answer("restitch: it is ending already, as soon as the step that it is at is done");
+    let _keeper = Keeper::start();
+    run_command_line(args)
+}
+
+fn run_command_line(args: Args) -> Result<i32, SessionError> {
     match args.command {
         Command::Attach { pid, options } => attach_command(pid, &options),
         Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
@@ -119,6 +130,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         Command::Doctor => doctor_command(),
         Command::Demo { seconds } => demo::run(seconds),
         Command::Pages { folder } => crate::pages::write(&folder),
+        Command::Keep { working } => keep(working),
         Command::DemoWorkload { .. } => Ok(ExitCode::Usage.number()),
     }
 }
@@ -178,7 +190,6 @@ fn continuous_command(
         rest: Duration::from_secs_f64(options.rest),
         frequency: options.watch_rate,
     };
-    let asked = AskedToEnd::begin();
     let mut tell = |result: &RunResult| match &result.continuous {
         Some(all) if all.ended.is_some() => {
             publish_beside(result, json, html)?;
@@ -188,11 +199,14 @@ fn continuous_command(
         _ => publish(result, json, html).map(drop),
     };
     let result = or_say_why("attach", target, json, || {
-        continuous(&what, &|| asked.is_asked(), &mut tell, &mut progress)
+        continuous(&what, &|| AskedToEnd::signal().is_some(), &mut tell, &mut progress)
     })?;
     progress.finish();
     Ok(result.exit_code)
 }
+
+/// It is looked so often whether a command has ended while it warms up.
+const LOOK: Duration = Duration::from_millis(50);
 
 fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {
     let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
@@ -200,8 +214,16 @@ fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i
     let mut starting = child(command);
     let started = OwnChild::spawn(&mut starting);
     let mut started = started.map_err(|e| SessionError::not_started(starting.get_program(), e))?;
-    std::thread::sleep(Duration::from_secs_f64(warm_up));
-    let ended = started.has_ended().map_err(|e| fail(e.to_string()))?;
+    AskedToEnd::stand_for(started.pid());
+    let warm = Instant::now() + Duration::from_secs_f64(warm_up);
+    let ended = loop {
+        let ended = started.has_ended().map_err(|e| fail(e.to_string()))?;
+        let left = warm.saturating_duration_since(Instant::now());
+        if ended || left.is_zero() {
+            break ended;
+        }
+        std::thread::sleep(left.min(LOOK));
+    };
     if !ended {
         // The program goes on in any case: what went wrong with it is said, and its exit code is what counts.
         if let Err(error) = attach_command(started.pid(), options) {
@@ -224,12 +246,13 @@ fn record_command(
     check_outputs(&[json, html])?;
     let output = options.output.path.clone();
     let mut progress = Progress::new();
-    let (result, status) = record(options, &mut progress)?;
+    let (mut result, status) = record(options, &mut progress)?;
     progress.finish();
+    let code = ended_early(&mut result, status);
     publish_beside(&result, json, html)?;
     eprint!("{}", result.to_text());
     eprintln!("restitch: profile written to {}", output.display());
-    Ok(status.unwrap_or(ExitCode::Done.number()))
+    Ok(code)
 }
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
@@ -256,7 +279,12 @@ fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
             "process {pid}: version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later"
         );
     }
-    Ok(reverted.exit_code().number())
+    // All that was asked for is done, but whoever has asked it to end is to see that it heard.
+    let code = reverted.exit_code();
+    Ok(match AskedToEnd::signal() {
+        Some(signal) if code == ExitCode::Done => ExitCode::of_signal(signal).number(),
+        _ => code.number(),
+    })
 }
 
 fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {

@@ -8,6 +8,7 @@ mod batch;
 mod child;
 mod commands;
 mod demo;
+mod keeper;
 mod lab;
 mod layout_names;
 mod outputs;

@@ -1,7 +1,7 @@
 //! Results: printed, as JSON and as HTML.
 
 use restitch_report::{Outcome, RunResult, Target};
-use restitch_session::{ExitCode, SessionError, check_writable, write_result};
+use restitch_session::{AskedToEnd, ExitCode, SessionError, check_writable, signal_name, write_result};
 use std::path::Path;
 
 /// Results that could not be written afterwards would be lost: that is found out first.
@@ -33,6 +33,19 @@ pub(crate) fn publish(
         _ => print!("{}", result.to_text()),
     }
     Ok(result.exit_code)
+}
+
+/// The exit code of a recording, which is that of the command if one was recorded. One that this program was asked to end is as good as it goes, and says so.
+pub(crate) fn ended_early(result: &mut RunResult, status: Option<i32>) -> i32 {
+    let Some(signal) = AskedToEnd::signal().filter(|_| status.is_none()) else {
+        return status.unwrap_or(ExitCode::Done.number());
+    };
+    let told =
+        format!("ended by {}: what had been recorded until then is in the profile", signal_name(signal));
+    eprintln!("restitch: {told}");
+    result.warnings.push(told);
+    result.exit_code = ExitCode::of_signal(signal).number();
+    result.exit_code
 }
 
 /// Runs `work` on `target` and, if it fails, writes that to the JSON file that was asked for: whoever reads it in the end is to find more than nothing.

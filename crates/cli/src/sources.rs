@@ -1,11 +1,12 @@
 //! Where a recorded profile comes from.
 
+use crate::outputs::ended_early;
 use crate::progress::Progress;
 use clap::Args;
 use restitch_report::RunResult;
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    BurstRound, Bursts, ExitCode, LookAhead, Period, Recording, Sampled, SessionError, Source, SourceChoice,
+    BurstRound, Bursts, LookAhead, Period, Recording, Sampled, SessionError, Source, SourceChoice,
     TraceRecordOptions, TraceSubject, Traced, burst_end, known, record_bursts, record_sampled, record_traced,
     refusal, sparse,
 };
@@ -72,9 +73,10 @@ impl SourceOptions {
             }
             Err(error) => Err(error),
         };
-        Some(done.and_then(|(result, status)| {
+        Some(done.and_then(|(mut result, status)| {
+            let code = ended_early(&mut result, status);
             publish(&result)?;
-            Ok(status.unwrap_or(ExitCode::Done.number()))
+            Ok(code)
         }))
     }
 

@@ -9,7 +9,7 @@ use common::truth::assert_truthful;
 use common::{Random, Restitch, Target, code, look, stoppable};
 use restitch_testkit::{Guarded, Server, compile, program, require, wait_until};
 use std::os::unix::fs::MetadataExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -46,8 +46,9 @@ fn journal_state(restitch: &Restitch) -> Option<(u64, i64)> {
     Some((meta.ino(), meta.mtime_nsec()))
 }
 
-/// Starts restitch with `arguments` and kills it at `moment`, or lets it end if it does so before.
-fn killed(restitch: &Restitch, arguments: &[&str], moment: Moment) {
+/// Starts restitch with `arguments` and kills it at `moment`, or lets it end if it does so before. Its keeper, which gives the process back, is killed just before it
+/// (`alone`), so that all is left to the next command; or its end is waited for.
+fn killed(restitch: &Restitch, arguments: &[&str], moment: Moment, alone: bool) {
     let mut command = restitch.command(arguments);
     let mut last = journal_state(restitch);
     let mut run =
@@ -67,7 +68,27 @@ fn killed(restitch: &Restitch, arguments: &[&str], moment: Moment) {
         }
     };
     std::thread::sleep(wait);
+    let keeper = keeper_of(run.pid());
+    if let (Some(keeper), true) = (keeper, alone) {
+        let _ = Command::new("kill").args(["-KILL", &keeper.to_string()]).stderr(Stdio::null()).status();
+    }
     let _ = run.kill();
+    let is_there = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    };
+    let ended = wait_until(common::PATIENCE, || keeper.is_none_or(|pid| !is_there(pid)).then_some(()));
+    assert!(ended.is_some(), "the keeper does not end");
+}
+
+/// The process that gives a process back when restitch `pid` is killed, if it has been started.
+fn keeper_of(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let is_keeper = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|b| *b == 0).nth(1) == Some(b"keep")
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_keeper)
 }
 
 /// A process under test, and how to find out that it is well.
@@ -110,9 +131,15 @@ fn kill_and_look(restitch: &Restitch, subject: &mut dyn Subject, random: &mut Ra
         false => (vec!["attach", &pid, "--duration", "1", "--measure", "0", first[0], first[1]], 1_800_000),
     };
     let moment = Moment::any(random, longest);
-    killed(restitch, &arguments, moment);
-    let when = format!("kill {round}: {} at {moment:?}", arguments[0]);
+    let alone = random.below(2) == 0;
+    killed(restitch, &arguments, moment, alone);
+    let keeper = if alone { "with its keeper" } else { "and its keeper not" };
+    let when = format!("kill {round}: {} at {moment:?}, {keeper}", arguments[0]);
     subject.assert_well(&when);
+    if !alone {
+        let said = restitch.status(subject.pid()).stdout;
+        assert!(!said.contains("left in a counting version"), "{when}: {said}");
+    }
     assert_truthful(restitch, subject.pid(), &when);
     if random.below(4) == 0 {
         // The next attach works on whatever was left.

@@ -6,6 +6,7 @@ use crate::earlier::{not_chosen, of_module, stored, with_earlier};
 use crate::given::Given;
 use crate::huge::alignment;
 use crate::imports::{adopt_targets, read_store};
+use crate::interrupt::heed;
 use crate::kin::at_work;
 use crate::left_out::LeftOut;
 use crate::make::{
@@ -19,8 +20,9 @@ use crate::profiling::Counting;
 use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
+use crate::unfinished::or_given_back;
 use crate::verdict::{Metric, Window, Windows};
-use crate::{ExitCode, SessionError, Watcher};
+use crate::{ExitCode, SessionError, SourceChoice, Watcher, signal_name};
 use restitch_apply_process::{Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
@@ -28,6 +30,7 @@ use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_profile::{Derived, Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
+use restitch_tracee::AskedToEnd;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -97,7 +100,7 @@ fn attach_in_phases(
     refuse_unchangeable(kin.leader)?;
     let mut set = ProcessSet::open(kin.leader, options.tree)?;
     set.by_slots = options.slots;
-    let mut windows = windows_for(options, &set)?;
+    let windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
     result.warnings.extend(kin.warnings());
     result.warnings.extend(restless.warning());
@@ -105,6 +108,31 @@ fn attach_in_phases(
     if !options.dry_run {
         set.room_for_more()?;
     }
+    let begun = Begun { options, round, restless, given, source, known, windows, phases, result };
+    or_given_back(&mut set, watcher, |set, watcher| attach_to(set, begun, watcher))
+}
+
+/// What is there before the first look at the processes.
+struct Begun<'a> {
+    options: &'a AttachOptions,
+    round: Round<'a>,
+    restless: &'a Restless,
+    given: Option<Given>,
+    source: SourceChoice,
+    known: Option<ProfileFile>,
+    windows: Windows,
+    phases: Phases,
+    result: RunResult,
+}
+
+/// The phases on a set that is open. An error or a panic may leave processes in a counting version.
+fn attach_to(
+    set: &mut ProcessSet,
+    begun: Begun<'_>,
+    watcher: &mut dyn Watcher,
+) -> Result<Attached, SessionError> {
+    let Begun { options, round, restless, given, source, known, mut windows, mut phases, mut result } = begun;
+    heed()?;
     let stays = matches!(round, Round::Of(_)) && !set.all().any(Live::left_counting);
     if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run && !stays {
         watcher.note("the process is under restitch already: it gets its original code back first");
@@ -115,7 +143,7 @@ fn attach_in_phases(
     let mut left_out = LeftOut::default();
     let mut work = Work {
         options,
-        set: &mut set,
+        set: set,
         windows: &mut windows,
         left_out: &mut left_out,
         phases: &mut phases,
@@ -127,12 +155,13 @@ fn attach_in_phases(
         Some(given) => take_given(given, &mut work)?,
         None => profile_it(&mut work, source, options.promote_calls && known.is_none())?,
     };
+    heed()?;
     let Found { before, samples, mut chosen, profiled } = found;
     let Some(mut profiled) = profiled else {
         left_out.tell(&mut result);
         phases.end("planning");
         phases.finish(&mut result);
-        return Ok(attached_of(&set, result, ProfileFile::default(), samples, &[]));
+        return Ok(attached_of(set, result, ProfileFile::default(), samples, &[]));
     };
     for (module, profile) in chosen.iter().zip(profiled.each_profile()) {
         known.iter().for_each(|known| adopt_targets(known, &module.analyzed, profile));
@@ -140,7 +169,7 @@ fn attach_in_phases(
     let mut counted = ProfileFile::default();
     if let Round::Of(earlier) = round {
         counted = stored(&chosen, profiled.each_profile());
-        add_earlier(&set, &mut chosen, &mut profiled, (&counted, earlier), &left_out)?;
+        add_earlier(set, &mut chosen, &mut profiled, (&counted, earlier), &left_out)?;
     }
     if options.promote_calls && profiled.each_profile().all(|p| p.targets.is_empty()) {
         watcher.note(UNKNOWN_TARGETS);
@@ -148,10 +177,10 @@ fn attach_in_phases(
     }
 
     watcher.phase("laying out", None);
-    let made = make_optimized(&set, &mut chosen, &mut profiled, options, &mut left_out, &mut phases);
+    let made = make_optimized(set, &mut chosen, &mut profiled, options, &mut left_out, &mut phases);
     let (made, versions) = match made {
         Ok(made) => made,
-        Err(error) if options.dry_run => return Err(error),
+        Err(error) if options.dry_run || is_interruption(&error) => return Err(error),
         Err(error) => {
             set.switch(&[], VersionKind::Optimized, watcher)?;
             set.sweep();
@@ -165,7 +194,7 @@ fn attach_in_phases(
         result.outcome = Outcome::Planned;
         result.exit_code = ExitCode::Done.number();
         phases.finish(&mut result);
-        return Ok(attached_of(&set, result, counted, samples, &versions));
+        return Ok(attached_of(set, result, counted, samples, &versions));
     }
     watcher.phase("moving over", None);
     let second = set.switch(&versions, VersionKind::Optimized, watcher)?;
@@ -190,12 +219,12 @@ fn attach_in_phases(
     phases.end("unmapping former versions");
     result.outcome = Outcome::InForce;
     result.exit_code = ExitCode::Done.number();
-    judge(options, &mut set, &mut windows, &before, &mut result, watcher)?;
-    large_page_bytes(&set, &versions, &mut result);
+    judge(options, set, &mut windows, &before, &mut result, watcher)?;
+    large_page_bytes(set, &versions, &mut result);
     phases.end("measuring");
-    result.target = target_of(&set);
+    result.target = target_of(set);
     phases.finish(&mut result);
-    Ok(attached_of(&set, result, counted, samples, &versions))
+    Ok(attached_of(set, result, counted, samples, &versions))
 }
 
 fn attached_of(
@@ -318,9 +347,11 @@ fn make_optimized(
         duplicate: options.duplicate,
         prefetch: options.prefetch,
     };
+    heed()?;
     let lay_out = |(m, source): (&Chosen, &Origin)| lay_out(ways, &m.analyzed.program, source.profile());
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
     phases.end("layout");
+    heed()?;
     let (mut jobs, mut taken) = (Vec::new(), Vec::new());
     for ((module, layout), profile) in chosen.iter().zip(layouts).zip(profiles) {
         let promote = worth_promoting(options.promote_calls, &module.analyzed.program, profile.profile());
@@ -351,6 +382,7 @@ fn make_optimized(
         Ok((module, made, version, place.bias))
     });
     phases.end("emission");
+    heed()?;
     let checked = parallel::map(emitted, |emitted| {
         let (module, made, version, bias) = emitted?;
         let checked = check_version(&module.path, &module.analyzed, &made.layout, version, bias)?;
@@ -358,6 +390,7 @@ fn make_optimized(
     });
     let kept = left_out.keep(chosen, checked)?;
     phases.end("check");
+    heed()?;
     Ok(kept.into_iter().unzip())
 }
 
@@ -454,6 +487,11 @@ fn describe(
     phases.end("report");
 }
 
+/// Whether a session is to end early: giving back is then as for any other error.
+fn is_interruption(error: &SessionError) -> bool {
+    matches!(error, SessionError::Interrupted { .. })
+}
+
 /// Whoever asks for --revert-if-slower wants to be safe.
 const UNJUDGED: &str =
     "--revert-if-slower: whether the new layout is slower could not be judged, so it was taken back";
@@ -472,7 +510,12 @@ fn judge(
         windows.measure(options.measure);
     }
     let after = windows.take();
-    let is_bad = match windows.verdict(before, &after) {
+    let ended = AskedToEnd::signal();
+    let judged = match ended {
+        Some(signal) => Err(format!("no verdict: ended by {} while it was measured", signal_name(signal))),
+        None => windows.verdict(before, &after),
+    };
+    let is_bad = match judged {
         Ok(judgement) => {
             let slower = judgement.verdict.helped == Helped::No;
             (result.verdict, result.verdict_beside) = (Some(judgement.verdict), judgement.beside);
@@ -491,6 +534,16 @@ fn judge(
         set.sweep();
         result.outcome = Outcome::Reverted;
         result.exit_code = ExitCode::TakenBack.number();
+    }
+    if let Some(signal) = ended {
+        result.exit_code = ExitCode::of_signal(signal).number();
+        result.warnings.push(match result.outcome {
+            Outcome::Reverted => "the process has its original code again".into(),
+            _ => format!(
+                "the new layout is in force and stays (`restitch revert {}` takes it out)",
+                options.pid
+            ),
+        });
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use crate::attach_options::AttachOptions;
 use crate::attach_records::{profile_of_branches, profiles_of_records, profiles_of_samples};
 use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
 use crate::given::{Given, Parts};
+use crate::interrupt::heed;
 use crate::left_out::LeftOut;
 use crate::modules::{Chosen, choose, others};
 use crate::phases::Phases;
@@ -57,6 +58,7 @@ pub(crate) fn take_given(given: &Given, work: &mut Work<'_>) -> Result<Found, Se
     if work.windows.can_measure() && !work.options.dry_run {
         work.watcher.phase("measuring", Some(work.options.measure.as_secs_f64()));
         work.windows.measure(work.options.measure);
+        heed()?;
         work.phases.end("measuring before");
     }
     let profiled = Profiled { source: given.path().display().to_string(), ..Profiled::of_records(profiles) };
@@ -92,6 +94,7 @@ pub(crate) fn profile_it(
     restless.leave_out(&mut chosen, left_out);
     result.other_modules = Some(others(set, &samples));
     phases.end("analysis");
+    heed()?;
     if chosen.is_empty() {
         let why = format!("no module with enough samples can be moved{}", left_out.reasons());
         return Err(SessionError::NothingToDo(why));
@@ -106,6 +109,7 @@ pub(crate) fn profile_it(
         _ if by_kernel => {
             let (how, time) = ((source, options.overhead), counting_time.most());
             let profiles = profiles_of_samples(set, &chosen, how, time, &mut samples, *watcher)?;
+            heed()?;
             phases.end("sampling for the profile");
             let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
             Profiled { seconds: time.as_secs_f64(), source: source.into(), ..Profiled::of_records(profiles) }
@@ -114,6 +118,7 @@ pub(crate) fn profile_it(
         None if source != SourceChoice::Count => {
             let how = (source, options.overhead);
             let profiles = profiles_of_records(set, &chosen, how, counting_time.most(), *watcher)?;
+            heed()?;
             phases.end("tracing");
             Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
         }
@@ -211,6 +216,7 @@ fn by_counting(
 ) -> Result<Profiled, SessionError> {
     let (counting, versions) = make_counting(set, chosen, left_out, vote)?;
     phases.end("counting version");
+    heed()?;
     for (c, m) in counting.iter().zip(chosen.iter()) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();
         let (samples, functions, counters) = (m.samples, c.functions, c.counted.len());
@@ -220,6 +226,7 @@ fn by_counting(
     }
     let (derived, switch, time) = count(set, chosen, &counting, &versions, length, watcher)?;
     phases.end("counting");
+    heed()?;
     let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
     let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();
     Ok(Profiled {

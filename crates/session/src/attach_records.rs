@@ -4,6 +4,7 @@
 use crate::branch_records::BranchRecords;
 use crate::branch_result::{known, sparse};
 use crate::burst_record::{Code, Tracing, trace_and_take_out};
+use crate::interrupt::heed;
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::profiles::{Covered, Sampled, of_samples, only_samples};
@@ -13,8 +14,8 @@ use crate::trace_record::{relatives, tell_left_out};
 use crate::{SessionError, SourceChoice, Watcher};
 use restitch_profile::Profile;
 use restitch_trace::{TraceOptions, TraceReport, trace_together};
+use restitch_tracee::AskedToEnd;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Fewer branches than this say nothing about a program.
@@ -50,6 +51,7 @@ pub(crate) fn profiles_of_records(
         tell_left_out(&report, watcher);
         format!("{} branches in records", report.branches)
     };
+    heed()?;
     watcher.note(&match records.processes() {
         _ if !set.is_tree() => what,
         1 => format!("{what}, in one process"),
@@ -82,6 +84,7 @@ pub(crate) fn profiles_of_samples(
     let rate = Rate::within(overhead, source)?;
     watcher.phase("sampling for the profile", Some(duration.as_secs_f64()));
     samples.merge(sample_at(set, (rate.per_second, source == SourceChoice::Lbr), duration)?);
+    heed()?;
     watcher.note(&format!(
         "{} samples, {} a second: {:.2} % of the running time at {:.1} us each",
         samples.total,
@@ -129,5 +132,5 @@ fn trace_set(
         restartable: records.restartable(pid),
         ..TraceOptions::default()
     };
-    Ok(trace_together(pid, &others, options, &AtomicBool::new(false), records)?)
+    Ok(trace_together(pid, &others, options, AskedToEnd::flag(), records)?)
 }

@@ -18,7 +18,7 @@ use restitch_trace::{
     BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, Record, RecordEnd, Sink, Taken,
     trace_bursts,
 };
-use restitch_tracee::Stopped;
+use restitch_tracee::{AskedToEnd, Stopped};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::atomic::AtomicBool;
@@ -129,13 +129,13 @@ impl Members {
         options: &BurstOptions,
         records: &mut BranchRecords,
     ) -> Result<BurstReport, SessionError> {
-        let stop = AtomicBool::new(false);
+        let stop = AskedToEnd::flag();
         if !set.is_tree() {
             let Some(Member { pid, code }) = self.list.first() else { return Ok(BurstReport::default()) };
-            return Ok(trace_bursts(*pid, options.clone(), code, &stop, records)?);
+            return Ok(trace_bursts(*pid, options.clone(), code, stop, records)?);
         }
         let mut sum = BurstReport::default();
-        let results = together(&self.list, options, &stop, records);
+        let results = together(&self.list, options, stop, records);
         for (pid, result) in results {
             let is_over = result.as_ref().map_or(true, |report| report.exit.is_some() || report.left);
             if is_over {

@@ -15,6 +15,7 @@ use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
 use crate::burst_scope::{BurstScope, candidates};
 use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
+use crate::interrupt::heed;
 use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::period::Period;
@@ -22,11 +23,12 @@ use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
+use crate::unfinished::or_given_back;
 use crate::{ExitCode, SessionError, TraceRecordOptions, TraceSubject, Watcher};
 use restitch_address::Avma;
 use restitch_apply_process::{ProcessError, VersionKind};
 use restitch_trace::{BurstEnd, BurstOptions, BurstReport};
-use restitch_tracee::aside;
+use restitch_tracee::{AskedToEnd, aside};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -130,7 +132,9 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         }
     };
     let pid = set.leader.target().pid();
-    let traced = trace_process(&mut set, prepared, duration, tracing, &mut records, watcher);
+    let traced = or_given_back(&mut set, watcher, |set, watcher| {
+        trace_process(set, prepared, duration, tracing, &mut records, watcher)
+    });
     watcher.phase("analysing", None);
     let status = traced.as_ref().ok().zip(launched).map(|(t, process)| exit_status(t.report.exit, process));
     // What was mapped into a process that has ended is for nobody, whatever came of it.
@@ -140,6 +144,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let (traced, status) = (traced?, status.transpose()?);
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
+        heed()?;
         return Err(too_little(&set, duration.is_none()));
     }
     let ended_at = most(&records, pid, &traced.report.ended_at);
@@ -436,6 +441,8 @@ impl Rounds {
     fn all(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<(), SessionError> {
         loop {
             match self.one(set, records) {
+                // What has been recorded is worth keeping; of nothing, nothing is.
+                Ok(true) if AskedToEnd::signal().is_some() => return Ok(()),
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 // Its end has come between two rounds.
@@ -448,6 +455,7 @@ impl Rounds {
 
     /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False if that was all.
     fn one(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<bool, SessionError> {
+        heed()?;
         let begun = Instant::now();
         let (is_command, patience) = (self.is_command, patience(self.rest));
         let versions = match self.versions.take() {
@@ -541,7 +549,10 @@ impl Rounds {
             round.bursts += report.all();
             round.mean_length = (before + report.branches as f64) / round.bursts.max(1) as f64;
         }
-        let is_over = report.exit.is_some() || report.left || (set.is_tree() && !set.leader_is_alive());
+        let is_over = AskedToEnd::signal().is_some()
+            || report.exit.is_some()
+            || report.left
+            || (set.is_tree() && !set.leader_is_alive());
         self.traced.report.add(report);
         Ok(is_over)
     }
@@ -556,7 +567,7 @@ impl Rounds {
     ) -> Result<BurstReport, SessionError> {
         let end = Instant::now() + duration;
         let mut sum = BurstReport::default();
-        while set.leader_is_alive() {
+        while set.leader_is_alive() && AskedToEnd::signal().is_none() {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;

@@ -216,7 +216,8 @@ impl Session<'_> {
             }
             Err(error) => {
                 let is_idle = matches!(error, SessionError::NothingToDo(_));
-                if *cause == Cause::First && !is_idle {
+                let is_asked = matches!(error, SessionError::Interrupted { .. });
+                if is_asked || *cause == Cause::First && !is_idle {
                     return Err(error);
                 }
                 round.error = Some(error.to_string());

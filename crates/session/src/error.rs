@@ -31,11 +31,17 @@ pub enum ExitCode {
     CommandNotStarted,
     /// The command that restitch was to run was not found; 127, as of a shell.
     CommandNotFound,
+    /// SIGHUP has asked it to end; 129, as of a shell.
+    HungUp,
+    /// SIGINT has; 130, as of a shell.
+    Interrupted,
+    /// SIGTERM has; 143, as of a shell.
+    Terminated,
 }
 
 impl ExitCode {
     /// All codes, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Done,
         Self::Failure,
         Self::Usage,
@@ -48,6 +54,9 @@ impl ExitCode {
         Self::CheckFailed,
         Self::CommandNotStarted,
         Self::CommandNotFound,
+        Self::HungUp,
+        Self::Interrupted,
+        Self::Terminated,
     ];
 
     /// The number that the shell sees.
@@ -65,6 +74,9 @@ impl ExitCode {
             Self::CheckFailed => 9,
             Self::CommandNotStarted => 126,
             Self::CommandNotFound => 127,
+            Self::HungUp => 129,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
         }
     }
 
@@ -87,6 +99,18 @@ impl ExitCode {
             Self::CheckFailed => "the checker refused a new version; nothing was changed; please report it",
             Self::CommandNotStarted => "COMMAND was found but cannot be executed",
             Self::CommandNotFound => "COMMAND was not found, or its interpreter was not",
+            Self::HungUp => "SIGHUP ended it; what is in the process is said",
+            Self::Interrupted => "SIGINT (Ctrl-C) ended it; what is in the process is said",
+            Self::Terminated => "SIGTERM ended it; what is in the process is said",
+        }
+    }
+
+    /// That of a request to end by `signal`.
+    pub const fn of_signal(signal: i32) -> Self {
+        match signal {
+            libc::SIGHUP => Self::HungUp,
+            libc::SIGINT => Self::Interrupted,
+            _ => Self::Terminated,
         }
     }
 }
@@ -196,6 +220,37 @@ pub enum SessionError {
         /// The next step.
         advice: String,
     },
+    /// It was asked to end.
+    #[error("ended by {}{}{then}", signal_name(*signal), colon(then))]
+    Interrupted {
+        /// By which signal.
+        signal: i32,
+        /// What has become of the process; empty if there was nothing to undo.
+        then: String,
+    },
+    /// A fault of restitch's own.
+    #[error(
+        "restitch has a fault ({why}){}{then}; please report it, with the command and the program",
+        colon(then)
+    )]
+    Panicked {
+        /// What the panic said.
+        why: String,
+        /// What has become of the process.
+        then: String,
+    },
+    /// After an error a process could not be given its original code back.
+    #[error(
+        "{error}; and process {pid} could not be given its original code back: {failure}; `restitch revert {pid}` tries again"
+    )]
+    NotGivenBack {
+        /// The process.
+        pid: i32,
+        /// What had failed before.
+        error: Box<SessionError>,
+        /// Why it could not be changed back.
+        failure: Box<SessionError>,
+    },
     /// A command could not be run.
     #[error("running {command}: {why}")]
     Command {
@@ -204,6 +259,19 @@ pub enum SessionError {
         /// Why not.
         why: String,
     },
+}
+
+fn colon(then: &str) -> &'static str {
+    if then.is_empty() { "" } else { ": " }
+}
+
+/// The name of a signal that asks to end.
+pub fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        _ => "SIGTERM",
+    }
 }
 
 /// The next step after a failed access to a file.
@@ -245,6 +313,9 @@ impl SessionError {
             Self::Refused { .. } | Self::RefusedFile { .. } => ExitCode::Refused,
             Self::NothingToDo(_) | Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Check { .. } => ExitCode::CheckFailed,
+            Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
+            Self::Panicked { .. } => ExitCode::Failure,
+            Self::NotGivenBack { error, .. } => error.exit_code(),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
+use crate::interrupt::{heed, pause};
 use crate::modules::{Analyses, may_be_changed, with_a_share};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
@@ -83,7 +84,7 @@ impl FirstLook {
     ) -> Result<(), SessionError> {
         windows.start();
         while self.needs_more(windows) && set.leader_is_alive() {
-            std::thread::sleep(windows.until_next().min(STEP));
+            pause(windows.until_next().min(STEP))?;
             windows.tick();
         }
         self.before.extend(windows.take());
@@ -94,6 +95,7 @@ impl FirstLook {
             if sampling.samples().total >= LEAST_SAMPLES && began.elapsed() >= HEAD_START {
                 self.analyst.ask_for(set, sampling.samples());
             }
+            heed()?;
             if !set.leader_is_alive() {
                 break;
             }

@@ -6,6 +6,7 @@
 //! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data ([`restitch_report::RunResult`]) or
 //! a [`SessionError`], whose [`exit code`](SessionError::exit_code) is documented in the README.
 
+mod abandoned;
 mod analysis;
 mod attach;
 mod attach_options;
@@ -35,6 +36,7 @@ mod hold;
 mod huge;
 mod imports;
 mod instrument;
+mod interrupt;
 mod kin;
 mod lab;
 mod lab_options;
@@ -67,8 +69,10 @@ mod status;
 mod summaries;
 mod tidying;
 mod trace_record;
+mod unfinished;
 mod verdict;
 
+pub use abandoned::{await_end, give_back_abandoned};
 pub use analysis::{Analyzed, analyze_image};
 pub use attach::attach;
 pub use attach_options::AttachOptions;
@@ -77,7 +81,7 @@ pub use burst_record::{BurstRound, Bursts, record_bursts};
 pub use continuous::{ContinuousOptions, continuous};
 pub use disk::{check_writable, write_result};
 pub use doctor::{Check, Doctor, doctor};
-pub use error::{ExitCode, SessionError};
+pub use error::{ExitCode, SessionError, signal_name};
 pub use files::{AnalyzeFile, analyze_file, optimize};
 pub use huge::HugePages;
 pub use instrument::{InstrumentOptions, instrument};

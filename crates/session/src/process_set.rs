@@ -1,10 +1,11 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
+use crate::interrupt::pause;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
-    ImageCache, Incoming, Live, Module, Reservation, Slots, StateDir, SwitchReport, Target, VersionKind,
-    VersionMaps,
+    ImageCache, Incoming, Live, Module, ProcessError, Reservation, Slots, StateDir, SwitchReport, Target,
+    VersionKind, VersionMaps,
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
@@ -21,6 +22,10 @@ const SWEEP_WAITS: [Duration; 4] =
 
 /// After so long it is not tried again: the processes have much memory to look through.
 const LONG_SWEEP: Duration = Duration::from_secs(1);
+
+/// For so long a process is waited for that another restitch is at work on, and so often it is looked.
+const BUSY: Duration = Duration::from_secs(5);
+const BUSY_LOOK: Duration = Duration::from_millis(20);
 
 /// One or more live processes whose modules are loaded at the same addresses (they were forked from one another).
 #[derive(Debug)]
@@ -75,9 +80,20 @@ impl ProcessSet {
     /// sessions.
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let mut set = Self::leader_alone(pid, tree, ImageCache::default())?;
-        set.leader.lock()?;
+        set.lock()?;
         set.refresh()?;
         Ok(set)
+    }
+
+    /// Takes the leader's lock. Another restitch may be about to end, or a keeper to give the process back: that is waited for a little.
+    fn lock(&mut self) -> Result<(), SessionError> {
+        let end = Instant::now() + BUSY;
+        loop {
+            match self.leader.lock() {
+                Err(ProcessError::Busy { .. }) if Instant::now() < end => pause(BUSY_LOOK)?,
+                locked => return Ok(locked?),
+            }
+        }
     }
 
     /// The same, only to look at them: another session may change them meanwhile.
@@ -175,7 +191,7 @@ impl ProcessSet {
         std::iter::once(&self.leader).chain(&self.others)
     }
 
-    fn all_mut(&mut self) -> impl Iterator<Item = &mut Live> {
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Live> {
         std::iter::once(&mut self.leader).chain(&mut self.others)
     }
 

@@ -17,6 +17,7 @@ use restitch_profile::{
     Calls, Counted, CounterPlan, Derived, Vote, Weights, derive, plan_counters, scope_of, voting_calls,
 };
 use restitch_program::{CallId, FuncId, Program};
+use restitch_tracee::AskedToEnd;
 use std::time::{Duration, Instant};
 
 /// A counting version of one module.
@@ -170,8 +171,8 @@ impl CountedTime {
     }
 }
 
-/// Installs counting versions, waits, and derives a profile for each chosen module. The counting versions stay in force. Also: for how long was
-/// counted.
+/// Installs counting versions, waits (no longer than until this program is asked to end), and derives a profile for each chosen module. The counting versions stay
+/// in force. Also: for how long was counted.
 pub(crate) fn count(
     set: &mut ProcessSet,
     chosen: &[Chosen],
@@ -186,6 +187,9 @@ pub(crate) fn count(
     let mut counted = CountedTime::new(Instant::now(), length.most());
     let mut settling = Settling::new();
     while !length.is_over(counted.time(), || settling.settled) && set.leader_is_alive() {
+        if AskedToEnd::signal().is_some() {
+            break;
+        }
         std::thread::sleep(length.most().saturating_sub(counted.time()).min(STEP));
         // Each time, whether or not it is looked at: narrow counters go round.
         let now = all_counters(set, counting).ok();

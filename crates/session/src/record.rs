@@ -4,7 +4,8 @@ use crate::derivation;
 use crate::first_look::Length;
 use crate::follow::follow;
 use crate::instrument::from_counts;
-use crate::kin::at_work;
+use crate::interrupt::heed;
+use crate::kin::{Kin, at_work};
 use crate::left_out::LeftOut;
 use crate::modules::{Analyses, Chosen, choose};
 use crate::phases::Phases;
@@ -13,6 +14,7 @@ use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::sample;
+use crate::unfinished::or_given_back;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::VersionKind;
 use restitch_profile::{Derived, ModuleProfile, ProfileFile};
@@ -90,22 +92,35 @@ fn record_process(
     restless: &Restless,
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
-    let mut phases = Phases::new();
+    let phases = Phases::new();
     let kin = at_work(pid, tree, watcher);
     let pid = kin.leader;
     refuse_unchangeable(pid)?;
     let mut set = ProcessSet::open(pid, tree)?;
     set.room_for_more()?;
+    let opened = (duration, restless, kin, phases);
+    or_given_back(&mut set, watcher, |set, watcher| record_set(set, opened, watcher))
+}
+
+/// Samples and counts in a set that is open.
+fn record_set(
+    set: &mut ProcessSet,
+    (duration, restless, kin, mut phases): (Duration, &Restless, Kin, Phases),
+    watcher: &mut dyn Watcher,
+) -> Result<Recorded, SessionError> {
+    let pid = set.leader.target().pid();
+    heed()?;
     if set.all().any(|l| !l.journal().is_empty()) {
         set.switch(&[], VersionKind::Counting, watcher)?;
     }
     let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
-    let samples = sample(&set, sampling)?;
+    let samples = sample(set, sampling)?;
+    heed()?;
     phases.end("sampling");
     watcher.phase("analysing", None);
     let mut left_out = LeftOut::default();
-    let (mut chosen, _) = choose(&set, &samples, &mut Analyses::new())?;
+    let (mut chosen, _) = choose(set, &samples, &mut Analyses::new())?;
     restless.leave_out(&mut chosen, &mut left_out);
     if chosen.is_empty() {
         let why = match left_out.reasons() {
@@ -117,21 +132,22 @@ fn record_process(
         return Err(SessionError::NothingToDo(why));
     }
     phases.end("analysis");
-    let (counting, versions) = make_counting(&set, &mut chosen, &mut left_out, true)?;
+    let (counting, versions) = make_counting(set, &mut chosen, &mut left_out, true)?;
     phases.end("counting version");
+    heed()?;
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let length = Length::Exactly(rest);
-    let derived = count(&mut set, &chosen, &counting, &versions, length, watcher).map(|d| d.0);
+    let derived = count(set, &chosen, &counting, &versions, length, watcher).map(|d| (d.0, d.2));
     set.switch(&[], VersionKind::Counting, watcher)?;
     set.sweep();
     phases.end("counting");
-    let derived = derived?;
-    let mut result = RunResult::new("record", crate::attach::target_of(&set));
+    let (derived, counted) = derived?;
+    let mut result = RunResult::new("record", crate::attach::target_of(set));
     result.warnings.extend(kin.warnings());
     result.warnings.extend(restless.warning());
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);
-    derivation::finish(&mut result, "counting version", rest.as_secs_f64());
+    derivation::finish(&mut result, "counting version", counted.as_secs_f64());
     phases.finish(&mut result);
     Ok((profile_file(&chosen, &derived), result))
 }

@@ -9,6 +9,7 @@
 //! code that no sample has met counts as never executed.
 
 use crate::branch_records::BranchRecords;
+use crate::interrupt::heed;
 use crate::kin::at_work;
 use crate::process_set::ProcessSet;
 use crate::profiles::ProfileOutput;
@@ -20,6 +21,7 @@ use restitch_perf::{Record, Sample, SampleEvent, max_sample_rate, sample_cost};
 use restitch_procfs::{self as procfs, Mapping, MappingName, Permissions};
 use restitch_report::Samples;
 use restitch_trace::Sink;
+use restitch_tracee::AskedToEnd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -132,7 +134,7 @@ fn of_set(
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         sampler.wait(left.min(STEP));
         taking.take_all(sampler.drain(), Some((&set, &mut maps)));
-        if !set.leader_is_alive() {
+        if !set.leader_is_alive() || AskedToEnd::signal().is_some() {
             break;
         }
     }
@@ -245,6 +247,7 @@ impl Taking {
         let (modules, counted, processes) = (records.modules(), records.branches(), records.processes());
         let (elsewhere, in_vdso) = (records.elsewhere, records.in_vdso());
         if modules == 0 {
+            heed()?;
             let why = match (source, stacks) {
                 (SourceChoice::Lbr, 0) if samples > 0 => {
                     format!("{samples} samples came without branch records; use --source trace, burst or count")

@@ -7,6 +7,7 @@ use restitch_address::{Avma, Svma};
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{Record, Sample};
 use restitch_profile::BranchSamples;
+use restitch_tracee::AskedToEnd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -89,7 +90,10 @@ impl<'s> Sampling<'s> {
     }
 }
 
-/// Samples all processes of the set for `duration`.
+/// It is looked so often whether sampling is to end.
+const STEP: Duration = Duration::from_millis(50);
+
+/// Samples all processes of the set for `duration`, or until this program is asked to end.
 pub(crate) fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
     sample_at(set, (FOR_A_PROFILE, true), duration)
 }
@@ -103,8 +107,8 @@ pub(crate) fn sample_at(
     let mut sampling = Sampling::start_at(set, frequency, stacks)?;
     let end = Instant::now() + duration;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
-        sampling.step(left);
-        if !set.leader_is_alive() {
+        sampling.step(left.min(STEP));
+        if !set.leader_is_alive() || AskedToEnd::signal().is_some() {
             break;
         }
     }

@@ -1,20 +1,22 @@
 //! Commands that cannot be started: why, in words that help.
 
 use crate::SessionError;
-use restitch_tracee::{LaunchOptions, TraceError, TraceEvents};
+use restitch_tracee::{AskedToEnd, LaunchOptions, TraceError, TraceEvents};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Starts `command` as a tracee.
+/// Starts `command` as a tracee. From now on this program stands in for it: requests to end are the command's.
 pub(crate) fn launch(command: Command, options: LaunchOptions) -> Result<TraceEvents, SessionError> {
     let program = command.get_program().to_owned();
-    TraceEvents::spawn(command, options).map_err(|error| match error {
+    let launched = TraceEvents::spawn(command, options).map_err(|error| match error {
         TraceError::Launch { source, .. } => SessionError::not_started(&program, source),
         other => other.into(),
-    })
+    })?;
+    AskedToEnd::stand_for(launched.root().pid);
+    Ok(launched)
 }
 
 impl SessionError {

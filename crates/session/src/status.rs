@@ -26,6 +26,8 @@ pub struct ProcessStatus {
     pub versions: Vec<(u32, VersionKind, String, u64, bool)>,
     /// Places that are patched.
     pub patches: usize,
+    /// No restitch is at work on it.
+    pub is_idle: bool,
     /// A counting version is in force, and no restitch is at work on the process: its attach was killed.
     pub left_counting: bool,
     /// Bytes of spare copies of code that a killed restitch has left mapped; nothing leads there.
@@ -49,7 +51,7 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
     for one in pids {
         match Live::open(one, dir.clone()) {
             Ok(live) if live.journal().is_empty() && pid.is_none() => {}
-            Ok(live) => out.push(of(&live)?),
+            Ok(live) => out.push(status_of(&live)?),
             Err(error) if pid.is_some() => return Err(error.into()),
             Err(_) => {}
         }
@@ -84,7 +86,8 @@ fn living(dir: &StateDir) -> Vec<i32> {
     dir.journals().iter().filter_map(|path| Journal::read(path).ok()).map(|j| j.process().pid).collect()
 }
 
-fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
+/// What restitch has in a process that is open.
+pub(crate) fn status_of(live: &Live) -> Result<ProcessStatus, SessionError> {
     let target = live.target();
     let journal = live.journal();
     let mapped: BTreeSet<Avma> = procfs::maps(target.pid())?.iter().map(|m| m.range.start).collect();
@@ -110,6 +113,7 @@ fn of(live: &Live) -> Result<ProcessStatus, SessionError> {
             })
             .collect(),
         patches: jumps.iter().filter(in_any).count(),
+        is_idle: idle,
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,
         left_spare: if idle { journal.spares.iter().map(|s| s.len).sum() } else { 0 },
         gdb: gdb_commands(journal, &present),

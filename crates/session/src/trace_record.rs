@@ -1,6 +1,7 @@
 //! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes nothing in the process.
 
 use crate::branch_records::BranchRecords;
+use crate::interrupt::heed;
 use crate::kin::at_work;
 use crate::period::Period;
 use crate::process_set::{ProcessSet, process_of};
@@ -8,10 +9,9 @@ use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
-use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
+use restitch_tracee::{AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
 use std::collections::BTreeSet;
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ pub fn record_traced(
             records.open(pid)?;
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
-            (None, trace(pid, tracing, &AtomicBool::new(false), &mut records)?)
+            (None, trace(pid, tracing, AskedToEnd::flag(), &mut records)?)
         }
         TraceSubject::Tree(named, duration) => {
             let kin = at_work(named, true, watcher);
@@ -115,7 +115,7 @@ pub fn record_traced(
             let others = relatives(&mut ProcessSet::open(pid, true)?, &mut records)?;
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
-            let report = trace_together(pid, &others, tracing, &AtomicBool::new(false), &mut records)?;
+            let report = trace_together(pid, &others, tracing, AskedToEnd::flag(), &mut records)?;
             tell_left_out(&report, watcher);
             kin.warnings().iter().for_each(|told| watcher.note(told));
             watcher.note(&in_processes(&records));
@@ -130,6 +130,7 @@ pub fn record_traced(
     let status = process.map(|process| exit_status(report.exit, process)).transpose()?;
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
+        heed()?;
         let why = "the process used too little CPU time to be traced; try again under load".into();
         return Err(SessionError::NothingToDo(why));
     }
@@ -183,7 +184,7 @@ fn trace_command(
             let process = stopped.process();
             records.open(process.pid)?;
             let tracing = TraceOptions { restartable: records.restartable(process.pid), ..tracing };
-            let report = trace_held((events, stopped), tracing, &AtomicBool::new(false), records)?;
+            let report = trace_held((events, stopped), tracing, AskedToEnd::flag(), records)?;
             Ok((process, report))
         });
         traced.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -10,9 +10,13 @@
 //! busier, and the verdict says so.
 
 use crate::SessionError;
+use crate::interrupt::heed;
 use restitch_perf::{CounterEvent, CounterOptions, Counters};
 use restitch_report::{Better, Helped, Verdict, stats};
-use std::process::Command;
+use restitch_tracee::AskedToEnd;
+use std::io::{self, Read};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// A command that prints how much work has been done so far.
@@ -32,14 +36,11 @@ impl Metric {
             command: format!("--metric '{}'", self.command),
             why: format!("{why}; give a command that prints one number, the work done so far"),
         };
-        let out =
-            Command::new("sh").arg("-c").arg(&self.command).output().map_err(|e| fail(e.to_string()))?;
-        if !out.status.success() {
-            let text = String::from_utf8_lossy(&out.stderr);
-            let text = if text.trim().is_empty() { "without a message" } else { text.trim() };
-            return Err(fail(format!("it ended with {}, {text}", out.status)));
+        let (status, text, errors) = self.run().map_err(|e| fail(e.to_string()))??;
+        if !status.success() {
+            let text = if errors.trim().is_empty() { "without a message" } else { errors.trim() };
+            return Err(fail(format!("it ended with {status}, {text}")));
         }
-        let text = String::from_utf8_lossy(&out.stdout).into_owned();
         let number =
             text.split_whitespace().next().and_then(|w| w.parse::<f64>().ok()).filter(|n| n.is_finite());
         number.ok_or_else(|| match text.trim() {
@@ -47,6 +48,52 @@ impl Metric {
             text => fail(format!("it printed {text:?}")),
         })
     }
+
+    /// Runs it to its end: how it ended, and what it has written. It is killed if this program is asked to end.
+    fn run(&self) -> io::Result<Result<(ExitStatus, String, String), SessionError>> {
+        const LOOK: Duration = Duration::from_millis(20);
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg(&self.command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut running = command.spawn()?;
+        let (output, errors) = (reader(running.stdout.take()), reader(running.stderr.take()));
+        let mut texts = Vec::new();
+        for pipe in [output, errors] {
+            let text = loop {
+                match pipe.recv_timeout(LOOK) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    text => break text.unwrap_or_default(),
+                }
+                if let Err(interrupted) = heed() {
+                    running.kill()?;
+                    running.wait()?;
+                    return Ok(Err(interrupted));
+                }
+            };
+            texts.push(text);
+        }
+        let [output, errors] = texts.try_into().unwrap_or_default();
+        Ok(Ok((running.wait()?, output, errors)))
+    }
+}
+
+/// All that a pipe gives, read by a thread of its own.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read before an error counts.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        // An error: nobody waits for it any more.
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
 }
 
 /// What is read at the ends of windows.
@@ -156,12 +203,12 @@ impl Windows {
         }
     }
 
-    /// Measures for `duration`, and longer if so few windows have not ended by then that nothing could be said.
+    /// Measures for `duration`, and longer if so few windows have not ended by then that nothing could be said; no longer than until this program is asked to end.
     pub fn measure(&mut self, duration: Duration) {
         self.start();
         let end = Instant::now() + duration;
-        while Instant::now() < end || self.wants_more_than(stats::LEAST) {
-            std::thread::sleep(self.until_next());
+        while (Instant::now() < end || self.wants_more_than(stats::LEAST)) && AskedToEnd::signal().is_none() {
+            AskedToEnd::pause(self.until_next());
             self.tick();
         }
     }

@@ -1,18 +1,70 @@
 //! Requests to end this program, for work that is not to be cut off in the middle: SIGINT, SIGTERM and SIGHUP are noted, and the work looks whether there was one.
 //! What this program was told to ignore stays ignored.
 //!
-//! Limits: one at a time, and not beside a [`Foreground`](crate::Foreground), which handles the same signals for a command.
+//! While this program stands in for a command ([`AskedToEnd::stand_for`]), the requests are the command's: those that a process has sent are passed on to it, in the handler;
+//! what the terminal sends has reached it already.
+//!
+//! Limits: one at a time, and not beside a [`Foreground`](crate::Foreground), which handles the same signals for a command and waits for it besides. A signal that is sent to
+//! the group by a process reaches a command twice.
 
 use crate::foreground::{is_ignored, set_disposition};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const WATCHED: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+/// How long a pause goes on, at most, after a request.
+const LOOK: Duration = Duration::from_millis(20);
 
-/// Async-signal-safe: an atomic.
-extern "C" fn note(_: i32) {
-    ASKED.store(true, Ordering::SeqCst);
+/// Whether there was a request.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// The signal of the first one, 0 if there was none.
+static FIRST: AtomicI32 = AtomicI32::new(0);
+/// Process descriptor of the command that requests are passed on to; -1 if there is none.
+static COMMAND: AtomicI32 = AtomicI32::new(-1);
+/// Signals that came before there was a command, and that are passed on to it: bit `n` for signal `n`.
+static EARLY: AtomicU64 = AtomicU64::new(0);
+/// What whoever asks again is told; null if nothing.
+static ANSWER: AtomicPtr<String> = AtomicPtr::new(null_mut());
+
+/// Async-signal-safe: atomics, system calls, and a string that lives for ever.
+extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno` is this thread's.
+    let (is_sent, errno) = unsafe { ((*info).si_code != libc::SI_KERNEL, libc::__errno_location()) };
+    // SAFETY: `errno` belongs to this thread.
+    let before = unsafe { *errno };
+    if !pass_on(COMMAND.load(Ordering::SeqCst), signal, is_sent) {
+        if is_sent {
+            EARLY.fetch_or(1 << signal, Ordering::SeqCst);
+        }
+        let is_first = FIRST.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        ASKED.store(true, Ordering::SeqCst);
+        if !is_first {
+            answer();
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
+
+/// Whether a signal is that of the command with this process descriptor: it is there, and has the signal now.
+fn pass_on(command: i32, signal: i32, is_sent: bool) -> bool {
+    let signal = if is_sent { signal } else { 0 };
+    // SAFETY: the descriptor is that of a process, or -1, which is an error; there is no record to be read.
+    command >= 0
+        && unsafe {
+            libc::syscall(libc::SYS_pidfd_send_signal, command, signal, null::<libc::siginfo_t>(), 0)
+        } == 0
+}
+
+fn answer() {
+    // SAFETY: a string that is stored there is never freed nor changed; `write` reads no more than it has.
+    unsafe {
+        if let Some(answer) = ANSWER.load(Ordering::SeqCst).as_ref() {
+            libc::write(libc::STDERR_FILENO, answer.as_ptr().cast(), answer.len());
+        }
+    }
 }
 
 /// While it lives, requests to end are noted. Dropping it makes them end this program again.
@@ -25,15 +77,59 @@ impl AskedToEnd {
     /// Begins to note them.
     pub fn begin() -> Self {
         ASKED.store(false, Ordering::SeqCst);
+        FIRST.store(0, Ordering::SeqCst);
+        EARLY.store(0, Ordering::SeqCst);
         let wanted = WATCHED.into_iter().filter(|signal| !is_ignored(*signal));
-        let handler = note as extern "C" fn(i32);
-        let handle = |signal: &i32| set_disposition(*signal, handler as usize, libc::SA_RESTART).is_ok();
+        let handler = note as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+        let flags = libc::SA_RESTART | libc::SA_SIGINFO;
+        let handle = |signal: &i32| set_disposition(*signal, handler as usize, flags).is_ok();
         Self { signals: wanted.filter(handle).collect() }
     }
 
     /// Whether there was one.
     pub fn is_asked(&self) -> bool {
         ASKED.load(Ordering::SeqCst)
+    }
+
+    /// The signal of the first request, if there was one.
+    pub fn signal() -> Option<i32> {
+        Some(FIRST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
+    }
+
+    /// True from the first request on, for loops that have a flag to look at.
+    pub fn flag() -> &'static AtomicBool {
+        &ASKED
+    }
+
+    /// What whoever asks again is told from now on, as a line on standard error: what is waited for.
+    pub fn answer(text: &str) {
+        // The handler may be reading the one before, so none is ever freed. There are few.
+        ANSWER.store(Box::leak(Box::new(format!("{text}\n"))), Ordering::SeqCst);
+    }
+
+    /// From now on, requests are those of the command `pid`, a child that was not waited for, for as long as it lives. Those that came before are passed on.
+    pub fn stand_for(pid: i32) {
+        // SAFETY: no pointers. The descriptor is closed when this program ends; it is not inherited.
+        let command = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+        COMMAND.store(command, Ordering::SeqCst);
+        let early = EARLY.swap(0, Ordering::SeqCst);
+        if command >= 0 && FIRST.swap(0, Ordering::SeqCst) != 0 {
+            ASKED.store(false, Ordering::SeqCst);
+            for signal in WATCHED.into_iter().filter(|signal| early & (1 << signal) != 0) {
+                pass_on(command, signal, true);
+            }
+        }
+    }
+
+    /// Does nothing for a while, or until there is a request.
+    pub fn pause(time: Duration) {
+        let end = Instant::now() + time;
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            if ASKED.load(Ordering::SeqCst) {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
     }
 }
 

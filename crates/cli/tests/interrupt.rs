@@ -1,0 +1,258 @@
+//! restitch asked to end, or killed, in the middle of its work: processes have their original code or a finished layout, recordings are written, and commands get what was meant for them.
+
+mod common;
+
+use common::{PATIENCE, Restitch, Target, code, look, stoppable};
+use restitch_testkit::{Finished, Guarded, require, scratch, wait_until};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const TERM: i32 = 15;
+
+/// The signals that ask to end, and their names; those that whoever has started the tests ignores, restitch ignores as well.
+fn signals() -> Vec<(i32, &'static str)> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:")).unwrap().trim();
+    let ignored = u64::from_str_radix(ignored, 16).unwrap();
+    let all = [(1, "HUP"), (2, "INT"), (TERM, "TERM")];
+    all.into_iter().filter(|(signal, _)| ignored & 1 << (signal - 1) == 0).collect()
+}
+
+fn send(name: &str, pid: u32) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
+}
+
+/// A restitch at work, whose messages are kept.
+struct Working(Guarded);
+
+impl Working {
+    fn start(restitch: &Restitch, arguments: &[&str]) -> Self {
+        let mut command = restitch.command(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Guarded::spawn(&mut command).unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Its keeper.
+    fn keeper(&self) -> u32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.pid());
+        let is_it = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|b| *b == 0).nth(1) == Some(b"keep")
+        };
+        let find = || {
+            let children = std::fs::read_to_string(&children).unwrap_or_default();
+            children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_it)
+        };
+        wait_until(PATIENCE, find).expect("a keeper")
+    }
+
+    #[track_caller]
+    fn finish(mut self) -> Finished {
+        let read = |pipe: Option<&mut dyn Read>| {
+            let mut text = String::new();
+            pipe.expect("a pipe").read_to_string(&mut text).unwrap();
+            text
+        };
+        let child = self.0.child();
+        let (stdout, stderr) = (
+            read(child.stdout.as_mut().map(|p| p as &mut dyn Read)),
+            read(child.stderr.as_mut().map(|p| p as &mut dyn Read)),
+        );
+        let status = self.0.wait_within(PATIENCE).expect("it ends");
+        Finished { status, stdout, stderr }
+    }
+}
+
+/// Waits until a version of this kind leads somewhere in `target`.
+#[track_caller]
+fn await_version(restitch: &Restitch, target: &Target, kind: &str) {
+    let is_there = || {
+        let said = restitch.status(target.pid()).stdout;
+        (said.contains(&format!(": {kind},")) && !look::differences(target.pid()).is_empty()).then_some(())
+    };
+    wait_until(PATIENCE, is_there).unwrap_or_else(|| panic!("no {kind} version comes"));
+}
+
+/// No version stays mapped that a later command would not unmap, and no code is changed.
+#[track_caller]
+fn assert_original(restitch: &Restitch, target: &mut Target, when: &str) {
+    assert_eq!(look::differences_but_hook(target.pid()), [], "{when}");
+    target.assert_computing(when);
+    if !look::ours(target.pid()).is_empty() {
+        target.assert_goes_back(restitch);
+    }
+    target.assert_untouched(when);
+}
+
+fn switch() -> Option<Target> {
+    stoppable("switch.c", &["-O2"]).map(|program| Target::start(&program))
+}
+
+#[test]
+fn an_attach_that_is_asked_to_end_while_it_counts_gives_the_code_back() {
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    for (signal, name) in signals() {
+        let working = Working::start(&restitch, &["attach", &pid, "--duration", "600", "--measure", "0"]);
+        await_sampled(&working);
+        send(name, working.pid());
+        let done = working.finish();
+        done.expect(128 + signal);
+        assert!(done.stderr.contains(&format!("ended by SIG{name}: process {pid} has its original code")));
+        assert_original(&restitch, &mut target, name);
+    }
+    let working = Working::start(&restitch, &["attach", &pid, "--duration", "30", "--measure", "0"]);
+    await_version(&restitch, &target, "counting");
+    send("TERM", working.pid());
+    let done = working.finish();
+    done.expect(128 + TERM);
+    let told = format!("ended by SIGTERM: process {pid} has its original code again");
+    assert!(done.stderr.contains(&told), "{}", done.stderr);
+    assert_original(&restitch, &mut target, "while it counts");
+    target.stop();
+}
+
+/// Waits until it handles signals.
+#[track_caller]
+fn await_sampled(working: &Working) {
+    // The keeper is started behind that.
+    working.keeper();
+}
+
+#[test]
+fn a_layout_that_is_in_force_stays_when_its_measurement_is_ended() {
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    let folder = scratch();
+    let gate = folder.path().join("gate");
+    // Behind the gate the metric never ends.
+    let metric = format!("test -e {} && exec sleep 1000; date +%s%N", gate.display());
+    let arguments = ["attach", &pid, "--duration", "1", "--measure", "600", "--metric", &metric];
+    let json = folder.path().join("json");
+    for safe in [false, true] {
+        for hangs in [false, true] {
+            let mut all = arguments.to_vec();
+            all.extend(["--json", json.to_str().unwrap()]);
+            all.extend(safe.then_some("--revert-if-slower"));
+            let working = Working::start(&restitch, &all);
+            await_version(&restitch, &target, "optimized");
+            if hangs {
+                std::fs::write(&gate, "").unwrap();
+            }
+            send("TERM", working.pid());
+            let done = working.finish();
+            done.expect(128 + TERM);
+            let result: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+            assert_eq!(result["exit_code"], 128 + TERM, "{result}");
+            let is_there = !look::differences(target.pid()).is_empty();
+            assert_eq!(is_there, !safe, "{}{}", done.stdout, done.stderr);
+            let told = if safe { "has its original code again" } else { "in force and stays" };
+            assert!(result["warnings"].to_string().contains(told), "{result}");
+            let _ = std::fs::remove_file(&gate);
+            restitch.revert(target.pid());
+        }
+    }
+    target.stop();
+}
+
+#[test]
+fn a_recording_that_is_asked_to_end_writes_what_it_has() {
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    let folder = scratch();
+    for source in ["count", "trace", "burst", "ip"] {
+        let output = folder.path().join(source);
+        let path = output.to_str().unwrap();
+        let arguments =
+            ["record", "-p", &pid, "-o", path, "--duration", "12", "--source", source, "--overhead", "10%"];
+        let working = Working::start(&restitch, &arguments);
+        match source {
+            "count" => await_version(&restitch, &target, "counting"),
+            "burst" => {
+                wait_until(PATIENCE, || (!look::ours(target.pid()).is_empty()).then_some(()))
+                    .expect("a version");
+            }
+            _ => await_sampled(&working),
+        }
+        // Enough is recorded after a moment; if not, there is nothing to write, and that is said.
+        common::target::linger(1500);
+        send("TERM", working.pid());
+        let done = working.finish();
+        done.expect(128 + TERM);
+        assert_original(&restitch, &mut target, source);
+        assert!(done.stderr.contains("ended by SIGTERM"), "{}", done.stderr);
+        assert_eq!(output.exists(), done.stderr.contains("profile written"), "{source}: {}", done.stderr);
+        if source == "count" {
+            assert!(output.exists(), "{}", done.stderr);
+            restitch.run(&["profile", "show", path]).expect(code::DONE);
+        }
+    }
+    target.stop();
+}
+
+#[test]
+fn a_command_gets_the_signals_and_its_end_is_that_of_restitch() {
+    let restitch = Restitch::new();
+    let folder = scratch();
+    let script = |ready: &Path| {
+        format!("trap 'exit 7' TERM; trap 'exit 8' HUP; : > {}; while :; do :; done", ready.display())
+    };
+    let record = |source: &'static str| {
+        let output = folder.path().join("profile").to_str().unwrap().to_owned();
+        vec!["record".to_owned(), "-o".into(), output, "--source".into(), source.into()]
+    };
+    let mut all = vec![
+        vec!["run".to_owned(), "--duration".into(), "600".into()],
+        vec!["run".into(), "--warm-up".into(), "600".into()],
+    ];
+    all.extend(["count", "trace", "burst", "ip"].map(record));
+    for (round, arguments) in all.iter().enumerate() {
+        let ready = folder.path().join(round.to_string());
+        let script = script(&ready);
+        let mut words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        words.extend(["--", "/bin/sh", "-c", &script]);
+        let working = Working::start(&restitch, &words);
+        wait_until(PATIENCE, || ready.exists().then_some(())).expect("the command begins");
+        send("TERM", working.pid());
+        let done = working.finish();
+        assert_eq!(done.status.code(), Some(7), "{arguments:?}: {}{}", done.stdout, done.stderr);
+    }
+}
+
+/// No command of restitch comes after the kill: the keeper does it.
+#[test]
+fn a_killed_restitch_leaves_no_counting_version() {
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    for round in 0..4 {
+        let arguments = match round {
+            3 => vec!["record", "-p", &pid, "-o", "/dev/null", "--duration", "12", "--source", "burst"],
+            _ => vec!["attach", &pid, "--duration", "12", "--measure", "0"],
+        };
+        let working = Working::start(&restitch, &arguments);
+        let keeper = working.keeper();
+        match round {
+            3 => drop(wait_until(PATIENCE, || (!look::ours(target.pid()).is_empty()).then_some(()))),
+            _ => await_version(&restitch, &target, "counting"),
+        }
+        // What asks to end does not end it.
+        for name in ["HUP", "INT", "TERM"] {
+            send(name, keeper);
+        }
+        send("KILL", working.pid());
+        let done = working.finish();
+        let told = format!("process {pid} has its original code again");
+        assert!(done.stderr.contains(&told), "{}", done.stderr);
+        assert_original(&restitch, &mut target, &format!("kill {round}"));
+    }
+    target.stop();
+}
