@@ -105,7 +105,15 @@ mod tests {
 
     fn known() -> Known {
         let key = FileKey { device: 1, inode: 2, len: 3, modified: [4, 5], changed: [6, 7] };
-        Known { key, mapped_device: 8, mapped_inode: 9, id: [10; MAX_BUILD_ID], id_len: 40, samples: 11, original: 12 }
+        Known {
+            key,
+            mapped_device: 8,
+            mapped_inode: 9,
+            id: [10; MAX_BUILD_ID],
+            id_len: 40,
+            samples: 11,
+            original: 12,
+        }
     }
 
     #[test]

@@ -84,7 +84,8 @@ impl Cache {
         let id = &build.id;
         // Nobody has worked on one without a lock file.
         let is_held = || self.stored(id, "lock").exists() && self.lock(id).is_none();
-        let is_counted = || self.is_suspended(id) && Suspended::read(self, id).is_some_and(|s| s.build() == *build);
+        let is_counted =
+            || self.is_suspended(id) && Suspended::read(self, id).is_some_and(|s| s.build() == *build);
         self.entry(id).is_some_and(|e| e.is_of(build)) || is_counted() || is_held()
     }
 
@@ -94,7 +95,8 @@ impl Cache {
     /// [`SessionError::NothingToDo`] if it is still there: there is one place for both.
     pub(super) fn make_way(&self, path: &Path, build: &Build) -> Result<(), SessionError> {
         let entry = self.entry(&build.id).map(|e| (e.is_of(build), e.build(), e.path));
-        let counting = Suspended::read(self, &build.id).map(|s| (s.build() == *build, Some(s.build()), s.path));
+        let counting =
+            Suspended::read(self, &build.id).map(|s| (s.build() == *build, Some(s.build()), s.path));
         let others: Vec<_> = [entry, counting].into_iter().flatten().filter(|(same, ..)| !same).collect();
         for (_, other, at) in &others {
             if at != path && other.is_some() && Build::at(at) == *other {

@@ -24,7 +24,9 @@
 
 use super::build::Build;
 use super::observe::Usage;
-use super::own_files::{MOST_OF_NOTE, MOST_OF_OVERLAY, check_folders, open_own_for_writing, open_regular, own_user, read_own};
+use super::own_files::{
+    MOST_OF_NOTE, MOST_OF_OVERLAY, check_folders, open_lock, open_regular, own_user, read_own,
+};
 use super::seal::SEAL;
 use super::trial::{self, Trial};
 use crate::SessionError;
@@ -39,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -147,7 +149,10 @@ impl Cache {
             ));
         }
         if let Err((folder, why)) = check_folders(&path.join("store")) {
-            let why = format!("{why}, and what is in the cache {} is executed; name another cache with --cache", path.display());
+            let why = format!(
+                "{why}, and what is in the cache {} is executed; name another cache with --cache",
+                path.display()
+            );
             return Err(SessionError::BadFile { path: folder, why });
         }
         let real_path = std::fs::canonicalize(&path).map_err(|e| fail("reading", &path, e))?;
@@ -159,7 +164,9 @@ impl Cache {
     /// # Errors
     /// If it cannot (a file system that is mounted for reading only, a full disk's quota).
     pub fn check_writable(&self) -> Result<(), SessionError> {
-        crate::disk::check_writable(&self.usage_file())
+        let path = self.usage_file();
+        let fail = |source| SessionError::File { operation: "writing", path: path.clone(), source };
+        restitch_apply::can_be_made(&path).map_err(fail)
     }
 
     /// The folder that was opened.
@@ -250,9 +257,7 @@ impl Cache {
 
     /// Holds a module for this session; `None` if another session works on it.
     pub fn lock(&self, id: &str) -> Option<File> {
-        let path = self.stored(id, "lock");
-        let make = || File::options().create_new(true).write(true).mode(0o600).open(&path);
-        let file = open_own_for_writing(&path).or_else(|_| make()).ok()?;
+        let file = open_lock(&self.stored(id, "lock")).ok()?;
         file.try_lock().ok()?;
         Some(file)
     }
@@ -419,7 +424,7 @@ pub fn check_export(folder: &Path) -> Result<(), SessionError> {
 fn write_agent(folder: &Path) -> Result<(), SessionError> {
     let put = |name: &str, content: &[u8]| {
         let path = folder.join(name);
-        match std::fs::read(&path).is_ok_and(|old| old == content) {
+        match read_own(&path, MOST_OF_NOTE).is_ok_and(|old| old == content) {
             true => Ok(()),
             false => write_whole(&path, content, 0o755),
         }

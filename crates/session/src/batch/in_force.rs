@@ -132,7 +132,18 @@ pub(super) mod tests {
         let (profiled_runs, profiled_at, cost_seconds) = (1, 1, 1.0);
         let (original, optimized, trial) = Default::default();
         let content = Some(1);
-        Entry { path, build_id, profiled_runs, profiled_at, original, optimized, cost_seconds, layout, trial, content }
+        Entry {
+            path,
+            build_id,
+            profiled_runs,
+            profiled_at,
+            original,
+            optimized,
+            cost_seconds,
+            layout,
+            trial,
+            content,
+        }
     }
 
     /// An overlay of one page of version and one of code, which nobody runs.

@@ -10,7 +10,7 @@
 
 use super::cache::Cache;
 use super::fit::checked_module;
-use super::own_files::open_regular;
+use super::own_files::{open_regular, read_module_file};
 use crate::SessionError;
 use restitch_image::Image;
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};
@@ -59,6 +59,7 @@ fn note(
     image: &Image,
 ) -> Result<(), SessionError> {
     let (before, age) = before;
+    let fail = |source| SessionError::File { operation: "reading", path: path.into(), source };
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let unsure = |why: &str| {
         bad(format!("it has no build id, and {why}; link it with --build-id (clang and gcc: -Wl,--build-id)"))
@@ -70,13 +71,13 @@ fn note(
     if age < SETTLED {
         // Whoever changes it after that gives it another time.
         std::thread::sleep(SETTLED - age);
-        let again = checked_module(path, crate::disk::read_file(path)?)?;
+        let again = checked_module(path, read_module_file(path).map_err(fail)?)?;
         if again.identity() != image.identity() {
             return Err(bad("it is being changed".into()));
         }
     }
     let is_same = |file: std::io::Result<File>| file.and_then(|f| key_of(&f)).is_ok_and(|now| now == before);
-    if !is_same(file.try_clone()) || !is_same(File::open(path)) {
+    if !is_same(file.try_clone()) || !is_same(open_regular(path)) {
         return Err(bad("it is being changed".into()));
     }
     let mapped = identity_when_mapped(file).map_err(|e| unsure(&format!("it cannot be mapped ({e})")))?;

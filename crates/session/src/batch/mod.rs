@@ -483,7 +483,8 @@ impl Session {
             let build = Build::at(&path);
             let is_known = build.as_ref().is_some_and(|build| self.cache.knows_build(build));
             // Which one was there is known if it was seen to come, or is optimized.
-            let seen_before = build.as_ref().and_then(|build| self.builds.insert(path.clone(), build.clone()));
+            let seen_before =
+                build.as_ref().and_then(|build| self.builds.insert(path.clone(), build.clone()));
             let before = seen_before.or_else(|| self.done.get(&path).and_then(Entry::build));
             if !is_known || before.is_some() && before != build {
                 self.forget(&path);

@@ -46,6 +46,19 @@ pub(super) fn open_own_for_writing(path: &Path) -> Result<File> {
     trusted(options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?)
 }
 
+/// Opens a file that is there to be locked, which is made if it is not there.
+///
+/// # Errors
+/// If it cannot be opened or made, or is not trusted.
+pub(super) fn open_lock(path: &Path) -> Result<File> {
+    let make = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match open_own_for_writing(path) {
+        // Another session may make it just now.
+        Err(e) if e.kind() == ErrorKind::NotFound => make().or_else(|_| open_own_for_writing(path)),
+        other => other,
+    }
+}
+
 /// Reads a file of the cache of at most `most` bytes.
 ///
 /// # Errors
@@ -221,8 +234,15 @@ mod tests {
             mode(&above, bad);
             let found = check_folders(&inner).map_err(|(at, _)| at);
             let expected = if last_too { Err(above.clone()) } else { Ok(()) };
-            assert_eq!((&found, check_folders(&base.join("again")).map_err(|(at, _)| at)), (&expected, expected.clone()));
-            assert_eq!(check_folders(&above).map_err(|(at, _)| at), Err(above.clone()), "{bad:o} as the last one");
+            assert_eq!(
+                (&found, check_folders(&base.join("again")).map_err(|(at, _)| at)),
+                (&expected, expected.clone())
+            );
+            assert_eq!(
+                check_folders(&above).map_err(|(at, _)| at),
+                Err(above.clone()),
+                "{bad:o} as the last one"
+            );
         }
         mode(&above, 0o755);
         if own_user() == 0 {

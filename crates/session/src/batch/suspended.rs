@@ -94,7 +94,8 @@ impl Suspended {
 
     /// That of a module, if it is of this format and undamaged.
     pub fn read(cache: &Cache, id: &str) -> Option<Self> {
-        let read: Self = serde_json::from_slice(&read_own(&cache.stored(id, COUNTING), MOST_OF_DATA).ok()?).ok()?;
+        let read: Self =
+            serde_json::from_slice(&read_own(&cache.stored(id, COUNTING), MOST_OF_DATA).ok()?).ok()?;
         (read.format == FORMAT && read.build_id == id).then_some(read)
     }
 
@@ -128,7 +129,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(Some(&folder.path().join("cache"))).unwrap();
         let samples = BTreeMap::from([(0x1000, 7)]);
-        let mut kept = Suspended::new("/bin/a".into(), Build { id: "0a0b".into(), content: 5 }, samples, Progress::of(None));
+        let mut kept = Suspended::new(
+            "/bin/a".into(),
+            Build { id: "0a0b".into(), content: 5 },
+            samples,
+            Progress::of(None),
+        );
         (kept.identity, kept.plan, kept.missing, kept.counted) = (9, u64::MAX, vec![3], 12);
         kept.keep(&cache, Some(&[1, u64::MAX])).unwrap();
         assert_eq!(Suspended::read(&cache, "0a0b"), Some(kept.clone()));

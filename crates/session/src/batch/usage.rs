@@ -9,12 +9,11 @@
 
 use super::cache::Cache;
 use super::observe::{FREQUENCY, Mode, Seen, Usage};
-use super::own_files::{MOST_OF_DATA, read_own};
+use super::own_files::{MOST_OF_DATA, open_lock, read_own};
 use crate::disk::write_whole;
 use restitch_address::FileOffset;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -221,11 +220,7 @@ pub(crate) fn settle(cache: &Cache, path: &Path, uncounted: Option<u64>) {
 
 /// Sessions that end at the same time come one after the other. Failing, what was known stays known.
 fn change(cache: &Cache, by: impl FnOnce(&mut BTreeMap<PathBuf, Past>)) {
-    let lock = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(cache.usage_file().with_extension("lock"));
+    let lock = open_lock(&cache.usage_file().with_extension("lock"));
     let Ok(lock) = lock else { return };
     if lock.lock().is_err() {
         return;

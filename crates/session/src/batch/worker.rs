@@ -8,9 +8,9 @@
 //! it does can be seen half done.
 
 use super::budget::{Budget, begin_cost, optimize_cost};
+use super::build::Build;
 use super::cache::{Cache, Entry};
 use super::job::{Job, Look, Measured};
-use super::build::Build;
 use super::known::read_module;
 use super::observe::Usage;
 use super::work::{Held, optimize, optimize_stored, shows_nothing};
