@@ -12,6 +12,7 @@
 //! instructions through layout, emission and a new file, and demands that the checker agrees with the emitter about whatever the
 //! analysis has accepted. **What it will not do**: run what it makes.
 
+pub mod batch_files;
 pub mod foreign_profiles;
 pub mod havoc;
 pub mod seeds;
@@ -21,7 +22,7 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that cargo-fuzz knows them by.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("image", targets::image),
     ("unwind_tables", targets::unwind_tables),
     ("exception_tables", targets::exception_tables),
@@ -35,6 +36,10 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("bolt_yaml", foreign_profiles::bolt_yaml),
     ("autofdo", foreign_profiles::autofdo),
     ("orders", foreign_profiles::orders),
+    ("overlay", batch_files::overlay),
+    ("known_file", batch_files::known_file),
+    ("batch_notes", batch_files::batch_notes),
+    ("batch_counts", batch_files::batch_counts),
     ("program_text", targets::program_text),
     ("layout_and_profile_text", targets::layout_and_profile_text),
 ];

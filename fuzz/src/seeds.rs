@@ -1,5 +1,6 @@
 //! Where the targets begin: small, valid inputs with much in them.
 
+use crate::batch_files;
 use crate::foreign_profiles::Setting;
 use crate::targets::{HEADER, tables_of};
 use restitch_apply_elf::{place, plan_output};
@@ -40,6 +41,10 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "orders" => {
             vec![b"main\n_ZN1aC2Ev/2\n# a comment\n".to_vec(), b"!main/other\n!!0 2 1\n!!3\n!f\n".to_vec()]
         }
+        "overlay" => batch_files::overlays(),
+        "known_file" => vec![batch_files::KNOWN.encode().to_vec()],
+        "batch_notes" => restitch_session::batch::testing::notes(),
+        "batch_counts" => vec![batch_files::counts()],
         "program_text" => vec![testing::RandomProgram::new(3).program.to_text().into_bytes()],
         "layout_and_profile_text" => texts(),
         _ => Vec::new(),

@@ -264,7 +264,10 @@ impl Cache {
 
     /// What is known of a module.
     pub fn entry(&self, id: &str) -> Option<Entry> {
-        serde_json::from_slice(&read_own(&self.stored(id, "json"), MOST_OF_NOTE).ok()?).ok()
+        let entry: Entry =
+            serde_json::from_slice(&read_own(&self.stored(id, "json"), MOST_OF_NOTE).ok()?).ok()?;
+        // It names the module's other files.
+        (entry.build_id == id).then_some(entry)
     }
 
     /// All modules that are known, the one that was optimized last first.

@@ -189,7 +189,7 @@ impl Job {
 
     /// To how many typical runs those come that have counted.
     fn whole(&mut self, started: u64, measured: Measured) -> f64 {
-        self.state.counted = self.counted_before + measured.counting;
+        self.state.counted = self.counted_before.saturating_add(measured.counting);
         whole_runs(self.state.counted, measured.typical, started)
     }
 
@@ -368,7 +368,7 @@ fn plan_again(cache: &Cache, state: &Suspended) -> Result<Planned, SessionError>
 }
 
 /// Counters, as a counts file has them. Every process that counts may write there: sums of what is taken from it do not overflow.
-fn counts_in(bytes: &[u8]) -> Vec<u64> {
+pub(super) fn counts_in(bytes: &[u8]) -> Vec<u64> {
     let words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
     words.map(|count| count.min(MOST_COUNTED)).collect()
 }
@@ -380,7 +380,7 @@ fn bytes_of(digits: &str) -> Option<Vec<u8>> {
 }
 
 /// Sum of the smaller shares (AutoFDO's overlap).
-fn overlap(a: &[u64], b: &[u64]) -> f64 {
+pub(super) fn overlap(a: &[u64], b: &[u64]) -> f64 {
     let sum = |v: &[u64]| v.iter().map(|n| *n as f64).sum::<f64>().max(1.0);
     let (x, y) = (sum(a), sum(b));
     a.iter().zip(b).map(|(m, n)| (*m as f64 / x).min(*n as f64 / y)).sum()

@@ -27,6 +27,8 @@ mod report;
 mod sample_cost;
 mod seal;
 mod suspended;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod trial;

@@ -17,6 +17,8 @@ const ENOUGH: f64 = 0.93;
 const MOST_RUNS: u64 = 16;
 /// Most runs of any kind that may count. Those that are not typical cost next to nothing.
 const MOST_TICKETS: u64 = 256;
+/// Most runs that can be asked for.
+const MOST_GIVEN: u64 = 1 << 40;
 /// Runs that end without saying so (by a signal, by `_exit`) are waited for so long.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Whole runs are estimated, from samples: so much of them is as good.
@@ -63,7 +65,7 @@ impl Progress {
         match runs {
             // The kernel's counter of tickets is signed.
             Some(runs) => {
-                let runs = runs.clamp(1, 1 << 40);
+                let runs = runs.clamp(1, MOST_GIVEN);
                 Self { wanted: runs, tickets: runs, fixed: true, ..Self::default() }
             }
             None => Self::default(),
@@ -78,6 +80,11 @@ impl Progress {
     /// How many have.
     pub fn runs(&self) -> u64 {
         self.runs
+    }
+
+    /// Whether its numbers are such as there can be.
+    pub fn is_bounded(&self) -> bool {
+        self.wanted <= 2 * MOST_GIVEN && self.tickets <= 2 * MOST_GIVEN
     }
 
     /// The number of runs was given.
@@ -120,13 +127,13 @@ impl Progress {
     /// Twice as many typical runs are wanted; for which so many more runs may count.
     pub fn double(&mut self) -> u64 {
         let more = self.wanted;
-        self.wanted *= 2;
+        self.wanted = self.wanted.saturating_mul(2);
         more
     }
 
     /// So many more may count.
     pub fn grant(&mut self, more: u64) {
-        self.tickets += more;
+        self.tickets = self.tickets.saturating_add(more);
         self.waiting = None;
     }
 }

@@ -173,7 +173,7 @@ impl Optimized {
             saved_within: saved.map(|s| s.within),
             cost_seconds: entry.cost_seconds,
             breaks_even_after: even,
-            optimized_runs_in_all: entry.optimized.runs + optimized.runs,
+            optimized_runs_in_all: entry.optimized.runs.saturating_add(optimized.runs),
             replaced: seen.replaced,
         }
     }

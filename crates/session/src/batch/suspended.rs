@@ -16,6 +16,8 @@ use std::path::PathBuf;
 
 /// Number of the format; another version of restitch may plan otherwise, which [`Suspended::plan`] tells.
 const FORMAT: u32 = 2;
+/// Most samples at one place: that takes months.
+const MOST_SAMPLES: u64 = 1 << 32;
 
 /// A counting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,9 +96,15 @@ impl Suspended {
 
     /// That of a module, if it is of this format and undamaged.
     pub fn read(cache: &Cache, id: &str) -> Option<Self> {
-        let read: Self =
-            serde_json::from_slice(&read_own(&cache.stored(id, COUNTING), MOST_OF_DATA).ok()?).ok()?;
-        (read.format == FORMAT && read.build_id == id).then_some(read)
+        Self::parse(&read_own(&cache.stored(id, COUNTING), MOST_OF_DATA).ok()?, id)
+    }
+
+    /// The same, of these bytes.
+    pub(super) fn parse(bytes: &[u8], id: &str) -> Option<Self> {
+        let mut read: Self = serde_json::from_slice(bytes).ok()?;
+        // Whoever has written it: sums of samples do not overflow.
+        read.samples.values_mut().for_each(|n| *n = (*n).min(MOST_SAMPLES));
+        (read.format == FORMAT && read.build_id == id && read.progress.is_bounded()).then_some(read)
     }
 
     /// The values of the counters when the profile was looked at last.

@@ -22,6 +22,8 @@ const FORMAT: u32 = 1;
 /// Most modules that are remembered, and most places of one.
 const MOST_MODULES: usize = 100;
 const MOST_PLACES: usize = 50_000;
+/// Most samples at one place: that takes months.
+const MOST_SAMPLES: u64 = 1 << 32;
 /// What was used longer ago, in seconds, is forgotten.
 pub(super) const LONG_AGO: u64 = 30 * 24 * 3600;
 /// So many samples of at least two whole runs show nearly all functions that run, with those around them.
@@ -150,7 +152,7 @@ pub(crate) struct Past {
 
 impl Past {
     pub fn places(&self) -> BTreeMap<FileOffset, u64> {
-        self.places.iter().map(|(at, n)| (FileOffset::new(*at), *n)).collect()
+        self.places.iter().map(|(at, n)| (FileOffset::new(*at), (*n).min(MOST_SAMPLES))).collect()
     }
 
     fn add(&mut self, seen: &Seen, wanted: bool, now: u64) {
@@ -167,9 +169,9 @@ impl Past {
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Stored {
+pub(super) struct Stored {
     format: u32,
-    modules: BTreeMap<PathBuf, Past>,
+    pub(super) modules: BTreeMap<PathBuf, Past>,
 }
 
 /// What is remembered of modules whose files are still the same.
@@ -203,7 +205,7 @@ pub(crate) fn add<'a>(
         known.retain(|_, past| now.saturating_sub(past.last) <= LONG_AGO);
         let mut by_use: Vec<u64> = known.values().map(|p| p.totals.samples).collect();
         by_use.sort_unstable_by(|a, b| b.cmp(a));
-        let least = by_use.get(MOST_MODULES).map_or(0, |n| n + 1);
+        let least = by_use.get(MOST_MODULES).map_or(0, |n| n.saturating_add(1));
         known.retain(|_, past| past.totals.samples >= least);
     });
 }
