@@ -97,14 +97,17 @@ pub enum ElfError {
     },
     /// The program is too large for 32-bit displacements to its end.
     #[error(
-        "placing a version: behind the last segment, {span} with {size} bytes more is larger than the 2 GiB that a branch can reach; \
-         a file of this size cannot be optimized, optimize the live process instead"
+        "placing a version: behind the last segment, {span} with {size} bytes more is larger than the 2 GiB that a branch can reach; {}",
+        if *near_code { "its processes can be optimized, where there is room below the code (restitch attach)" }
+        else { "its own code is that far apart, so it cannot be optimized at all" }
     )]
     OutOfReach {
         /// The program.
         span: SvmaRange,
         /// Bytes asked for.
         size: u64,
+        /// Whether its code alone could be reached from somewhere.
+        near_code: bool,
     },
     /// There is no header to spare, and the table cannot move either.
     #[error(

@@ -36,7 +36,7 @@ pub fn place_counting(
     }
     let area = image.span().end.align_up(PAGE);
     let end = area.get().checked_add(counters).map(Svma::new);
-    let end = end.ok_or(ElfError::OutOfReach { span: image.span(), size: counters })?;
+    let end = end.ok_or_else(|| out_of_reach(image, counters))?;
     Ok((area, place_behind(image, end, estimated_size, options)?))
 }
 
@@ -61,6 +61,11 @@ fn place_behind(
     let needed = start.get().checked_sub(span.start.get()).and_then(|n| n.checked_add(estimated_size));
     match needed {
         Some(n) if n <= REACH => Ok(start),
-        _ => Err(ElfError::OutOfReach { span, size: estimated_size }),
+        _ => Err(out_of_reach(image, estimated_size)),
     }
+}
+
+fn out_of_reach(image: &Image, size: u64) -> ElfError {
+    let near_code = image.span_within(REACH.saturating_sub(size)).is_some();
+    ElfError::OutOfReach { span: image.span(), size, near_code }
 }

@@ -33,13 +33,17 @@ pub struct Places {
 /// # Errors
 /// [`OverlayError::OutOfReach`] if 32-bit displacements cannot reach from there.
 pub fn place(image: &Image, size: u64, counters: u64, align: u64) -> Result<Places, OverlayError> {
-    let (span, size) = (image.span(), size.next_multiple_of(PAGE));
+    let size = size.next_multiple_of(PAGE);
     let header = if counters == 0 { 0 } else { COUNTS_HEADER };
     let whole = size.saturating_add(counters.next_multiple_of(PAGE)).saturating_add(header);
-    let first = span.start.align_down(PAGE);
+    let out_of_reach = OverlayError::OutOfReach { size: whole };
+    let span = image.span_within(REACH.saturating_sub(whole)).ok_or(out_of_reach.clone())?;
+    let first = image.span().start.align_down(PAGE);
     let align = align.max(PAGE);
     let start = match image.kind() {
         ImageKind::Executable if first.get() >= LOWEST + align + whole => (first - whole).align_down(align),
+        // Behind it there is no room, either, where more follows than has to be near.
+        ImageKind::Executable if span != image.span() => return Err(out_of_reach),
         ImageKind::Executable => (span.end + GIB * 3 / 2).align_up(align),
         ImageKind::Pie => (first - (1 << 20) - whole).align_down(align),
         ImageKind::SharedObject => (first - GIB - slot(image) * (16 << 20) - whole).align_down(align),
@@ -47,7 +51,7 @@ pub fn place(image: &Image, size: u64, counters: u64, align: u64) -> Result<Plac
     let (start_distance, end_distance) =
         (start.offset_from(span.end), (start + whole).offset_from(span.start));
     if start_distance.unsigned_abs() > REACH || end_distance.unsigned_abs() > REACH || whole > REACH {
-        return Err(OverlayError::OutOfReach { size: whole });
+        return Err(out_of_reach);
     }
     Ok(Places { start, counters: start + size + header })
 }

@@ -55,6 +55,16 @@ pub struct Reservation {
     pub len: u64,
 }
 
+/// What a version of the module has to be near to, of at most `most` bytes: whole pages.
+fn near(module: &Module, most: u64) -> Option<AvmaRange> {
+    if module.range.len() <= most {
+        return Some(module.range);
+    }
+    let near = module.image.span_within(most)?;
+    let at = |at| module.bias.to_actual(at);
+    Some(AvmaRange::between(at(near.start).align_down(4096), at(near.end).align_up(4096)))
+}
+
 impl Live {
     /// Opens process `pid`: reads its memory map and, if it is under restitch already (or was forked off by a process
     /// that was), its journal.
@@ -151,6 +161,13 @@ impl Live {
         }
         let heap_start = procfs::heap_start(pid);
         let request = GapRequest { heap_start, align, ..GapRequest::near(m.range, len) };
+        let near = near(m, request.reach.saturating_sub(len)).ok_or_else(|| ProcessError::NoRoom {
+            pid,
+            len,
+            module: m.path.clone(),
+            why: "its own code is that far apart".into(),
+        })?;
+        let request = GapRequest { near, ..request };
         let numbers = |window| Numbers::of(iter::once(pid).chain(relatives.iter().copied()), window);
         let used = self.journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));
         let gap = place::find(&maps, used.collect(), &request, numbers)

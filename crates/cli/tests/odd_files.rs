@@ -4,7 +4,7 @@ mod common;
 
 use common::{PATIENCE, Restitch, code, expect_message, finish};
 use restitch_report::RunResult;
-use restitch_testkit::{Finished, TempDir, compile_with, require, run, scratch};
+use restitch_testkit::{Finished, TempDir, compile_with, require, run, scratch, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -43,6 +43,25 @@ int main(void) {
     if (fseek(f, -4104, SEEK_END) || fread(data, 4096, 1, f) != 1) return 40;
     for (int round = 0; round < 500; round++) for (int i = 0; i < 4096; i++) a = mix(a, data[i]);
     printf("%08x\n", a);
+    return 42;
+}
+"#;
+
+/// A program with three gigabytes of zeroed data behind its code.
+const FAR: &str = r#"
+#include <stdio.h>
+#ifdef APART
+__attribute__((section(".ltext"), noinline))
+#else
+__attribute__((noinline))
+#endif
+static unsigned long step(unsigned long a, long i) { return i & 1 ? a * 3 + i : a ^ i; }
+static char room[3UL << 30];
+int main(void) {
+    unsigned long a = 1;
+    room[sizeof room - 1] = 5;
+    for (long i = 0; i < 300000; i++) a = i % 3 ? step(a, i) : a * 7 + room[(i * 4097) % sizeof room];
+    printf("%016lx %d\n", a, room[sizeof room - 1]);
     return 42;
 }
 "#;
@@ -145,4 +164,40 @@ fn files_that_carry_data_behind_their_end_are_recorded_and_not_changed() {
     // Padding is nothing.
     with(&[0; 100]);
     files.optimize(&carrying).expect(code::DONE);
+}
+
+#[test]
+fn modules_that_are_longer_than_branches_reach_are_recorded_and_not_changed() {
+    for flags in [&["-O2", "-mcmodel=medium"][..], &["-O2", "-mcmodel=medium", "-no-pie"]] {
+        let files = Files::new();
+        let program = require!(files.compile("far", FAR, flags), "gcc");
+        let want = output(&program);
+        let recorded = files.record(&program);
+        recorded.expect(42);
+        assert_eq!(recorded.stdout, want, "{flags:?}");
+        assert!(files.at("profile").exists(), "{}", recorded.stderr);
+        let words = ["2 GiB", "restitch attach", "room below the code"];
+        expect_message(&files.optimize(&program), code::REFUSED, &words);
+        expect_message(&files.instrument(&program), code::REFUSED, &words);
+    }
+}
+
+#[test]
+fn code_that_is_too_far_apart_is_refused_before_it_runs() {
+    let files = Files::new();
+    let source = files.at("apart.c");
+    std::fs::write(&source, FAR).expect("writable");
+    let flags = ["-O2", "-mcmodel=large", "-fuse-ld=lld", "-no-pie", "-DAPART", "-w"];
+    let program = match compile_with("clang-19", &source, &flags) {
+        Ok(program) => program,
+        Err(restitch_testkit::Error::Missing { .. }) => skip!("clang-19 is not installed"),
+        Err(error) => skip!("clang-19 makes no such program: {error}"),
+    };
+    let image = restitch_image::Image::parse(std::fs::read(&program).expect("readable")).expect("an image");
+    if image.span_within(1 << 31).is_some() {
+        skip!("the linker has put all code together");
+    }
+    let recorded = files.record(&program);
+    expect_message(&recorded, code::REFUSED, &["more than 2 GiB apart", "not started"]);
+    assert_eq!(recorded.stdout, "");
 }

@@ -156,6 +156,19 @@ impl Image {
         let end = self.segments.last().map_or(start, |s| s.range.end);
         SvmaRange::between(start, end)
     }
+    /// What code elsewhere has to be near to, if that can be within `most` bytes: the whole [`span`](Self::span); if that is longer, what the file holds
+    /// bytes for (most of a long span is zeroed data, which code of the larger models does not reach by displacements either); else what is executable.
+    /// Nothing, if the code itself is further apart.
+    pub fn span_within(&self, most: u64) -> Option<SvmaRange> {
+        let hull = |ranges: &mut dyn Iterator<Item = SvmaRange>| {
+            ranges
+                .filter(|r| !r.is_empty())
+                .reduce(|all, r| SvmaRange::between(all.start.min(r.start), all.end.max(r.end)))
+        };
+        let in_file = hull(&mut self.segments.iter().map(Segment::file_backed));
+        let code = hull(&mut self.segments.iter().filter(|s| s.executable).map(|s| s.range));
+        [Some(self.span()), in_file, code].into_iter().flatten().find(|range| range.len() <= most)
+    }
     /// PT_GNU_RELRO: data that is read-only once relocated.
     pub fn relro(&self) -> Option<SvmaRange> {
         let header = self.headers.iter().find(|p| p.kind == object::elf::PT_GNU_RELRO)?;

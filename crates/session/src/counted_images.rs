@@ -5,7 +5,7 @@ use crate::analysis::{Analyzed, analyze_image};
 use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::{SessionError, derivation};
 use restitch_address::Svma;
-use restitch_apply_process::{Incoming, Live, Module, Slots, VersionKind};
+use restitch_apply_process::{Incoming, Live, Module, ProcessError, Slots, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
 use restitch_layout::Layout;
@@ -59,16 +59,22 @@ impl CountedImages {
     /// [`Self::refused`].
     ///
     /// # Errors
-    /// If there is no room for one.
+    /// If there is no room for any.
     pub fn versions_for(&mut self, live: &Live) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
-        let (mut found, mut taken) = (Vec::new(), Vec::new());
+        let (mut found, mut taken, mut no_room) = (Vec::new(), Vec::new(), None);
         for (index, module) in live.target().modules.iter().enumerate() {
             let Some(image) = self.image_of(module) else { continue };
             let it = &self.images[image];
             let counters = it.plan.counted.len();
             let area = area_len(CounterWidth::Bits64, counters, it.voting.len()).next_multiple_of(4096);
             let len = estimate(&it.analyzed.program, &it.layout, counters) + voting_bytes(&it.voting);
-            let place = live.reserve(index, len + area, &taken, &[], 4096)?;
+            let place = match live.reserve(index, len + area, &taken, &[], 4096) {
+                Err(error @ ProcessError::NoRoom { .. }) => {
+                    no_room.get_or_insert(error);
+                    continue;
+                }
+                place => place?,
+            };
             taken.push((index, place));
             // Without a load bias: the same version serves every process.
             let place =
@@ -80,6 +86,18 @@ impl CountedImages {
                     self.refused.push(why.to_string());
                 }
             }
+        }
+        match no_room {
+            Some(error) if found.is_empty() => return Err(error.into()),
+            // The same of all processes, so once.
+            Some(ProcessError::NoRoom { module, .. }) => {
+                let refused =
+                    format!("{} was not counted: there is no room within 2 GiB of it", module.display());
+                if !self.refused.contains(&refused) {
+                    self.refused.push(refused);
+                }
+            }
+            _ => {}
         }
         Ok(found)
     }

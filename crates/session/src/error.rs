@@ -165,7 +165,7 @@ pub enum SessionError {
         /// The file.
         path: PathBuf,
         /// Why, with the next step.
-        why: ElfError,
+        why: String,
     },
     /// Nothing to optimize.
     #[error("{0}")]
@@ -290,11 +290,9 @@ fn advice(source: &std::io::Error) -> &'static str {
 impl SessionError {
     /// Why nothing can be written into the file at `path`.
     pub(crate) fn of_elf(path: &Path, why: ElfError) -> Self {
-        let path = path.to_path_buf();
-        match why {
-            ElfError::Appended(_) | ElfError::OutOfReach { .. } => Self::RefusedFile { path, why },
-            other => Self::BadFile { path, why: other.to_string() },
-        }
+        let is_refused = matches!(why, ElfError::Appended(_) | ElfError::OutOfReach { .. });
+        let (path, why) = (path.to_path_buf(), why.to_string());
+        if is_refused { Self::RefusedFile { path, why } } else { Self::BadFile { path, why } }
     }
     /// The exit code for it.
     pub fn exit_code(&self) -> ExitCode {

@@ -28,6 +28,7 @@ mod doctor;
 mod drift;
 mod earlier;
 mod error;
+mod far;
 mod files;
 mod first_look;
 mod follow;

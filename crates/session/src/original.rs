@@ -26,7 +26,7 @@ pub(crate) fn load_changeable(path: &Path) -> Result<Analyzed, SessionError> {
     }
 }
 
-fn image_of(path: &Path) -> Result<Image, SessionError> {
+pub(crate) fn image_of(path: &Path) -> Result<Image, SessionError> {
     Image::parse(read_file(path)?)
         .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
 }

@@ -1,6 +1,7 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
 use crate::derivation;
+use crate::far::refuse_far;
 use crate::first_look::Length;
 use crate::follow::follow;
 use crate::instrument::from_counts;
@@ -159,6 +160,7 @@ fn record_command(
     watcher: &mut dyn Watcher,
 ) -> Result<(Recorded, i32), SessionError> {
     let mut phases = Phases::new();
+    refuse_far(command.get_program())?;
     watcher.phase("running", None);
     let followed = follow(command, only, watcher)?;
     phases.end("running");

@@ -58,7 +58,7 @@ fn has_folder(program: &OsStr) -> bool {
 }
 
 /// The file that the name stands for, as `execvp` looks for it.
-fn find(program: &OsStr) -> Option<PathBuf> {
+pub(crate) fn find(program: &OsStr) -> Option<PathBuf> {
     let folders = match has_folder(program) {
         true => OsString::new(),
         false => std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into()),
