@@ -4,7 +4,7 @@ mod common;
 
 use common::{PATIENCE, Restitch, code, expect_message, finish};
 use restitch_report::RunResult;
-use restitch_testkit::{Finished, TempDir, compile_with, require, run, scratch, skip};
+use restitch_testkit::{Finished, TempDir, compile_with, require, run, scratch};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,12 +50,7 @@ int main(void) {
 /// A program with three gigabytes of zeroed data behind its code.
 const FAR: &str = r#"
 #include <stdio.h>
-#ifdef APART
-__attribute__((section(".ltext"), noinline))
-#else
-__attribute__((noinline))
-#endif
-static unsigned long step(unsigned long a, long i) { return i & 1 ? a * 3 + i : a ^ i; }
+__attribute__((noinline)) static unsigned long step(unsigned long a, long i) { return i & 1 ? a * 3 + i : a ^ i; }
 static char room[3UL << 30];
 int main(void) {
     unsigned long a = 1;
@@ -64,6 +59,13 @@ int main(void) {
     printf("%016lx %d\n", a, room[sizeof room - 1]);
     return 42;
 }
+"#;
+
+/// A program with code in two places that are gigabytes apart.
+const APART: &str = r#"
+#include <stdio.h>
+__attribute__((section("far_code"), noinline)) static int far_away(void) { return 42; }
+int main(void) { puts("runs"); return far_away(); }
 "#;
 
 struct Files {
@@ -185,18 +187,10 @@ fn modules_that_are_longer_than_branches_reach_are_recorded_and_not_changed() {
 #[test]
 fn code_that_is_too_far_apart_is_refused_before_it_runs() {
     let files = Files::new();
-    let source = files.at("apart.c");
-    std::fs::write(&source, FAR).expect("writable");
-    let flags = ["-O2", "-mcmodel=large", "-fuse-ld=lld", "-no-pie", "-DAPART", "-w"];
-    let program = match compile_with("clang-19", &source, &flags) {
-        Ok(program) => program,
-        Err(restitch_testkit::Error::Missing { .. }) => skip!("clang-19 is not installed"),
-        Err(error) => skip!("clang-19 makes no such program: {error}"),
-    };
-    let image = restitch_image::Image::parse(std::fs::read(&program).expect("readable")).expect("an image");
-    if image.span_within(1 << 31).is_some() {
-        skip!("the linker has put all code together");
-    }
+    let flags = ["-O2", "-mcmodel=large", "-no-pie", "-fno-asynchronous-unwind-tables"];
+    let flags = [&flags[..], &["-Wl,--section-start=far_code=0x150000000"]].concat();
+    let program = require!(files.compile("apart", APART, &flags), "gcc");
+    assert_eq!(output(&program), "runs\n");
     let recorded = files.record(&program);
     expect_message(&recorded, code::REFUSED, &["more than 2 GiB apart", "not started"]);
     assert_eq!(recorded.stdout, "");
