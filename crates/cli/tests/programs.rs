@@ -22,6 +22,7 @@ const PROGRAMS: &[&str] = &[
     "pointers.cc",
     "probes.c",
     "repeated.c",
+    "returns.c",
     "server.c",
     "setjmp.c",
     "signals.c",

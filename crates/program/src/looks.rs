@@ -78,10 +78,13 @@ impl Callees {
     fn of(code: Code<'_>) -> Self {
         let (image, sweep) = (code.image, code.sweep);
         let mut callees = Self { looks: named(image), unnamed: Looks::No };
+        let called = called(sweep);
         for span in &sweep.spans {
-            callees.note(span.range.start, looks_of(code, span));
+            let start = span.range.start;
+            callees.note(start, looks_of(code, span, called.contains(&start)));
         }
-        for target in odd_targets(sweep) {
+        let starts = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
+        for target in called.into_iter().filter(|at| !starts(*at)) {
             callees.note(target, follow(code, target).looks);
         }
         loop {
@@ -198,28 +201,27 @@ fn named(image: &Image) -> BTreeMap<Svma, Looks> {
     defined.chain(linked).chain(slots.map(|r| r.at)).map(|at| (at, Looks::Reads)).collect()
 }
 
-/// What a function does with its return address.
-fn looks_of(code: Code<'_>, span: &Span) -> Looks {
+/// What a function does with its return address. `called`: something calls it, whatever its rows say of its start (those of
+/// `__morestack` hide it from unwinders).
+fn looks_of(code: Code<'_>, span: &Span, called: bool) -> Looks {
     let doubt = &span.doubt;
     let at_least = |seen: &BTreeSet<Svma>| {
         let missed = doubt.touches.iter().any(|at| !seen.contains(at));
         if missed { Looks::Reads } else { Looks::No }
     };
-    if doubt.is_clear() {
-        Looks::No
-    } else if doubt.is_part {
+    if doubt.is_part && !called {
         // What is known at its start is known to its function only.
         at_least(&BTreeSet::new())
-    } else {
+    } else if doubt.is_part || !doubt.is_clear() {
         let followed = follow(code, span.range.start);
         followed.looks.max(at_least(&followed.seen))
+    } else {
+        Looks::No
     }
 }
 
-/// Targets of calls where no function starts.
-fn odd_targets(sweep: &Sweep) -> BTreeSet<Svma> {
+/// Targets of direct calls.
+fn called(sweep: &Sweep) -> BTreeSet<Svma> {
     let calls = sweep.minis.iter().filter(|mini| mini.kind == Kind::Call);
-    let targets = calls.filter_map(|mini| sweep.target_of(sweep.address(mini)));
-    let starts = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
-    targets.filter(|to| !starts(*to)).collect()
+    calls.filter_map(|mini| sweep.target_of(sweep.address(mini))).collect()
 }
