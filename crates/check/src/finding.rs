@@ -116,6 +116,9 @@ pub enum Problem {
     /// A promoted call.
     #[error("a promoted call: {0}")]
     Promoted(&'static str),
+    /// A copied call of what reads its return address.
+    #[error("a call of {0}, which reads its return address, is copied")]
+    ReturnAddress(Svma),
     /// What finds out what an indirect call usually calls.
     #[error("a vote: {0}")]
     Vote(&'static str),

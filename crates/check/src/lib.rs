@@ -28,6 +28,8 @@
 //!
 //! 11. What finds out what an indirect call usually calls, in a counting version, writes that call's own words and leaves all live state alone.
 //!
+//! 12. No copied call goes, directly or through a slot that the module fills itself, to code that is seen to read its return address.
+//!
 //! What is taken on trust: that the slots hold that (the process applier compares); that the original bytes in the image are those that run; the program's claims about where
 //! indirect jumps go ([`restitch_program::BlockAttrs::INDIRECT`]) and how long a jump table is (its entries are re-read, its end is not
 //! re-derived); that functions do not *return* results in status flags, and that none are handed to what an indirect call may call (the ABI); that no
@@ -38,6 +40,7 @@ mod burst_cycles;
 mod burst_forms;
 mod burst_frames;
 mod burst_window;
+mod callee;
 mod direct;
 mod elf;
 mod finding;

@@ -1,5 +1,6 @@
 //! The lockstep walk: every placed block, instruction by instruction, beside its original.
 
+use crate::callee::Callees;
 use crate::finding::{CheckReport, Findings, Problem};
 use crate::flags::Flags;
 use crate::frames::Frames;
@@ -9,6 +10,7 @@ use crate::row::RowAt;
 use crate::subject::Subject;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use restitch_address::{Svma, SvmaRange};
+use restitch_image::RelocationKind;
 use restitch_program::{Block, BlockId, CallTarget, JumpTable, Terminator};
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -39,6 +41,8 @@ pub(crate) struct Walk<'s, 'a> {
     pub voted: Vec<bool>,
     /// What is called directly, once somebody has asked.
     pub called: OnceCell<HashSet<CallTarget>>,
+    /// What callees do with their return addresses.
+    callees: Callees,
 }
 
 /// The block that is walked.
@@ -75,6 +79,7 @@ impl<'s, 'a> Walk<'s, 'a> {
             counted: vec![false; counters],
             voted: vec![false; votes],
             called: OnceCell::new(),
+            callees: Callees::default(),
         }
     }
 
@@ -328,11 +333,31 @@ impl<'s, 'a> Walk<'s, 'a> {
         if i.mnemonic() == Mnemonic::Call {
             c.called = true;
             self.report.call_sites += 1;
+            self.callee(i, v);
         }
         let is_call = i.mnemonic() == Mnemonic::Call;
         let len = (end.offset_from(v) as u32, i.len() as u32);
         self.frames.compare_handling(self.s, v, o, len, is_call, &mut self.findings);
         Some(end)
+    }
+
+    /// Looks at what the copied call `i` goes to.
+    fn callee(&mut self, i: &Instruction, v: Svma) {
+        let image = self.s.image;
+        let to = match i.flow_control() {
+            FlowControl::Call => Some(Svma::new(i.near_branch_target())),
+            _ if i.is_ip_rel_memory_operand() => {
+                let slot = Svma::new(i.ip_rel_memory_address());
+                image.relocation_at(slot).and_then(|r| match r.kind {
+                    RelocationKind::Relative { target } => Some(target),
+                    _ => None,
+                })
+            }
+            _ => None,
+        };
+        if let Some(to) = to.filter(|to| self.callees.read_return_address(image, *to)) {
+            self.findings.at(v, Svma::new(i.ip()), Problem::ReturnAddress(to));
+        }
     }
 
     /// Compares the bytes: equal but for what has to keep its target.

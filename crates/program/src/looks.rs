@@ -79,7 +79,8 @@ impl Callees {
         let (image, sweep) = (code.image, code.sweep);
         let mut callees = Self { looks: named(image), unnamed: Looks::No };
         let called = called(sweep);
-        for span in &sweep.spans {
+        // Nobody calls the program's first instruction: what lies on its stack are arguments.
+        for span in sweep.spans.iter().filter(|s| s.range.start != image.entry()) {
             let start = span.range.start;
             callees.note(start, looks_of(code, span, called.contains(&start)));
         }

@@ -177,29 +177,45 @@ impl Walk<'_> {
                 self.reach(next, &state);
             }
             Action::JumpTo(operand) => {
-                self.goes_to(state.read(operand));
+                match state.read(operand) {
+                    Value::Code(to) => self.reach(to, &state),
+                    value => self.goes_to(value),
+                }
                 let table = self.code.tables.binary_search_by_key(&step.semantic.at, |t| t.jump_at);
                 let targets = table.map_or(&[][..], |t| &self.code.tables[t].targets);
                 targets.iter().for_each(|to| self.reach(*to, &state));
             }
-            // Who calls the next instruction pushes its address.
-            Action::Call(to) if *to == next => {
+            // Who calls the next instruction, say, asks where it is.
+            Action::Call(to) if self.is_inside(step, *to) => {
                 let mut state = state;
-                state.push(Value::Unknown);
-                self.reach(next, &state);
+                state.push(Value::Code(next));
+                self.reach(*to, &state);
             }
             Action::Call(_) => self.behind_call(step, state),
             Action::CallTo(operand) => {
                 self.goes_to(state.read(operand));
                 self.behind_call(step, state);
             }
-            Action::Return(_) => {
-                if let Some(place) = state.top() {
-                    self.goes_to(state.word(place));
+            Action::Return(more) => {
+                let mut state = state;
+                match state.pop() {
+                    Value::Code(to) => {
+                        let top = state.register(RSP).plus(Some((*more).into()));
+                        state.set_register(RSP, top);
+                        self.reach(to, &state);
+                    }
+                    value => self.goes_to(value),
                 }
             }
             _ => {}
         }
+    }
+
+    /// Whether `to` is the next instruction, or one of the same function that does not begin it.
+    fn is_inside(&self, step: &Step, to: Svma) -> bool {
+        let span = self.code.sweep.span_at(to).map(|s| self.code.sweep.spans[s].range);
+        let inside = span.is_some_and(|range| range.start != to && range.contains(step.semantic.at));
+        inside || to == step.semantic.end()
     }
 
     /// Control goes to `value`.

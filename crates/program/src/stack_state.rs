@@ -1,6 +1,7 @@
 //! What is known, at one instruction of a function that was called, of places on the stack and of the return address: in registers and in
 //! words of the stack.
 
+use restitch_address::Svma;
 use restitch_x86::{Address, Operand, Part, Reg};
 
 /// Encoding number of `rsp`.
@@ -26,6 +27,8 @@ pub(crate) enum Value {
     Stack(Place),
     /// The return address and so many bytes; `None` if it is not known how many.
     Return(Option<i64>),
+    /// What a call inside the function has pushed: the address behind it.
+    Code(Svma),
 }
 
 impl Value {

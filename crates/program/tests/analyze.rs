@@ -56,7 +56,9 @@ fn every_variant_of_every_program_keeps_the_invariants() {
                 }
             };
             let (_, program) = analyzed(&path);
-            assert!(movable_share(&program) > 0.85, "{source:?} {flags:?}: {}", movable_share(&program));
+            // A good part of that one stays by intent.
+            let least = if source.ends_with("returns.c") { 0.5 } else { 0.85 };
+            assert!(movable_share(&program) > least, "{source:?} {flags:?}: {}", movable_share(&program));
         }
     }
 }
@@ -103,6 +105,69 @@ fn calls_of_setjmp_stay_and_lead_back() {
                 "the return point can take a landing redirect"
             );
         }
+    }
+}
+
+/// What the calls of code that looks at its return address become, by the function that calls.
+#[test]
+fn calls_of_code_that_looks_at_its_return_address_stay() {
+    for flags in VARIANTS {
+        let Some((image, program)) = compiled("returns.c", flags) else { return };
+        let function = |name: &str| {
+            let at = image.symbols_named(name).next().unwrap_or_else(|| panic!("no {name}")).range.start;
+            program.function_at(at).unwrap_or_else(|| panic!("{name} is no function"))
+        };
+        let pinned = |name: &str| {
+            let blocks = program.blocks_of(function(name));
+            blocks.filter(|b| program.block(*b).attrs.contains(BlockAttrs::PINNED)).count()
+        };
+        let movability = |name: &str| program.function(function(name)).movability;
+        // `position`'s address is in data: so any call through a register may go there.
+        for name in
+            ["by_pop", "by_thunk", "by_jump", "by_wrapper", "by_skip", "by_body", "by_pointer", "asked"]
+        {
+            assert_eq!((movability(name), pinned(name)), (Movability::Movable, 1), "{flags:?} {name}");
+        }
+        for name in ["by_number", "by_text", "by_popped", "by_next"] {
+            assert_eq!(movability(name), Movability::ReturnsElsewhere, "{flags:?} {name}");
+        }
+        for name in ["position", "take_number", "skip", "by_thrown", "caller", "aligned", "positions"] {
+            assert_eq!((movability(name), pinned(name)), (Movability::Movable, 0), "{flags:?} {name}");
+        }
+    }
+}
+
+/// What stands behind such a call may be led to a version, but not where its callee does not come back to.
+#[test]
+fn what_is_behind_such_calls_is_led_back_where_it_goes_on() {
+    let Some((image, program)) = compiled("returns.c", &["-O2"]) else { return };
+    let blocks = |name: &str| {
+        let at = image.symbols_named(name).next().unwrap_or_else(|| panic!("no {name}")).range.start;
+        program.blocks_of(program.function_at(at).unwrap()).map(|b| program.block(b)).collect::<Vec<_>>()
+    };
+    for name in ["by_skip", "by_body"] {
+        let blocks = blocks(name);
+        let call = blocks.iter().position(|b| b.attrs.contains(BlockAttrs::PINNED)).unwrap();
+        assert_eq!(blocks[call + 1].terminator, Terminator::Return, "{name}");
+        assert!(blocks[call + 2].attrs.contains(BlockAttrs::INDIRECT), "{name}");
+    }
+}
+
+/// Who calls what looks at its caller in well-known programs is hardly anybody: pinned calls, of all calls, at most 1 of 100.
+#[test]
+fn few_calls_of_installed_programs_stay() {
+    let mut looked_at = 0;
+    for name in ["gcc", "python3", "git", "perl", "bash"] {
+        let Some(path) = find_program(name) else { continue };
+        let Some((_, program)) = analyze_bytes(std::fs::read(path).unwrap()) else { continue };
+        let stay = program.blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::PINNED)).count();
+        let whole = program.functions.iter().filter(|f| f.movability == Movability::ReturnsElsewhere);
+        assert!(stay * 100 <= program.calls.len(), "{name}: {stay} of {} calls", program.calls.len());
+        assert_eq!(whole.count(), 0, "{name}");
+        looked_at += 1;
+    }
+    if looked_at == 0 {
+        skipped("none of the programs is installed");
     }
 }
 
