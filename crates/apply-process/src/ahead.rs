@@ -273,7 +273,7 @@ pub(crate) fn undo(
             Ok(borrow.run(&batch)?.into_iter().try_for_each(|result| result.map(drop))?)
         });
         if let Err(error) = result {
-            live.journal.save(&live.dir)?;
+            live.journal.save_if_possible(&live.dir);
             return Err(error);
         }
     }
@@ -281,7 +281,8 @@ pub(crate) fn undo(
     live.counters.retain(|c| !is_new(c.number));
     live.journal = before;
     live.journal.spares.clear();
-    live.journal.save(&live.dir)
+    live.journal.save_if_possible(&live.dir);
+    Ok(())
 }
 
 /// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could not.)

@@ -130,9 +130,7 @@ pub enum ProcessError {
         at: Avma,
     },
     /// The state directory or a file in it cannot be used.
-    #[error(
-        "{operation} {path}: {source}; set RESTITCH_STATE_DIR to a writable directory on a file system without noexec"
-    )]
+    #[error("{operation} {path}: {source}; {}", state_advice(source))]
     State {
         /// What was tried.
         operation: &'static str,
@@ -188,6 +186,17 @@ pub enum ProcessError {
         /// Why.
         why: String,
     },
+}
+
+/// The next step after a failure in the state directory.
+fn state_advice(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind as K;
+    match source.kind() {
+        K::StorageFull | K::QuotaExceeded => {
+            "make room there (`restitch revert` needs none), or set RESTITCH_STATE_DIR to another directory for processes that are not under restitch yet"
+        }
+        _ => "set RESTITCH_STATE_DIR to a writable directory on a file system without noexec",
+    }
 }
 
 fn is_no_longer(modules: &[PathBuf]) -> String {

@@ -10,7 +10,7 @@
 use crate::ahead::{self, Ready, undo, unmap_spares};
 use crate::frames::Walker;
 use crate::hook;
-use crate::journal::VersionKind;
+use crate::journal::{Journal, VersionKind};
 use crate::live::Live;
 use crate::moved::{forget_gone, refuse_moved};
 use crate::old::OldVersion;
@@ -135,13 +135,19 @@ fn try_switch(
     live.renew()?;
     refuse_moved(&live.target, incoming, &procfs::maps(live.target.pid())?)?;
     forget_gone(live)?;
-    let writing = live.dir.writing()?;
+    let goes_back = incoming.is_empty();
+    let writing = match live.dir.writing() {
+        Err(_) if goes_back => None,
+        writing => Some(writing?),
+    };
     let prepared = prepare(live, incoming)?;
     let target = live.now().clone();
     let walker = Walker::new(&target, &prepared.old);
     let ahead = ahead::plan(live, &prepared)?;
-    ahead.journal.save(&live.dir)?;
-    ahead.journal.save_records(&live.dir)?;
+    match goes_back {
+        true => ahead.journal.save_if_possible(&live.dir),
+        false => list(&ahead.journal, live)?,
+    }
     drop(writing);
     let sites = ahead.sites.clone();
     let before = std::mem::replace(&mut live.journal, ahead.journal.clone());
@@ -170,9 +176,17 @@ fn try_switch(
     {
         live.journal.retain_mapped(&maps);
     }
-    live.journal.save(&live.dir)?;
-    live.journal.save_records(&live.dir)?;
+    live.journal.save_if_possible(&live.dir);
     result.map(|()| report)
+}
+
+/// Lists what is to be done, or leaves on disk what was listed before.
+fn list(planned: &Journal, live: &Live) -> Result<(), ProcessError> {
+    let listed = planned.save(&live.dir).and_then(|()| planned.save_records(&live.dir));
+    if listed.is_err() {
+        live.journal.save_if_possible(&live.dir);
+    }
+    listed
 }
 
 /// Unmaps what is left of the spares. Where no thread can be borrowed just now (they come and go, or all wait in the kernel), it is tried

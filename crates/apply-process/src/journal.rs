@@ -267,6 +267,12 @@ impl Journal {
         Ok(journal)
     }
 
+    /// The same, with the records, behind a change that was listed before, or before one that goes back: where the directory takes nothing any more (it is full, or cannot be
+    /// written), what is there lists as much or more, and that does no harm. Going back needs no room.
+    pub(crate) fn save_if_possible(&self, dir: &StateDir) {
+        let _ = self.save(dir).and_then(|()| self.save_records(dir));
+    }
+
     /// Writes it to the state directory; removes the file when nothing is left to undo.
     ///
     /// # Errors

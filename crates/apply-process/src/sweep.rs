@@ -113,7 +113,7 @@ fn sweep(live: &mut Live) -> Result<SweepReport, ProcessError> {
     });
     let held = take_out(live, &walker, candidates, hook_held.clone(), &mut report)?;
     await_readers(live, &walker, held, hook_held, &mut report)?;
-    live.journal.save(&live.dir)?;
+    live.journal.save_if_possible(&live.dir);
     if !report.unmapped.is_empty() {
         // A child that was forked while they were in force may have left a core file, or will.
         let gone = layouts.iter().filter(|(number, _)| report.unmapped.contains(number));
