@@ -3,6 +3,13 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#ifdef PADDED
+/* Fills the last page of a static program's code. */
+#define TEXT(x) #x
+#define FILL(n) __asm__(".pushsection filler, \"ax\"\n.rept " TEXT(n) "\nret\n.endr\n.popsection")
+FILL(PADDED);
+#endif
+
 static int arguments;
 static char **argument;
 

@@ -19,6 +19,14 @@ pub enum ProcessError {
         /// The process.
         pid: i32,
     },
+    /// No bytes of the code are known to be dead.
+    #[error(
+        "process {pid}: no 16 bytes of its code are known to be dead, and restitch needs such for a moment to make a system call on its behalf (the last pages of its code are full, and it has not begun, or not as others do); nothing was changed; try again once it runs, or make a faster copy of its program instead (restitch record, restitch optimize)"
+    )]
+    NoDeadBytes {
+        /// The process.
+        pid: i32,
+    },
     /// `restitch batch` has put code of its own into the process when it began.
     #[error(
         "process {pid} runs in code that `restitch batch` has put into it when it began (see {overlay}), and is optimized already; start it without LD_PRELOAD to attach to it"

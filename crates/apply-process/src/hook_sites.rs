@@ -4,9 +4,9 @@ use crate::hook_page::{CODE_LEN, FIND_AT, ITERATE_AT, is_ours};
 use crate::{Module, Target};
 use restitch_address::{Avma, Svma};
 use restitch_cfi::UnwindInfo;
-use restitch_image::Binding;
+use restitch_image::{Binding, Image};
 use restitch_program::{main_range, unwinder_lookups};
-use restitch_x86::{Op, decode_one};
+use restitch_x86::{Flow, Op, decode_one};
 
 /// A function of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +143,23 @@ fn link_order(target: &Target, head: Option<Avma>, read: &mut impl FnMut(Avma) -
 
 /// The definition that other modules are bound to: the first one in that order.
 fn exporter(target: &Target, name: &str, order: &[usize]) -> Option<Function> {
-    order.iter().find_map(|&module| exported(&target.modules[module], name).map(|at| Function { module, at }))
+    order.iter().find_map(|&module| {
+        let image = &target.modules[module].image;
+        exported(&target.modules[module], name).map(|at| Function { module, at: behind_jumps(image, at) })
+    })
+}
+
+/// Where the function at `at` of the file begins in truth: sanitizers of LLVM export jumps to their functions, in which there is no room for another one.
+fn behind_jumps(image: &Image, mut at: Svma) -> Svma {
+    const MOST_JUMPS: usize = 4;
+    for _ in 0..MOST_JUMPS {
+        let bytes = image.read_tail(at).unwrap_or_default();
+        match decode_one(&bytes[..bytes.len().min(15)], at).map(|decoded| decoded.insn.flow) {
+            Some(Flow::Jump(to)) => at = to,
+            _ => break,
+        }
+    }
+    at
 }
 
 /// The pointer that a dynamic glibc's `_dl_find_object` (`mov GLRO,%rax; jmp *disp(%rax)`) jumps through.

@@ -17,6 +17,7 @@ mod ahead;
 mod bound;
 mod cores;
 mod counter_area;
+mod dead_bytes;
 mod detour;
 mod ended;
 mod error;

@@ -1,6 +1,6 @@
 //! Borrowing a thread of the process: where its stub goes.
 
-use crate::{Module, ProcessError, Target};
+use crate::{Module, ProcessError, Target, dead_bytes};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{
@@ -27,7 +27,11 @@ pub(crate) struct StubSite {
 impl StubSite {
     fn place(&self, pid: i32, maps: &[Mapping]) -> Result<StubPlace, TraceError> {
         let place = StubPlace::new(pid, self.at, maps)?;
-        Ok(if self.bytes.len() >= BATCH_SPACE { place.with_room() } else { place })
+        Ok(match <[u8; STUB_SPACE]>::try_from(self.bytes.as_slice()) {
+            Ok(bytes) if !is_padding(&bytes) => place.with_dead(bytes),
+            Ok(_) => place,
+            Err(_) => place.with_room(),
+        })
     }
 
     /// What stands there while a thread is borrowed.
@@ -36,16 +40,35 @@ impl StubSite {
     }
 }
 
-/// Dead bytes: what fills the last page of an executable segment. (Filler between functions would do too, but an alignment of
-/// 16 leaves too little of it, and filler inside functions may be run.) Those of the dynamic loader come first, which is
-/// never unmapped and never changed, then those of the program.
+/// Dead bytes: what fills the last page of an executable segment. Those of the dynamic loader come first, which is
+/// never unmapped and never changed, then those of the program. Where all last pages are full, as that of a static program may be, gaps between functions and the
+/// program's first instructions ([`crate::dead_bytes`]).
 pub(crate) fn stub_sites(target: &Target) -> Vec<StubSite> {
     let is_loader = |m: &Module| m.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ld"));
     // The kernel's pages are shared by all processes.
     let mut modules: Vec<&Module> = target.modules.iter().filter(|m| !m.is_vdso()).collect();
     let program = target.modules[target.program].range;
     modules.sort_by_key(|m| (!is_loader(m), m.range != program));
-    modules.into_iter().flat_map(sites_of).collect()
+    let sites: Vec<StubSite> = modules.iter().copied().flat_map(sites_of).collect();
+    match sites.is_empty() {
+        true => inner_sites(target, &modules),
+        false => sites,
+    }
+}
+
+fn inner_sites(target: &Target, modules: &[&Module]) -> Vec<StubSite> {
+    let gaps =
+        modules.iter().flat_map(|module| dead_bytes::gaps(module)).filter_map(|(at, gap)| site_in(&gap, at));
+    let entry = dead_bytes::entry(target.pid(), &target.modules[target.program]);
+    gaps.chain(entry.map(|(at, bytes)| StubSite { at, bytes })).collect()
+}
+
+/// The first place in dead `bytes`, which stand at `start`.
+fn site_in(bytes: &[u8], start: Avma) -> Option<StubSite> {
+    let at = find_padding(bytes, start)?;
+    let from = at.offset_from(start) as usize;
+    let roomy = bytes.get(from..from + BATCH_SPACE).filter(|bytes| is_padding(bytes));
+    Some(StubSite { at, bytes: roomy.unwrap_or(&bytes[from..from + STUB_SPACE]).to_vec() })
 }
 
 fn sites_of(module: &Module) -> impl Iterator<Item = StubSite> + '_ {
@@ -54,10 +77,7 @@ fn sites_of(module: &Module) -> impl Iterator<Item = StubSite> + '_ {
         let end = (segment.file_offset.get() + segment.file_len) as usize;
         let tail = module.image.data().get(end..end.next_multiple_of(PAGE)).unwrap_or_default();
         let start = module.bias.to_actual(segment.range.start + segment.file_len);
-        let at = find_padding(tail, start)?;
-        let from = at.offset_from(start) as usize;
-        let roomy = tail.get(from..from + BATCH_SPACE).filter(|bytes| is_padding(bytes));
-        Some(StubSite { at, bytes: roomy.unwrap_or(&tail[from..from + STUB_SPACE]).to_vec() })
+        site_in(tail, start)
     })
 }
 
@@ -71,7 +91,7 @@ pub(crate) fn stub_site(
         target.module_at(site.at).is_none_or(|module| !changes(target.modules[module].range))
     };
     let site = sites.iter().find(quiet).or(sites.first()).cloned();
-    site.ok_or(ProcessError::NoProgram { pid: target.pid() })
+    site.ok_or(ProcessError::NoDeadBytes { pid: target.pid() })
 }
 
 /// Borrows a thread. `maps` is the memory map, read in the stop. The stub's place gets the file's bytes first: a restitch that was

@@ -139,6 +139,40 @@ fn a_frozen_process_is_said_to_be_frozen_and_left_alone() {
     }
 }
 
+/// A static program of `compiler` whose code fills its last page: another 16 bytes are not left.
+fn filled(compiler: &str) -> Option<PathBuf> {
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
+    let mut len = 0;
+    for _ in 0..8 {
+        let padded = format!("-DPADDED={len}");
+        let flags = [&FLAGS[..], &["-static", "-D_GNU_SOURCE", "-include", header, &padded]].concat();
+        let built = restitch_testkit::compile_with(compiler, &program("odd.c"), &flags).ok()?;
+        let image =
+            restitch_image::Image::parse(std::fs::read(&built).expect("readable")).expect("an ELF file");
+        let code = image.segments().iter().rfind(|s| s.executable).expect("code");
+        let left = (4096 - (code.file_offset.get() + code.file_len) % 4096) % 4096;
+        if left < 16 {
+            return Some(built);
+        }
+        // Sections behind the filler are aligned to 16 bytes.
+        len += left & !15;
+    }
+    panic!("the last page cannot be filled");
+}
+
+/// The stub of a borrowed thread goes elsewhere: into a gap between functions (glibc) or over instructions that were executed for the last time (musl).
+#[test]
+fn static_programs_without_room_behind_their_code_are_moved_and_given_back() {
+    for compiler in ["gcc", "musl-gcc"] {
+        let built = require!(filled(compiler), "a static C library");
+        let (restitch, mut target) = (Restitch::new(), Target::start(&built));
+        restitch.attach(target.pid(), &[]).expect(code::DONE);
+        target.assert_computing("after the attach");
+        target.assert_goes_back(&restitch);
+        target.stop();
+    }
+}
+
 /// Programs under sanitizers do their work as before, and their reports still come.
 #[test]
 fn programs_under_sanitizers_are_moved_and_given_back() {

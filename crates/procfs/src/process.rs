@@ -144,7 +144,17 @@ pub fn thread_stat(pid: i32, tid: i32) -> Result<Stat, ProcError> {
 
 /// Where the `brk` heap of process `pid` starts (even while it is empty); `None` without permission or on older kernels.
 pub fn heap_start(pid: i32) -> Option<Avma> {
-    parse_stat(&read(pid, &shared_path(pid, "stat")).ok()?).ok()?.heap_start
+    shared_stat(pid)?.heap_start
+}
+
+/// Where the stack of the first thread of process `pid` began, also if that has ended; `None` without permission.
+pub fn stack_start(pid: i32) -> Option<Avma> {
+    shared_stat(pid)?.stack_start
+}
+
+/// What the stat line says of the memory.
+fn shared_stat(pid: i32) -> Option<Stat> {
+    parse_stat(&read(pid, &shared_path(pid, "stat")).ok()?).ok()
 }
 
 /// CPU time that the thread has used, from `schedstat` (nanoseconds) or else `stat` (hundredths of a second).

@@ -159,6 +159,8 @@ pub struct Stat {
     pub system_ticks: u64,
     /// When the task started, in clock ticks since boot. With the number it identifies a task for good.
     pub start_time: u64,
+    /// Where the stack of the first thread began: its number of arguments stands there; `None` without permission.
+    pub stack_start: Option<Avma>,
     /// Where the `brk` heap starts (even while it is empty); `None` without permission or on older kernels.
     pub heap_start: Option<Avma>,
 }
@@ -209,6 +211,7 @@ pub fn parse_stat(bytes: &[u8]) -> Result<Stat, String> {
         user_ticks: value(14)?,
         system_ticks: value(15)?,
         start_time: value(22)?,
+        stack_start: value(28).ok().filter(|&start| start != 0).map(Avma::new),
         heap_start: value(47).ok().filter(|&start| start != 0).map(Avma::new),
     })
 }

@@ -350,6 +350,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::HalfDone { .. }
         | ProcessError::NoRoom { .. }
         | ProcessError::NoUnwindHook { .. }
+        | ProcessError::NoDeadBytes { .. }
         | ProcessError::Foreign { .. }
         | ProcessError::Moved { .. }
         | ProcessError::Overlaid { .. }

@@ -103,6 +103,8 @@ pub fn find_padding(bytes: &[u8], start: Avma) -> Option<Avma> {
 pub struct StubPlace {
     at: Avma,
     len: usize,
+    /// What stands there, if that is no padding.
+    dead: Option<[u8; STUB_SPACE]>,
 }
 
 impl StubPlace {
@@ -121,13 +123,18 @@ impl StubPlace {
         match (permissions.execute, permissions.shared) {
             (false, _) => Err(refuse("the mapping is not executable")),
             (_, true) => Err(refuse("the mapping is shared, writing would reach the file")),
-            (true, false) => Ok(Self { at, len: STUB_SPACE }),
+            (true, false) => Ok(Self { at, len: STUB_SPACE, dead: None }),
         }
     }
 
     /// Says that [`BATCH_SPACE`] bytes of padding are there, in the same page.
     pub fn with_room(self) -> Self {
         Self { len: BATCH_SPACE, ..self }
+    }
+
+    /// Says that `bytes`, which stand there, are dead although they are no padding: they were executed for the last time.
+    pub fn with_dead(self, bytes: [u8; STUB_SPACE]) -> Self {
+        Self { dead: Some(bytes), ..self }
     }
 
     /// How many bytes are used.
@@ -154,7 +161,8 @@ impl StubPlace {
     pub(crate) fn check_bytes(self, pid: i32, bytes: &[u8]) -> Result<(), TraceError> {
         let tail = bytes.get(STUB.len()..).unwrap_or_default();
         let left_behind = bytes.starts_with(&STUB) && tail.iter().all(|byte| FILLER_BYTES.contains(byte));
-        if left_behind || is_padding(bytes) || bytes.starts_with(&Self::code(self.len)) {
+        let known = self.dead.is_some_and(|dead| *bytes == dead);
+        if left_behind || known || is_padding(bytes) || bytes.starts_with(&Self::code(self.len)) {
             return Ok(());
         }
         let why = format!("the bytes {bytes:02x?} are no padding");
@@ -200,11 +208,13 @@ mod tests {
 
     #[test]
     fn a_stub_left_behind_is_accepted_and_code_is_not() {
-        let place = StubPlace { at: Avma::new(0), len: STUB_SPACE };
+        let place = StubPlace { at: Avma::new(0), len: STUB_SPACE, dead: None };
         let mut bytes = STUB.to_vec();
         bytes.extend([0xcc; 5]);
         assert!(place.check_bytes(1, &bytes).is_ok());
         assert!(place.check_bytes(1, &[0x55; 16]).is_err());
+        assert!(place.with_dead([0x55; 16]).check_bytes(1, &[0x55; 16]).is_ok());
+        assert!(place.with_dead([0x55; 16]).check_bytes(1, &[0x56; 16]).is_err());
     }
 
     proptest! {
