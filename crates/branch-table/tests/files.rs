@@ -49,7 +49,7 @@ fn the_next_branch_of_each_instruction_is_that_of_the_decoder() {
         let bytes = build(&image, &program);
         let table = Table::new(&bytes).unwrap();
         let (mut compared, mut functions) = (0u64, 0);
-        for function in program.functions.iter().filter(|f| f.block_count > 0) {
+        for function in program.functions.iter().filter(|f| !f.blocks.is_empty()) {
             let code = image.read(function.range.start, function.range.len() as usize).unwrap();
             let mut waiting: Vec<Svma> = Vec::new();
             let _ = scan(code, function.range.start, |insn| {

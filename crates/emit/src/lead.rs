@@ -16,7 +16,8 @@ pub(crate) fn lead(request: &Request<'_>, selection: &mut Selection<'_>) {
     let program = request.program;
     let asked = request.pointers.filter(|_| request.bias.is_none() && request.counters.is_none());
     for &function in asked.map_or(&[][..], Pointers::functions) {
-        let (first, entry) = (program.function(function).first_block, program.function(function).range.start);
+        let Some(first) = program.entry_block(function) else { continue };
+        let entry = program.function(function).range.start;
         let slot = selection.slot_of[first.index()];
         if slot == NONE || runs_into(program, selection, slot as usize) {
             continue;

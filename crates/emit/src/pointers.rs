@@ -102,7 +102,7 @@ impl<'a> Search<'a> {
     fn new(image: &'a Image, program: &'a Program) -> Self {
         let movable = |f: &FuncId| {
             let function = program.function(*f);
-            function.movability == Movability::Movable && function.block_count > 0
+            function.movability == Movability::Movable && !function.blocks.is_empty()
         };
         let entries: HashMap<Svma, FuncId> =
             program.function_ids().filter(movable).map(|f| (program.function(f).range.start, f)).collect();
@@ -285,7 +285,7 @@ impl<'a> Search<'a> {
     fn surroundings(&mut self) {
         let code = self.image.executable_ranges();
         for (&entry, &f) in &self.entries {
-            let block = self.program.block(self.program.function(f).first_block);
+            let Some(block) = self.program.entry_block(f).map(|b| self.program.block(b)) else { continue };
             let only_jumps =
                 matches!(block.terminator, Terminator::Jump(_)) && block.start == block.terminator_at();
             let alone = block.start == entry && !only_jumps && !block.attrs.contains(BlockAttrs::PINNED);

@@ -23,7 +23,7 @@ pub(crate) fn choose(
     let mut refused = Vec::new();
     for id in program.function_ids() {
         let function = program.function(id);
-        let placed = function.block_count > 0 && chooser.is_placed(function.first_block);
+        let placed = function.entry_block().is_some_and(|entry| chooser.is_placed(entry));
         match chooser.entry(id) {
             _ if !placed => {}
             Some(redirect) => out.push(redirect),

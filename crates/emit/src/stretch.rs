@@ -61,7 +61,8 @@ pub(crate) fn symbols(request: &Request<'_>, plan: &Plan, stretches: &Stretches)
             None => format!("sub_{:x}", function.range.start.get()),
         };
         let mut slots = stretches.order[stretch.slots.clone()].iter().map(|slot| &plan.slots[*slot as usize]);
-        let has_entry = slots.any(|slot| !slot.stub && !slot.duplicate && slot.block == function.first_block);
+        let has_entry =
+            slots.any(|slot| !slot.stub && !slot.duplicate && Some(slot.block) == function.entry_block());
         if !has_entry && !name.ends_with(".cold") {
             name.push_str(if stretch.hot { ".part" } else { ".cold" });
         }

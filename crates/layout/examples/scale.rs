@@ -49,7 +49,7 @@ fn with_switches(mut program: Program) -> Program {
     let mut random = Random::new(5);
     for id in (0..program.blocks.len()).step_by(3) {
         let function = &program.functions[program.blocks[id].function.index()];
-        let (first, count) = (function.first_block.index(), function.block_count as usize);
+        let (first, count) = (function.blocks.indices().start, function.blocks.len());
         let targets = (0..7).map(|_| program.blocks[first + random.below(count)].start).collect();
         let jump_at = program.blocks[id].end().offset(-2);
         let (table, encoding) = (Svma::new(0x10_0000), TableEncoding::Absolute8);

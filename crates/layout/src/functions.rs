@@ -25,8 +25,7 @@ impl FunctionGraph {
         functions.iter().enumerate().for_each(|(n, f)| number[f.index()] = n as u32);
         let nodes = functions.iter().map(|&f| node_of(program, profile, f)).collect();
         let arcs = arcs(program, profile, |b| number[program.block(b).function.index()]);
-        let mut entries: Vec<u64> =
-            functions.iter().map(|&f| profile.block(program.function(f).first_block)).collect();
+        let mut entries: Vec<u64> = functions.iter().map(|&f| profile.entries(program, f)).collect();
         for arc in &arcs {
             entries[arc.to] = entries[arc.to].max(arc.count);
         }

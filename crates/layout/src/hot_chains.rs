@@ -111,8 +111,10 @@ impl HotChains {
         }
         let mut groups = Vec::with_capacity(by_function.len());
         for (function, mut group) in by_function {
-            let entry = program.function(function).first_block;
-            let rank = |c: usize| (!chains[c].contains(&entry), node(program, profile, &chains[c]));
+            let entry = program.entry_block(function);
+            let rank = |c: usize| {
+                (!entry.is_some_and(|entry| chains[c].contains(&entry)), node(program, profile, &chains[c]))
+            };
             let mut ranked: Vec<_> = group.drain(..).map(|c| (rank(c), c)).collect();
             ranked.sort_by(|((a_rest, a), i), ((b_rest, b), j)| {
                 a_rest.cmp(b_rest).then_with(|| denser_first(*a, *b)).then(i.cmp(j))

@@ -44,14 +44,15 @@ impl LayoutAlgorithm for HotColdChunks {
         let in_group = |f: FuncId, hot: &[bool]| program.blocks_of(f).any(|b| hot[b.index()]);
         let group: Vec<FuncId> = program.function_ids().filter(|&f| in_group(f, &hot)).collect();
         for &function in &group {
-            let entry = program.function(function).first_block;
-            hot[entry.index()] = program.is_movable(entry);
+            if let Some(entry) = program.entry_block(function) {
+                hot[entry.index()] = program.is_movable(entry);
+            }
         }
         let graph = HotGraph::new(program, profile, &hot, Links::WithinFunctions);
         let chunks = functions(program, profile, &graph, greedy_chains(program, &graph));
         let entry_first = |mut blocks: Vec<BlockId>| {
-            let entry = program.function(program.block(blocks[0]).function).first_block;
-            if let Some(at) = blocks.iter().position(|&b| b == entry) {
+            let entry = program.entry_block(program.block(blocks[0]).function);
+            if let Some(at) = blocks.iter().position(|&b| Some(b) == entry) {
                 blocks[..=at].rotate_right(1);
             }
             Fragment { blocks, align: 16 }
@@ -73,7 +74,7 @@ impl LayoutAlgorithm for HotColdChunks {
 
 impl HotColdChunks {
     fn hot_blocks(&self, program: &Program, profile: &Profile) -> Vec<bool> {
-        let calls = |f: FuncId| profile.block(program.function(f).first_block) as f64;
+        let calls = |f: FuncId| profile.entries(program, f) as f64;
         let root = self.root.map(calls);
         let hot = |b: BlockId| {
             let block = program.block(b);

@@ -47,7 +47,7 @@ pub fn leave_in_place(
     let place = Placement::of(program, layout);
     let mut costs = Costs::of(program, profile, &place, reaching);
     led.iter().for_each(|f| costs.redirected[f.index()] = 0.0);
-    let placed = |f: &FuncId| place.is_placed(program.function(*f).first_block);
+    let placed = |f: &FuncId| program.entry_block(*f).is_some_and(|entry| place.is_placed(entry));
     let left: Vec<FuncId> =
         program.function_ids().filter(placed).filter(|f| costs.saved(program, profile, *f) > LEAST).collect();
     let mut stays = vec![false; program.functions.len()];
@@ -101,7 +101,7 @@ struct Costs {
 
 impl Costs {
     fn of(program: &Program, profile: &Profile, place: &Placement, reaching: Reaching) -> Self {
-        let entries = program.function_ids().map(|f| profile.block(program.function(f).first_block) as f64);
+        let entries = program.function_ids().map(|f| profile.entries(program, f) as f64);
         let labels = if reaching == Reaching::Straight {
             vec![0; program.blocks.len()]
         } else {
@@ -123,10 +123,10 @@ impl Costs {
             if place.is_placed(edge.from) {
                 self.added[from.index()] += count * (f64::from(taken) - f64::from(!straight));
             }
-            if from == to && program.function(to).first_block != edge.to {
+            if from == to && program.entry_block(to) != Some(edge.to) {
                 continue;
             }
-            if program.function(to).first_block == edge.to {
+            if program.entry_block(to) == Some(edge.to) {
                 if place.is_placed(edge.from) || reaching != Reaching::Redirected {
                     self.redirected[to.index()] -= count;
                 }
@@ -157,7 +157,7 @@ impl Costs {
 
     /// What staying saves for each call of the function, in taken branches.
     fn saved(&self, program: &Program, profile: &Profile, f: FuncId) -> f64 {
-        let calls = profile.block(program.function(f).first_block);
+        let calls = profile.entries(program, f);
         let labels: u64 = program.blocks_of(f).map(|b| self.labels[b.index()]).sum();
         let redirected = self.redirected[f.index()].max(0.0) + labels as f64;
         if calls == 0 || redirected <= 0.0 {
@@ -175,7 +175,7 @@ impl Costs {
             let block = program.block(b);
             bytes += u64::from(block.len);
             lines.extend(block.start.get() / LINE..block.end().get().div_ceil(LINE));
-            if b == program.function(f).first_block
+            if Some(b) == program.entry_block(f)
                 || self.labels[b.index()] > 0 && often(self.labels[b.index()])
             {
                 redirects.push(block.start.get() / LINE);
@@ -267,6 +267,24 @@ edge 0x10e0 taken 0x10f0 = 100
         let mut layout = ExtTspAcross::default().layout(&program, &profile);
         let left = leave_in_place(&program, &profile, Reaching::Straight, &[FuncId(0)], &mut layout);
         assert_eq!(left, [FuncId(1)], "`caller` only");
+    }
+
+    /// What is not known to be code has no blocks: `data` at the end, `island` in front of `direct`, whose counts are not its own.
+    #[test]
+    fn functions_without_blocks_are_entered_by_nobody() {
+        let text =
+            PROGRAM.replace("function 0x1080", "function 0x1050..0x1080 island undecodable\nfunction 0x1080");
+        let text = text + "function 0x1200..0x1280 data undecodable\n";
+        let program = Program::from_text(&text).expect("a program");
+        let profile = Profile::from_text(COUNTS, &program).expect("a profile");
+        assert_eq!(called_through_pointers(&program, &profile), [100.0, 100.0, 0.0, 0.0, 100.0, 0.0]);
+        for algorithm in crate::algorithms() {
+            let mut layout = algorithm.layout(&program, &profile);
+            for reaching in [Reaching::Straight, Reaching::ByBranches, Reaching::Redirected] {
+                leave_in_place(&program, &profile, reaching, &[], &mut layout);
+            }
+            layout.validate(&program).expect("a layout");
+        }
     }
 
     /// `run` goes from label to label by addresses in memory, which a table knows in `table`. Both have their usual way behind a branch.

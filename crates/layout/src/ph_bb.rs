@@ -62,7 +62,7 @@ pub(crate) fn functions(
     chains.sort_by_key(|c| (function(c[0]), c[0]));
     let mut groups = Vec::new();
     for group in chains.chunk_by(|a, b| function(a[0]) == function(b[0])) {
-        let entry = program.function(function(group[0][0])).first_block;
+        let entry = program.entry_block(function(group[0][0]));
         let order = by_branches(program, profile, graph, group, entry);
         let nodes = order.into_iter().flat_map(|c| &group[c]);
         groups.push(nodes.map(|&n| graph.blocks[n as usize]).collect());
@@ -76,7 +76,7 @@ fn by_branches(
     profile: &Profile,
     graph: &HotGraph,
     group: &[Vec<u32>],
-    entry: restitch_program::BlockId,
+    entry: Option<restitch_program::BlockId>,
 ) -> Vec<usize> {
     let mut chain_of = std::collections::HashMap::new();
     for (c, chain) in group.iter().enumerate() {
@@ -90,7 +90,7 @@ fn by_branches(
     rank.sort_by(|&a, &b| denser_first(density(a), density(b)).then(a.cmp(&b)));
     let mut place = vec![0; group.len()];
     rank.iter().enumerate().for_each(|(i, &c)| place[c] = i);
-    let holds_entry = |c: &usize| group[*c].iter().any(|&n| graph.blocks[n as usize] == entry);
+    let holds_entry = |c: &usize| group[*c].iter().any(|&n| Some(graph.blocks[n as usize]) == entry);
     let mut heap: std::collections::BinaryHeap<(u64, std::cmp::Reverse<usize>)> = rank
         .iter()
         .map(|&c| (if holds_entry(&c) { u64::MAX } else { 0 }, std::cmp::Reverse(place[c])))

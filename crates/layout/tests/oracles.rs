@@ -130,7 +130,7 @@ fn hot_chunks_stand_in_front_of_cold_ones_as_the_paper_says() {
     for seed in 0..100 {
         let (program, profile) = movable(seed, 6, 12);
         let layout = HotColdChunks::default().layout(&program, &profile);
-        let entry = |f: FuncId| program.function(f).first_block;
+        let entry = |f: FuncId| program.entry_block(f).expect("every function has blocks");
         let is_hot = |b: BlockId| {
             let (count, calls) =
                 (profile.block(b) as f64, profile.block(entry(program.block(b).function)) as f64);

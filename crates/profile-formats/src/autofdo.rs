@@ -94,7 +94,7 @@ pub fn write(program: &Program, profile: &Profile, names: &Names) -> String {
     for function in program.function_ids() {
         let f = program.function(function);
         let total = program.blocks_of(function).fold(0u64, |sum, b| sum.saturating_add(profile.block(b)));
-        let head = if f.block_count > 0 { profile.block(f.first_block) } else { 0 };
+        let head = profile.entries(program, function);
         if let Some(name) = names.linker_name_at(f.range.start).filter(|_| total > 0) {
             lines.push((total, head, name));
         }

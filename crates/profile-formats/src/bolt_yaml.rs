@@ -247,7 +247,7 @@ impl Writer<'_> {
         let _ = writeln!(
             out,
             "    exec: {}\n    nblocks: {}",
-            self.profile.block(function.first_block),
+            self.profile.entries(self.program, id),
             groups.len()
         );
         let mut any = false;

@@ -220,7 +220,7 @@ fn place_branch(
 /// The block at `at`, if a function begins there.
 fn function_entry(program: &Program, at: Svma) -> Option<BlockId> {
     let block = program.block_starting_at(at)?;
-    (program.function(program.block(block).function).first_block == block).then_some(block)
+    (program.entry_block(program.block(block).function) == Some(block)).then_some(block)
 }
 
 #[cfg(test)]

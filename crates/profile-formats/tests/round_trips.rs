@@ -128,8 +128,7 @@ proptest! {
         prop_assert!(read.notes.is_empty(), "{:?}", read.notes);
         let (back, _) = read.records.to_profile(&program);
         for function in &program.functions {
-            if function.block_count > 0 {
-                let entry = function.first_block;
+            if let Some(entry) = function.entry_block() {
                 prop_assert_eq!(back.block(entry), profile.block(entry));
             }
         }

@@ -1,7 +1,7 @@
 //! The counts.
 
 use restitch_address::Svma;
-use restitch_program::{BlockId, CallId, EdgeId, EdgeKind, Program, Terminator};
+use restitch_program::{BlockId, CallId, EdgeId, EdgeKind, FuncId, Program, Terminator};
 use std::collections::BTreeMap;
 
 use crate::{PathCounts, TogetherCounts};
@@ -41,6 +41,10 @@ impl Profile {
     /// Executions of `block`.
     pub fn block(&self, block: BlockId) -> u64 {
         self.blocks[block.index()]
+    }
+    /// Executions of the first block of `function`; 0 if it has none.
+    pub fn entries(&self, program: &Program, function: FuncId) -> u64 {
+        program.entry_block(function).map_or(0, |entry| self.block(entry))
     }
     /// Traversals of `edge`.
     pub fn edge(&self, edge: EdgeId) -> u64 {

@@ -35,7 +35,7 @@ impl Features {
             let f = program.function(function);
             let count = |b| profile.block(b) as f64;
             self.function_totals.push(program.blocks_of(function).map(count).sum());
-            self.functions.push(if f.block_count > 0 { count(f.first_block) } else { 0.0 });
+            self.functions.push(f.entry_block().map_or(0.0, count));
         }
         self.blocks.extend(profile.blocks.iter().map(|n| *n as f64));
         self.edges.extend(profile.edges.iter().map(|n| *n as f64));

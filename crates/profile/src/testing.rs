@@ -2,8 +2,8 @@
 
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{
-    Block, BlockAttrs, BlockId, CallId, CallSite, CallTarget, EdgeId, EdgeKind, FuncId, Function, JumpTable,
-    Movability, Program, TableEncoding, TableId, Terminator, build_edges,
+    Block, BlockAttrs, BlockId, BlockRange, CallId, CallSite, CallTarget, EdgeId, EdgeKind, FuncId, Function,
+    JumpTable, Movability, Program, TableEncoding, TableId, Terminator, build_edges,
 };
 
 use crate::Profile;
@@ -114,8 +114,7 @@ fn tiles(random: &mut Random, shape: Shape) -> Program {
         program.functions.push(Function {
             range: SvmaRange::between(start, at),
             name: Some(format!("f{f}").into()),
-            first_block: BlockId::from_index(first),
-            block_count: (program.blocks.len() - first) as u32,
+            blocks: BlockRange::new(BlockId::from_index(first), (program.blocks.len() - first) as u32),
             movability: if random.chance(shape.unmovable) {
                 Movability::OddUnwindInfo
             } else {
@@ -130,7 +129,7 @@ fn tiles(random: &mut Random, shape: Shape) -> Program {
 /// Gives block number `id` a terminator: mostly within its function and near, sometimes to another function.
 fn terminate(program: &mut Program, random: &mut Random, id: usize) {
     let function = program.functions[program.blocks[id].function.index()].clone();
-    let (first, count) = (function.first_block.index(), function.block_count as usize);
+    let (first, count) = (function.blocks.indices().start, function.blocks.len());
     let last = id + 1 == first + count;
     let inside = |random: &mut Random| first + random.below(count);
     let target = if random.chance(0.06) { random.below(program.blocks.len()) } else { inside(random) };
@@ -196,8 +195,7 @@ pub fn walk(program: &Program, seed: u64, runs: usize, loss: f64) -> Profile {
     let bias: Vec<f64> = program.blocks.iter().map(|_| [0.02, 0.1, 0.5, 0.9][random.below(4)]).collect();
     let starts: Vec<BlockId> = program
         .function_ids()
-        .filter(|&f| program.function(f).block_count > 0)
-        .map(|f| program.function(f).first_block)
+        .filter_map(|f| program.entry_block(f))
         .filter(|b| distance[b.index()] != u32::MAX)
         .collect();
     if starts.is_empty() {

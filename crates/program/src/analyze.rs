@@ -184,8 +184,7 @@ impl<'a> Builder<'a> {
         self.functions.push(Function {
             range: span.range,
             name: name.map(Into::into),
-            first_block,
-            block_count: (self.blocks.len() - first_block.index()) as u32,
+            blocks: BlockRange::new(first_block, (self.blocks.len() - first_block.index()) as u32),
             movability,
             redirectable: false,
         });
@@ -293,14 +292,13 @@ impl<'a> Builder<'a> {
 
     /// Whether 5 bytes at the entry (behind `endbr64`) can be overwritten.
     fn redirectable(&self, function: &Function) -> bool {
-        if function.movability != Movability::Movable || function.block_count == 0 {
-            return false;
-        }
+        let entry_block = function.entry_block().filter(|_| function.movability == Movability::Movable);
+        let Some(entry_block) = entry_block else { return false };
         let l = self.leaders;
         let entry = function.range.start;
-        let skip = if self.begins_with_endbr(function) { 4 } else { 0 };
+        let skip = if self.begins_with_endbr(function, entry_block) { 4 } else { 0 };
         let (from, to) = (entry + skip, entry + skip + 5);
-        let pinned = self.blocks[function.first_block.index()].attrs.contains(BlockAttrs::PINNED);
+        let pinned = self.blocks[entry_block.index()].attrs.contains(BlockAttrs::PINNED);
         let entered = |at: Svma| {
             l.branch.contains(at)
                 || l.pads.contains(at)
@@ -310,8 +308,8 @@ impl<'a> Builder<'a> {
         to.offset_from(function.range.end) <= 0 && !pinned && !(1..5).any(|i| entered(from + i))
     }
 
-    fn begins_with_endbr(&self, function: &Function) -> bool {
-        let first = self.first_mini[function.first_block.index()] as usize;
+    fn begins_with_endbr(&self, function: &Function, entry: BlockId) -> bool {
+        let first = self.first_mini[entry.index()] as usize;
         let m = &self.sweep.minis[first];
         m.len == 4 && self.sweep.endbrs.contains(function.range.start)
     }
@@ -322,8 +320,9 @@ fn block_minis(first_mini: &[u32], functions: &[Function], sweep: &Sweep) -> Vec
     let mut out = Vec::with_capacity(first_mini.len());
     for (f, span) in functions.iter().zip(&sweep.spans) {
         let end = (span.first + span.count) as u32;
-        for b in f.first_block.index()..f.first_block.index() + f.block_count as usize {
-            let last = b + 1 == f.first_block.index() + f.block_count as usize;
+        let blocks = f.blocks.indices();
+        for b in blocks.clone() {
+            let last = b + 1 == blocks.end;
             out.push((first_mini[b], if last { end } else { first_mini[b + 1] }));
         }
     }

@@ -46,10 +46,8 @@ pub struct Function {
     pub range: SvmaRange,
     /// From a symbol, if the file has any for this address.
     pub name: Option<Box<str>>,
-    /// Index of the first block in [`Program::blocks`].
-    pub first_block: BlockId,
-    /// Number of blocks. Zero if the function could not be decoded.
-    pub block_count: u32,
+    /// Its blocks. None if it is not known to be code throughout.
+    pub blocks: BlockRange,
     /// Whether its blocks may be copied into a version, and if not, why.
     pub movability: Movability,
     /// Whether the entry (after `endbr64`) can take a 5-byte `jmp`: no branch target, landing pad or indirect target
@@ -83,6 +81,47 @@ pub enum Movability {
     ReturnsElsewhere,
     /// Not code of the module's own making: overlaps another function's unwind range.
     Overlapping,
+}
+
+/// Consecutive blocks: those of one function. It may be empty, and then there is no first one to ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct BlockRange {
+    first: BlockId,
+    count: u32,
+}
+
+impl BlockRange {
+    /// The `count` blocks from `first` on.
+    pub fn new(first: BlockId, count: u32) -> Self {
+        Self { first, count }
+    }
+    /// The first one, if there is any.
+    pub fn first(self) -> Option<BlockId> {
+        (self.count > 0).then_some(self.first)
+    }
+    /// How many there are.
+    pub fn len(self) -> usize {
+        self.count as usize
+    }
+    /// One more behind them.
+    pub(crate) fn grow(&mut self) {
+        self.count += 1;
+    }
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.count == 0
+    }
+    /// Their indices in [`Program::blocks`].
+    pub fn indices(self) -> std::ops::Range<usize> {
+        self.first.index()..self.first.index() + self.len()
+    }
+}
+
+impl Function {
+    /// The block that it is entered by, if it has blocks.
+    pub fn entry_block(&self) -> Option<BlockId> {
+        self.blocks.first()
+    }
 }
 
 bitflags! {
@@ -272,8 +311,11 @@ impl Program {
     }
     /// The blocks of a function, in address order.
     pub fn blocks_of(&self, function: FuncId) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
-        let f = self.function(function);
-        (f.first_block.0..f.first_block.0 + f.block_count).map(BlockId)
+        self.function(function).blocks.indices().map(BlockId::from_index)
+    }
+    /// The block that a function is entered by, if it has blocks.
+    pub fn entry_block(&self, function: FuncId) -> Option<BlockId> {
+        self.function(function).entry_block()
     }
     /// Outgoing edges of a block, with their indices.
     pub fn out_edges(&self, block: BlockId) -> impl DoubleEndedIterator<Item = (EdgeId, &Edge)> {

@@ -20,8 +20,8 @@ use std::fmt::Write as _;
 use restitch_address::{Svma, SvmaRange};
 
 use crate::{
-    Block, BlockAttrs, BlockId, CallId, CallSite, CallTarget, EdgeId, FuncId, Function, JumpTable,
-    Movability, Program, TableEncoding, TableId, Terminator, build_edges,
+    Block, BlockAttrs, BlockId, BlockRange, CallId, CallSite, CallTarget, EdgeId, FuncId, Function,
+    JumpTable, Movability, Program, TableEncoding, TableId, Terminator, build_edges,
 };
 
 /// A line that is not in the textual form of a program.
@@ -242,8 +242,7 @@ impl Reader {
         self.program.functions.push(Function {
             range: SvmaRange::between(svma(start)?, svma(end)?),
             name,
-            first_block: BlockId::from_index(self.program.blocks.len()),
-            block_count: 0,
+            blocks: BlockRange::new(BlockId::from_index(self.program.blocks.len()), 0),
             movability,
             redirectable,
         });
@@ -262,7 +261,7 @@ impl Reader {
         };
         let (terminator, terminator_len) = terminator(words)?;
         let function = self.program.functions.last_mut().ok_or("a block before the first function")?;
-        function.block_count += 1;
+        function.blocks.grow();
         self.program.blocks.push(Block {
             start,
             len,
@@ -517,8 +516,8 @@ table 0x103e load 0x1028 at 0x3000 base 0x3000 relative4 copyable: 0x1020 0x1010
                     at = at + 16;
                 }
                 p.functions.push(Function {
-                    range: SvmaRange::between(start, at), name: name.map(Into::into), first_block,
-                    block_count: blocks.len() as u32, movability: MOVABILITY[movability].0, redirectable,
+                    range: SvmaRange::between(start, at), name: name.map(Into::into),
+                    blocks: BlockRange::new(first_block, blocks.len() as u32), movability: MOVABILITY[movability].0, redirectable,
                 });
             }
             for (address, absolute, copyable, tail, targets) in tables {

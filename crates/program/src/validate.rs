@@ -31,17 +31,12 @@ impl Program {
             if function.range.end <= function.range.start {
                 wrong.push(format!("function {at} is empty"));
             }
-            if function.block_count == 0 {
-                continue;
+            let Some(first) = function.entry_block() else { continue };
+            if first.index() != owned {
+                wrong.push(format!("function {at} begins with block {}, expected {owned}", first.0));
             }
-            if function.first_block.index() != owned {
-                wrong.push(format!(
-                    "function {at} begins with block {}, expected {owned}",
-                    function.first_block.0
-                ));
-            }
-            owned = function.first_block.index() + function.block_count as usize;
-            let Some(blocks) = self.blocks.get(function.first_block.index()..owned) else {
+            owned = function.blocks.indices().end;
+            let Some(blocks) = self.blocks.get(function.blocks.indices()) else {
                 wrong.push(format!("function {at} has more blocks than there are"));
                 return;
             };

@@ -53,7 +53,7 @@ pub(crate) fn select(program: &Program, weights: &Weights) -> Vec<FuncId> {
 pub(crate) fn select_within(program: &Program, weights: &Weights, room: usize) -> Vec<FuncId> {
     let links = Links::of(program);
     let mut chosen = around(program, weights, &links);
-    let blocks = |f: usize| program.functions[f].block_count as usize;
+    let blocks = |f: usize| program.functions[f].blocks.len();
     let mut used: usize = (0..chosen.len()).filter(|f| chosen[*f]).map(blocks).sum();
     let mut ring: Vec<usize> = (0..chosen.len()).filter(|f| chosen[*f]).collect();
     while !ring.is_empty() {

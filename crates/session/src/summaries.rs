@@ -107,7 +107,7 @@ fn most(program: &Program, weights: &[u64]) -> Vec<(FuncId, report::HotFunction)
             name: function.name.as_deref().map_or_else(|| format!("sub_{:x}", address.get()), str::to_owned),
             address: address.to_string(),
             share: weights[f.index()] as f64 / total.max(1) as f64,
-            blocks: u64::from(function.block_count),
+            blocks: function.blocks.len() as u64,
             moved_blocks: 0,
             stays: None,
         };
