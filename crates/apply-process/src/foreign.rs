@@ -1,8 +1,9 @@
-//! Code in memory that differs from the file, and not by redirects of ours: a debugger's breakpoints, the kernel's uprobes,
+//! Code and constants in memory that differ from the file, and not by redirects of ours: a debugger's breakpoints, the kernel's uprobes,
 //! hooks of other tools, text relocations.
 //!
-//! A version is a copy of the *file's* instructions, so the functions that hold such bytes have to stay: their changes would be lost in a
-//! copy. Only pages that the process has of its own can differ; the kernel's page table tells which they are.
+//! A version is a copy of the *file's* instructions and jump tables, so the functions that hold such bytes, or jump by such tables, have to stay: their changes would be lost in a
+//! copy. Only pages that the process has of its own can differ; the kernel's page table tells which they are. (Pages that the file's own permissions let be written are the process's own in
+//! any case, with relocations in them: what somebody has changed there by hand, in a table that the loader has made read-only, is not found.)
 
 use crate::jump::LEN;
 use crate::live::Live;
@@ -14,7 +15,7 @@ use restitch_procfs::Pagemap;
 use restitch_tracee::Memory;
 
 impl Live {
-    /// The pieces of module number `module`'s code whose bytes are neither the file's nor a redirect into a version, by stated
+    /// The pieces of module number `module`'s code and constants whose bytes are neither the file's nor a redirect into a version, by stated
     /// address, sorted.
     ///
     /// # Errors
@@ -28,7 +29,7 @@ impl Live {
 fn foreign(pid: i32, module: &Module, versions: &[AvmaRange]) -> Result<Vec<SvmaRange>, ProcessError> {
     let memory = Memory::open_read_only(pid)?;
     let mut found = Vec::new();
-    for segment in module.image.segments().iter().filter(|s| s.executable) {
+    for segment in module.image.segments().iter().filter(|s| s.executable || !s.writable) {
         let pages = own_pages(&memory, module, segment);
         let requests: Vec<(Avma, usize)> = pages.iter().map(|at| (*at, PAGE as usize)).collect();
         for (at, bytes) in pages.into_iter().zip(memory.read_many(&requests)) {
@@ -118,6 +119,15 @@ mod tests {
         assert!(!found(&[]).is_empty(), "a jump to nowhere of ours");
         assert_eq!(found(&[version]), []);
         change(original);
+        assert_eq!(found(&[]), []);
+        // A constant, which is where jump tables are.
+        let constants = module.image.section(".rodata").expect("it has constants").range;
+        let (at, original) =
+            (constants.end - 1, module.image.read(constants.end - 1, 1).expect("in the file"));
+        let change = |byte: u8| memory.write(module.bias.to_actual(at), &[byte]).expect("written");
+        change(!original[0]);
+        assert_eq!(found(&[]), [SvmaRange::new(at, 1)]);
+        change(original[0]);
         assert_eq!(found(&[]), []);
     }
 }

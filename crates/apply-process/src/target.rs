@@ -9,6 +9,7 @@ use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,6 +40,11 @@ impl Module {
         load(pid, &[code], images).ok().flatten()
     }
 
+    /// Whether another process has the same content there: the same file, or equal bytes. (A build id does not tell: it stays when a file is changed.)
+    pub fn has_content_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.image, &other.image) || self.image.data() == other.image.data()
+    }
+
     /// Whether it is the kernel's image in the process (`[vdso]`), which is of no file: it may be copied to be traced, and is never changed.
     pub fn is_vdso(&self) -> bool {
         vdso::is_vdso(&self.path)
@@ -52,23 +58,28 @@ const MOST_LOOKS: u32 = 4;
 /// cache lives is seen as it was.
 #[derive(Debug, Clone, Default)]
 pub struct ImageCache {
-    known: BTreeMap<(procfs::Device, u64, PathBuf), Arc<Image>>,
+    known: BTreeMap<FileState, Arc<Image>>,
     vdso: vdso::Known,
 }
+
+/// A file as a process maps it, its length, and when it was changed last: what is written into a file that was read makes it another one.
+type FileState = (procfs::Device, u64, PathBuf, [i64; 3]);
 
 impl ImageCache {
     /// What process `pid` has mapped at `code`.
     fn image(&mut self, pid: i32, code: &Mapping) -> Result<Arc<Image>, String> {
-        let key = (code.device, code.inode, path_of(code));
-        if let Some(image) = self.known.get(&key) {
-            return Ok(image.clone());
-        }
-        let mut bytes = Vec::new();
         let mut file = match procfs::open_mapped(pid, code) {
             Ok(opened) => opened.file,
             // The process has ended: what has this name here, if it is the same file.
             Err(error) => open_here(code).ok_or_else(|| error.to_string())?,
         };
+        let status = file.metadata().map_err(|e| e.to_string())?;
+        let state = [status.len() as i64, status.ctime(), status.ctime_nsec()];
+        let key = (code.device, code.inode, path_of(code), state);
+        if let Some(image) = self.known.get(&key) {
+            return Ok(image.clone());
+        }
+        let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
         let image = Arc::new(Image::parse(bytes).map_err(|e| e.to_string())?);
         self.known.insert(key, image.clone());

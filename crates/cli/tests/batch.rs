@@ -54,18 +54,14 @@ fn programs_are_optimized_between_their_runs() {
     assert_eq!(batch.kinds_with(&["--exclude", &throw.to_string_lossy()], throw), (2, 0));
     assert_eq!(batch.kinds(throw), (0, 2));
 
-    // An overlay that others may write to, or that is damaged where it says what it is, is not used.
-    let overlays: Vec<PathBuf> = compiled.iter().flat_map(|p| batch.files_of("overlay", p)).collect();
-    let mode = |mode| {
-        overlays.iter().for_each(|o| {
-            std::fs::set_permissions(o, std::fs::Permissions::from_mode(mode)).expect("permitted");
-        });
+    // One that others may write to, or that is damaged where it says what it is, is made again; one that is damaged in force is put in force again.
+    let overlays =
+        || -> Vec<PathBuf> { compiled.iter().flat_map(|p| batch.files_of("overlay", p)).collect() };
+    let mode = |files: &[PathBuf]| {
+        for file in files {
+            std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o622)).expect("permitted");
+        }
     };
-    mode(0o622);
-    assert_eq!(batch.kinds(throw), (2, 0));
-    mode(0o600);
-    assert_eq!(batch.kinds(throw), (0, 2));
-    // One that is damaged in force is put in force again; if the stored one is damaged as well, the original code runs.
     let truncate = |files: &[PathBuf]| {
         for file in files {
             let bytes = std::fs::read(file).expect("read");
@@ -74,17 +70,22 @@ fn programs_are_optimized_between_their_runs() {
             std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).expect("permitted");
         }
     };
-    truncate(&overlays);
+    truncate(&overlays());
     assert_eq!(batch.kinds(throw), (0, 2));
+    for damage in [&mode as &dyn Fn(&[PathBuf]), &truncate] {
+        damage(&batch.files("optimized"));
+        let done = finish(batch.command_that_finishes("wait", &[]).arg("true"));
+        assert!(done.stderr.contains("not as it was written"), "{}", done.stderr);
+        assert_eq!((overlays().len(), batch.kinds(throw)), (compiled.len(), (0, 2)));
+    }
     truncate(&batch.files("optimized"));
-    truncate(&overlays);
-    assert_eq!(batch.kinds(throw), (2, 0));
     // (One of a library that was not optimized before may have been made meanwhile, and is sound.)
     let verified = batch.cache_command(&["verify"]);
     for program in &compiled {
         let removed = format!("{}: removed", program.display());
         assert!(verified.stdout.contains(&removed), "{}", verified.stdout);
     }
+    assert_eq!(batch.kinds(throw), (2, 0));
     batch.cache_command(&["prune", "--size", "0"]).expect(code::DONE);
     assert_eq!((batch.files("optimized"), batch.files("overlay")), (Vec::new(), Vec::new()));
 }

@@ -267,7 +267,7 @@ fn what_is_damaged_or_put_into_a_cache_is_found_and_nothing_waits_for_it() {
     let done = run(&batch);
     assert_eq!(done.status.code(), Some(42), "{}", done.stderr);
     assert!(
-        done.stdout.starts_with(&format!("{sum} ")) && done.stderr.contains("was damaged"),
+        done.stdout.starts_with(&format!("{sum} ")) && done.stderr.contains("not as it was written"),
         "{}",
         done.stderr
     );

@@ -292,6 +292,17 @@ pub struct JumpTable {
     pub copyable: bool,
 }
 
+impl JumpTable {
+    /// Where its entries are, those included that only look like such.
+    pub fn range(&self) -> SvmaRange {
+        let entry = match self.encoding {
+            TableEncoding::Absolute8 => 8,
+            TableEncoding::Relative4 => 4,
+        };
+        SvmaRange::new(self.table, entry * (self.targets.len() + self.tail.len()) as u64)
+    }
+}
+
 impl Program {
     /// The block of this index.
     pub fn block(&self, id: BlockId) -> &Block {

@@ -1,6 +1,6 @@
 //! From bytes to a [`Program`], with the unwind tables that later stages need too.
 
-use restitch_address::SvmaRange;
+use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_program::{Movability, Program, analyze};
@@ -33,9 +33,15 @@ pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, String> {
 }
 
 impl Analyzed {
-    /// Leaves functions that hold a byte of `changed` where they are.
+    /// Leaves functions that hold a byte of `changed` where they are, or jump by a table that does.
     pub fn leave(&mut self, changed: &[SvmaRange]) {
+        let tables = self.program.tables.iter();
+        let tables = tables.filter(|t| changed.iter().any(|c| c.overlaps(&t.range())));
+        let jumps: Vec<Svma> = tables.map(|t| t.jump_at).collect();
         let functions = &mut self.program.functions;
+        for f in functions.iter_mut().filter(|f| jumps.iter().any(|at| f.range.contains(*at))) {
+            f.movability = Movability::ChangedInMemory;
+        }
         for range in changed {
             let first = functions.partition_point(|f| f.range.end <= range.start);
             for f in functions[first..].iter_mut().take_while(|f| f.range.start < range.end) {
@@ -95,7 +101,7 @@ pub(crate) fn words(why: Movability) -> &'static str {
         Movability::Linkage => "procedure linkage stubs",
         Movability::WrittenByLoader => "the loader writes addresses into its code (text relocations)",
         Movability::ChangedInMemory => {
-            "its code in memory is not the file's (a breakpoint or a hook of another tool)"
+            "its code or jump tables in memory are not the file's (a breakpoint or a hook of another tool)"
         }
         Movability::ReturnsElsewhere => {
             "it calls code that changes its return address, or reads what stands behind the call"
@@ -118,6 +124,11 @@ mod tests {
         // The last byte of the first function to the first of the third, and a place between functions.
         analyzed.leave(&[SvmaRange::between(ranges[0].end - 1, ranges[2].start + 1)]);
         analyzed.leave(&[SvmaRange::new(ranges[ranges.len() - 1].end + 64, 1)]);
+        let table = analyzed.program.tables.last().expect("it has a table").clone();
+        let mut other = analyze_image(analyzed.image.clone()).unwrap();
+        other.leave(&[SvmaRange::new(table.range().end - 1, 1)]);
+        let jumping = other.program.functions.iter().filter(|f| f.movability == Movability::ChangedInMemory);
+        assert!(jumping.map(|f| f.range.contains(table.jump_at)).eq([true]), "the function that jumps by it");
         let after: Vec<Movability> = analyzed.program.functions.iter().map(|f| f.movability).collect();
         assert_eq!(after[..3], [Movability::ChangedInMemory; 3]);
         assert_eq!(after[3..], before[3..]);

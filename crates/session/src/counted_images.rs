@@ -8,6 +8,7 @@ use restitch_address::Svma;
 use restitch_apply_process::{Incoming, Live, Module, ProcessError, Slots, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
+use restitch_image::Image;
 use restitch_layout::Layout;
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, Vote, Weights, add_votes, derive, plan_counters, scope_of,
@@ -17,6 +18,7 @@ use restitch_program::{CallId, FuncId};
 use restitch_report as report;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A module, its versions, and what was counted in them.
 struct CountedImage {
@@ -40,12 +42,17 @@ pub(crate) type InForce = Vec<(usize, u32)>;
 #[derive(Default)]
 pub(crate) struct CountedImages {
     images: Vec<CountedImage>,
-    /// By build id, or by path where there is none: the index, or that there is nothing to count.
-    known: BTreeMap<Vec<u8>, Option<usize>>,
+    /// By build id, or by path where there is none, and content: the index, or that there is nothing to count.
+    known: BTreeMap<Key, Option<usize>>,
+    /// Images whose content was hashed, with that.
+    contents: Vec<(Arc<Image>, u64)>,
     refused: Vec<String>,
 }
 
-fn key_of(module: &Module) -> Vec<u8> {
+/// What modules are told apart by: a build id stays when a file is changed.
+type Key = (Vec<u8>, u64);
+
+fn name_of(module: &Module) -> Vec<u8> {
     match module.image.build_id() {
         Some(id) => id.as_bytes().to_vec(),
         None => module.path.as_os_str().as_encoded_bytes().to_vec(),
@@ -53,6 +60,19 @@ fn key_of(module: &Module) -> Vec<u8> {
 }
 
 impl CountedImages {
+    fn key_of(&mut self, module: &Module) -> Key {
+        let image = &module.image;
+        let content = match self.contents.iter().find(|(known, _)| Arc::ptr_eq(known, image)) {
+            Some((_, content)) => *content,
+            None => {
+                let content = restitch_apply_preload::content(image);
+                self.contents.push((image.clone(), content));
+                content
+            }
+        };
+        (name_of(module), content)
+    }
+
     /// The versions for the process in `live`, reserved and made; indices of its modules with them.
     ///
     /// A module of which none can be made (the checker refuses it, say) runs as it is in this and all other processes: see
@@ -82,7 +102,8 @@ impl CountedImages {
             match self.make_version(image, place) {
                 Ok(()) => found.push((index, image, place.number, place.start)),
                 Err(why) => {
-                    self.known.insert(key_of(module), None);
+                    let key = self.key_of(module);
+                    self.known.insert(key, None);
                     self.refused.push(why.to_string());
                 }
             }
@@ -139,7 +160,7 @@ impl CountedImages {
         if name.starts_with("ld-linux") || name.starts_with("ld-musl") {
             return None;
         }
-        let key = key_of(module);
+        let key = self.key_of(module);
         if let Some(known) = self.known.get(&key) {
             return *known;
         }

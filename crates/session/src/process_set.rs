@@ -179,7 +179,7 @@ impl ProcessSet {
         let (ours, theirs) = (self.leader.target(), live.target());
         let program = &ours.modules[ours.program];
         let other = &theirs.modules[theirs.program];
-        program.bias == other.bias && program.image.build_id() == other.image.build_id()
+        program.bias == other.bias && program.has_content_of(other)
     }
 
     /// All process numbers, the leader's first.
@@ -252,7 +252,8 @@ impl ProcessSet {
         let mut bound = self.leader.bound_slots(module)?;
         let wanted = &self.leader.target().modules[module];
         for live in &self.others {
-            let same = |m: &Module| m.path == wanted.path && m.bias == wanted.bias;
+            let same =
+                |m: &Module| m.path == wanted.path && m.bias == wanted.bias && m.has_content_of(wanted);
             let Some(i) = live.target().modules.iter().position(same) else { continue };
             // One that has ended does not count.
             let Ok(theirs) = live.bound_slots(i) else { continue };
@@ -470,7 +471,8 @@ pub(crate) fn incoming<'a>(
 ) -> Vec<Incoming<'a>> {
     let place = |module: usize| {
         let wanted = &leader.modules[module];
-        live.target().modules.iter().position(|m| m.path == wanted.path && m.bias == wanted.bias)
+        let same = |m: &Module| m.path == wanted.path && m.bias == wanted.bias && m.has_content_of(wanted);
+        live.target().modules.iter().position(same)
     };
     let one = |(module, version): &'a (usize, CheckedVersion)| {
         place(*module).map(|module| Incoming { module, version, kind, by_slots: Slots::None })

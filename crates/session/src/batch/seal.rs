@@ -65,7 +65,12 @@ impl Cache {
         let _ = self.put_in_force(&id);
         let (optimized, trial) = Default::default();
         let _ = self.write_entry(&Entry { layout: String::new(), optimized, trial, ..entry });
-        let damaged = || format!("the overlay of {} was damaged; it is made again", path.display());
+        let damaged = || {
+            format!(
+                "the overlay of {} is not as it was written; it is made again from its profile",
+                path.display()
+            )
+        };
         (!of_older_format).then(damaged)
     }
 }
