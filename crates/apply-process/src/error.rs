@@ -37,6 +37,24 @@ pub enum ProcessError {
         /// The overlay of one of its modules.
         overlay: PathBuf,
     },
+    /// Its memory cgroup would end it.
+    #[error(
+        "process {pid}: its memory cgroup {group} has {} KiB left of {} KiB, and {} KiB may be needed: the kernel would end it; this change was not made. Raise the group's limit, or free \
+         memory in it",
+        left >> 10, limit >> 10, needed >> 10
+    )]
+    NoMemory {
+        /// The process.
+        pid: i32,
+        /// Bytes that may be needed.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+        /// Bytes that the group may have.
+        limit: u64,
+        /// The group's folder.
+        group: PathBuf,
+    },
     /// No room near a module.
     #[error(
         "process {pid}: no free address range of {len} bytes within 2 GiB of {module}: {why}; nothing was changed"

@@ -12,15 +12,15 @@ use std::time::Duration;
 const DOUBT: Duration = Duration::from_secs(2);
 
 impl StateDir {
+    /// Living processes that have a journal here, one that cannot be read included.
+    pub fn owners(&self) -> Vec<i32> {
+        let owners = self.journals().into_iter().filter_map(|path| owner_of(&path));
+        owners.filter(|process| process.is_alive()).map(|process| process.pid).collect()
+    }
+
     /// Living processes that have a journal here, or a version mapped whose files are here; the former first.
     pub fn users(&self) -> Vec<i32> {
-        let owners = self
-            .journals()
-            .iter()
-            .filter_map(|path| owner_of(path))
-            .filter(|process| process.is_alive())
-            .map(|process| process.pid)
-            .collect::<Vec<_>>();
+        let owners = self.owners();
         let has_version = |pid: &i32| {
             let maps = procfs::maps(*pid).unwrap_or_default();
             maps.iter().any(|mapping| {

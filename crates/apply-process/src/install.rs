@@ -12,6 +12,7 @@ use crate::frames::Walker;
 use crate::hook;
 use crate::journal::{Journal, VersionKind};
 use crate::live::Live;
+use crate::memory_room;
 use crate::moved::{forget_gone, refuse_moved};
 use crate::old::OldVersion;
 use crate::plan::prepare;
@@ -144,6 +145,9 @@ fn try_switch(
     let target = live.now().clone();
     let walker = Walker::new(&target, &prepared.old);
     let ahead = ahead::plan(live, &prepared)?;
+    if !goes_back {
+        memory_room::refuse_without(target.pid(), &prepared, &ahead.sites)?;
+    }
     match goes_back {
         true => ahead.journal.save_if_possible(&live.dir),
         false => list(&ahead.journal, live)?,

@@ -5,6 +5,7 @@
 
 use crate::ProcessError;
 use crate::hook_journal::JournalHook;
+use crate::map_file::sum;
 use crate::store::StateDir;
 use crate::version_files::{VersionFiles, image_of, is_version_file};
 use restitch_address::{Avma, AvmaRange};
@@ -12,8 +13,11 @@ use restitch_procfs::{Mapping, ProcessId};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Version of the journal's form.
-const SCHEMA: u32 = 1;
+/// Version of the journal's form. The first one had no checksum; it is read still.
+const SCHEMA: u32 = 2;
+const WITHOUT_SUM: u32 = 1;
+/// The checksum's place: the first member of the object, 16 hexadecimal digits over what follows.
+const SUM: (&str, &str) = ("{\"sum\":\"", "\",");
 
 /// What a version is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,6 +227,12 @@ impl Journal {
         (!journal.versions.is_empty()).then_some(journal)
     }
 
+    /// Whether it lists each version file that is mapped: no record was missing that it was made of.
+    pub(crate) fn lists_all(&self, maps: &[Mapping], dir: &StateDir) -> bool {
+        let files = maps.iter().filter(|m| m.permissions.execute && image_of(m, dir.path()).is_some());
+        files.into_iter().all(|m| self.versions.iter().any(|v| v.range().contains(m.range.start)))
+    }
+
     /// Forgets what is not mapped: the process has executed another program since, or an attach was killed before it
     /// mapped what it had planned.
     pub(crate) fn retain_mapped(&mut self, maps: &[Mapping]) {
@@ -257,10 +267,15 @@ impl Journal {
             path: path.to_path_buf(),
             source,
         })?;
-        let journal: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
-        if journal.schema != SCHEMA {
+        let (plain, has_sum) = match without_sum(&bytes) {
+            Some(plain) => (plain.ok_or_else(|| damaged("its checksum is another".into()))?, true),
+            None => (bytes, false),
+        };
+        let journal: Self = serde_json::from_slice(&plain).map_err(|e| damaged(e.to_string()))?;
+        if journal.schema != if has_sum { SCHEMA } else { WITHOUT_SUM } {
             return Err(damaged(format!("its form is {}, this restitch knows {SCHEMA}", journal.schema)));
         }
+        let journal = Self { schema: SCHEMA, ..journal };
         if journal.hook.as_ref().is_some_and(|h| h.fixed().is_none()) {
             return Err(damaged("the bytes of the unwinders' hook are cut short".into()));
         }
@@ -284,6 +299,60 @@ impl Journal {
             return Ok(());
         }
         let bytes = serde_json::to_vec(self).expect("plain data serializes");
-        dir.write(&path, &bytes, 0o600)
+        dir.write(&path, &with_sum(&bytes), 0o600)
+    }
+}
+
+/// An object with its checksum in front.
+fn with_sum(object: &[u8]) -> Vec<u8> {
+    let head = format!("{}{:016x}{}", SUM.0, sum(object), SUM.1);
+    [head.as_bytes(), &object[1..]].concat()
+}
+
+/// The object without its checksum, or `None` in place of it if that is not its own; `None` if there is none.
+fn without_sum(bytes: &[u8]) -> Option<Option<Vec<u8>>> {
+    let rest = bytes.strip_prefix(SUM.0.as_bytes())?;
+    let digits = rest.get(..16).and_then(|digits| std::str::from_utf8(digits).ok());
+    let object = rest.get(16..).and_then(|rest| rest.strip_prefix(SUM.1.as_bytes()));
+    let whole = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).zip(object).and_then(
+        |(wanted, object)| {
+            let object = [b"{", object].concat();
+            (sum(&object) == wanted).then_some(object)
+        },
+    );
+    Some(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_journal_is_not_taken_for_one() {
+        let folder = restitch_testkit::scratch();
+        let dir = StateDir::at(folder.path().into()).expect("our own");
+        let me = ProcessId::of(std::process::id() as i32).expect("it lives");
+        let mut journal = Journal::new(me);
+        journal.patches.push(JournalPatch { at: 0x1234, original: [1; 5], now: [2; 5] });
+        journal.save(&dir).expect("writable");
+        let path = dir.journal(me);
+        assert_eq!(Journal::read(&path).expect("whole"), journal);
+        let bytes = std::fs::read(&path).expect("there");
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << bit;
+                std::fs::write(&path, &damaged).expect("writable");
+                // A hexadecimal digit may be of either case.
+                let read = Journal::read(&path);
+                assert!(read.is_err() || read.is_ok_and(|read| read == journal), "byte {at}, bit {bit}");
+            }
+            std::fs::write(&path, &bytes[..at]).expect("writable");
+            assert!(Journal::read(&path).is_err(), "cut at {at}");
+        }
+        let old =
+            serde_json::to_vec(&Journal { schema: WITHOUT_SUM, ..journal.clone() }).expect("plain data");
+        std::fs::write(&path, old).expect("writable");
+        assert_eq!(Journal::read(&path).expect("of an older restitch"), journal);
     }
 }

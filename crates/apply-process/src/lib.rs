@@ -38,6 +38,7 @@ mod jump;
 mod live;
 mod map_file;
 mod mapping;
+mod memory_room;
 mod methods;
 mod moved;
 mod numbers;

@@ -14,7 +14,7 @@ use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::{Redirect, Vote};
-use restitch_procfs::{self as procfs, GapRequest};
+use restitch_procfs::{self as procfs, GapRequest, Mapping};
 use restitch_tracee::Memory;
 use std::fs::File;
 use std::iter;
@@ -287,8 +287,14 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
     let process = target.process;
     let maps = procfs::maps(process.pid)?;
     let own = dir.journal(process);
-    if own.exists() {
-        let mut journal = Journal::read(&own)?;
+    let known = match own.exists().then(|| Journal::read(&own)) {
+        Some(Err(damage @ ProcessError::Journal { .. })) => {
+            return rebuilt(dir, target, &maps).ok_or(damage);
+        }
+        known => known.transpose()?,
+    };
+    if let Some(mut journal) = known {
+        believe_the_files(target, &mut journal);
         journal.retain_mapped(&maps);
         spare_modules(target, &mut journal);
         find_hook(target, &mut journal);
@@ -298,7 +304,18 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
         }
         return Ok(journal);
     }
-    let Some(mut journal) = Journal::inherited(process, &maps, dir) else { return Ok(Journal::new(process)) };
+    Ok(from_records(dir, target, &maps).unwrap_or_else(|| Journal::new(process)))
+}
+
+/// In place of a journal that was damaged: what the records say, and the address maps. `None` if a record is missing.
+fn rebuilt(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Journal> {
+    let journal = from_records(dir, target, maps).unwrap_or_else(|| Journal::new(target.process));
+    journal.lists_all(maps, dir).then_some(journal)
+}
+
+/// What a process has by the records of the versions that it has mapped, if it has any.
+fn from_records(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Journal> {
+    let mut journal = Journal::inherited(target.process, maps, dir)?;
     spare_modules(target, &mut journal);
     find_hook(target, &mut journal);
     for v in &journal.versions {
@@ -311,7 +328,22 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
     }
     journal.patches.sort_by_key(|p| p.at);
     journal.patches.dedup_by_key(|p| p.at);
-    Ok(journal)
+    Some(journal)
+}
+
+/// What goes back is what the modules' files have, whatever a journal says.
+fn believe_the_files(target: &Target, journal: &mut Journal) {
+    let file = |at: u64| -> Option<[u8; LEN]> {
+        let at = Avma::new(at);
+        let module = &target.modules[target.module_at(at)?];
+        module.image.read(module.bias.to_stated(at), LEN)?.try_into().ok()
+    };
+    for patch in &mut journal.patches {
+        patch.original = file(patch.at).unwrap_or(patch.original);
+    }
+    for detour in journal.hook.iter_mut().flat_map(|hook| &mut hook.detours) {
+        detour.original = file(detour.at).unwrap_or(detour.original);
+    }
 }
 
 /// The journal's form of a redirect that may be there.

@@ -227,6 +227,39 @@ fn a_command_gets_the_signals_and_its_end_is_that_of_restitch() {
     }
 }
 
+/// A process that [`a_panic_gives_the_code_back`] is to attach to, in a process of its own, which has a state directory of its own.
+const INNER: &str = "RESTITCH_TEST_PANIC";
+
+/// Panics when the process counts.
+struct Panics;
+
+impl restitch_session::Watcher for Panics {
+    fn phase(&mut self, name: &str, _: Option<f64>) {
+        assert_ne!(name, "laying out", "a panic in the middle");
+    }
+    fn note(&mut self, _: &str) {}
+}
+
+#[test]
+fn a_panic_gives_the_code_back() {
+    if let Ok(pid) = std::env::var(INNER) {
+        let mut options = restitch_session::AttachOptions::new(pid.parse().unwrap());
+        options.duration = Some(std::time::Duration::from_secs(2));
+        let error = restitch_session::attach(&options, &mut Panics).expect_err("it panics");
+        let told = error.to_string();
+        assert!(told.contains("a panic in the middle"), "{told}");
+        assert!(told.contains(&format!("process {pid} has its original code again")), "{told}");
+        return;
+    }
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let mut inner = Command::new(std::env::current_exe().unwrap());
+    inner.args(["--exact", "a_panic_gives_the_code_back"]).env("RESTITCH_STATE_DIR", restitch.state());
+    restitch_testkit::run(inner.env(INNER, target.pid().to_string()), PATIENCE).expect(code::DONE);
+    assert_original(&restitch, &mut target, "after a panic");
+    target.stop();
+}
+
 /// No command of restitch comes after the kill: the keeper does it.
 #[test]
 fn a_killed_restitch_leaves_no_counting_version() {

@@ -25,6 +25,7 @@ mod holder;
 mod map_query;
 mod mapped;
 mod maps;
+mod memory_room;
 mod pages;
 mod present;
 mod process;
@@ -42,6 +43,7 @@ pub use holder::{holder, shared_path};
 pub use map_query::{MappedFile, MapsFile};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
+pub use memory_room::{MemoryRoom, memory_room};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
 pub use present::{PageRun, Residents};
 pub use process::{

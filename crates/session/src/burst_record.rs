@@ -20,6 +20,7 @@ use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::period::Period;
 use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
+use crate::record::taken_out as taken_out_of;
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
@@ -57,6 +58,8 @@ pub struct Bursts {
     pub refused_at: Vec<(String, u64)>,
     /// Why something of them had to stay in the process, if it had.
     pub kept: Option<String>,
+    /// That an earlier layout was taken out before, if there was one.
+    pub taken_out: Option<String>,
 }
 
 /// A tracing version's time.
@@ -154,7 +157,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         watcher.note(&in_processes(&records));
     }
     records.save(&options.output, watcher)?;
-    let Traced { report, rounds, mapped, kept, .. } = traced;
+    let Traced { report, rounds, mapped, kept, taken_out, .. } = traced;
     Ok(Bursts {
         ended_at,
         refused_at,
@@ -167,6 +170,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         modules,
         mapped,
         kept,
+        taken_out,
     })
 }
 
@@ -245,10 +249,27 @@ fn trace_process(
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
-    if set.all().any(|live| !live.journal().is_empty()) {
+    let taken_out = set.all().any(|live| !live.journal().is_empty());
+    let taken_out = taken_out.then(|| taken_out_of(set.leader.target().pid()));
+    if let Some(told) = &taken_out {
+        watcher.note(told);
         set.switch(&[], VersionKind::Burst, watcher)?;
         set.sweep();
     }
+    let mut traced = trace_original(set, prepared, duration, tracing, records, watcher)?;
+    traced.taken_out = taken_out;
+    Ok(traced)
+}
+
+/// The same where nothing of restitch is in the process.
+fn trace_original(
+    set: &mut ProcessSet,
+    prepared: Prepared,
+    duration: Option<Duration>,
+    tracing: Tracing,
+    records: &mut BranchRecords,
+    watcher: &mut dyn Watcher,
+) -> Result<Traced, SessionError> {
     let Prepared { mut ready, whole } = prepared;
     let is_command = duration.is_none();
     if whole.is_some() {
@@ -393,6 +414,8 @@ pub(crate) struct Traced {
     mapped: u64,
     /// Why something of the tracing versions had to stay in the process, if it had.
     pub kept: Option<String>,
+    /// That an earlier layout was taken out before, if there was one.
+    taken_out: Option<String>,
 }
 
 /// Tracing in one version after the other.

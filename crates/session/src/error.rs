@@ -349,6 +349,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         ProcessError::Busy { .. }
         | ProcessError::HalfDone { .. }
         | ProcessError::NoRoom { .. }
+        | ProcessError::NoMemory { .. }
         | ProcessError::NoUnwindHook { .. }
         | ProcessError::NoDeadBytes { .. }
         | ProcessError::Foreign { .. }

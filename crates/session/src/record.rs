@@ -103,6 +103,13 @@ fn record_process(
     or_given_back(&mut set, watcher, |set, watcher| record_set(set, opened, watcher))
 }
 
+/// What is told before a recording that needs the original code.
+pub(crate) fn taken_out(pid: i32) -> String {
+    format!(
+        "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` puts one in force again; `--source ip` records with it in force)"
+    )
+}
+
 /// Samples and counts in a set that is open.
 fn record_set(
     set: &mut ProcessSet,
@@ -111,7 +118,9 @@ fn record_set(
 ) -> Result<Recorded, SessionError> {
     let pid = set.leader.target().pid();
     heed()?;
-    if set.all().any(|l| !l.journal().is_empty()) {
+    let taken_out = set.all().any(|l| !l.journal().is_empty()).then(|| taken_out(pid));
+    if let Some(told) = &taken_out {
+        watcher.note(told);
         set.switch(&[], VersionKind::Counting, watcher)?;
     }
     let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
@@ -144,6 +153,7 @@ fn record_set(
     phases.end("counting");
     let (derived, counted) = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(set));
+    result.warnings.extend(taken_out);
     result.warnings.extend(kin.warnings());
     result.warnings.extend(restless.warning());
     describe(&mut result, &chosen, &counting, &derived);

@@ -83,7 +83,7 @@ pub fn kept_for_cores() -> Result<KeptForCores, SessionError> {
 /// Processes with a journal; what ended processes have left behind is removed.
 fn living(dir: &StateDir) -> Vec<i32> {
     dir.collect_garbage();
-    dir.journals().iter().filter_map(|path| Journal::read(path).ok()).map(|j| j.process().pid).collect()
+    dir.owners()
 }
 
 /// What restitch has in a process that is open.
