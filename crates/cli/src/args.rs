@@ -32,6 +32,8 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Optimize a running process.
+    ///
+    /// Asked to end (Ctrl-C, SIGTERM, SIGHUP), it gives the process its original code back, or keeps the new layout if that is in force and only its measurement was left.
     Attach {
         /// The process.
         pid: i32,
@@ -39,6 +41,8 @@ pub enum Command {
         options: Attach,
     },
     /// Start a program and optimize it while it runs.
+    ///
+    /// What asks it to end (SIGTERM, SIGHUP, SIGINT) is passed on to the program.
     Run {
         #[command(flatten)]
         options: Attach,
@@ -63,6 +67,8 @@ pub enum Command {
         pid: Option<i32>,
     },
     /// Record a profile of a process, or of a command and all programs that it executes.
+    ///
+    /// Asked to end, the recording of a process writes what it has; that of a command passes the signal on.
     Record {
         #[command(flatten)]
         source: crate::sources::SourceOptions,
