@@ -100,7 +100,7 @@ fn an_attach_whose_state_directory_fills_up_gives_the_code_back() {
         let Some(small) = Small::mount() else { return };
         let mut target = Target::start(&program);
         let pid = target.pid().to_string();
-        let mut command = small.command(&["attach", &pid, "--duration", "12", "--measure", "0"]);
+        let mut command = small.command(&["attach", &pid, "--duration", "45", "--measure", "0"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut working = Guarded::spawn(&mut command).unwrap();
         version_is(&small, &target, "counting");

@@ -107,7 +107,7 @@ fn an_attach_that_is_asked_to_end_while_it_counts_gives_the_code_back() {
         assert!(done.stderr.contains(&format!("ended by SIG{name}: process {pid} has its original code")));
         assert_original(&restitch, &mut target, name);
     }
-    let working = Working::start(&restitch, &["attach", &pid, "--duration", "30", "--measure", "0"]);
+    let working = Working::start(&restitch, &["attach", &pid, "--duration", "600", "--measure", "0"]);
     await_version(&restitch, &target, "counting");
     send("TERM", working.pid());
     let done = working.finish();
@@ -172,7 +172,7 @@ fn a_recording_that_is_asked_to_end_writes_what_it_has() {
         let output = folder.path().join(source);
         let path = output.to_str().unwrap();
         let arguments =
-            ["record", "-p", &pid, "-o", path, "--duration", "12", "--source", source, "--overhead", "10%"];
+            ["record", "-p", &pid, "-o", path, "--duration", "600", "--source", source, "--overhead", "10%"];
         let working = Working::start(&restitch, &arguments);
         match source {
             "count" => await_version(&restitch, &target, "counting"),
@@ -266,15 +266,17 @@ fn a_killed_restitch_leaves_no_counting_version() {
     let mut target = require!(switch(), "gcc");
     let restitch = Restitch::new();
     let pid = target.pid().to_string();
-    for round in 0..4 {
+    for round in ["attach", "record"] {
         let arguments = match round {
-            3 => vec!["record", "-p", &pid, "-o", "/dev/null", "--duration", "12", "--source", "burst"],
-            _ => vec!["attach", &pid, "--duration", "12", "--measure", "0"],
+            "record" => {
+                vec!["record", "-p", &pid, "-o", "/dev/null", "--duration", "600", "--source", "burst"]
+            }
+            _ => vec!["attach", &pid, "--duration", "600", "--measure", "0"],
         };
         let working = Working::start(&restitch, &arguments);
         let keeper = working.keeper();
         match round {
-            3 => drop(wait_until(PATIENCE, || (!look::ours(target.pid()).is_empty()).then_some(()))),
+            "record" => drop(wait_until(PATIENCE, || (!look::ours(target.pid()).is_empty()).then_some(()))),
             _ => await_version(&restitch, &target, "counting"),
         }
         // What asks to end does not end it.

@@ -19,8 +19,7 @@ use crate::interrupt::heed;
 use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::period::Period;
-use crate::process_set::{ProcessSet, process_of, refuse_unchangeable};
-use crate::record::taken_out as taken_out_of;
+use crate::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::refuse_shadow_stack;
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
@@ -250,7 +249,7 @@ fn trace_process(
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
     let taken_out = set.all().any(|live| !live.journal().is_empty());
-    let taken_out = taken_out.then(|| taken_out_of(set.leader.target().pid()));
+    let taken_out = taken_out.then(|| process_set::taken_out(set.leader.target().pid()));
     if let Some(told) = &taken_out {
         watcher.note(told);
         set.switch(&[], VersionKind::Burst, watcher)?;

@@ -512,6 +512,13 @@ pub(crate) fn process_of(pid: i32) -> Result<i32, SessionError> {
     }
 }
 
+/// What is told before a recording that needs the original code.
+pub(crate) fn taken_out(pid: i32) -> String {
+    format!(
+        "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` puts one in force again; `--source ip` records with it in force)"
+    )
+}
+
 /// The longest pause, and the sums of what was done.
 fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     let Some(sum) = sum else { return one };

@@ -10,7 +10,7 @@ use crate::kin::{Kin, at_work};
 use crate::left_out::LeftOut;
 use crate::modules::{Analyses, Chosen, choose};
 use crate::phases::Phases;
-use crate::process_set::{ProcessSet, refuse_unchangeable};
+use crate::process_set::{ProcessSet, refuse_unchangeable, taken_out};
 use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::restless::{Restless, until_modules_stay};
@@ -103,13 +103,6 @@ fn record_process(
     or_given_back(&mut set, watcher, |set, watcher| record_set(set, opened, watcher))
 }
 
-/// What is told before a recording that needs the original code.
-pub(crate) fn taken_out(pid: i32) -> String {
-    format!(
-        "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` puts one in force again; `--source ip` records with it in force)"
-    )
-}
-
 /// Samples and counts in a set that is open.
 fn record_set(
     set: &mut ProcessSet,
@@ -118,8 +111,8 @@ fn record_set(
 ) -> Result<Recorded, SessionError> {
     let pid = set.leader.target().pid();
     heed()?;
-    let taken_out = set.all().any(|l| !l.journal().is_empty()).then(|| taken_out(pid));
-    if let Some(told) = &taken_out {
+    let told = set.all().any(|l| !l.journal().is_empty()).then(|| taken_out(pid));
+    if let Some(told) = &told {
         watcher.note(told);
         set.switch(&[], VersionKind::Counting, watcher)?;
     }
@@ -153,7 +146,7 @@ fn record_set(
     phases.end("counting");
     let (derived, counted) = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(set));
-    result.warnings.extend(taken_out);
+    result.warnings.extend(told);
     result.warnings.extend(kin.warnings());
     result.warnings.extend(restless.warning());
     describe(&mut result, &chosen, &counting, &derived);
