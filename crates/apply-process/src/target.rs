@@ -71,7 +71,11 @@ impl ImageCache {
         let mut file = match procfs::open_mapped(pid, code) {
             Ok(opened) => opened.file,
             // The process has ended: what has this name here, if it is the same file.
-            Err(error) => open_here(code).ok_or_else(|| error.to_string())?,
+            Err(error) => match open_here(code) {
+                Some(file) => file,
+                // Nor is the file there any more: it was what it was when it was read.
+                None => return self.last_known(code).ok_or_else(|| error.to_string()),
+            },
         };
         let status = file.metadata().map_err(|e| e.to_string())?;
         let state = [status.len() as i64, status.ctime(), status.ctime_nsec()];
@@ -84,6 +88,12 @@ impl ImageCache {
         let image = Arc::new(Image::parse(bytes).map_err(|e| e.to_string())?);
         self.known.insert(key, image.clone());
         Ok(image)
+    }
+
+    /// The file of this device, inode and path, in one of the states that it was read in.
+    fn last_known(&self, code: &Mapping) -> Option<Arc<Image>> {
+        let key = |state| (code.device, code.inode, path_of(code), state);
+        self.known.range(key([i64::MIN; 3])..=key([i64::MAX; 3])).next_back().map(|(_, image)| image.clone())
     }
 }
 
