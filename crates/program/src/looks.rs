@@ -6,7 +6,7 @@
 //!
 //! Calls of which it is not known where they go are treated so where the address of such code is taken anywhere in the module.
 //!
-//! Limits: such code of other modules is known by name only, and not where it is called through a pointer.
+//! Limits: such code of other modules is known by name only, and not where it is called through a pointer or by who jumps to a pointer.
 //!
 //! [`BlockAttrs::PINNED`]: crate::BlockAttrs::PINNED
 //! [`Movability::ReturnsElsewhere`]: crate::Movability::ReturnsElsewhere
@@ -77,7 +77,7 @@ struct Callees {
 impl Callees {
     fn of(code: Code<'_>) -> Self {
         let (image, sweep) = (code.image, code.sweep);
-        let mut callees = Self { looks: named(image), unnamed: Looks::No };
+        let mut callees = Self { looks: BTreeMap::new(), unnamed: Looks::No };
         let called = called(sweep);
         // Nobody calls the program's first instruction: what lies on its stack are arguments.
         for span in sweep.spans.iter().filter(|s| s.range.start != image.entry()) {
@@ -88,13 +88,24 @@ impl Callees {
         for target in called.into_iter().filter(|at| !starts(*at)) {
             callees.note(target, follow(code, target).looks);
         }
+        callees.spread(code, true);
+        // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who calls.
+        named(image).for_each(|at| callees.note(at, Looks::Reads));
+        callees.spread(code, false);
+        callees
+    }
+
+    /// Finds slots of such code, who jumps to it, and, if `addresses`, whether anything holds its address.
+    fn spread(&mut self, code: Code<'_>, addresses: bool) {
         loop {
-            let before = (callees.looks.clone(), callees.unnamed);
-            callees.slots(image);
-            callees.addresses(image, sweep);
-            callees.tail_calls(code);
-            if (&callees.looks, callees.unnamed) == (&before.0, before.1) {
-                return callees;
+            let before = (self.looks.clone(), self.unnamed);
+            self.slots(code.image);
+            if addresses {
+                self.addresses(code.image, code.sweep);
+            }
+            self.tail_calls(code);
+            if (&self.looks, self.unnamed) == (&before.0, before.1) {
+                return;
             }
         }
     }
@@ -188,7 +199,7 @@ fn is_linked(image: &Image, at: Svma) -> bool {
 }
 
 /// Functions, stubs and slots that are known by name.
-fn named(image: &Image) -> BTreeMap<Svma, Looks> {
+fn named(image: &Image) -> impl Iterator<Item = Svma> {
     let symbols = image.symbols_with_aliases().iter();
     let defined = symbols.filter(|s| looks_at_its_caller(&s.name)).map(|s| s.range.start);
     let stubs = image.plt_slots().iter().filter(|s| s.name.as_deref().is_some_and(looks_at_its_caller));
@@ -199,7 +210,7 @@ fn named(image: &Image) -> BTreeMap<Svma, Looks> {
         }
         _ => false,
     });
-    defined.chain(linked).chain(slots.map(|r| r.at)).map(|at| (at, Looks::Reads)).collect()
+    defined.chain(linked).chain(slots.map(|r| r.at))
 }
 
 /// What a function does with its return address. `called`: something calls it, whatever its rows say of its start (those of
