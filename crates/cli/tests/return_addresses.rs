@@ -4,7 +4,7 @@
 mod common;
 
 use common::{PATIENCE, Restitch, Target, code, finish, look, stoppable, with_time};
-use restitch_testkit::{SUCCESS, compile_with, find_program, program, run, scratch, skipped, strip};
+use restitch_testkit::{compile_with, find_program, program, run, scratch, skipped, strip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -72,7 +72,8 @@ fn recorded_by(source: &str) {
     target.name = format!("returns.c, --source {source}");
     let (pid, profile) = (target.pid().to_string(), folder.path().join("profile"));
     let recorded = with_time(["2", "6", "20"], |duration| {
-        let mut command = restitch.command(&["record", "-p", &pid, "--source", source, "--duration", duration]);
+        let mut command =
+            restitch.command(&["record", "-p", &pid, "--source", source, "--duration", duration]);
         command.arg("-o").arg(&profile);
         command
     });
@@ -115,16 +116,13 @@ fn split_stacks_grow_in_versions() {
             printf(\"%lx\\n\", s);\n\
         }\n";
     std::fs::write(&source, text).expect("writable");
-    let mut made = 0;
     for flags in [&["-O2"][..], &["-O2", "-fuse-ld=gold"], &["-O2", "-no-pie", "-s"], &["-O0"]] {
         let flags = [flags, &["-fsplit-stack", "-pthread"]].concat();
         match compile_with("gcc", &source, &flags) {
             Ok(program) => files_of(&program, &[]),
             Err(error) => skipped(&error.to_string()),
         }
-        made += 1;
     }
-    assert_eq!(made, 4);
 }
 
 /// Programs of gccgo have split stacks in all their functions.
