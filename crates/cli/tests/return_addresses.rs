@@ -4,18 +4,18 @@
 mod common;
 
 use common::{PATIENCE, Restitch, Target, code, finish, look, stoppable, with_time};
-use restitch_testkit::{compile_with, find_program, program, run, scratch, skipped, strip};
-use std::path::{Path, PathBuf};
+use restitch_testkit::{compile, compile_with, find_program, program, run, scratch, skipped, strip};
+use std::path::Path;
 use std::process::Command;
 
 /// Runs `original` under `record`, and the files that `optimize` and `instrument` make of it: all end as `original` does, and say the same.
 #[track_caller]
-fn files_of(original: &Path, arguments: &[&str]) {
+fn files_of(original: &Path) {
     let (restitch, folder) = (Restitch::new(), scratch());
     let path = |name: &str| folder.path().join(name);
-    let expected = run(Command::new(original).args(arguments), PATIENCE);
+    let expected = run(&mut Command::new(original), PATIENCE);
     let same = |what: &str, command: &mut Command| {
-        let finished = run(command.args(arguments), PATIENCE);
+        let finished = run(command, PATIENCE);
         let told = format!("{what} {}: {}\n{}", original.display(), finished.status, finished.stderr);
         assert_eq!(finished.status, expected.status, "{told}");
         assert_eq!(finished.stdout, expected.stdout, "{told}");
@@ -33,25 +33,23 @@ fn files_of(original: &Path, arguments: &[&str]) {
     same("instrument", &mut Command::new(path("counting")));
 }
 
-/// `returns.c`, made with `flags` and ended by the test.
-fn returns(flags: &[&str]) -> Option<PathBuf> {
-    stoppable("returns.c", flags)
-}
-
 #[test]
 fn files_keep_return_addresses() {
-    for flags in [&["-O2"][..], &["-O2", "-no-pie"], &["-O1", "-static"]] {
-        let Some(program) = returns(flags) else { return };
-        files_of(&program, &[]);
+    for flags in [&["-O2"][..], &["-O2", "-no-pie"], &["-O2", "-static"]] {
+        let program = match compile(&program("returns.c"), flags) {
+            Ok(program) => program,
+            Err(error) => return skipped(&error.to_string()),
+        };
+        files_of(&program);
         if let Ok(stripped) = strip(&program) {
-            files_of(&stripped, &[]);
+            files_of(&stripped);
         }
     }
 }
 
 #[test]
 fn processes_keep_return_addresses() {
-    let Some(program) = returns(&["-O2"]) else { return };
+    let Some(program) = stoppable("returns.c", &["-O2"]) else { return };
     let restitch = Restitch::new();
     let mut target = Target::start(&program);
     for round in 1..=2 {
@@ -66,7 +64,7 @@ fn processes_keep_return_addresses() {
 
 /// Branches of each way of recording them: their versions, or what follows the process, push and know original return addresses.
 fn recorded_by(source: &str) {
-    let Some(program) = returns(&["-O2"]) else { return };
+    let Some(program) = stoppable("returns.c", &["-O2"]) else { return };
     let (restitch, folder) = (Restitch::new(), scratch());
     let mut target = Target::start(&program);
     target.name = format!("returns.c, --source {source}");
@@ -119,7 +117,7 @@ fn split_stacks_grow_in_versions() {
     for flags in [&["-O2"][..], &["-O2", "-fuse-ld=gold"], &["-O2", "-no-pie", "-s"], &["-O0"]] {
         let flags = [flags, &["-fsplit-stack", "-pthread"]].concat();
         match compile_with("gcc", &source, &flags) {
-            Ok(program) => files_of(&program, &[]),
+            Ok(program) => files_of(&program),
             Err(error) => skipped(&error.to_string()),
         }
     }
@@ -132,7 +130,7 @@ fn goroutines_run_in_versions() {
         return skipped("gccgo is missing");
     };
     match compile_with(compiler, &program("split.go"), &["-O2"]) {
-        Ok(program) => files_of(&program, &[]),
+        Ok(program) => files_of(&program),
         Err(error) => skipped(&error.to_string()),
     }
 }
