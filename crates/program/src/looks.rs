@@ -88,22 +88,23 @@ impl Callees {
         for target in called.into_iter().filter(|at| !starts(*at)) {
             callees.note(target, follow(code, target).looks);
         }
-        callees.spread(code, true);
+        let leaving = leaving(code);
+        callees.spread(code, &leaving, true);
         // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who calls.
         named(image).for_each(|at| callees.note(at, Looks::Reads));
-        callees.spread(code, false);
+        callees.spread(code, &leaving, false);
         callees
     }
 
     /// Finds slots of such code, who jumps to it, and, if `addresses`, whether anything holds its address.
-    fn spread(&mut self, code: Code<'_>, addresses: bool) {
+    fn spread(&mut self, code: Code<'_>, leaving: &[Leaving<'_>], addresses: bool) {
         loop {
             let before = (self.looks.clone(), self.unnamed);
             self.slots(code.image);
             if addresses {
                 self.addresses(code.image, code.sweep);
             }
-            self.tail_calls(code);
+            self.tail_calls(code, leaving);
             if (&self.looks, self.unnamed) == (&before.0, before.1) {
                 return;
             }
@@ -122,29 +123,20 @@ impl Callees {
         let at = code.sweep.address(mini);
         let known = |to: Svma| self.looks.get(&to).copied().unwrap_or(Looks::No);
         match mini.kind {
-            kind if kind == direct => code.sweep.target_of(at).map_or(Looks::No, known),
             kind if kind == indirect => match code.sweep.named_by(at) {
                 Some(slot) if self.unnamed == Looks::No || is_linked(code.image, slot) => known(slot),
                 _ if code.tables.binary_search_by_key(&at, |t| t.jump_at).is_ok() => Looks::No,
                 _ => self.unnamed,
             },
+            kind if kind == direct => code.sweep.target_of(at).map_or(Looks::No, known),
             _ => Looks::No,
         }
     }
 
     /// Who jumps to such code is such code.
-    fn tail_calls(&mut self, code: Code<'_>) {
-        let sweep = code.sweep;
-        for span in &sweep.spans {
-            for mini in sweep.minis_of(span) {
-                let direct = if let Kind::Conditional(_) = mini.kind { mini.kind } else { Kind::Jump };
-                let looks = self.of_branch(code, mini, direct, Kind::IndirectJump);
-                let inside =
-                    || sweep.target_of(sweep.address(mini)).is_some_and(|to| span.range.contains(to));
-                if looks != Looks::No && !inside() {
-                    self.note(span.range.start, looks);
-                }
-            }
+    fn tail_calls(&mut self, code: Code<'_>, leaving: &[Leaving<'_>]) {
+        for jump in leaving {
+            self.note(jump.from, self.of_branch(code, jump.mini, jump.mini.kind, Kind::IndirectJump));
         }
     }
 
@@ -181,6 +173,27 @@ impl Callees {
             self.note(slot.stub.start, looks.unwrap_or(Looks::No));
         }
     }
+}
+
+/// A jump out of the function that starts at `from`.
+struct Leaving<'a> {
+    from: Svma,
+    mini: &'a Mini,
+}
+
+/// All of them, and those of which it is not known where they go.
+fn leaving(code: Code<'_>) -> Vec<Leaving<'_>> {
+    let sweep = code.sweep;
+    let leaves = |span: &Span, mini: &Mini| match mini.kind {
+        Kind::Jump | Kind::Conditional(_) => {
+            sweep.target_of(sweep.address(mini)).is_some_and(|to| !span.range.contains(to))
+        }
+        kind => kind == Kind::IndirectJump,
+    };
+    let all = sweep.spans.iter().flat_map(|span| sweep.minis_of(span).iter().map(move |mini| (span, mini)));
+    all.filter(|(span, mini)| leaves(span, mini))
+        .map(|(span, mini)| Leaving { from: span.range.start, mini })
+        .collect()
 }
 
 /// What may be addresses in the data of a program that is not relocated.

@@ -16,8 +16,10 @@
 mod decode;
 pub mod encode;
 mod guarded;
+mod memory_uses;
 mod operand;
 mod ops;
+mod reg;
 mod relocate;
 mod semantics;
 mod semantics_decode;
@@ -29,14 +31,16 @@ mod vote;
 
 pub use decode::{Flow, Insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
+pub use memory_uses::{MemoryUse, memory_uses};
 pub use operand::{Address, Operand, Part, Segment};
-pub use ops::{Decoded, Mem, Op, Reg, decode_one, displaced_load};
+pub use ops::{Decoded, Mem, Op, decode_one, displaced_load};
+pub use reg::Reg;
 pub use relocate::{RipField, relocate_field};
 pub use semantics::{
     Action, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Scan, Semantic, Shift, Stores, Unary,
 };
 pub use semantics_decode::decode_semantic;
-pub use stack::{MemoryUse, StackUse, memory_uses};
+pub use stack::StackUse;
 pub use unit::scan_units;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stub};

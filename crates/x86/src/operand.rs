@@ -1,6 +1,6 @@
 //! Operands of instructions: parts of general registers, memory, constants.
 
-use crate::ops::Reg;
+use crate::reg::Reg;
 use iced_x86::{Instruction, OpKind, Register, UsedMemory};
 
 /// A general register or a part of it.

@@ -1,15 +1,12 @@
 //! The operand-level view of single instructions that jump-table recognition needs.
 
 use crate::decode::{Insn, classify};
+use crate::reg::Reg;
 use crate::unit::Unit;
 use iced_x86::{
     Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 use restitch_address::Svma;
-
-/// A general-purpose register, 0 (rax) to 15 (r15) in encoding order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Reg(pub u8);
 
 /// A memory operand without segment: `base + index * scale + disp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
