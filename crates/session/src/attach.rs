@@ -143,7 +143,7 @@ fn attach_to(
     let mut left_out = LeftOut::default();
     let mut work = Work {
         options,
-        set: set,
+        set,
         windows: &mut windows,
         left_out: &mut left_out,
         phases: &mut phases,
