@@ -5,6 +5,7 @@ use crate::layout_names::LayoutNames;
 use crate::outputs::check_outputs;
 use crate::switch::Switch;
 use clap::{Args, Subcommand};
+use restitch_report::visible_line;
 use restitch_session::batch::cache::{Cache, MOST_BYTES, check_export};
 use restitch_session::batch::config::Config;
 use restitch_session::batch::{
@@ -168,7 +169,7 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
     if let Some(path) = &options.json {
         let json = report.to_json();
         if path.as_os_str() == "-" {
-            print!("{json}");
+            print_json!(&json);
         } else if let Err(error) = write_result(path, json.as_bytes(), 0o644) {
             eprintln!("restitch: {error}");
         }
@@ -192,10 +193,10 @@ fn text(report: &BatchReport) -> String {
     for l in &report.left {
         out.push_str(&format!(
             "  left alone: {} ({:.1} s in {} runs): {}\n",
-            l.path.display(),
+            visible_line(&l.path.to_string_lossy()),
             l.seconds,
             l.runs,
-            l.why
+            visible_line(&l.why)
         ));
     }
     if report.lost_records > 0 {
@@ -217,7 +218,7 @@ fn optimized(o: &Optimized) -> String {
     let per_run = |r: &restitch_session::batch::Runs| r.seconds / r.runs.max(1) as f64;
     let mut out = format!(
         "  {}{}: {}\n",
-        o.path.display(),
+        visible_line(&o.path.to_string_lossy()),
         if o.replaced { " (until another build replaced it)" } else { "" },
         match (o.in_force, o.new) {
             (false, _) => format!("profiled in {} runs, not laid out yet", o.profiled_runs),

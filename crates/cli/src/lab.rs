@@ -42,7 +42,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
     }
     if let Some(path) = &options.json {
         let json = comparison.to_json().map_err(|e| failed(&e))?;
-        if to_stdout { print!("{json}") } else { write(path, &json)? }
+        if to_stdout { print_json!(&json) } else { write(path, &json)? }
     }
     if let Some(path) = &options.svg {
         write(path, &comparison_svg(&comparison).map_err(|e| failed(&e))?)?;

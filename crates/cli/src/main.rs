@@ -24,12 +24,21 @@ use restitch_session::ExitCode;
 use std::process::ExitCode as ProcessExit;
 
 fn main() -> ProcessExit {
+    std::panic::set_hook(Box::new(print::panicked));
     let parsed = match args::Args::try_parse() {
         Ok(parsed) => parsed,
         Err(error) => {
-            // Help and version are no errors.
-            let _ = error.print();
-            let code = if error.use_stderr() { ExitCode::Usage } else { ExitCode::Done };
+            // Help and version are no errors, and say nothing of what was given.
+            let code = match error.use_stderr() {
+                true => {
+                    eprint!("{}", error.render());
+                    ExitCode::Usage
+                }
+                false => {
+                    let _ = error.print();
+                    ExitCode::Done
+                }
+            };
             return exit(code.number());
         }
     };

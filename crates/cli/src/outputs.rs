@@ -16,7 +16,7 @@ pub(crate) fn publish_beside(
     html: Option<&Path>,
 ) -> Result<(), SessionError> {
     if json.is_some_and(|path| path.as_os_str() == "-") {
-        print!("{}", as_json(result)?);
+        print_json!(&as_json(result)?);
     }
     publish_files(result, json, html)
 }
@@ -29,7 +29,7 @@ pub(crate) fn publish(
 ) -> Result<i32, SessionError> {
     publish_files(result, json, html)?;
     match json {
-        Some(path) if path.as_os_str() == "-" => print!("{}", as_json(result)?),
+        Some(path) if path.as_os_str() == "-" => print_json!(&as_json(result)?),
         _ => print!("{}", result.to_text()),
     }
     Ok(result.exit_code)
@@ -67,7 +67,7 @@ pub(crate) fn or_say_why(
         // The failure itself is what the user has to hear of.
         let _ = as_json(&failed).and_then(|text| match path.as_os_str() == "-" {
             true => {
-                print!("{text}");
+                print_json!(&text);
                 Ok(())
             }
             false => write_result(path, text.as_bytes(), 0o644),

@@ -5,9 +5,16 @@
 //!
 //! **Idea.** The macros of this crate take their place. What could not be printed is remembered until the program ends: a reader who has seen enough is no
 //! failure, anything else makes a success one. Messages that cannot be written are lost, as there is nobody left to tell.
+//!
+//! **Names command no terminal.** They come from programs, files and other users' processes, and may hold anything. `println!` and `eprintln!` write one line, in which line ends are
+//! escaped as all that would not be seen ([`visible_line`]); `print!` and `eprint!` write texts of several lines, whose makers see to the names in them. JSON is written by `print_json!`,
+//! which changes no value.
 
+use restitch_report::{visible, visible_json, visible_line};
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
+use std::panic::PanicHookInfo;
 use std::sync::Mutex;
 
 /// Why standard output could not be written, if that is worth a message.
@@ -18,23 +25,53 @@ macro_rules! print {
 }
 macro_rules! println {
     () => { $crate::print::to_output(format_args!("\n")) };
-    ($($text:tt)*) => { $crate::print::to_output(format_args!("{}\n", format_args!($($text)*))) };
+    ($($text:tt)*) => { $crate::print::line_to_output(format_args!($($text)*)) };
+}
+macro_rules! print_json {
+    ($json:expr) => {
+        $crate::print::json_to_output($json)
+    };
 }
 macro_rules! eprint {
     ($($text:tt)*) => { $crate::print::to_errors(format_args!($($text)*)) };
 }
 macro_rules! eprintln {
-    ($($text:tt)*) => { $crate::print::to_errors(format_args!("{}\n", format_args!($($text)*))) };
+    ($($text:tt)*) => { $crate::print::line_to_errors(format_args!($($text)*)) };
 }
 
-/// Writes to standard output.
+/// Writes lines to standard output.
 pub(crate) fn to_output(text: Arguments<'_>) {
-    note(std::io::stdout().write_fmt(text));
+    note(std::io::stdout().write_all(visible(&text.to_string()).as_bytes()));
 }
 
-/// Writes to standard error.
+/// Writes one line to standard output.
+pub(crate) fn line_to_output(text: Arguments<'_>) {
+    note(writeln!(std::io::stdout(), "{}", visible_line(&text.to_string())));
+}
+
+/// Writes JSON to standard output.
+pub(crate) fn json_to_output(json: &str) {
+    note(std::io::stdout().write_all(visible_json(json).as_bytes()));
+}
+
+/// Writes lines to standard error.
 pub(crate) fn to_errors(text: Arguments<'_>) {
-    let _ = std::io::stderr().write_fmt(text);
+    let _ = std::io::stderr().write_all(visible(&text.to_string()).as_bytes());
+}
+
+/// Writes one line to standard error, in one go.
+pub(crate) fn line_to_errors(text: Arguments<'_>) {
+    let line = visible_line(&text.to_string()).into_owned() + "\n";
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Writes why this program has panicked, which may name anything, where the standard library would.
+pub(crate) fn panicked(info: &PanicHookInfo<'_>) {
+    eprintln!("restitch: {info}");
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured {
+        eprint!("{trace}\n");
+    }
 }
 
 fn note(written: std::io::Result<()>) {

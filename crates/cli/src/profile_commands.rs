@@ -75,7 +75,7 @@ fn compare(
         .to_json()
         .map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })?;
     match json {
-        Some(path) if path.as_os_str() == "-" => print!("{as_json}"),
+        Some(path) if path.as_os_str() == "-" => print_json!(&as_json),
         Some(path) => {
             write(path, as_json)?;
             print!("{}", comparison.to_text());

@@ -1,6 +1,7 @@
 //! What a person sees while a session works. Everything goes to standard error.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use restitch_report::visible_line;
 use restitch_session::Watcher;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -41,7 +42,7 @@ impl Watcher for Progress {
         if let Ok(style) = ProgressStyle::with_template(form) {
             self.bar.set_style(style.progress_chars("=> "));
         }
-        self.bar.set_message(name.to_owned());
+        self.bar.set_message(visible_line(name).into_owned());
         if !self.bar.is_hidden() {
             let (bar, since) = (self.bar.clone(), Instant::now());
             let tick = move || bar.set_position((since.elapsed().as_secs_f64() * 10.0) as u64);

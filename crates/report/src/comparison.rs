@@ -1,5 +1,6 @@
 //! How alike profiles are: data, JSON and tables. The picture is in `heatmap.rs`.
 
+use crate::visible::visible_line;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
@@ -137,7 +138,7 @@ impl Comparison {
         let mut out = String::new();
         for (number, profile) in self.profiles.iter().enumerate() {
             let ComparedProfile { path, functions, blocks, executions } = profile;
-            let path: String = path.chars().filter(|c| !c.is_control()).collect();
+            let path = visible_line(path);
             let _ = writeln!(
                 out,
                 "{:>3}  {path}: {functions} functions, {blocks} blocks ran, {executions} block executions",

@@ -2,6 +2,7 @@
 
 use crate::Comparison;
 use crate::comparison::Table;
+use crate::visible::visible_line;
 use std::fmt::Write as _;
 
 /// Side of a cell, in pixels.
@@ -111,6 +112,5 @@ fn colour(alike: f64) -> (String, &'static str) {
 }
 
 fn escaped(text: &str) -> String {
-    let plain: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    plain.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    visible_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -1,6 +1,7 @@
 //! The result as one HTML file: no scripts, nothing loaded from elsewhere.
 
 use crate::units::{bytes, count, counted, digits, micros, percent, precise};
+use crate::visible::visible;
 use crate::{Better, Counting, Helped, Module, RunResult, Verdict};
 use std::fmt::{self, Display, Write as _};
 
@@ -19,14 +20,13 @@ struct Escaped<'a>(&'a str);
 
 impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
+        for c in visible(self.0).chars() {
             match c {
                 '&' => f.write_str("&amp;")?,
                 '<' => f.write_str("&lt;")?,
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                c if c.is_control() && c != '\n' && c != '\t' => f.write_char('\u{fffd}')?,
                 c => f.write_char(c)?,
             }
         }

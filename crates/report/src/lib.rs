@@ -4,7 +4,7 @@
 //! **This crate** renders it: [`RunResult::to_json`] for programs (`docs/json.md` describes each field),
 //! [`RunResult::to_text`] for a terminal of 80 columns, [`RunResult::to_html`] as one self-contained page.
 //! **It does not** do I/O, measure, or know any other crate of restitch; names that come from programs are
-//! escaped or stripped of control characters before they reach a terminal or a browser.
+//! made visible ([`visible`]) before they reach a terminal or a browser.
 
 mod branches;
 mod comparison;
@@ -15,9 +15,11 @@ mod model;
 pub mod stats;
 mod text;
 mod units;
+mod visible;
 
 pub use branches::{BranchRecords, End, Samples};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use continuous::{Continuous, Round};
 pub use model::*;
 pub use units::{bytes, count, counted};
+pub use visible::{visible, visible_json, visible_line};

@@ -1,6 +1,7 @@
 //! The result for people, in a terminal of 80 columns.
 
 use crate::units::{bytes, count, counted, digits, micros, percent, precise};
+use crate::visible::{visible, visible_line};
 use crate::{ApplySummary, Better, Counting, Module, OtherModules, Plan, ProfileSummary, RunResult, Verdict};
 use std::fmt::Write as _;
 
@@ -26,6 +27,7 @@ impl Page {
             self.0.push('\n');
             line = " ".repeat(LABEL);
         }
+        let words = visible(words);
         for word in words.split_whitespace() {
             if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
                 self.0.push_str(&line);
@@ -36,15 +38,15 @@ impl Page {
             if !empty {
                 line.push(' ');
             }
-            line.extend(word.chars().filter(|c| !c.is_control()));
+            line.push_str(word);
             empty = false;
         }
         self.0.push_str(line.trim_end());
         self.0.push('\n');
     }
-    /// A line as it is, without control characters, cut to the width.
+    /// A line as it is, cut to the width.
     fn line(&mut self, text: &str) {
-        let cut: String = text.chars().filter(|c| !c.is_control()).take(WIDTH).collect();
+        let cut: String = visible_line(text).chars().take(WIDTH).collect();
         self.0.push_str(cut.trim_end());
         self.0.push('\n');
     }
@@ -188,7 +190,7 @@ impl Module {
         }
         for (i, f) in self.hottest.iter().take(HOTTEST).enumerate() {
             let label = if i == 0 { "  hottest" } else { "" };
-            let name: String = f.name.chars().take(44).collect();
+            let name: String = visible_line(&f.name).chars().take(44).collect();
             let moved = match &self.plan {
                 Some(_) => count(f.blocks),
                 None => format!("{}/{}", count(f.moved_blocks), count(f.blocks)),

@@ -93,8 +93,9 @@ impl Config {
     }
 
     fn parse(path: &Path, bytes: &[u8]) -> Result<Self, SessionError> {
-        let file: File = toml::from_str(&String::from_utf8_lossy(bytes))
-            .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string().trim().to_owned() })?;
+        let text = String::from_utf8_lossy(bytes);
+        let file: File = toml::from_str(&text)
+            .map_err(|e| SessionError::BadFile { path: path.into(), why: why(&text, &e) })?;
         let mut config = file.batch;
         config.cache = config.cache.map(|cache| from_file(&cache, path));
         Ok(config)
@@ -107,6 +108,13 @@ fn from_file(named: &Path, file: &Path) -> PathBuf {
         (Ok(rest), Some(home)) => Path::new(&home).join(rest),
         _ => file.parent().unwrap_or(Path::new("")).join(named),
     }
+}
+
+/// What is wrong with the text, in one line.
+fn why(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(String::new(), |before| format!("line {}: ", before.matches('\n').count() + 1));
+    format!("{line}{}", error.message().trim().replace('\n', " "))
 }
 
 #[cfg(test)]

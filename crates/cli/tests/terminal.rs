@@ -1,0 +1,106 @@
+//! What names hold commands no terminal: those of files, processes and functions with control characters in them are shown with visible escapes, and are exact in JSON.
+
+mod common;
+
+use common::{Restitch, Target, code, stoppable};
+use restitch_testkit::{Finished, copy_program, require, scratch};
+use std::path::{Path, PathBuf};
+
+/// A window's title, a colour, and a mark that shows what follows from right to left.
+const NAME: &str = "odd\u{1b}]0;title\u{7}\u{1b}[31m\u{202e}gnp.c";
+/// As it is to be seen.
+const SEEN: &str = "odd\\x1b]0;title\\x07\\x1b[31m\\u{202e}gnp.c";
+/// A function of `odd.c` and a name of the same length for it.
+const FUNCTION: (&[u8], &[u8]) = (b"\0one_round\0", b"\0\x1b[31m\x1b]0;\0");
+
+/// A program with that name, and such a function.
+fn named(folder: &Path) -> Option<PathBuf> {
+    let built = stoppable("odd.c", &["-O2", "-pthread"])?;
+    let mut bytes = std::fs::read(&built).expect("readable");
+    let names = bytes.windows(FUNCTION.0.len()).rposition(|name| name == FUNCTION.0).expect("it has symbols");
+    bytes[names..names + FUNCTION.1.len()].copy_from_slice(FUNCTION.1);
+    let changed = folder.join("changed");
+    std::fs::write(&changed, bytes).expect("writable");
+    let path = folder.join(NAME);
+    std::fs::set_permissions(&changed, std::fs::metadata(&built).expect("it is there").permissions())
+        .expect("ours");
+    copy_program(&changed, &path).expect("writable");
+    Some(path)
+}
+
+/// Nothing but line ends and what shows itself.
+#[track_caller]
+fn assert_harmless(what: &str, text: &str) {
+    let hidden = |c: &char| (c.is_control() && *c != '\n') || matches!(c, '\u{200b}'..='\u{206f}');
+    let found: Vec<char> = text.chars().filter(hidden).collect();
+    assert!(found.is_empty(), "{what}: {found:?} in {text:?}");
+}
+
+#[track_caller]
+fn assert_shown(what: &str, finished: &Finished) {
+    assert_harmless(what, &finished.stdout);
+    assert_harmless(what, &finished.stderr);
+    let all = [&*finished.stdout, &*finished.stderr].concat();
+    assert!(all.contains(SEEN), "{what} does not name it: {all}");
+}
+
+#[test]
+fn names_of_files_and_functions_are_shown_with_escapes() {
+    let folder = scratch();
+    let program = require!(named(folder.path()), "a C compiler");
+    let restitch = Restitch::new();
+    let path = program.to_str().expect("text");
+    let [profile, output, html, json] =
+        ["p", "o", "h", "j"].map(|name| folder.path().join(format!("{name}{NAME}")).display().to_string());
+    let run = |arguments: &[&str]| {
+        let finished = restitch.run(arguments);
+        assert_shown(&format!("{arguments:?}"), &finished);
+        finished
+    };
+    run(&["analyze", path]).expect(code::DONE);
+    run(&["record", "-o", &profile, "--html", &html, "--json", &json, "--", path, "--busy", "1"]).expect(42);
+    run(&["profile", "show", &profile, "--program", path]).expect(code::DONE);
+    run(&["optimize", path, "--profile", &profile, "-o", &output]).expect(code::DONE);
+    assert_harmless("HTML", &std::fs::read_to_string(&html).expect("written"));
+    // Errors: of the command line, of files that are not there, of files that are something else.
+    for wrong in [&["analyze", path, path][..], &[path]] {
+        let finished = restitch.run(wrong);
+        finished.expect(code::USAGE);
+        assert_harmless("usage", &(finished.stdout + &finished.stderr));
+    }
+    run(&["analyze", &format!("{path}.not")]);
+    run(&["optimize", &html, "--profile", &profile, "-o", &output]);
+    run(&["record", "-o", &profile, "--", &format!("{path}.not")]).expect(code::NOT_FOUND);
+}
+
+#[test]
+fn names_of_processes_are_shown_with_escapes() {
+    let folder = scratch();
+    let program = require!(named(folder.path()), "a C compiler");
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    let attached = restitch.attach(target.pid(), &[]);
+    attached.expect(code::DONE);
+    assert_shown("attach", &attached);
+    assert_shown("status", &restitch.status(target.pid()));
+    assert_shown("status", &restitch.run(&["status"]));
+    restitch.revert(target.pid()).expect(code::DONE);
+    let json = restitch.attach(target.pid(), &["--json", "-"]);
+    json.expect(code::DONE);
+    assert_harmless("JSON", &json.stdout);
+    assert_harmless("notes", &json.stderr);
+    let value: serde_json::Value = serde_json::from_str(&json.stdout).expect("it is JSON");
+    assert_eq!(value["target"]["program"].as_str(), program.to_str(), "JSON is exact");
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+/// A line end in a name begins no line of its own.
+#[test]
+fn a_name_cannot_pass_for_a_line() {
+    let folder = scratch();
+    let file = folder.path().join("name\nrestitch: all is well");
+    std::fs::write(&file, "no program").expect("writable");
+    let finished = Restitch::new().run(&["analyze", file.to_str().expect("text")]);
+    assert!(finished.stderr.contains("name\\nrestitch: all is well"), "{}", finished.stderr);
+    assert_eq!(finished.stderr.trim_end().lines().count(), 1, "{}", finished.stderr);
+}
