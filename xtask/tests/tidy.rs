@@ -233,3 +233,49 @@ fn files_of_a_folder_use_each_other_one_way() {
         assert_eq!(said, "", "{text}");
     }
 }
+
+#[test]
+fn what_is_printed_goes_through_one_place() {
+    holds(tidy::printing);
+    let bad = "fn f() {\n    println!(\"x\");\n    writeln!(std::io::stderr(), \"\");\n}\n";
+    let good = "fn f(c: &mut C) { c.stdout().write(b\"println!\"); }\n// eprintln!\n#[cfg(test)]\nmod tests {\n    fn g() { println!() }\n}\n";
+    let files = [
+        ("crates/session/src/a.rs", bad),
+        ("crates/cli/src/a.rs", bad),
+        ("crates/cli/src/print.rs", bad),
+        ("crates/session/tests/a.rs", bad),
+        ("crates/session/src/b.rs", good),
+    ];
+    let found = places(tidy::printing, &files);
+    assert_eq!(found, ["crates/session/src/a.rs:2", "crates/session/src/a.rs:3", "crates/cli/src/a.rs:3"]);
+}
+
+#[test]
+fn dependencies_are_few_and_from_one_source() {
+    assert!(REPOSITORY.files.iter().any(|file| file.path == "Cargo.lock"), "the lock file is not read");
+    holds(tidy::dependencies);
+    let lock = |rest: &str| format!("[[package]]\nname = \"a\"\nversion = \"1.0.0\"\n{rest}");
+    let registry = "source = \"registry+https://github.com/rust-lang/crates.io-index\"\n";
+    let whole = lock(&format!("{registry}checksum = \"00\"\n"));
+    for (text, words) in [
+        (whole.clone(), ""),
+        (lock(registry), "has no checksum"),
+        (lock("source = \"git+https://example.org/a\"\nchecksum = \"00\"\n"), "comes from git"),
+        (format!("{whole}{whole}"), "two versions of a"),
+    ] {
+        let said = texts(tidy::dependencies, &[("Cargo.lock", &text)]);
+        assert!(said.contains(words) && said.is_empty() == words.is_empty(), "{text}: {said}");
+    }
+    for (path, text, words) in [
+        ("Cargo.toml", "[workspace.dependencies]\nleft-pad = \"1\"\n", "without a reason"),
+        (
+            "Cargo.toml",
+            "[workspace.dependencies]\nlibc = { git = \"https://example.org\" }\n",
+            "not come from the registry",
+        ),
+        ("crates/emit/Cargo.toml", "[dependencies]\nlibc = \"0.2\"\n", "not taken from the workspace"),
+    ] {
+        let said = texts(tidy::dependencies, &[(path, text)]);
+        assert!(said.contains(words), "{text}: {said}");
+    }
+}

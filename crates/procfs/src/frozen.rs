@@ -3,7 +3,7 @@
 //! Threads that a first-version freezer holds look like such that wait for a disk (state `D`), those of the second version like sleeping ones;
 //! neither runs before the group is thawed, also not for a tracer.
 
-use crate::process::path_of;
+use crate::holder::path_of;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 

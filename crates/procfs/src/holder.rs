@@ -5,9 +5,16 @@
 //!
 //! **Idea.** All threads share them, so any that lives does: `/proc/PID/task/TID` has nearly the same files.
 
-use crate::process::{path_of, path_of_thread};
-use crate::{parse_stat, threads};
+use crate::parse_stat;
 use std::path::PathBuf;
+
+pub(crate) fn path_of(pid: i32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{file}"))
+}
+
+pub(crate) fn path_of_thread(pid: i32, tid: i32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}/{file}"))
+}
 
 /// The thread of process `pid` that shows what all of them share: the first, or, where that has ended, one that goes on. `pid` itself if none does.
 pub fn holder(pid: i32) -> i32 {
@@ -20,7 +27,8 @@ pub fn holder(pid: i32) -> i32 {
     if lives(pid) {
         return pid;
     }
-    let mut others = threads(pid).unwrap_or_default().into_iter().map(|thread| thread.tid);
+    let entries = std::fs::read_dir(path_of(pid, "task")).into_iter().flatten().flatten();
+    let mut others = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     others.find(|&tid| tid != pid && lives(tid)).unwrap_or(pid)
 }
 

@@ -1,7 +1,7 @@
 //! Reading processes: identity, threads, maps, and who runs the same program.
 
 use crate::ended::all_ended;
-use crate::holder::shared_path;
+use crate::holder::{path_of, path_of_thread, shared_path};
 use crate::{
     AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_run_delay, parse_schedstat,
     parse_stat,
@@ -69,14 +69,6 @@ pub struct Thread {
 
 fn read(pid: i32, path: &Path) -> Result<Vec<u8>, ProcError> {
     std::fs::read(path).map_err(|source| ProcError::from_io(pid, path, source))
-}
-
-pub(crate) fn path_of(pid: i32, file: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/{file}"))
-}
-
-pub(crate) fn path_of_thread(pid: i32, tid: i32, file: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/task/{tid}/{file}"))
 }
 
 /// Numbers that name directories in `path`, ascending.

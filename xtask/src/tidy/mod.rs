@@ -1,13 +1,17 @@
 //! The repository's own rules. Each is a function from the files to what breaks it.
 
 mod circles;
+mod dependencies;
 mod documents;
 mod layers;
+mod printing;
 mod sources;
 
 pub use circles::circles;
+pub use dependencies::{DIRECT, MORE, dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
 pub use layers::{LAYERS, layers};
+pub use printing::printing;
 pub use sources::{decoder, length, no_io, unsafe_code};
 
 use crate::{Finding, Tree};
@@ -16,7 +20,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 9] = [
+pub const RULES: [(&str, Rule); 11] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("no_io", no_io),
@@ -26,6 +30,8 @@ pub const RULES: [(&str, Rule); 9] = [
     ("named_paths", named_paths),
     ("machine_paths", machine_paths),
     ("crate_docs", crate_docs),
+    ("printing", printing),
+    ("dependencies", dependencies),
 ];
 
 /// Crates at the operating-system edge: the only ones with unsafe code.

@@ -1,0 +1,109 @@
+//! What is not ours: few crates, from one source, each with a reason.
+
+use crate::{Finding, Tree};
+
+/// The crates that the workspace asks for itself, with what for. What they bring with them is in `Cargo.lock`.
+pub const DIRECT: [(&str, &str); 22] = [
+    ("arrayvec", "lists of bounded length without the heap, in hot loops of the models"),
+    ("bitflags", "sets of attributes of blocks"),
+    ("clap", "the command line"),
+    ("clap_complete", "completions for shells"),
+    ("clap_mangen", "manual pages"),
+    ("crc32fast", "checksums of .gnu_debuglink"),
+    ("gimli", "the second reader of unwind tables, in tests"),
+    ("iced-x86", "the decoder of instructions"),
+    ("indicatif", "progress bars"),
+    ("libc", "system calls and their structures"),
+    ("libfuzzer-sys", "fuzz targets"),
+    ("lzma-rs", ".gnu_debugdata"),
+    ("object", "structures of ELF files"),
+    ("perf-event-open-sys", "structures of perf events"),
+    ("plotters", "diagrams of the lab"),
+    ("proptest", "properties, in tests"),
+    ("rustc-hash", "maps by address"),
+    ("serde", "JSON and TOML"),
+    ("serde_json", "JSON"),
+    ("sha2", "checksums of cached files"),
+    ("thiserror", "errors"),
+    ("toml", "restitch.toml, and these rules"),
+];
+
+/// Others of that kind, for files that tests make and for profiles of other tools.
+pub const MORE: [(&str, &str); 2] =
+    [("tempfile", "folders that tests remove again"), ("yaml-rust2", "profiles of BOLT")];
+
+/// Crates of which there are two versions, with the reason.
+const TWICE: [(&str, &str); 0] = [];
+
+/// Where crates come from.
+const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+/// All crates come from one registry, with checksums; there is one version of each; the workspace asks for none without a reason.
+pub fn dependencies(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in &tree.files {
+        let table = || file.text.parse::<toml::Table>().unwrap_or_default();
+        let said = match file.path.as_str() {
+            "Cargo.lock" => locked(&table()),
+            "Cargo.toml" => asked(&table()),
+            path if path.ends_with("/Cargo.toml") => from_the_workspace(&table()),
+            _ => continue,
+        };
+        findings.extend(said.into_iter().map(|what| Finding { path: file.path.clone(), line: 0, what }));
+    }
+    findings
+}
+
+/// What is wrong with a lock file.
+fn locked(lock: &toml::Table) -> Vec<String> {
+    let packages = lock.get("package").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+    let text = |package: &toml::Value, key: &str| Some(package.get(key)?.as_str()?.to_owned());
+    let mut said = Vec::new();
+    let mut names: Vec<String> = Vec::new();
+    for package in &packages {
+        let name = text(package, "name").unwrap_or_default();
+        match (text(package, "source"), text(package, "checksum")) {
+            // A crate of the workspace.
+            (None, _) => {}
+            (Some(source), Some(_)) if source == SOURCE => {}
+            (Some(source), _) => said.push(format!("{name} comes from {source}, or has no checksum")),
+        }
+        names.push(name);
+    }
+    names.sort();
+    let twice = names.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| &pair[0]);
+    for name in twice.filter(|name| TWICE.iter().all(|(known, _)| known != name)) {
+        said.push(format!(
+            "there are two versions of {name}; agree on one, or add it to TWICE with the reason"
+        ));
+    }
+    said
+}
+
+/// What is wrong with the workspace's own list.
+fn asked(manifest: &toml::Table) -> Vec<String> {
+    let list = manifest.get("workspace").and_then(|w| w.get("dependencies")).and_then(toml::Value::as_table);
+    let mut said = Vec::new();
+    for (name, value) in list.into_iter().flatten().filter(|(name, _)| !name.starts_with("restitch-")) {
+        if DIRECT.iter().chain(&MORE).all(|(known, _)| known != name) {
+            said.push(format!("{name} is asked for without a reason; add it to DIRECT with one"));
+        }
+        if ["git", "path", "registry"].iter().any(|key| value.get(key).is_some()) {
+            said.push(format!("{name} does not come from the registry"));
+        }
+    }
+    said
+}
+
+/// What is wrong with a crate's list: versions are chosen in one place.
+fn from_the_workspace(manifest: &toml::Table) -> Vec<String> {
+    let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let lists = tables.iter().filter_map(|table| manifest.get(*table)?.as_table());
+    let own = lists.flatten().filter(|(name, value)| {
+        let shared = value.get("workspace").and_then(toml::Value::as_bool) == Some(true);
+        let ours = value.get("path").is_some() && value.get("version").is_none();
+        !shared && !ours && name.as_str() != "libfuzzer-sys"
+    });
+    own.map(|(name, _)| format!("{name} is not taken from the workspace's list (name.workspace = true)"))
+        .collect()
+}
