@@ -8,7 +8,6 @@ use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
 use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,8 +82,8 @@ impl ImageCache {
         if let Some(image) = self.known.get(&key) {
             return Ok(image.clone());
         }
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+        let bytes =
+            restitch_apply::read_opened(&mut file, restitch_apply::MOST_BYTES).map_err(|e| e.to_string())?;
         let image = Arc::new(Image::parse(bytes).map_err(|e| e.to_string())?);
         self.known.insert(key, image.clone());
         Ok(image)
@@ -99,7 +98,7 @@ impl ImageCache {
 
 /// The file that a mapping shows, by the name that it has there.
 fn open_here(mapping: &Mapping) -> Option<File> {
-    let file = File::open(mapping.path()?).ok()?;
+    let file = restitch_apply::open_without_waiting(mapping.path()?).ok()?;
     procfs::FileIdentity::of(&file).ok()?.matches(mapping).then_some(file)
 }
 

@@ -15,8 +15,12 @@
 //! Only a [`CheckedVersion`] can be planned: nothing that has not passed the independent checker is ever applied.
 
 mod file;
+mod read;
 
 pub use file::{Existing, Outlives, can_be_made, write_atomically, writer_of};
+pub use read::{
+    MOST_BYTES, MOST_NAMED, MOST_PIPED, open_without_waiting, read_bounded, read_opened, read_regular,
+};
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;
 

@@ -1,22 +1,36 @@
 //! Files that the user names: reading, and writing whole or not at all.
 
 use crate::SessionError;
-use restitch_apply::{Existing, Outlives};
+use restitch_apply::{Existing, MOST_NAMED, MOST_PIPED, Outlives};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Reads a file, or a pipe to its end. Devices have none.
+/// Reads a file that the user names, or a pipe to its end. Devices have none.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SessionError> {
-    let is_device = |m: std::fs::Metadata| m.file_type().is_char_device() || m.file_type().is_block_device();
-    if std::fs::metadata(path).is_ok_and(is_device) {
-        let why = "it is a device, not a file; name a file".into();
-        return Err(SessionError::BadFile { path: path.into(), why });
+    let is_pipe = |m: std::fs::Metadata| m.file_type().is_fifo() || m.file_type().is_socket();
+    if std::fs::metadata(path).is_ok_and(is_pipe) {
+        let piped = std::fs::File::open(path);
+        let bytes = piped.and_then(|mut pipe| restitch_apply::read_bounded(&mut pipe, 0, MOST_PIPED));
+        return bytes.map_err(|source| unreadable(path, source));
     }
-    std::fs::read(path).map_err(|source| SessionError::File {
-        operation: "reading",
-        path: path.into(),
-        source,
-    })
+    let file = restitch_apply::open_without_waiting(path);
+    let bytes = file.and_then(|mut file| restitch_apply::read_opened(&mut file, MOST_NAMED));
+    bytes.map_err(|source| unreadable(path, source))
+}
+
+/// Reads a file that something else than the user may name: a pipe is none, so that nobody waits for its other end.
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, SessionError> {
+    restitch_apply::read_regular(path).map_err(|source| unreadable(path, source))
+}
+
+/// Why a file was not read.
+pub(crate) fn unreadable(path: &Path, source: std::io::Error) -> SessionError {
+    use std::io::ErrorKind as K;
+    let path = path.into();
+    match source.kind() {
+        K::InvalidInput | K::FileTooLarge => SessionError::BadFile { path, why: source.to_string() },
+        _ => SessionError::File { operation: "reading", path, source },
+    }
 }
 
 /// Finds out whether a file can be written at `path` before work is spent on its content. What is there stays as it is, and so

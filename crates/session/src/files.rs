@@ -1,6 +1,6 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
-use crate::disk::{check_writable, read_file, write_result};
+use crate::disk::{check_writable, read_regular, write_result};
 use crate::huge::alignment;
 use crate::make::{
     Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
@@ -38,7 +38,7 @@ pub struct AnalyzeFile {
 pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let is_output = {
-        let image = Image::parse(read_file(path)?).map_err(|e| bad(e.to_string()))?;
+        let image = Image::parse(read_regular(path)?).map_err(|e| bad(e.to_string()))?;
         restitch_apply_elf::is_restitch_output(&image).is_some()
     };
     let analyzed = load_original(path)?;

@@ -2,7 +2,7 @@
 
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
-use crate::disk::read_file;
+use crate::disk::read_regular;
 use restitch_apply_elf::ElfError;
 use restitch_image::Image;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub(crate) fn load_changeable(path: &Path) -> Result<Analyzed, SessionError> {
 }
 
 pub(crate) fn image_of(path: &Path) -> Result<Image, SessionError> {
-    Image::parse(read_file(path)?)
+    Image::parse(read_regular(path)?)
         .map_err(|e| SessionError::BadFile { path: path.into(), why: e.to_string() })
 }
 

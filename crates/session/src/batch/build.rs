@@ -25,7 +25,7 @@ impl Build {
 
     /// That of the module at `path`, if it is one.
     pub fn at(path: &Path) -> Option<Self> {
-        let bytes = super::own_files::read_module_file(path).ok()?;
+        let bytes = restitch_apply::read_regular(path).ok()?;
         Some(Self::of(&Image::parse(bytes).ok()?))
     }
 }

@@ -10,13 +10,14 @@
 
 use super::cache::Cache;
 use super::fit::checked_module;
-use super::own_files::{open_regular, read_module_file};
+use super::own_files::open_regular;
 use crate::SessionError;
+use crate::disk::{read_regular, unreadable};
+use restitch_apply::MOST_BYTES;
 use restitch_image::Image;
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};
 use restitch_procfs::{ChangeTimes, change_times, identity_when_mapped};
 use std::fs::{File, Metadata};
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -33,8 +34,8 @@ pub(crate) fn read_module(cache: &Cache, path: &Path) -> Result<Image, SessionEr
     let mut file = open_regular(path).map_err(fail)?;
     let before = key_of(&file).map_err(fail)?;
     let age = age(&before);
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(fail)?;
+    let bytes =
+        restitch_apply::read_opened(&mut file, MOST_BYTES).map_err(|source| unreadable(path, source))?;
     let image = checked_module(path, bytes)?;
     if image.identity().is_of_content() {
         note(cache, path, &file, (before, age), &image)?;
@@ -59,7 +60,6 @@ fn note(
     image: &Image,
 ) -> Result<(), SessionError> {
     let (before, age) = before;
-    let fail = |source| SessionError::File { operation: "reading", path: path.into(), source };
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let unsure = |why: &str| {
         bad(format!("it has no build id, and {why}; link it with --build-id (clang and gcc: -Wl,--build-id)"))
@@ -71,7 +71,7 @@ fn note(
     if age < SETTLED {
         // Whoever changes it after that gives it another time.
         std::thread::sleep(SETTLED - age);
-        let again = checked_module(path, read_module_file(path).map_err(fail)?)?;
+        let again = checked_module(path, read_regular(path)?)?;
         if again.identity() != image.identity() {
             return Err(bad("it is being changed".into()));
         }

@@ -19,8 +19,6 @@ pub(super) const MOST_OF_NOTE: u64 = 1 << 20;
 pub(super) const MOST_OF_DATA: u64 = 1 << 28;
 /// Most bytes of an overlay or of its counts.
 pub(super) const MOST_OF_OVERLAY: u64 = 1 << 32;
-/// Most bytes of a module's file.
-const MOST_OF_MODULE: u64 = 1 << 33;
 /// Most links on the way to a folder; the kernel follows as many.
 const MOST_LINKS: usize = 40;
 /// Others may write (group, all).
@@ -65,14 +63,6 @@ pub(super) fn open_lock(path: &Path) -> Result<File> {
 /// If it cannot be read, is not trusted, or is longer.
 pub(super) fn read_own(path: &Path, most: u64) -> Result<Vec<u8>> {
     read_up_to(&open_own(path)?, most)
-}
-
-/// Reads a module's file, whoever it belongs to.
-///
-/// # Errors
-/// If it cannot be read, or is no regular file.
-pub(super) fn read_module_file(path: &Path) -> Result<Vec<u8>> {
-    read_up_to(&open_regular(path)?, MOST_OF_MODULE)
 }
 
 /// Opens a regular file, whoever it belongs to, also by a link. What is none is not waited for.

@@ -5,7 +5,7 @@ use super::cache::{COUNTING, Cache, Entry, OPTIMIZED, read_meta};
 use super::is_old;
 use super::known::key_at;
 use super::names::{is_named, with_files};
-use super::own_files::{MOST_OF_NOTE, MOST_OF_OVERLAY, read_module_file, read_own};
+use super::own_files::{MOST_OF_NOTE, MOST_OF_OVERLAY, read_own};
 use super::seal::is_undamaged;
 use super::usage::LONG_AGO;
 use restitch_preload::{KNOWN_LEN, Known};
@@ -244,7 +244,7 @@ impl Cache {
     }
 
     fn compare(&self, path: &Path, id: &str, overlay: &Path, remove: impl FnOnce()) -> Verdict {
-        let image = read_module_file(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
+        let image = restitch_apply::read_regular(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
         let bytes = read_own(overlay, MOST_OF_OVERLAY).unwrap_or_default();
         let made_of = read_meta(overlay).map(|meta| Build { id: id.into(), content: meta.original });
         let verified = match image.filter(|i| made_of == Some(Build::of(i))) {
