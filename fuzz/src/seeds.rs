@@ -27,7 +27,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "exception_tables" => tables().into_iter().flat_map(|(_, tables)| tables).collect(),
         "output_file" => files().iter().filter_map(|file| output(file)).collect(),
         "profile_store" => vec![stored()],
-        "perf_data" => vec![PERF_DATA.to_vec()],
+        "perf_data" => vec![PERF_DATA.to_vec(), perf_data(false), perf_data(true)],
         "fdata" => vec![
             foreign(|s, records| fdata::write(records, &s.program, &s.names, &s.blocks)),
             NO_LBR.to_vec(),
@@ -60,6 +60,28 @@ pub(crate) fn files() -> Vec<Vec<u8>> {
         std::fs::read(restitch_testkit::strip(&path).ok()?).ok()
     });
     std::iter::once(SMALL.to_vec()).chain(compiled).collect()
+}
+
+/// [`PERF_DATA`] as piped output, its records compressed or not.
+fn perf_data(compressed: bool) -> Vec<u8> {
+    let number = |at: usize| u64::from_le_bytes(PERF_DATA[at..at + 8].try_into().expect("8 bytes")) as usize;
+    let part = |at: usize| &PERF_DATA[number(at)..][..number(at + 8)];
+    // The attribute without the section of its identifiers; then the records.
+    let (attr, records) = (&part(24)[..number(16) - 16], part(40));
+    let record = |kind: u32, body: &[u8]| {
+        let header = u64::from(kind) | (body.len() as u64 + 8) << 48;
+        [&header.to_le_bytes()[..], body].concat()
+    };
+    let records = match compressed {
+        false => records.to_vec(),
+        // A zstd frame with a window of 128 KiB and one raw block.
+        true => {
+            let block = &(records.len() as u32 * 8).to_le_bytes()[..3];
+            let frame = [&[0x28, 0xb5, 0x2f, 0xfd, 0, 0x38], block, records].concat();
+            frame.chunks(300).flat_map(|part| record(81, part)).collect()
+        }
+    };
+    [b"PERFILE2", &16u64.to_le_bytes()[..], &record(64, attr), &records].concat()
 }
 
 fn tables() -> Vec<(Vec<u8>, Vec<Vec<u8>>)> {
