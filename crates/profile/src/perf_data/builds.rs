@@ -11,7 +11,10 @@ pub(super) fn name(modules: &mut [ImportedModule], table: &[(String, Vec<u8>)]) 
     paths.sort_unstable();
     paths.dedup();
     for path in paths {
-        let mut ids: Vec<&Vec<u8>> = table.iter().filter(|(p, _)| p == path).map(|(_, id)| id).collect();
+        // `perf record -z` (6.1) has entries without an id.
+        let is_known = |id: &[u8]| id.iter().any(|byte| *byte != 0);
+        let of_path_in_table = table.iter().filter(|(p, id)| p == path && is_known(id));
+        let mut ids: Vec<&Vec<u8>> = of_path_in_table.map(|(_, id)| id).collect();
         ids.sort_unstable();
         ids.dedup();
         let of_path = || modules.iter().enumerate().filter(|(_, m)| m.path == path);

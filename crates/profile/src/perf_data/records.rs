@@ -130,9 +130,9 @@ fn read_other(kind: u32, misc: u16, body: &[u8]) -> Option<Event> {
     let mut executable = true;
     if kind == MMAP2 {
         let identity = fields.take(24)?;
-        if misc & MMAP_BUILD_ID != 0 {
+        if misc & MMAP_BUILD_ID != 0 && identity[0] != 0 {
             build_id = Some(identity[4..4 + usize::from(identity[0]).min(20)].to_vec());
-        } else {
+        } else if misc & MMAP_BUILD_ID == 0 {
             inode = Inode::read(identity);
         }
         executable = fields.u32()? & PROT_EXEC != 0;
