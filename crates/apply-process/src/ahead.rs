@@ -177,7 +177,7 @@ fn map_all(
     let mut opened = Ok(());
     let mut window = None;
     for version in &mut versions {
-        match version.opened(borrow.pid(), &mut results) {
+        match version.opened(borrow, &mut results) {
             Ok(found) => counters.extend(found),
             Err(error) => opened = opened.and(Err(error)),
         }

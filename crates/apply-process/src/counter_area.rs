@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// goes round: 2^32 increments would be seven a nanosecond.
 pub const LONGEST_UNREAD: Duration = Duration::from_millis(600);
 
+/// More than a counter can have counted: one increment a cycle for a day. The area is the program's to write, and what it says is added up and multiplied.
+const MOST_COUNTED: u64 = 1 << 48;
+
 /// What stands where in an area.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Parts {
@@ -58,7 +61,7 @@ impl CounterArea {
         let (begun, mut bytes) = (Instant::now(), vec![0; self.parts.counters as usize]);
         self.file.read_exact_at(&mut bytes, 0)?;
         Ok(match self.parts.width {
-            CounterWidth::Bits64 => words(&bytes, u64::from_le_bytes),
+            CounterWidth::Bits64 => words(&bytes, |word| u64::from_le_bytes(word).min(MOST_COUNTED)),
             CounterWidth::Bits32 => {
                 sums.take_in(begun, Instant::now(), &words(&bytes, u32::from_le_bytes)).to_vec()
             }
@@ -140,6 +143,12 @@ mod tests {
         assert_eq!(open(CounterWidth::Bits32).votes().unwrap(), [vote]);
         assert_eq!(read(CounterWidth::Bits64), [0x2_0000_0001]);
         assert_eq!(read(CounterWidth::Bits32), [1, 2]);
+        // No such counter was ever made by counting.
+        std::fs::write(&path, [0xff; 8]).unwrap();
+        assert_eq!(read(CounterWidth::Bits64), [MOST_COUNTED]);
+        // The program has cut it off.
+        std::fs::write(&path, [0xff; 7]).unwrap();
+        assert!(open(CounterWidth::Bits64).read().is_err());
         std::fs::remove_file(&path).unwrap();
     }
 }

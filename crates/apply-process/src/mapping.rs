@@ -9,12 +9,9 @@ use crate::counter_area::{CounterArea, Parts};
 use crate::prepared::{Arriving, Incoming};
 use crate::version_files::memory_name;
 use restitch_address::{Avma, FileOffset};
-use restitch_procfs as procfs;
-use restitch_tracee::{Backing, Batch, Borrow, Placement, Protection, RemoteFd, TraceError};
+use restitch_tracee::{Backing, Batch, Borrow, Placement, Protection, RemoteFd, Sealed, TraceError};
 use std::ffi::CString;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 
 /// A version that is being mapped: first its files are opened in the process, then they are mapped.
 pub(crate) struct Mapped<'a> {
@@ -71,7 +68,7 @@ impl<'a> Mapped<'a> {
     /// Takes the results of `open`, and fills the memory files. A file that the process may not open is left to be created ([`in_memory`]).
     pub fn opened(
         &mut self,
-        pid: i32,
+        borrow: &Borrow<'_>,
         results: &mut impl Iterator<Item = Result<u64, TraceError>>,
     ) -> Result<Option<CounterArea>, ProcessError> {
         let mut next = || results.next().map(|r| r.map(RemoteFd::from_result)).transpose();
@@ -84,20 +81,19 @@ impl<'a> Mapped<'a> {
             self.counters = next()?;
         }
         if !self.from_disk {
-            self.fill(pid)?;
+            self.fill(borrow)?;
         }
         let (Some((_, len)), Some(fd)) = (record.counters, self.counters) else { return Ok(None) };
-        let file = open_remote(pid, fd.number())?;
-        file.set_len(len).map_err(|e| remote_file(pid, e))?;
+        let file = borrow.take_memory_file(fd)?.fill(&[], len, Sealed::Length)?;
         let parts = self.new.version.counters.as_ref().map(Parts::of).unwrap_or_default();
         Ok(Some(CounterArea::new(record.number, file, parts)))
     }
 
     /// Writes a memory file that is to be the version.
-    fn fill(&self, pid: i32) -> Result<(), ProcessError> {
-        let Some(fd) = self.version else { return Ok(()) };
-        let file = open_remote(pid, fd.number())?;
-        file.write_all_at(&self.new.version.bytes, 0).map_err(|e| remote_file(pid, e))
+    fn fill(&self, borrow: &Borrow<'_>) -> Result<(), ProcessError> {
+        let (Some(fd), bytes) = (self.version, &self.new.version.bytes) else { return Ok(()) };
+        borrow.take_memory_file(fd)?.fill(bytes, bytes.len() as u64, Sealed::Content)?;
+        Ok(())
     }
 
     /// Whether the process may not open its file.
@@ -149,7 +145,7 @@ pub(crate) fn in_memory<'v, 'a: 'v>(
     for (version, fd) in versions.into_iter().zip(borrow.run(&batch)?) {
         version.from_disk = false;
         version.version = Some(RemoteFd::from_result(fd?));
-        version.fill(borrow.pid())?;
+        version.fill(borrow)?;
     }
     Ok(())
 }
@@ -171,17 +167,4 @@ pub(crate) fn map_in_memory<'v, 'a: 'v>(
 fn is_denied(error: &TraceError) -> bool {
     let TraceError::RemoteCall { source, .. } = error else { return false };
     matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM))
-}
-
-fn open_remote(pid: i32, fd: i32) -> Result<File, ProcessError> {
-    let path = procfs::shared_path(pid, "fd").join(fd.to_string());
-    File::options().read(true).write(true).open(&path).map_err(|e| remote_file(pid, e))
-}
-
-fn remote_file(pid: i32, source: std::io::Error) -> ProcessError {
-    ProcessError::State {
-        operation: "use the memory file in",
-        path: format!("/proc/{pid}/fd").into(),
-        source,
-    }
 }

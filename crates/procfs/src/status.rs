@@ -65,6 +65,10 @@ pub struct Status {
     pub uid: Option<u32>,
     /// Effective user id.
     pub effective_uid: Option<u32>,
+    /// Saved user id.
+    pub saved_uid: Option<u32>,
+    /// User id for files: the owner of those that it makes.
+    pub file_system_uid: Option<u32>,
     /// Number of threads.
     pub threads: Option<u32>,
     /// 0 none, 1 strict, 2 filter.
@@ -105,6 +109,11 @@ impl Status {
         status
     }
 
+    /// The real, effective and saved user ids: what the task may do, and who may do something to it. Tasks of which they are the same are of one user.
+    pub fn users(&self) -> Option<[u32; 3]> {
+        Some([self.uid?, self.effective_uid?, self.saved_uid?])
+    }
+
     /// The number in its own pid namespace.
     pub fn own_number(&self) -> Option<i32> {
         self.namespace_pids.last().copied()
@@ -120,8 +129,11 @@ impl Status {
             "PPid" => self.ppid = value.parse().ok(),
             "TracerPid" => self.tracer = value.parse().ok(),
             "Uid" => {
-                self.uid = words.next().and_then(|word| word.parse().ok());
-                self.effective_uid = words.next().and_then(|word| word.parse().ok());
+                let mut uid = || words.next().and_then(|word| word.parse().ok());
+                self.uid = uid();
+                self.effective_uid = uid();
+                self.saved_uid = uid();
+                self.file_system_uid = uid();
             }
             "Threads" => self.threads = value.parse().ok(),
             "Seccomp" => self.seccomp = value.parse().ok(),

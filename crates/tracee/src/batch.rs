@@ -9,7 +9,7 @@
 //! ignored unless the program handles it, and programs that do so have to bear spurious ones (it may always be sent by any connection).
 
 use crate::TraceError;
-use crate::arguments::{Backing, Placement, Protection, RemoteFd};
+use crate::arguments::{Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, RemoteFd};
 use crate::borrow::Borrow;
 use crate::registers::Registers;
 use crate::seccomp::Asked;
@@ -63,14 +63,14 @@ impl Batch {
     /// As [`Borrow::open`] for reading; the result is the descriptor's number.
     pub fn open(&mut self, path: &CStr) {
         self.texts.push((self.calls.len(), 1, path.to_bytes_with_nul().to_vec()));
-        let args = [libc::AT_FDCWD as u64, 0, libc::O_CLOEXEC as u64, 0, 0, 0];
+        let args = [libc::AT_FDCWD as u64, 0, OPEN_FLAGS, 0, 0, 0];
         self.add("openat", libc::SYS_openat, args);
     }
 
     /// As [`Borrow::memfd_create`]; the result is the descriptor's number.
     pub fn memfd_create(&mut self, name: &CStr) {
         self.texts.push((self.calls.len(), 0, name.to_bytes_with_nul().to_vec()));
-        self.add("memfd_create", libc::SYS_memfd_create, [0, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0]);
+        self.add("memfd_create", libc::SYS_memfd_create, [0, MEMORY_FILE_FLAGS, 0, 0, 0, 0]);
     }
 
     /// As [`Borrow::close`].

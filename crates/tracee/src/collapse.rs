@@ -1,8 +1,9 @@
 //! Large pages for memory of another process, without stopping it.
 
+use crate::taken::pidfd;
 use restitch_address::AvmaRange;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 /// `MADV_COLLAPSE` (Linux 6.1).
 const MADV_COLLAPSE: libc::c_int = 25;
@@ -13,11 +14,7 @@ const MADV_COLLAPSE: libc::c_int = 25;
 /// # Errors
 /// What the kernel says: it wants `CAP_SYS_NICE`, and a file system or kernel that lets files have large pages.
 pub fn collapse_pages(pid: i32, range: AvmaRange) -> io::Result<()> {
-    // SAFETY: pidfd_open takes two plain numbers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just given this descriptor to us, and nobody else knows it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = pidfd(pid, 0)?;
     let part =
         libc::iovec { iov_base: range.start.get() as *mut libc::c_void, iov_len: range.len() as usize };
     // SAFETY: the kernel reads one iovec from this process, which lives until the call returns; the addresses in it are the

@@ -132,6 +132,16 @@ pub enum TraceError {
         /// What would come of the call.
         outcome: String,
     },
+    /// A descriptor of the target is not that of the memory file that it has just made for us.
+    #[error(
+        "process {pid}: the memory file that it has just made for restitch cannot be used: {why}; nothing was written to it, and the process keeps its code"
+    )]
+    NotItsMemoryFile {
+        /// The process.
+        pid: i32,
+        /// What it is instead, or what the kernel says.
+        why: String,
+    },
     /// A system call filter of the target cannot be read, so that nobody knows what it permits.
     #[error(
         "process {pid} runs under seccomp, and what its filter permits cannot be read: {why}; a forbidden system call on its behalf could kill it, so none was made"

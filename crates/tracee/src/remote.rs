@@ -1,7 +1,7 @@
 //! The system calls that are made in the target, with typed arguments and errors.
 
 use crate::TraceError;
-use crate::arguments::{Backing, Placement, Protection, RemoteFd, mmap_arguments};
+use crate::arguments::{Backing, MEMORY_FILE_FLAGS, Placement, Protection, RemoteFd, mmap_arguments};
 use crate::borrow::Borrow;
 use restitch_address::{Avma, AvmaRange};
 use std::ffi::CStr;
@@ -36,10 +36,10 @@ impl Borrow<'_> {
         self.call("close", libc::SYS_close, [fd.0 as u64, 0, 0, 0, 0, 0]).map(drop)
     }
 
-    /// `memfd_create(name, MFD_CLOEXEC)`. The file can be written from here through `/proc/PID/fd`.
+    /// `memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)`. [`Borrow::take_memory_file`] is the way to write it from here.
     pub fn memfd_create(&mut self, name: &CStr) -> Result<RemoteFd, TraceError> {
         let at = self.put_scratch(name.to_bytes_with_nul())?;
-        let args = [at.get(), u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
+        let args = [at.get(), MEMORY_FILE_FLAGS, 0, 0, 0, 0];
         self.call("memfd_create", libc::SYS_memfd_create, args).map(|fd| RemoteFd(fd as i32))
     }
 

@@ -18,7 +18,7 @@
 //!
 //! Reference: seccomp(2), ptrace(2), kernel/seccomp.c (`seccomp_run_filters`, `seccomp_get_filter`).
 
-use crate::arguments::{Backing, Placement, Protection, mmap_arguments};
+use crate::arguments::{Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, mmap_arguments};
 use crate::registers::{PendingRestart, Registers};
 use crate::seize::seize_one;
 use crate::{RemoteFd, Stopped, TraceError, bpf, sys};
@@ -106,10 +106,10 @@ fn kinds_of_calls() -> Vec<Asked> {
     let moved = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let remap = |more: i32| [AT.get(), LEN, LEN, (moved | more) as u64, AT.get() + LEN, 0];
     let advise = |advice: i32| Asked::new(libc::SYS_madvise, [AT.get(), LEN, advice as u64, 0, 0, 0]);
-    let open = [libc::AT_FDCWD as u64, AT.get(), libc::O_CLOEXEC as u64, 0, 0, 0];
+    let open = [libc::AT_FDCWD as u64, AT.get(), OPEN_FLAGS, 0, 0, 0];
     vec![
         Asked::new(libc::SYS_openat, open),
-        Asked::new(libc::SYS_memfd_create, [AT.get(), u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0]),
+        Asked::new(libc::SYS_memfd_create, [AT.get(), MEMORY_FILE_FLAGS, 0, 0, 0, 0]),
         Asked::new(libc::SYS_close, [9, 0, 0, 0, 0, 0]),
         map(Placement::At(AT), Protection::ReadExecute, Backing::Private(file, start)),
         map(Placement::At(AT), Protection::ReadExecute, Backing::Anonymous),

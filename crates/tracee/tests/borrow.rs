@@ -6,8 +6,8 @@ use common::Target;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use restitch_testkit::wait_until;
 use restitch_tracee::{
-    BATCH_SPACE, Backing, Batch, Placement, Protection, RemoteFd, Stopped, StubPlace, TraceError,
-    visit as visit_one,
+    BATCH_SPACE, Backing, Batch, Borrow, Placement, Protection, RemoteFd, Sealed, Stopped, StubPlace,
+    TraceError, visit as visit_one,
 };
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -131,6 +131,40 @@ fn every_call_does_what_it_says() {
     };
     let split = |ranges: &[(AvmaRange, restitch_procfs::Permissions)]| ranges.len();
     assert_eq!(split(&strip(restitch_procfs::maps(pid).unwrap())), split(&strip(before)));
+    target.assert_ok();
+}
+
+/// What other threads of a target may do with the descriptor of a memory file before it is taken over.
+#[test]
+fn only_the_memory_file_that_was_made_is_taken_over() {
+    let Some(target) = Target::start("selfcheck", &["sleep"]) else { return };
+    let pid = target.pid();
+    let mut stopped = Stopped::seize_all(pid).unwrap();
+    let mut borrow = stopped.borrow_thread(place(pid, target.padding)).unwrap();
+    let made = borrow.memfd_create(c"made").unwrap();
+    let file = borrow.take_memory_file(made).unwrap().fill(b"code", 8192, Sealed::Length).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 8192);
+    let refused = |borrow: &Borrow<'_>, fd, word: &str| {
+        let error = borrow.take_memory_file(fd).expect_err(word).to_string();
+        assert!(error.contains(word) && error.contains("nothing was written"), "{error}");
+    };
+    refused(&borrow, made, "another memory file");
+    for (path, flags) in
+        [(c"/proc/self/exe", libc::O_RDONLY), (c"/proc/self/mem", libc::O_RDWR), (c"/dev/null", libc::O_PATH)]
+    {
+        let memory = borrow.memfd_create(c"exchanged").unwrap();
+        let other = borrow.open(path, flags, 0).unwrap();
+        let exchanged = borrow
+            .raw_system_call(libc::SYS_dup2, [other.number() as u64, memory.number() as u64, 0, 0, 0, 0]);
+        assert_eq!(exchanged.unwrap(), i64::from(memory.number()));
+        refused(&borrow, memory, "another file");
+        borrow.close(memory).unwrap();
+        refused(&borrow, memory, "closed");
+        borrow.close(other).unwrap();
+    }
+    borrow.close(made).unwrap();
+    borrow.finish().unwrap();
+    stopped.resume();
     target.assert_ok();
 }
 

@@ -9,6 +9,9 @@ use restitch_address::{Avma, LoadBias};
 use restitch_emit::window::{self, BurstBranch, BurstTable};
 use restitch_evaluate::Taken;
 
+/// Most branches that a burst can tell of: a program whose direct branches lead through many others could make each record stand for so many that memory ends.
+const MOST_BRANCHES: usize = 1 << 22;
+
 /// What there is to know for it, of all modules.
 #[derive(Debug)]
 pub(super) struct Decoder {
@@ -88,7 +91,7 @@ impl Decoder {
                 0 => self.direct(place, record, &mut branches),
                 _ => self.indirect(place, table, record & !window::INDIRECT, &mut branches),
             };
-            let Some(next) = next else { return branches };
+            let Some(next) = next.filter(|_| branches.len() < MOST_BRANCHES) else { return branches };
             place = next;
         }
         // How far a burst came that ended at a record, or was ended in between, is not known.
@@ -182,6 +185,24 @@ mod tests {
     }
 
     const RETURN: u32 = window::INDIRECT | 16;
+
+    /// The window is the program's to write.
+    #[test]
+    fn a_window_that_lies_ends_the_burst() {
+        let first = (0x110, 0x200);
+        for record in
+            [0, 6, 10, window::INDIRECT - 1, window::INDIRECT | 25, window::INDIRECT | 0x7fff_ffff, u32::MAX]
+        {
+            let found = decoded(&[record, 7], BurstEnd::Full);
+            assert!(
+                found.len() <= 3 && found.iter().all(|b| *b == first || b.0 == 0x210 || b.0 == 0x230),
+                "{record:x}: {found:x?}"
+            );
+        }
+        // The program says that it has taken what leads through others again and again.
+        let many = decoded(&vec![RETURN; 3 * MOST_BRANCHES / 2], BurstEnd::Full);
+        assert!(many.len() <= MOST_BRANCHES + 3, "{}", many.len());
+    }
 
     #[test]
     fn direct_branches_are_found_between_records() {
