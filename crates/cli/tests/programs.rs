@@ -13,6 +13,7 @@ const PROGRAMS: &[&str] = &[
     "cancel.cc",
     "clock.c",
     "coroutine.c",
+    "faults.c",
     "fork.c",
     "goto.c",
     "locked.c",

@@ -17,10 +17,12 @@ mod debugdata;
 mod dynamic;
 mod error;
 mod header;
+mod names;
 mod note;
 mod plt;
 mod probe;
 mod relocation;
+mod run_time;
 mod section;
 mod symbol;
 mod unwind;
@@ -29,14 +31,17 @@ mod view;
 pub use dynamic::{DynamicInfo, ExportedSymbol};
 pub use error::ImageError;
 pub use header::{ProgramHeader, Segment};
+pub use names::NameInTable;
 pub use note::BuildId;
 pub use plt::PltSlot;
 pub use probe::StaticProbe;
 pub use relocation::{DynamicRelocation, RelocationKind};
+pub use run_time::RunTime;
 pub use section::Section;
 pub use symbol::{Binding, Symbol, SymbolKind};
 
 use dynamic::DynamicTable;
+use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -69,10 +74,13 @@ pub struct Image {
     relocations: Vec<DynamicRelocation>,
     symbols: Vec<Symbol>,
     aliases: Vec<Symbol>,
+    /// Names of all dynamic symbols, and whether they are defined here.
+    dynamic_names: Vec<(Arc<str>, bool)>,
     plt_slots: Vec<PltSlot>,
     static_probes: Vec<StaticProbe>,
     build_id: Option<BuildId>,
     identity: OnceLock<BuildId>,
+    run_time: OnceLock<Option<RunTime>>,
     eh_frame_hdr: Option<SvmaRange>,
     eh_frame: Option<SvmaRange>,
 }
@@ -103,9 +111,14 @@ impl Image {
             kind: kind(header.elf_type, &dynamic, interpreter.is_some()),
             entry: header.entry,
             symbols: symbol::best(&aliases),
+            dynamic_names: dynamic_symbols
+                .into_iter()
+                .map(|s| (s.name, s.raw.section != elf::SHN_UNDEF))
+                .collect(),
             build_id: note::build_id(&data, &headers, &sections),
             static_probes: probe::static_probes(&data, &sections),
             identity: OnceLock::new(),
+            run_time: OnceLock::new(),
             eh_frame: unwind::eh_frame(view, &sections, eh_frame_hdr),
             eh_frame_hdr,
             headers,
@@ -248,6 +261,27 @@ impl Image {
     /// table's order.
     pub fn labels(&self) -> Vec<Svma> {
         symbol::labels(&self.data, &self.sections)
+    }
+    /// The names in .symtab and in the dynamic symbol table, of whatever kind, also of what other modules define; in the tables' order, the
+    /// same name more than once where several entries have it.
+    pub fn names(&self) -> impl Iterator<Item = NameInTable<'_>> {
+        let dynamic = self.dynamic_names.iter();
+        let dynamic =
+            dynamic.map(|(text, defined)| NameInTable { text: text.as_bytes(), is_defined: *defined });
+        names::in_sections(&self.data, &self.sections).chain(dynamic)
+    }
+    /// The names of its notes' owners, each with its final zero, in the file's order.
+    pub fn note_names(&self) -> Vec<&[u8]> {
+        note::names(&self.data, &self.headers, &self.sections)
+    }
+    /// Bytes of the file that are loaded and never written, code aside: where constants are.
+    pub fn constants(&self) -> Vec<&[u8]> {
+        names::constants(self.view(), &self.sections)
+    }
+    /// The run time that is linked into the file, if it is one that looks code addresses up in tables of its own: then the code has to stay where
+    /// it is. Looked for when it is first asked for.
+    pub fn run_time(&self) -> Option<RunTime> {
+        *self.run_time.get_or_init(|| run_time::of(self))
     }
     /// The symbols of this name, in address order. A linear search.
     pub fn symbols_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Symbol> {

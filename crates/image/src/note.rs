@@ -65,25 +65,65 @@ impl fmt::Debug for BuildId {
 }
 
 pub(crate) fn build_id(data: &[u8], headers: &[ProgramHeader], sections: &[Section]) -> Option<BuildId> {
+    lists(data, headers, sections).find_map(|(notes, align)| find(notes, align))
+}
+
+/// Names of the owners of all notes, with their final zeros.
+pub(crate) fn names<'a>(
+    data: &'a [u8],
+    headers: &'a [ProgramHeader],
+    sections: &'a [Section],
+) -> Vec<&'a [u8]> {
+    let all = lists(data, headers, sections).flat_map(|(notes, align)| Notes { notes, align });
+    all.map(|note| note.name).collect()
+}
+
+/// The file's lists of notes, each with the alignment of its entries.
+fn lists<'a>(
+    data: &'a [u8],
+    headers: &'a [ProgramHeader],
+    sections: &'a [Section],
+) -> impl Iterator<Item = (&'a [u8], usize)> {
     let in_segments = headers
         .iter()
         .filter(|p| p.kind == elf::PT_NOTE)
-        .filter_map(|p| Some((slice(data, p.offset.get(), p.file_len)?, p.align)));
-    let in_sections = sections.iter().filter(|s| s.kind == elf::SHT_NOTE).map(|s| (s.bytes(data), 4));
-    in_segments.chain(in_sections).find_map(|(notes, align)| find(notes, if align == 8 { 8 } else { 4 }))
+        .filter_map(move |p| Some((slice(data, p.offset.get(), p.file_len)?, p.align)));
+    let in_sections = sections.iter().filter(|s| s.kind == elf::SHT_NOTE).map(move |s| (s.bytes(data), 4));
+    in_segments.chain(in_sections).map(|(notes, align)| (notes, if align == 8 { 8 } else { 4 }))
 }
 
-fn find(mut notes: &[u8], align: usize) -> Option<BuildId> {
-    loop {
-        let (name_len, value_len) = (u32_at(notes, 0)? as usize, u32_at(notes, 4)? as usize);
-        let value_at = (12 + name_len).next_multiple_of(align);
-        let name = notes.get(12..12 + name_len)?;
-        let value = notes.get(value_at..value_at + value_len)?;
-        if u32_at(notes, 8)? == elf::NT_GNU_BUILD_ID && name == b"GNU\0" && !value.is_empty() {
-            return Some(BuildId::new(value));
-        }
-        notes = notes.get((value_at + value_len).next_multiple_of(align)..)?;
+/// One note.
+struct Note<'a> {
+    name: &'a [u8],
+    kind: u32,
+    value: &'a [u8],
+}
+
+/// The notes of a list, up to the first damaged one.
+struct Notes<'a> {
+    notes: &'a [u8],
+    align: usize,
+}
+
+impl<'a> Iterator for Notes<'a> {
+    type Item = Note<'a>;
+
+    fn next(&mut self) -> Option<Note<'a>> {
+        let (name_len, value_len) = (u32_at(self.notes, 0)? as usize, u32_at(self.notes, 4)? as usize);
+        let value_at = (12 + name_len).next_multiple_of(self.align);
+        let name = self.notes.get(12..12 + name_len)?;
+        let value = self.notes.get(value_at..value_at + value_len)?;
+        let kind = u32_at(self.notes, 8)?;
+        self.notes =
+            self.notes.get((value_at + value_len).next_multiple_of(self.align)..).unwrap_or_default();
+        Some(Note { name, kind, value })
     }
+}
+
+fn find(notes: &[u8], align: usize) -> Option<BuildId> {
+    let is_build_id =
+        |n: &Note<'_>| n.kind == elf::NT_GNU_BUILD_ID && n.name == b"GNU\0" && !n.value.is_empty();
+    Notes { notes, align }.find(is_build_id).map(|note| BuildId::new(note.value))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The analysis: one function that reads as the list of its phases.
 
+use crate::known_labels::known_labels;
 use crate::leaders::{self, Leaders};
 use crate::lookups::unwinder_lookups;
 use crate::model::*;
@@ -40,7 +41,13 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     let mut jump_tables = tables::find_tables(image, &sweep);
     let mut leaders = leaders::collect(image, unwind, &sweep, &jump_tables);
     settle_tables(&sweep, &mut leaders, &mut jump_tables);
-    let movability = movability(image, unwind, &sweep, &leaders);
+    let mut movability = movability(image, unwind, &sweep, &leaders);
+    if image.run_time().is_some() {
+        movability.iter_mut().for_each(|it| leave(it, Movability::RunTime));
+    }
+    for span in known_labels(image, &sweep, &jump_tables) {
+        leave(&mut movability[span], Movability::KnownLabels);
+    }
     // A table into a function that has no blocks is one more indirect jump that is not understood.
     let has_blocks = |at: Svma| sweep.span_at(at).is_some_and(|s| movability[s] != Movability::Undecodable);
     let may_be_entry = |to: &Svma| has_blocks(*to) || !sweep.starts.contains(*to);
@@ -136,6 +143,13 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
         }
     }
     out
+}
+
+/// Leaves a function in place, for this reason if there is no other one.
+fn leave(movability: &mut Movability, why: Movability) {
+    if *movability == Movability::Movable {
+        *movability = why;
+    }
 }
 
 /// Cuts the instruction stream into blocks and assembles the tables.

@@ -4,6 +4,7 @@ use crate::looks::pinned_calls;
 use crate::model::{JumpTable, TableEncoding};
 use crate::return_address::Code;
 use crate::sweep::{AddressSet, Kind, Sweep};
+use crate::words::TableWords;
 use restitch_address::Svma;
 use restitch_cfi::{Lsda, UnwindInfo};
 use restitch_image::{Image, ImageKind, RelocationKind};
@@ -161,35 +162,5 @@ impl Leaders {
                 }
             }
         }
-    }
-}
-
-/// The words of recognised tables of absolute addresses: they are no addresses taken, since the jumps that read them are
-/// understood.
-struct TableWords {
-    /// Start and end of the believed part of each table, sorted, joined.
-    ranges: Vec<(Svma, Svma)>,
-}
-
-impl TableWords {
-    fn of(tables: &[JumpTable]) -> Self {
-        let mut ranges: Vec<(Svma, Svma)> = tables
-            .iter()
-            .filter(|t| t.encoding == TableEncoding::Absolute8)
-            .map(|t| (t.table, t.table + 8 * t.targets.len() as u64))
-            .collect();
-        ranges.sort_unstable();
-        ranges.dedup_by(|b, a| {
-            let joined = b.0 <= a.1;
-            if joined {
-                a.1 = a.1.max(b.1);
-            }
-            joined
-        });
-        Self { ranges }
-    }
-    fn contains(&self, at: Svma) -> bool {
-        let i = self.ranges.partition_point(|r| r.0 <= at);
-        i > 0 && at < self.ranges[i - 1].1
     }
 }

@@ -20,6 +20,7 @@ mod fit;
 mod flags;
 mod frame_doubt;
 mod iterate_by_shape;
+mod known_labels;
 mod leaders;
 mod looks;
 mod lookups;
@@ -32,6 +33,7 @@ mod sweep;
 mod tables;
 mod text;
 mod validate;
+mod words;
 
 pub use analyze::{AnalyzeError, analyze};
 pub use edges::build_edges;

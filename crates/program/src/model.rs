@@ -81,6 +81,11 @@ pub enum Movability {
     ReturnsElsewhere,
     /// Not code of the module's own making: overlaps another function's unwind range.
     Overlapping,
+    /// The module's run time looks code addresses up in tables of its own ([`Image::run_time`](restitch_image::Image::run_time)).
+    RunTime,
+    /// Addresses in the middle of it are known outside of it, and it is no target of computed jumps: who knows them compares program
+    /// counters with them (handlers of faults).
+    KnownLabels,
 }
 
 /// Consecutive blocks: those of one function. It may be empty, and then there is no first one to ask for.

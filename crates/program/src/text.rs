@@ -38,7 +38,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 11] = [
+const MOVABILITY: [(Movability, &str); 13] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -50,6 +50,8 @@ const MOVABILITY: [(Movability, &str); 11] = [
     (Movability::ChangedInMemory, "changed-in-memory"),
     (Movability::ReturnsElsewhere, "returns-elsewhere"),
     (Movability::Overlapping, "overlapping"),
+    (Movability::RunTime, "run-time"),
+    (Movability::KnownLabels, "known-labels"),
 ];
 
 const ATTRS: [(BlockAttrs, &str); 7] = [

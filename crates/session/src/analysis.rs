@@ -107,6 +107,10 @@ pub(crate) fn words(why: Movability) -> &'static str {
             "it calls code that changes its return address, or reads what stands behind the call"
         }
         Movability::Overlapping => "overlaps another function",
+        Movability::RunTime => "the module's run time looks code addresses up in tables of its own",
+        Movability::KnownLabels => {
+            "addresses inside of it are known to other code or to data, as to handlers that judge where a fault was"
+        }
     }
 }
 

@@ -98,7 +98,7 @@ fn attach_in_phases(
     let known = options.call_targets.as_deref().map(read_store).transpose()?;
     let kin = at_work(options.pid, options.tree, watcher);
     refuse_unchangeable(kin.leader)?;
-    let mut set = ProcessSet::open(kin.leader, options.tree)?;
+    let mut set = ProcessSet::open_to_change(kin.leader, options.tree)?;
     set.by_slots = options.slots;
     let windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));

@@ -20,7 +20,7 @@ use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::period::Period;
 use crate::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
-use crate::refusal::refuse_shadow_stack;
+use crate::refusal::{refuse_all, refuse_shadow_stack};
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
 use crate::unfinished::or_given_back;
@@ -206,7 +206,8 @@ fn open_running(pid: i32, tree: bool) -> Result<ProcessSet, SessionError> {
 fn open(pid: i32, tree: bool) -> Result<ProcessSet, SessionError> {
     let pid = process_of(pid)?;
     refuse_shadow_stack(pid)?;
-    let mut set = ProcessSet::open(pid, tree)?;
+    let mut set = ProcessSet::open_to_change(pid, tree)?;
+    refuse_all(set.leader.target())?;
     set.room_for_more()?;
     Ok(set)
 }

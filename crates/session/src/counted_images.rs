@@ -3,6 +3,7 @@
 
 use crate::analysis::{Analyzed, analyze_image};
 use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use crate::refusal::left_alone;
 use crate::{SessionError, derivation};
 use restitch_address::Svma;
 use restitch_apply_process::{Incoming, Live, Module, ProcessError, Slots, VersionKind};
@@ -163,6 +164,11 @@ impl CountedImages {
         let key = self.key_of(module);
         if let Some(known) = self.known.get(&key) {
             return *known;
+        }
+        if let Some(why) = left_alone(module) {
+            self.refused.push(format!("{} ran uncounted: {why}", module.path.display()));
+            self.known.insert(key, None);
+            return None;
         }
         let image = analyze_image(module.image.clone()).ok().and_then(|analyzed| {
             let program = &analyzed.program;

@@ -11,6 +11,7 @@ use crate::left_out::LeftOut;
 use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
 use crate::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
+use crate::refusal::left_alone;
 use crate::restless::Restless;
 use restitch_apply_process::Module;
 use restitch_profile::{Profile, ProfileFile};
@@ -79,6 +80,11 @@ impl Given {
     ) -> Result<Parts, SessionError> {
         for module in set.leader.target().modules.iter().filter(|m| self.is_of_another_build(m)) {
             left_out.add(&module.path, 0, "the profile is of another build of it".into());
+        }
+        for module in &set.leader.target().modules {
+            if let Some(why) = left_alone(module) {
+                left_out.add(&module.path, 0, why);
+            }
         }
         let mut notes = Vec::new();
         let mut found = self.parts(set, left_out, &mut notes)?;

@@ -9,6 +9,7 @@ use crate::machine::this_machine;
 use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
 use crate::recorded_builds::of_build;
+use crate::refusal::refuse_file;
 use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
@@ -33,6 +34,7 @@ pub fn lab(
 ) -> Result<(Comparison, LayoutTimes), SessionError> {
     watcher.phase("analysing", None);
     let module = load_original(&options.program)?;
+    refuse_file(&options.program, &module.image)?;
     let files = OptimizeOptions {
         program: options.program.clone(),
         profile: options.profile.clone(),

@@ -4,6 +4,7 @@ use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::parallel;
 use crate::process_set::ProcessSet;
+use crate::refusal::left_alone;
 use crate::sampling::IpSamples;
 use crate::selection::{Weights, select, weigh};
 use restitch_apply_process::Module;
@@ -46,11 +47,14 @@ pub(crate) fn may_be_changed(set: &ProcessSet, index: usize) -> bool {
 }
 
 /// Why a module is never changed, whatever is known of it.
-fn never_changed(module: &Module) -> Option<&'static str> {
+fn never_changed(module: &Module) -> Option<String> {
     if module.is_vdso() {
-        return Some("the kernel's own code is never changed");
+        return Some("the kernel's own code is never changed".into());
     }
-    is_runtime_loader(&module.path.to_string_lossy()).then_some("the dynamic loader is never changed")
+    if is_runtime_loader(&module.path.to_string_lossy()) {
+        return Some("the dynamic loader is never changed".into());
+    }
+    left_alone(module)
 }
 
 /// Analyses the modules that have a share of the samples, but for those that are `ready`, which are taken from there; those that cannot be analysed come back with
@@ -74,7 +78,7 @@ pub(crate) fn choose(
         let (module, addresses) = (&target.modules[index], &samples.by_module[&index]);
         let n = samples.in_module(index);
         if let Some(why) = never_changed(module) {
-            left.push((module.path.clone(), n, why.into()));
+            left.push((module.path.clone(), n, why));
             continue;
         }
         match ready.remove(&index).unwrap_or_else(|| analyze_image(module.image.clone())) {

@@ -3,6 +3,7 @@
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::read_regular;
+use crate::refusal::refuse_file;
 use restitch_apply_elf::ElfError;
 use restitch_image::Image;
 use std::path::Path;
@@ -16,9 +17,10 @@ pub(crate) fn load_original(path: &Path) -> Result<Analyzed, SessionError> {
 /// As [`load_original`], of a file of which a changed copy is to be written.
 ///
 /// # Errors
-/// [`SessionError::RefusedFile`], too, if a changed copy would not be the same program.
+/// [`SessionError::RefusedFile`], too, if a changed copy would not be the same program, or its run time would not know the copy's code.
 pub(crate) fn load_changeable(path: &Path) -> Result<Analyzed, SessionError> {
     let image = image_of(path)?;
+    refuse_file(path, &image)?;
     // Of an output of restitch, too: the original that it holds would come without them.
     match restitch_apply_elf::appended(&image) {
         Some(appended) => Err(SessionError::of_elf(path, ElfError::Appended(appended))),

@@ -1,6 +1,7 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
 use crate::interrupt::pause;
+use crate::refusal::refuse;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
@@ -85,6 +86,16 @@ impl ProcessSet {
         Ok(set)
     }
 
+    /// The same, to give them versions.
+    ///
+    /// # Errors
+    /// Also if nothing in the process may have one.
+    pub fn open_to_change(pid: i32, tree: bool) -> Result<Self, SessionError> {
+        let set = Self::open(pid, tree)?;
+        refuse(set.leader.target())?;
+        Ok(set)
+    }
+
     /// Takes the leader's lock. Another restitch may be about to end, or a keeper to give the process back: that is waited for a little.
     fn lock(&mut self) -> Result<(), SessionError> {
         let end = Instant::now() + BUSY;
@@ -114,7 +125,6 @@ impl ProcessSet {
         let dir = StateDir::open()?;
         let pid = process_of(pid)?;
         let leader = Live::open_with(pid, dir.clone(), &mut images)?;
-        crate::refusal::refuse(leader.target())?;
         let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
         Ok(Self { leader, others: Vec::new(), by_slots: Slots::None, dir, tree, named: pid, images, ticks })
     }
@@ -286,6 +296,10 @@ impl ProcessSet {
         watcher: &mut dyn Watcher,
     ) -> Result<SwitchReport, SessionError> {
         let leader = self.leader.target().clone();
+        if !versions.is_empty() {
+            // Whatever way led here: a run time may have been loaded meanwhile.
+            refuse(&leader)?;
+        }
         let by_slots = self.by_slots;
         let mut sum: Option<SwitchReport> = None;
         let mut done: BTreeSet<i32> = BTreeSet::new();

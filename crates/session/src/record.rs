@@ -97,7 +97,7 @@ fn record_process(
     let kin = at_work(pid, tree, watcher);
     let pid = kin.leader;
     refuse_unchangeable(pid)?;
-    let mut set = ProcessSet::open(pid, tree)?;
+    let mut set = ProcessSet::open_to_change(pid, tree)?;
     set.room_for_more()?;
     let opened = (duration, restless, kin, phases);
     or_given_back(&mut set, watcher, |set, watcher| record_set(set, opened, watcher))

@@ -3,22 +3,64 @@
 //! State equivalence says that a version differs from the original in program counters and return addresses alone. A run
 //! time that walks stacks with its own tables (to collect garbage, to grow stacks) would find addresses that are in
 //! none of them. libgcc's tables are extended by the unwinder's hook; these cannot be.
+//!
+//! Which files are of such a kind says [`Image::run_time`]; the analysis leaves all of their code in place, whoever asks for it. Here is what the user is told, before
+//! anything is done.
 
 use crate::SessionError;
-use restitch_apply_process::Target;
+use restitch_apply_process::{Module, Target};
 use restitch_image::Image;
 use restitch_procfs as procfs;
+use std::path::Path;
 
+/// What there is for such programs instead.
+const INSTEAD: &str = "`record --source trace` and `--source ip` profile it as it is; what makes it faster is its own compiler's to do";
+
+/// Refuses a process that is to get versions.
+///
 /// # Errors
-/// [`SessionError::Refused`] if the process is of such a kind.
+/// [`SessionError::Refused`] if nothing in it may have one.
 pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
-    for module in &target.modules {
-        let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        if let Some(why) = run_time(&module.image, &name) {
-            return Err(SessionError::Refused { pid: target.pid(), why: format!("{name} {why}") });
-        }
+    refuse_if(target, |image| image.run_time().is_some_and(|found| !found.leaves_other_modules()))
+}
+
+/// Refuses a process that is to get tracing versions, which are of no use beside a run time that they leave out.
+///
+/// # Errors
+/// [`SessionError::Refused`] if there is such code in it.
+pub(crate) fn refuse_all(target: &Target) -> Result<(), SessionError> {
+    refuse_if(target, |image| image.run_time().is_some())
+}
+
+fn refuse_if(target: &Target, refused: impl Fn(&Image) -> bool) -> Result<(), SessionError> {
+    let Some(module) = target.modules.iter().find(|m| refused(&m.image)) else { return Ok(()) };
+    let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let why = run_time(&module.image).unwrap_or_default();
+    Err(SessionError::Refused { pid: target.pid(), why: format!("{name} {why}") })
+}
+
+/// Refuses a file of which a changed copy is to be written.
+///
+/// # Errors
+/// [`SessionError::RefusedFile`] if its run time would not know the copies.
+pub(crate) fn refuse_file(path: &Path, image: &Image) -> Result<(), SessionError> {
+    match run_time(image) {
+        Some(why) => Err(SessionError::RefusedFile {
+            path: path.into(),
+            why: format!("it {why}; no copy of it was made"),
+        }),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Why a module of a process is left alone, in words that stand for themselves.
+pub(crate) fn left_alone(module: &Module) -> Option<String> {
+    run_time(&module.image).map(|why| format!("it {why}"))
+}
+
+/// Why an image is not touched, in words that follow its name, and what else there is.
+pub(crate) fn run_time(image: &Image) -> Option<String> {
+    image.run_time().map(|found| format!("{}; {INSTEAD}", found.why()))
 }
 
 /// Returns that match no call end a process whose shadow stack is on.
@@ -30,24 +72,4 @@ pub(crate) fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
         return Err(SessionError::Refused { pid, why });
     }
     Ok(())
-}
-
-/// Why an image is not touched, in words that follow its name.
-pub(crate) fn run_time(image: &Image, file_name: &str) -> Option<&'static str> {
-    let section = |name: &str| image.section(name).is_some();
-    let symbol = |name: &str| image.symbols_named(name).next().is_some();
-    if section(".gopclntab") || section(".note.go.buildid") || section(".data.rel.ro.gopclntab") {
-        return Some("is a Go program, whose run time walks stacks with tables of its own");
-    }
-    if symbol("caml_frametable") || symbol("caml_system__frametable") {
-        return Some("is an OCaml program, whose run time walks stacks with tables of its own");
-    }
-    if section(".text.ghc") || symbol("stg_upd_frame_info") {
-        return Some("is a Haskell program, which keeps tables beside its code");
-    }
-    match file_name {
-        "libjvm.so" => Some("is a Java virtual machine, whose signal handlers interpret program counters"),
-        "libcoreclr.so" => Some("is a .NET run time, whose signal handlers interpret program counters"),
-        _ => None,
-    }
 }

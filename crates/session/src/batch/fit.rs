@@ -1,7 +1,7 @@
 //! Which modules can be worked on.
 
 use crate::SessionError;
-use crate::refusal::run_time;
+use crate::refusal::refuse_file;
 use restitch_apply_preload::place;
 use restitch_image::Image;
 use std::path::Path;
@@ -20,17 +20,14 @@ pub(super) fn left_by_name(path: &Path) -> Option<&'static str> {
 /// A module of these bytes, if it can be worked on.
 ///
 /// # Errors
-/// [`SessionError::BadFile`] with why it is left alone.
+/// [`SessionError::BadFile`] or [`SessionError::RefusedFile`] with why it is left alone.
 pub(super) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, SessionError> {
     let bad = |why: String| SessionError::BadFile { path: path.into(), why };
     let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
     if let Some(why) = left_by_name(path) {
         return Err(bad(why.into()));
     }
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    if let Some(why) = run_time(&image, &name) {
-        return Err(bad(why.into()));
-    }
+    refuse_file(path, &image)?;
     if restitch_apply_elf::is_restitch_output(&image).is_some() {
         return Err(bad(restitch_apply_preload::OverlayError::Output.to_string()));
     }

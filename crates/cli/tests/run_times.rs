@@ -1,0 +1,183 @@
+//! Programs whose run time looks code addresses up in tables of its own: every command that would make versions refuses them, and says why; what does
+//! not change the program profiles it. docs/usage/run-times.md is the table of those that were tried.
+
+mod common;
+
+use common::{Restitch, code, expect_message, finish, with_time};
+use restitch_testkit::{Finished, Guarded, TempDir, find_program, require, run, scratch, strip};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Makes trees of short-lived data, so that garbage is collected; prints what it has counted.
+const OCAML: &str = "
+type t = L | N of t * t
+let rec make d = if d = 0 then L else let a = make (d-1) in N (a, make (d-1))
+let rec size = function L -> 1 | N (a, b) -> size a + size b
+let () = for _ = 1 to int_of_string Sys.argv.(1) do print_int (size (make 14)); print_newline () done
+";
+
+/// The same in Go, without any package, so that the compiler makes little more than the run time.
+const GO: &str = "package main
+type t struct{ l, r *t }
+func tree(d int) *t { if d == 0 { return &t{} }; return &t{tree(d - 1), tree(d - 1)} }
+func (x *t) size() int { if x == nil { return 0 }; return 1 + x.l.size() + x.r.size() }
+func main() { for i := 0; i < ROUNDS; i++ { println(tree(14).size()) } }
+";
+
+fn built(command: &mut Command) {
+    let finished = run(command, common::PATIENCE);
+    assert!(finished.status.success(), "{command:?}: {}", finished.stderr);
+}
+
+/// The OCaml program, with its symbols and without.
+fn ocaml(folder: &Path) -> Option<[PathBuf; 2]> {
+    let compiler = find_program("ocamlopt")?;
+    std::fs::write(folder.join("trees.ml"), OCAML).unwrap();
+    built(Command::new(compiler).args(["trees.ml", "-o", "trees"]).current_dir(folder));
+    let path = folder.join("trees");
+    Some([strip(&path).unwrap(), path])
+}
+
+/// The Go program for so many rounds. The compiler keeps what it has made of the run time in a folder of all tests.
+fn go(folder: &Path, rounds: u64) -> Option<PathBuf> {
+    let compiler = find_program("go")?;
+    std::fs::write(folder.join("trees.go"), GO.replace("ROUNDS", &rounds.to_string())).unwrap();
+    let path = folder.join(format!("trees{rounds}"));
+    let mut command = Command::new(compiler);
+    command.args(["build", "-o", text(&path), "trees.go"]).current_dir(folder);
+    let cache = std::env::temp_dir().join("restitch-tests-go");
+    command.env("GO111MODULE", "off").env("GOCACHE", cache).env("GOFLAGS", "");
+    let finished = run(&mut command, 10 * common::PATIENCE);
+    assert!(finished.status.success(), "{command:?}: {}", finished.stderr);
+    Some(path)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// `record` of `program` with `options`; it has to have printed what it prints.
+#[track_caller]
+fn recorded(program: &Path, options: &[&str]) -> (Finished, TempDir) {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let profile = folder.path().join("profile");
+    let mut arguments = vec!["record", "-o", text(&profile)];
+    arguments.extend(options);
+    arguments.extend(["--", text(program), "30"]);
+    let finished = restitch.run(&arguments);
+    let own = run(Command::new(program).arg("30"), common::PATIENCE);
+    let printed = |finished: &Finished| {
+        let all = format!("{}{}", finished.stdout, finished.stderr);
+        all.lines().filter(|line| line.parse::<u64>().is_ok()).count()
+    };
+    assert_eq!(printed(&finished), printed(&own), "{options:?}: {} {}", finished.stdout, finished.stderr);
+    (finished, folder)
+}
+
+/// The commands that write a changed copy of a file.
+fn refuses_copies(program: &Path, why: &str) {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let path = |name: &str| folder.path().join(name);
+    let (counts, copy) = (path("counts"), path("copy"));
+    let finished = restitch.run(&["instrument", text(program), "--counts", text(&counts), "-o", text(&copy)]);
+    expect_message(&finished, code::REFUSED, &[why, "--source trace", text(program)]);
+    assert!(!counts.exists() && !copy.exists(), "instrument leaves files");
+    // It is not even asked for.
+    let profile = path("profile");
+    let finished = restitch.run(&["optimize", text(program), "--profile", text(&profile), "-o", text(&copy)]);
+    expect_message(&finished, code::REFUSED, &[why]);
+    assert!(!copy.exists(), "optimize leaves a file");
+}
+
+/// A running program, attached to and recorded in all ways that would change it; it has to go on.
+fn refuses_processes(program: &Path, why: &str, codes: &[i32]) {
+    let mut command = Command::new(program);
+    command.arg("100000000").stdout(Stdio::null()).stderr(Stdio::null());
+    let mut process = Guarded::spawn(&mut command).unwrap();
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (pid, profile) = (process.pid().to_string(), folder.path().join("profile"));
+    let profile = text(&profile);
+    let told = |finished: &Finished, what: &str| {
+        let ended = finished.status.code().unwrap();
+        assert!(codes.contains(&ended), "{what}: {} {}", finished.status, finished.stderr);
+        assert!(finished.stderr.contains(why), "{what}: {}", finished.stderr);
+        assert!(common::look::ours(process.pid()).is_empty(), "{what} leaves something");
+    };
+    let attach = with_time_of(&restitch, &["attach", &pid, "--measure", "0", "--duration"], why);
+    told(&attach, "attach");
+    let record = with_time_of(&restitch, &["record", "-p", &pid, "-o", profile, "--duration"], why);
+    told(&record, "record -p");
+    let burst = with_time_of(
+        &restitch,
+        &["record", "-p", &pid, "-o", profile, "--source", "burst", "--duration"],
+        why,
+    );
+    told(&burst, "record --source burst");
+    let sampled = with_time(["1", "3"], |seconds| {
+        restitch.command(&["record", "-p", &pid, "-o", profile, "--source", "ip", "--duration", seconds])
+    });
+    // Not every machine permits sampling.
+    assert!(!sampled.stderr.contains(why), "{}", sampled.stderr);
+    assert!(process.is_running(), "the program has ended");
+}
+
+/// Runs a command with more and more seconds until it says `why`.
+fn with_time_of(restitch: &Restitch, arguments: &[&str], why: &str) -> Finished {
+    let mut last = None;
+    for seconds in ["1", "3", "10"] {
+        let all: Vec<&str> = arguments.iter().copied().chain([seconds]).collect();
+        let finished = finish(&mut restitch.command(&all));
+        let told = finished.stderr.contains(why);
+        last = Some(finished);
+        if told {
+            break;
+        }
+    }
+    last.unwrap()
+}
+
+const OF_OCAML: &str =
+    "native code of OCaml, whose garbage collector looks return addresses up in tables of its own";
+
+#[test]
+fn ocaml_is_left_alone() {
+    let folder = scratch();
+    for program in require!(ocaml(folder.path()), "ocamlopt") {
+        // Its libraries may be counted, and it says that the program is not.
+        let (counted, _profile) = recorded(&program, &[]);
+        let all = format!("{} {}", counted.stdout, counted.stderr);
+        let all = all.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(all.contains("ran uncounted") && all.contains(OF_OCAML), "{all}");
+        let (burst, _profile) = recorded_or_refused(&program, &["--source", "burst"]);
+        expect_message(&burst, code::REFUSED, &[OF_OCAML]);
+        let (traced, _profile) = recorded(&program, &["--source", "trace"]);
+        traced.expect(code::DONE);
+        refuses_copies(&program, OF_OCAML);
+        refuses_processes(&program, OF_OCAML, &[code::NOTHING_TO_DO, code::REFUSED]);
+    }
+}
+
+/// `record` of a program that may not run at all for it.
+fn recorded_or_refused(program: &Path, options: &[&str]) -> (Finished, TempDir) {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let profile = folder.path().join("profile");
+    let mut arguments = vec!["record", "-o", text(&profile)];
+    arguments.extend(options);
+    arguments.extend(["--", text(program), "30"]);
+    (restitch.run(&arguments), folder)
+}
+
+const OF_GO: &str = "a Go program, whose run time walks stacks by tables of its own";
+
+#[test]
+fn go_is_left_alone() {
+    let folder = scratch();
+    let (program, endless) = (go(folder.path(), 30), go(folder.path(), 1 << 60));
+    let (program, endless) = require!(program.zip(endless), "go");
+    let (counted, _profile) = recorded_or_refused(&program, &[]);
+    expect_message(&counted, code::NOTHING_TO_DO, &[OF_GO]);
+    let (burst, _profile) = recorded_or_refused(&program, &["--source", "burst"]);
+    expect_message(&burst, code::REFUSED, &[OF_GO]);
+    refuses_copies(&program, OF_GO);
+    refuses_processes(&endless, OF_GO, &[code::REFUSED]);
+}
