@@ -1,9 +1,15 @@
 //! Writing a file so that nobody ever sees half of it.
+//!
+//! A path is looked up once ([`resolve`](crate::resolve)); the file is made, and gets its name, in the folder that was found, wherever the path leads meanwhile.
 
-use std::fs::{self, OpenOptions, Permissions};
+use crate::resolve::{End, Place, end_of, place_of};
+use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat, renameat, unlinkat};
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What to do with a file that is there already.
@@ -37,14 +43,51 @@ pub fn write_atomically(
     existing: Existing,
     outlives: Outlives,
 ) -> io::Result<()> {
-    if existing == Existing::Refuse && fs::symlink_metadata(path).is_ok() {
+    write_at(place_of(path)?, bytes, mode, existing, outlives)
+}
+
+fn write_at(place: Place, bytes: &[u8], mode: u32, existing: Existing, outlives: Outlives) -> io::Result<()> {
+    if existing == Existing::Refuse && place.look()?.is_some() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    let temporary = Temporary::write(path, bytes, mode, outlives)?;
+    let temporary = Temporary::write(place, bytes, mode, outlives)?;
     match existing {
-        Existing::Replace => temporary.rename(path),
-        Existing::Refuse => temporary.link(path),
+        Existing::Replace => temporary.rename(),
+        Existing::Refuse => temporary.link(),
     }
+}
+
+/// Writes what the user asked for, to where `path` leads, by links too, but for those of other users: a file as [`write_atomically`] does, in place of one that is there; what is no
+/// file (a pipe, a terminal, `/dev/stdout`) as it is.
+///
+/// # Errors
+/// The system's reason, or that a link is not followed; a file that was there is as before.
+pub fn write_result(path: &Path, bytes: &[u8], mode: u32, outlives: Outlives) -> io::Result<()> {
+    match end_of(path)? {
+        End::Place(place) => write_at(place, bytes, mode, Existing::Replace, outlives),
+        End::Object(object) => fs::write(itself(&object), bytes),
+    }
+}
+
+/// Finds out whether [`write_result`] can write to `path`. What is there stays as it is.
+///
+/// # Errors
+/// The system's reason, or that a link is not followed; nothing is left behind.
+pub fn can_be_written(path: &Path) -> io::Result<()> {
+    match end_of(path)? {
+        End::Object(object) => File::options().append(true).open(itself(&object)).map(drop),
+        End::Place(place) if place.look()?.is_some() => {
+            let flags =
+                OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            Ok(openat(&place.folder, &place.name, flags, Mode::empty()).map(drop)?)
+        }
+        End::Place(place) => Temporary::write(place, &[], 0o600, Outlives::Death).map(drop),
+    }
+}
+
+/// The name of the very file behind a descriptor.
+fn itself(object: &impl AsRawFd) -> String {
+    format!("/proc/self/fd/{}", object.as_raw_fd())
 }
 
 /// Finds out whether [`write_atomically`] can make a file beside `path`, by making one under another name, which is
@@ -53,7 +96,7 @@ pub fn write_atomically(
 /// # Errors
 /// The system's reason; nothing is left behind.
 pub fn can_be_made(path: &Path) -> io::Result<()> {
-    Temporary::write(path, &[], 0o600, Outlives::Death).map(drop)
+    Temporary::write(place_of(path)?, &[], 0o600, Outlives::Death).map(drop)
 }
 
 /// Of a file name: the process that was writing to it, if it is one under which [`write_atomically`] begins.
@@ -65,20 +108,25 @@ pub fn writer_of(name: &str) -> Option<i32> {
 }
 
 /// A file that is removed when dropped.
-struct Temporary(PathBuf);
+struct Temporary {
+    /// Where it is to be in the end.
+    place: Place,
+    name: OsString,
+}
 
 impl Temporary {
-    fn write(beside: &Path, bytes: &[u8], mode: u32, outlives: Outlives) -> io::Result<Self> {
+    fn write(place: Place, bytes: &[u8], mode: u32, outlives: Outlives) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = beside.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
         let (this, mut file) = loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = beside.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
-            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-                Ok(file) => break (Self(path), file),
+            let name = format!(".{}.{}-{number}.tmp", place.name.to_string_lossy(), std::process::id());
+            // Not through a link, which would be there already.
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match openat(&place.folder, &name, flags, Mode::from_raw_mode(0o600)) {
+                Ok(file) => break (Self { place, name: name.into() }, File::from(file)),
                 // Left behind by a killed process of the same number.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e),
+                Err(rustix::io::Errno::EXIST) => {}
+                Err(e) => return Err(e.into()),
             }
         };
         file.write_all(bytes)?;
@@ -88,16 +136,18 @@ impl Temporary {
         }
         Ok(this)
     }
-    fn rename(self, to: &Path) -> io::Result<()> {
-        fs::rename(&self.0, to)
+    fn rename(&self) -> io::Result<()> {
+        let Place { folder, name } = &self.place;
+        Ok(renameat(folder, &self.name, folder, name)?)
     }
     /// Gives the file its name, if nothing has that name. File systems without hard links get a check and a rename.
-    fn link(self, to: &Path) -> io::Result<()> {
-        match fs::hard_link(&self.0, to) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists && fs::symlink_metadata(to).is_err() => {
-                self.rename(to)
-            }
-            result => result,
+    fn link(&self) -> io::Result<()> {
+        let Place { folder, name } = &self.place;
+        match linkat(folder, &self.name, folder, name, AtFlags::empty()) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
+            Err(_) if self.place.look()?.is_none() => self.rename(),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -105,7 +155,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         // After a rename it is gone, which is as well.
-        let _ = fs::remove_file(&self.0);
+        let _ = unlinkat(&self.place.folder, &self.name, AtFlags::empty());
     }
 }
 
@@ -139,7 +189,7 @@ mod tests {
     fn what_is_half_written_tells_its_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("1-2.json");
-        let _half = Temporary::write(&path, b"", 0o600, Outlives::Death).unwrap();
+        let _half = Temporary::write(place_of(&path).unwrap(), b"", 0o600, Outlives::Death).unwrap();
         let names = names(folder.path());
         assert_eq!(writer_of(&names[0]), Some(std::process::id() as i32), "{names:?}");
         for other in ["1-2.json", ".x.tmp", ".x.1.tmp", ".x.1-.tmp", "x.1-2.tmp", ".x.1-2", ".x.a-2.tmp"] {

@@ -16,8 +16,9 @@
 
 mod file;
 mod read;
+mod resolve;
 
-pub use file::{Existing, Outlives, can_be_made, write_atomically, writer_of};
+pub use file::{Existing, Outlives, can_be_made, can_be_written, write_atomically, write_result, writer_of};
 pub use read::{
     MOST_BYTES, MOST_NAMED, MOST_PIPED, open_without_waiting, read_bounded, read_opened, read_regular,
 };

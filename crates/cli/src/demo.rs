@@ -35,7 +35,9 @@ pub fn run(seconds: f64) -> Result<i32, SessionError> {
 fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError> {
     let fail = |why: String| SessionError::Command { command: "the demo workload".into(), why };
     let file = |source| SessionError::File { operation: "opening", path: progress_file.into(), source };
-    File::create(progress_file).and_then(|f| f.set_len(8)).map_err(file)?;
+    // Not through what somebody else has put there: whoever began so and was killed has left a file of ours.
+    let _ = std::fs::remove_file(progress_file);
+    File::create_new(progress_file).and_then(|f| f.set_len(8)).map_err(file)?;
     let exe = std::env::current_exe().map_err(|e| fail(e.to_string()))?;
     let mut command = Command::new(exe);
     command
