@@ -22,13 +22,16 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that cargo-fuzz knows them by.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 22] = [
     ("image", targets::image),
     ("unwind_tables", targets::unwind_tables),
     ("exception_tables", targets::exception_tables),
     ("program_file", targets::program_file),
     ("program_code", targets::program_code),
     ("output_file", targets::output_file),
+    ("journal", restitch_apply_process::testing::journal),
+    ("record", restitch_apply_process::testing::record),
+    ("map_file", restitch_apply_process::testing::map_file),
     ("profile_store", targets::profile_store),
     ("perf_data", targets::perf_data),
     ("fdata", foreign_profiles::fdata),

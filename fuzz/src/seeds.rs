@@ -27,6 +27,9 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "exception_tables" => tables().into_iter().flat_map(|(_, tables)| tables).collect(),
         "output_file" => files().iter().filter_map(|file| output(file)).collect(),
         "profile_store" => vec![stored()],
+        "journal" => vec![restitch_apply_process::testing::seeds()[0].clone()],
+        "record" => vec![restitch_apply_process::testing::seeds()[1].clone()],
+        "map_file" => vec![restitch_apply_process::testing::seeds()[2].clone()],
         "perf_data" => vec![PERF_DATA.to_vec(), perf_data(false), perf_data(true)],
         "fdata" => vec![
             foreign(|s, records| fdata::write(records, &s.program, &s.names, &s.blocks)),

@@ -10,6 +10,7 @@ use crate::StateDir;
 use crate::version_files::VersionFiles;
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -32,7 +33,9 @@ impl StateDir {
     pub(crate) fn keep_for_cores(&self, image: &Path) {
         if image.parent() == Some(self.path()) && image.exists() {
             // Without the note it is garbage at once, as if its process could not leave core files. An older note's time is set by opening it so.
-            drop(File::create(VersionFiles::of(image).ended()));
+            let (mut options, flags) = (File::options(), libc::O_NOFOLLOW | libc::O_NONBLOCK);
+            options.write(true).create(true).truncate(true).mode(0o600).custom_flags(flags);
+            drop(options.open(VersionFiles::of(image).ended()));
         }
     }
 

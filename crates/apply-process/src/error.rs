@@ -175,11 +175,14 @@ pub enum ProcessError {
     },
     /// Another restitch is at work on it.
     #[error(
-        "process {pid}: another restitch is at work on it; wait for it to end, or stop it, and try again"
+        "process {pid}: another restitch{} is at work on it; wait for it to end, or stop it, and try again",
+        .by.map(|by| format!(" (process {by})")).unwrap_or_default()
     )]
     Busy {
         /// The process.
         pid: i32,
+        /// The other one, as far as known.
+        by: Option<i32>,
     },
     /// A restitch was killed, and a thread has still to end what it was made to begin.
     #[error(

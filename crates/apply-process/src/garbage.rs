@@ -4,7 +4,6 @@ use crate::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use crate::{Journal, StateDir};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,10 +39,7 @@ impl StateDir {
     /// Of a version the image may be gone and its map or a record left: its removal was cut short, or the record was written once
     /// more by a restitch whose process had ended. A version that somebody has keeps no records of places where nobody has it.
     pub fn collect_garbage(&self) {
-        let Ok(writers) = File::open(self.path()) else { return };
-        if writers.try_lock().is_err() {
-            return;
-        }
+        let Some(_lock) = self.removing() else { return };
         let mut needed = BTreeSet::new();
         for path in self.journals() {
             match Journal::read(&path) {
@@ -87,7 +83,7 @@ fn files_at(version: &Path, start: u64) -> [PathBuf; 3] {
 fn is_abandoned(path: &Path) -> bool {
     let writer = path.file_name().and_then(|name| restitch_apply::writer_of(&name.to_string_lossy()));
     let Some(writer) = writer else { return false };
-    let Ok(written) = std::fs::metadata(path).and_then(|m| m.modified()) else { return false };
+    let Ok(written) = std::fs::symlink_metadata(path).and_then(|m| m.modified()) else { return false };
     match ProcessId::of(writer) {
         // One of that number that began later is another one.
         Ok(process) => !process.is_alive() || process.started().is_some_and(|began| began > written + DOUBT),
@@ -105,7 +101,7 @@ fn owner_of(journal: &Path) -> Option<ProcessId> {
 mod tests {
     use super::*;
     use crate::version_files::MARK;
-    use std::fs::FileTimes;
+    use std::fs::{File, FileTimes};
     use std::time::SystemTime;
 
     /// What restitch may leave that is killed while it writes or removes; a living process is this one.

@@ -3,8 +3,12 @@
 
 use crate::hook_page::{CODE_LEN, MOST_ENTRIES, TABLE_AT};
 use crate::jump::LEN;
+use crate::state_file::{is_place, is_range};
 use restitch_address::{Avma, AvmaRange};
 use serde::{Deserialize, Serialize};
+
+/// Most bytes of instructions that a detour can have moved: the jump's bytes but one, and an instruction of 15.
+const MOST_BOUNDARY: usize = LEN - 1 + 15;
 
 /// The unwinder's hook.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +77,23 @@ impl JournalHook {
         let bytes: Option<Vec<u8>> =
             digits.map(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 16).ok()).collect();
         bytes.filter(|b| b.len() == TABLE_AT as usize)
+    }
+
+    /// What no hook in a process can be.
+    pub(crate) fn flaw(&self) -> Option<String> {
+        let places = [self.slot, self.debugger];
+        let is_detour = |d: &JournalDetour| {
+            let is_offset = |offset: &u8| usize::from(*offset) <= MOST_BOUNDARY;
+            is_place(d.at, LEN as u64) && is_place(d.trampoline, 0) && d.boundaries.iter().all(is_offset)
+        };
+        if !is_range(self.page, self.len) || self.len < CODE_LEN || !places.iter().all(|at| is_place(*at, 8))
+        {
+            return Some("the place of the unwinders' hook is not possible".into());
+        }
+        if self.rows.len() > MOST_ENTRIES || !self.detours.iter().all(is_detour) {
+            return Some("the unwinders' hook is not possible".into());
+        }
+        self.fixed().is_none().then(|| "the bytes of the unwinders' hook are cut short".into())
     }
 
     /// Gives each of `versions` a row and frees the rows of others. A freed row is used again only if nobody stands in the

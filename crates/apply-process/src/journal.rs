@@ -6,8 +6,9 @@
 use crate::ProcessError;
 use crate::hook_journal::JournalHook;
 use crate::map_file::sum;
+use crate::state_file::{self, is_place, is_range};
 use crate::store::StateDir;
-use crate::version_files::{VersionFiles, image_of, is_version_file};
+use crate::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Mapping, ProcessId};
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,11 @@ impl JournalSpare {
         AvmaRange::new(Avma::new(self.start), self.len)
     }
 
+    /// Whether a process may have it.
+    fn is_sound(&self) -> bool {
+        is_range(self.start, self.len)
+    }
+
     /// Whether it is among `maps`.
     pub(crate) fn is_mapped(&self, maps: &[Mapping]) -> bool {
         let is_it =
@@ -130,6 +136,30 @@ impl JournalVersion {
     pub fn range(&self) -> AvmaRange {
         AvmaRange::new(Avma::new(self.start), self.len)
     }
+
+    /// Its files are those of these names in `folder`, wherever the directory was when they were written down.
+    fn have_files_in(&mut self, folder: &Path) {
+        self.file = folder.join(self.file.file_name().unwrap_or_default());
+        self.map_file = VersionFiles::of(&self.file).map;
+    }
+
+    /// What no version in a process can be, its files in `folder`: another file has been made of the journal or record that tells of it.
+    fn flaw(&self, folder: &Path) -> Option<String> {
+        let number = self.number;
+        let flaw = |what: &str| Some(format!("{what} of version {number} is not possible"));
+        if number == u32::MAX {
+            return flaw("the number");
+        }
+        if self.file.parent() != Some(folder) || version_of(&self.file).as_ref() != Some(&self.file) {
+            return flaw("the file");
+        }
+        let counters = self.counters.is_none_or(|(start, len)| is_range(start, len));
+        if !is_range(self.start, self.len) || !counters || !is_place(self.eh_frame_hdr, 0) {
+            return flaw("the place");
+        }
+        let is_slot = |slot: &JournalSlot| is_place(slot.at, 8) && is_place(slot.entry, 0);
+        if self.slots.iter().all(is_slot) { None } else { flaw("a slot") }
+    }
 }
 
 /// What lies beside a version file.
@@ -142,12 +172,30 @@ struct Record {
     spares: Vec<JournalSpare>,
 }
 
+/// Whether bytes are the record of the version with this `image` at `start`, and the version that it tells of.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn version_in_record(bytes: &[u8], image: &Path, start: u64) -> Option<JournalVersion> {
+    Record::parse(bytes, image, start).map(|record| record.version)
+}
+
 /// Most spares that a record tells of.
 const MOST_SPARES: usize = 64;
 
 impl Record {
-    fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    /// That of the version with this `image` at `start`. One that is damaged, or of another version, is none.
+    fn read(image: &Path, start: u64) -> Option<Self> {
+        Self::parse(&state_file::read(&VersionFiles::of(image).record(start)).ok()?, image, start)
+    }
+
+    fn parse(bytes: &[u8], image: &Path, start: u64) -> Option<Self> {
+        let mut record: Self = serde_json::from_slice(bytes).ok()?;
+        record.version.have_files_in(image.parent()?);
+        let is_its = record.version.start == start && record.version.file == image;
+        let is_sound = is_its
+            && record.version.flaw(image.parent()?).is_none()
+            && record.hook.as_ref().is_none_or(|hook| hook.flaw().is_none())
+            && record.spares.iter().all(JournalSpare::is_sound);
+        is_sound.then_some(record)
     }
 }
 
@@ -192,7 +240,7 @@ impl Journal {
     pub(crate) fn save_records(&self, dir: &StateDir) -> Result<(), ProcessError> {
         for version in &self.versions {
             let path = VersionFiles::of(&version.file).record(version.start);
-            let mut spares = Record::read(&path).map(|r| r.spares).unwrap_or_default();
+            let mut spares = Record::read(&version.file, version.start).map(|r| r.spares).unwrap_or_default();
             spares.retain(|s| !self.spares.contains(s));
             spares.extend(self.spares.iter().cloned());
             spares.drain(..spares.len().saturating_sub(MOST_SPARES));
@@ -211,7 +259,7 @@ impl Journal {
             let Some(path) = image_of(mapping, dir.path()) else { continue };
             // (Parts of a version behind its first have no record.)
             let start = mapping.range.start.get();
-            let Some(mut record) = Record::read(&VersionFiles::of(&path).record(start)) else { continue };
+            let Some(mut record) = Record::read(&path, start) else { continue };
             let new: Vec<_> = record.spares.into_iter().filter(|s| !journal.spares.contains(s)).collect();
             journal.spares.extend(new);
             // Processes that share the files of one version and not of another give them numbers of their own.
@@ -261,25 +309,62 @@ impl Journal {
     /// # Errors
     /// If it is damaged or of another form.
     pub fn read(path: &Path) -> Result<Self, ProcessError> {
-        let damaged = |why: String| ProcessError::Journal { path: path.to_path_buf(), why };
-        let bytes = std::fs::read(path).map_err(|source| ProcessError::State {
+        let bytes = state_file::read(path).map_err(|source| ProcessError::State {
             operation: "read",
             path: path.to_path_buf(),
             source,
         })?;
-        let (plain, has_sum) = match without_sum(&bytes) {
+        Self::parse(&bytes, path)
+    }
+
+    /// Reads what a journal at `path` holds.
+    pub(crate) fn parse(bytes: &[u8], path: &Path) -> Result<Self, ProcessError> {
+        let damaged = |why: String| ProcessError::Journal { path: path.to_path_buf(), why };
+        let (plain, has_sum) = match without_sum(bytes) {
             Some(plain) => (plain.ok_or_else(|| damaged("its checksum is another".into()))?, true),
-            None => (bytes, false),
+            None => (bytes.to_vec(), false),
         };
-        let journal: Self = serde_json::from_slice(&plain).map_err(|e| damaged(e.to_string()))?;
+        let mut journal: Self = serde_json::from_slice(&plain).map_err(|e| damaged(e.to_string()))?;
         if journal.schema != if has_sum { SCHEMA } else { WITHOUT_SUM } {
             return Err(damaged(format!("its form is {}, this restitch knows {SCHEMA}", journal.schema)));
         }
-        let journal = Self { schema: SCHEMA, ..journal };
-        if journal.hook.as_ref().is_some_and(|h| h.fixed().is_none()) {
-            return Err(damaged("the bytes of the unwinders' hook are cut short".into()));
+        journal.schema = SCHEMA;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        journal.versions.iter_mut().for_each(|version| version.have_files_in(folder));
+        match journal.flaw(path) {
+            Some(why) => Err(damaged(why)),
+            None => Ok(journal),
         }
-        Ok(journal)
+    }
+
+    /// What its file holds.
+    pub(crate) fn written(&self) -> Vec<u8> {
+        with_sum(&serde_json::to_vec(self).expect("plain data serializes"))
+    }
+
+    /// What no journal at `path` can hold: numbers are bounded before they are used.
+    fn flaw(&self, path: &Path) -> Option<String> {
+        let folder = path.parent()?;
+        if path.file_name() != self.name().file_name() {
+            return Some("it is another process's".into());
+        }
+        if self.next_number == u32::MAX {
+            return Some("its next number is not possible".into());
+        }
+        let is_used = |(start, len): &(u64, u64)| is_range(*start, *len);
+        if !self.spares.iter().all(JournalSpare::is_sound) || !self.used.iter().all(is_used) {
+            return Some("a place is not possible".into());
+        }
+        if !self.patches.iter().all(|patch| is_place(patch.at, patch.now.len() as u64)) {
+            return Some("the place of a patch is not possible".into());
+        }
+        let of_hook = self.hook.as_ref().and_then(JournalHook::flaw);
+        of_hook.or_else(|| self.versions.iter().find_map(|version| version.flaw(folder)))
+    }
+
+    /// What its file is called.
+    fn name(&self) -> PathBuf {
+        PathBuf::from(format!("{}-{}.json", self.pid, self.start_time))
     }
 
     /// The same, with the records, behind a change that was listed before, or before one that goes back: where the directory takes nothing any more (it is full, or cannot be
@@ -298,8 +383,7 @@ impl Journal {
             let _ = std::fs::remove_file(path);
             return Ok(());
         }
-        let bytes = serde_json::to_vec(self).expect("plain data serializes");
-        dir.write(&path, &with_sum(&bytes), 0o600)
+        dir.write(&path, &self.written(), 0o600)
     }
 }
 

@@ -4,19 +4,18 @@ use crate::counter_area::CounterArea;
 use crate::hook_found;
 use crate::journal::{Journal, JournalPatch, VersionKind};
 use crate::jump::{LEN, crosses_page, jump};
+use crate::locks::Lock;
 use crate::map_file::StoredMap;
 use crate::numbers::Numbers;
 use crate::place::{self, merged};
-use crate::store::lock_process;
 use crate::stub::settle;
 use crate::target::no_program;
-use crate::{ImageCache, Module, ProcessError, StateDir, Target};
+use crate::{ImageCache, Module, ProcessError, StateDir, Target, state_file};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::{Redirect, Vote};
 use restitch_procfs::{self as procfs, GapRequest, Mapping};
 use restitch_tracee::Memory;
-use std::fs::File;
 use std::iter;
 
 /// A process and everything that restitch has in it.
@@ -32,7 +31,7 @@ pub struct Live {
     /// Counter areas of installed counting versions, windows of tracing ones.
     pub(crate) counters: Vec<CounterArea>,
     /// The process's lock, once it was taken.
-    lock: Option<File>,
+    lock: Option<Lock>,
 }
 
 /// Distance in bytes that versions of libraries keep from the library downwards.
@@ -92,7 +91,7 @@ impl Live {
     /// [`ProcessError::Busy`] if another restitch is at work on it; [`ProcessError::HalfDone`] if that thread does not come to an end.
     pub fn lock(&mut self) -> Result<(), ProcessError> {
         if self.lock.is_none() {
-            let lock = lock_process(self.target.process)?;
+            let lock = self.dir.lock_process(self.target.process)?;
             // What is yet to be mapped for a restitch that was killed belongs into the journal.
             settle(&self.target)?;
             self.lock = Some(lock);
@@ -111,6 +110,11 @@ impl Live {
         if let Ok(journal) = find_journal(&self.dir, &self.target) {
             self.journal = journal;
         }
+    }
+
+    /// Whether no restitch is at work on it, this one included.
+    pub fn is_idle(&self) -> bool {
+        self.dir.lock_process(self.target.process).is_ok()
     }
 
     /// The process and its modules, as they were when it was opened.
@@ -287,7 +291,7 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
     let process = target.process;
     let maps = procfs::maps(process.pid)?;
     let own = dir.journal(process);
-    let known = match own.exists().then(|| Journal::read(&own)) {
+    let known = match std::fs::symlink_metadata(&own).is_ok().then(|| Journal::read(&own)) {
         Some(Err(damage @ ProcessError::Journal { .. })) => {
             return rebuilt(dir, target, &maps).ok_or(damage);
         }
@@ -323,7 +327,7 @@ fn from_records(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Jou
         let Some(module) = target.modules.iter().find(|m| m.bias == bias && m.path == v.module) else {
             continue;
         };
-        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
+        let stored = state_file::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
         journal.patches.extend(stored.redirects.iter().filter_map(|r| inherited_patch(module, r)));
     }
     journal.patches.sort_by_key(|p| p.at);

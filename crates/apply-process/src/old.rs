@@ -31,7 +31,7 @@ impl OldVersion {
     fn of(v: &JournalVersion, target: &Target) -> Self {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
         // Without its map nobody can be moved out of a version, which stays for as long as somebody is in it.
-        let stored = std::fs::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b));
+        let stored = crate::state_file::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b));
         let stored = stored.filter(|s| is_inside(s, v.range(), bias));
         let module = target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
         let map_lost = stored.is_none();

@@ -45,7 +45,7 @@ impl VersionMaps {
         let bias = LoadBias::between(Svma::new(0), Avma::new(version.bias));
         let module = live.target.modules.iter().position(|m| m.bias == bias && m.path == version.module)?;
         let map = self.maps.entry(version.map_file.clone()).or_insert_with(|| {
-            let bytes = std::fs::read(&version.map_file).ok();
+            let bytes = crate::state_file::read(&version.map_file).ok();
             bytes.and_then(|b| StoredMap::read(&b)).unwrap_or_default()
         });
         Some((module, map.nearest_original(bias.to_stated(at))?))

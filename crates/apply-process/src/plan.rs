@@ -9,11 +9,12 @@ use crate::prepared::{Arriving, Incoming, Prepared};
 use crate::retire::leading_on;
 use crate::reverse::ReverseMap;
 use crate::stub::stub_site;
-use crate::{Module, ProcessError};
+use crate::{Module, ProcessError, readers};
 use restitch_address::Avma;
 use restitch_cfi::UnwindInfo;
 use restitch_emit::MapPiece;
 use restitch_tracee::Memory;
+use std::os::unix::fs::PermissionsExt;
 
 /// Computes it for `incoming`, and writes the files of its versions.
 pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>, ProcessError> {
@@ -65,10 +66,20 @@ fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, Proces
     let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() }.write();
     let files = live.dir.version_files(&name, &v.bytes, &stored);
-    let same = std::fs::metadata(&files.version).is_ok_and(|m| m.len() == v.bytes.len() as u64);
+    let mode = readers::mode_for(module);
+    let there = std::fs::symlink_metadata(&files.version).ok().filter(std::fs::Metadata::is_file);
+    let same = there.as_ref().is_some_and(|m| m.len() == v.bytes.len() as u64);
     if !same || !files.map.exists() {
         live.dir.write(&files.map, &stored, 0o600)?;
-        live.dir.write(&files.version, &v.bytes, 0o644)?;
+        live.dir.write(&files.version, &v.bytes, mode)?;
+    } else if there.is_some_and(|m| m.permissions().mode() & 0o7777 != mode) {
+        // Of an equal file that others may read, or may not.
+        let allow = std::fs::set_permissions(&files.version, std::fs::Permissions::from_mode(mode));
+        allow.map_err(|source| ProcessError::State {
+            operation: "allow",
+            path: files.version.clone(),
+            source,
+        })?;
     }
     let start = module.bias.to_actual(v.range.start);
     let areas = (v.counters.as_ref().map(|c| c.area), v.burst.as_ref().map(|b| b.window));

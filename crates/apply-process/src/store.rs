@@ -3,11 +3,11 @@
 //! The directory has to be on a file system without `noexec` (a target maps version files executable) and reachable
 //! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
 
-use crate::ProcessError;
+use crate::state_file::effective_user;
 use crate::version_files::VersionFiles;
+use crate::{ProcessError, trust};
 use restitch_apply::{Existing, Outlives};
 use restitch_procfs::{self as procfs, ProcessId};
-use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -42,23 +42,33 @@ impl StateDir {
         Err(last.expect("there is at least one candidate"))
     }
 
-    /// The state directory at `path`, made if it is not there. Refused if somebody else owns it.
+    /// The state directory at `path`, made if it is not there. Refused if it, or a folder above it, belongs to somebody else or can be changed by others: they could put files of
+    /// their own in place of ours.
     ///
     /// # Errors
     /// If it cannot be made, is not a directory or belongs to another user.
     pub fn at(path: PathBuf) -> Result<Self, ProcessError> {
         let state = |operation, source| ProcessError::State { operation, path: path.clone(), source };
+        // Others may pass through it to the versions that they may read, and may not list it.
         std::fs::DirBuilder::new()
             .recursive(true)
-            .mode(0o755)
+            .mode(0o711)
             .create(&path)
             .map_err(|e| state("create", e))?;
+        let unsafe_to =
+            |why: String| state("use", std::io::Error::new(std::io::ErrorKind::PermissionDenied, why));
         let meta = std::fs::symlink_metadata(&path).map_err(|e| state("look at", e))?;
         if !meta.is_dir() || meta.uid() != effective_user() {
-            let why = std::io::Error::other("it is not a directory of this user's own");
-            return Err(state("use", why));
+            return Err(unsafe_to("it is not a directory of this user's own".into()));
         }
-        Ok(Self { path })
+        let real = std::fs::canonicalize(&path).map_err(|e| state("look at", e))?;
+        for folder in real.ancestors() {
+            let meta = std::fs::symlink_metadata(folder).map_err(|e| state("look at", e))?;
+            if let Some(why) = trust::doubt(folder, &meta, folder == real) {
+                return Err(unsafe_to(why));
+            }
+        }
+        Ok(Self { path: real })
     }
 
     /// The directory.
@@ -69,12 +79,6 @@ impl StateDir {
     /// The journal of a process.
     pub fn journal(&self, process: ProcessId) -> PathBuf {
         self.path.join(format!("{}-{}.json", process.pid, process.start_time))
-    }
-
-    /// Held while version files are there that no journal lists yet, so that nobody takes them for garbage.
-    pub(crate) fn writing(&self) -> Result<File, ProcessError> {
-        let locked = File::open(&self.path).and_then(|f| f.lock_shared().map(|()| f));
-        locked.map_err(|source| ProcessError::State { operation: "lock", path: self.path.clone(), source })
     }
 
     /// The files of a version, named by the contents of its image and its map: processes that share both share the files, and their pages.
@@ -92,7 +96,7 @@ impl StateDir {
             .map_err(|source| ProcessError::State { operation: "write", path: path.to_path_buf(), source })
     }
 
-    /// Whether the target sees this directory under the same path.
+    /// Whether the target sees this directory under the same path. (What links of its own lead to is looked at only.)
     pub fn visible_to(&self, pid: i32) -> bool {
         let theirs = procfs::shared_path(pid, "root").join(self.path.strip_prefix("/").unwrap_or(&self.path));
         let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
@@ -114,23 +118,4 @@ impl StateDir {
         out.sort();
         out
     }
-}
-
-/// Takes the lock of a process: one restitch at a time changes it. It is a lock on the process's own directory in `/proc`,
-/// which leaves nothing behind, and lasts until the file is dropped, also by a kill.
-///
-/// # Errors
-/// [`ProcessError::Busy`] if another restitch holds it.
-pub fn lock_process(process: ProcessId) -> Result<File, ProcessError> {
-    let path = PathBuf::from(format!("/proc/{}", process.pid));
-    let file = File::open(&path).map_err(|source| ProcessError::State { operation: "open", path, source })?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(_) => Err(ProcessError::Busy { pid: process.pid }),
-    }
-}
-
-/// The effective user, from the ownership of our own `/proc` entry.
-fn effective_user() -> u32 {
-    std::fs::metadata("/proc/self").map_or(u32::MAX, |m| m.uid())
 }

@@ -98,7 +98,7 @@ impl ImageCache {
 
 /// The file that a mapping shows, by the name that it has there.
 fn open_here(mapping: &Mapping) -> Option<File> {
-    let file = restitch_apply::open_without_waiting(mapping.path()?).ok()?;
+    let file = procfs::open_regular(mapping.path()?).ok()?;
     procfs::FileIdentity::of(&file).ok()?.matches(mapping).then_some(file)
 }
 

@@ -1,8 +1,9 @@
 //! The files of a version, and how they are recognised in memory maps.
 
 use crate::map_file::sum;
-use restitch_procfs::Mapping;
-use std::ffi::CString;
+use crate::state_file;
+use restitch_procfs::{FileIdentity, Mapping, MappingName, identity_when_mapped};
+use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -74,13 +75,27 @@ pub(crate) fn memory_name(version: &Path) -> CString {
 }
 
 /// The image in the state directory `folder` that a mapping shows, itself or as a memory file ([`memory_name`]).
+///
+/// Whoever has mapped a file has chosen its name, and where it lies: only a name is taken from it, and leads nowhere but to what we have written ourselves. A file that is still there
+/// has to be that of the directory. Memory files, and files that were removed since, are known by their names alone: a process that maps one under such a name is taken for one
+/// that has our version, and spoils nothing but itself.
 pub(crate) fn image_of(mapping: &Mapping, folder: &Path) -> Option<PathBuf> {
-    let path = mapping.path().filter(|path| is_version_file(path))?;
-    match path.to_str().and_then(|path| path.strip_prefix(MEMORY_FILE)) {
-        None => Some(path.to_path_buf()),
-        // Whoever has made the file has chosen its name: it is to lead nowhere else.
-        Some(name) => (!name.contains('/')).then(|| folder.join(name)),
-    }
+    let MappingName::File { path, deleted } = &mapping.name else { return None };
+    let path = Some(path).filter(|path| is_version_file(path))?;
+    let (name, is_gone) = match path.to_str().and_then(|path| path.strip_prefix(MEMORY_FILE)) {
+        Some(name) => (OsStr::new(name), true),
+        None => (path.file_name()?, *deleted),
+    };
+    let image = folder.join(name);
+    let is_image = image.parent() == Some(folder) && image.extension() == Some(OsStr::new(MARK));
+    (is_image && (is_gone || shows(mapping, &image))).then_some(image)
+}
+
+/// Whether a mapping shows this file. (Some file systems have another device and inode in memory maps than `stat` gives.)
+fn shows(mapping: &Mapping, file: &Path) -> bool {
+    let Ok(file) = state_file::open(file) else { return false };
+    let as_mapped = || identity_when_mapped(&file).is_ok_and(|identity| identity.matches(mapping));
+    FileIdentity::of(&file).is_ok_and(|identity| identity.matches(mapping)) || as_mapped()
 }
 
 /// Whether a mapped file is one of our versions.
@@ -104,15 +119,37 @@ mod tests {
 
     #[test]
     fn memory_files_are_known_by_their_names() {
-        let folder = Path::new("/state");
+        let (state, elsewhere) = (restitch_testkit::scratch(), restitch_testkit::scratch());
+        let folder = state.path();
         let files = VersionFiles::named(folder, "libz.so.1", b"image", b"map");
-        let shown = |name: &str| {
-            let line = format!("1000-2000 r-xp 00000000 00:01 31 {name}\n");
+        std::fs::write(&files.version, "image").unwrap();
+        let about = FileIdentity::of(&std::fs::File::open(&files.version).unwrap()).unwrap();
+        let (device, inode) = (about.device, about.inode);
+        let mapped = |name: &str, inode: u64| {
+            let line =
+                format!("1000-2000 r-xp 00000000 {:x}:{:x} {inode} {name}\n", device.major, device.minor);
             image_of(&restitch_procfs::parse_maps(line.as_bytes()).unwrap()[0], folder)
         };
+        let shown = |name: &str| mapped(name, inode);
         let name = memory_name(&files.version).into_string().unwrap();
         assert_eq!(shown(&format!("/memfd:{name} (deleted)")).as_ref(), Some(&files.version));
-        assert_eq!(shown(&files.version.display().to_string()), Some(files.version));
+        let path = files.version.display().to_string();
+        assert_eq!(shown(&path).as_ref(), Some(&files.version));
+        assert_eq!(
+            mapped(&path, inode + 1),
+            None,
+            "another file, which has that name in another mount namespace"
+        );
+        assert_eq!(mapped(&format!("{path} (deleted)"), inode + 1).as_ref(), Some(&files.version));
+        // Whatever lies beside a file elsewhere is not asked.
+        let other = elsewhere.path().join(files.version.file_name().unwrap());
+        assert_eq!(
+            shown(&other.display().to_string()).as_ref(),
+            Some(&files.version),
+            "as a container sees it"
+        );
+        assert_eq!(mapped(&other.display().to_string(), inode + 1), None);
+        assert_eq!(shown(&files.map.display().to_string()), None);
         assert_eq!(shown("/memfd:../elsewhere/x.restitch-version (deleted)"), None);
         assert_eq!(shown("/memfd:another (deleted)"), None);
         assert_eq!(shown(""), None);

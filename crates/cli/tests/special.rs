@@ -164,7 +164,7 @@ fn without_permission_the_message_says_what_would_help() {
         return restitch_testkit::skipped("only root can run as another user");
     }
     let restitch = Restitch::new();
-    std::fs::set_permissions(restitch.state(), PermissionsExt::from_mode(0o777)).expect("our own");
+    std::fs::set_permissions(restitch.state(), PermissionsExt::from_mode(0o1777)).expect("our own");
     let Some(mut root) = start("locked") else { return };
     let as_nobody = |pid: u32| {
         let binary = restitch.state().join("restitch");

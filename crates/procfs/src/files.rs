@@ -2,8 +2,12 @@
 //! mount namespace.
 
 use crate::{Device, Mapping, ProcError, holder, shared_path};
+use std::ffi::CString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Which file, whatever its name.
@@ -44,11 +48,51 @@ pub struct OpenedFile {
     pub via: PathBuf,
 }
 
+/// Opens a regular file for reading. What somebody else has put at the path in its place is looked at only: to open a FIFO waits for a writer, and to open a device may do
+/// something.
+///
+/// # Errors
+/// If it cannot be opened, or is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
+    read_regular(&found)
+}
+
+/// Opens the regular file that `found` (`O_PATH`) leads to.
+fn read_regular(found: &impl AsRawFd) -> io::Result<File> {
+    // The very file that was found, whatever has its name by now.
+    let itself = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    if !std::fs::metadata(&itself)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    File::open(&itself)
+}
+
+/// Opens a file by the name that it has in the mount namespace of process `pid`, where links that are absolute lead to that process's root, not to ours (openat2(2) with
+/// `RESOLVE_IN_ROOT`, Linux 5.6).
+fn open_in_root(pid: i32, path: &Path) -> io::Result<File> {
+    let root = File::options().read(true).custom_flags(libc::O_PATH).open(shared_path(pid, "root"))?;
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: all bytes zero are a value of this structure of numbers.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+    // SAFETY: the kernel reads the name, which ends with a zero byte, and the structure, whose size it is told; both live until the call returns.
+    let found = unsafe {
+        libc::syscall(libc::SYS_openat2, root.as_raw_fd(), name.as_ptr(), &raw const how, size_of_val(&how))
+    };
+    match i32::try_from(found) {
+        // SAFETY: the kernel has just given this descriptor to us, and nobody else knows it.
+        Ok(fd) if fd >= 0 => read_regular(&unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Opens the file behind `mapping` of process `pid` for reading.
 ///
 /// First through `/proc/PID/map_files`, which names the mapped file itself even when it was deleted (needs
 /// `CAP_CHECKPOINT_RESTORE` or root), else through the process's root directory. Either way device and inode are those of `mapping`:
-/// another file may have been mapped at the same addresses since it was read.
+/// another file may have been mapped at the same addresses since it was read. Only regular files are opened, whatever the process has put at the name since.
 ///
 /// # Errors
 /// [`ProcError::Replaced`] if the file cannot be reached any more.
@@ -58,7 +102,7 @@ pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError>
     let holder = holder(pid);
     let via =
         PathBuf::from(format!("/proc/{holder}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
-    if let Ok(file) = File::open(&via)
+    if let Ok(file) = open_regular(&via)
         && is_behind(&file, pid, mapping)
     {
         return Ok(OpenedFile { file, via });
@@ -87,7 +131,12 @@ fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, 
         Some(libc::ENOENT) => ProcError::Replaced { pid, path: path.to_path_buf() },
         _ => ProcError::from_io(pid, &via, source),
     };
-    let file = File::open(&via).map_err(failed)?;
+    let file = match open_in_root(pid, path) {
+        // An older kernel, or a filter that does not know of openat2: links in the name may lead elsewhere, and device and inode decide.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => open_regular(&via),
+        opened => opened,
+    };
+    let file = file.map_err(failed)?;
     let identity = FileIdentity::of(&file).map_err(failed)?;
     if !identity.matches(mapping) {
         return Err(ProcError::Replaced { pid, path: path.to_path_buf() });
@@ -95,7 +144,7 @@ fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, 
     Ok(OpenedFile { file, via })
 }
 
-/// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too).
+/// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too). The kernel has executed it, so it is a regular file.
 pub fn open_executable(pid: i32) -> Result<OpenedFile, ProcError> {
     let via = shared_path(pid, "exe");
     match File::open(&via) {

@@ -1,7 +1,7 @@
 //! Leaders: the addresses at which basic blocks begin, and how control can get there.
 
 use crate::looks::pinned_calls;
-use crate::model::{JumpTable, TableEncoding};
+use crate::model::JumpTable;
 use crate::return_address::Code;
 use crate::sweep::{AddressSet, Kind, Sweep};
 use crate::words::TableWords;

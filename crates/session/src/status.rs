@@ -4,9 +4,7 @@ use crate::kin::families;
 use crate::process_set::{ProcessSet, process_of};
 use crate::{ExitCode, GivenBack, SessionError};
 use restitch_address::Avma;
-use restitch_apply_process::{
-    Journal, JournalVersion, Live, ProcessError, StateDir, VersionKind, lock_process,
-};
+use restitch_apply_process::{Journal, JournalVersion, Live, ProcessError, StateDir, VersionKind};
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
 use std::collections::BTreeSet;
@@ -96,7 +94,7 @@ pub(crate) fn status_of(live: &Live) -> Result<ProcessStatus, SessionError> {
     let jumps = jumps(target.pid(), journal)?;
     let leads_to = |v: &JournalVersion| jumps.iter().any(|to| v.range().contains(*to));
     let in_any = |to: &&Avma| present.iter().any(|v| v.range().contains(**to));
-    let idle = lock_process(target.process).is_ok();
+    let idle = live.is_idle();
     Ok(ProcessStatus {
         pid: target.pid(),
         program: target.modules[target.program].path.display().to_string(),

@@ -133,10 +133,10 @@ impl Restitch {
         assert_eq!(self.files(), Vec::<PathBuf>::new(), "{when}: files stay");
     }
 
-    /// Everything in the state directory.
+    /// Everything in the state directory but the file for locks, which stays.
     pub fn all_files(&self) -> Vec<PathBuf> {
-        let mut out: Vec<PathBuf> =
-            std::fs::read_dir(self.state()).into_iter().flatten().flatten().map(|e| e.path()).collect();
+        let all = std::fs::read_dir(self.state()).into_iter().flatten().flatten().map(|e| e.path());
+        let mut out: Vec<PathBuf> = all.filter(|path| path.file_name() != Some(OsStr::new("lock"))).collect();
         out.sort();
         out
     }

@@ -1,0 +1,4 @@
+//! See `restitch_apply_process::testing::map_file`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| restitch_apply_process::testing::map_file(data));
