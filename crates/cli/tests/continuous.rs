@@ -276,6 +276,8 @@ fn libraries_that_were_opened_anew_are_optimized_again() {
     moving.moves();
     let again = wait_until(PATIENCE, || (moving.redirected() == all).then_some(()));
     assert!(again.is_some(), "{:?}", session.result());
+    // In the middle of a round the original code would be given back.
+    session.waits_for(2);
     signal("TERM", session.restitch.pid());
     let (done, result) = session.ends();
     done.expect(code::DONE);
