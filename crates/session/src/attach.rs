@@ -103,6 +103,7 @@ fn attach_in_phases(
     let windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
     result.warnings.extend(kin.warnings());
+    result.warnings.extend(set.left_out());
     result.warnings.extend(restless.warning());
     phases.end("opening");
     if !options.dry_run {

@@ -118,6 +118,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
             let kin = at_work(named, true, watcher);
             kin.warnings().iter().for_each(|told| watcher.note(told));
             let set = open_running(kin.leader, true)?;
+            set.left_out().iter().for_each(|told| watcher.note(told));
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))
         }

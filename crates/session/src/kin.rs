@@ -1,6 +1,6 @@
 //! Which process a tree is led by. Problem: some servers execute themselves anew after they have forked their workers (HAProxy as it is installed does), so
 //! the one that is named runs the same program at other addresses than those that work. A set has one place for each module, so such families are
-//! taken one at a time: the one that works.
+//! taken one at a time: the one that works. The same goes for processes of different users: a program's first process may be root's, and those that work another user's (nginx, Apache).
 
 use crate::process_set::process_of;
 use crate::{SessionError, Watcher};
@@ -38,15 +38,15 @@ impl Kin {
                 (" --tree", " and those that were forked with it")
             };
             format!(
-                "process {pid} works, too, with the same program at other addresses, and stays as it is; `restitch attach {pid}{tree}` is for \
-                 it{kin}"
+                "process {pid} works, too, with the same program at other addresses or as another user, and stays as it is; \
+                 `restitch attach {pid}{tree}` is for it{kin}"
             )
         };
         self.elsewhere.iter().map(told).collect()
     }
 }
 
-/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses. Without `tree` there is no choice,
+/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses, or as another user. Without `tree` there is no choice,
 /// and none if `named` cannot be looked at: whoever opens it next tells why.
 pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Kin {
     let families = match process_of(named) {
@@ -64,7 +64,7 @@ pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Kin 
     let kin = choose(named, used.collect());
     if kin.leader != named {
         watcher.note(&format!(
-            "process {named} hardly works; {} does, which runs the same program at other addresses: it is taken, with those that were \
+            "process {named} hardly works; {} does, which runs the same program at other addresses or as another user: it is taken, with those that were \
              forked with it",
             kin.leader
         ));
@@ -87,30 +87,34 @@ fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> Kin {
     Kin { named, leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
 }
 
-/// `named` and those of its descendants that run its program, by the address at which that lies; `named`'s own family first.
+/// `named` and those of its descendants that run its program, by the address at which that lies and the user that they are of; `named`'s own family first.
 ///
 /// # Errors
 /// If `named` cannot be looked at.
 pub(crate) fn families(named: i32) -> Result<Vec<Vec<i32>>, SessionError> {
-    let (program, place) = program_of(named)?;
-    let mut found = BTreeMap::from([(place, BTreeSet::from([named]))]);
+    let (program, family) = program_of(named)?;
+    let mut found = BTreeMap::from([(family, BTreeSet::from([named]))]);
     for process in procfs::descendants(named)? {
         // One that has ended, or may not be looked at, is none of them.
-        if let Ok((other, place)) = program_of(process.pid)
+        if let Ok((other, family)) = program_of(process.pid)
             && other == program
             && other.is_some()
         {
-            found.entry(place).or_default().insert(process.pid);
+            found.entry(family).or_default().insert(process.pid);
         }
     }
-    let own = found.remove(&place).unwrap_or_default();
+    let own = found.remove(&family).unwrap_or_default();
     Ok(std::iter::once(own).chain(found.into_values()).map(|family| family.into_iter().collect()).collect())
 }
 
-/// The file that a process executes (`None`: it does not tell), and where that begins.
-fn program_of(pid: i32) -> Result<(Option<FileIdentity>, Option<Avma>), SessionError> {
+/// Where a program begins, and who runs it.
+type Family = (Option<Avma>, Option<[u32; 3]>);
+
+/// The file that a process executes (`None`: it does not tell), and its family.
+fn program_of(pid: i32) -> Result<(Option<FileIdentity>, Family), SessionError> {
     let file = procfs::open_executable(pid)?;
-    Ok((FileIdentity::of(&file.file).ok(), procfs::auxv(pid)?.entry()))
+    let family = (procfs::auxv(pid)?.entry(), procfs::status(pid)?.users());
+    Ok((FileIdentity::of(&file.file).ok(), family))
 }
 
 /// CPU time of the threads that a process has now; none, if it has ended.

@@ -13,6 +13,7 @@ use restitch_emit::BoundSlot;
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
 use restitch_tracee::TraceError;
+use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -43,6 +44,8 @@ pub(crate) struct ProcessSet {
     named: i32,
     /// Files of the modules, read once for all processes.
     images: ImageCache,
+    /// Processes of other users that run the program, with their users: they stay as they are.
+    strangers: BTreeMap<i32, [u32; 3]>,
     /// CPU time of the processes when they joined, or when it was last asked which are busy.
     ticks: BTreeMap<i32, u64>,
 }
@@ -77,7 +80,7 @@ impl GivenBack {
 }
 
 impl ProcessSet {
-    /// Opens process `pid`, and with `tree` all processes that run the same program at the same addresses. The process is locked for other
+    /// Opens process `pid`, and with `tree` all processes of its user that run the same program at the same addresses. The process is locked for other
     /// sessions.
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let mut set = Self::leader_alone(pid, tree, ImageCache::default())?;
@@ -126,28 +129,60 @@ impl ProcessSet {
         let pid = process_of(pid)?;
         let leader = Live::open_with(pid, dir.clone(), &mut images)?;
         let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
-        Ok(Self { leader, others: Vec::new(), by_slots: Slots::None, dir, tree, named: pid, images, ticks })
+        let (others, strangers) = (Vec::new(), BTreeMap::new());
+        Ok(Self { leader, others, by_slots: Slots::None, dir, tree, named: pid, images, strangers, ticks })
     }
 
-    /// Finds processes that have come meanwhile: with `tree` all of the same program, else children that were forked
+    /// Finds processes that have come meanwhile: with `tree` all of the same program and user, else children that were forked
     /// while something of restitch was in place.
+    ///
+    /// A program's file may be anybody's to run: whoever named one process has not spoken of those of other users. Only those have to come along that have our code already: they
+    /// have inherited it from one of the set, and changed their user since.
     pub fn refresh(&mut self) -> Result<(), SessionError> {
         self.others.retain(|l| l.target().process.is_alive());
         let known: BTreeSet<i32> = self.pids().into_iter().collect();
+        let users = users_of(self.named);
+        let named = self.named;
+        let forked = LazyCell::new(|| procfs::descendants(named).unwrap_or_default());
         for candidate in self.candidates() {
             if known.contains(&candidate.pid) {
+                continue;
+            }
+            let is_stranger = self.tree && users_of(candidate.pid) != users;
+            if is_stranger && !forked.contains(&candidate) {
+                self.note_stranger(candidate.pid);
                 continue;
             }
             let Ok(live) = Live::open_with(candidate.pid, self.dir.clone(), &mut self.images) else {
                 continue;
             };
             let inherited = !live.journal().versions.is_empty();
-            if (self.tree || inherited) && self.same_addresses(&live) {
+            if is_stranger && !inherited {
+                self.note_stranger(candidate.pid);
+            } else if (self.tree || inherited) && self.same_addresses(&live) {
                 self.ticks.insert(candidate.pid, ticks_of(candidate.pid));
                 self.others.push(live);
             }
         }
         Ok(())
+    }
+
+    fn note_stranger(&mut self, pid: i32) {
+        self.strangers.extend(users_of(pid).map(|users| (pid, users)));
+    }
+
+    /// What is to be said of processes of other users that run the program, if there are any.
+    pub fn left_out(&self) -> Option<String> {
+        const MOST_NAMED: usize = 3;
+        let (first, [real, effective, saved]) = self.strangers.iter().next()?;
+        let named: Vec<String> = self.strangers.keys().take(MOST_NAMED).map(i32::to_string).collect();
+        let (count, ends) =
+            (self.strangers.len(), if self.strangers.len() > MOST_NAMED { ", ..." } else { "" });
+        Some(format!(
+            "--tree leaves {count} process(es) of other users as they are that run the program ({}{ends}; {first} has the user numbers {real}, \
+             {effective}, {saved}: real, effective, saved); `restitch attach {first} --tree` is for it and those of its user",
+            named.join(", ")
+        ))
     }
 
     /// Whether all processes of the program belong to it.
@@ -469,6 +504,11 @@ impl ProcessSet {
     pub fn threads(&self) -> usize {
         self.pids().into_iter().filter_map(|p| procfs::threads(p).ok()).map(|t| t.len()).sum()
     }
+}
+
+/// The users that a process is of; `None` if it is gone.
+fn users_of(pid: i32) -> Option<[u32; 3]> {
+    procfs::status(pid).ok()?.users()
 }
 
 /// CPU time of a process, in clock ticks, that of threads which have ended included; 0 if it is gone.

@@ -98,6 +98,7 @@ fn record_process(
     let pid = kin.leader;
     refuse_unchangeable(pid)?;
     let mut set = ProcessSet::open_to_change(pid, tree)?;
+    set.left_out().iter().for_each(|told| watcher.note(told));
     set.room_for_more()?;
     let opened = (duration, restless, kin, phases);
     or_given_back(&mut set, watcher, |set, watcher| record_set(set, opened, watcher))

@@ -124,7 +124,7 @@ fn of_set(
 ) -> Result<Taking, SessionError> {
     let kin = at_work(named, tree, watcher);
     let set = ProcessSet::open_to_look(kin.leader, tree)?;
-    kin.warnings().iter().for_each(|told| watcher.note(told));
+    kin.warnings().iter().chain(&set.left_out()).for_each(|told| watcher.note(told));
     watcher.phase("sampling", Some(duration.as_secs_f64()));
     let mut sampler = Sampler::of(&set, rate.per_second, stacks)?;
     let mut taking = take(&sampler);

@@ -112,7 +112,9 @@ pub fn record_traced(
             let kin = at_work(named, true, watcher);
             let pid = kin.leader;
             records.open(pid)?;
-            let others = relatives(&mut ProcessSet::open(pid, true)?, &mut records)?;
+            let mut set = ProcessSet::open(pid, true)?;
+            set.left_out().iter().for_each(|told| watcher.note(told));
+            let others = relatives(&mut set, &mut records)?;
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             let report = trace_together(pid, &others, tracing, AskedToEnd::flag(), &mut records)?;
