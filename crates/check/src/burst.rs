@@ -534,7 +534,7 @@ impl<'s, 'a> Reader<'s, 'a> {
         };
         let movability = self.s.program.function(block.function).movability;
         if !matches!(movability, Movability::Movable | Movability::Linkage)
-            || block.attrs.contains(BlockAttrs::PADDING)
+            || block.attrs.intersects(BlockAttrs::PADDING | BlockAttrs::UNREACHED)
             || self.s.place(placed.block) != Some(index)
         {
             return fail("the block may not be copied, or is copied twice");

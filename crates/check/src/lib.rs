@@ -41,6 +41,7 @@ mod burst_forms;
 mod burst_frames;
 mod burst_window;
 mod callee;
+mod computed;
 mod direct;
 mod elf;
 mod finding;

@@ -5,6 +5,7 @@
 //! version has to change exactly these, each to the copy of the entry; two functions never get one address; and what knows an address in
 //! another way must not be there at all.
 
+use crate::computed::is_computed_with;
 use crate::finding::Problem;
 use crate::walk::Walk;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
@@ -217,6 +218,9 @@ impl Walk<'_, '_> {
                             ));
                         }
                         Some(i) if i.code() == Code::Lea_r64_m && i.len() as u64 == LEA => {
+                            if self.is_computed_with(target, &i) {
+                                obstacles.push((field, "something is computed from a function's address"));
+                            }
                             let lasts = !self.is_overwritten(field);
                             makers.extend(lasts.then_some((field, ShortcutKind::Lea, target)));
                         }
@@ -229,6 +233,14 @@ impl Walk<'_, '_> {
                 }
             }
         }
+    }
+
+    /// Whether a `lea` of the function at `entry` makes its address to compute something, or in that function itself.
+    fn is_computed_with(&self, entry: Svma, lea: &Instruction) -> bool {
+        let at = Svma::new(lea.ip());
+        let i = self.s.program.functions.partition_point(|f| f.range.start <= at).checked_sub(1);
+        let range = i.map(|i| self.s.program.functions[i].range);
+        range.is_none_or(|range| range.contains(entry) || is_computed_with(self.s.image, range, lea))
     }
 
     /// The instruction of the program that has its displacement relative to the program counter at `field`.

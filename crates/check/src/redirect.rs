@@ -55,6 +55,9 @@ impl Walk<'_, '_> {
         let at = redirect.at;
         let id = program.block_at(at).ok_or("it is not in a block")?;
         let block = program.block(id);
+        if block.attrs.contains(BlockAttrs::UNREACHED) {
+            return Err("nothing is known to lead there: it may be data");
+        }
         let endbr = self.s.image.read(block.start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
         let behind_the_first = redirect.kind == RedirectKind::Entry && self.is_in_prologue(id, at);
         if at != block.start && !(endbr && at == block.start + 4) && !behind_the_first {

@@ -49,6 +49,9 @@ impl Walk<'_, '_> {
     fn displacement(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
         let at = shortcut.at.offset(-1);
         let block = self.s.program.block_at(at).ok_or("it is in no block")?;
+        if self.s.program.block(block).attrs.contains(BlockAttrs::UNREACHED) {
+            return Err("nothing is known to lead to the branch: it may be data");
+        }
         let bytes = self.s.image.read(at, 5).ok_or("it is not in the file")?;
         let branch = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE).decode();
         if !matches!(branch.code(), Code::Call_rel32_64 | Code::Jmp_rel32_64) {

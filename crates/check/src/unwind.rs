@@ -178,6 +178,27 @@ pub(crate) struct Entry {
     rows: Option<Result<Rows, String>>,
 }
 
+/// Those that overlap no other one.
+fn apart(mut entries: Vec<Entry>) -> Vec<Entry> {
+    entries.sort_by_key(|entry| entry.range.start);
+    let mut alone = vec![true; entries.len()];
+    let mut furthest: Option<(usize, Svma)> = None;
+    for (i, entry) in entries.iter().enumerate() {
+        if let Some((before, end)) = furthest
+            && entry.range.start < end
+        {
+            alone[i] = false;
+            alone[before] = false;
+        }
+        if furthest.is_none_or(|(_, end)| end < entry.range.end) {
+            furthest = Some((i, entry.range.end));
+        }
+    }
+    let mut alone = alone.into_iter();
+    entries.retain(|_| alone.next() == Some(true));
+    entries
+}
+
 /// The entries of one `.eh_frame`.
 pub(crate) struct Table<'a> {
     reader: Reader<'a>,
@@ -193,7 +214,8 @@ impl<'a> Table<'a> {
         Self { reader: Reader::new(&[], Svma::new(0)), entries: Vec::new(), last: (0, 0) }
     }
 
-    /// Reads all entries, in whatever order they stand.
+    /// Reads all entries, in whatever order they stand. Those that overlap are left out: no copy may be made of what they
+    /// describe, since nobody knows which one holds there.
     pub fn linear(eh_frame: &'a [u8], at: Svma) -> Result<Self, String> {
         let reader = Reader::new(eh_frame, at);
         let mut iter = reader.section.entries(&reader.bases);
@@ -206,7 +228,7 @@ impl<'a> Table<'a> {
                 }
             }
         }
-        Self::assemble(reader, found)
+        Self::assemble(reader, apart(found))
     }
 
     /// Reads the entries that the binary search table `hdr` at `hdr_at` lists. Version 1, encodings 1b 03 3b.

@@ -9,7 +9,7 @@
 //!
 //! **Left out** are functions that something else might know: what the loader enters by a header or asks for an address (IFUNCs, IRELATIVE), an
 //! address that is also a label's or an object's, operands that read a function's bytes or lead into its middle (code that is measured or compared
-//! with a program counter), entries of tables of offsets, symbols with addends, data directly in front of the entry (which is found through
+//! with a program counter), addresses that something is computed from (the large code model's way to the global offset table), entries of tables of offsets, symbols with addends, data directly in front of the entry (which is found through
 //! the function's address), and in code that is not understood any four bytes that could be such a displacement.
 //!
 //! **Limits.** Arithmetic whose parts nobody can see (offsets from an unknown base) makes the old address: what is called through it
@@ -19,7 +19,7 @@
 use crate::ShortcutKind;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind};
-use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator};
+use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator, follow_address};
 use restitch_x86::{decode_one, relocate_field};
 use std::collections::HashMap;
 
@@ -27,6 +27,10 @@ use std::collections::HashMap;
 pub(crate) const LEA: u64 = 7;
 /// Relocations that have nothing to do with functions: copies of objects, thread-local storage.
 const HARMLESS: [u32; 5] = [5, 16, 17, 18, 36];
+/// Bytes of the longest instruction, of a branch over a prefix and that instruction.
+const LONGEST: usize = 17;
+/// An address is followed through at most this many instructions.
+const FOLLOWED: usize = 512;
 /// More bytes than this in front of an entry that are no padding are something else.
 const GAP: u64 = 4096;
 
@@ -213,12 +217,28 @@ impl<'a> Search<'a> {
     fn operand(&mut self, field: Svma, target: Svma) {
         let (is_lea, leads_to) = self.instruction(field).map_or((false, None), |(lea, to)| (lea, Some(to)));
         match self.entries.get(&target) {
-            Some(&f) if leads_to == Some(target) && is_lea => self.made(f, field, ShortcutKind::Lea),
+            Some(&f) if leads_to == Some(target) && is_lea && self.is_only_kept(field, target) => {
+                self.made(f, field, ShortcutKind::Lea);
+            }
             Some(_) if leads_to.is_none_or(|to| to == target) => self.lose(target),
             Some(_) => {}
             None if leads_to == Some(target) => self.lose_around(target),
             None => {}
         }
+    }
+
+    /// Whether the address of the entry `target`, which the `lea` with its displacement at `field` makes, is copied, kept, passed on,
+    /// called and asked for equality only; and not made in that function itself, which knows where it is.
+    fn is_only_kept(&self, field: Svma, target: Svma) -> bool {
+        let at = field.offset(4 - LEA as i64);
+        let decode = |at: Svma| {
+            let bytes = self.image.read_tail(at)?;
+            decode_one(&bytes[..bytes.len().min(LONGEST)], at)
+        };
+        let range = self.program.function_at(at).map(|f| self.program.function(f).range);
+        let (Some(range), Some(made)) = (range, decode(at)) else { return false };
+        let uses = follow_address(&decode, range, &made, FOLLOWED);
+        !range.contains(target) && !uses.computed && !uses.lost && uses.accessed.is_empty()
     }
 
     /// Something leads into a function, or to its end: its code may be measured, or compared with program counters.

@@ -237,7 +237,7 @@ impl Select<'_, '_> {
         let program = self.request.program;
         let block = program.block(id);
         let skipped = |why| Skipped { function: block.function, block: Some(id), why };
-        if block.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING) {
+        if block.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING | BlockAttrs::UNREACHED) {
             self.out.skipped.push(skipped(SkipReason::NotMovable));
             return Ok(false);
         }

@@ -51,8 +51,10 @@ struct Finder<'r, 'a> {
 }
 
 impl Finder<'_, '_> {
+    /// Whether the block is code and has no copy.
     fn stays(&self, block: BlockId) -> bool {
-        self.selection.slot_of[block.index()] == NONE
+        let unreached = self.request.program.block(block).attrs.contains(BlockAttrs::UNREACHED);
+        self.selection.slot_of[block.index()] == NONE && !unreached
     }
 
     /// The copy of the block that starts at `original`.

@@ -38,5 +38,11 @@ fn main() {
         for b in program.blocks.iter().filter(|b| b.terminator == Terminator::IndirectJump) {
             println!("  {} in {}", b.terminator_at(), program.function(b.function).range.start);
         }
+        for f in program.functions.iter().filter(|f| f.movability != Movability::Movable) {
+            println!("  {:?} {} {}", f.movability, f.range, f.name.as_deref().unwrap_or("?"));
+        }
+        for b in program.blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::UNREACHED)) {
+            println!("  unreached {} in {}", b.range(), program.function(b.function).range.start);
+        }
     }
 }

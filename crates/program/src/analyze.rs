@@ -1,12 +1,13 @@
 //! The analysis: one function that reads as the list of its phases.
 
+use crate::doubt::{self, Doubt};
 use crate::known_labels::known_labels;
 use crate::leaders::{self, Leaders};
 use crate::lookups::unwinder_lookups;
 use crate::model::*;
-use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
+use crate::sweep::{AddressSet, Found, Kind, Mini, Span, Sweep};
 use crate::{build_edges, flags, special, tables};
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 
@@ -33,44 +34,63 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else {
         return Err(AnalyzeError::NoUnwindInfo);
     };
-    let spanned = last.0.end.offset_from(first.0.start) as u64;
+    let spanned = last.range.end.offset_from(first.range.start) as u64;
     if spanned > u64::from(u32::MAX) {
         return Err(AnalyzeError::TooLarge(spanned));
     }
     let sweep = Sweep::run(image, unwind, &ranges);
     let mut jump_tables = tables::find_tables(image, &sweep);
     let mut leaders = leaders::collect(image, unwind, &sweep, &jump_tables);
+    let doubt = doubt::find(image, unwind, &sweep, &mut leaders, &jump_tables);
+    drop_tables(&sweep, &doubt, &mut leaders, &mut jump_tables);
     settle_tables(&sweep, &mut leaders, &mut jump_tables);
-    let mut movability = movability(image, unwind, &sweep, &leaders);
+    let mut movability = movability(image, unwind, &sweep, &doubt);
     if image.run_time().is_some() {
         movability.iter_mut().for_each(|it| leave(it, Movability::RunTime));
     }
     for span in known_labels(image, &sweep, &jump_tables) {
         leave(&mut movability[span], Movability::KnownLabels);
     }
-    // A table into a function that has no blocks is one more indirect jump that is not understood.
-    let has_blocks = |at: Svma| sweep.span_at(at).is_some_and(|s| movability[s] != Movability::Undecodable);
-    let may_be_entry = |to: &Svma| has_blocks(*to) || !sweep.starts.contains(*to);
-    jump_tables.retain(|t| has_blocks(t.jump_at) && t.targets.iter().all(may_be_entry));
-    let mut builder = Builder::new(&sweep, &leaders, jump_tables);
+    let mut builder = Builder::new(&sweep, &leaders, &doubt, jump_tables);
     for (i, span) in sweep.spans.iter().enumerate() {
-        builder.function(span, movability[i], image.function_name(span.range.start));
+        let has_blocks = doubt.opaque[i].is_none();
+        builder.function(span, movability[i], has_blocks, image.function_name(span.range.start));
     }
     Ok(builder.finish())
 }
 
-/// Sorted, disjoint function ranges inside executable ranges, each with the index of its unwind entry.
-fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<(SvmaRange, usize)> {
+/// Sorted, disjoint function ranges inside executable ranges. Entries that overlap are one range: which of them a byte
+/// belongs to is not known.
+fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<Found> {
     let executable = image.executable_ranges();
-    let mut out: Vec<(SvmaRange, usize)> = Vec::with_capacity(unwind.entries().len());
+    let mut out: Vec<Found> = Vec::with_capacity(unwind.entries().len());
     for (i, entry) in unwind.entries().iter().enumerate() {
         let inside = executable.iter().any(|r| r.covers(&entry.range));
-        let behind_last = out.last().is_none_or(|last| entry.range.start >= last.0.end);
-        if inside && behind_last && !entry.range.is_empty() {
-            out.push((entry.range, i));
+        if !inside || entry.range.is_empty() {
+            continue;
+        }
+        match out.last_mut().filter(|last| entry.range.start < last.range.end) {
+            Some(last) => {
+                last.range.end = last.range.end.max(entry.range.end);
+                last.overlapping = true;
+            }
+            None => out.push(Found { range: entry.range, entry: i, overlapping: false }),
         }
     }
     out
+}
+
+/// A table into a function that has no blocks is one more indirect jump that is not understood, and goes to labels.
+fn drop_tables(sweep: &Sweep, doubt: &Doubt, leaders: &mut Leaders, tables: &mut Vec<JumpTable>) {
+    let has_blocks = |at: Svma| sweep.span_at(at).is_some_and(|s| doubt.opaque[s].is_none());
+    let may_be_entry = |to: &Svma| has_blocks(*to) || !sweep.starts.contains(*to);
+    tables.retain(|t| {
+        let kept = has_blocks(t.jump_at) && t.targets.iter().all(may_be_entry);
+        for &to in t.targets.iter().filter(|to| !kept && sweep.starts.contains(**to)) {
+            leaders.indirect.insert(to);
+        }
+        kept
+    });
 }
 
 /// Decides which tables a version may copy: nothing can jump between the load and the jump. The targets of the others
@@ -90,21 +110,12 @@ fn settle_tables(sweep: &Sweep, leaders: &mut Leaders, tables: &mut [JumpTable])
 }
 
 /// Whether each span may be copied.
-fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leaders) -> Vec<Movability> {
-    let mut out: Vec<Movability> = sweep
-        .spans
-        .iter()
-        .map(|span| {
-            let minis = sweep.minis_of(span);
-            if !span.decodable || minis.iter().any(|m| m.kind == Kind::Unsupported) {
-                Movability::Undecodable
-            } else if unwind.entries()[span.entry].signal_frame {
-                Movability::OddUnwindInfo
-            } else {
-                Movability::Movable
-            }
-        })
-        .collect();
+fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, doubt: &Doubt) -> Vec<Movability> {
+    let of_unwinding = |span: &Span| {
+        let signal_frame = unwind.entries()[span.entry].signal_frame;
+        if signal_frame { Movability::OddUnwindInfo } else { Movability::Movable }
+    };
+    let mut out: Vec<Movability> = sweep.spans.iter().map(of_unwinding).collect();
     let mut set = |at: Svma, why: Movability| {
         if let Some(s) = sweep.span_at(at) {
             out[s] = why;
@@ -112,18 +123,6 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
     };
     for slot in image.plt_slots() {
         set(slot.stub.start, Movability::Linkage);
-    }
-    for &at in &leaders.elsewhere {
-        set(at, Movability::ReturnsElsewhere);
-    }
-    for &at in &leaders.misaligned {
-        set(at, Movability::Undecodable);
-    }
-    let executable = image.executable_ranges();
-    for &(at, to) in sweep.targets.iter().filter(|(_, to)| !sweep.text.contains(*to)) {
-        if !executable.iter().any(|range| range.contains(to)) {
-            set(at, Movability::Undecodable);
-        }
     }
     for at in special::restartable_sequences(image) {
         set(at, Movability::RestartableSequence);
@@ -136,6 +135,11 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, leaders: &Leade
         if matches!(&*symbol.name, "__syscall_cancel_arch" | "__syscall_cancel_arch_start") {
             set(symbol.range.start, Movability::ComparedByRuntime);
         }
+    }
+    // What is no code throughout has no blocks, whatever else it is.
+    for (movability, why) in out.iter_mut().zip(&doubt.opaque) {
+        let signal_frame = *movability == Movability::OddUnwindInfo;
+        *movability = why.filter(|_| !signal_frame).unwrap_or(*movability);
     }
     for (span, why) in sweep.spans.iter().zip(&mut out) {
         if image.is_relocated(span.range) {
@@ -156,6 +160,7 @@ fn leave(movability: &mut Movability, why: Movability) {
 struct Builder<'a> {
     sweep: &'a Sweep,
     leaders: &'a Leaders,
+    doubt: &'a Doubt,
     tables: Vec<JumpTable>,
     functions: Vec<Function>,
     blocks: Vec<Block>,
@@ -167,10 +172,11 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(sweep: &'a Sweep, leaders: &'a Leaders, tables: Vec<JumpTable>) -> Self {
+    fn new(sweep: &'a Sweep, leaders: &'a Leaders, doubt: &'a Doubt, tables: Vec<JumpTable>) -> Self {
         Self {
             sweep,
             leaders,
+            doubt,
             tables,
             functions: Vec::with_capacity(sweep.spans.len()),
             blocks: Vec::with_capacity(sweep.minis.len() / 5),
@@ -180,10 +186,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn function(&mut self, span: &Span, movability: Movability, name: Option<&str>) {
+    fn function(&mut self, span: &Span, movability: Movability, has_blocks: bool, name: Option<&str>) {
         let first_block = BlockId::from_index(self.blocks.len());
         let function = FuncId::from_index(self.functions.len());
-        if movability != Movability::Undecodable {
+        if has_blocks {
             let minis = self.sweep.minis_of(span);
             let mut first = 0;
             for i in 0..minis.len() {
@@ -246,6 +252,8 @@ impl<'a> Builder<'a> {
         attrs.set(BlockAttrs::PINNED, l.pinned.contains(start));
         let filler = minis.iter().all(|m| m.kind == Kind::Padding || m.kind == Kind::Stop && m.len == 1);
         attrs.set(BlockAttrs::PADDING, filler && attrs.is_empty());
+        let padding = attrs.contains(BlockAttrs::PADDING);
+        attrs.set(BlockAttrs::UNREACHED, !padding && !self.doubt.reached.contains(start));
         attrs
     }
 

@@ -26,6 +26,8 @@ pub(crate) fn mark(
     minis: &[(u32, u32)],
 ) {
     let mut returns = Returns { has_labels: vec![false; functions.len()], ..Returns::default() };
+    // What a function without blocks reads is not known.
+    returns.readers.extend(functions.iter().filter(|f| f.blocks.is_empty()).map(|f| f.range.start));
     for b in blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::INDIRECT)) {
         // The lazy-binding halves of PLT stubs are labels in name only.
         returns.has_labels[b.function.index()] =

@@ -8,6 +8,7 @@ use crate::words::TableWords;
 use restitch_address::Svma;
 use restitch_cfi::{Lsda, UnwindInfo};
 use restitch_image::{Image, ImageKind, RelocationKind};
+use restitch_x86::Naming;
 
 /// All leaders, by the way that control can arrive.
 pub(crate) struct Leaders {
@@ -17,6 +18,8 @@ pub(crate) struct Leaders {
     pub branch: AddressSet,
     /// Reached in ways that the analysis does not see: computed gotos, addresses taken, returns of pinned calls.
     pub indirect: AddressSet,
+    /// Those of them that are addresses for certain: made relative to the program counter, or by a relocation.
+    pub made: AddressSet,
     /// Exception landing pads.
     pub pads: AddressSet,
     /// Calls that stay in the original code; each is a block of its own.
@@ -34,6 +37,7 @@ pub(crate) fn collect(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, tables:
         all: set(),
         branch: set(),
         indirect: set(),
+        made: set(),
         pads: set(),
         pinned: set(),
         elsewhere: Vec::new(),
@@ -88,24 +92,28 @@ impl Leaders {
     fn add_taken_addresses(&mut self, image: &Image, sweep: &Sweep, tables: &[JumpTable]) {
         let in_table = TableWords::of(tables);
         let function_start = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
-        let mut take = |at: Svma| {
+        let mut take = |at: Svma, for_certain: bool| {
             if sweep.starts.contains(at) {
                 self.all.insert(at);
                 if !function_start(at) {
                     self.indirect.insert(at);
                 }
             }
+            if for_certain {
+                self.made.insert(at);
+            }
         };
-        for &(_, named) in &sweep.named {
-            take(named);
+        // What is only read is data, and no place where control goes.
+        for named in sweep.named.iter().filter(|n| matches!(n.naming, Naming::Address | Naming::Number)) {
+            take(named.to, named.naming == Naming::Address);
         }
         for r in image.relocations() {
             match r.kind {
                 RelocationKind::Relative { target }
                 | RelocationKind::IRelative { resolver: target }
-                | RelocationKind::JumpSlot { definition: Some(target), .. } => take(target),
+                | RelocationKind::JumpSlot { definition: Some(target), .. } => take(target, true),
                 RelocationKind::Symbolic { definition: Some(symbol), addend, .. } => {
-                    take(symbol.offset(addend));
+                    take(symbol.offset(addend), true);
                 }
                 _ => {}
             }
@@ -120,7 +128,8 @@ impl Leaders {
                 }
                 for (i, word) in bytes.chunks_exact(8).enumerate() {
                     if !in_table.contains(segment.range.start + 8 * i as u64) {
-                        take(Svma::new(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
+                        let number = u64::from_le_bytes(word.try_into().expect("8 bytes"));
+                        take(Svma::new(number), false);
                     }
                 }
             }

@@ -15,9 +15,11 @@
 //! collected generously, and [`Function::redirectable`] is decided last.
 
 mod analyze;
+mod doubt;
 mod edges;
 mod fit;
 mod flags;
+mod follow;
 mod frame_doubt;
 mod iterate_by_shape;
 mod known_labels;
@@ -38,6 +40,7 @@ mod words;
 pub use analyze::{AnalyzeError, analyze};
 pub use edges::build_edges;
 pub use fit::Fit;
+pub use follow::{Uses, follow_address};
 pub use lookups::{UnwinderLookups, main_range, unwinder_lookups};
 pub use model::*;
 pub use reach::reachable_code;

@@ -146,7 +146,7 @@ impl Callees {
             RelocationKind::Relative { target } => Some(target),
             _ => None,
         });
-        let named = sweep.named.iter().map(|named| named.1);
+        let named = sweep.named.iter().map(|named| named.to);
         let known = |at: Svma| self.looks.get(&at).filter(|_| image.is_executable(at)).copied();
         let looks = relocated.chain(named).chain(words_of_data(image)).filter_map(known);
         self.unnamed = looks.fold(self.unnamed, Looks::max);

@@ -79,13 +79,15 @@ pub enum Movability {
     ChangedInMemory,
     /// It calls code that changes its return address, or reads what stands behind the call, which may be no code.
     ReturnsElsewhere,
-    /// Not code of the module's own making: overlaps another function's unwind range.
+    /// Its unwind range, or its last instruction, overlaps another function's.
     Overlapping,
     /// The module's run time looks code addresses up in tables of its own ([`Image::run_time`](restitch_image::Image::run_time)).
     RunTime,
     /// Addresses in the middle of it are known outside of it, and it is no target of computed jumps: who knows them compares program
     /// counters with them (handlers of faults).
     KnownLabels,
+    /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are no clean code.
+    DataInside,
 }
 
 /// Consecutive blocks: those of one function. It may be empty, and then there is no first one to ask for.
@@ -150,6 +152,8 @@ bitflags! {
         /// address or resumes it in odd ways (`setjmp`, `vfork`, `dlsym`, a position by `call` and `pop`, `__morestack`). Jumps to it go
         /// to the original code.
         const PINNED = 64;
+        /// Control comes here in no way that is known: it may be data that decodes. Neither copied nor written over.
+        const UNREACHED = 128;
     }
 }
 
@@ -363,11 +367,12 @@ impl Program {
         let before = self.functions.partition_point(|f| f.range.start < at);
         before > 0 && self.functions[before - 1].range.end == at && self.block_starting_at(at).is_none()
     }
-    /// Whether the block may be copied: its function is movable, and the block is neither pinned nor padding.
+    /// Whether the block may be copied: its function is movable, and the block is neither pinned nor padding, and
+    /// something leads to it.
     pub fn is_movable(&self, block: BlockId) -> bool {
         let b = self.block(block);
         self.function(b.function).movability == Movability::Movable
-            && !b.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING)
+            && !b.attrs.intersects(BlockAttrs::PINNED | BlockAttrs::PADDING | BlockAttrs::UNREACHED)
     }
     /// The block that control falls through to, where the terminator allows it and such a block exists.
     pub fn fall_through(&self, block: BlockId) -> Option<BlockId> {

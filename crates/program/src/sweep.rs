@@ -6,8 +6,8 @@
 use crate::frame_doubt::{FrameDoubt, FrameWatch};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
-use restitch_image::Image;
-use restitch_x86::{Flow, Insn, scan_units};
+use restitch_image::{Image, ImageKind};
+use restitch_x86::{Flow, Insn, Naming, scan_units};
 
 /// A set of text addresses, one bit a byte.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +31,21 @@ impl AddressSet {
     pub fn contains(&self, at: Svma) -> bool {
         let i = at.offset_from(self.base) as u64;
         i < self.len && self.bits[(i / 64) as usize] >> (i % 64) & 1 == 1
+    }
+    /// The addresses of `range` that are in the set, in order.
+    pub fn iter_in(&self, range: SvmaRange) -> impl Iterator<Item = Svma> + '_ {
+        let from = range.start.offset_from(self.base).clamp(0, self.len as i64) as u64;
+        let to = range.end.offset_from(self.base).clamp(0, self.len as i64) as u64;
+        (from / 64..to.div_ceil(64)).flat_map(move |word| {
+            let mut bits = self.bits[word as usize];
+            std::iter::from_fn(move || {
+                let bit = u64::from(bits.trailing_zeros());
+                bits &= bits.wrapping_sub(1);
+                (bit < 64).then_some(64 * word + bit)
+            })
+            .filter(move |i| (from..to).contains(i))
+            .map(|i| self.base + i)
+        })
     }
     /// Whether any address in `from..to` is in the set.
     pub fn any_between(&self, from: Svma, to: Svma) -> bool {
@@ -74,6 +89,16 @@ pub(crate) struct Mini {
     pub writes: u8,
 }
 
+/// One function's unwind range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub range: SvmaRange,
+    /// Index of the unwind entry.
+    pub entry: usize,
+    /// Whether it is the ranges of several entries that overlap.
+    pub overlapping: bool,
+}
+
 /// One function's instructions.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
@@ -87,6 +112,19 @@ pub(crate) struct Span {
     pub decodable: bool,
     /// What it may do with its return address.
     pub doubt: FrameDoubt,
+    /// Whether it is several unwind entries that overlap; it is not decoded then.
+    pub overlapping: bool,
+}
+
+/// An address inside the text that an operand names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// Where the instruction is.
+    pub at: Svma,
+    /// What it names.
+    pub to: Svma,
+    /// What it does with that.
+    pub naming: Naming,
 }
 
 /// The result of the pass.
@@ -97,10 +135,15 @@ pub(crate) struct Sweep {
     pub minis: Vec<Mini>,
     /// Direct branches and calls: (address, target), sorted by address.
     pub targets: Vec<(Svma, Svma)>,
-    /// Addresses inside the text that an operand names: (address of the instruction, named address).
-    pub named: Vec<(Svma, Svma)>,
-    /// Addresses outside the text that an operand names (table candidates and GOT slots): likewise.
+    /// Addresses inside the text that an operand names, sorted by instruction.
+    pub named: Vec<Named>,
+    /// Instructions that no compiler writes, sorted.
+    pub odd: Vec<Svma>,
+    /// Addresses outside the text that an operand names (table candidates and GOT slots): (address of the instruction, named
+    /// address), sorted.
     pub data_named: Vec<(Svma, Svma)>,
+    /// Whether the file's addresses are fixed, so that numbers in its code may be addresses.
+    fixed: bool,
     /// Instruction boundaries.
     pub starts: AddressSet,
     /// `endbr64` instructions at function starts.
@@ -108,10 +151,10 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Decodes each of `functions` (sorted, disjoint), each with the index of its entry in `unwind`.
-    pub fn run(image: &Image, unwind: &UnwindInfo, functions: &[(SvmaRange, usize)]) -> Self {
+    /// Decodes each of `functions` (sorted, disjoint), whose entries are those of `unwind`.
+    pub fn run(image: &Image, unwind: &UnwindInfo, functions: &[Found]) -> Self {
         let text = match (functions.first(), functions.last()) {
-            (Some(first), Some(last)) => SvmaRange::between(first.0.start, last.0.end),
+            (Some(first), Some(last)) => SvmaRange::between(first.range.start, last.range.end),
             _ => SvmaRange::default(),
         };
         let mut sweep = Self {
@@ -121,19 +164,22 @@ impl Sweep {
             minis: Vec::with_capacity((text.len() / 4) as usize),
             targets: Vec::with_capacity((text.len() / 20) as usize),
             named: Vec::new(),
+            odd: Vec::new(),
+            fixed: image.kind() == ImageKind::Executable,
             data_named: Vec::new(),
             starts: AddressSet::new(text),
             endbrs: AddressSet::new(text),
         };
-        for &(range, entry) in functions {
-            sweep.decode(image, unwind, range, entry);
+        for found in functions {
+            sweep.decode(image, unwind, found);
         }
         sweep
     }
 
-    fn decode(&mut self, image: &Image, unwind: &UnwindInfo, range: SvmaRange, entry: usize) {
+    fn decode(&mut self, image: &Image, unwind: &UnwindInfo, found: &Found) {
+        let &Found { range, entry, overlapping } = found;
         let first = self.minis.len();
-        let marks = (self.targets.len(), self.named.len(), self.data_named.len());
+        let marks = (self.odd.len(), self.named.len(), self.data_named.len());
         let bytes = image.read(range.start, range.len() as usize);
         if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
             self.endbrs.insert(range.start);
@@ -143,10 +189,11 @@ impl Sweep {
             watch.see(&insn);
             self.note(&insn);
         };
-        let decodable = bytes.is_some_and(|bytes| scan_units(bytes, range.start, see).is_ok());
+        let decodable = !overlapping && bytes.is_some_and(|bytes| scan_units(bytes, range.start, see).is_ok());
         if !decodable {
             // Keep the branches that were seen as leaders elsewhere, but none of the instructions.
             self.minis.truncate(first);
+            self.odd.truncate(marks.0);
             self.named.truncate(marks.1);
             self.data_named.truncate(marks.2);
         } else {
@@ -155,7 +202,7 @@ impl Sweep {
             }
         }
         let (count, doubt) = (self.minis.len() - first, watch.finish());
-        self.spans.push(Span { range, entry, first, count, decodable, doubt });
+        self.spans.push(Span { range, entry, first, count, decodable, doubt, overlapping });
     }
 
     fn note(&mut self, insn: &Insn) {
@@ -179,10 +226,15 @@ impl Sweep {
         }
         if let Some(named) = insn.names {
             if self.text.contains(named) {
-                self.named.push((insn.at, named));
+                if self.fixed || matches!(insn.naming, Naming::Address | Naming::Access) {
+                    self.named.push(Named { at: insn.at, to: named, naming: insn.naming });
+                }
             } else if insn.flow != Flow::Next || insn.len >= 7 {
                 self.data_named.push((insn.at, named));
             }
+        }
+        if insn.odd {
+            self.odd.push(insn.at);
         }
         self.minis.push(Mini {
             at: insn.at.offset_from(self.base) as u32,
@@ -203,8 +255,9 @@ impl Sweep {
     }
     /// The text address or data address that the instruction at `at` names.
     pub fn named_by(&self, at: Svma) -> Option<Svma> {
-        let find = |v: &[(Svma, Svma)]| v.binary_search_by_key(&at, |t| t.0).ok().map(|i| v[i].1);
-        find(&self.named).or_else(|| find(&self.data_named))
+        let in_text = self.named.binary_search_by_key(&at, |n| n.at).map(|i| self.named[i].to);
+        let data = || self.data_named.binary_search_by_key(&at, |t| t.0).map(|i| self.data_named[i].1);
+        in_text.or_else(|_| data()).ok()
     }
     /// The span that holds `at`.
     pub fn span_at(&self, at: Svma) -> Option<usize> {

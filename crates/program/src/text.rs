@@ -38,7 +38,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 13] = [
+const MOVABILITY: [(Movability, &str); 14] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -52,9 +52,10 @@ const MOVABILITY: [(Movability, &str); 13] = [
     (Movability::Overlapping, "overlapping"),
     (Movability::RunTime, "run-time"),
     (Movability::KnownLabels, "known-labels"),
+    (Movability::DataInside, "data-inside"),
 ];
 
-const ATTRS: [(BlockAttrs, &str); 7] = [
+const ATTRS: [(BlockAttrs, &str); 8] = [
     (BlockAttrs::ENTRY, "entry"),
     (BlockAttrs::LANDING_PAD, "landing-pad"),
     (BlockAttrs::INDIRECT, "indirect"),
@@ -62,6 +63,7 @@ const ATTRS: [(BlockAttrs, &str); 7] = [
     (BlockAttrs::PADDING, "padding"),
     (BlockAttrs::FLAGS_LIVE_IN, "flags-in"),
     (BlockAttrs::PINNED, "pinned"),
+    (BlockAttrs::UNREACHED, "unreached"),
 ];
 
 impl Program {

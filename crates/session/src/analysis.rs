@@ -106,10 +106,13 @@ pub(crate) fn words(why: Movability) -> &'static str {
         Movability::ReturnsElsewhere => {
             "it calls code that changes its return address, or reads what stands behind the call"
         }
-        Movability::Overlapping => "overlaps another function",
+        Movability::Overlapping => "overlaps another function's unwind range or instruction",
         Movability::RunTime => "the module's run time looks code addresses up in tables of its own",
         Movability::KnownLabels => {
             "addresses inside of it are known to other code or to data, as to handlers that judge where a fault was"
+        }
+        Movability::DataInside => {
+            "there may be data in it: its bytes are read, or nothing leads to some of them"
         }
     }
 }

@@ -31,6 +31,19 @@ pub enum Flow {
     Unsupported,
 }
 
+/// What an instruction does with the address that it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Naming {
+    /// `lea` relative to the program counter, or an instruction that does not look (`nop`): the address is made only.
+    Address,
+    /// An operand relative to the program counter: it is read or written, or control goes to what it holds.
+    Access,
+    /// An immediate, or the displacement of a `lea`: a number that is an address in a file at fixed addresses only.
+    Number,
+    /// The displacement of a memory operand, maybe with base and index: likewise, and read or written.
+    Displacement,
+}
+
 /// One decoded instruction, compact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Insn {
@@ -47,6 +60,10 @@ pub struct Insn {
     /// The address named by a RIP-relative operand or by a 32-bit immediate or absolute displacement: what might be an
     /// address taken. `None` for most instructions.
     pub names: Option<Svma>,
+    /// What it does with that.
+    pub naming: Naming,
+    /// Only the kernel may execute it, or compilers never write it: ports, far transfers, `add %al,(%rax)` (two zeros).
+    pub odd: bool,
     /// `nop`, `endbr64` excluded; `int3` included: may stand between functions as filler.
     pub padding: bool,
     /// What it does with the stack pointer and with memory beside it.
@@ -121,13 +138,16 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
             _ => all_flags_of(instruction.rflags_modified()),
         };
     }
+    let named = named_address(instruction);
     Insn {
         at: Svma::new(instruction.ip()),
         len: instruction.len() as u8,
         flow: flow_of(instruction),
         flags_read: read,
         flags_written: written,
-        names: named_address(instruction),
+        names: named.map(|named| named.0),
+        naming: named.map_or(Naming::Address, |named| named.1),
+        odd: is_odd(instruction),
         padding: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
         stack: stack_use(instruction),
     }
@@ -198,9 +218,24 @@ pub(crate) fn condition(i: &Instruction) -> u8 {
     }
 }
 
-fn named_address(i: &Instruction) -> Option<Svma> {
+/// Whether no compiler writes the instruction for a program.
+fn is_odd(i: &Instruction) -> bool {
+    use Mnemonic::*;
+    let ports = matches!(i.mnemonic(), In | Out | Insb | Insw | Insd | Outsb | Outsw | Outsd);
+    let far = matches!(i.mnemonic(), Retf | Iret | Iretd | Iretq | Int1 | Into | Xlatb | Enter);
+    let zeros = i.code() == Code::Add_rm8_r8
+        && i.len() == 2
+        && i.op0_kind() == OpKind::Memory
+        && (i.memory_base(), i.op1_register()) == (Register::RAX, Register::AL);
+    ports || far || zeros || i.is_privileged() && i.mnemonic() != Hlt
+}
+
+fn named_address(i: &Instruction) -> Option<(Svma, Naming)> {
+    let computed = matches!(i.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
+    let of_memory = |made, used| if computed { made } else { used };
     if i.is_ip_rel_memory_operand() {
-        return Some(Svma::new(i.ip_rel_memory_address()));
+        let naming = of_memory(Naming::Address, Naming::Access);
+        return Some((Svma::new(i.ip_rel_memory_address()), naming));
     }
     // Non-PIE code names addresses by 32-bit immediates and displacements. Small values cannot be code addresses.
     const LOWEST_CODE: u64 = 0x1_0000;
@@ -209,13 +244,13 @@ fn named_address(i: &Instruction) -> Option<Svma> {
             OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 => {
                 let value = i.immediate(op);
                 if value >= LOWEST_CODE {
-                    return Some(Svma::new(value));
+                    return Some((Svma::new(value), Naming::Number));
                 }
             }
-            OpKind::Memory if i.memory_base() == Register::None => {
+            OpKind::Memory if i.memory_displ_size() >= 4 => {
                 let value = i.memory_displacement64();
-                if value >= LOWEST_CODE {
-                    return Some(Svma::new(value));
+                if value >= LOWEST_CODE && !matches!(i.segment_prefix(), Register::FS | Register::GS) {
+                    return Some((Svma::new(value), of_memory(Naming::Number, Naming::Displacement)));
                 }
             }
             _ => {}

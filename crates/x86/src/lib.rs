@@ -29,7 +29,7 @@ mod vector;
 mod vector_decode;
 mod vote;
 
-pub use decode::{Flow, Insn, scan};
+pub use decode::{Flow, Insn, Naming, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
 pub use memory_uses::{MemoryUse, memory_uses};
 pub use operand::{Address, Operand, Part, Segment};
@@ -47,3 +47,5 @@ pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stu
 
 /// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).
 pub const ALL_FLAGS: u8 = 0x3f;
+/// ZF in such a set.
+pub const ZERO_FLAG: u8 = 1 << 3;

@@ -59,6 +59,12 @@ pub enum Op {
     JumpRegister(Reg),
     /// `jmp *mem`.
     JumpMemory(Mem),
+    /// `mov src, mem`, `push src`, a move into a vector register: the value is kept somewhere.
+    Keep(Reg),
+    /// `cmov src, dst` of 64 bits.
+    Select(Reg, Reg),
+    /// `cmp` or `test` of whole registers, or of one with memory.
+    Compare,
     /// Anything else.
     Other,
 }
@@ -74,6 +80,10 @@ pub struct Decoded {
     pub writes: u16,
     /// General-purpose registers that it reads.
     pub reads: u16,
+    /// Those that are part of the address of memory that it reads or writes.
+    pub addresses: u16,
+    /// The memory operand that it reads or writes, if it has one without segment.
+    pub memory: Option<Mem>,
 }
 
 fn reg(register: Register) -> Option<Reg> {
@@ -135,12 +145,49 @@ fn decode_instruction(bytes: &[u8], at: Svma) -> Option<Decoded> {
             }
         }
     }
+    let mut addresses = 0u16;
+    for used in factory.info(&instruction).used_memory() {
+        for Reg(n) in [used.base(), used.index()].into_iter().filter_map(reg) {
+            addresses |= 1 << n;
+        }
+    }
     Some(Decoded {
         insn: classify(&instruction),
         op: op_of(&instruction).unwrap_or(Op::Other),
         writes,
         reads,
+        addresses,
+        memory: accessed_operand(&instruction),
     })
+}
+
+/// The memory operand, unless only its address is used.
+fn accessed_operand(i: &Instruction) -> Option<Mem> {
+    let has_one = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
+    if has_one && !matches!(i.mnemonic(), Mnemonic::Lea | Mnemonic::Nop) { mem(i) } else { None }
+}
+
+fn is_cmov(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Cmova
+            | Cmovae
+            | Cmovb
+            | Cmovbe
+            | Cmove
+            | Cmovg
+            | Cmovge
+            | Cmovl
+            | Cmovle
+            | Cmovne
+            | Cmovno
+            | Cmovnp
+            | Cmovns
+            | Cmovo
+            | Cmovp
+            | Cmovs
+    )
 }
 
 fn op_of(i: &Instruction) -> Option<Op> {
@@ -204,6 +251,25 @@ fn op_of(i: &Instruction) -> Option<Op> {
             Op::AddConstant(dst()?, dst()?, (i.immediate(1) as i64).wrapping_neg())
         }
         (Mnemonic::And, (OpKind::Register, _)) if immediate => Op::And(dst()?, i.immediate(1) as i64),
+        (Mnemonic::Mov, (OpKind::Memory, OpKind::Register)) if i.op1_register().is_gpr64() => {
+            Op::Keep(src()?)
+        }
+        (Mnemonic::Push, (OpKind::Register, _)) => Op::Keep(dst()?),
+        (Mnemonic::Movq | Mnemonic::Vmovq, (OpKind::Register, OpKind::Register))
+            if i.op1_register().is_gpr64() =>
+        {
+            Op::Keep(src()?)
+        }
+        (Mnemonic::Pinsrq, (_, OpKind::Register)) => Op::Keep(src()?),
+        (Mnemonic::Vpinsrq, _) if i.op2_kind() == OpKind::Register => Op::Keep(reg(i.op2_register())?),
+        (_, (OpKind::Register, OpKind::Register)) if is_cmov(i.mnemonic()) && i.op0_register().is_gpr64() => {
+            Op::Select(dst()?, src()?)
+        }
+        (Mnemonic::Cmp | Mnemonic::Test, (a, b))
+            if !immediate && (a, b) != (OpKind::Memory, OpKind::Memory) =>
+        {
+            Op::Compare
+        }
         (Mnemonic::Cmp, (OpKind::Register, _)) if immediate => {
             Op::CompareConstant(dst()?, i.immediate(1) as i64, bits(i.op0_register()))
         }

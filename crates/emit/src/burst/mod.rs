@@ -69,7 +69,7 @@ pub fn may_trace(program: &Program, id: BlockId) -> bool {
     let block = program.block(id);
     let movability = program.function(block.function).movability;
     matches!(movability, Movability::Movable | Movability::Linkage)
-        && !block.attrs.contains(BlockAttrs::PADDING)
+        && !block.attrs.intersects(BlockAttrs::PADDING | BlockAttrs::UNREACHED)
 }
 
 /// More bytes than a tracing version of these blocks has.

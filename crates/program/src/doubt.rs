@@ -1,0 +1,447 @@
+//! Doubt in what was decoded: functions whose bytes are not known to be code throughout get no blocks, and what nothing leads
+//! to is marked.
+//!
+//! **Problem.** A function's range is decoded from its start to its end. Hand-written code keeps constants and tables there, and
+//! most bytes decode as something. What is taken for code wrongly is copied, entered, or written over; the checker, which
+//! believes this analysis, agrees.
+//!
+//! **Idea.** Evidence of data, each enough by itself: an operand reads or writes the bytes; an address is made and memory is
+//! accessed through it ([`follow_address`]); a jump table, or an object of the symbol table, is there; an address inside is made
+//! that control does not come to in any way that is known, and the function has no jump that could (computed gotos are one);
+//! instructions that no compiler writes; code that runs out of its function without anybody calling it, or that nothing leads
+//! to and that is not whole. Such a function is left as it is, every byte of it. Bytes that nothing leads to, but that are clean code,
+//! are neither copied nor written over ([`crate::BlockAttrs::UNREACHED`]).
+//!
+//! **What leaves an opaque function** is looked for along its control flow, and once more at every byte: a branch too many only
+//! makes a block boundary, one too few might lead into the middle of a patch.
+//!
+//! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is read through an address
+//! from memory, cannot be told from code.
+
+use crate::follow::follow_address;
+use crate::leaders::Leaders;
+use crate::model::{JumpTable, Movability, TableEncoding};
+use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
+use restitch_address::{Svma, SvmaRange};
+use restitch_cfi::UnwindInfo;
+use restitch_image::{Image, ImageKind, SymbolKind};
+use restitch_x86::{Decoded, Flow, Naming, decode_one};
+use std::collections::BTreeSet;
+
+/// An address is followed through at most this many instructions: what is read is read soon.
+const FOLLOWED: usize = 64;
+
+/// A table of offsets that leads into a function has at least this many: numbers that do so by chance are fewer.
+const LEAST_OFFSETS: usize = 3;
+/// And no more than this.
+const MOST_OFFSETS: u64 = 16_384;
+
+/// What the analysis does not trust.
+pub(crate) struct Doubt {
+    /// By span: why it gets no blocks.
+    pub opaque: Vec<Option<Movability>>,
+    /// Instructions that control is known to come to.
+    pub reached: AddressSet,
+}
+
+/// Finds it, and adds the leaders that opaque functions make.
+pub(crate) fn find(
+    image: &Image,
+    unwind: &UnwindInfo,
+    sweep: &Sweep,
+    leaders: &mut Leaders,
+    tables: &[JumpTable],
+) -> Doubt {
+    let mut search = Search::new(image, sweep, leaders, tables);
+    search.unreadable();
+    search.accessed_bytes();
+    search.walk();
+    search.believe_linkage();
+    for s in 0..sweep.spans.len() {
+        if !unwind.entries()[sweep.spans[s].entry].signal_frame {
+            search.judge(s);
+        }
+    }
+    search.follow_opaque();
+    Doubt { opaque: search.opaque, reached: search.reached }
+}
+
+struct Search<'a> {
+    image: &'a Image,
+    sweep: &'a Sweep,
+    leaders: &'a mut Leaders,
+    tables: &'a [JumpTable],
+    opaque: Vec<Option<Movability>>,
+    /// Opaque spans whose ways out are not known yet.
+    open: Vec<usize>,
+    reached: AddressSet,
+    /// Targets of direct branches, also those that are no instruction.
+    aimed: AddressSet,
+    /// Targets of direct branches from other functions.
+    entered: AddressSet,
+    /// Spans of linkage stubs, which the loader reaches through their slots.
+    linkage: BTreeSet<usize>,
+}
+
+impl<'a> Search<'a> {
+    fn new(image: &'a Image, sweep: &'a Sweep, leaders: &'a mut Leaders, tables: &'a [JumpTable]) -> Self {
+        let set = || AddressSet::new(sweep.text);
+        let linkage = image.plt_slots().iter().filter_map(|slot| sweep.span_at(slot.stub.start)).collect();
+        let (mut aimed, mut entered, mut s) = (set(), set(), 0);
+        for &(at, to) in &sweep.targets {
+            while s + 1 < sweep.spans.len() && sweep.spans[s].range.end <= at {
+                s += 1;
+            }
+            aimed.insert(to);
+            if !sweep.spans[s].range.contains(to) {
+                entered.insert(to);
+            }
+        }
+        let opaque = vec![None; sweep.spans.len()];
+        Self {
+            image,
+            sweep,
+            leaders,
+            tables,
+            opaque,
+            open: Vec::new(),
+            reached: set(),
+            aimed,
+            entered,
+            linkage,
+        }
+    }
+
+    fn doubt(&mut self, span: usize, why: Movability) {
+        if self.opaque[span].is_none() && (why != Movability::DataInside || !self.linkage.contains(&span)) {
+            self.opaque[span] = Some(why);
+            self.open.push(span);
+        }
+    }
+
+    fn doubt_at(&mut self, at: Svma, why: Movability) {
+        if let Some(s) = self.sweep.span_at(at) {
+            self.doubt(s, why);
+        }
+    }
+
+    /// What does not decode, or branches to where no instruction is.
+    fn unreadable(&mut self) {
+        let sweep = self.sweep;
+        for (s, span) in sweep.spans.iter().enumerate() {
+            if span.overlapping {
+                self.doubt(s, Movability::Overlapping);
+            } else if !span.decodable || sweep.minis_of(span).iter().any(|m| m.kind == Kind::Unsupported) {
+                self.doubt(s, Movability::Undecodable);
+            }
+        }
+        for at in self.leaders.elsewhere.clone() {
+            self.doubt_at(at, Movability::ReturnsElsewhere);
+        }
+        for at in self.leaders.misaligned.clone() {
+            self.doubt_at(at, Movability::Undecodable);
+        }
+        let executable = self.image.executable_ranges();
+        for &(at, to) in sweep.targets.iter().filter(|(_, to)| !sweep.text.contains(*to)) {
+            if !executable.iter().any(|range| range.contains(to)) {
+                self.doubt_at(at, Movability::Undecodable);
+            }
+        }
+    }
+
+    /// What is read or written, is an object by its symbol, or a jump table.
+    fn accessed_bytes(&mut self) {
+        let sweep = self.sweep;
+        for named in &sweep.named {
+            match named.naming {
+                Naming::Access | Naming::Displacement => self.doubt_at(named.to, Movability::DataInside),
+                Naming::Address | Naming::Number => {
+                    let range = sweep.span_at(named.at).map(|s| sweep.spans[s].range);
+                    self.followed(named.at, range.unwrap_or_default());
+                }
+            }
+        }
+        for &at in &sweep.odd {
+            self.doubt_at(at, Movability::DataInside);
+        }
+        let symbols = self.image.symbols_with_aliases().iter();
+        for symbol in symbols.filter(|s| s.kind == SymbolKind::Object) {
+            self.doubt_at(symbol.range.start, Movability::DataInside);
+        }
+        for table in self.tables {
+            let width = if table.encoding == TableEncoding::Absolute8 { 8 } else { 4 };
+            let last = table.table + width * (table.targets.len().max(1) as u64 - 1);
+            self.doubt_at(table.table, Movability::DataInside);
+            self.doubt_at(last, Movability::DataInside);
+        }
+    }
+
+    /// Whether memory is accessed through the address that the instruction at `at`, in `range`, makes.
+    fn followed(&mut self, at: Svma, range: SvmaRange) {
+        let Some(made) = decoded_at(self.image, at) else { return };
+        let uses = follow_address(&|at| decoded_at(self.image, at), range, &made, FOLLOWED);
+        for place in uses.accessed {
+            self.doubt_at(place, Movability::DataInside);
+        }
+    }
+
+    /// Marks what control comes to in ways that are known.
+    fn walk(&mut self) {
+        let sweep = self.sweep;
+        let mut roots = self.entered.clone();
+        for &to in self.tables.iter().flat_map(|t| t.targets.iter().chain(&t.tail)) {
+            roots.insert(to);
+        }
+        for symbol in self.image.symbols_with_aliases().iter().filter(|s| s.kind != SymbolKind::Object) {
+            roots.insert(symbol.range.start);
+        }
+        for (s, span) in sweep.spans.iter().enumerate() {
+            self.reach(s, span.range.start);
+            for root in roots.iter_in(span.range) {
+                self.reach(s, root);
+            }
+            let pads: Vec<Svma> = self.leaders.pads.iter_in(span.range).collect();
+            pads.into_iter().for_each(|pad| self.reach(s, pad));
+        }
+    }
+
+    /// Marks all of the linkage stubs: the loader gives out the addresses of their parts.
+    fn believe_linkage(&mut self) {
+        for &s in &self.linkage {
+            for mini in self.sweep.minis_of(&self.sweep.spans[s]) {
+                self.reached.insert(self.sweep.address(mini));
+            }
+        }
+    }
+
+    /// Marks what control comes to from `from` within the span.
+    fn reach(&mut self, s: usize, from: Svma) {
+        let sweep = self.sweep;
+        let span = &sweep.spans[s];
+        let (minis, targets) = (sweep.minis_of(span), targets_of(sweep, span));
+        let mut open = vec![from];
+        while let Some(from) = open.pop() {
+            if self.reached.contains(from) || !sweep.starts.contains(from) || !span.range.contains(from) {
+                continue;
+            }
+            for mini in &minis[minis.partition_point(|m| sweep.address(m) < from)..] {
+                let at = sweep.address(mini);
+                if self.reached.contains(at) {
+                    break;
+                }
+                self.reached.insert(at);
+                if matches!(mini.kind, Kind::Jump | Kind::Conditional(_) | Kind::ShortConditional)
+                    && let Ok(i) = targets.binary_search_by_key(&at, |t| t.0)
+                {
+                    open.push(targets[i].1);
+                }
+                if mini.kind.ends_block() && !is_conditional(mini.kind) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Labels that only an unknown jump could go to, and whether what nothing leads to is clean code.
+    fn judge(&mut self, s: usize) {
+        if self.opaque[s].is_some() || self.linkage.contains(&s) {
+            return;
+        }
+        let sweep = self.sweep;
+        let span = &sweep.spans[s];
+        // An address made in the middle of what was taken for an instruction is that of something else.
+        let odd = |at: &Svma| *at != span.range.start && !sweep.starts.contains(*at);
+        if self.leaders.made.iter_in(span.range).any(|at| odd(&at)) {
+            return self.doubt(s, Movability::DataInside);
+        }
+        let taken = self.leaders.indirect.iter_in(span.range).filter(|at| !self.reached.contains(*at));
+        let taken: Vec<Svma> = taken.collect();
+        if self.jumps_to_labels(span) {
+            taken.into_iter().for_each(|label| self.reach(s, label));
+            self.reach_by_offsets(s);
+        } else if taken.iter().any(|at| self.leaders.made.contains(*at)) {
+            // An address for certain, and nothing that could jump there. (A number may equal an address by chance.)
+            return self.doubt(s, Movability::DataInside);
+        }
+        if !self.is_whole(span) {
+            self.doubt(s, Movability::DataInside);
+        }
+    }
+
+    /// Marks what the offsets lead to that stand in data where code of the span makes an address, if they lead into the
+    /// span: switches whose table is not known well enough to copy it.
+    fn reach_by_offsets(&mut self, s: usize) {
+        let sweep = self.sweep;
+        let range = sweep.spans[s].range;
+        let from = sweep.data_named.partition_point(|n| n.0 < range.start);
+        let named = sweep.data_named[from..].iter().take_while(|n| n.0 < range.end);
+        let mut places: Vec<Svma> = named.map(|n| n.1).collect();
+        places.sort_unstable();
+        places.dedup();
+        for (i, &table) in places.iter().enumerate() {
+            let end = places.get(i + 1).map_or(MOST_OFFSETS, |next| next.offset_from(table) as u64 / 4);
+            let offset = |i: u64| self.image.read_i32(table + 4 * i);
+            let targets = (0..end.min(MOST_OFFSETS)).map_while(|i| Some(table.offset(offset(i)?.into())));
+            let targets: Vec<Svma> = targets.take_while(|to| sweep.starts.contains(*to)).collect();
+            if targets.iter().filter(|to| range.contains(**to)).count() >= LEAST_OFFSETS {
+                for to in targets {
+                    sweep.span_at(to).into_iter().for_each(|s| self.reach(s, to));
+                }
+            }
+        }
+    }
+
+    /// Whether the function has a jump that may go to a label of it: an indirect one that is no recognised switch.
+    fn jumps_to_labels(&self, span: &Span) -> bool {
+        let sweep = self.sweep;
+        sweep.minis_of(span).iter().filter(|m| m.kind == Kind::IndirectJump).any(|m| {
+            let at = sweep.address(m);
+            self.reached.contains(at) && self.tables.binary_search_by_key(&at, |t| t.jump_at).is_err()
+        })
+    }
+
+    /// Whether control does not run out of the function at its end, unless somebody is known to enter it, and what nothing
+    /// leads to branches to instructions.
+    fn is_whole(&self, span: &Span) -> bool {
+        let sweep = self.sweep;
+        let minis = sweep.minis_of(span);
+        let reached = |m: &Mini| self.reached.contains(sweep.address(m));
+        let Some(last) = minis.iter().rfind(|m| m.kind != Kind::Padding) else {
+            return true;
+        };
+        let leaves = last.kind.ends_block() && !is_conditional(last.kind);
+        let may_not_return = matches!(last.kind, Kind::Call | Kind::IndirectCall);
+        let known = reached(last) && self.entered.contains(span.range.start);
+        let whole = leaves || may_not_return || known || is_system_call(self.image, sweep.address(last));
+        whole
+            && targets_of(sweep, span).iter().all(|(at, to)| {
+                self.reached.contains(*at) || sweep.starts.contains(*to) || !sweep.text.contains(*to)
+            })
+    }
+
+    /// Looks for the ways out of opaque functions; these may make others opaque.
+    fn follow_opaque(&mut self) {
+        while let Some(s) = self.open.pop() {
+            let range = self.sweep.spans[s].range;
+            self.follow_code(range);
+            self.every_branch(range);
+        }
+    }
+
+    /// Decodes from every place of `range` that control is known to come to.
+    fn follow_code(&mut self, range: SvmaRange) {
+        let mut open = vec![range.start];
+        open.extend(self.aimed.iter_in(range));
+        open.extend(self.leaders.pads.iter_in(range));
+        open.extend(self.leaders.indirect.iter_in(range));
+        let mut seen = BTreeSet::new();
+        while let Some(at) = open.pop() {
+            if !range.contains(at) || !seen.insert(at) {
+                continue;
+            }
+            let Some(decoded) = decoded_at(self.image, at) else { continue };
+            let next = decoded.insn.end();
+            if next > range.end {
+                // An instruction of this function reaches into the next one.
+                self.doubt_at(range.end, Movability::Overlapping);
+            }
+            self.named_in_opaque(&decoded, range);
+            let (target, goes_on) = match decoded.insn.flow {
+                Flow::Next | Flow::IndirectCall => (None, true),
+                Flow::Call(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
+                Flow::Jump(to) => (Some(to), false),
+                Flow::IndirectJump | Flow::Return | Flow::Stop | Flow::Unsupported => (None, false),
+            };
+            if let Some(to) = target {
+                if range.contains(to) { open.push(to) } else { self.aim(to) }
+            }
+            if goes_on {
+                open.push(next);
+            }
+        }
+    }
+
+    /// An instruction of opaque code may read what is elsewhere, or make the address of a label there.
+    fn named_in_opaque(&mut self, decoded: &Decoded, range: SvmaRange) {
+        let insn = &decoded.insn;
+        let fixed = self.image.kind() == ImageKind::Executable;
+        let Some(to) = insn.names.filter(|to| self.sweep.text.contains(*to)) else { return };
+        match insn.naming {
+            Naming::Access => self.doubt_at(to, Movability::DataInside),
+            Naming::Displacement if fixed => self.doubt_at(to, Movability::DataInside),
+            Naming::Address => self.label_of_opaque(insn.at, to, range),
+            Naming::Number if fixed => self.label_of_opaque(insn.at, to, range),
+            Naming::Displacement | Naming::Number => {}
+        }
+    }
+
+    fn label_of_opaque(&mut self, at: Svma, to: Svma, range: SvmaRange) {
+        self.followed(at, range);
+        let Some(s) = self.sweep.span_at(to) else { return };
+        let is_entry = self.sweep.spans[s].range.start == to;
+        if is_entry || range.contains(to) || !self.sweep.starts.contains(to) {
+            return;
+        }
+        self.leaders.all.insert(to);
+        self.leaders.indirect.insert(to);
+        if !self.reached.contains(to) {
+            self.doubt(s, Movability::DataInside);
+        }
+    }
+
+    /// Opaque code branches to `to`.
+    fn aim(&mut self, to: Svma) {
+        let Some(s) = self.sweep.span_at(to) else { return };
+        if self.sweep.starts.contains(to) {
+            self.leaders.all.insert(to);
+            self.leaders.branch.insert(to);
+            self.reach(s, to);
+        } else {
+            self.doubt(s, Movability::Undecodable);
+        }
+        if self.opaque[s].is_some() && !self.aimed.contains(to) {
+            self.open.push(s);
+        }
+        self.aimed.insert(to);
+    }
+
+    /// Takes every byte of `range` for the start of a direct branch.
+    fn every_branch(&mut self, range: SvmaRange) {
+        let Some(bytes) = self.image.read(range.start, range.len() as usize) else { return };
+        let word = |b: &[u8]| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        for i in 0..bytes.len() {
+            let (len, displacement) = match &bytes[i..] {
+                [0xe8 | 0xe9, rest @ ..] if rest.len() >= 4 => (5, word(rest)),
+                [0x0f, 0x80..=0x8f, rest @ ..] if rest.len() >= 4 => (6, word(rest)),
+                [0x70..=0x7f | 0xeb | 0xe0..=0xe3, by, ..] => (2, i64::from(*by as i8)),
+                _ => continue,
+            };
+            let to = (range.start + (i as u64 + len)).offset(displacement);
+            if !range.contains(to) && self.sweep.starts.contains(to) {
+                self.leaders.all.insert(to);
+                self.leaders.branch.insert(to);
+            }
+        }
+    }
+}
+
+fn is_conditional(kind: Kind) -> bool {
+    matches!(kind, Kind::Conditional(_) | Kind::ShortConditional)
+}
+
+/// Whether `syscall` is at `at`: one that ends the program does not return.
+fn is_system_call(image: &Image, at: Svma) -> bool {
+    image.read(at, 2) == Some(&[0x0f, 0x05])
+}
+
+/// The direct branches of the span.
+fn targets_of<'a>(sweep: &'a Sweep, span: &Span) -> &'a [(Svma, Svma)] {
+    let from = sweep.targets.partition_point(|t| t.0 < span.range.start);
+    let count = sweep.targets[from..].partition_point(|t| t.0 < span.range.end);
+    &sweep.targets[from..from + count]
+}
+
+fn decoded_at(image: &Image, at: Svma) -> Option<Decoded> {
+    let bytes = image.read_tail(at)?;
+    decode_one(&bytes[..bytes.len().min(17)], at)
+}
