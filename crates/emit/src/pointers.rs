@@ -237,7 +237,7 @@ impl<'a> Search<'a> {
         };
         let range = self.program.function_at(at).map(|f| self.program.function(f).range);
         let (Some(range), Some(made)) = (range, decode(at)) else { return false };
-        let uses = follow_address(&decode, range, &made, FOLLOWED);
+        let uses = follow_address(&decode, range, &[], &made, FOLLOWED);
         !range.contains(target) && !uses.computed && !uses.lost && uses.accessed.is_empty()
     }
 

@@ -31,6 +31,8 @@ use std::collections::BTreeSet;
 /// An address is followed through at most this many instructions: what is read is read soon.
 const FOLLOWED: usize = 64;
 
+/// So many instructions in front may say what other registers hold.
+const LEADING: usize = 16;
 /// A table of offsets that leads into a function has at least this many: numbers that do so by chance are fewer.
 const LEAST_OFFSETS: usize = 3;
 /// And no more than this.
@@ -179,10 +181,28 @@ impl<'a> Search<'a> {
     /// Whether memory is accessed through the address that the instruction at `at`, in `range`, makes.
     fn followed(&mut self, at: Svma, range: SvmaRange) {
         let Some(made) = decoded_at(self.image, at) else { return };
-        let uses = follow_address(&|at| decoded_at(self.image, at), range, &made, FOLLOWED);
+        let decode = |at| decoded_at(self.image, at);
+        let mut uses = follow_address(&decode, range, &[], &made, FOLLOWED);
+        if !uses.accessed.is_empty() {
+            // With what is known of other registers, the access may be elsewhere.
+            uses = follow_address(&decode, range, &self.leading_to(at), &made, FOLLOWED);
+        }
         for place in uses.accessed {
             self.doubt_at(place, Movability::DataInside);
         }
+    }
+
+    /// The instructions in front of the one at `at` from which control can only come there.
+    fn leading_to(&self, at: Svma) -> Vec<Decoded> {
+        let sweep = self.sweep;
+        let Some(s) = sweep.span_at(at) else { return Vec::new() };
+        let minis = sweep.minis_of(&sweep.spans[s]);
+        let here = minis.partition_point(|m| sweep.address(m) < at);
+        let straight = |i: &usize| {
+            !minis[*i].kind.ends_block() && !self.leaders.all.contains(sweep.address(&minis[*i + 1]))
+        };
+        let first = (here.saturating_sub(LEADING)..here).rev().take_while(straight).last().unwrap_or(here);
+        minis[first..here].iter().filter_map(|m| decoded_at(self.image, sweep.address(m))).collect()
     }
 
     /// Marks what control comes to in ways that are known.

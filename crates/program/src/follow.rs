@@ -34,16 +34,20 @@ type Registers = [Option<Held>; 16];
 const LOST_BY_CALLS: u16 = 0x0fc7;
 
 /// Follows the address that the instruction `made` puts into a register, through at most `most` instructions of `range`, which
-/// `decode` gives.
+/// `decode` gives. `before`: the instructions that lead to it, in order, without a jump; they tell constants in other registers.
 pub fn follow_address(
     decode: &dyn Fn(Svma) -> Option<Decoded>,
     range: SvmaRange,
+    before: &[Decoded],
     made: &Decoded,
     most: usize,
 ) -> Uses {
     let mut uses = Uses::default();
     let Op::Constant(Reg(register), at) = made.op else { return uses };
     let mut registers: Registers = [None; 16];
+    for insn in before {
+        step(decode, insn, &mut registers, &mut Uses::default());
+    }
     registers[usize::from(register)] = Some(Held { at, ours: true });
     let mut open = vec![(made.insn.end(), registers)];
     let mut seen: HashMap<Svma, u16> = HashMap::new();
