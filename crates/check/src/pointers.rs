@@ -5,7 +5,7 @@
 //! version has to change exactly these, each to the copy of the entry; two functions never get one address; and what knows an address in
 //! another way must not be there at all.
 
-use crate::computed::is_computed_with;
+use crate::computed::{instruction_at, is_computed_with};
 use crate::finding::Problem;
 use crate::walk::Walk;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
@@ -240,7 +240,9 @@ impl Walk<'_, '_> {
         let at = Svma::new(lea.ip());
         let i = self.s.program.functions.partition_point(|f| f.range.start <= at).checked_sub(1);
         let range = i.map(|i| self.s.program.functions[i].range);
-        range.is_none_or(|range| range.contains(entry) || is_computed_with(self.s.image, range, lea))
+        range.is_none_or(|range| {
+            range.contains(entry) || is_computed_with(&|at| instruction_at(self.s.image, at), range, lea)
+        })
     }
 
     /// The instruction of the program that has its displacement relative to the program counter at `field`.

@@ -157,3 +157,65 @@ fn sum(a: Option<Held>, b: Option<Held>) -> Option<Held> {
 fn only_equality(decode: &dyn Fn(Svma) -> Option<Decoded>, compare: &Decoded) -> bool {
     decode(compare.insn.end()).is_some_and(|next| next.insn.flags_read == ZERO_FLAG)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_x86::decode_one;
+
+    /// `lea 0x4000(%rip),%rax` at 0x1000 makes this.
+    const MADE: u64 = 0x5007;
+
+    /// What becomes of the address in the code `rest` behind the `lea`; `before` stands in front of it.
+    fn uses(before: &[u8], rest: &[u8]) -> Uses {
+        let bytes = [&[0x48, 0x8d, 0x05, 0, 0x40, 0, 0], rest].concat();
+        let decode =
+            |at: Svma| decode_one(bytes.get(usize::try_from(at.offset_from(Svma::new(0x1000))).ok()?..)?, at);
+        let range = SvmaRange::new(Svma::new(0x1000), bytes.len() as u64);
+        let before = Vec::from_iter(decode_one(before, Svma::new(0x900)));
+        follow_address(&decode, range, &before, &decode(range.start).expect("a lea"), 64)
+    }
+
+    #[test]
+    fn memory_is_accessed_where_the_register_and_the_displacement_say() {
+        let accessed = |rest: &[u8]| -> Vec<u64> {
+            uses(&[], rest).accessed.iter().map(|at| at.offset_from(Svma::new(MADE)) as u64).collect()
+        };
+        assert_eq!(accessed(&[0x48, 0x33, 0x14, 0xc8, 0xc3]), [0], "xor (%rax,%rcx,8),%rdx");
+        assert_eq!(accessed(&[0x48, 0x8b, 0x50, 0x10, 0xc3]), [16], "mov 16(%rax),%rdx");
+        assert_eq!(accessed(&[0x48, 0x83, 0xc0, 8, 0x8b, 0x10, 0xc3]), [8], "add $8,%rax; mov (%rax),%edx");
+        assert_eq!(accessed(&[0x48, 0x01, 0xc8, 0x8a, 0x10, 0xc3]), [0], "add %rcx,%rax; mov (%rax),%dl");
+        assert_eq!(accessed(&[0x48, 0x89, 0xc6, 0xa4, 0xc3]), [0], "mov %rax,%rsi; movsb");
+        assert_eq!(accessed(&[0x74, 1, 0xc3, 0xff, 0x20]), [0], "je .+3; ret; jmp *(%rax)");
+        assert_eq!(accessed(&[0xe8, 0, 0, 0, 0, 0x8b, 0x10, 0xc3]), [0u64; 0], "call; mov (%rax),%edx");
+        assert_eq!(accessed(&[0x48, 0x89, 0x07, 0xff, 0xd0, 0xc3]), [0u64; 0], "mov %rax,(%rdi); call *%rax");
+    }
+
+    #[test]
+    fn a_constant_that_is_added_leads_elsewhere() {
+        // movabs $0x100000,%r11 in front; add %r11,%rax; mov (%rax),%edx.
+        let before = [0x49, 0xbb, 0, 0, 0x10, 0, 0, 0, 0, 0];
+        let found = uses(&before, &[0x4c, 0x01, 0xd8, 0x8b, 0x10, 0xc3]);
+        assert_eq!(found.accessed, [Svma::new(MADE + 0x10_0000)]);
+        assert!(found.computed && !found.lost);
+    }
+
+    #[test]
+    fn equality_is_nothing_computed_and_order_is() {
+        let computed = |rest: &[u8]| uses(&[], rest).computed;
+        assert!(!computed(&[0x48, 0x39, 0xc7, 0x74, 0, 0xc3]), "cmp %rax,%rdi; je");
+        assert!(computed(&[0x48, 0x39, 0xc7, 0x77, 0, 0xc3]), "cmp %rax,%rdi; ja");
+        assert!(
+            !computed(&[0x48, 0x89, 0xc3, 0x53, 0xff, 0xd3, 0xc3]),
+            "mov %rax,%rbx; push %rbx; call *%rbx"
+        );
+        assert!(computed(&[0x48, 0x29, 0xc7, 0xc3]), "sub %rax,%rdi");
+    }
+
+    #[test]
+    fn what_may_live_on_is_lost() {
+        assert!(uses(&[], &[0x48, 0x89, 0xc3, 0xff, 0xe7]).lost, "mov %rax,%rbx; jmp *%rdi");
+        assert!(!uses(&[], &[0xff, 0xe7]).lost, "jmp *%rdi");
+        assert!(uses(&[], &[0x90; 100]).lost, "more than 64 instructions");
+    }
+}

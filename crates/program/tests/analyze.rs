@@ -203,6 +203,57 @@ fn odd_code_is_named_and_left_alone() {
     assert!(short, "jrcxz ends a block");
 }
 
+/// The functions that stay in a program of tests/programs/odd, by name, and those of its own that move.
+fn odd(name: &str, flags: &[&str]) -> Option<(Image, Vec<(String, Movability)>)> {
+    let (image, program) = compiled(&format!("odd/{name}"), flags)?;
+    let own = |f: &&restitch_program::Function| f.movability != Movability::Linkage && f.name.is_some();
+    let named = program.functions.iter().filter(own);
+    for f in program.functions.iter().filter(|f| !f.blocks.is_empty()) {
+        assert!(!matches!(
+            f.movability,
+            Movability::DataInside | Movability::Undecodable | Movability::Overlapping
+        ));
+    }
+    Some((image, named.map(|f| (f.name.as_deref().unwrap_or_default().to_owned(), f.movability)).collect()))
+}
+
+#[test]
+fn functions_with_data_in_them_get_no_blocks_and_the_others_stay_movable() {
+    let kept =
+        ["with_constants", "table_of_words", "by_helper", "in_front", "last_words", "in_code", "by_numbers"];
+    for (source, flags) in [
+        ("constants.c", &["-O2"][..]),
+        ("constants.c", &["-O2", "-no-pie"]),
+        ("table.c", &["-O2"]),
+        ("table.c", &["-O2", "-no-pie"]),
+    ] {
+        let Some((_, functions)) = odd(source, flags) else { return };
+        for (name, movability) in functions {
+            let stays = kept.contains(&&*name) || name == "last_of_all";
+            let has_blocks = !matches!(movability, Movability::DataInside | Movability::Undecodable);
+            assert_eq!(has_blocks, !stays, "{source} {flags:?}: {name}: {movability:?}");
+            assert!(stays || movability == Movability::Movable, "{source} {flags:?}: {name}: {movability:?}");
+        }
+    }
+}
+
+#[test]
+fn unwind_entries_that_overlap_are_one_function_that_stays() {
+    let Some((_, functions)) = odd("entries.c", &["-O2", "-Wl,--no-eh-frame-hdr"]) else { return };
+    let of = |name: &str| functions.iter().find(|f| f.0 == name).map(|f| f.1);
+    assert_eq!(of("first"), Some(Movability::Overlapping));
+    assert_eq!(of("second"), None, "it is in the range of the first");
+    assert_eq!(of("split"), Some(Movability::Undecodable));
+    assert_eq!(of("one_round").or(of("main")), Some(Movability::Movable));
+}
+
+#[test]
+fn the_large_code_models_addresses_are_no_data() {
+    let flags = &["-O2", "-mcmodel=large", "-fPIE", "-pie"];
+    let Some((_, functions)) = odd("computed.c", flags) else { return };
+    assert!(functions.iter().all(|f| f.1 == Movability::Movable), "{functions:?}");
+}
+
 #[test]
 fn distribution_binaries_are_movable_nearly_as_a_whole() {
     for name in ["cc1plus", "postgres", "mariadbd", "python3", "redis-server", "nginx", "memcached", "perl"] {
