@@ -181,7 +181,8 @@ impl<'a> Search<'a> {
     /// Whether memory is accessed through the address that the instruction at `at`, in `range`, makes.
     fn followed(&mut self, at: Svma, range: SvmaRange) {
         let Some(made) = decoded_at(self.image, at) else { return };
-        let decode = |at| decoded_at(self.image, at);
+        // Nothing runs into a landing pad but what seems to come back from a call that does not.
+        let decode = |at| decoded_at(self.image, at).filter(|_| !self.leaders.pads.contains(at));
         let mut uses = follow_address(&decode, range, &[], &made, FOLLOWED);
         if !uses.accessed.is_empty() {
             // With what is known of other registers, the access may be elsewhere.

@@ -135,7 +135,13 @@ fn access(insn: &Decoded, registers: &Registers, uses: &mut Uses) {
     let ours = |r: Reg| registers[usize::from(r.0)].filter(|h| h.ours);
     let mut rest = insn.addresses;
     if let Some(memory) = insn.memory.filter(|m| !m.rip) {
-        for register in [memory.base, memory.index].into_iter().flatten() {
+        // What is multiplied is no address any more.
+        let scaled = memory.index.filter(|_| memory.scale > 1);
+        if let Some(index) = scaled {
+            rest &= !(1 << index.0);
+            uses.computed |= ours(index).is_some();
+        }
+        for register in [memory.base, memory.index.filter(|_| scaled.is_none())].into_iter().flatten() {
             rest &= !(1 << register.0);
             uses.accessed.extend(ours(register).map(|h| Svma::new(h.at.wrapping_add(memory.disp as u64))));
         }
@@ -186,6 +192,7 @@ mod tests {
         assert_eq!(accessed(&[0x48, 0x83, 0xc0, 8, 0x8b, 0x10, 0xc3]), [8], "add $8,%rax; mov (%rax),%edx");
         assert_eq!(accessed(&[0x48, 0x01, 0xc8, 0x8a, 0x10, 0xc3]), [0], "add %rcx,%rax; mov (%rax),%dl");
         assert_eq!(accessed(&[0x48, 0x89, 0xc6, 0xa4, 0xc3]), [0], "mov %rax,%rsi; movsb");
+        assert_eq!(accessed(&[0x48, 0x8b, 0x14, 0x81, 0xc3]), [0u64; 0], "mov (%rcx,%rax,4),%rdx");
         assert_eq!(accessed(&[0x74, 1, 0xc3, 0xff, 0x20]), [0], "je .+3; ret; jmp *(%rax)");
         assert_eq!(accessed(&[0xe8, 0, 0, 0, 0, 0x8b, 0x10, 0xc3]), [0u64; 0], "call; mov (%rax),%edx");
         assert_eq!(accessed(&[0x48, 0x89, 0x07, 0xff, 0xd0, 0xc3]), [0u64; 0], "mov %rax,(%rdi); call *%rax");
