@@ -17,10 +17,11 @@
 //! says so to users.
 
 use crate::model::JumpTable;
-use crate::sweep::{AddressSet, Kind, Sweep};
+use crate::sweep::{AddressSet, Kind, Named, Sweep};
 use crate::words::TableWords;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind, Section, Segment};
+use restitch_x86::Naming;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The spans, by index, that stay for this reason.
@@ -88,42 +89,37 @@ fn parts(sweep: &Sweep) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Addresses that operands of instructions name.
+/// Addresses that operands of instructions name. (What they access is no label.)
 fn operands(image: &Image, sweep: &Sweep, labels: &BTreeSet<Svma>) -> Vec<Svma> {
-    let inside = sweep.named.iter().filter(|(_, at)| known_inside(sweep, *at).is_some());
-    let (numbers, mut found): (Vec<_>, Vec<_>) =
-        inside.partition(|(from, at)| is_number(image, sweep, *from, *at));
+    let inside = |naming: Naming| {
+        let named = sweep.named.iter().filter(move |n| n.naming == naming);
+        named.filter(|n| known_inside(sweep, n.to).is_some())
+    };
+    let mut found: Vec<Svma> = inside(Naming::Address).map(|n| n.to).collect();
     if image.kind() == ImageKind::Executable {
-        let of_range: BTreeSet<(usize, usize)> = bounds(sweep, &numbers);
-        let between = |from: Svma, at: Svma| Some((sweep.span_at(from)?, known_inside(sweep, at)?));
-        let is_bound = |(from, at): &(Svma, Svma)| between(*from, *at).is_some_and(|b| of_range.contains(&b));
-        found.extend(numbers.into_iter().filter(|named| labels.contains(&named.1) || is_bound(named)));
+        let numbers: Vec<&Named> = inside(Naming::Number).collect();
+        let of_range = bounds(sweep, &numbers);
+        let between = |n: &Named| Some((sweep.span_at(n.at)?, known_inside(sweep, n.to)?));
+        let is_bound = |n: &Named| between(n).is_some_and(|b| of_range.contains(&b));
+        found.extend(numbers.into_iter().filter(|n| labels.contains(&n.to) || is_bound(n)).map(|n| n.to));
     }
-    found.into_iter().map(|(_, at)| *at).collect()
-}
-
-/// Whether the operand is the address itself, and not its distance.
-fn is_number(image: &Image, sweep: &Sweep, from: Svma, named: Svma) -> bool {
-    let at = from.offset_from(sweep.base) as u32;
-    let Ok(i) = sweep.minis.binary_search_by_key(&at, |m| m.at) else { return true };
-    let number = (named.get() as u32).to_le_bytes();
-    image.read(from, sweep.minis[i].len.into()).is_none_or(|bytes| bytes.windows(4).any(|w| w == number))
+    found
 }
 
 /// Functions, each with one of which it names two places, at least one of them not the entry.
-fn bounds(sweep: &Sweep, inside: &[&(Svma, Svma)]) -> BTreeSet<(usize, usize)> {
+fn bounds(sweep: &Sweep, inside: &[&Named]) -> BTreeSet<(usize, usize)> {
     let mut places: BTreeMap<(usize, usize), BTreeSet<Svma>> = BTreeMap::new();
-    for (from, at) in inside {
-        if let (Some(from), Some(to)) = (sweep.span_at(*from), known_inside(sweep, *at)) {
-            places.entry((from, to)).or_default().insert(*at);
+    for named in inside {
+        if let (Some(from), Some(to)) = (sweep.span_at(named.at), known_inside(sweep, named.to)) {
+            places.entry((from, to)).or_default().insert(named.to);
         }
     }
-    for (from, at) in &sweep.named {
-        if let (Some(from), Some(to)) = (sweep.span_at(*from), sweep.span_at(*at))
-            && sweep.spans[to].range.start == *at
+    for named in &sweep.named {
+        if let (Some(from), Some(to)) = (sweep.span_at(named.at), sweep.span_at(named.to))
+            && sweep.spans[to].range.start == named.to
             && let Some(known) = places.get_mut(&(from, to))
         {
-            known.insert(*at);
+            known.insert(named.to);
         }
     }
     places.into_iter().filter(|(_, places)| places.len() > 1).map(|(pair, _)| pair).collect()
