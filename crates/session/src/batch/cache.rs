@@ -27,7 +27,6 @@ use super::observe::Usage;
 use super::own_files::{
     MOST_OF_NOTE, MOST_OF_OVERLAY, check_folders, open_lock, open_regular, own_user, read_own,
 };
-use super::seal::SEAL;
 use super::trial::{self, Trial};
 use crate::SessionError;
 use crate::disk::write_whole;
@@ -53,6 +52,8 @@ const MOST_BUDGET: f64 = 7.0 * 24.0 * 3600.0;
 
 /// What optimized overlays end with.
 pub(crate) const OPTIMIZED: &str = "optimized";
+/// What the note of the state that an optimized overlay's file was in ends with.
+pub(super) const SEAL: &str = "seal";
 /// What overlays that count end with; and in the store, what is kept of a suspended counting.
 pub(crate) const COUNTING: &str = "counting";
 pub(crate) const EARLIER: &str = "earlier";

@@ -5,7 +5,7 @@
 //! **Idea.** Whoever has compared an overlay with its checksum notes the state that its file was in ([`FileKey`]). Before the command starts, the states of all overlays are looked at; one that is another is compared again, and what is damaged is
 //! taken out of force, and made again from the profile. (What changes on a disk without the kernel's knowledge is found by `restitch cache verify` alone.)
 
-use super::cache::{Cache, Entry, OPTIMIZED};
+use super::cache::{Cache, Entry, OPTIMIZED, SEAL};
 use super::known::key_at;
 use super::own_files::{MOST_OF_NOTE, MOST_OF_OVERLAY, read_own};
 use crate::disk::write_whole;
@@ -13,9 +13,6 @@ use restitch_apply_preload::undamaged;
 use restitch_preload::FileKey;
 use std::fs::symlink_metadata;
 use std::path::Path;
-
-/// What the note of a state ends with.
-pub(super) const SEAL: &str = "seal";
 
 impl Cache {
     /// Whether the stored overlay of a module is as it was written.
