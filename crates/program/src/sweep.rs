@@ -189,7 +189,8 @@ impl Sweep {
             watch.see(&insn);
             self.note(&insn);
         };
-        let decodable = !overlapping && bytes.is_some_and(|bytes| scan_units(bytes, range.start, see).is_ok());
+        let decodable =
+            !overlapping && bytes.is_some_and(|bytes| scan_units(bytes, range.start, see).is_ok());
         if !decodable {
             // Keep the branches that were seen as leaders elsewhere, but none of the instructions.
             self.minis.truncate(first);
