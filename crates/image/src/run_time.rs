@@ -163,9 +163,7 @@ fn by_marks(image: &Image) -> Option<RunTime> {
             return Some(RunTime::OCaml);
         }
         let is = |wanted: &&str| wanted.as_bytes() == name.text;
-        let has = |m: &&Marks| {
-            m.names.iter().any(|n| is(&n)) || name.is_defined && m.defined.iter().any(|n| is(&n))
-        };
+        let has = |m: &&Marks| m.names.iter().any(is) || name.is_defined && m.defined.iter().any(is);
         MARKS.iter().find(has).map(|m| m.run_time)
     })
 }

@@ -170,7 +170,7 @@ fn spans_in(sweep: &Sweep, range: SvmaRange) -> impl Iterator<Item = usize> {
 /// The addresses in a section that holds nothing else, in one of the forms of four bytes: from their own place on, or (in a file at fixed addresses) the address itself.
 fn addresses(image: &Image, sweep: &Sweep, section: &Section) -> Vec<Svma> {
     let bytes = image.read(section.range.start, section.range.len() as usize).unwrap_or_default();
-    if bytes.is_empty() || bytes.len() % 8 != 0 {
+    if bytes.is_empty() || !bytes.len().is_multiple_of(8) {
         return Vec::new();
     }
     let places = bytes.chunks_exact(4).enumerate().map(|(i, word)| {
