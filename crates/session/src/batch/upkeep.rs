@@ -244,7 +244,8 @@ impl Cache {
     }
 
     fn compare(&self, path: &Path, id: &str, overlay: &Path, remove: impl FnOnce()) -> Verdict {
-        let image = restitch_apply::read_regular(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
+        let image =
+            restitch_apply::read_regular(path).ok().and_then(|b| restitch_image::Image::parse(b).ok());
         let bytes = read_own(overlay, MOST_OF_OVERLAY).unwrap_or_default();
         let made_of = read_meta(overlay).map(|meta| Build { id: id.into(), content: meta.original });
         let verified = match image.filter(|i| made_of == Some(Build::of(i))) {
