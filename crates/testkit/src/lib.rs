@@ -16,7 +16,9 @@
 
 mod compile;
 mod find;
+pub mod odd_code;
 mod process;
+mod random;
 mod server;
 mod skip;
 mod static_unwinders;
@@ -25,7 +27,8 @@ pub use compile::{
     Error, VARIANTS, compile, compile_with, program, programs, strip, without_section_headers,
 };
 pub use find::find_program;
-pub use process::{Finished, Guarded, copy_program, run, wait_until};
+pub use process::{Finished, Guarded, copy_program, run, run_within, wait_until};
+pub use random::Random;
 pub use server::{Connection, Server};
 pub use skip::{skipped, unsupported};
 pub use static_unwinders::{compile_rust_with_musl, compile_with_llvm_runtime};

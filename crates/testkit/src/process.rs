@@ -101,6 +101,12 @@ impl Finished {
 /// Runs `command` to its end without input. Panics if it cannot be started or takes longer than `limit`.
 #[track_caller]
 pub fn run(command: &mut Command, limit: Duration) -> Finished {
+    run_within(command, limit).unwrap_or_else(|| panic!("{command:?} did not end within {limit:?}"))
+}
+
+/// As [`run`]; none if it takes longer than `limit`, which ends it.
+#[track_caller]
+pub fn run_within(command: &mut Command, limit: Duration) -> Option<Finished> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = match Guarded::spawn(command) {
         Ok(child) => child,
@@ -108,9 +114,9 @@ pub fn run(command: &mut Command, limit: Duration) -> Finished {
     };
     let stdout = collect(child.child().stdout.take());
     let stderr = collect(child.child().stderr.take());
-    let Some(status) = child.wait_within(limit) else { panic!("{command:?} did not end within {limit:?}") };
+    let status = child.wait_within(limit)?;
     let text = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
-    Finished { status, stdout: text(stdout), stderr: text(stderr) }
+    Some(Finished { status, stdout: text(stdout), stderr: text(stderr) })
 }
 
 /// Reads a pipe in a thread of its own, so that a full one cannot block the child.
