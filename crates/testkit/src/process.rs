@@ -1,6 +1,7 @@
 //! Child processes with an end.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -104,17 +105,22 @@ pub fn run(command: &mut Command, limit: Duration) -> Finished {
     run_within(command, limit).unwrap_or_else(|| panic!("{command:?} did not end within {limit:?}"))
 }
 
-/// As [`run`]; none if it takes longer than `limit`, which ends it.
+/// As [`run`]; none if it takes longer than `limit`, which ends it and what it has started.
 #[track_caller]
 pub fn run_within(command: &mut Command, limit: Duration) -> Option<Finished> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = match Guarded::spawn(command) {
         Ok(child) => child,
         Err(error) => panic!("cannot start {command:?}: {error}"),
     };
     let stdout = collect(child.child().stdout.take());
     let stderr = collect(child.child().stderr.take());
-    let status = child.wait_within(limit)?;
+    let Some(status) = child.wait_within(limit) else {
+        let group = format!("-{}", child.pid());
+        // (If it cannot be started, the child alone is killed.)
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+        return None;
+    };
     let text = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
     Some(Finished { status, stdout: text(stdout), stderr: text(stderr) })
 }
