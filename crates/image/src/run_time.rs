@@ -44,7 +44,7 @@ struct Marks {
     names: &'static [&'static str],
     /// Names of symbols that the file defines.
     defined: &'static [&'static str],
-    /// Names of notes, without the final zero.
+    /// The name of a note, with the zeros that end it.
     note: Option<&'static str>,
 }
 
@@ -63,7 +63,7 @@ const MARKS: &[Marks] = &[
         sections: &[".gopclntab", ".data.rel.ro.gopclntab", ".note.go.buildid", ".go.buildinfo"],
         names: &[],
         defined: &["runtime.pclntab", "runtime.gcWriteBarrier"],
-        note: Some("Go\0"),
+        note: Some("Go\0\0"),
     },
     Marks {
         run_time: RunTime::NativeImage,
