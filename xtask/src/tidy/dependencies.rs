@@ -3,7 +3,7 @@
 use crate::{Finding, Tree};
 
 /// The crates that the workspace asks for itself, with what for. What they bring with them is in `Cargo.lock`.
-pub const DIRECT: [(&str, &str); 22] = [
+pub const DIRECT: [(&str, &str); 24] = [
     ("arrayvec", "lists of bounded length without the heap, in hot loops of the models"),
     ("bitflags", "sets of attributes of blocks"),
     ("clap", "the command line"),
@@ -21,6 +21,8 @@ pub const DIRECT: [(&str, &str); 22] = [
     ("plotters", "diagrams of the lab"),
     ("proptest", "properties, in tests"),
     ("rustc-hash", "maps by address"),
+    ("rustix", "files looked up by directory descriptors, without following the links of others"),
+    ("ruzstd", "compressed perf.data, in Rust alone"),
     ("serde", "JSON and TOML"),
     ("serde_json", "JSON"),
     ("sha2", "checksums of cached files"),
