@@ -97,7 +97,8 @@ impl Hierarchy {
         let Some(below) = below.filter(|below| below.components().all(|c| c.as_os_str() != "..")) else {
             return Vec::new();
         };
-        let group = self.mount.join(below);
+        // (Joined with nothing it would end with a slash.)
+        let group: PathBuf = self.mount.components().chain(below.components()).collect();
         group
             .ancestors()
             .take_while(|folder| folder.starts_with(&self.mount))
