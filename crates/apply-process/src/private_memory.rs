@@ -136,7 +136,7 @@ impl Iterator for Runs<'_> {
             if let Some(run) = self.found.next() {
                 return Some(run);
             }
-            if self.rest.len() == 0 {
+            if self.rest.is_empty() {
                 return None;
             }
             let all = PageRun { range: self.rest, is_swapped: false };

@@ -361,7 +361,7 @@ fn counts_that_somebody_else_has_written_end_in_no_panic() {
     assert!(!done.stderr.contains("overflow"), "{}", done.stderr);
     finish(batch.restitch.command(&["cache", "optimize"]).env("RESTITCH_CACHE_DIR", batch.cache()));
     assert_eq!(beside(&program.file, &batch).0, sum);
-    finish(&mut batch.command(&["--eager", "--finish", "wait"]).arg("true"));
+    finish(batch.command(&["--eager", "--finish", "wait"]).arg("true"));
     assert_eq!(beside(&program.file, &batch).0, sum);
 }
 

@@ -154,7 +154,8 @@ fn what_is_no_journal_is_no_journal() {
     std::fs::rename(&journal, &kept)
         .and_then(|()| std::fs::copy(&kept, folder.path().join("copy")))
         .expect("ours");
-    let mut instead: Vec<(&str, Box<dyn Fn()>)> = vec![
+    type Put<'a> = Box<dyn Fn() + 'a>;
+    let mut instead: Vec<(&str, Put<'_>)> = vec![
         ("a link", Box::new(|| symlink(&kept, &journal).expect("free"))),
         (
             "an endless file",

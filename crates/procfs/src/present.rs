@@ -105,7 +105,7 @@ impl Pagemap {
         let seen = runs.last().map_or(argument.walk_end, |last| argument.walk_end.max(last.range.end.get()));
         let reached = seen.clamp(range.start.get(), range.end.get());
         // The kernel goes on; if it did not, this must not go on for ever.
-        match reached == range.start.get() && found == 0 && range.len() > 0 {
+        match reached == range.start.get() && found == 0 && !range.is_empty() {
             true => Err(io::Error::from_raw_os_error(libc::ENOTTY)),
             false => Ok((runs, AvmaRange::between(Avma::new(reached), range.end))),
         }
@@ -237,7 +237,7 @@ mod tests {
 
     fn all_runs(map: &Pagemap, range: AvmaRange) -> Vec<PageRun> {
         let (mut rest, mut out) = (range, Vec::<PageRun>::new());
-        while rest.len() > 0 {
+        while !rest.is_empty() {
             let (runs, after) = map.runs(rest).expect("this process lives");
             assert!(after.len() < rest.len(), "it does not go on");
             out.extend(runs);

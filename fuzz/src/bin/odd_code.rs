@@ -62,14 +62,14 @@ fn work(restitch: &Path, seeds: &Seeds, tally: &Mutex<Tally>) {
         if seed >= seeds.end {
             return;
         }
-        let live = seeds.live != 0 && seed % seeds.live == 0;
+        let live = seeds.live != 0 && seed.is_multiple_of(seeds.live);
         let verdict = bench.try_seed(seed, live);
         if let Verdict::Wrong(step, what) = &verdict {
             eprintln!("seed {seed}: {step}: {what}");
         }
         let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
         tally.add(seed, verdict);
-        if tally.tried % 1000 == 0 {
+        if tally.tried.is_multiple_of(1000) {
             eprintln!("{tally}");
         }
     }
