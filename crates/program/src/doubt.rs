@@ -281,8 +281,9 @@ impl<'a> Search<'a> {
             taken.into_iter().for_each(|label| self.reach(s, label));
             self.reach_by_offsets(s);
         } else if taken.iter().any(|at| self.leaders.made.contains(*at)) {
-            // An address for certain, and nothing that could jump there. (A number may equal an address by chance.)
-            return self.doubt(s, Movability::DataInside);
+            // An address for certain, and nothing that could jump there: data, or a label that is compared with. (A number may
+            // equal an address by chance.)
+            return self.doubt(s, Movability::KnownLabels);
         }
         if !self.is_whole(span) {
             self.doubt(s, Movability::DataInside);

@@ -84,7 +84,7 @@ pub enum Movability {
     /// The module's run time looks code addresses up in tables of its own ([`Image::run_time`](restitch_image::Image::run_time)).
     RunTime,
     /// Addresses in the middle of it are known outside of it, and it is no target of computed jumps: who knows them compares program
-    /// counters with them (handlers of faults).
+    /// counters with them (handlers of faults), or reads data there.
     KnownLabels,
     /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are no clean code.
     DataInside,
