@@ -292,8 +292,8 @@ fn workers_of_another_user_are_taken_where_the_named_process_waits() {
     let Some(mut server) = start("server", unused.path(), unused.path()) else { return };
     let restitch = Restitch::new();
     let path = format!("/proc/{0}/task/{0}/children", server.pid());
-    let children = std::fs::read_to_string(path).expect("it lives");
-    let worker: u32 = children.trim().parse().expect("it has one");
+    let worker = || std::fs::read_to_string(&path).expect("it lives").trim().parse::<u32>().ok();
+    let worker = wait_until(PATIENCE, worker).expect("it has one");
     let attached = restitch.attach(server.pid(), &["--tree"]);
     attached.expect(code::DONE);
     assert!(!look::ours(worker).is_empty(), "{}", attached.stderr);

@@ -289,7 +289,8 @@ fn ended(done: &Finished) -> String {
 /// What a command said, without what is different in each run: the line of a panic or of restitch's own error.
 fn message(stderr: &str) -> String {
     let mut lines = stderr.lines().filter(|line| !line.trim().is_empty());
-    let line = lines.clone().find(|line| line.contains("panicked at") || line.starts_with("restitch:"));
+    // (The last one: progress is told in such lines, too.)
+    let line = lines.clone().rfind(|line| line.contains("panicked at") || line.starts_with("restitch:"));
     let line = line.or_else(|| lines.next()).unwrap_or_default();
     let without_numbers = |word: &str| !word.bytes().any(|b| b.is_ascii_digit()) && !word.contains('/');
     let words: Vec<&str> =
