@@ -79,7 +79,13 @@ pub fn can_be_written(path: &Path) -> io::Result<()> {
         End::Place(place) if place.look()?.is_some() => {
             let flags =
                 OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            Ok(openat(&place.folder, &place.name, flags, Mode::empty()).map(drop)?)
+            match openat(&place.folder, &place.name, flags, Mode::empty()) {
+                // Somebody has taken it away just now.
+                Err(rustix::io::Errno::NOENT) => {
+                    Temporary::write(place, &[], 0o600, Outlives::Death).map(drop)
+                }
+                opened => Ok(opened.map(drop)?),
+            }
         }
         End::Place(place) => Temporary::write(place, &[], 0o600, Outlives::Death).map(drop),
     }

@@ -47,10 +47,11 @@ fn functions_that_something_else_knows_are_left_out() {
     else {
         panic!("another table")
     };
-    for known in [local, distant, uses, exported] {
+    for known in [distant, uses, exported] {
         assert!(found.contains(&known), "{known}");
     }
-    for left_out in [measured, entered, offset, prefixed, resolver] {
+    // (The first one makes its own address.)
+    for left_out in [local, measured, entered, offset, prefixed, resolver] {
         assert!(!found.contains(&left_out), "{left_out}");
     }
 }
@@ -133,7 +134,7 @@ fn the_old_address_in_a_copy_is_found() {
         assert!(report(&m, &layout, old).is_none());
         changed += 1;
     }
-    assert!(changed >= 3, "{changed}");
+    assert!(changed >= 2, "{changed}");
     let old =
         plain.led.len() + made(&plain).iter().filter(|(_, to)| led.led.iter().any(|l| l.to == *to)).count();
     assert_eq!(old, 0);
@@ -145,7 +146,11 @@ fn what_must_not_be_led_to_is_refused() {
     let m = module();
     let layout = whole(&m.program);
     let good = version(&m, &layout, None);
-    for target in &table(&m)[3..9] {
+    // The bytes of one of them are read, so it has no copy at all.
+    let opaque = |at: Svma| m.program.block_starting_at(at).is_none();
+    let targets: Vec<Svma> = table(&m)[3..9].iter().copied().filter(|at| !opaque(*at)).collect();
+    assert_eq!(targets.len(), 5);
+    for target in &targets {
         let mut wrong = good.clone();
         let placed = wrong.blocks.iter().find(|b| m.program.block(b.block).start == *target).expect("placed");
         let (to, len) = (placed.version.start, placed.version.len());

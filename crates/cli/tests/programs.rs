@@ -20,6 +20,7 @@ const PROGRAMS: &[&str] = &[
     "loops.c",
     "noncall.cc",
     "objects.c",
+    "odd.c",
     "pointers.cc",
     "probes.c",
     "repeated.c",

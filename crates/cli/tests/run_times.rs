@@ -56,6 +56,9 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Rounds of a recorded run: enough work for a few samples on any machine.
+const ROUNDS: &str = "1500";
+
 /// `record` of `program` with `options`; it has to have printed what it prints.
 #[track_caller]
 fn recorded(program: &Path, options: &[&str]) -> (Finished, TempDir) {
@@ -63,9 +66,9 @@ fn recorded(program: &Path, options: &[&str]) -> (Finished, TempDir) {
     let profile = folder.path().join("profile");
     let mut arguments = vec!["record", "-o", text(&profile)];
     arguments.extend(options);
-    arguments.extend(["--", text(program), "30"]);
+    arguments.extend(["--", text(program), ROUNDS]);
     let finished = restitch.run(&arguments);
-    let own = run(Command::new(program).arg("30"), common::PATIENCE);
+    let own = run(Command::new(program).arg(ROUNDS), common::PATIENCE);
     let printed = |finished: &Finished| {
         let all = format!("{}{}", finished.stdout, finished.stderr);
         all.lines().filter(|line| line.parse::<u64>().is_ok()).count()
@@ -163,7 +166,7 @@ fn recorded_or_refused(program: &Path, options: &[&str]) -> (Finished, TempDir) 
     let profile = folder.path().join("profile");
     let mut arguments = vec!["record", "-o", text(&profile)];
     arguments.extend(options);
-    arguments.extend(["--", text(program), "30"]);
+    arguments.extend(["--", text(program), ROUNDS]);
     (restitch.run(&arguments), folder)
 }
 

@@ -174,6 +174,12 @@ fn is_frame_table(name: &[u8]) -> bool {
     unit.is_some_and(|unit| unit.last().is_some_and(|c| matches!(c, b'_' | b'.' | b'$')))
 }
 
+/// Whether 16 bytes begin what `go version` reads: behind the mark are the size of a pointer and flags. (The library of gccgo, whose programs go
+/// by `.eh_frame`, has the mark as a constant.)
+fn is_build_info(bytes: &[u8]) -> bool {
+    bytes.starts_with(GO_BUILD_INFO) && matches!(bytes[GO_BUILD_INFO.len()..], [4 | 8, 0..=3])
+}
+
 /// By what is left in a file without any name: constant strings.
 fn by_text(image: &Image) -> Option<RunTime> {
     let (mut parameters, mut byte_code) = (false, false);
@@ -190,7 +196,7 @@ fn by_text(image: &Image) -> Option<RunTime> {
     let mut bytes = writable.filter_map(|s| Some((s.range.start, image.read_tail(s.range.start)?)));
     let has_info = |(start, bytes): (Svma, &[u8])| {
         let first = start.get().next_multiple_of(16) - start.get();
-        bytes.get(first as usize..).unwrap_or_default().chunks(16).any(|c| c.starts_with(GO_BUILD_INFO))
+        bytes.get(first as usize..).unwrap_or_default().chunks(16).any(is_build_info)
     };
     bytes.any(has_info).then_some(RunTime::Go)
 }

@@ -417,7 +417,7 @@ impl Followed {
             self.caught = Some(tid);
             return self.notified(tid, origin.descriptor);
         }
-        if signal == libc::SIGTRAP && origin.code == TRAP_TRACE && self.stepping.contains(&tid) {
+        if signal == libc::SIGTRAP && STEPS.contains(&origin.code) && self.stepping.contains(&tid) {
             if let Some(handled) = self.take_stop(tid)? {
                 return Ok(handled);
             }
@@ -535,5 +535,6 @@ impl Followed {
     }
 }
 
-/// `TRAP_TRACE`, a single step.
-const TRAP_TRACE: i32 = 2;
+/// What the kernel says of single steps: `TRAP_TRACE`, and `TRAP_BRKPT` of one that ends with a system call (arch/x86/kernel/ptrace.c,
+/// `user_single_step_report`). A breakpoint in the program's code has neither, but `SI_KERNEL`.
+const STEPS: [i32; 2] = [2, 1];
