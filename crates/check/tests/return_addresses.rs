@@ -53,18 +53,7 @@ fn copied_calls_are_found() {
         let function = module.program.function(module.program.block(block).function);
         found.insert(function.name.as_deref().unwrap_or_default().to_owned());
     }
-    let expected = [
-        "asked",
-        "by_body",
-        "by_jump",
-        "by_next",
-        "by_number",
-        "by_pop",
-        "by_popped",
-        "by_skip",
-        "by_text",
-        "by_thunk",
-        "by_wrapper",
-    ];
+    // (The others have no blocks: there may be data behind their calls.)
+    let expected = ["asked", "by_body", "by_jump", "by_pop", "by_skip", "by_thunk", "by_wrapper"];
     assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
 }

@@ -256,7 +256,11 @@ fn dead_flags(request: &Request<'_>, id: BlockId, bytes: &[u8], first: u32) -> O
             Flow::Next => straight.push((offset, insn.flags_read, insn.flags_written)),
             // By the calling convention dead at calls, unless the callee reads them.
             Flow::Call(target) => {
-                let reads = program.block_starting_at(target).is_some_and(|b| flags_live_in(request, b));
+                let reads = match program.block_starting_at(target) {
+                    Some(block) => flags_live_in(request, block),
+                    // What a function without blocks reads is not known.
+                    None => program.function_at(target).is_some(),
+                };
                 live = Some(if reads { ALL_FLAGS } else { 0 });
                 break;
             }

@@ -478,7 +478,10 @@ impl Comparison<'_> {
             open &= !insn.flags_written;
             match insn.flow {
                 _ if open == 0 => return false,
-                Flow::Call(to) => return self.program.block_starting_at(to).is_some_and(live_in),
+                Flow::Call(to) => {
+                    let opaque = self.program.function_at(to).is_some();
+                    return self.program.block_starting_at(to).map_or(opaque, live_in);
+                }
                 _ => at = insn.end(),
             }
         }
