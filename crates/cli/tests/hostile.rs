@@ -240,7 +240,7 @@ fn locks_of_others_hold_nobody_up() {
     let hold = |place: &PathBuf| {
         let mut command = Command::new(&flock);
         // Nobody else may have it afterwards: it has it by then.
-        command.arg(place).args(["sleep", "600"]).uid(USER).gid(USER).stdin(Stdio::null());
+        command.arg("--no-fork").arg(place).args(["sleep", "600"]).uid(USER).gid(USER).stdin(Stdio::null());
         Guarded::spawn(&mut command).expect("started")
     };
     let holders: Vec<Guarded> = places.iter().map(hold).collect();
