@@ -62,7 +62,7 @@ const MARKS: &[Marks] = &[
         run_time: RunTime::Go,
         sections: &[".gopclntab", ".data.rel.ro.gopclntab", ".note.go.buildid", ".go.buildinfo"],
         names: &[],
-        defined: &["runtime.pclntab", "runtime.gcWriteBarrier"],
+        defined: &["runtime.pclntab"],
         note: Some("Go\0\0"),
     },
     Marks {
