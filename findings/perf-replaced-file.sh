@@ -16,18 +16,18 @@ for package in *.deb; do dpkg -x "$package" .; done
 perf() { LD_LIBRARY_PATH=$folder/usr/lib/x86_64-linux-gnu:$folder/lib/x86_64-linux-gnu "$folder/usr/bin/perf" "$@"; }
 perf --version
 
-printf 'int main(void) { volatile unsigned long s = 0; for (unsigned long i = 0; i < 200000000; i++) s += STEP; return 0; }\n' >work.c
-gcc -O1 -DSTEP=1 -Wl,--build-id work.c -o first
-gcc -O1 -DSTEP=i -Wl,--build-id work.c -o second
+printf 'int main(void) { volatile unsigned long s = 0; for (unsigned long i = 0; i < 200000000; i++) s += STEP; return 0; }\n' >tool.c
+gcc -O1 -DSTEP=1 -Wl,--build-id tool.c -o first
+gcc -O1 -DSTEP=i -Wl,--build-id tool.c -o second
 id() { readelf -n "$1" | sed -n 's/.*Build ID: //p'; }
 
 # What the table of a recording of `first`, which is replaced by `second` before the recording ends, says of the path.
 recorded() { # options of perf record
-    cp first work
-    perf record -q "$@" -e cpu-clock:u -o data sh -c './work; cp second new; mv new work' >/dev/null 2>&1
-    perf buildid-list -i data | awk -v path="$folder/work" '$NF == path { print $1 }'
+    cp first tool
+    perf record -q "$@" -e cpu-clock:u -o data sh -c './tool; cp second new; mv new tool' >/dev/null 2>&1
+    perf buildid-list -i data | awk -v path="$folder/tool" '$NF == path { print $1 }'
 }
-plain=$(recorded) samples=$(perf script -i data -F dso,ip 2>/dev/null | grep -c '/work)')
+plain=$(recorded) samples=$(perf script -i data -F dso,ip 2>/dev/null | grep -c '/tool)')
 mapped=$(recorded --buildid-mmap)
 printf 'ran: %s\nreplaced by, never run: %s\ntable: %s, with %s samples\ntable with --buildid-mmap: %s\n' \
     "$(id first)" "$(id second)" "$plain" "$samples" "$mapped"
