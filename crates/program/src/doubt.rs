@@ -12,8 +12,9 @@
 //! to and that is not whole. Such a function is left as it is, every byte of it. Bytes that nothing leads to, but that are clean code,
 //! are neither copied nor written over ([`crate::BlockAttrs::UNREACHED`]).
 //!
-//! **What leaves an opaque function** is looked for along its control flow, and once more at every byte: a branch too many only
-//! makes a block boundary, one too few might lead into the middle of a patch.
+//! **What code says that is not understood**, opaque functions and what lies between functions (hand-written code without unwind
+//! information), is looked for along its control flow, and once more at every byte that this does not come to: a branch too many
+//! only makes a block boundary, one too few might lead into the middle of a patch; what is read too much only stays in place.
 //!
 //! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is read through an address
 //! from memory, cannot be told from code.
@@ -21,16 +22,16 @@
 use crate::follow::follow_address;
 use crate::leaders::Leaders;
 use crate::model::{JumpTable, Movability, TableEncoding};
-use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
+use crate::sweep::{AddressSet, INDEXED_BYTES, Kind, Mini, Span, Sweep};
+use crate::unknown_code::{gaps, naming_at_any_byte};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind, SymbolKind};
-use restitch_x86::{Decoded, Flow, Naming, decode_one};
+use restitch_x86::{Decoded, Flow, Insn, Naming, decode_one};
 use std::collections::BTreeSet;
 
 /// An address is followed through at most this many instructions: what is read is read soon.
 const FOLLOWED: usize = 64;
-
 /// So many instructions in front may say what other registers hold.
 const LEADING: usize = 16;
 /// A table of offsets that leads into a function has at least this many: numbers that do so by chance are fewer.
@@ -59,12 +60,13 @@ pub(crate) fn find(
     search.accessed_bytes();
     search.walk();
     search.believe_linkage();
+    search.look_between();
     for s in 0..sweep.spans.len() {
         if !unwind.entries()[sweep.spans[s].entry].signal_frame {
             search.judge(s);
         }
     }
-    search.follow_opaque();
+    search.look_into_opaque();
     Doubt { opaque: search.opaque, reached: search.reached }
 }
 
@@ -127,6 +129,14 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Bytes that are read or written: of one function, or of several.
+    fn doubt_accessed(&mut self, at: Svma, bytes: u64) {
+        let end = at + bytes.max(1);
+        let first = self.sweep.spans.partition_point(|span| span.range.end <= at);
+        let spans = self.sweep.spans[first..].iter().take_while(|span| span.range.start < end).count();
+        (first..first + spans).for_each(|s| self.doubt(s, Movability::DataInside));
+    }
+
     /// What does not decode, or branches to where no instruction is.
     fn unreadable(&mut self) {
         let sweep = self.sweep;
@@ -156,7 +166,9 @@ impl<'a> Search<'a> {
         let sweep = self.sweep;
         for named in &sweep.named {
             match named.naming {
-                Naming::Access | Naming::Displacement => self.doubt_at(named.to, Movability::DataInside),
+                Naming::Access | Naming::Displacement => {
+                    self.doubt_accessed(named.to, u64::from(named.accessed));
+                }
                 Naming::Address | Naming::Number => {
                     let range = sweep.span_at(named.at).map(|s| sweep.spans[s].range);
                     self.followed(named.at, range.unwrap_or_default());
@@ -189,7 +201,7 @@ impl<'a> Search<'a> {
             uses = follow_address(&decode, range, &self.leading_to(at), &made, FOLLOWED);
         }
         for place in uses.accessed {
-            self.doubt_at(place, Movability::DataInside);
+            self.doubt_accessed(place, INDEXED_BYTES);
         }
     }
 
@@ -341,21 +353,42 @@ impl<'a> Search<'a> {
             })
     }
 
-    /// Looks for the ways out of opaque functions; these may make others opaque.
-    fn follow_opaque(&mut self) {
-        while let Some(s) = self.open.pop() {
-            let range = self.sweep.spans[s].range;
-            self.follow_code(range);
-            self.every_branch(range);
+    /// Looks at code that no unwind table entry covers.
+    fn look_between(&mut self) {
+        for gap in gaps(self.image, self.sweep) {
+            let symbols = self.image.symbols();
+            let from = symbols.partition_point(|symbol| symbol.range.start < gap.start);
+            let inside = symbols[from..].iter().take_while(|symbol| symbol.range.start < gap.end);
+            let roots = inside.filter(|symbol| symbol.kind != SymbolKind::Object).map(|s| s.range.start);
+            let roots = self.aimed.iter_in(gap).chain(roots).collect();
+            self.look_through(gap, roots);
         }
     }
 
-    /// Decodes from every place of `range` that control is known to come to.
-    fn follow_code(&mut self, range: SvmaRange) {
-        let mut open = vec![range.start];
-        open.extend(self.aimed.iter_in(range));
-        open.extend(self.leaders.pads.iter_in(range));
-        open.extend(self.leaders.indirect.iter_in(range));
+    /// Looks at opaque functions; these may make others opaque.
+    fn look_into_opaque(&mut self) {
+        while let Some(s) = self.open.pop() {
+            let range = self.sweep.spans[s].range;
+            let mut roots = vec![range.start];
+            roots.extend(self.aimed.iter_in(range));
+            roots.extend(self.leaders.pads.iter_in(range));
+            roots.extend(self.leaders.indirect.iter_in(range));
+            self.look_through(range, roots);
+        }
+    }
+
+    /// Where the code of `range` goes, and what it names: from `roots`, then at every byte that these do not lead to.
+    fn look_through(&mut self, range: SvmaRange, roots: Vec<Svma>) {
+        let known = self.follow_code(range, roots);
+        self.every_branch(range);
+        for insn in naming_at_any_byte(self.image, range, &known) {
+            self.named_in_opaque(&insn, range);
+        }
+    }
+
+    /// Decodes from the places `open` of `range`, to which control is known to come. The bytes of what it decodes.
+    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) -> AddressSet {
+        let mut known = AddressSet::new(range);
         let mut seen = BTreeSet::new();
         while let Some(at) = open.pop() {
             if !range.contains(at) || !seen.insert(at) {
@@ -367,7 +400,8 @@ impl<'a> Search<'a> {
                 // An instruction of this function reaches into the next one.
                 self.doubt_at(range.end, Movability::Overlapping);
             }
-            self.named_in_opaque(&decoded, range);
+            (0..u64::from(decoded.insn.len)).for_each(|i| known.insert(at + i));
+            self.named_in_opaque(&decoded.insn, range);
             let (target, goes_on) = match decoded.insn.flow {
                 Flow::Next | Flow::IndirectCall => (None, true),
                 Flow::Call(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
@@ -381,16 +415,16 @@ impl<'a> Search<'a> {
                 open.push(next);
             }
         }
+        known
     }
 
     /// An instruction of opaque code may read what is elsewhere, or make the address of a label there.
-    fn named_in_opaque(&mut self, decoded: &Decoded, range: SvmaRange) {
-        let insn = &decoded.insn;
+    fn named_in_opaque(&mut self, insn: &Insn, range: SvmaRange) {
         let fixed = self.image.kind() == ImageKind::Executable;
-        let Some(to) = insn.names.filter(|to| self.sweep.text.contains(*to)) else { return };
+        let Some(to) = insn.names else { return };
         match insn.naming {
-            Naming::Access => self.doubt_at(to, Movability::DataInside),
-            Naming::Displacement if fixed => self.doubt_at(to, Movability::DataInside),
+            Naming::Access => self.doubt_accessed(to, u64::from(insn.accessed)),
+            Naming::Displacement if fixed => self.doubt_accessed(to, u64::from(insn.accessed)),
             Naming::Address => self.label_of_opaque(insn.at, to, range),
             Naming::Number if fixed => self.label_of_opaque(insn.at, to, range),
             Naming::Displacement | Naming::Number => {}
@@ -398,7 +432,10 @@ impl<'a> Search<'a> {
     }
 
     fn label_of_opaque(&mut self, at: Svma, to: Svma, range: SvmaRange) {
-        self.followed(at, range);
+        let text = self.sweep.text;
+        if text.contains(to) || text.contains(to + (INDEXED_BYTES - 1)) {
+            self.followed(at, range);
+        }
         let Some(s) = self.sweep.span_at(to) else { return };
         let is_entry = self.sweep.spans[s].range.start == to;
         if is_entry || range.contains(to) || !self.sweep.starts.contains(to) {

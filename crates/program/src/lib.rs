@@ -34,6 +34,7 @@ mod stack_state;
 mod sweep;
 mod tables;
 mod text;
+mod unknown_code;
 mod validate;
 mod words;
 

@@ -9,6 +9,9 @@ use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind};
 use restitch_x86::{Flow, Insn, Naming, scan_units};
 
+/// What is read at an address and an index is taken to reach so many bytes from the address.
+pub(crate) const INDEXED_BYTES: u64 = 16;
+
 /// A set of text addresses, one bit a byte.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AddressSet {
@@ -125,6 +128,8 @@ pub(crate) struct Named {
     pub to: Svma,
     /// What it does with that.
     pub naming: Naming,
+    /// Bytes that it reads or writes there.
+    pub accessed: u8,
 }
 
 /// The result of the pass.
@@ -135,7 +140,7 @@ pub(crate) struct Sweep {
     pub minis: Vec<Mini>,
     /// Direct branches and calls: (address, target), sorted by address.
     pub targets: Vec<(Svma, Svma)>,
-    /// Addresses inside the text that an operand names, sorted by instruction.
+    /// Addresses inside the text, or a few bytes in front of it, that an operand names, sorted by instruction.
     pub named: Vec<Named>,
     /// Instructions that no compiler writes, sorted.
     pub odd: Vec<Svma>,
@@ -226,9 +231,11 @@ impl Sweep {
             self.targets.push((insn.at, to));
         }
         if let Some(named) = insn.names {
-            if self.text.contains(named) {
-                if self.fixed || matches!(insn.naming, Naming::Address | Naming::Access) {
-                    self.named.push(Named { at: insn.at, to: named, naming: insn.naming });
+            let &Insn { at, naming, accessed, .. } = insn;
+            let reach = INDEXED_BYTES.max(accessed.into());
+            if self.text.contains(named) || self.text.contains(named + (reach - 1)) {
+                if self.fixed || matches!(naming, Naming::Address | Naming::Access) {
+                    self.named.push(Named { at, to: named, naming, accessed });
                 }
             } else if insn.flow != Flow::Next || insn.len >= 7 {
                 self.data_named.push((insn.at, named));

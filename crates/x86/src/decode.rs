@@ -44,6 +44,13 @@ pub enum Naming {
     Displacement,
 }
 
+impl Naming {
+    /// Whether memory is read or written there.
+    pub fn is_access(self) -> bool {
+        matches!(self, Self::Access | Self::Displacement)
+    }
+}
+
 /// One decoded instruction, compact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Insn {
@@ -62,6 +69,8 @@ pub struct Insn {
     pub names: Option<Svma>,
     /// What it does with that.
     pub naming: Naming,
+    /// Bytes that it reads or writes there: none unless [`Self::naming`] says so.
+    pub accessed: u8,
     /// Only the kernel may execute it, or compilers never write it: ports, far transfers, `add %al,(%rax)` (two zeros).
     pub odd: bool,
     /// `nop`, `endbr64` excluded; `int3` included: may stand between functions as filler.
@@ -109,6 +118,12 @@ pub fn scan(bytes: &[u8], at: Svma, mut sink: impl FnMut(Insn)) -> Result<(), Sv
     Ok(())
 }
 
+/// The instruction at the start of `bytes`, which stand at `at`; none if there is none.
+pub fn first_insn(bytes: &[u8], at: Svma) -> Option<Insn> {
+    let instruction = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE).decode();
+    (!instruction.is_invalid()).then(|| classify(&instruction))
+}
+
 pub(crate) fn classify(instruction: &Instruction) -> Insn {
     let (mut read, mut written) = (0, 0);
     if instruction.rflags_read() | instruction.rflags_modified() != 0 {
@@ -147,6 +162,7 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
         flags_written: written,
         names: named.map(|named| named.0),
         naming: named.map_or(Naming::Address, |named| named.1),
+        accessed: named.filter(|named| named.1.is_access()).map_or(0, |_| accessed_bytes(instruction)),
         odd: is_odd(instruction),
         padding: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
         stack: stack_use(instruction),
@@ -228,6 +244,15 @@ fn is_odd(i: &Instruction) -> bool {
         && i.op0_kind() == OpKind::Memory
         && (i.memory_base(), i.op1_register()) == (Register::RAX, Register::AL);
     ports || far || zeros || i.is_privileged() && i.mnemonic() != Hlt
+}
+
+/// Bytes of the memory operand; where the decoder cannot tell (state areas of `fxsave` and the like), as for the widest vector.
+fn accessed_bytes(i: &Instruction) -> u8 {
+    const WIDEST: usize = 64;
+    match i.memory_size().size() {
+        0 => WIDEST as u8,
+        size => size.min(WIDEST) as u8,
+    }
 }
 
 fn named_address(i: &Instruction) -> Option<(Svma, Naming)> {

@@ -29,7 +29,7 @@ mod vector;
 mod vector_decode;
 mod vote;
 
-pub use decode::{Flow, Insn, Naming, scan};
+pub use decode::{Flow, Insn, Naming, first_insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
 pub use memory_uses::{MemoryUse, memory_uses};
 pub use operand::{Address, Operand, Part, Segment};

@@ -1,0 +1,51 @@
+//! Code that the analysis does not understand: where it is, and what it may say.
+
+use crate::sweep::{AddressSet, Sweep};
+use restitch_address::SvmaRange;
+use restitch_image::Image;
+use restitch_x86::{Insn, first_insn};
+
+/// The longest instruction (Intel SDM vol. 2, 2.3.11), in bytes.
+const LONGEST: usize = 15;
+
+/// What is executable and in no function, sorted, without what is filler throughout.
+pub(crate) fn gaps(image: &Image, sweep: &Sweep) -> Vec<SvmaRange> {
+    let mut gaps = Vec::new();
+    for range in image.executable_ranges() {
+        let first = sweep.spans.partition_point(|span| span.range.end <= range.start);
+        let inside = sweep.spans[first..].iter().take_while(|span| span.range.start < range.end);
+        let mut from = range.start;
+        for span in inside {
+            gaps.push(SvmaRange::between(from, span.range.start.max(from)));
+            from = span.range.end;
+        }
+        gaps.push(SvmaRange::between(from, range.end.max(from)));
+    }
+    gaps.retain(|gap| gap.len() > 0 && !is_filler(image, *gap));
+    gaps
+}
+
+/// Whether there is nothing but what assemblers and linkers fill with.
+fn is_filler(image: &Image, range: SvmaRange) -> bool {
+    let Some(mut bytes) = image.read(range.start, range.len() as usize) else { return true };
+    while let Some(first) = bytes.first() {
+        let len = match first {
+            0 | 0x90 | 0xcc => 1,
+            _ => match first_insn(bytes, range.start) {
+                Some(insn) if insn.padding => usize::from(insn.len),
+                _ => return false,
+            },
+        };
+        bytes = &bytes[len..];
+    }
+    true
+}
+
+/// The instructions that would begin at each byte of `range` that is not in `known`, if they name an address.
+pub(crate) fn naming_at_any_byte(image: &Image, range: SvmaRange, known: &AddressSet) -> Vec<Insn> {
+    let bytes = image.read(range.start, range.len() as usize).unwrap_or_default();
+    let unknown = (0..bytes.len()).filter(|i| !known.contains(range.start + *i as u64));
+    let decoded =
+        unknown.filter_map(|i| first_insn(&bytes[i..bytes.len().min(i + LONGEST)], range.start + i as u64));
+    decoded.filter(|insn| insn.names.is_some()).collect()
+}
