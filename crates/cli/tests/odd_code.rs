@@ -16,6 +16,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/table.c", &["-O2", "-no-pie"]),
     ("odd/entries.c", &["-O2", "-Wl,--no-eh-frame-hdr"]),
     ("odd/entries.c", &["-O2", "-fuse-ld=gold"]),
+    ("odd/unknown.c", &["-O2"]),
+    ("odd/unknown.c", &["-O1", "-no-pie", "-s"]),
     ("odd/computed.c", &["-O2"]),
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fPIE", "-pie"]),
     ("odd/computed.c", &["-O1", "-mcmodel=large", "-fPIE", "-pie", "-s"]),
@@ -105,7 +107,7 @@ fn what_stays_has_a_reason() {
         let Some(original) = compiled(source, flags) else { continue };
         let told = analyzed(&original);
         let expected: &[&str] = match *source {
-            "odd/constants.c" | "odd/table.c" => &[DATA],
+            "odd/constants.c" | "odd/table.c" | "odd/unknown.c" => &[DATA],
             "odd/entries.c" => &[OVERLAPS],
             _ => &[],
         };

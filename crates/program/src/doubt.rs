@@ -13,7 +13,7 @@
 //! are neither copied nor written over ([`crate::BlockAttrs::UNREACHED`]).
 //!
 //! **What code says that is not understood**, opaque functions and what lies between functions (hand-written code without unwind
-//! information), is looked for along its control flow, and once more at every byte that this does not come to: a branch too many
+//! information), is looked for along its control flow, and once more at every byte: a branch too many
 //! only makes a block boundary, one too few might lead into the middle of a patch; what is read too much only stays in place.
 //!
 //! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is read through an address
@@ -377,18 +377,17 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Where the code of `range` goes, and what it names: from `roots`, then at every byte that these do not lead to.
+    /// Where the code of `range` goes, and what it names: from `roots`, and at every byte.
     fn look_through(&mut self, range: SvmaRange, roots: Vec<Svma>) {
-        let known = self.follow_code(range, roots);
+        self.follow_code(range, roots);
         self.every_branch(range);
-        for insn in naming_at_any_byte(self.image, range, &known) {
+        for insn in naming_at_any_byte(self.image, range) {
             self.named_in_opaque(&insn, range);
         }
     }
 
-    /// Decodes from the places `open` of `range`, to which control is known to come. The bytes of what it decodes.
-    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) -> AddressSet {
-        let mut known = AddressSet::new(range);
+    /// Decodes from the places `open` of `range`, to which control seems to come.
+    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) {
         let mut seen = BTreeSet::new();
         while let Some(at) = open.pop() {
             if !range.contains(at) || !seen.insert(at) {
@@ -400,8 +399,6 @@ impl<'a> Search<'a> {
                 // An instruction of this function reaches into the next one.
                 self.doubt_at(range.end, Movability::Overlapping);
             }
-            (0..u64::from(decoded.insn.len)).for_each(|i| known.insert(at + i));
-            self.named_in_opaque(&decoded.insn, range);
             let (target, goes_on) = match decoded.insn.flow {
                 Flow::Next | Flow::IndirectCall => (None, true),
                 Flow::Call(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
@@ -415,7 +412,6 @@ impl<'a> Search<'a> {
                 open.push(next);
             }
         }
-        known
     }
 
     /// An instruction of opaque code may read what is elsewhere, or make the address of a label there.

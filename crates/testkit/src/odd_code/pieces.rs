@@ -39,6 +39,12 @@ pub(super) const PIECES: &[(&str, u64, Piece)] = &[
     ("base and offset", 2, base_and_offset),
     ("address in code", 2, address_in_code),
     ("red zone", 3, red_zone),
+    ("second by pointer", 2, second_by_pointer),
+    ("second by a word", 2, second_by_word),
+    ("second's bytes", 1, seconds_bytes),
+    ("many bytes", 1, many_bytes),
+    ("return address exchanged", 1, return_address_exchanged),
+    ("jump to a function", 2, jump_to_function),
 ];
 
 fn arithmetic(text: &mut Text, _: usize) {
@@ -427,4 +433,72 @@ fn red_zone(text: &mut Text, index: usize) {
     branch(text, index);
     branch(text, index);
     text.line(format!("add {at}(%rsp), %rax"));
+}
+
+/// Calls the second entry of a function, whose address an instruction makes.
+fn second_by_pointer(text: &mut Text, index: usize) {
+    let Some(callee) = callee(text, index) else { return arithmetic(text, index) };
+    around_call(text, &format!("lea f{callee}_second(%rip), %r11\ncall *%r11"));
+}
+
+/// The same with the address in a word of data.
+fn second_by_word(text: &mut Text, index: usize) {
+    let Some(callee) = callee(text, index) else { return arithmetic(text, index) };
+    let word = text.label();
+    text.line(format!(".pushsection .data.rel.ro, \"aw\"\n.p2align 3\n{word}: .quad f{callee}_second"));
+    text.line(".popsection");
+    around_call(text, &format!("call *{word}(%rip)"));
+}
+
+/// Reads code at the second entry of a function: its own, or another one's.
+fn seconds_bytes(text: &mut Text, index: usize) {
+    let other = text.random.below(index as u64 + 1) as usize;
+    let at = text.random.below(12) as i64 - 6;
+    text.line(format!("mov f{other}_second + {at}(%rip), %ecx\nadd %rcx, %rax"));
+}
+
+/// Reads many bytes of code by string instructions, from the entry of a function on.
+fn many_bytes(text: &mut Text, index: usize) {
+    let other = text.random.below(index as u64 + 1) as usize;
+    for register in ["%rsi", "%rax"] {
+        text.push(register);
+    }
+    let (top, count) = (text.label(), 1 + text.random.below(3));
+    text.line(format!("lea f{other}(%rip), %rsi\nmov ${count}, %ecx\nxor %edx, %edx\n{top}:"));
+    text.line(format!("lodsl\nadd %rax, %rdx\ndec %ecx\njnz {top}"));
+    for register in ["%rax", "%rsi"] {
+        text.pop(register);
+    }
+    text.line("add %rdx, %rax");
+}
+
+/// A subroutine that takes its return address from the stack by `xchg` and jumps there.
+fn return_address_exchanged(text: &mut Text, index: usize) {
+    let (subroutine, back, over) = (text.label(), text.label(), text.label());
+    text.line(format!("call {subroutine}\n{back}:"));
+    arithmetic(text, index);
+    text.line(format!("jmp {over}\n{subroutine}:"));
+    text.adjust(8);
+    text.line("mov %rax, %rcx\nxchg %rcx, (%rsp)");
+    text.pop("%rax");
+    arithmetic(text, index);
+    text.line(format!("jmp *%rcx\n{over}:"));
+}
+
+/// A call without `call`: the address to return to is made and pushed.
+fn jump_to_function(text: &mut Text, index: usize) {
+    let Some(callee) = callee(text, index) else { return arithmetic(text, index) };
+    let back = text.label();
+    for register in ["%rdi", "%rsi", "%rax"] {
+        text.push(register);
+    }
+    text.line(format!("xor %rax, %rdi\nlea {back}(%rip), %r11\npush %r11"));
+    text.adjust(8);
+    text.line(format!("jmp f{callee}"));
+    text.adjust(-8);
+    text.line(format!("{back}:\nmov %rax, %rcx"));
+    for register in ["%rax", "%rsi", "%rdi"] {
+        text.pop(register);
+    }
+    text.line("add %rcx, %rax");
 }

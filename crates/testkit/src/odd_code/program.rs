@@ -96,7 +96,11 @@ impl OddProgram {
         };
         let count = 2 + random.below(8) as usize;
         let mut text = Text::new(random, linking.text_relocations, fixed);
-        text.line(COMMON);
+        let common = match text.random.one_in(4) {
+            true => COMMON.replace(".cfi_startproc\n", "").replace(".cfi_endproc\n", ""),
+            false => COMMON.to_string(),
+        };
+        text.line(common);
         text.line(".text");
         for index in 0..count {
             function::write(&mut text, index);
