@@ -12,6 +12,15 @@ use std::path::PathBuf;
 /// What the exit code means where another command has run.
 pub const STAND_IN: &str = "`run`, `batch` and `record -- COMMAND` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
 
+/// Heading of the options that say where the profile comes from.
+const PROFILE: &str = "Profile options";
+/// Heading of the options of the measurement afterwards.
+const VERDICT: &str = "Verdict options";
+/// Heading of the options that change the new code.
+const LAYOUT: &str = "Layout options";
+/// Heading of the options that say where the result is written.
+const RESULT: &str = "Result options";
+
 /// The list of exit codes below the help.
 fn exit_codes() -> String {
     let rows = ExitCode::ALL.map(|code| format!("  {:3}  {}\n", code.number(), code.meaning()));
@@ -135,39 +144,39 @@ pub enum Command {
         /// The new file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
-        /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
-        #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
+        /// How to order the code: a name of the list of layouts. Those that go by distances may name them (`stitch:4K:64K:2M`, `stitch:machine`); `+search` behind any name adds a local search. docs/layout.md describes each.
+        #[arg(long, help_heading = LAYOUT, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
         layout: LayoutChoice,
-        /// Call other modules through the slots of the global offset table, not through stubs.
-        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        /// Call other modules through the slots of the global offset table (GOT), not through linkage stubs (PLT).
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         direct_calls: Switch,
-        /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
-        #[arg(long, value_name = "WHETHER", default_value = "auto")]
+        /// Large pages for hot code; auto where there is more of it than an instruction TLB reaches.
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "auto")]
         huge_pages: Huge,
         /// Place hot code within cache lines by how often it runs: loops in as few as they need.
-        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         align: Switch,
-        /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
-        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        /// Invert conditional branches neither of whose targets follows them, so that the likelier way takes no second jump.
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         turn: Switch,
-        /// Copy jump tables to the new code, so that their jumps lead straight to copies.
-        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        /// Copy jump tables, so that their jumps go straight to the new code.
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         copy_tables: Switch,
-        /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
-        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        /// Compare indirect calls with their usual target, where the profile knows one, and call it directly (indirect call promotion).
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
         promote_calls: Switch,
-        /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
-        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        /// Leave functions in place that would lose more by the jumps to their copy than they gain by its order.
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         stay: Switch,
         /// Let pointers to functions of a position-independent file lead straight to the new code: everything that makes such an address (data,
         /// instructions, exported symbols) is changed together, so that comparisons hold; functions of which not all of that is known keep theirs.
-        #[arg(long, value_name = "WHETHER", default_value = "on")]
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         pointers: Switch,
-        /// Copy blocks that hot jumps lead to behind these, in place of the jump.
-        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        /// Copy blocks that hot jumps lead to behind the jumping block, in place of the jump (tail duplication).
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
         duplicate: Switch,
-        /// Fetch lines ahead that models of the second-level cache miss.
-        #[arg(long, value_name = "WHETHER", default_value = "off")]
+        /// Insert code prefetches for lines that a model of the second-level cache misses.
+        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
         prefetch: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
@@ -209,7 +218,7 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Write the manual pages and shell completions below a folder like /usr/share, as packages have them.
+    /// Write the manual pages, shell completions and the page of options below a folder like /usr/share, as packages have them.
     #[command(hide = true)]
     Pages {
         /// The folder. What is missing of it is made.
@@ -245,83 +254,83 @@ pub struct Attach {
     /// Optimize once and leave. This is the default.
     #[arg(long)]
     pub once: bool,
-    /// Stay, and optimize again when the process works in a way that was not known, for all ways that are known by then; until it ends, `restitch revert` takes the layout back, or this program is asked to end (SIGINT, SIGTERM): then the layout stays.
+    /// Stay, and optimize again when the work of the process changes, for all kinds of work seen so far. Ends with the process, when `restitch revert` or another attach changes it, or on SIGINT or SIGTERM (the layout stays).
     #[arg(long, conflicts_with_all = ["once", "dry_run"])]
     pub continuous: bool,
-    /// With --continuous: the seconds that pass at least between two optimizations.
+    /// With --continuous: least seconds between two optimizations.
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds, requires = "continuous")]
     pub rest: f64,
-    /// With --continuous: samples a second and running thread by which the process is watched between optimizations; 400 are compared with what is known.
+    /// With --continuous: samples per second and running thread between optimizations. 400 are compared with the work seen so far.
     #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
     pub watch_rate: u64,
-    /// Lay out for this profile, of this process or of another one of the same builds, in place of profiling now: in force at once, with one stop. It is one of `restitch record`, or of another format that `restitch profile formats` lists as read.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
+    /// Use this profile in place of profiling now: one of `restitch record` on any machine, or of a format that `restitch profile formats` lists as read. The process is stopped once. Modules of other builds than the profile's stay as they are.
+    #[arg(long, help_heading = PROFILE, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
     pub profile: Option<PathBuf>,
     /// Where the profile comes from: count (a counting version), trace or burst (branch records by software), lbr (branch records of the hardware), ip (samples of instructions alone: the process is stopped once, and gains least); auto counts.
-    #[arg(long, value_name = "SOURCE", default_value = "auto")]
+    #[arg(long, help_heading = PROFILE, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
     /// With any source but count: the share of the program's running time that it may cost, in percent.
-    #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
+    #[arg(long, help_heading = PROFILE, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
     pub overhead: f64,
     /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the profile has settled, after 6 seconds at most.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, help_heading = PROFILE, value_name = "SECONDS", value_parser = seconds)]
     pub duration: Option<f64>,
-    /// Seconds of measuring afterwards, for the verdict.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    /// Seconds of measuring after the change, for the verdict; with --profile also before it.
+    #[arg(long, help_heading = VERDICT, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     pub measure: f64,
     /// Write the result as JSON, as docs/json.md describes it ("-" for standard output).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = RESULT, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write the result as an HTML page.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = RESULT, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Only say what would be done; the process is sampled, but not touched.
+    /// Only say what would be done and what stays in place, and why. The process is sampled, not changed.
     #[arg(long)]
     pub dry_run: bool,
-    /// Also optimize all processes that run the same program; those forked later start in the new layout. Where only processes below PID work, at addresses of their own, these.
+    /// Also optimize all processes of the same user that run the same program; those forked later start in the new layout. Where only children of PID work, after executing themselves anew, these.
     #[arg(long)]
     pub tree: bool,
-    /// Take the new layout back if it was measured to be slower, or could not be judged; where there is no PMU this needs --metric.
-    #[arg(long)]
+    /// Undo the new layout (exit code 8) if it was measured to be slower, or could not be measured. One that makes no difference stays. Without hardware counters this needs --metric.
+    #[arg(long, help_heading = VERDICT)]
     pub revert_if_slower: bool,
-    /// A shell command that prints the work done so far (requests, transactions), for the verdict. It is run once before anything else.
-    #[arg(long, value_name = "COMMAND")]
+    /// A shell command that prints a growing number, the work done so far (requests, transactions). The verdict is then about the cost of a unit of work, and the rate where the cost shows no difference. It is run once before anything else.
+    #[arg(long, help_heading = VERDICT, value_name = "COMMAND")]
     pub metric: Option<String>,
-    /// How to lay out; docs/layout.md describes each way. Some bring code within distances, which may follow: `stitch:4K:64K:2M`, `stitch:machine`. `+search` behind it improves the order by local search.
-    #[arg(long, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
+    /// How to order the code: a name of the list of layouts. Those that go by distances may name them (`stitch:4K:64K:2M`, `stitch:machine`); `+search` behind any name adds a local search. docs/layout.md describes each.
+    #[arg(long, help_heading = LAYOUT, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
     pub layout: LayoutChoice,
-    /// Call other modules directly where the global offset table cannot change any more, else through its slots, not through stubs.
-    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    /// Call other modules directly where the global offset table (GOT) is read-only by now, else through its slots; never through linkage stubs (PLT).
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub direct_calls: Switch,
-    /// Lead calls from other modules, and virtual calls, straight into the new layout: through slots that cannot change any more.
-    #[arg(long, value_name = "WHICH", default_value = "off")]
+    /// Let calls from other modules (linkage), and virtual calls too (on), go straight to the new code, through pointers in memory that is read-only by now.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHICH", default_value = "off")]
     pub slots: SlotChoice,
-    /// Large pages for hot code: auto where it is larger than the reach of an instruction TLB.
-    #[arg(long, value_name = "WHETHER", default_value = "auto")]
+    /// Large pages for hot code; auto where there is more of it than an instruction TLB reaches.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "auto")]
     pub huge_pages: Huge,
     /// Place hot code within cache lines by how often it runs: loops in as few as they need.
-    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub align: Switch,
-    /// Turn conditional branches of which neither way stands behind them so that the usual way needs no jump.
-    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    /// Invert conditional branches neither of whose targets follows them, so that the likelier way takes no second jump.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub turn: Switch,
-    /// Copy jump tables to the new code, so that their jumps lead straight to copies.
-    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    /// Copy jump tables, so that their jumps go straight to the new code.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub copy_tables: Switch,
-    /// Compare indirect calls with their usual target, if the profile knows one, and call it directly.
-    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    /// Compare indirect calls with their usual target, where the profile knows one, and call it directly (indirect call promotion).
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
-    /// Leave functions where they are that lose more by the redirect at their entry than they gain by a new order.
-    #[arg(long, value_name = "WHETHER", default_value = "on")]
+    /// Leave functions in place that would lose more by the jumps to their copy than they gain by its order.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub stay: Switch,
-    /// Copy blocks that hot jumps lead to behind these, in place of the jump.
-    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    /// Copy blocks that hot jumps lead to behind the jumping block, in place of the jump (tail duplication).
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,
-    /// Fetch lines ahead that models of the second-level cache miss.
-    #[arg(long, value_name = "WHETHER", default_value = "off")]
+    /// Insert code prefetches for lines that a model of the second-level cache misses.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
     pub prefetch: Switch,
-    /// A profile (of `restitch record --source trace`, say) that tells what indirect calls call, in place of what is counted.
-    #[arg(long, value_name = "FILE")]
+    /// With --promote-calls: a profile that knows the targets of indirect calls (as of `restitch record --source trace`), in place of counting them.
+    #[arg(long, help_heading = PROFILE, value_name = "FILE")]
     pub call_targets: Option<PathBuf>,
 }
 

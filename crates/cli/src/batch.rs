@@ -40,14 +40,13 @@ pub struct Batch {
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME", value_parser = LayoutNames)]
     layout: Option<LayoutChoice>,
-    /// What happens with work that is left when the command ends (profiles that are not laid out, modules that are worth it): a process in the background goes on, `batch`
-    /// does it before it ends, or the next batch goes on.
+    /// Who does what is left when the command ends (profiles without a layout, modules that are worth it): a process in the background, `batch` before it ends, or the next batch.
     #[arg(long, value_name = "WHEN", default_value = "background")]
     finish: When,
     /// Count exactly so many runs of each module, instead of as many as are useful.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     profile_runs: Option<u64>,
-    /// Where runs in optimized code are not seen to save time, let each eighth process run the original code, chosen by chance, to compare the two: what is slower for sure is taken back.
+    /// Where no gain is seen, let each eighth process, chosen by chance, run the original code, and compare. What is slower for certain is taken back.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     trials: Switch,
     /// Copy the agent and all optimized code into this folder in the end, for an image or another machine.
@@ -75,7 +74,7 @@ enum When {
 /// What to do with the cache of `batch`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Show what is in it.
+    /// List the modules in the cache: optimized, or being counted.
     List {
         #[command(flatten)]
         cache: CacheArgument,
@@ -91,18 +90,18 @@ pub enum CacheCommand {
         #[arg(long)]
         background: bool,
     },
-    /// Remove what other builds have replaced and what was used longest ago, until it is small enough; or modules by name, which are profiled anew then.
+    /// Remove what other builds have replaced and what was used longest ago, until it is small enough; or modules by name.
     Prune {
         #[command(flatten)]
         cache: CacheArgument,
         /// Largest size in MiB; 0 removes everything.
         #[arg(long, value_name = "MIB", default_value_t = MOST_BYTES >> 20, conflicts_with = "modules")]
         size: u64,
-        /// Names or paths of programs and libraries; these are removed, and nothing else.
+        /// Names or paths of programs and libraries: only these are removed, and they are profiled anew.
         #[arg(value_name = "MODULE")]
         modules: Vec<String>,
     },
-    /// Compare everything in it with the programs on disk; what is damaged is removed (exit code 3 then).
+    /// Compare the cache with the programs on disk; what is damaged is removed (exit code 3 then).
     Verify {
         #[command(flatten)]
         cache: CacheArgument,

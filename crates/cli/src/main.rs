@@ -11,6 +11,7 @@ mod demo;
 mod keeper;
 mod lab;
 mod layout_names;
+mod options;
 mod outputs;
 mod pages;
 mod profile_args;

@@ -1,6 +1,7 @@
-//! Manual pages and shell completions, made from the definition of the command line. `scripts/package` puts them into the package.
+//! Manual pages, shell completions and `docs/options.md`, made from the definition of the command line. `scripts/package` puts them into the package.
 
 use crate::args::{Args, STAND_IN};
+use crate::options;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -55,15 +56,17 @@ const FILES: &[Outside] = &[
     },
     Outside {
         name: "/usr/share/doc/restitch",
-        meaning: "README.md and docs: layouts, profiles, batch mode, the JSON form, design and benchmarks, where restitch is installed as a package.",
+        meaning: "README.md and docs: a page for each job (usage), all options, profile formats, layouts, the JSON form, design and benchmarks, where restitch is installed as a package.",
         commands: &[],
     },
 ];
 
-/// Writes `man/man1/*.1` and the completions of three shells below `folder`.
+/// Writes `man/man1/*.1`, the completions of three shells and `doc/restitch/options.md` below `folder`.
 pub fn write(folder: &Path) -> Result<i32, SessionError> {
     let mut definition = shown(&Args::command()).disable_help_subcommand(true);
     definition.build();
+    let options = made(folder.join("doc/restitch"))?.join("options.md");
+    write_result(&options, options::page(&definition).as_bytes(), 0o644)?;
     let manual = made(folder.join("man/man1"))?;
     for command in commands(&definition) {
         let name = full_name(command);

@@ -80,6 +80,27 @@ fn every_command_has_a_page_with_all_options_and_exit_codes() {
 }
 
 #[test]
+fn the_page_of_options_is_that_of_the_command_line() {
+    let folder = pages();
+    let made = read(&folder.path().join("doc/restitch/options.md"));
+    for command in commands(Vec::new()) {
+        let words: Vec<&str> = command.iter().map(String::as_str).collect();
+        let help = help(&words);
+        let options = help.lines().filter_map(|line| line.trim_start().split_once("--"));
+        let names = options.filter(|(before, _)| before.is_empty() || before.ends_with(", "));
+        for name in names.filter_map(|(_, rest)| rest.split([' ', '<']).next()) {
+            let known = ["help", "version"].contains(&name) || made.contains(&format!("`--{name}"));
+            assert!(known, "{words:?}: no --{name} in {made}");
+        }
+    }
+    let kept = read(&repository().join("docs/options.md"));
+    assert!(
+        made == kept,
+        "docs/options.md is old; `restitch pages FOLDER` writes FOLDER/doc/restitch/options.md"
+    );
+}
+
+#[test]
 fn pages_name_what_their_own_command_uses() {
     let folder = pages();
     let names_cache = |command: &str| {
