@@ -7,7 +7,7 @@ const INTRODUCTION: &str = "\
 # Options
 
 Every option of every command, made from the definition of the command line by `restitch pages FOLDER`, as `--help`
-and the manual pages are. Options that take seconds take fractions, too. A file named `-` is standard output.
+and the manual pages are. Numbers of seconds may have fractions.
 ";
 
 /// A command that has as many options of another one at least is shown by what it has besides these.

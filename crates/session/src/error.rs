@@ -4,7 +4,7 @@ use restitch_apply_elf::ElfError;
 use restitch_apply_process::ProcessError;
 use std::path::{Path, PathBuf};
 
-/// Exit codes of the command, as the README lists them.
+/// Exit codes of the command, as docs/usage/troubleshooting.md lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExitCode {
     /// What was asked for is in force.
@@ -80,7 +80,7 @@ impl ExitCode {
         }
     }
 
-    /// What it means, for help and README.
+    /// What it means, for help and documents.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Done => "what was asked for is in force",

@@ -4,7 +4,7 @@
 //! modules, sampling, selection of functions, making of checked versions, the verdict.
 //!
 //! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data ([`restitch_report::RunResult`]) or
-//! a [`SessionError`], whose [`exit code`](SessionError::exit_code) is documented in the README.
+//! a [`SessionError`], whose [`exit code`](SessionError::exit_code) is documented in docs/usage/troubleshooting.md.
 
 mod abandoned;
 mod analysis;

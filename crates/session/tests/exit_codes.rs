@@ -1,14 +1,15 @@
-//! The exit codes that the README lists are those that the code has. (Help and manual pages are made from these.)
+//! The exit codes that `docs/usage/troubleshooting.md` lists are those that the code has. (Help and manual pages are made from these.)
 
 use restitch_session::ExitCode;
 
 #[test]
-fn the_readme_lists_every_exit_code_with_its_meaning() {
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+fn troubleshooting_lists_every_exit_code_with_its_meaning() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/usage/troubleshooting.md");
+    let page = std::fs::read_to_string(page).unwrap();
     for code in ExitCode::ALL {
-        let row = readme.lines().find(|l| l.starts_with(&format!("| {} |", code.number())));
-        let row = row.unwrap_or_else(|| panic!("the README does not list exit code {}", code.number()));
-        assert!(row.contains(code.meaning()), "README: {row:?} does not say {:?}", code.meaning());
+        let row = page.lines().find(|l| l.starts_with(&format!("| {} |", code.number())));
+        let row = row.unwrap_or_else(|| panic!("exit code {} is not listed", code.number()));
+        assert!(row.contains(code.meaning()), "{row:?} does not say {:?}", code.meaning());
     }
 }
 
