@@ -180,6 +180,62 @@ fn no_file_names_a_folder_of_one_machine() {
 }
 
 #[test]
+fn documents_can_be_read_in_one_go() {
+    holds(tidy::document_lengths);
+    let some = |words: usize| format!("{}.\n", "a word ".repeat(words / 2).trim_end());
+    let lines = |words: usize| "four words on it\n".repeat(words / 4);
+    let page = |text: &str| places(tidy::document_lengths, &[("docs/a.md", text)]);
+    let none: [&str; 0] = [];
+
+    assert_eq!(page(&"x".repeat(121)), ["docs/a.md:1"]);
+    assert_eq!(page(&"ü".repeat(120)), none);
+    assert_eq!(page(&format!("| {} |\n```\n{}\n```\n", "x".repeat(121), "x".repeat(121))), none);
+
+    assert_eq!(page(&lines(120)), none);
+    assert_eq!(page(&format!("# A\n\n{}", lines(124))), ["docs/a.md:3"]);
+    assert_eq!(page(&format!("{0}\n{0}", lines(120))), none);
+    assert_eq!(page(&format!("- {0}- {0}1. {0}", lines(80))), none);
+    assert_eq!(page(&format!("{}```\n{}```\n", lines(100), lines(100))), none);
+
+    let paragraphs = |number: usize| format!("{}\n", lines(100)).repeat(number);
+    assert_eq!(page(&paragraphs(3)), none);
+    assert_eq!(page(&paragraphs(4)), ["docs/a.md:79"]);
+    assert_eq!(page(&format!("{0}# B\n\n{0}", paragraphs(3))), none);
+    assert_eq!(page(&format!("{}{}", paragraphs(3), "| a | row | of | table |\n".repeat(100))), none);
+
+    let headed = format!("# A\n\n{}\n", some(16)).repeat(60);
+    for (path, wrong) in
+        [("README.md", true), ("docs/usage/a.md", true), ("SECURITY.md", false), ("docs/a.md", false)]
+    {
+        let found = places(tidy::document_lengths, &[(path, &headed)]);
+        assert_eq!(!found.is_empty(), wrong, "{path}: {found:?}");
+    }
+    let other =
+        [("bench/README.md", lines(124)), ("CHANGELOG.md", lines(124)), ("docs/batch.md", lines(124))];
+    assert_eq!(places(tidy::document_lengths, &other.each_ref().map(|(p, t)| (*p, t.as_str()))), none);
+}
+
+#[test]
+fn pages_for_users_and_of_the_design_have_no_dates() {
+    holds(tidy::timeless_documents);
+    for (line, wrong) in [
+        ("seen on 2026-01-31", true),
+        ("since January 2026", true),
+        ("Linux 6.18, glibc 2.35, port 2026, May I", false),
+        ("0.97 [0.95, 1.02]", true),
+        ("[-1,2.5]", true),
+        ("[a link](b.md), [0, x], [3]", false),
+        ("```\n2026-01-31 [0.95, 1.02]\n```", false),
+    ] {
+        for path in ["docs/usage/a.md", "docs/design/a.md"] {
+            let found = places(tidy::timeless_documents, &[(path, line)]);
+            assert_eq!(!found.is_empty(), wrong, "{path}: {line}");
+        }
+        assert!(places(tidy::timeless_documents, &[("docs/benchmarks.md", line)]).is_empty());
+    }
+}
+
+#[test]
 fn every_crate_says_what_it_is_for() {
     holds(tidy::crate_docs);
     let files = [

@@ -5,6 +5,7 @@ mod dependencies;
 mod documents;
 mod layers;
 mod printing;
+mod prose;
 mod sources;
 
 pub use circles::circles;
@@ -12,6 +13,7 @@ pub use dependencies::{DIRECT, MORE, dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
+pub use prose::{document_lengths, timeless_documents};
 pub use sources::{decoder, length, no_io, unsafe_code};
 
 use crate::{Finding, Tree};
@@ -20,7 +22,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 11] = [
+pub const RULES: [(&str, Rule); 13] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("no_io", no_io),
@@ -29,6 +31,8 @@ pub const RULES: [(&str, Rule); 11] = [
     ("circles", circles),
     ("named_paths", named_paths),
     ("machine_paths", machine_paths),
+    ("document_lengths", document_lengths),
+    ("timeless_documents", timeless_documents),
     ("crate_docs", crate_docs),
     ("printing", printing),
     ("dependencies", dependencies),
