@@ -58,7 +58,7 @@ pub enum Command {
         /// Seconds that the program may warm up before it is profiled.
         #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
         warm_up: f64,
-        /// The program and its arguments.
+        /// The program and its arguments. A text file without `#!` is run by /bin/sh, as shells do.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
@@ -112,7 +112,7 @@ pub enum Command {
         /// branches a record for --source trace (512) and --source burst (4000, or less where system calls end bursts).
         #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
         depth: Option<u16>,
-        /// The program and its arguments.
+        /// The program and its arguments. A text file without `#!` is run by /bin/sh, as shells do.
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
