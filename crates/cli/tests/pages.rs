@@ -101,6 +101,32 @@ fn the_page_of_options_is_that_of_the_command_line() {
 }
 
 #[test]
+fn documents_show_commands_that_there_are() {
+    let usage =
+        names(&repository().join("docs/usage"), ".md").into_iter().map(|name| format!("docs/usage/{name}"));
+    let documents = usage.chain(["README.md", "docs/profiles.md", "CONTRIBUTING.md"].map(String::from));
+    let mut shown = 0;
+    for document in documents {
+        let text = read(&repository().join(&document)).replace("\\\n", " ");
+        let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let lines = blocks.flat_map(str::lines).map(|line| line.trim_start_matches("sudo "));
+        for command in lines.filter_map(|line| line.strip_prefix("restitch ")) {
+            let words: Vec<&str> =
+                command.split_whitespace().take_while(|w| !["--", "#"].contains(w)).collect();
+            let long = usize::from(["cache", "profile"].contains(&words[0])) + 1;
+            let help = help(&words[..long]);
+            for option in words[long..].iter().filter_map(|word| word.strip_prefix("--")) {
+                let known =
+                    help.split_whitespace().any(|word| word.trim_end_matches(',') == format!("--{option}"));
+                assert!(known, "{document}: there is no --{option} in `restitch {command}`");
+            }
+            shown += 1;
+        }
+    }
+    assert!(shown > 40, "{shown}");
+}
+
+#[test]
 fn pages_name_what_their_own_command_uses() {
     let folder = pages();
     let names_cache = |command: &str| {
