@@ -22,11 +22,14 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fPIE", "-pie"]),
     ("odd/computed.c", &["-O1", "-mcmodel=large", "-fPIE", "-pie", "-s"]),
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fno-pie", "-no-pie"]),
+    ("odd/unrolled.c", &["-O2"]),
+    ("odd/unrolled.c", &["-O2", "-fno-pie", "-no-pie", "-s"]),
 ];
 
 /// Why code stays, in the words of `analyze`.
 const DATA: &str = "there may be data in it";
 const OVERLAPS: &str = "overlaps another function's";
+const COMPUTED: &str = "a jump goes to places in it that are computed";
 
 fn compiled(source: &str, flags: &[&str]) -> Option<PathBuf> {
     match compile(&program(source), flags) {
@@ -109,9 +112,10 @@ fn what_stays_has_a_reason() {
         let expected: &[&str] = match *source {
             "odd/constants.c" | "odd/table.c" | "odd/unknown.c" => &[DATA],
             "odd/entries.c" => &[OVERLAPS],
+            "odd/unrolled.c" => &[COMPUTED],
             _ => &[],
         };
-        for reason in [DATA, OVERLAPS] {
+        for reason in [DATA, OVERLAPS, COMPUTED] {
             assert_eq!(told.contains(reason), expected.contains(&reason), "{source} {flags:?}: {told}");
         }
     }

@@ -7,7 +7,8 @@
 //!
 //! **Idea.** Evidence of data, each enough by itself: an operand reads or writes the bytes; an address is made and memory is
 //! accessed through it ([`follow_address`]); a jump table, or an object of the symbol table, is there; an address inside is made
-//! that control does not come to in any way that is known, and the function has no jump that could (computed gotos are one);
+//! that control does not come to in any way that is known, and the function has no jump that could (computed gotos are one); a jump to
+//! something that is added up, so that its targets are not known;
 //! instructions that no compiler writes; code that runs out of its function without anybody calling it, or that nothing leads
 //! to and that is not whole. Such a function is left as it is, every byte of it. Bytes that nothing leads to, but that are clean code,
 //! are neither copied nor written over ([`crate::BlockAttrs::UNREACHED`]).
@@ -27,7 +28,7 @@ use crate::unknown_code::{gaps, naming_at_any_byte};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind, SymbolKind};
-use restitch_x86::{Decoded, Flow, Insn, Naming, decode_one};
+use restitch_x86::{Decoded, Flow, Insn, Naming, Op, Reg, decode_one};
 use std::collections::BTreeSet;
 
 /// An address is followed through at most this many instructions: what is read is read soon.
@@ -70,6 +71,15 @@ pub(crate) fn find(
     Doubt { opaque: search.opaque, reached: search.reached }
 }
 
+/// What a jump adds up to know its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sum {
+    /// A base and a signed number of four bytes that is loaded, as computed gotos of compilers do.
+    Offset,
+    /// Anything else.
+    Computed,
+}
+
 struct Search<'a> {
     image: &'a Image,
     sweep: &'a Sweep,
@@ -83,6 +93,8 @@ struct Search<'a> {
     aimed: AddressSet,
     /// Targets of direct branches from other functions.
     entered: AddressSet,
+    /// Addresses that a jump goes to with something unknown added.
+    bases: BTreeSet<Svma>,
     /// Spans of linkage stubs, which the loader reaches through their slots.
     linkage: BTreeSet<usize>,
 }
@@ -112,6 +124,7 @@ impl<'a> Search<'a> {
             reached: set(),
             aimed,
             entered,
+            bases: BTreeSet::new(),
             linkage,
         }
     }
@@ -196,13 +209,15 @@ impl<'a> Search<'a> {
         // Nothing runs into a landing pad but what seems to come back from a call that does not.
         let decode = |at| decoded_at(self.image, at).filter(|_| !self.leaders.pads.contains(at));
         let mut uses = follow_address(&decode, range, &[], &made, FOLLOWED);
-        if !uses.accessed.is_empty() {
-            // With what is known of other registers, the access may be elsewhere.
+        if !uses.accessed.is_empty() || !uses.jumped.is_empty() {
+            // With what is known of other registers, it may be elsewhere.
             uses = follow_address(&decode, range, &self.leading_to(at), &made, FOLLOWED);
         }
         for place in uses.accessed {
             self.doubt_accessed(place, INDEXED_BYTES);
         }
+        let by_table = |at: &Svma| self.tables.binary_search_by_key(at, |t| t.jump_at).is_ok();
+        self.bases.extend(uses.jumped.iter().filter(|(jump, _)| !by_table(jump)).map(|(_, base)| base));
     }
 
     /// The instructions in front of the one at `at` from which control can only come there.
@@ -291,7 +306,10 @@ impl<'a> Search<'a> {
         let taken: Vec<Svma> = taken.collect();
         if self.jumps_to_labels(span) {
             taken.into_iter().for_each(|label| self.reach(s, label));
-            self.reach_by_offsets(s);
+            let are_known = self.reach_by_offsets(s);
+            if self.may_come_anywhere(span, are_known) {
+                return self.doubt(s, Movability::ComputedTargets);
+            }
         } else if taken.iter().any(|at| self.leaders.made.contains(*at)) {
             // An address for certain, and nothing that could jump there: data, or a label that is compared with. (A number may
             // equal an address by chance.)
@@ -303,8 +321,8 @@ impl<'a> Search<'a> {
     }
 
     /// Marks what the offsets lead to that stand in data where code of the span makes an address, if they lead into the
-    /// span: switches whose table is not known well enough to copy it.
-    fn reach_by_offsets(&mut self, s: usize) {
+    /// span: switches whose table is not known well enough to copy it. Whether there are such.
+    fn reach_by_offsets(&mut self, s: usize) -> bool {
         let sweep = self.sweep;
         let range = sweep.spans[s].range;
         let from = sweep.data_named.partition_point(|n| n.0 < range.start);
@@ -312,26 +330,70 @@ impl<'a> Search<'a> {
         let mut places: Vec<Svma> = named.map(|n| n.1).collect();
         places.sort_unstable();
         places.dedup();
+        let mut are_any = false;
         for (i, &table) in places.iter().enumerate() {
             let end = places.get(i + 1).map_or(MOST_OFFSETS, |next| next.offset_from(table) as u64 / 4);
             let offset = |i: u64| self.image.read_i32(table + 4 * i);
             let targets = (0..end.min(MOST_OFFSETS)).map_while(|i| Some(table.offset(offset(i)?.into())));
             let targets: Vec<Svma> = targets.take_while(|to| sweep.starts.contains(*to)).collect();
             if targets.iter().filter(|to| range.contains(**to)).count() >= LEAST_OFFSETS {
+                are_any = true;
                 for to in targets {
+                    if range.contains(to) && to != range.start {
+                        self.leaders.all.insert(to);
+                        self.leaders.indirect.insert(to);
+                    }
                     sweep.span_at(to).into_iter().for_each(|s| self.reach(s, to));
                 }
             }
         }
+        are_any
     }
 
     /// Whether the function has a jump that may go to a label of it: an indirect one that is no recognised switch.
     fn jumps_to_labels(&self, span: &Span) -> bool {
+        self.unknown_jumps(span).next().is_some()
+    }
+
+    /// The jumps that may go to labels, which control is known to come to.
+    fn unknown_jumps<'s>(&'s self, span: &Span) -> impl Iterator<Item = Svma> + use<'s, 'a> {
         let sweep = self.sweep;
-        sweep.minis_of(span).iter().filter(|m| m.kind == Kind::IndirectJump).any(|m| {
-            let at = sweep.address(m);
-            self.reached.contains(at) && self.tables.binary_search_by_key(&at, |t| t.jump_at).is_err()
+        let jumps = sweep.minis_of(span).iter().filter(|m| m.kind == Kind::IndirectJump);
+        jumps.map(|m| sweep.address(m)).filter(|at| {
+            self.reached.contains(*at) && self.tables.binary_search_by_key(at, |t| t.jump_at).is_err()
         })
+    }
+
+    /// Whether a jump may come to any instruction of the span: it goes to a sum, as into an unrolled loop. What is written over a label
+    /// there may be another one's bytes as well. `are_known`: tables of offsets say where sums with their entries lead.
+    fn may_come_anywhere(&self, span: &Span, are_known: bool) -> bool {
+        let sums: Vec<Sum> = self.unknown_jumps(span).filter_map(|at| self.sum_at(at)).collect();
+        let has_labels = || self.leaders.indirect.iter_in(span.range).next().is_some();
+        let is_base = self.bases.range(span.range.start..span.range.end).next().is_some();
+        sums.contains(&Sum::Computed) && has_labels()
+            || (is_base || !sums.is_empty() && has_labels()) && !are_known
+    }
+
+    /// What the jump at `at` goes to, if it is no label, nor what a table of them says.
+    fn sum_at(&self, at: Svma) -> Option<Sum> {
+        let Op::JumpRegister(mut target) = decoded_at(self.image, at)?.op else { return None };
+        let leading = self.leading_to(at);
+        for (i, insn) in leading.iter().enumerate().rev() {
+            let is_offset = |r: Reg| {
+                let made = leading[..i].iter().rfind(|insn| insn.writes >> r.0 & 1 == 1).map(|insn| insn.op);
+                matches!(made, Some(Op::Load { size: 4, signed: true, .. } | Op::SignExtend(..)))
+            };
+            match insn.op {
+                _ if insn.writes >> target.0 & 1 == 0 => {}
+                Op::Copy(_, source, 64) => target = source,
+                Op::Add(a, b) | Op::Sum(_, a, b) if is_offset(a) || is_offset(b) => return Some(Sum::Offset),
+                Op::Add(..) | Op::Sum(..) | Op::AddConstant(..) => return Some(Sum::Computed),
+                // Made of registers, not loaded: a subtraction, say.
+                Op::Other if insn.addresses == 0 && insn.reads != 0 => return Some(Sum::Computed),
+                _ => return None,
+            }
+        }
+        None
     }
 
     /// Whether control does not run out of the function at its end, unless somebody is known to enter it, and what nothing

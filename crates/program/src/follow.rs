@@ -18,6 +18,9 @@ pub struct Uses {
     pub computed: bool,
     /// It may live on where it was not followed: behind a jump by a table, or too many instructions.
     pub lost: bool,
+    /// Jumps and calls that go to it with something unknown added, into the middle of an unrolled loop, say: where they are, and the address apart from
+    /// what is unknown.
+    pub jumped: Vec<(Svma, Svma)>,
 }
 
 /// What a register holds.
@@ -26,6 +29,8 @@ struct Held {
     at: u64,
     /// Comes from the address that is followed.
     ours: bool,
+    /// Something unknown was added.
+    moved: bool,
 }
 
 type Registers = [Option<Held>; 16];
@@ -48,7 +53,7 @@ pub fn follow_address(
     for insn in before {
         step(decode, insn, &mut registers, &mut Uses::default());
     }
-    registers[usize::from(register)] = Some(Held { at, ours: true });
+    registers[usize::from(register)] = Some(Held { at, ours: true, moved: false });
     let mut open = vec![(made.insn.end(), registers)];
     let mut seen: HashMap<Svma, u16> = HashMap::new();
     let mut steps = 0;
@@ -65,6 +70,7 @@ pub fn follow_address(
             uses.lost = true;
             break;
         };
+        uses.jumped.extend(goes_to_moved(&insn, &registers).map(|to| (at, to)));
         step(decode, &insn, &mut registers, &mut uses);
         match insn.insn.flow {
             Flow::Next | Flow::Call(_) | Flow::IndirectCall => open.push((insn.insn.end(), registers)),
@@ -80,6 +86,14 @@ pub fn follow_address(
     uses.accessed.sort_unstable();
     uses.accessed.dedup();
     uses
+}
+
+/// The address that is followed, if control goes to it with something unknown added.
+fn goes_to_moved(insn: &Decoded, registers: &Registers) -> Option<Svma> {
+    let goes = matches!(insn.insn.flow, Flow::IndirectJump | Flow::IndirectCall) && insn.memory.is_none();
+    let read = registers.iter().enumerate().filter(|(r, _)| insn.reads >> r & 1 == 1);
+    let mut held = read.filter_map(|(_, held)| held.filter(|h| h.ours && h.moved));
+    held.next().filter(|_| goes).map(|held| Svma::new(held.at))
 }
 
 /// The registers that hold something of the address that is followed.
@@ -99,7 +113,7 @@ fn step(
     access(insn, registers, uses);
     let reads = insn.reads & ours & !insn.addresses;
     let (result, computed) = match insn.op {
-        Op::Constant(dst, at) => (Some((dst, Some(Held { at, ours: false }))), false),
+        Op::Constant(dst, at) => (Some((dst, Some(Held { at, ours: false, moved: false }))), false),
         Op::Copy(dst, src, 32..) => (Some((dst, held(src))), false),
         Op::AddConstant(dst, src, c) => {
             let sum = held(src).map(|h| Held { at: h.at.wrapping_add(c as u64), ..h });
@@ -118,7 +132,7 @@ fn step(
     for (r, slot) in registers.iter_mut().enumerate() {
         if insn.writes >> r & 1 == 1 {
             // Something else is made of it: it is still an address near there, for all that is known.
-            *slot = if computed { base } else { None };
+            *slot = base.filter(|_| computed).map(|held| Held { moved: true, ..held });
         }
         if is_call && LOST_BY_CALLS >> r & 1 == 1 {
             *slot = None;
@@ -153,8 +167,11 @@ fn access(insn: &Decoded, registers: &Registers, uses: &mut Uses) {
 /// The sum of what two registers hold; something unknown is taken for an index.
 fn sum(a: Option<Held>, b: Option<Held>) -> Option<Held> {
     match (a, b) {
-        (Some(a), Some(b)) => Some(Held { at: a.at.wrapping_add(b.at), ours: a.ours || b.ours }),
-        (Some(a), None) | (None, Some(a)) => Some(a).filter(|a| a.ours),
+        (Some(a), Some(b)) => {
+            let (ours, moved) = (a.ours || b.ours, a.moved || b.moved);
+            Some(Held { at: a.at.wrapping_add(b.at), ours, moved })
+        }
+        (Some(a), None) | (None, Some(a)) => Some(Held { moved: true, ..a }).filter(|a| a.ours),
         (None, None) => None,
     }
 }
@@ -217,6 +234,16 @@ mod tests {
             "mov %rax,%rbx; push %rbx; call *%rbx"
         );
         assert!(computed(&[0x48, 0x29, 0xc7, 0xc3]), "sub %rax,%rdi");
+    }
+
+    #[test]
+    fn jumps_to_it_and_something_unknown_are_noted() {
+        let jumped = |rest: &[u8]| uses(&[], rest).jumped.len();
+        assert_eq!(jumped(&[0x48, 0x8d, 0x04, 0x88, 0xff, 0xe0]), 1, "lea (%rax,%rcx,4),%rax; jmp *%rax");
+        assert_eq!(jumped(&[0x48, 0x01, 0xc1, 0xff, 0xd1, 0xc3]), 1, "add %rax,%rcx; call *%rcx");
+        assert_eq!(jumped(&[0x48, 0x29, 0xc8, 0x75, 0, 0xff, 0xe0]), 1, "sub %rcx,%rax; jne .+2; jmp *%rax");
+        assert_eq!(jumped(&[0x48, 0x83, 0xc0, 8, 0xff, 0xe0]), 0, "add $8,%rax; jmp *%rax");
+        assert_eq!(jumped(&[0x48, 0x8b, 0x04, 0xc8, 0xff, 0xe0]), 0, "mov (%rax,%rcx,8),%rax; jmp *%rax");
     }
 
     #[test]

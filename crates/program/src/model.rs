@@ -86,6 +86,9 @@ pub enum Movability {
     /// Addresses in the middle of it are known outside of it, and it is no target of computed jumps: who knows them compares program
     /// counters with them (handlers of faults), or reads data there.
     KnownLabels,
+    /// A jump goes to an address in it with something computed added: into the middle of an unrolled loop, say. Any of its
+    /// instructions may be the target.
+    ComputedTargets,
     /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are no clean code.
     DataInside,
 }

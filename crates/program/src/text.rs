@@ -38,7 +38,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 14] = [
+const MOVABILITY: [(Movability, &str); 15] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -52,6 +52,7 @@ const MOVABILITY: [(Movability, &str); 14] = [
     (Movability::Overlapping, "overlapping"),
     (Movability::RunTime, "run-time"),
     (Movability::KnownLabels, "known-labels"),
+    (Movability::ComputedTargets, "computed-targets"),
     (Movability::DataInside, "data-inside"),
 ];
 

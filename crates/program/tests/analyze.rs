@@ -243,6 +243,30 @@ fn functions_with_data_in_them_get_no_blocks_and_the_others_stay_movable() {
 }
 
 #[test]
+fn functions_with_computed_targets_stay() {
+    let computed = [
+        "by_index",
+        "by_sum",
+        "by_memory",
+        "by_blocks",
+        "by_displacement",
+        "from_the_end",
+        "by_small_offsets",
+    ];
+    for flags in [&["-O2"][..], &["-O2", "-fno-pie", "-no-pie"]] {
+        let Some((_, functions)) = odd("unrolled.c", flags) else { return };
+        for (name, movability) in functions {
+            let expected = match &*name {
+                name if computed.contains(&name) => Movability::ComputedTargets,
+                "behind_a_long_one" => Movability::ReturnsElsewhere,
+                _ => Movability::Movable,
+            };
+            assert_eq!(movability, expected, "{flags:?}: {name}");
+        }
+    }
+}
+
+#[test]
 fn unwind_entries_that_overlap_are_one_function_that_stays() {
     let Some((_, functions)) = odd("entries.c", &["-O2", "-Wl,--no-eh-frame-hdr"]) else { return };
     let of = |name: &str| functions.iter().find(|f| f.0 == name).map(|f| f.1);

@@ -111,6 +111,9 @@ pub(crate) fn words(why: Movability) -> &'static str {
         Movability::KnownLabels => {
             "addresses inside of it are known to other code or to data, as to handlers that judge where a fault was"
         }
+        Movability::ComputedTargets => {
+            "a jump goes to places in it that are computed, so each of its instructions may be one"
+        }
         Movability::DataInside => {
             "there may be data in it: its bytes are read, or nothing leads to some of them"
         }
