@@ -47,6 +47,7 @@ mod old;
 mod origin;
 mod overlay;
 mod patches;
+pub mod path_text;
 mod place;
 mod plan;
 mod prepared;

@@ -402,3 +402,25 @@ fn versions_of_secret_programs_are_secret() {
         target.stop();
     }
 }
+
+/// A program's folder has a name that is no text, and a line break in it.
+#[test]
+fn names_that_are_no_text_are_names_like_others() {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(program) = stoppable("switch.c", &["-O2"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"\xff\xfe\n\x1b[2J"));
+    std::fs::create_dir(&odd).expect("a name that the kernel takes");
+    let own = odd.join("program");
+    copy_program(&program, &own).expect("room for a copy");
+    let mut target = Target::start(&own);
+    let attached = restitch.attach(target.pid(), &[]);
+    attached.expect(code::DONE);
+    assert!(!attached.stdout.contains('\x1b'), "{}", attached.stdout);
+    let status = restitch.run(&["status"]);
+    status.expect(code::DONE);
+    assert!(status.stdout.contains(&target.pid().to_string()), "{}", status.stdout);
+    target.assert_computing("in the new layout");
+    target.assert_goes_back(&restitch);
+    target.stop();
+}

@@ -70,6 +70,7 @@ pub struct Cache {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Where the module was.
+    #[serde(with = "restitch_apply_process::path_text")]
     pub path: PathBuf,
     /// Its build id in hexadecimal digits; where it has none, the word `restitch` and the SHA-256 of its content, likewise.
     pub build_id: String,

@@ -7,7 +7,7 @@ use super::observe::{FREQUENCY, Mode, Seen, Usage};
 use super::{LEAST_SECONDS, Session, WORTH};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The result of [`batch`](super::batch()).
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -49,6 +49,7 @@ pub struct Runs {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Optimized {
     /// Its file.
+    #[serde(serialize_with = "as_text")]
     pub path: PathBuf,
     /// Its build id.
     pub build_id: String,
@@ -88,6 +89,7 @@ pub struct Optimized {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Left {
     /// Its file.
+    #[serde(serialize_with = "as_text")]
     pub path: PathBuf,
     /// Processor seconds that it used.
     pub seconds: f64,
@@ -301,6 +303,11 @@ impl Session {
     }
 }
 
+/// A path as text, for readers: what is no UTF-8 is shown by replacement characters.
+fn as_text<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
 impl BatchReport {
     /// The report as JSON, as `docs/batch.md` describes it.
     pub fn to_json(&self) -> String {
@@ -343,6 +350,15 @@ mod tests {
         assert!(!between(uneven, runs(100, 225)).is_sure());
         assert!(Saving::between(runs(2, 250), runs(100, 225)).is_none());
         assert!(Saving::between(Usage::default(), runs(100, 225)).is_none());
+    }
+
+    #[test]
+    fn paths_that_are_no_text_leave_the_report_whole() {
+        use std::os::unix::ffi::OsStringExt;
+        let path = std::ffi::OsString::from_vec(b"/\xff".to_vec()).into();
+        let left = vec![Left { path, seconds: 1.0, runs: 2, why: "why".into() }];
+        let json = BatchReport { left, ..Default::default() }.to_json();
+        assert!(json.contains("\"/\u{fffd}\"") && json.contains("\"runs\": 2"), "{json}");
     }
 
     proptest::proptest! {

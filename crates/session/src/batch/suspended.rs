@@ -24,6 +24,7 @@ const MOST_SAMPLES: u64 = 1 << 32;
 pub(crate) struct Suspended {
     format: u32,
     /// Where the module is.
+    #[serde(with = "restitch_apply_process::path_text")]
     pub path: PathBuf,
     pub build_id: String,
     /// The number of the overlay and its counts.

@@ -229,6 +229,8 @@ fn change(cache: &Cache, by: impl FnOnce(&mut BTreeMap<PathBuf, Past>)) {
     }
     let mut modules = read(cache);
     by(&mut modules);
+    // Keys of JSON are text; what is known of other paths is forgotten, and not what is known of all.
+    modules.retain(|path, _| path.to_str().is_some());
     if let Ok(bytes) = serde_json::to_vec(&Stored { format: FORMAT, modules }) {
         let _ = write_whole(&cache.usage_file(), &bytes, 0o600);
     }
