@@ -15,6 +15,7 @@
 //! the functions that read files are thin shells around them.
 
 mod auxv;
+mod bounded;
 mod cores;
 mod ended;
 mod error;

@@ -1,7 +1,7 @@
 //! What stands behind single pages and single mappings: `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst)
 //! and the flags of `/proc/PID/smaps` (proc_pid_smaps(5)).
 
-use crate::{ProcError, shared_path};
+use crate::{ProcError, bounded, shared_path};
 use restitch_address::{Avma, AvmaRange};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -99,7 +99,7 @@ pub fn large_page_bytes(pid: i32, start: Avma) -> Result<u64, ProcError> {
 
 fn parse_large(reader: impl BufRead, start: Avma) -> std::io::Result<u64> {
     let (mut inside, mut bytes) = (false, 0);
-    for line in reader.lines() {
+    for line in bounded::lines(reader) {
         let line = line?;
         let mut words = line.split_ascii_whitespace();
         match words.next() {
@@ -122,7 +122,7 @@ fn parse_large(reader: impl BufRead, start: Avma) -> std::io::Result<u64> {
 fn parse_flags(reader: impl BufRead, starts: &[Avma]) -> std::io::Result<Vec<Option<MappingFlags>>> {
     let mut found: Vec<Option<MappingFlags>> = vec![None; starts.len()];
     let mut current: Option<usize> = None;
-    for line in reader.lines() {
+    for line in bounded::lines(reader) {
         let line = line?;
         let mut words = line.split_ascii_whitespace();
         match words.next() {

@@ -7,7 +7,7 @@
 //! mappings in which `smaps` knows of nothing are left out ([`Residents`]), and the page map of the others is read piece by piece.
 
 use crate::pages::{PAGE, Pagemap};
-use crate::{Mapping, ProcError, shared_path};
+use crate::{Mapping, ProcError, bounded, shared_path};
 use restitch_address::{Avma, AvmaRange};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -161,9 +161,8 @@ impl Residents {
 
     fn parse(reader: impl BufRead) -> io::Result<Self> {
         let (mut out, mut current) = (BTreeMap::new(), None);
-        for line in reader.split(b'\n') {
+        for line in bounded::lines(reader) {
             let line = line?;
-            let line = String::from_utf8_lossy(&line);
             let mut words = line.split_ascii_whitespace();
             match words.next() {
                 // The zero page, which anybody may map, is not counted: it holds nothing.

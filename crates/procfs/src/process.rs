@@ -1,5 +1,6 @@
 //! Reading processes: identity, threads, maps, and who runs the same program.
 
+use crate::bounded;
 use crate::ended::all_ended;
 use crate::holder::{path_of, path_of_thread, shared_path};
 use crate::{
@@ -68,7 +69,7 @@ pub struct Thread {
 }
 
 fn read(pid: i32, path: &Path) -> Result<Vec<u8>, ProcError> {
-    std::fs::read(path).map_err(|source| ProcError::from_io(pid, path, source))
+    bounded::read(path).map_err(|source| ProcError::from_io(pid, path, source))
 }
 
 /// Numbers that name directories in `path`, ascending.
