@@ -13,7 +13,7 @@ use std::ops::Range;
 /// The unwind entry (FDE) of one contiguous piece of code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameEntry {
-    /// The code that it describes. Never empty.
+    /// The code that it describes. Never empty; of entries that are disputed, the longest one's.
     pub range: SvmaRange,
     /// Exception handling routine, if the function has one.
     pub personality: Option<Personality>,
@@ -21,10 +21,22 @@ pub struct FrameEntry {
     pub lsda: Option<Svma>,
     /// The "caller" was interrupted at its exact program counter, not behind a call.
     pub signal_frame: bool,
+    /// Another FDE with this start says something else (how long the code is, how to unwind it): unwinders differ in which one they take.
+    pub disputed: bool,
     /// Address of the FDE itself.
     pub fde: Svma,
     cie: u32,
     program: (u32, u32),
+}
+
+impl FrameEntry {
+    /// Notes what `other`, which has the same start, says about it.
+    fn take_in(&mut self, other: &Self, eh_frame: &[u8]) {
+        let program = |entry: &Self| eh_frame.get(entry.program.0 as usize..entry.program.1 as usize);
+        let same = self.range == other.range && self.lsda == other.lsda && program(self) == program(other);
+        self.disputed |= !same;
+        self.range.end = self.range.end.max(other.range.end);
+    }
 }
 
 /// Records that a walk left out.
@@ -69,7 +81,13 @@ impl UnwindInfo {
         // Stable: of two FDEs with one start the first in the section wins.
         entries.sort_by_key(|entry| entry.range.start);
         let before = entries.len();
-        entries.dedup_by_key(|entry| entry.range.start);
+        entries.dedup_by(|other, kept| {
+            let same_start = kept.range.start == other.range.start;
+            if same_start {
+                kept.take_in(other, eh_frame);
+            }
+            same_start
+        });
         dropped.duplicate = before - entries.len();
         Ok(Self { bytes: eh_frame[..records.position()].to_vec(), at, cies, entries, dropped })
     }
@@ -186,9 +204,41 @@ impl Walk<'_> {
             personality: cie.personality,
             lsda: fde.lsda,
             signal_frame: cie.signal_frame,
+            disputed: false,
             fde: self.at + record.start as u64,
             cie: index,
             program: (fde.program.start as u32, fde.program.end as u32),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `.eh_frame` at 0x1000 with an FDE for each (start, length, byte of its call frame program).
+    fn tables(entries: &[(u32, u32, u8)]) -> UnwindInfo {
+        // CIE: version 1, "zR", factors 1 and -8, return address 16, absolute 4-byte addresses, DW_CFA_def_cfa rsp+8.
+        let mut bytes =
+            vec![20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 3, 0x0c, 7, 8, 0x90, 1, 0, 0];
+        for (start, len, byte) in entries {
+            let cie = bytes.len() as u32 + 4;
+            for word in [16, cie, *start, *len] {
+                bytes.extend(word.to_le_bytes());
+            }
+            bytes.extend([0, *byte, 0, 0]);
+        }
+        UnwindInfo::parse(&bytes, Svma::new(0x1000)).expect("tables")
+    }
+
+    #[test]
+    fn entries_with_one_start_that_differ_are_disputed() {
+        // 0x41: DW_CFA_advance_loc by 1.
+        let info =
+            tables(&[(0x10, 4, 0), (0x10, 9, 0), (0x20, 4, 0), (0x20, 4, 0), (0x30, 4, 0), (0x30, 4, 0x41)]);
+        let found: Vec<_> =
+            info.entries().iter().map(|e| (e.range.start.get(), e.range.len(), e.disputed)).collect();
+        assert_eq!(found, [(0x10, 9, true), (0x20, 4, false), (0x30, 4, true)]);
+        assert_eq!(info.dropped().duplicate, 3);
     }
 }

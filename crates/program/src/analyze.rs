@@ -74,7 +74,7 @@ fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<Found> {
                 last.range.end = last.range.end.max(entry.range.end);
                 last.overlapping = true;
             }
-            None => out.push(Found { range: entry.range, entry: i, overlapping: false }),
+            None => out.push(Found { range: entry.range, entry: i, overlapping: entry.disputed }),
         }
     }
     out
