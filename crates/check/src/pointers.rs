@@ -275,8 +275,9 @@ impl Walk<'_, '_> {
         self.s.program.functions.get(function.index()).map(|f| f.range)
     }
 
+    /// Whether a function begins at `at`; those that stay whole have no blocks.
     fn is_function(&self, at: Svma) -> bool {
-        self.function_range(at).is_some_and(|range| range.start == at)
+        self.s.program.functions.binary_search_by_key(&at, |function| function.range.start).is_ok()
     }
 
     /// Words that lead from their own place to an entry, and tables of jumps.

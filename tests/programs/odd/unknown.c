@@ -4,6 +4,7 @@
 
 uint64_t read_once(uint64_t x, uint64_t n), reads(void), entered(uint64_t x, uint64_t n), enters(uint64_t x, uint64_t n);
 uint64_t read_behind(uint64_t x, uint64_t n), behind_table(uint64_t x, uint64_t n), late(uint64_t x), indexed(uint64_t n);
+uint64_t pointed(uint64_t x, uint64_t n), next_to_it(uint64_t x, uint64_t n);
 
 /* mov %rdi,%rax; lea 7(%rax,%rsi,4),%rax; one bit decides what follows */
 #define BODY(name) \
@@ -14,6 +15,9 @@ uint64_t read_behind(uint64_t x, uint64_t n), behind_table(uint64_t x, uint64_t 
 __asm__(
     ".pushsection .text\n"
     BODY("read_once") BODY("entered") BODY("read_behind")
+    /* Without filler in between: the end of one is the address of the other, which reads its own bytes. */
+    BODY("pointed")
+    ".globl next_to_it\n.type next_to_it,@function\nnext_to_it: .cfi_startproc\n mov next_to_it(%rip), %eax\n add %rdi, %rax\n ret\n" END("next_to_it")
     WITHOUT("reads", "mov read_once(%rip), %eax\n ret\n")
     WITHOUT("enters", "lea 5(%rdi), %rax\n jmp entered_second\n")
     FUNCTION("behind_table")
@@ -47,6 +51,12 @@ static void one_round(unsigned round) {
         CHECK(behind_table(x, n) == 0x48f88948 + (n & 1 ? -x : ~x));
         CHECK(late(x) == x + 0x0d8bf889);
         CHECK(indexed(n) == start[n & 7]);
+        uint64_t (*function)(uint64_t, uint64_t) = pointed;
+        OPAQUE(function);
+        CHECK(function(x, n) == body(x, n));
+        function = next_to_it;
+        OPAQUE(function);
+        CHECK((uint32_t)(function(x, n) - x) << 16 == 0x058b0000);
         x += moved;
     }
 }
