@@ -84,7 +84,7 @@ fn walk(path: &Path, last: Last) -> io::Result<End> {
             return if is_last {
                 Ok(End::Place(Place { folder, name }))
             } else {
-                Err(io::ErrorKind::NotFound.into())
+                Err(io::Error::new(io::ErrorKind::NotFound, format!("{} does not exist", shown.display())))
             };
         };
         match FileType::from_raw_mode(about.st_mode) {

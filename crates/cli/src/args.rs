@@ -2,8 +2,9 @@
 
 use crate::layout_names::LayoutNames;
 use crate::switch::Switch;
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
+use restitch_report::paragraph;
 use restitch_session::{ExitCode, HugePages, LayoutChoice, Slots};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -23,8 +24,8 @@ const RESULT: &str = "Result options";
 
 /// The list of exit codes below the help.
 fn exit_codes() -> String {
-    let rows = ExitCode::ALL.map(|code| format!("  {:3}  {}\n", code.number(), code.meaning()));
-    format!("Exit codes:\n{}{STAND_IN}", rows.concat())
+    let rows = ExitCode::ALL.map(|code| paragraph(&format!("  {:3}  ", code.number()), code.meaning()));
+    format!("Exit codes:\n{}{}", rows.concat(), paragraph("", STAND_IN).trim_end())
 }
 
 /// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out again, and
@@ -78,11 +79,15 @@ pub enum Command {
     /// Record a profile of a process, or of a command and all programs that it executes.
     ///
     /// Asked to end, the recording of a process writes what it has; that of a command passes the signal on.
+    #[command(
+        group(ArgGroup::new("subject").required(true).args(["pid", "from_counts", "command"])),
+        override_usage = "restitch record [OPTIONS] --output <FILE> --pid <PID>\n       restitch record [OPTIONS] --output <FILE> -- <COMMAND>...\n       restitch record [OPTIONS] --output <FILE> --from-counts <FILE>"
+    )]
     Record {
         #[command(flatten)]
         source: crate::sources::SourceOptions,
         /// The process.
-        #[arg(short, long, conflicts_with_all = ["command", "from_counts"], required_unless_present_any = ["command", "from_counts"])]
+        #[arg(short, long)]
         pid: Option<i32>,
         /// Also all processes that run its program.
         #[arg(long, requires = "pid")]

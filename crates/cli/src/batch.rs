@@ -349,7 +349,11 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         }
         CacheCommand::Verify { .. } => {
             let mut code = ExitCode::Done;
-            for (path, verdict) in cache.verify_all() {
+            let all = cache.verify_all();
+            if all.is_empty() {
+                println!("the cache is empty: there is nothing to compare");
+            }
+            for (path, verdict) in all {
                 let said = match verdict {
                     Verdict::Sound => "sound".into(),
                     Verdict::Orphaned => "the program on disk is gone or has changed; it is made again when the new one is used".into(),

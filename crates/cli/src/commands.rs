@@ -9,7 +9,7 @@ use crate::lab::lab_command;
 use crate::outputs::{check_outputs, ended_early, failed_target, or_say_why, publish, publish_beside};
 use crate::progress::Progress;
 use crate::switch::Switch;
-use restitch_report::{RunResult, Target, bytes, count, counted};
+use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
 use restitch_session::{
     AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric,
     OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
@@ -226,16 +226,23 @@ fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i
     };
     if !ended {
         // The program goes on in any case: what went wrong with it is said, and its exit code is what counts.
-        if let Err(error) = attach_command(started.pid(), options) {
-            eprintln!("restitch: {error}");
+        match attach_command(started.pid(), options) {
+            Err(error) if error.exit_code() == ExitCode::Vanished => tell_short(&name),
+            Err(error) => eprintln!("restitch: {error}"),
+            Ok(_) => {}
         }
     } else {
-        eprintln!(
-            "restitch: {name} had ended before it could be profiled; `restitch record -- {name}` profiles short programs"
-        );
+        tell_short(&name);
     }
     let status = started.wait().map_err(|e| fail(e.to_string()))?;
     Ok(exit_status(status))
+}
+
+/// That a program was too short to be optimized while it runs.
+fn tell_short(name: &str) {
+    eprintln!(
+        "restitch: {name} ended before it could be optimized; `restitch record -- {name}` profiles short programs"
+    );
 }
 
 fn record_command(
@@ -358,7 +365,8 @@ fn analyze_command(file: &Path) -> Result<i32, SessionError> {
     let others = if facts.indirect_jumps == 0 { "" } else { "; these land in the original code" };
     println!("  indirect jumps  {} without a table{others}", count(facts.indirect_jumps as u64));
     for r in &m.not_movable {
-        println!("  not moved       {}, {}: {}", counted(r.functions, "function"), bytes(r.bytes), r.reason);
+        let words = format!("{}, {}: {}", counted(r.functions, "function"), bytes(r.bytes), r.reason);
+        print!("{}", paragraph("  not moved       ", &words));
     }
     if facts.is_output {
         println!("  this is an output of restitch; the figures are those of its original");
@@ -369,9 +377,11 @@ fn analyze_command(file: &Path) -> Result<i32, SessionError> {
 fn doctor_command() -> Result<i32, SessionError> {
     let facts = doctor();
     for c in &facts.checks {
-        println!("{} {:<22} {}", if c.available { "yes" } else { "no " }, c.name, c.state);
-        println!("      {}", c.meaning);
+        let head = format!("{} {:<23}", if c.available { "yes" } else { "no " }, c.name);
+        print!("{}", paragraph(&head, &c.state));
+        print!("{}", paragraph("      ", &c.meaning));
         if let Some(remedy) = &c.remedy {
+            // Commands are to be copied: whole, on one line.
             println!("      to allow more: {remedy}");
         }
     }

@@ -3,7 +3,7 @@
 use crate::outputs::ended_early;
 use crate::progress::Progress;
 use clap::Args;
-use restitch_report::RunResult;
+use restitch_report::{RunResult, ending};
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
     BurstRound, Bursts, LookAhead, Period, Recording, Sampled, SessionError, Source, SourceChoice,
@@ -150,12 +150,12 @@ fn named(subject: &TraceSubject) -> (String, Option<i32>) {
 fn tell_of_bursts(bursts: &Bursts) {
     let r = &bursts.report;
     eprintln!(
-        "restitch: {} branches in {} bursts of {:.0} on average, of {} threads, {} modules; overhead {} (held {})",
-        r.branches,
-        r.all(),
+        "restitch: {} in {} of {:.0} on average, of {}, {}; overhead {} (held {})",
+        several(r.branches, "branch"),
+        several(r.all(), "burst"),
         r.mean_length(),
-        r.threads,
-        bursts.modules,
+        several(r.threads, "thread"),
+        several(bursts.modules, "module"),
         in_percent(r.overhead()),
         in_percent(r.held_share())
     );
@@ -198,10 +198,10 @@ fn tell_of_samples(sampled: &Sampled) {
         n => format!("; the kernel had no room for {n} more"),
     };
     eprintln!(
-        "restitch: {} samples{branches} of {} processes, {} modules: {} a second at {:.1} us each; overhead {}{lost}",
-        told.samples,
-        sampled.processes,
-        sampled.modules,
+        "restitch: {}{branches} of {}, {}: {} a second at {:.1} us each; overhead {}{lost}",
+        several(told.samples, "sample"),
+        several(sampled.processes, "process"),
+        several(sampled.modules, "module"),
         told.per_second,
         told.cost_us,
         in_percent(Some(told.overhead))
@@ -218,6 +218,12 @@ fn tell_of_samples(sampled: &Sampled) {
     }
 }
 
+/// A number of things, in digits that scripts can read.
+fn several(number: impl TryInto<u64>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    format!("{number} {thing}{}", ending(number, thing))
+}
+
 fn in_percent(share: Option<f64>) -> String {
     share.map_or_else(|| "unknown".into(), |share| format!("{:.2} %", 100.0 * share))
 }
@@ -230,12 +236,13 @@ fn tell(traced: &Traced) {
     let r = &traced.report;
     let records: u64 = r.records.values().sum();
     eprintln!(
-        "restitch: {} branches in {records} records ({} full) of {} processes with {} threads, {} modules; overhead {}",
-        r.branches,
+        "restitch: {} in {} ({} full) of {} with {}, {}; overhead {}",
+        several(r.branches, "branch"),
+        several(records, "record"),
         r.full(),
-        r.processes,
-        r.threads,
-        traced.modules,
+        several(r.processes, "process"),
+        several(r.threads, "thread"),
+        several(traced.modules, "module"),
         in_percent(r.overhead())
     );
     eprintln!(
@@ -247,8 +254,8 @@ fn tell(traced: &Traced) {
     );
     if r.blocked_threads > 0 {
         eprintln!(
-            "restitch: {} threads block the signal that interrupts them and were not seen",
-            r.blocked_threads
+            "restitch: not seen, as the signal that interrupts them is blocked in them: {}",
+            several(r.blocked_threads, "thread")
         );
     }
 }

@@ -141,9 +141,22 @@ fn pages_name_what_their_own_command_uses() {
 #[test]
 fn the_help_lists_the_exit_codes() {
     let help = help(&[]);
+    let codes = help.split_once("\nExit codes:\n").expect("a list").1;
+    let codes = codes.split_whitespace().collect::<Vec<_>>().join(" ");
     for code in ExitCode::ALL {
-        let line = format!("\n  {:3}  {}\n", code.number(), code.meaning());
-        assert!(help.contains(&line), "no {line:?} in {help}");
+        let entry = format!("{} {}", code.number(), code.meaning());
+        assert!(codes.contains(&entry), "no {entry:?} in {codes}");
+    }
+}
+
+#[test]
+fn help_fits_into_eighty_columns() {
+    for command in commands(Vec::new()) {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_restitch"));
+        let output = process.args(&command).arg("--help").env("COLUMNS", "80").output().expect("starts");
+        let help = String::from_utf8(output.stdout).expect("text");
+        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(help.contains("Usage:") && long.is_empty(), "{command:?}: {long:#?}");
     }
 }
 

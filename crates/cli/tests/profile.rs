@@ -119,7 +119,7 @@ fn what_cannot_be_done_says_what_can() {
     };
     recorded.convert("profile", "a.fdata");
     recorded.convert("profile", "a.order");
-    no(&["convert", "profile", "-o", "something"], code::FAILURE, &["--format", "fdata"]);
+    no(&["convert", "profile", "-o", "something"], code::USAGE, &["--format", "fdata"]);
     no(&["convert", "a.fdata", "-o", "b.profile"], code::BAD_INPUT, &["--program"]);
     no(&["convert", "a.order", "-o", "b.fdata"], code::BAD_INPUT, &["how often", "symbol order"]);
     no(&["convert", "absent", "-o", "b.fdata"], code::FAILURE, &["absent", "check the path"]);

@@ -27,6 +27,11 @@ pub struct Names {
 }
 
 impl Names {
+    /// Whether `name` is one of those that BOLT invents for functions without a symbol.
+    pub fn is_nameless(name: &str) -> bool {
+        name.starts_with(NAMELESS)
+    }
+
     /// The names of `program`'s functions, from the symbols of `image`, the file that it was made of.
     pub fn new(image: &Image, program: &Program) -> Self {
         let mut names = Self::default();

@@ -21,5 +21,6 @@ pub use branches::{BranchRecords, End, Samples};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use continuous::{Continuous, Round};
 pub use model::*;
-pub use units::{bytes, count, counted};
+pub use text::paragraph;
+pub use units::{bytes, count, counted, ending};
 pub use visible::{visible, visible_json, visible_line};

@@ -11,6 +11,8 @@ const WIDTH: usize = 80;
 const LABEL: usize = 12;
 /// At most this many hot functions are listed for a module.
 const HOTTEST: usize = 5;
+/// Columns of a hot function's name and numbers of blocks together.
+const NAME_AND_BLOCKS: usize = 53;
 /// Columns of the longer bar.
 const BAR: f64 = 40.0;
 
@@ -20,29 +22,13 @@ struct Page(String);
 impl Page {
     /// A labelled paragraph: `label       words, wrapped below each other`.
     fn entry(&mut self, label: &str, words: &str) {
-        let mut line = format!("{label:<LABEL$}");
-        let mut empty = true;
+        let mut head = format!("{label:<LABEL$}");
         if label.chars().count() >= LABEL {
-            self.0.push_str(line.trim_end());
+            self.0.push_str(head.trim_end());
             self.0.push('\n');
-            line = " ".repeat(LABEL);
+            head = " ".repeat(LABEL);
         }
-        let words = visible(words);
-        for word in words.split_whitespace() {
-            if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-                self.0.push_str(&line);
-                self.0.push('\n');
-                line = " ".repeat(LABEL);
-                empty = true;
-            }
-            if !empty {
-                line.push(' ');
-            }
-            line.push_str(word);
-            empty = false;
-        }
-        self.0.push_str(line.trim_end());
-        self.0.push('\n');
+        self.0.push_str(&paragraph(&head, words));
     }
     /// A line as it is, cut to the width.
     fn line(&mut self, text: &str) {
@@ -53,6 +39,26 @@ impl Page {
     fn gap(&mut self) {
         self.0.push('\n');
     }
+}
+
+/// `head` and the words behind it, wrapped below each other at 80 columns; control characters are shown.
+pub fn paragraph(head: &str, words: &str) -> String {
+    let indent = head.chars().count();
+    let (mut page, mut line, mut empty) = (String::new(), head.to_owned(), true);
+    for word in visible(words).split_whitespace() {
+        if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            page.push_str(&line);
+            page.push('\n');
+            line = " ".repeat(indent);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        empty = false;
+    }
+    page + line.trim_end() + "\n"
 }
 
 impl RunResult {
@@ -103,7 +109,7 @@ impl RunResult {
         if let Some(pid) = t.pid {
             let processes = match t.processes {
                 0 | 1 => String::new(),
-                n => format!("{}, ", counted(n.into(), "process").replace("processs", "processes")),
+                n => format!("{}, ", counted(n.into(), "process")),
             };
             let _ = write!(words, " (process {pid}, {processes}{})", counted(t.threads.into(), "thread"));
         }
@@ -179,7 +185,7 @@ impl Module {
             let words = format!(
                 "equal to the original: {}, {}, {} and {}",
                 counted(c.instructions, "instruction"),
-                counted(c.branches, "branch").replace("branchs", "branches"),
+                counted(c.branches, "branch"),
                 counted(c.rows, "unwind row"),
                 counted(c.tables, "jump table")
             );
@@ -190,12 +196,14 @@ impl Module {
         }
         for (i, f) in self.hottest.iter().take(HOTTEST).enumerate() {
             let label = if i == 0 { "  hottest" } else { "" };
-            let name: String = visible_line(&f.name).chars().take(44).collect();
             let moved = match &self.plan {
                 Some(_) => count(f.blocks),
                 None => format!("{}/{}", count(f.moved_blocks), count(f.blocks)),
             };
-            page.line(&format!("{label:<LABEL$}{:>7}  {name:<44} {moved:>9} blk", percent(f.share)));
+            // Large functions have large numbers: the name gives way.
+            let room = NAME_AND_BLOCKS - moved.len().max(9);
+            let name: String = visible_line(&f.name).chars().take(room).collect();
+            page.line(&format!("{label:<LABEL$}{:>7}  {name:<room$} {moved:>9} blk", percent(f.share)));
             if let Some(why) = &f.stays {
                 page.entry("    stays", why);
             }
@@ -317,16 +325,37 @@ impl ApplySummary {
     }
 }
 
+/// What names of parts of a part begin with.
+const OF_THAT: &str = "of that: ";
+
+/// Puts the parts of the last part behind it, in brackets.
+fn close(parts: &mut [String], inner: &mut Vec<String>) {
+    if let Some(last) = parts.last_mut().filter(|_| !inner.is_empty()) {
+        let _ = write!(last, " ({})", std::mem::take(inner).join(", "));
+    }
+}
+
 impl ApplySummary {
     /// How the layout is in force.
     pub(crate) fn applied_words(&self) -> String {
-        format!("{}, {}", self.how, counted(self.patches, "patch").replace("patchs", "patches"))
+        format!("{}, {}", self.how, counted(self.patches, "patch"))
     }
 
     /// The parts of the pause that took any time: without a counting version, say, nothing was stopped for it.
     pub(crate) fn parts_in_words(&self) -> Vec<String> {
-        let taken = self.pause_parts.iter().filter(|p| p.us > 0.0);
-        taken.map(|p| format!("{} {}", p.name, micros(p.us))).collect()
+        let (mut parts, mut inner): (Vec<String>, Vec<String>) = Default::default();
+        for part in self.pause_parts.iter().filter(|p| p.us > 0.0) {
+            let time = micros(part.us);
+            match part.name.strip_prefix(OF_THAT) {
+                Some(name) => inner.push(format!("{name} {time}")),
+                None => {
+                    close(&mut parts, &mut inner);
+                    parts.push(format!("{} {time}", part.name));
+                }
+            }
+        }
+        close(&mut parts, &mut inner);
+        parts
     }
 
     /// How many threads were moved in which stop.

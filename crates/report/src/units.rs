@@ -13,9 +13,18 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// `1 block`, `2 blocks`: `noun` gets an s unless there is exactly one.
+/// `1 block`, `2,000 blocks`, `2 patches`.
 pub fn counted(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
+    format!("{} {noun}{}", count(n), ending(n, noun))
+}
+
+/// What `noun` gets where there are `n` of it.
+pub fn ending(n: u64, noun: &str) -> &'static str {
+    match n {
+        1 => "",
+        _ if noun.ends_with('s') || noun.ends_with("ch") => "es",
+        _ => "s",
+    }
 }
 
 /// `512 B`, `1.50 MiB`.

@@ -174,6 +174,9 @@ fn sample() -> RunResult {
             PausePart { name: "nothing stopped for it".into(), us: 0.0 },
             PausePart { name: "stop".into(), us: 50.0 },
             PausePart { name: "remap".into(), us: 230.0 },
+            PausePart { name: "of that: reading".into(), us: 100.0 },
+            PausePart { name: "of that: writing".into(), us: 20.0 },
+            PausePart { name: "before it: one thread held".into(), us: 7.0 },
         ],
         patches: 2_801,
         moved_threads: 5,
@@ -343,7 +346,7 @@ fn the_text_says_it_all_in_eighty_columns() {
         "3 other modules with 0.8 % of the samples, too few in each; 0.2 % of the samples in no module",
         "counting version, 5.00 s",
         "412 us",
-        "stop 50.0 us",
+        "stop 50.0 us, remap 230 us (reading 100 us, writing 20.0 us), before it: one thread held 7.00 us",
         "2,801 patches",
         "it helped: 0.900",
         "2.06 s: sample 2.00 s, lay out 61.5 ms",
@@ -354,6 +357,25 @@ fn the_text_says_it_all_in_eighty_columns() {
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains(part), "{part} is missing:\n{text}");
     }
+}
+
+/// The name of a function gives way to its numbers of blocks.
+#[test]
+fn large_functions_keep_their_unit() {
+    let mut result = sample();
+    let hot = &mut result.modules[0].hottest[0];
+    (hot.name, hot.blocks, hot.moved_blocks) = ("x".repeat(100), 12_345, 12_340);
+    let text = result.to_text();
+    let line = text.lines().find(|line| line.contains("xxx")).expect("it is listed");
+    assert!(line.ends_with(" 12,340/12,345 blk") && line.chars().count() <= 80, "{line}");
+}
+
+#[test]
+fn plurals_are_those_of_english() {
+    use restitch_report::counted;
+    let all = [(1, "branch"), (2, "branch"), (0, "process"), (1_234, "block"), (2, "patch")];
+    let all = all.map(|(n, noun)| counted(n, noun));
+    assert_eq!(all, ["1 branch", "2 branches", "0 processes", "1,234 blocks", "2 patches"]);
 }
 
 #[test]

@@ -24,8 +24,11 @@ pub struct Analyzed {
 /// # Errors
 /// Why it cannot be analysed, in words that follow the file's name.
 pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, String> {
-    let at =
-        image.eh_frame().ok_or("it has no unwind tables (.eh_frame), so its functions cannot be found")?;
+    let Some(at) = image.eh_frame() else {
+        let kind = image.run_time().and_then(|found| found.why().split(',').next());
+        let kind = kind.map_or_else(String::new, |kind| format!("it {kind}; "));
+        return Err(format!("{kind}it has no unwind tables (.eh_frame), so its functions cannot be found"));
+    };
     let bytes = image.read(at.start, at.len() as usize).ok_or("its unwind tables are not in the file")?;
     let unwind = UnwindInfo::parse(bytes, at.start).map_err(|e| e.to_string())?;
     let program = analyze(&image, &unwind).map_err(|e| e.to_string())?;

@@ -17,6 +17,7 @@ use crate::parallel;
 use crate::phases::Phases;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::Counting;
+use crate::refusal::with_what_is_left;
 use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
@@ -110,7 +111,9 @@ fn attach_in_phases(
         set.room_for_more()?;
     }
     let begun = Begun { options, round, restless, given, source, known, windows, phases, result };
-    or_given_back(&mut set, watcher, |set, watcher| attach_to(set, begun, watcher))
+    or_given_back(&mut set, watcher, |set, watcher| {
+        attach_to(set, begun, watcher).map_err(|error| with_what_is_left(error, set.leader.target()))
+    })
 }
 
 /// What is there before the first look at the processes.

@@ -72,7 +72,6 @@ impl Bursts {
                 ..BranchRecords::default()
             },
         );
-        result.warnings.extend(self.taken_out.clone());
         result
             .warnings
             .extend(self.kept.iter().map(|why| format!("tracing versions stay mapped, unused: {why}")));

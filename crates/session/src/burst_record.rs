@@ -57,8 +57,6 @@ pub struct Bursts {
     pub refused_at: Vec<(String, u64)>,
     /// Why something of them had to stay in the process, if it had.
     pub kept: Option<String>,
-    /// That an earlier layout was taken out before, if there was one.
-    pub taken_out: Option<String>,
 }
 
 /// A tracing version's time.
@@ -157,7 +155,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         watcher.note(&in_processes(&records));
     }
     records.save(&options.output, watcher)?;
-    let Traced { report, rounds, mapped, kept, taken_out, .. } = traced;
+    let Traced { report, rounds, mapped, kept, .. } = traced;
     Ok(Bursts {
         ended_at,
         refused_at,
@@ -170,7 +168,6 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         modules,
         mapped,
         kept,
-        taken_out,
     })
 }
 
@@ -250,16 +247,12 @@ fn trace_process(
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
-    let taken_out = set.all().any(|live| !live.journal().is_empty());
-    let taken_out = taken_out.then(|| process_set::taken_out(set.leader.target().pid()));
-    if let Some(told) = &taken_out {
-        watcher.note(told);
+    if set.all().any(|live| !live.journal().is_empty()) {
+        watcher.note(&process_set::taken_out(set.leader.target().pid()));
         set.switch(&[], VersionKind::Burst, watcher)?;
         set.sweep();
     }
-    let mut traced = trace_original(set, prepared, duration, tracing, records, watcher)?;
-    traced.taken_out = taken_out;
-    Ok(traced)
+    trace_original(set, prepared, duration, tracing, records, watcher)
 }
 
 /// The same where nothing of restitch is in the process.
@@ -415,8 +408,6 @@ pub(crate) struct Traced {
     mapped: u64,
     /// Why something of the tracing versions had to stay in the process, if it had.
     pub kept: Option<String>,
-    /// That an earlier layout was taken out before, if there was one.
-    taken_out: Option<String>,
 }
 
 /// Tracing in one version after the other.

@@ -251,6 +251,9 @@ pub enum SessionError {
         /// Why it could not be changed back.
         failure: Box<SessionError>,
     },
+    /// What was asked for is not enough, or fits nothing.
+    #[error("{0}")]
+    Usage(String),
     /// A command could not be run.
     #[error("running {command}: {why}")]
     Command {
@@ -306,7 +309,7 @@ impl SessionError {
             Self::NotStarted { source, .. } => of_start(source),
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
-            Self::Unjudged { .. } => ExitCode::Usage,
+            Self::Unjudged { .. } | Self::Usage(_) => ExitCode::Usage,
             Self::BadFile { .. } => ExitCode::BadInput,
             Self::Refused { .. } | Self::RefusedFile { .. } => ExitCode::Refused,
             Self::NothingToDo(_) | Self::NothingMoves { .. } => ExitCode::NothingToDo,

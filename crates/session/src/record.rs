@@ -2,7 +2,7 @@
 
 use crate::derivation;
 use crate::far::refuse_far;
-use crate::first_look::Length;
+use crate::first_look::{LEAST_SAMPLES, Length};
 use crate::follow::follow;
 use crate::instrument::from_counts;
 use crate::interrupt::heed;
@@ -13,6 +13,7 @@ use crate::phases::Phases;
 use crate::process_set::{ProcessSet, refuse_unchangeable, taken_out};
 use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
+use crate::refusal::with_what_is_left;
 use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::sample;
 use crate::unfinished::or_given_back;
@@ -101,7 +102,9 @@ fn record_process(
     set.left_out().iter().for_each(|told| watcher.note(told));
     set.room_for_more()?;
     let opened = (duration, restless, kin, phases);
-    or_given_back(&mut set, watcher, |set, watcher| record_set(set, opened, watcher))
+    or_given_back(&mut set, watcher, |set, watcher| {
+        record_set(set, opened, watcher).map_err(|error| with_what_is_left(error, set.leader.target()))
+    })
 }
 
 /// Samples and counts in a set that is open.
@@ -112,9 +115,8 @@ fn record_set(
 ) -> Result<Recorded, SessionError> {
     let pid = set.leader.target().pid();
     heed()?;
-    let told = set.all().any(|l| !l.journal().is_empty()).then(|| taken_out(pid));
-    if let Some(told) = &told {
-        watcher.note(told);
+    if set.all().any(|l| !l.journal().is_empty()) {
+        watcher.note(&taken_out(pid));
         set.switch(&[], VersionKind::Counting, watcher)?;
     }
     let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
@@ -124,16 +126,18 @@ fn record_set(
     phases.end("sampling");
     watcher.phase("analysing", None);
     let mut left_out = LeftOut::default();
-    let (mut chosen, _) = choose(set, &samples, &mut Analyses::new())?;
+    let (mut chosen, left) = choose(set, &samples, &mut Analyses::new())?;
+    left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
     restless.leave_out(&mut chosen, &mut left_out);
     if chosen.is_empty() {
-        let why = match left_out.reasons() {
-            none if none.is_empty() => {
-                format!("process {pid} used too little CPU time to be profiled; try again under load")
+        return Err(SessionError::NothingToDo(match samples.total {
+            LEAST_SAMPLES.. => {
+                format!("nothing of process {pid} that ran enough can be counted{}", left_out.reasons())
             }
-            reasons => format!("nothing of process {pid} that ran enough can be counted{reasons}"),
-        };
-        return Err(SessionError::NothingToDo(why));
+            few => format!(
+                "process {pid} used too little CPU time to be profiled ({few} samples); try again under load"
+            ),
+        }));
     }
     phases.end("analysis");
     let (counting, versions) = make_counting(set, &mut chosen, &mut left_out, true)?;
@@ -147,7 +151,6 @@ fn record_set(
     phases.end("counting");
     let (derived, counted) = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(set));
-    result.warnings.extend(told);
     result.warnings.extend(kin.warnings());
     result.warnings.extend(restless.warning());
     describe(&mut result, &chosen, &counting, &derived);

@@ -58,6 +58,22 @@ pub(crate) fn left_alone(module: &Module) -> Option<String> {
     run_time(&module.image).map(|why| format!("it {why}"))
 }
 
+/// An error that says that there was nothing to do in a process: with the modules of it that are left alone, which may be what ran all the time.
+pub(crate) fn with_what_is_left(error: SessionError, target: &Target) -> SessionError {
+    if !matches!(error, SessionError::NothingToDo(_) | SessionError::NothingMoves { .. }) {
+        return error;
+    }
+    let said = error.to_string();
+    let left = target.modules.iter().find_map(|m| Some((m, run_time(&m.image)?)));
+    match left.filter(|(_, why)| !said.contains(why)) {
+        Some((module, why)) => SessionError::NothingToDo(format!(
+            "{said}; what runs in {} is left in place whatever it does: it {why}",
+            module.path.display()
+        )),
+        None => error,
+    }
+}
+
 /// Why an image is not touched, in words that follow its name, and what else there is.
 pub(crate) fn run_time(image: &Image) -> Option<String> {
     image.run_time().map(|found| format!("{}; {INSTEAD}", found.why()))

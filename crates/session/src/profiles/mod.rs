@@ -157,11 +157,10 @@ fn save(loaded: &Loaded, code: &mut Code, output: &ProfileOutput) -> Result<Conv
 /// If neither a name nor the file's ending tells it.
 pub fn format_of(output: &ProfileOutput) -> Result<Format, SessionError> {
     let name = output.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    output.format.or_else(|| Format::of_file_name(&name)).ok_or_else(|| SessionError::Command {
-        command: "profile".into(),
-        why: format!(
+    output.format.or_else(|| Format::of_file_name(&name)).ok_or_else(|| {
+        SessionError::Usage(format!(
             "the ending of \"{name}\" tells no format; name one with --format ({})",
             Format::ALL.map(Format::name).join(", ")
-        ),
+        ))
     })
 }

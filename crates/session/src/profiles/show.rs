@@ -5,7 +5,7 @@ use super::load::{load, resolve};
 use super::options::ProfileInput;
 use crate::SessionError;
 use restitch_profile::Profile;
-use restitch_profile_formats::Format;
+use restitch_profile_formats::{Format, Names};
 use std::path::PathBuf;
 
 /// What `profile show` prints.
@@ -74,7 +74,10 @@ fn hottest(known: &Known, profile: &Profile) -> Vec<(String, f64)> {
     order.sort_by_key(|f| (std::cmp::Reverse(sums[*f]), *f));
     let name = |f: usize| {
         let at = program.functions[f].range.start;
-        known.names.name_at(at).map_or_else(|| format!("{at}"), String::from)
+        match known.names.name_at(at) {
+            Some(name) if !Names::is_nameless(name) => name.into(),
+            _ => format!("sub_{:x}", at.get()),
+        }
     };
     order.iter().take(10).map(|f| (name(*f), sums[*f] as f64 / total)).collect()
 }
