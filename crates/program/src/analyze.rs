@@ -48,7 +48,7 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     if image.run_time().is_some() {
         movability.iter_mut().for_each(|it| leave(it, Movability::RunTime));
     }
-    for span in known_labels(image, &sweep, &jump_tables) {
+    for span in known_labels(image, &sweep, &jump_tables, &leaders.branch) {
         leave(&mut movability[span], Movability::KnownLabels);
     }
     let mut builder = Builder::new(&sweep, &leaders, &doubt, jump_tables);

@@ -5,7 +5,7 @@
 //! them by a table of addresses, or by two labels around them. In a copy the program counter is another one, and the handler ends the process.
 //!
 //! Idea: what such a handler knows is in the file. An address *in the middle* of a function that data or an operand holds is either one to jump to (a label of a computed
-//! goto, then the function or one that it shares branches with has an indirect jump that no recognised table serves), or one to compare with. So a function
+//! goto, then the function or one that it shares branches with has an indirect jump that no recognised table serves alone), or one to compare with. So a function
 //! without such a jump stays as a whole. The same goes for code whose end is named where no function begins, for sections of code whose bounds the linker offers
 //! (`__start_NAME`, for names that are C identifiers), and for sections of such names that hold nothing but addresses of instructions, also relative ones (like the kernel's `__ex_table`).
 //!
@@ -25,8 +25,14 @@ use restitch_x86::Naming;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The spans, by index, that stay for this reason.
-pub(crate) fn known_labels(image: &Image, sweep: &Sweep, tables: &[JumpTable]) -> Vec<usize> {
-    let computed = with_computed_jumps(sweep, tables);
+/// `branched_to`: targets of direct branches.
+pub(crate) fn known_labels(
+    image: &Image,
+    sweep: &Sweep,
+    tables: &[JumpTable],
+    branched_to: &AddressSet,
+) -> Vec<usize> {
+    let computed = with_computed_jumps(sweep, tables, branched_to);
     let labels: BTreeSet<Svma> = image.labels().into_iter().collect();
     let mut named = operands(image, sweep, &labels);
     named.extend(words(image, sweep, tables, &labels));
@@ -50,10 +56,14 @@ fn known_inside(sweep: &Sweep, at: Svma) -> Option<usize> {
     }
 }
 
-/// Whether each span has an indirect jump that no recognised table serves, or is a part of a function that has one: branches lead from the one into
-/// the middle of the other.
-fn with_computed_jumps(sweep: &Sweep, tables: &[JumpTable]) -> Vec<bool> {
-    let by_table = |at: Svma| tables.binary_search_by_key(&at, |t| t.jump_at).is_ok();
+/// Whether each span has an indirect jump that no recognised table serves alone, or is a part of a function that has one: branches lead from the one into
+/// the middle of the other. (One jump serves many loads in unoptimized code: all computed gotos of a function share it. Branches lead there, behind the load
+/// that stands in front of it.)
+fn with_computed_jumps(sweep: &Sweep, tables: &[JumpTable], branched_to: &AddressSet) -> Vec<bool> {
+    let is_shared = |t: &JumpTable| branched_to.any_between(t.load_at + 1, t.jump_at + 1);
+    let by_table = |at: Svma| {
+        tables.binary_search_by_key(&at, |t| t.jump_at).is_ok_and(|found| !is_shared(&tables[found]))
+    };
     let computed =
         |mini: &crate::sweep::Mini| mini.kind == Kind::IndirectJump && !by_table(sweep.address(mini));
     let mut found: Vec<bool> = sweep.spans.iter().map(|s| sweep.minis_of(s).iter().any(computed)).collect();
