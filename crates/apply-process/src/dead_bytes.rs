@@ -3,6 +3,9 @@
 //! **Gaps between functions** that consist of `nop` and `int3` alone, lie between the ranges of two unwind entries, are in no symbol, and follow an instruction behind which
 //! control does not go on. (Zeros do not count: they may be data. Compilers align functions to 16 bytes, which leaves too little; hand-written code in C libraries is aligned to 64.)
 //!
+//! **What else is in the pages of code.** Pages are mapped whole, and linkers (LLVM's) put parts of different kinds next to each other in the file: so the first and the
+//! last page of code hold bytes that no address leads to.
+//!
 //! **The program's first instructions**, which are executed once, before everything else, if nothing in them can be returned or jumped to. That they have been is seen on the
 //! stack of the first thread: above all frames lies the address that they have pushed when they called what runs the program.
 //!
@@ -11,6 +14,7 @@
 use crate::Module;
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
+use restitch_image::Segment;
 use restitch_procfs as procfs;
 use restitch_tracee::{Memory, STUB_SPACE};
 use restitch_x86::{Flow, scan};
@@ -41,6 +45,34 @@ pub(crate) fn gaps(module: &Module) -> Vec<(Avma, Vec<u8>)> {
 }
 
 const PAGE: u64 = 4096;
+
+/// What lies in the first and the last page of `module`'s code and is no part of it: neighbouring bytes of the file, which are mapped there because pages are
+/// mapped whole. No address of the module leads there, whatever the bytes are; they are in its other segments once more.
+pub(crate) fn edges(module: &Module) -> Vec<(Avma, Vec<u8>)> {
+    let (segments, data) = (module.image.segments(), module.image.data());
+    let pages = |range: SvmaRange| SvmaRange::between(range.start.align_down(PAGE), range.end.align_up(PAGE));
+    let mut found = Vec::new();
+    for (i, code) in segments.iter().enumerate().filter(|(_, s)| s.executable && !s.writable) {
+        let filled = code.file_backed();
+        if filled != code.range {
+            // What is behind it is zeros of the program's own.
+            continue;
+        }
+        let whole = pages(filled);
+        let sides =
+            [SvmaRange::between(whole.start, filled.start), SvmaRange::between(filled.end, whole.end)];
+        for side in sides.into_iter().filter(|side| side.len() >= STUB_SPACE as u64) {
+            let is_shared =
+                |(j, other): (usize, &Segment)| j != i && pages(other.range).overlaps(&pages(side));
+            let from = code.file_offset.get() as i64 + side.start.offset_from(filled.start);
+            let bytes = usize::try_from(from).ok().and_then(|from| data.get(from..from + STUB_SPACE));
+            if let Some(bytes) = bytes.filter(|_| !segments.iter().enumerate().any(is_shared)) {
+                found.push((module.bias.to_actual(side.start), bytes.to_vec()));
+            }
+        }
+    }
+    found
+}
 
 /// Whether there is nothing but `nop` and `int3`.
 fn is_filler(bytes: &[u8]) -> bool {

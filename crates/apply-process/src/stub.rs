@@ -41,8 +41,8 @@ impl StubSite {
 }
 
 /// Dead bytes: what fills the last page of an executable segment. Those of the dynamic loader come first, which is
-/// never unmapped and never changed, then those of the program. Where all last pages are full, as that of a static program may be, gaps between functions and the
-/// program's first instructions ([`crate::dead_bytes`]).
+/// never unmapped and never changed, then those of the program. Where all last pages are full, as that of a static program may be, what else is in the pages of
+/// code and no part of it, gaps between functions, and the program's first instructions ([`crate::dead_bytes`]).
 pub(crate) fn stub_sites(target: &Target) -> Vec<StubSite> {
     let is_loader = |m: &Module| m.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ld"));
     // The kernel's pages are shared by all processes.
@@ -59,8 +59,9 @@ pub(crate) fn stub_sites(target: &Target) -> Vec<StubSite> {
 fn inner_sites(target: &Target, modules: &[&Module]) -> Vec<StubSite> {
     let gaps =
         modules.iter().flat_map(|module| dead_bytes::gaps(module)).filter_map(|(at, gap)| site_in(&gap, at));
+    let edges = modules.iter().flat_map(|module| dead_bytes::edges(module));
     let entry = dead_bytes::entry(target.pid(), &target.modules[target.program]);
-    gaps.chain(entry.map(|(at, bytes)| StubSite { at, bytes })).collect()
+    gaps.chain(edges.chain(entry).map(|(at, bytes)| StubSite { at, bytes })).collect()
 }
 
 /// The first place in dead `bytes`, which stand at `start`.
@@ -233,6 +234,9 @@ int main(void) {
     return 0;
 }
 "#;
+    /// A static program without a C library and without unwind tables, of which nothing but its code is known.
+    const BARE: &str =
+        r#"__asm__(".globl _start\n_start: jmp _start\n.skip 40, 0xc3\n"); const int behind = 1;"#;
     const KILLED: &str = "RESTITCH_TEST_KILLED";
     const LONG: Duration = Duration::from_secs(60);
 
@@ -249,6 +253,38 @@ int main(void) {
             Ok(borrow.open(&pipe, libc::O_RDONLY, 0)?)
         });
         panic!("it was not killed: {done:?}");
+    }
+
+    /// LLVM's linker leaves no padding in the file: what is in the pages of code beside it are other parts of the file.
+    #[test]
+    fn a_thread_is_borrowed_where_a_page_of_code_holds_other_bytes() {
+        require!(restitch_testkit::find_program("ld.lld"), "lld");
+        let folder = scratch();
+        let source = folder.path().join("bare.c");
+        std::fs::write(&source, BARE).expect("writable");
+        let flags = ["-nostdlib", "-static", "-no-pie", "-fuse-ld=lld", "-Wl,--build-id", "-Wl,-z,norelro"];
+        let program = require!(compile(&source, &flags).ok(), "gcc");
+        let mut child = Guarded::spawn(&mut Command::new(program)).expect("started");
+        let pid = child.pid() as i32;
+        let target = wait_until(LONG, || Target::open(pid).ok()).expect("it is executed");
+        let sites = stub_sites(&target);
+        let module = &target.modules[target.program];
+        let code = module.image.segments().iter().find(|s| s.executable).expect("it has code");
+        let site = &sites[0];
+        assert!(dead_bytes::edges(module).iter().any(|(at, _)| *at == site.at), "{sites:?}");
+        let at = module.bias.to_stated(site.at);
+        assert!(!code.range.contains(at) && !code.range.contains(at + 15), "{at} is code");
+        let memory = Memory::open_read_only(target.pid()).expect("it lives");
+        let there = || memory.read_vec(site.at, site.bytes.len()).expect("mapped");
+        assert_eq!(there(), site.bytes);
+        let (found, _) = with_borrowed(&target, site, None, |borrow| {
+            assert!(there().starts_with(&site.code()[..11]), "the stub is elsewhere");
+            Ok(borrow.raw_system_call(libc::SYS_getpid, [0; 6])?)
+        })
+        .expect("it can be borrowed");
+        assert_eq!(found, i64::from(target.pid()));
+        assert_eq!(there(), site.bytes);
+        assert!(child.is_running());
     }
 
     #[test]
