@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Restitch, code, finish};
+use common::{Restitch, code, expect_message, finish};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -24,6 +24,41 @@ int main(void) {
 fn executable(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).expect("written");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permitted");
+}
+
+/// What an instrumented copy has counted is no profile of a program that was patched since.
+#[test]
+fn counts_are_not_those_of_a_patched_program() {
+    let Some(gcc) = restitch_testkit::find_program("gcc") else {
+        return restitch_testkit::skipped("gcc is missing");
+    };
+    let (restitch, folder) = (Restitch::new(), restitch_testkit::scratch());
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("s.c"), SOURCE).expect("written");
+    let mut gcc = Command::new(gcc);
+    gcc.args(["-O2", "-Wl,--build-id=sha1", "-o"]).arg(at("one")).arg(at("s.c"));
+    assert!(gcc.status().expect("gcc starts").success());
+    let mut instrument = restitch.command(&["instrument"]);
+    instrument.arg(at("one")).arg("-o").arg(at("copy")).arg("--counts").arg(at("counts"));
+    finish(&mut instrument).expect(code::DONE);
+    assert!(Command::new(at("copy")).output().expect("it starts").status.success());
+    let record = || {
+        let mut command = restitch.command(&["record", "-o"]);
+        finish(command.arg(at("profile")).arg("--from-counts").arg(at("counts")))
+    };
+    record().expect(code::DONE);
+    std::fs::remove_file(at("profile")).expect("it is there");
+
+    let mut patched = std::fs::read(at("one")).expect("read");
+    let place = patched.windows(4).position(|w| w == 0x0123_4567u32.to_le_bytes()).expect("the constant");
+    patched[place] ^= 2;
+    executable(&at("one"), &patched);
+    expect_message(
+        &record(),
+        code::BAD_INPUT,
+        &["one has the build id", "it was patched", "instrument it again"],
+    );
+    assert!(!at("profile").exists());
 }
 
 #[test]

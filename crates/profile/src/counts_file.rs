@@ -3,7 +3,7 @@
 //! ```text
 //! "RSTCOUNT"  version: u32  calls that vote: u32  identity: u64  shape: u64  counters: u64
 //! offset of the counters: u64  length of the file: u64  length of the table: u64      (64 bytes)
-//! table: length and bytes of the build id, of the path; then a word for each counter (what it counts) and each call that votes (which one)
+//! table: length and bytes of the build id, of the path; a hash of the code: u64; then a word for each counter (what it counts) and each call that votes (which one)
 //! padding to a page; counters, 8 bytes each, then the words of votes (`votes.rs`), to the end of a page
 //! ```
 //!
@@ -11,11 +11,11 @@
 //! `identity` is a hash of the table, `shape` one of the program's blocks, edges and calls, to which the table's indices refer.
 
 use crate::{Counted, CounterPlan, Known, Vote, VoteArea};
-use restitch_address::SvmaRange;
+use restitch_address::{Svma, SvmaRange};
 use restitch_program::{BlockId, CallId, EdgeId, Program};
 
 /// The version of the format that is written.
-pub const COUNTS_VERSION: u32 = 2;
+pub const COUNTS_VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"RSTCOUNT";
 const HEADER: usize = 64;
 const PAGE: usize = 4096;
@@ -59,6 +59,8 @@ pub struct CountsFile {
     pub build_id: Vec<u8>,
     /// Where the original program is.
     pub path: String,
+    /// A hash of its code ([`code_hash`]): patched programs keep their build id.
+    pub code: u64,
     /// What each counter counts, and whether anything increments it.
     pub counted: Vec<(Counted, bool)>,
     /// The indirect calls that vote for their usual target.
@@ -76,7 +78,7 @@ impl CountsFile {
             }
         }
         let (votes, shape) = (Vec::new(), shape(program));
-        Self { build_id: build_id.to_vec(), path: path.into(), counted, votes, shape }
+        Self { build_id: build_id.to_vec(), path: path.into(), code: 0, counted, votes, shape }
     }
 
     fn table(&self) -> Vec<u8> {
@@ -85,6 +87,7 @@ impl CountsFile {
             out.extend((text.len() as u32).to_le_bytes());
             out.extend(text);
         }
+        out.extend(self.code.to_le_bytes());
         for &(counted, present) in &self.counted {
             let (index, kind) = match counted {
                 Counted::Block(block) => (block.0, 0),
@@ -163,6 +166,8 @@ impl CountsFile {
         }
         let (build_id, rest) = text(table).ok_or(corrupt("no build id"))?;
         let (path, rest) = text(rest).ok_or(corrupt("no path"))?;
+        let (code, rest) = rest.split_first_chunk().ok_or(corrupt("no hash of the code"))?;
+        let code = u64::from_le_bytes(*code);
         if rest.len() != 4 * (count + voting) {
             return Err(corrupt("its table has another length than it says"));
         }
@@ -172,7 +177,7 @@ impl CountsFile {
         let votes = words(votes).into_iter().map(CallId).collect();
         let values = (0..count).filter_map(|i| long(bytes, offset as usize + 8 * i)).collect();
         let path = String::from_utf8_lossy(path).into_owned();
-        Ok((Self { build_id: build_id.to_vec(), path, counted, votes, shape: field(1) }, values))
+        Ok((Self { build_id: build_id.to_vec(), path, code, counted, votes, shape: field(1) }, values))
     }
 
     /// What the calls of [`Self::votes`] have voted for, by the `bytes` that this was read from.
@@ -238,7 +243,16 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// FNV-1a, 64 bits.
 fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
+    fnv_on(0xcbf2_9ce4_8422_2325, bytes)
+}
+
+fn fnv_on(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A hash of the code that a program's file holds: its parts and where each is.
+pub fn code_hash<'a>(parts: impl IntoIterator<Item = (Svma, &'a [u8])>) -> u64 {
+    parts.into_iter().fold(fnv(&[]), |hash, (at, bytes)| fnv_on(fnv_on(hash, &at.get().to_le_bytes()), bytes))
 }
 
 /// A hash of the places of all blocks, edges and calls.
@@ -272,7 +286,7 @@ mod tests {
             })
             .collect();
         let votes = (0..path.len() as u32).map(|i| CallId(7 * i)).collect();
-        CountsFile { build_id: vec![1, 2, 3], path, counted, votes, shape: 77 }
+        CountsFile { build_id: vec![1, 2, 3], path, code: 0x1234_5678_9abc_def0, counted, votes, shape: 77 }
     }
 
     proptest! {

@@ -14,8 +14,8 @@ use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
 use restitch_emit::{CounterWidth, area_len};
 use restitch_profile::{
-    Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
-    voting_calls,
+    Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, code_hash, derive, plan_counters,
+    scope_of, voting_calls,
 };
 use restitch_program::FuncId;
 use restitch_report::{self as report, Outcome, RunResult};
@@ -78,6 +78,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let id = build_id(&module);
     let mut file = CountsFile::new(program, &plan.counted, &missing, &id, &original.to_string_lossy());
     file.votes = votes;
+    file.code = code_of(&module);
     let (offset, len) = file.layout();
     let source =
         CountsSource { path: counts, identity: file.identity(), counters: FileOffset::new(offset), len };
@@ -106,6 +107,13 @@ pub(crate) fn build_id(module: &Analyzed) -> Vec<u8> {
     module.image.build_id().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
 }
 
+/// A hash of the module's code.
+fn code_of(module: &Analyzed) -> u64 {
+    let code = module.image.segments().iter().filter(|s| s.executable);
+    let bytes = |at, len: u64| module.image.read(at, len as usize).unwrap_or_default();
+    code_hash(code.map(|s| (s.range.start, bytes(s.range.start, s.file_len))))
+}
+
 /// The profile that counts files hold, one module each (several of one module are added), and the report of it.
 ///
 /// # Errors
@@ -128,6 +136,12 @@ pub(crate) fn from_counts(
         let (plan, known) = counts.known(&module.program, &values).map_err(|e| bad(e.to_string()))?;
         if counts.build_id != build_id(&module) {
             return Err(bad(format!("{} is another build than the one that was instrumented", counts.path)));
+        }
+        if counts.code != code_of(&module) {
+            return Err(bad(format!(
+                "{} has the build id of what was instrumented, and other code: it was patched; instrument it again",
+                counts.path
+            )));
         }
         let mut derived: Derived = derive(&module.program, &known);
         derived.profile.adopt_votes(&module.program, &counts.votes, &counts.read_votes(&bytes));
