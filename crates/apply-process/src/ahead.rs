@@ -20,7 +20,7 @@ use crate::{ProcessError, hook, hook_found};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
-use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, collapse_pages};
+use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, TraceError, collapse_pages};
 use std::time::Duration;
 
 /// What is to be mapped before the stop.
@@ -115,7 +115,8 @@ impl Ahead {
         let Self { sites, new_hook, leftovers, spares, mut refused, .. } = self;
         let ((counters, mapped), time) = with_borrowed(live.now(), &prepared.stub, held, |borrow| {
             let unmapped = unmap_all(borrow, &leftovers);
-            unmapped.and_then(|()| map_all(borrow, prepared, new_hook.as_ref(), &spares, &mut refused))
+            let mut map = || map_all(borrow, prepared, new_hook.as_ref(), &spares, &mut refused);
+            unmapped.and_then(|()| map().map_err(or_taken))
         })?;
         live.counters.extend(counters);
         live.journal.spares.retain(|s| !leftovers.contains(s));
@@ -235,6 +236,18 @@ fn map_all(
     Ok((counters, mapped))
 }
 
+/// An error of mapping, which says so where the program has mapped something in that place since it was chosen: its other threads run on.
+fn or_taken(error: ProcessError) -> ProcessError {
+    match error {
+        ProcessError::Trace(TraceError::RemoteCall { pid, call: "mmap", source })
+            if source.raw_os_error() == Some(libc::EEXIST) =>
+        {
+            ProcessError::PlaceTaken { pid }
+        }
+        other => other,
+    }
+}
+
 fn unmap_all(borrow: &mut Borrow<'_>, spares: &[JournalSpare]) -> Result<(), ProcessError> {
     let mut batch = Batch::new();
     spares.iter().for_each(|spare| batch.munmap(spare.range()));
@@ -301,4 +314,39 @@ pub(crate) fn unmap_spares(live: &mut Live, prepared: &Prepared<'_>) -> Result<D
     let ((), time) = with_borrowed(live.now(), &prepared.stub, None, |borrow| unmap_all(borrow, &left))?;
     live.journal.spares.clear();
     Ok(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Target;
+    use crate::stub::stub_sites;
+    use restitch_testkit::{Guarded, compile, program, require};
+    use restitch_tracee::{Backing, Placement, Protection};
+    use std::process::Command;
+
+    /// Other threads run while a version is made, and may map something in the place that was chosen for it.
+    #[test]
+    fn a_place_that_the_program_has_taken_is_told_as_such() {
+        let built = require!(compile(&program("switch.c"), &["-O1"]).ok(), "gcc");
+        let child = Guarded::spawn(Command::new(built).args(["--seconds", "600"])).expect("it starts");
+        let pid = child.pid() as i32;
+        let ready = || Target::open(pid).ok().filter(|target| !stub_sites(target).is_empty());
+        let target = restitch_testkit::wait_until(Duration::from_secs(60), ready).expect("it has begun");
+        let site = stub_sites(&target).swap_remove(0);
+        let map = |at: Avma, len: u64| {
+            let result = with_borrowed(&target, &site, None, |borrow| {
+                let mut batch = Batch::new();
+                batch.mmap(Placement::At(at), len, Protection::ReadWrite, Backing::Anonymous);
+                let results = borrow.run(&batch)?;
+                results.into_iter().next().expect("one call").map(drop).map_err(ProcessError::from)
+            });
+            result.map(drop).map_err(or_taken)
+        };
+        let taken = target.modules[target.program].range.start;
+        let error = map(taken, 4096).expect_err("something is there");
+        assert!(matches!(error, ProcessError::PlaceTaken { pid: told } if told == pid), "{error}");
+        let error = map(Avma::new(4096), 0).expect_err("no length");
+        assert!(matches!(error, ProcessError::Trace(_)), "{error}");
+    }
 }

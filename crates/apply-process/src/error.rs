@@ -80,6 +80,14 @@ pub enum ProcessError {
         /// What is missing.
         why: String,
     },
+    /// The program has mapped something where a version was to go.
+    #[error(
+        "process {pid}: the program has mapped memory of its own meanwhile where new code was to go; nothing was changed. Try again"
+    )]
+    PlaceTaken {
+        /// The process.
+        pid: i32,
+    },
     /// Tracing versions come alone.
     #[error(
         "process {pid} has other versions of restitch in it; take them out first (restitch revert {pid}), or use --source trace"

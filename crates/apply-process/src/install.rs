@@ -119,7 +119,8 @@ fn switch(
 fn is_by_move(live: &Live, incoming: &[Incoming<'_>], error: &ProcessError) -> Result<bool, ProcessError> {
     use ProcessError as E;
     let maps = procfs::maps(live.target.pid()).unwrap_or_default();
-    if !matches!(error, E::Moved { .. } | E::Foreign { .. } | E::Trace(_)) || maps.is_empty() {
+    let may_be = matches!(error, E::Moved { .. } | E::Foreign { .. } | E::PlaceTaken { .. } | E::Trace(_));
+    if !may_be || maps.is_empty() {
         return Ok(false);
     }
     refuse_moved(&live.target, incoming, &maps)?;

@@ -357,6 +357,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::NoDeadBytes { .. }
         | ProcessError::Foreign { .. }
         | ProcessError::Moved { .. }
+        | ProcessError::PlaceTaken { .. }
         | ProcessError::Overlaid { .. }
         | ProcessError::PiledUp { .. }
         | ProcessError::Occupied { .. }

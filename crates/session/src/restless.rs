@@ -1,7 +1,8 @@
-//! Modules that the program closes, or opens elsewhere, while it is attached to or recorded.
+//! Modules that the program closes, or opens elsewhere, while it is attached to or recorded, and places for new code that it takes itself.
 //!
 //! A server that reads its configuration anew does that once, and is begun with once more. A program whose modules come and go all the
-//! time would have no end of it: those are left out then.
+//! time would have no end of it: those are left out then. A place that the program has mapped something in since it was chosen (a run time with many threads that
+//! allocate) is another one the next time.
 
 use crate::left_out::LeftOut;
 use crate::modules::Chosen;
@@ -10,7 +11,7 @@ use restitch_apply_process::ProcessError;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Does `work` on a process, and begins again where its modules have moved meanwhile, as often as that has a point.
+/// Does `work` on a process, and begins again where its modules have moved meanwhile, or the places of versions were taken, as often as that has a point.
 ///
 /// # Errors
 /// Those of `work`.
@@ -29,6 +30,9 @@ pub(crate) fn until_modules_stay<T>(
                 }
                 watcher.note(&format!("{error}; it begins again"));
             }
+            Err(SessionError::Process(error @ ProcessError::PlaceTaken { .. })) if restless.takes_place() => {
+                watcher.note(&format!("{error}; it begins again"));
+            }
             result => return result,
         }
     }
@@ -40,11 +44,15 @@ pub(crate) struct Restless {
     modules: BTreeSet<PathBuf>,
     /// How often that has happened.
     times: u32,
+    /// How often the program has taken the place of a version.
+    places: u32,
 }
 
 impl Restless {
     /// After so many times they are modules that come and go.
     const BY_CHANCE: u32 = 2;
+    /// So often it begins again where a place was taken.
+    const MOST_PLACES: u32 = 3;
     /// In the end nothing but the program itself is left, which stays.
     const MOST: u32 = 8;
 
@@ -54,6 +62,12 @@ impl Restless {
         self.modules.extend(modules.iter().cloned());
         self.times += 1;
         self.times <= Self::BY_CHANCE || self.modules.len() > known && self.times < Self::MOST
+    }
+
+    /// Notes that the program has taken a place. Whether beginning again has a point.
+    fn takes_place(&mut self) -> bool {
+        self.places += 1;
+        self.places <= Self::MOST_PLACES
     }
 
     /// Takes modules that come and go out of `chosen`.
@@ -84,6 +98,34 @@ impl Restless {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Notes(Vec<String>);
+
+    impl Watcher for Notes {
+        fn phase(&mut self, _: &str, _: Option<f64>) {}
+        fn note(&mut self, text: &str) {
+            self.0.push(text.into());
+        }
+    }
+
+    #[test]
+    fn places_that_are_taken_are_tried_elsewhere() {
+        let taken = || Err(SessionError::Process(ProcessError::PlaceTaken { pid: 7 }));
+        let (mut notes, mut tries) = (Notes(Vec::new()), 0);
+        let done = until_modules_stay(&mut notes, |_, _| {
+            tries += 1;
+            if tries < 3 { taken() } else { Ok(tries) }
+        });
+        assert_eq!(done.expect("the third place"), 3);
+        assert!(notes.0.len() == 2 && notes.0[0].contains("begins again"), "{:?}", notes.0);
+        let mut tries = 0;
+        let never = until_modules_stay(&mut notes, |_, _| -> Result<i32, _> {
+            tries += 1;
+            taken()
+        });
+        assert!(never.expect_err("no place").to_string().contains("Try again"));
+        assert_eq!(tries, 4, "there is a bound");
+    }
 
     #[test]
     fn beginning_again_has_an_end() {
