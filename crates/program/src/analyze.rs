@@ -1,11 +1,12 @@
 //! The analysis: one function that reads as the list of its phases.
 
+use crate::address_set::AddressSet;
 use crate::doubt::{self, Doubt};
 use crate::known_labels::known_labels;
 use crate::leaders::{self, Leaders};
 use crate::lookups::unwinder_lookups;
 use crate::model::*;
-use crate::sweep::{AddressSet, Found, Kind, Mini, Span, Sweep};
+use crate::sweep::{Found, Kind, Mini, Span, Sweep};
 use crate::{build_edges, flags, special, tables};
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;

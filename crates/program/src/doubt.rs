@@ -20,10 +20,11 @@
 //! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is read through an address
 //! from memory, cannot be told from code.
 
+use crate::address_set::AddressSet;
 use crate::follow::follow_address;
 use crate::leaders::Leaders;
 use crate::model::{JumpTable, Movability, TableEncoding};
-use crate::sweep::{AddressSet, INDEXED_BYTES, Kind, Mini, Span, Sweep};
+use crate::sweep::{INDEXED_BYTES, Kind, Mini, Span, Sweep};
 use crate::unknown_code::{gaps, naming_at_any_byte};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
@@ -225,9 +226,11 @@ impl<'a> Search<'a> {
         let sweep = self.sweep;
         let Some(s) = sweep.span_at(at) else { return Vec::new() };
         let minis = sweep.minis_of(&sweep.spans[s]);
-        let here = minis.partition_point(|m| sweep.address(m) < at);
+        let here = sweep.starts.below(at) - sweep.spans[s].first;
         let straight = |i: &usize| {
-            !minis[*i].kind.ends_block() && !self.leaders.all.contains(sweep.address(&minis[*i + 1]))
+            let next = minis.get(*i + 1);
+            !minis[*i].kind.ends_block()
+                && next.is_none_or(|next| !self.leaders.all.contains(sweep.address(next)))
         };
         let first = (here.saturating_sub(LEADING)..here).rev().take_while(straight).last().unwrap_or(here);
         minis[first..here].iter().filter_map(|m| decoded_at(self.image, sweep.address(m))).collect()
@@ -266,22 +269,23 @@ impl<'a> Search<'a> {
     fn reach(&mut self, s: usize, from: Svma) {
         let sweep = self.sweep;
         let span = &sweep.spans[s];
-        let (minis, targets) = (sweep.minis_of(span), targets_of(sweep, span));
+        let minis = sweep.minis_of(span);
         let mut open = vec![from];
         while let Some(from) = open.pop() {
             if self.reached.contains(from) || !sweep.starts.contains(from) || !span.range.contains(from) {
                 continue;
             }
-            for mini in &minis[minis.partition_point(|m| sweep.address(m) < from)..] {
+            let first = sweep.mini_at(from).map_or(minis.len(), |i| i - span.first);
+            for mini in &minis[first..] {
                 let at = sweep.address(mini);
                 if self.reached.contains(at) {
                     break;
                 }
                 self.reached.insert(at);
                 if matches!(mini.kind, Kind::Jump | Kind::Conditional(_) | Kind::ShortConditional)
-                    && let Ok(i) = targets.binary_search_by_key(&at, |t| t.0)
+                    && let Some(to) = sweep.target_of(at)
                 {
-                    open.push(targets[i].1);
+                    open.push(to);
                 }
                 if mini.kind.ends_block() && !is_conditional(mini.kind) {
                     break;
@@ -358,7 +362,8 @@ impl<'a> Search<'a> {
     /// The jumps that may go to labels, which control is known to come to.
     fn unknown_jumps<'s>(&'s self, span: &Span) -> impl Iterator<Item = Svma> + use<'s, 'a> {
         let sweep = self.sweep;
-        let jumps = sweep.minis_of(span).iter().filter(|m| m.kind == Kind::IndirectJump);
+        let indirect = sweep.indirect_of(span).iter().map(|i| &sweep.minis[*i as usize]);
+        let jumps = indirect.filter(|m| m.kind == Kind::IndirectJump);
         jumps.map(|m| sweep.address(m)).filter(|at| {
             self.reached.contains(*at) && self.tables.binary_search_by_key(at, |t| t.jump_at).is_err()
         })
@@ -410,7 +415,7 @@ impl<'a> Search<'a> {
         let known = reached(last) && self.entered.contains(span.range.start);
         let whole = leaves || may_not_return || known || is_system_call(self.image, sweep.address(last));
         whole
-            && targets_of(sweep, span).iter().all(|(at, to)| {
+            && sweep.targets_in(span.range).iter().all(|(at, to)| {
                 self.reached.contains(*at) || sweep.starts.contains(*to) || !sweep.text.contains(*to)
             })
     }
@@ -549,13 +554,6 @@ fn is_conditional(kind: Kind) -> bool {
 /// Whether `syscall` is at `at`: one that ends the program does not return.
 fn is_system_call(image: &Image, at: Svma) -> bool {
     image.read(at, 2) == Some(&[0x0f, 0x05])
-}
-
-/// The direct branches of the span.
-fn targets_of<'a>(sweep: &'a Sweep, span: &Span) -> &'a [(Svma, Svma)] {
-    let from = sweep.targets.partition_point(|t| t.0 < span.range.start);
-    let count = sweep.targets[from..].partition_point(|t| t.0 < span.range.end);
-    &sweep.targets[from..from + count]
 }
 
 fn decoded_at(image: &Image, at: Svma) -> Option<Decoded> {

@@ -16,8 +16,9 @@
 //! Limits: labels beside an indirect jump; relative tables among other data; ranges whose bounds are entries of functions. docs/usage/run-times.md
 //! says so to users.
 
+use crate::address_set::Ranked;
 use crate::model::JumpTable;
-use crate::sweep::{AddressSet, Kind, Named, Sweep};
+use crate::sweep::{Kind, Named, Sweep};
 use crate::words::TableWords;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind, Section, Segment};
@@ -51,7 +52,7 @@ pub(crate) fn known_labels(
 /// The span that `at` is known to be inside of, or at the end of; none for an entry, and for what is no boundary of instructions.
 fn known_inside(sweep: &Sweep, at: Svma) -> Option<usize> {
     match sweep.span_at(at) {
-        Some(span) => (sweep.spans[span].range.start != at && sweep.starts.contains(at)).then_some(span),
+        Some(span) => (!sweep.is_head(at) && sweep.starts.contains(at)).then_some(span),
         None => sweep.span_at(at.offset(-1)),
     }
 }
@@ -64,9 +65,16 @@ fn with_computed_jumps(sweep: &Sweep, tables: &[JumpTable], branched_to: &Addres
     let by_table = |at: Svma| {
         tables.binary_search_by_key(&at, |t| t.jump_at).is_ok_and(|found| !is_shared(&tables[found]))
     };
-    let computed =
-        |mini: &crate::sweep::Mini| mini.kind == Kind::IndirectJump && !by_table(sweep.address(mini));
-    let mut found: Vec<bool> = sweep.spans.iter().map(|s| sweep.minis_of(s).iter().any(computed)).collect();
+    let mut found = vec![false; sweep.spans.len()];
+    for mini in sweep.indirect.iter().map(|i| &sweep.minis[*i as usize]) {
+        let at = sweep.address(mini);
+        if mini.kind == Kind::IndirectJump
+            && !by_table(at)
+            && let Some(span) = sweep.span_at(at)
+        {
+            found[span] = true;
+        }
+    }
     let pairs = parts(sweep);
     loop {
         let before = found.clone();
@@ -90,7 +98,7 @@ fn parts(sweep: &Sweep) -> Vec<(usize, usize)> {
         if sweep.spans[from].range.contains(to) {
             continue;
         }
-        if let Some(span) = sweep.span_at(to).filter(|s| sweep.spans[*s].range.start != to) {
+        if let Some(span) = sweep.span_at(to).filter(|_| !sweep.is_head(to)) {
             pairs.push((from, span));
         }
     }
@@ -125,8 +133,8 @@ fn bounds(sweep: &Sweep, inside: &[&Named]) -> BTreeSet<(usize, usize)> {
         }
     }
     for named in &sweep.named {
-        if let (Some(from), Some(to)) = (sweep.span_at(named.at), sweep.span_at(named.to))
-            && sweep.spans[to].range.start == named.to
+        if sweep.is_head(named.to)
+            && let (Some(from), Some(to)) = (sweep.span_at(named.at), sweep.span_at(named.to))
             && let Some(known) = places.get_mut(&(from, to))
         {
             known.insert(named.to);
@@ -190,7 +198,7 @@ fn addresses(image: &Image, sweep: &Sweep, section: &Section) -> Vec<Svma> {
     let relative = places.clone().map(|(at, word)| at.offset(i64::from(i32::from_le_bytes(word))));
     let absolute = places.map(|(_, word)| Svma::new(u64::from(u32::from_le_bytes(word))));
     let all =
-        |found: Vec<Svma>, starts: &AddressSet| found.iter().all(|at| starts.contains(*at)).then_some(found);
+        |found: Vec<Svma>, starts: &Ranked| found.iter().all(|at| starts.contains(*at)).then_some(found);
     all(relative.collect(), &sweep.starts)
         .or_else(|| all(absolute.collect(), &sweep.starts))
         .unwrap_or_default()

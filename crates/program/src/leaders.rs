@@ -1,9 +1,10 @@
 //! Leaders: the addresses at which basic blocks begin, and how control can get there.
 
+use crate::address_set::AddressSet;
 use crate::looks::pinned_calls;
 use crate::model::JumpTable;
 use crate::return_address::Code;
-use crate::sweep::{AddressSet, Kind, Sweep};
+use crate::sweep::{Kind, Sweep};
 use crate::words::TableWords;
 use restitch_address::Svma;
 use restitch_cfi::{Lsda, UnwindInfo};
@@ -91,11 +92,10 @@ impl Leaders {
     /// immediate that equals an instruction boundary counts: too many leaders do no harm.
     fn add_taken_addresses(&mut self, image: &Image, sweep: &Sweep, tables: &[JumpTable]) {
         let in_table = TableWords::of(tables);
-        let function_start = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
         let mut take = |at: Svma, for_certain: bool| {
             if sweep.starts.contains(at) {
                 self.all.insert(at);
-                if !function_start(at) {
+                if !sweep.is_head(at) {
                     self.indirect.insert(at);
                 }
             }

@@ -14,6 +14,7 @@
 //! address equivalent. A leader too few matters in one place only, the bytes under an entry redirect. So leaders are
 //! collected generously, and [`Function::redirectable`] is decided last.
 
+mod address_set;
 mod analyze;
 mod doubt;
 mod edges;

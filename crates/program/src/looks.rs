@@ -11,10 +11,11 @@
 //! [`BlockAttrs::PINNED`]: crate::BlockAttrs::PINNED
 //! [`Movability::ReturnsElsewhere`]: crate::Movability::ReturnsElsewhere
 
+use crate::address_set::AddressSet;
 use crate::return_address::{Code, Looks, follow};
 use crate::special::{looks_at_its_caller, without_version};
-use crate::sweep::{AddressSet, Kind, Mini, Span, Sweep};
-use restitch_address::Svma;
+use crate::sweep::{Kind, Mini, Span, Sweep};
+use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Binding, Image, ImageKind, RelocationKind};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -34,10 +35,11 @@ pub(crate) fn pinned_calls(code: Code<'_>) -> PinnedCalls {
     let mut pinned =
         PinnedCalls { calls: AddressSet::new(sweep.text), resumed: Vec::new(), elsewhere: Vec::new() };
     let callees = Callees::of(code);
-    if callees.looks.is_empty() {
+    if callees.known.is_empty() {
         return pinned;
     }
-    for (i, mini) in sweep.minis.iter().enumerate() {
+    for i in callees.calls(sweep) {
+        let mini = &sweep.minis[i];
         let looks = callees.of_branch(code, mini, Kind::Call, Kind::IndirectCall);
         pinned.add(sweep, mini, sweep.minis.get(i + 1), looks);
     }
@@ -66,10 +68,43 @@ impl PinnedCalls {
     }
 }
 
+/// What code at addresses (and in slots) does with its return address, as far as it looks at it. Nearly all that are asked for do not.
+struct Known {
+    text: SvmaRange,
+    /// The addresses in the text.
+    inside: AddressSet,
+    looks: BTreeMap<Svma, Looks>,
+    /// Something was learnt since this was last unset.
+    has_news: bool,
+}
+
+impl Known {
+    fn new(text: SvmaRange) -> Self {
+        Self { text, inside: AddressSet::new(text), looks: BTreeMap::new(), has_news: false }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.looks.is_empty()
+    }
+
+    fn note(&mut self, at: Svma, looks: Looks) {
+        if looks > self.of(at) {
+            self.looks.insert(at, looks);
+            self.inside.insert(at);
+            self.has_news = true;
+        }
+    }
+
+    fn of(&self, at: Svma) -> Looks {
+        let is_known = !self.text.contains(at) || self.inside.contains(at);
+        self.looks.get(&at).filter(|_| is_known).copied().unwrap_or(Looks::No)
+    }
+}
+
 /// What calls go to, as far as it looks at return addresses.
 struct Callees {
-    /// By address: functions and other targets of calls, linkage stubs, slots.
-    looks: BTreeMap<Svma, Looks>,
+    /// Functions and other targets of calls, linkage stubs, slots.
+    known: Known,
     /// The worst of what a call through a register may go to: code whose address something of the module holds.
     unnamed: Looks,
 }
@@ -77,51 +112,55 @@ struct Callees {
 impl Callees {
     fn of(code: Code<'_>) -> Self {
         let (image, sweep) = (code.image, code.sweep);
-        let mut callees = Self { looks: BTreeMap::new(), unnamed: Looks::No };
-        let called = called(sweep);
+        let mut callees = Self { known: Known::new(sweep.text), unnamed: Looks::No };
+        let called = Called::of(sweep);
         // Nobody calls the program's first instruction: what lies on its stack are arguments.
         for span in sweep.spans.iter().filter(|s| s.range.start != image.entry()) {
             let start = span.range.start;
-            callees.note(start, looks_of(code, span, called.contains(&start)));
+            callees.known.note(start, looks_of(code, span, called.heads.contains(start)));
         }
-        let starts = |at: Svma| sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.start == at);
-        for target in called.into_iter().filter(|at| !starts(*at)) {
-            callees.note(target, follow(code, target).looks);
+        for target in called.others {
+            callees.known.note(target, follow(code, target).looks);
         }
         let leaving = leaving(code);
         callees.spread(code, &leaving, true);
         // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who calls.
-        named(image).for_each(|at| callees.note(at, Looks::Reads));
+        named(image).for_each(|at| callees.known.note(at, Looks::Reads));
         callees.spread(code, &leaving, false);
         callees
     }
 
     /// Finds slots of such code, who jumps to it, and, if `addresses`, whether anything holds its address.
     fn spread(&mut self, code: Code<'_>, leaving: &[Leaving<'_>], addresses: bool) {
-        loop {
-            let before = (self.looks.clone(), self.unnamed);
+        while !self.known.is_empty() {
+            let before = self.unnamed;
+            self.known.has_news = false;
             self.slots(code.image);
             if addresses {
                 self.addresses(code.image, code.sweep);
             }
             self.tail_calls(code, leaving);
-            if (&self.looks, self.unnamed) == (&before.0, before.1) {
+            if !self.known.has_news && self.unnamed == before {
                 return;
             }
         }
     }
 
-    fn note(&mut self, at: Svma, looks: Looks) {
-        if looks != Looks::No {
-            let known = self.looks.entry(at).or_insert(looks);
-            *known = (*known).max(looks);
-        }
+    /// Calls that may go to such code: indices of their records, in order.
+    fn calls(&self, sweep: &Sweep) -> Vec<usize> {
+        let direct = sweep.targets.iter().filter(|(_, to)| self.known.of(*to) != Looks::No);
+        let direct = direct.filter_map(|(at, _)| sweep.mini_at(*at));
+        let mut calls: Vec<usize> = direct.filter(|i| sweep.minis[*i].kind == Kind::Call).collect();
+        let indirect = sweep.indirect.iter().map(|i| *i as usize);
+        calls.extend(indirect.filter(|i| sweep.minis[*i].kind == Kind::IndirectCall));
+        calls.sort_unstable();
+        calls
     }
 
     /// What the branch `mini` goes to does, if it is of one of these kinds.
     fn of_branch(&self, code: Code<'_>, mini: &Mini, direct: Kind, indirect: Kind) -> Looks {
         let at = code.sweep.address(mini);
-        let known = |to: Svma| self.looks.get(&to).copied().unwrap_or(Looks::No);
+        let known = |to: Svma| self.known.of(to);
         match mini.kind {
             kind if kind == indirect => match code.sweep.named_by(at) {
                 Some(slot) if self.unnamed == Looks::No || is_linked(code.image, slot) => known(slot),
@@ -136,7 +175,7 @@ impl Callees {
     /// Who jumps to such code is such code.
     fn tail_calls(&mut self, code: Code<'_>, leaving: &[Leaving<'_>]) {
         for jump in leaving {
-            self.note(jump.from, self.of_branch(code, jump.mini, jump.mini.kind, Kind::IndirectJump));
+            self.known.note(jump.from, self.of_branch(code, jump.mini, jump.mini.kind, Kind::IndirectJump));
         }
     }
 
@@ -147,7 +186,8 @@ impl Callees {
             _ => None,
         });
         let named = sweep.named.iter().map(|named| named.to);
-        let known = |at: Svma| self.looks.get(&at).filter(|_| image.is_executable(at)).copied();
+        let known =
+            |at: Svma| Some(self.known.of(at)).filter(|it| *it > Looks::No && image.is_executable(at));
         let looks = relocated.chain(named).chain(words_of_data(image)).filter_map(known);
         self.unnamed = looks.fold(self.unnamed, Looks::max);
     }
@@ -156,21 +196,24 @@ impl Callees {
     fn slots(&mut self, image: &Image) {
         let global = image.symbols_with_aliases().iter().filter(|s| s.binding != Binding::Local);
         let own: HashMap<&str, Looks> = global
-            .filter_map(|s| Some((without_version(&s.name), *self.looks.get(&s.range.start)?)))
+            .map(|s| (s, self.known.of(s.range.start)))
+            .filter(|(_, looks)| *looks != Looks::No)
+            .map(|(s, looks)| (without_version(&s.name), looks))
             .collect();
         for r in image.relocations() {
             let looks = match &r.kind {
-                RelocationKind::Relative { target } => self.looks.get(target).copied(),
-                RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } => {
+                RelocationKind::Relative { target } => Some(self.known.of(*target)),
+                RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. }
+                    if !own.is_empty() =>
+                {
                     own.get(without_version(name)).copied()
                 }
                 _ => None,
             };
-            self.note(r.at, looks.unwrap_or(Looks::No));
+            self.known.note(r.at, looks.unwrap_or(Looks::No));
         }
         for slot in image.plt_slots() {
-            let looks = self.looks.get(&slot.slot).copied();
-            self.note(slot.stub.start, looks.unwrap_or(Looks::No));
+            self.known.note(slot.stub.start, self.known.of(slot.slot));
         }
     }
 }
@@ -184,16 +227,20 @@ struct Leaving<'a> {
 /// All of them, and those of which it is not known where they go.
 fn leaving(code: Code<'_>) -> Vec<Leaving<'_>> {
     let sweep = code.sweep;
-    let leaves = |span: &Span, mini: &Mini| match mini.kind {
-        Kind::Jump | Kind::Conditional(_) => {
-            sweep.target_of(sweep.address(mini)).is_some_and(|to| !span.range.contains(to))
-        }
-        kind => kind == Kind::IndirectJump,
+    let mut found = Vec::new();
+    for span in &sweep.spans {
+        let out = sweep.targets_in(span.range).iter().filter(|(_, to)| !span.range.contains(*to));
+        let direct = out.filter_map(|(at, _)| sweep.mini_at(*at));
+        found.extend(direct.filter(|i| matches!(sweep.minis[*i].kind, Kind::Jump | Kind::Conditional(_))));
+    }
+    let indirect = sweep.indirect.iter().map(|i| *i as usize);
+    found.extend(indirect.filter(|i| sweep.minis[*i].kind == Kind::IndirectJump));
+    found.sort_unstable();
+    let leaving = |i: usize| {
+        let mini = &sweep.minis[i];
+        Some(Leaving { from: sweep.spans[sweep.span_at(sweep.address(mini))?].range.start, mini })
     };
-    let all = sweep.spans.iter().flat_map(|span| sweep.minis_of(span).iter().map(move |mini| (span, mini)));
-    all.filter(|(span, mini)| leaves(span, mini))
-        .map(|(span, mini)| Leaving { from: span.range.start, mini })
-        .collect()
+    found.into_iter().filter_map(leaving).collect()
 }
 
 /// What may be addresses in the data of a program that is not relocated.
@@ -246,7 +293,28 @@ fn looks_of(code: Code<'_>, span: &Span, called: bool) -> Looks {
 }
 
 /// Targets of direct calls.
-fn called(sweep: &Sweep) -> BTreeSet<Svma> {
-    let calls = sweep.minis.iter().filter(|mini| mini.kind == Kind::Call);
-    calls.filter_map(|mini| sweep.target_of(sweep.address(mini))).collect()
+struct Called {
+    /// Starts of functions.
+    heads: AddressSet,
+    /// All others.
+    others: BTreeSet<Svma>,
+}
+
+impl Called {
+    fn of(sweep: &Sweep) -> Self {
+        let mut called = Self { heads: AddressSet::new(sweep.text), others: BTreeSet::new() };
+        for &(at, to) in &sweep.targets {
+            if called.heads.contains(to)
+                || sweep.mini_at(at).is_none_or(|i| sweep.minis[i].kind != Kind::Call)
+            {
+                continue;
+            }
+            if sweep.is_head(to) {
+                called.heads.insert(to);
+            } else {
+                called.others.insert(to);
+            }
+        }
+        called
+    }
 }

@@ -3,6 +3,7 @@
 //! A 22 MB text has 5.3 million instructions; everything after this pass works on the compact records and on bit sets
 //! over text bytes, so that the bytes are decoded once.
 
+use crate::address_set::{AddressSet, Ranked};
 use crate::frame_doubt::{FrameDoubt, FrameWatch};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
@@ -11,50 +12,6 @@ use restitch_x86::{Flow, Insn, Naming, scan_units};
 
 /// What is read at an address and an index is taken to reach so many bytes from the address.
 pub(crate) const INDEXED_BYTES: u64 = 16;
-
-/// A set of text addresses, one bit a byte.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct AddressSet {
-    base: Svma,
-    len: u64,
-    bits: Vec<u64>,
-}
-
-impl AddressSet {
-    pub fn new(range: SvmaRange) -> Self {
-        let len = range.len();
-        Self { base: range.start, len, bits: vec![0; len.div_ceil(64) as usize] }
-    }
-    pub fn insert(&mut self, at: Svma) {
-        let i = at.offset_from(self.base) as u64;
-        if i < self.len {
-            self.bits[(i / 64) as usize] |= 1 << (i % 64);
-        }
-    }
-    pub fn contains(&self, at: Svma) -> bool {
-        let i = at.offset_from(self.base) as u64;
-        i < self.len && self.bits[(i / 64) as usize] >> (i % 64) & 1 == 1
-    }
-    /// The addresses of `range` that are in the set, in order.
-    pub fn iter_in(&self, range: SvmaRange) -> impl Iterator<Item = Svma> + '_ {
-        let from = range.start.offset_from(self.base).clamp(0, self.len as i64) as u64;
-        let to = range.end.offset_from(self.base).clamp(0, self.len as i64) as u64;
-        (from / 64..to.div_ceil(64)).flat_map(move |word| {
-            let mut bits = self.bits[word as usize];
-            std::iter::from_fn(move || {
-                let bit = u64::from(bits.trailing_zeros());
-                bits &= bits.wrapping_sub(1);
-                (bit < 64).then_some(64 * word + bit)
-            })
-            .filter(move |i| (from..to).contains(i))
-            .map(|i| self.base + i)
-        })
-    }
-    /// Whether any address in `from..to` is in the set.
-    pub fn any_between(&self, from: Svma, to: Svma) -> bool {
-        (0..to.offset_from(from).max(0)).any(|i| self.contains(from.offset(i)))
-    }
-}
 
 /// What kind of instruction, without its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +97,8 @@ pub(crate) struct Sweep {
     pub minis: Vec<Mini>,
     /// Direct branches and calls: (address, target), sorted by address.
     pub targets: Vec<(Svma, Svma)>,
+    /// Indirect jumps and calls: indices of their records, in order.
+    pub indirect: Vec<u32>,
     /// Addresses inside the text, or a few bytes in front of it, that an operand names, sorted by instruction.
     pub named: Vec<Named>,
     /// Instructions that no compiler writes, sorted.
@@ -149,8 +108,12 @@ pub(crate) struct Sweep {
     pub data_named: Vec<(Svma, Svma)>,
     /// Whether the file's addresses are fixed, so that numbers in its code may be addresses.
     fixed: bool,
-    /// Instruction boundaries.
-    pub starts: AddressSet,
+    /// Instruction boundaries: those of `minis`.
+    pub starts: Ranked,
+    /// Addresses of `targets`.
+    sources: Ranked,
+    /// Starts of `spans`.
+    heads: Ranked,
     /// `endbr64` instructions at function starts.
     pub endbrs: AddressSet,
 }
@@ -168,23 +131,32 @@ impl Sweep {
             spans: Vec::with_capacity(functions.len()),
             minis: Vec::with_capacity((text.len() / 4) as usize),
             targets: Vec::with_capacity((text.len() / 20) as usize),
+            indirect: Vec::new(),
             named: Vec::new(),
             odd: Vec::new(),
             fixed: image.kind() == ImageKind::Executable,
             data_named: Vec::new(),
-            starts: AddressSet::new(text),
+            starts: Ranked::default(),
+            sources: Ranked::default(),
+            heads: Ranked::default(),
             endbrs: AddressSet::new(text),
         };
+        let mut starts = AddressSet::new(text);
         for found in functions {
             sweep.decode(image, unwind, found);
+            let minis = &sweep.minis[sweep.spans.last().map_or(0, |span| span.first)..];
+            minis.iter().for_each(|mini| starts.insert(sweep.address(mini)));
         }
+        sweep.starts = Ranked::of(starts);
+        sweep.sources = Ranked::new(text, sweep.targets.iter().map(|t| t.0));
+        sweep.heads = Ranked::new(text, sweep.spans.iter().map(|s| s.range.start));
         sweep
     }
 
     fn decode(&mut self, image: &Image, unwind: &UnwindInfo, found: &Found) {
         let &Found { range, entry, overlapping } = found;
         let first = self.minis.len();
-        let marks = (self.odd.len(), self.named.len(), self.data_named.len());
+        let marks = (self.odd.len(), self.named.len(), self.data_named.len(), self.indirect.len());
         let bytes = image.read(range.start, range.len() as usize);
         if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
             self.endbrs.insert(range.start);
@@ -202,10 +174,7 @@ impl Sweep {
             self.odd.truncate(marks.0);
             self.named.truncate(marks.1);
             self.data_named.truncate(marks.2);
-        } else {
-            for i in first..self.minis.len() {
-                self.starts.insert(self.base + u64::from(self.minis[i].at));
-            }
+            self.indirect.truncate(marks.3);
         }
         let (count, doubt) = (self.minis.len() - first, watch.finish());
         self.spans.push(Span { range, entry, first, count, decodable, doubt, overlapping });
@@ -244,6 +213,9 @@ impl Sweep {
         if insn.odd {
             self.odd.push(insn.at);
         }
+        if matches!(kind, Kind::IndirectJump | Kind::IndirectCall) {
+            self.indirect.push(self.minis.len() as u32);
+        }
         self.minis.push(Mini {
             at: insn.at.offset_from(self.base) as u32,
             len: insn.len,
@@ -259,7 +231,22 @@ impl Sweep {
     }
     /// The direct target of the branch or call at `at`.
     pub fn target_of(&self, at: Svma) -> Option<Svma> {
-        self.targets.binary_search_by_key(&at, |t| t.0).ok().map(|i| self.targets[i].1)
+        self.sources.index_of(at).map(|i| self.targets[i].1)
+    }
+    /// The direct branches and calls of `range`.
+    pub fn targets_in(&self, range: SvmaRange) -> &[(Svma, Svma)] {
+        let from = self.sources.below(range.start);
+        &self.targets[from..self.sources.below(range.end).max(from)]
+    }
+    /// The index of the record of the instruction that starts at `at`.
+    pub fn mini_at(&self, at: Svma) -> Option<usize> {
+        self.starts.index_of(at)
+    }
+    /// The indirect jumps and calls of a span: indices of their records.
+    pub fn indirect_of(&self, span: &Span) -> &[u32] {
+        let from = self.indirect.partition_point(|i| (*i as usize) < span.first);
+        let behind = self.indirect[from..].partition_point(|i| (*i as usize) < span.first + span.count);
+        &self.indirect[from..from + behind]
     }
     /// The text address or data address that the instruction at `at` names.
     pub fn named_by(&self, at: Svma) -> Option<Svma> {
@@ -269,12 +256,19 @@ impl Sweep {
     }
     /// The span that holds `at`.
     pub fn span_at(&self, at: Svma) -> Option<usize> {
-        let i = self.spans.partition_point(|s| s.range.start <= at).checked_sub(1)?;
+        if !self.text.contains(at) {
+            return None;
+        }
+        let i = self.heads.below(at + 1).checked_sub(1)?;
         self.spans[i].range.contains(at).then_some(i)
+    }
+    /// Whether a function starts at `at`.
+    pub fn is_head(&self, at: Svma) -> bool {
+        self.heads.contains(at)
     }
     /// Whether a function ends at `at`: in front of padding, or of the next one.
     pub fn is_end(&self, at: Svma) -> bool {
-        let before = self.spans.partition_point(|s| s.range.start < at);
+        let before = self.heads.below(at);
         before > 0 && self.spans[before - 1].range.end == at
     }
     /// The records of a span.

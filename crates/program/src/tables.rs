@@ -71,14 +71,13 @@ struct Found {
 /// All recognised tables, sorted by jump. `copyable` is decided later, when all leaders are known.
 pub(crate) fn find_tables(image: &Image, sweep: &Sweep) -> Vec<JumpTable> {
     let mut found = Vec::new();
-    for span in &sweep.spans {
-        let minis = sweep.minis_of(span);
-        for (i, mini) in minis.iter().enumerate() {
-            if mini.kind == Kind::IndirectJump
-                && let Some(f) = recognise(image, sweep, span, i)
-            {
-                found.push(f);
-            }
+    for &i in &sweep.indirect {
+        let mini = &sweep.minis[i as usize];
+        if mini.kind == Kind::IndirectJump
+            && let Some(s) = sweep.span_at(sweep.address(mini))
+            && let Some(f) = recognise(image, sweep, &sweep.spans[s], i as usize - sweep.spans[s].first)
+        {
+            found.push(f);
         }
     }
     let mut tables: Vec<Svma> = found.iter().map(|f| f.table).collect();
@@ -363,17 +362,13 @@ fn same_family(sweep: &Sweep, span: usize, target: Svma) -> bool {
 /// Whether some branch of `other` goes into the middle of `span`: a cold part going back.
 fn is_split_part(sweep: &Sweep, span: usize, other: usize) -> bool {
     let (home, part) = (&sweep.spans[span], &sweep.spans[other]);
-    let from = sweep.targets.partition_point(|t| t.0 < part.range.start);
-    sweep.targets[from..]
-        .iter()
-        .take_while(|t| part.range.contains(t.0))
-        .any(|t| home.range.contains(t.1) && t.1 != home.range.start)
+    sweep.targets_in(part.range).iter().any(|t| home.range.contains(t.1) && t.1 != home.range.start)
 }
 
 /// The number of entries that the nearest preceding unsigned compare with a constant allows.
 fn bound_before(image: &Image, sweep: &Sweep, span: usize, load_at: Svma) -> Option<usize> {
     let minis = sweep.minis_of(&sweep.spans[span]);
-    let load = minis.partition_point(|m| sweep.address(m) < load_at);
+    let load = sweep.starts.below(load_at) - sweep.spans[span].first;
     let from = load.saturating_sub(BOUND_WINDOW);
     (from..load).rev().find_map(|i| {
         // 2: jb, 3: jae, 6: jbe, 7: ja.
