@@ -1,14 +1,15 @@
 //! `UnwindInfo`: all unwind entries of a module.
 
 use crate::{
-    CfiError, Row,
+    CfiError, FrameAddress, FrameState, Register, Row,
     memory::{Cursor, Memory},
-    program::Machine,
+    program::{Held, Machine, RegisterRules},
     records::{Cie, Fde, Personality, Record, Records},
 };
 use restitch_address::{Svma, SvmaRange};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The unwind entry (FDE) of one contiguous piece of code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,6 +127,47 @@ impl UnwindInfo {
     /// # Errors
     /// If the entry's call frame program does not decode, or makes no sense.
     pub fn rows(&self, entry: &FrameEntry) -> Result<Vec<Row>, CfiError> {
+        let mut rows: Vec<Row> = Vec::new();
+        self.run::<Vec<_>>(entry, |return_address, held| {
+            let same = rows.last().is_some_and(|row| {
+                row.state.cfa == *held.cfa
+                    && row.state.registers == *held.registers
+                    && row.state.args_size == held.args_size
+            });
+            if !same {
+                let state = FrameState {
+                    cfa: held.cfa.clone(),
+                    registers: held.registers.clone(),
+                    args_size: held.args_size,
+                    return_address,
+                };
+                rows.push(Row { start: held.start, state: Arc::new(state) });
+            }
+        })?;
+        Ok(rows)
+    }
+
+    /// The canonical frame address at every address of `entry`, as [`rows`](Self::rows) has it, and with the same errors: much
+    /// faster, where the registers are not asked for.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn frame_addresses(&self, entry: &FrameEntry) -> Result<Vec<FrameAddress>, CfiError> {
+        let mut rows: Vec<FrameAddress> = Vec::new();
+        self.run::<()>(entry, |_, held| {
+            if rows.last().is_none_or(|row| row.cfa != *held.cfa) {
+                rows.push(FrameAddress { start: held.start, cfa: held.cfa.clone() });
+            }
+        })?;
+        Ok(rows)
+    }
+
+    /// Runs the programs of `entry`; `sink` also gets the column of the return address.
+    fn run<R: RegisterRules>(
+        &self,
+        entry: &FrameEntry,
+        mut sink: impl FnMut(Register, Held<'_, R>),
+    ) -> Result<(), CfiError> {
         let unknown = CfiError::Malformed {
             what: ".eh_frame",
             at: entry.fde,
@@ -133,9 +175,10 @@ impl UnwindInfo {
         };
         let cie = self.cies.get(entry.cie as usize).ok_or(unknown)?;
         let program = |range: Range<usize>| Cursor::over("call frame program", &self.bytes, self.at, range);
-        let mut machine = Machine::new(cie.factors, entry.range);
+        let mut machine = Machine::<R>::new(cie.factors, entry.range);
         machine.run_initial(program(cie.program.clone())?)?;
-        machine.run(program(entry.program.0 as usize..entry.program.1 as usize)?)
+        let column = cie.factors.return_address;
+        machine.run(program(entry.program.0 as usize..entry.program.1 as usize)?, |held| sink(column, held))
     }
 
     /// The state that holds at address `at`; `None` if no entry covers it.

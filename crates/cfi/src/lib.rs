@@ -45,7 +45,7 @@ pub use memory::{Bytes, Memory};
 pub use records::Personality;
 pub use registers::{Register, Registers};
 pub use relocate::relocate_eh_frame;
-pub use state::{Cfa, ExpressionBytes, FrameState, RegisterRule, Row};
+pub use state::{Cfa, ExpressionBytes, FrameAddress, FrameState, RegisterRule, Row};
 pub use step::{Step, step};
 pub use write::{EhFrame, EhFrameWriter, Run, write_eh_frame};
 pub use write_lsda::write_lsda;

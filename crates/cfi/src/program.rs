@@ -3,9 +3,8 @@
 //! gimli could evaluate them too; it is not used here because it does not tell "undefined" from "no rule", caps the
 //! remember stack at four states, and because the tests then have an independent reader.
 
-use crate::{Cfa, CfiError, FrameState, Register, RegisterRule, Row, memory::Cursor};
+use crate::{Cfa, CfiError, Register, RegisterRule, memory::Cursor};
 use restitch_address::{Svma, SvmaRange};
-use std::sync::Arc;
 
 /// Registers above this number do not exist on x86-64 (the ABI ends below 140); the limit bounds memory.
 const MAX_REGISTER: u64 = 255;
@@ -94,45 +93,71 @@ fn factored(c: &mut Cursor<'_>, factors: &Factors, signed: bool) -> Result<i64, 
     Ok(value.wrapping_mul(factors.data_align))
 }
 
-/// The rules in the making.
-#[derive(Clone, Default)]
-struct Rules {
-    cfa: Option<Cfa>,
-    /// The offset that was stated last. It outlives an expression: assembly in libgcrypt names the register alone when it comes back from
-    /// one, and libgcc (unwind-dw2.c, execute_cfa_program) and gdb understand that.
-    offset: i64,
-    registers: Vec<(Register, RegisterRule)>,
+/// What is kept of the rules of registers: all of them, or nothing where only the frame address is asked for.
+pub(crate) trait RegisterRules: Clone + Default {
+    /// Gives a register a rule, or takes it away.
+    fn set(&mut self, register: Register, rule: Option<RegisterRule>);
+    /// The rule of a register, if it has one that is known.
+    fn get(&self, register: Register) -> Option<&RegisterRule>;
 }
 
-impl Rules {
+impl RegisterRules for Vec<(Register, RegisterRule)> {
     fn set(&mut self, register: Register, rule: Option<RegisterRule>) {
-        match (self.registers.binary_search_by_key(&register, |(r, _)| *r), rule) {
-            (Ok(i), Some(rule)) => self.registers[i].1 = rule,
-            (Ok(i), None) => drop(self.registers.remove(i)),
-            (Err(i), Some(rule)) => self.registers.insert(i, (register, rule)),
+        match (self.binary_search_by_key(&register, |(r, _)| *r), rule) {
+            (Ok(i), Some(rule)) => self[i].1 = rule,
+            (Ok(i), None) => drop(self.remove(i)),
+            (Err(i), Some(rule)) => self.insert(i, (register, rule)),
             (Err(_), None) => {}
         }
     }
     fn get(&self, register: Register) -> Option<&RegisterRule> {
-        let i = self.registers.binary_search_by_key(&register, |(r, _)| *r).ok()?;
-        Some(&self.registers[i].1)
+        let i = self.binary_search_by_key(&register, |(r, _)| *r).ok()?;
+        Some(&self[i].1)
     }
 }
 
-/// Evaluates programs into rows.
-pub(crate) struct Machine {
+impl RegisterRules for () {
+    fn set(&mut self, _: Register, _: Option<RegisterRule>) {}
+    fn get(&self, _: Register) -> Option<&RegisterRule> {
+        None
+    }
+}
+
+/// The rules in the making.
+#[derive(Clone, Default)]
+struct Rules<R> {
+    cfa: Option<Cfa>,
+    /// The offset that was stated last. It outlives an expression: assembly in libgcrypt names the register alone when it comes back from
+    /// one, and libgcc (unwind-dw2.c, execute_cfa_program) and gdb understand that.
+    offset: i64,
+    registers: R,
+}
+
+/// What holds from a location on.
+pub(crate) struct Held<'a, R> {
+    /// The location.
+    pub start: Svma,
+    /// The canonical frame address.
+    pub cfa: &'a Cfa,
+    /// The registers that have a rule.
+    pub registers: &'a R,
+    /// Bytes of outgoing arguments.
+    pub args_size: u64,
+}
+
+/// Evaluates programs, location by location.
+pub(crate) struct Machine<R> {
     factors: Factors,
-    rules: Rules,
+    rules: Rules<R>,
     /// The rules that the CIE's program has left, which `DW_CFA_restore` goes back to.
-    initial: Rules,
-    remembered: Vec<Rules>,
+    initial: Rules<R>,
+    remembered: Vec<Rules<R>>,
     args_size: u64,
     location: Svma,
     range: SvmaRange,
-    rows: Vec<Row>,
 }
 
-impl Machine {
+impl<R: RegisterRules> Machine<R> {
     pub fn new(factors: Factors, range: SvmaRange) -> Self {
         Self {
             factors,
@@ -142,7 +167,6 @@ impl Machine {
             args_size: 0,
             location: range.start,
             range,
-            rows: Vec::new(),
         }
     }
 
@@ -159,8 +183,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs the FDE's program and returns its rows.
-    pub fn run(mut self, mut program: Cursor<'_>) -> Result<Vec<Row>, CfiError> {
+    /// Runs the FDE's program and hands what holds at each of its locations to `sink`, in order.
+    pub fn run(mut self, mut program: Cursor<'_>, mut sink: impl FnMut(Held<'_, R>)) -> Result<(), CfiError> {
         while !program.is_empty() {
             let instruction = decode(&mut program, &self.factors)?;
             let next = match instruction {
@@ -185,32 +209,19 @@ impl Machine {
                 return Err(program.malformed("the location goes backwards"));
             }
             if next != self.location {
-                self.finish_row(&program)?;
+                sink(self.held(&program)?);
                 self.location = next;
             }
         }
-        self.finish_row(&program)?;
-        Ok(self.rows)
+        sink(self.held(&program)?);
+        Ok(())
     }
 
-    fn finish_row(&mut self, program: &Cursor<'_>) -> Result<(), CfiError> {
+    fn held(&self, program: &Cursor<'_>) -> Result<Held<'_, R>, CfiError> {
         let cfa =
             self.rules.cfa.as_ref().ok_or_else(|| program.malformed("no rule for the frame address"))?;
-        let same = self.rows.last().is_some_and(|row| {
-            row.state.cfa == *cfa
-                && row.state.registers == self.rules.registers
-                && row.state.args_size == self.args_size
-        });
-        if !same {
-            let state = FrameState {
-                cfa: cfa.clone(),
-                registers: self.rules.registers.clone(),
-                args_size: self.args_size,
-                return_address: self.factors.return_address,
-            };
-            self.rows.push(Row { start: self.location, state: Arc::new(state) });
-        }
-        Ok(())
+        let registers = &self.rules.registers;
+        Ok(Held { start: self.location, cfa, registers, args_size: self.args_size })
     }
 
     fn step(&mut self, instruction: Instruction<'_>, at: &Cursor<'_>) -> Result<(), CfiError> {
@@ -236,8 +247,10 @@ impl Machine {
                     None => return Err(at.malformed("the frame address has no offset to replace")),
                 }
             }
-            I::Rule(register, rule) => self.rules.set(register, Some(rule)),
-            I::Restore(register) => self.rules.set(register, self.initial.get(register).cloned()),
+            I::Rule(register, rule) => self.rules.registers.set(register, Some(rule)),
+            I::Restore(register) => {
+                self.rules.registers.set(register, self.initial.registers.get(register).cloned());
+            }
             I::Remember if self.remembered.len() < MAX_REMEMBERED => self.remembered.push(self.rules.clone()),
             I::Remember => return Err(at.malformed("states are remembered too deeply")),
             I::Recall => match self.remembered.pop() {

@@ -63,6 +63,15 @@ pub struct Row {
     pub state: Arc<FrameState>,
 }
 
+/// The canonical frame address from a place on, up to the next one's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FrameAddress {
+    /// First address at which it holds.
+    pub start: Svma,
+    /// Where the frame is.
+    pub cfa: Cfa,
+}
+
 impl FrameState {
     /// The state at the first instruction of an ordinary function: CFA = rsp + 8, return address at CFA - 8.
     pub fn at_entry() -> Self {

@@ -104,6 +104,14 @@ fn gimli_rows(bytes: &[u8], at: Svma) -> Vec<(u64, usize)> {
     found
 }
 
+/// The frame addresses of rows.
+fn frames_of(rows: &[Row]) -> Vec<FrameAddress> {
+    let all = rows.iter().map(|row| FrameAddress { start: row.start, cfa: row.state.cfa.clone() });
+    let mut all: Vec<FrameAddress> = all.collect();
+    all.dedup_by(|b, a| a.cfa == b.cfa);
+    all
+}
+
 proptest! {
     #[test]
     fn random_rows_survive(mut runs in proptest::collection::vec(run(), 1..5), at in 0u64..0x1000_0000) {
@@ -118,6 +126,7 @@ proptest! {
             prop_assert_eq!(run.range, entry.range);
             prop_assert_eq!((run.personality, run.lsda, run.signal_frame), (entry.personality, entry.lsda, entry.signal_frame));
             prop_assert_eq!(&run.rows, &info.rows(entry).unwrap());
+            prop_assert_eq!(frames_of(&run.rows), info.frame_addresses(entry).unwrap());
             prop_assert_eq!((*start, *fde), (entry.range.start, entry.fde));
             let row = &run.rows[run.rows.len() / 2];
             prop_assert_eq!(row_at(&run.rows, row.start), Some(row));
@@ -231,7 +240,10 @@ fn damaged_eh_frame_never_panics() {
     fuzz(&seed, |bytes| {
         if let Ok(info) = UnwindInfo::parse(bytes, at) {
             for entry in info.entries() {
-                let Ok(rows) = info.rows(entry) else { continue };
+                let rows = info.rows(entry);
+                let frames = info.frame_addresses(entry).map_err(|error| error.to_string());
+                assert_eq!(frames, rows.as_deref().map(frames_of).map_err(|error| error.to_string()));
+                let Ok(rows) = rows else { continue };
                 assert_eq!(rows[0].start, entry.range.start);
                 assert!(rows.iter().all(|row| entry.range.contains(row.start)));
                 assert!(rows.windows(2).all(|pair| pair[0].start.offset_from(pair[1].start) < 0));
