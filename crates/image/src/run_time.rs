@@ -180,16 +180,34 @@ fn is_build_info(bytes: &[u8]) -> bool {
     bytes.starts_with(GO_BUILD_INFO) && matches!(bytes[GO_BUILD_INFO.len()..], [4 | 8, 0..=3])
 }
 
+/// What follows each place of `wanted` in `bytes`, in order. Looks at one byte in so many as `wanted` has, where that is not of it
+/// (R. N. Horspool, Practical fast searching in strings, 1980).
+fn found_in<'a>(bytes: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let len = wanted.len();
+    let mut skip = [len; 256];
+    for (i, &byte) in wanted[..len - 1].iter().enumerate() {
+        skip[usize::from(byte)] = len - 1 - i;
+    }
+    let mut end = len;
+    std::iter::from_fn(move || {
+        while let Some(&last) = bytes.get(end - 1) {
+            let here = end;
+            end += skip[usize::from(last)];
+            if last == wanted[len - 1] && &bytes[here - len..here] == wanted {
+                return Some(&bytes[here..]);
+            }
+        }
+        None
+    })
+}
+
 /// By what is left in a file without any name: constant strings.
 fn by_text(image: &Image) -> Option<RunTime> {
-    let (mut parameters, mut byte_code) = (false, false);
-    for bytes in image.constants() {
-        for text in bytes.split(|&byte| byte == 0) {
-            parameters |= text.ends_with(OCAML_PARAMETERS);
-            byte_code |= text.windows(OCAML_BYTE_CODE.len()).any(|w| w == OCAML_BYTE_CODE);
-        }
-    }
-    if parameters && !byte_code {
+    let constants = image.constants();
+    let ends_text = |rest: &[u8]| rest.first().is_none_or(|byte| *byte == 0);
+    let has_parameters = |bytes: &&[u8]| found_in(bytes, OCAML_PARAMETERS).any(ends_text);
+    let has_byte_code = |bytes: &&[u8]| found_in(bytes, OCAML_BYTE_CODE).next().is_some();
+    if constants.iter().any(|b| has_parameters(b)) && !constants.iter().any(|b| has_byte_code(b)) {
         return Some(RunTime::OCaml);
     }
     let writable = image.segments().iter().filter(|s| s.writable);
@@ -199,4 +217,21 @@ fn by_text(image: &Image) -> Option<RunTime> {
         bytes.get(first as usize..).unwrap_or_default().chunks(16).any(is_build_info)
     };
     bytes.any(has_info).then_some(RunTime::Go)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::found_in;
+
+    #[test]
+    fn every_place_of_a_text_is_found() {
+        for text in ["", "a", "ab", "abab", "aabab", "xxabxxabab", "abcabcabdab", "bab"] {
+            for wanted in ["a", "ab", "aba", "abab", "abd", "xx"] {
+                let found: Vec<&[u8]> = found_in(text.as_bytes(), wanted.as_bytes()).collect();
+                let places = (0..text.len()).filter(|i| text[*i..].starts_with(wanted));
+                let expected: Vec<&[u8]> = places.map(|i| &text.as_bytes()[i + wanted.len()..]).collect();
+                assert_eq!(found, expected, "{wanted} in {text}");
+            }
+        }
+    }
 }
