@@ -1,13 +1,14 @@
 //! The analysis: one function that reads as the list of its phases.
 
-use crate::address_set::AddressSet;
+use crate::address_set::{AddressSet, Ranked};
 use crate::doubt::{self, Doubt};
+use crate::edges::build_edges_with;
 use crate::known_labels::known_labels;
 use crate::leaders::{self, Leaders};
 use crate::lookups::unwinder_lookups;
 use crate::model::*;
 use crate::sweep::{Found, Kind, Mini, Span, Sweep};
-use crate::{build_edges, flags, special, tables};
+use crate::{flags, special, tables};
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -280,9 +281,22 @@ impl<'a> Builder<'a> {
         self.first_mini.push(minis as u32);
         // A padding block falls through only if something real reaches it, which makes it no padding.
         self.unmark_reached_padding();
-        let edges = build_edges(&mut self.blocks, &self.tables);
-        let spans = block_minis(&self.first_mini, &self.functions, self.sweep);
-        flags::mark(&self.functions, &mut self.blocks, &edges, self.sweep, &spans);
+        let starts = Ranked::new(self.sweep.text, self.blocks.iter().map(|b| b.start));
+        let find = |_: &[Block], at| starts.index_of(at).map(BlockId::from_index);
+        let edges = build_edges_with(&mut self.blocks, &self.tables, &find);
+        let minis = block_minis(&self.first_mini, &self.functions, self.sweep);
+        let live = flags::live_in(&flags::Code {
+            functions: &self.functions,
+            blocks: &self.blocks,
+            edges: &edges,
+            calls: &self.calls,
+            starts: &starts,
+            sweep: self.sweep,
+            minis: &minis,
+        });
+        for (block, live) in self.blocks.iter_mut().zip(live) {
+            block.attrs.set(BlockAttrs::FLAGS_LIVE_IN, live != 0);
+        }
         for i in 0..self.functions.len() {
             self.functions[i].redirectable = self.redirectable(&self.functions[i]);
         }

@@ -10,10 +10,18 @@ use crate::{Block, BlockId, Edge, EdgeId, EdgeKind, JumpTable, Terminator};
 /// branch target, and a table has one edge for each distinct target. What does not start a block of the module gives
 /// no edge. The result is sorted: by source block, then kind, then target.
 pub fn build_edges(blocks: &mut [Block], tables: &[JumpTable]) -> Vec<Edge> {
+    build_edges_with(blocks, tables, &by_search)
+}
+
+/// Finds the block that starts at an address.
+pub(crate) type Find<'a> = dyn Fn(&[Block], Svma) -> Option<BlockId> + 'a;
+
+/// [`build_edges`], with a faster way to find blocks.
+pub(crate) fn build_edges_with(blocks: &mut [Block], tables: &[JumpTable], find: &Find<'_>) -> Vec<Edge> {
     let mut edges = Vec::with_capacity(blocks.len() * 3 / 2);
     for index in 0..blocks.len() {
         let first = edges.len();
-        implied_edges(blocks, tables, index, &mut edges);
+        implied_edges(blocks, tables, index, find, &mut edges);
         blocks[index].first_edge = EdgeId::from_index(first);
         blocks[index].edge_count = (edges.len() - first) as u32;
     }
@@ -21,11 +29,17 @@ pub fn build_edges(blocks: &mut [Block], tables: &[JumpTable]) -> Vec<Edge> {
 }
 
 /// Appends the outgoing edges of block number `index`, sorted.
-pub(crate) fn implied_edges(blocks: &[Block], tables: &[JumpTable], index: usize, edges: &mut Vec<Edge>) {
+pub(crate) fn implied_edges(
+    blocks: &[Block],
+    tables: &[JumpTable],
+    index: usize,
+    find: &Find<'_>,
+    edges: &mut Vec<Edge>,
+) {
     let block = &blocks[index];
     let from = BlockId::from_index(index);
     let mut push = |kind, target| {
-        if let Some(to) = starting_at(blocks, index, target) {
+        if let Some(to) = starting_at(blocks, index, target, find) {
             edges.push(Edge { from, kind, to });
         }
     };
@@ -48,9 +62,14 @@ pub(crate) fn implied_edges(blocks: &[Block], tables: &[JumpTable], index: usize
 }
 
 /// The block that starts at `target`; the neighbour of block number `near` is tried first.
-fn starting_at(blocks: &[Block], near: usize, target: Svma) -> Option<BlockId> {
+fn starting_at(blocks: &[Block], near: usize, target: Svma, find: &Find<'_>) -> Option<BlockId> {
     if blocks.get(near + 1).is_some_and(|next| next.start == target) {
         return Some(BlockId::from_index(near + 1));
     }
+    find(blocks, target)
+}
+
+/// The block that starts at `target`, by a search in `blocks`.
+pub(crate) fn by_search(blocks: &[Block], target: Svma) -> Option<BlockId> {
     blocks.binary_search_by_key(&target, |b| b.start).ok().map(BlockId::from_index)
 }

@@ -5,7 +5,10 @@
 //! right behind any call reads flags before it writes them, the callee's returns (all returns, for an indirect call)
 //! count as reads; a function that reads flags on entry makes its calls reads.
 
-use crate::model::{Block, BlockAttrs, Edge, Function, Movability, Terminator};
+use crate::address_set::Ranked;
+use crate::model::{
+    Block, BlockAttrs, BlockId, CallSite, CallTarget, Edge, Function, Movability, Terminator,
+};
 use crate::sweep::{Kind, Mini, Sweep};
 use restitch_address::Svma;
 use restitch_x86::ALL_FLAGS;
@@ -17,31 +20,42 @@ struct Transfer {
     kills: u8,
 }
 
-/// Marks [`BlockAttrs::FLAGS_LIVE_IN`]. `minis[b]` is the range of the block's instructions in the sweep.
-pub(crate) fn mark(
-    functions: &[Function],
-    blocks: &mut [Block],
-    edges: &[Edge],
-    sweep: &Sweep,
-    minis: &[(u32, u32)],
-) {
-    let mut returns = Returns { has_labels: vec![false; functions.len()], ..Returns::default() };
+/// What is looked at.
+pub(crate) struct Code<'a> {
+    pub functions: &'a [Function],
+    pub blocks: &'a [Block],
+    pub edges: &'a [Edge],
+    pub calls: &'a [CallSite],
+    /// Starts of the blocks.
+    pub starts: &'a Ranked,
+    pub sweep: &'a Sweep,
+    /// By block: the range of its instructions in the sweep.
+    pub minis: &'a [(u32, u32)],
+}
+
+/// By block: the flags that are live at its start.
+pub(crate) fn live_in(code: &Code<'_>) -> Vec<u8> {
+    let mut returns = Returns { has_labels: vec![false; code.functions.len()], ..Returns::default() };
     // What a function without blocks reads is not known.
-    returns.readers.extend(functions.iter().filter(|f| f.blocks.is_empty()).map(|f| f.range.start));
-    for b in blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::INDIRECT)) {
+    returns.readers.extend(code.functions.iter().filter(|f| f.blocks.is_empty()).map(|f| f.range.start));
+    for b in code.blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::INDIRECT)) {
         // The lazy-binding halves of PLT stubs are labels in name only.
         returns.has_labels[b.function.index()] =
-            functions[b.function.index()].movability != Movability::Linkage;
+            code.functions[b.function.index()].movability != Movability::Linkage;
     }
-    let predecessors = Predecessors::new(blocks.len(), edges);
+    let predecessors = Predecessors::new(code.blocks.len(), code.edges);
+    let mut transfers: Vec<Transfer> =
+        (0..code.blocks.len()).map(|b| transfer(code.sweep, code.minis_of(b), &returns)).collect();
+    let mut live = vec![0; code.blocks.len()];
     loop {
-        let live = solve(blocks, edges, sweep, minis, &predecessors, &returns);
-        let found = flag_passing_calls(blocks, sweep, minis, &live);
+        solve(code, &transfers, &predecessors, &returns, &mut live);
+        let found = flag_passing_calls(code, &live);
+        let new_readers: BTreeSet<Svma> = found.readers.difference(&returns.readers).copied().collect();
         if !returns.learn(found) {
-            for (block, live) in blocks.iter_mut().zip(&live) {
-                block.attrs.set(BlockAttrs::FLAGS_LIVE_IN, *live != 0);
-            }
-            return;
+            return live;
+        }
+        for block in blocks_that_call(code, &new_readers) {
+            transfers[block.index()] = transfer(code.sweep, code.minis_of(block.index()), &returns);
         }
     }
 }
@@ -67,8 +81,22 @@ impl Returns {
     }
 }
 
-fn minis_of<'a>(sweep: &'a Sweep, minis: &[(u32, u32)], block: usize) -> &'a [Mini] {
-    &sweep.minis[minis[block].0 as usize..minis[block].1 as usize]
+impl Code<'_> {
+    fn minis_of(&self, block: usize) -> &[Mini] {
+        &self.sweep.minis[self.minis[block].0 as usize..self.minis[block].1 as usize]
+    }
+}
+
+/// Blocks with a direct call of one of `functions`.
+fn blocks_that_call(code: &Code<'_>, functions: &BTreeSet<Svma>) -> Vec<BlockId> {
+    let calls = |call: &&CallSite| match call.target {
+        CallTarget::Direct(to) => functions.contains(&to),
+        CallTarget::Indirect => false,
+    };
+    if functions.is_empty() {
+        return Vec::new();
+    }
+    code.calls.iter().filter(calls).map(|call| call.block).collect()
 }
 
 fn transfer(sweep: &Sweep, minis: &[Mini], returns: &Returns) -> Transfer {
@@ -76,6 +104,9 @@ fn transfer(sweep: &Sweep, minis: &[Mini], returns: &Returns) -> Transfer {
     for m in minis {
         t.reads |= m.reads & !t.kills;
         t.kills |= m.writes;
+        if t.kills == ALL_FLAGS {
+            break;
+        }
         if matches!(m.kind, Kind::Call | Kind::IndirectCall) {
             let target = if returns.readers.is_empty() { None } else { sweep.target_of(sweep.address(m)) };
             if target.is_some_and(|t| returns.readers.contains(&t)) {
@@ -87,31 +118,28 @@ fn transfer(sweep: &Sweep, minis: &[Mini], returns: &Returns) -> Transfer {
     t
 }
 
+/// Raises `live`, a solution for less that is read, to the smallest solution for `transfers` and `returns`.
 fn solve(
-    blocks: &[Block],
-    edges: &[Edge],
-    sweep: &Sweep,
-    minis: &[(u32, u32)],
+    code: &Code<'_>,
+    transfers: &[Transfer],
     predecessors: &Predecessors,
     returns: &Returns,
-) -> Vec<u8> {
-    let transfers: Vec<Transfer> =
-        (0..blocks.len()).map(|b| transfer(sweep, minis_of(sweep, minis, b), returns)).collect();
-    let mut live: Vec<u8> = transfers.iter().map(|t| t.reads).collect();
+    live: &mut [u8],
+) {
+    live.iter_mut().zip(transfers).for_each(|(live, t)| *live |= t.reads);
     // Every block once, from the back; then the predecessors of what changed. Flags only ever become live.
-    let mut pending: Vec<u32> = (0..blocks.len() as u32).collect();
+    let mut pending: Vec<u32> = (0..code.blocks.len() as u32).collect();
     while let Some(b) = pending.pop() {
         let b = b as usize;
         if transfers[b].kills == ALL_FLAGS || live[b] == ALL_FLAGS {
             continue;
         }
-        let new = live[b] | live_out(blocks, edges, sweep, returns, &live, b) & !transfers[b].kills;
+        let new = live[b] | live_out(code, returns, live, b) & !transfers[b].kills;
         if new != live[b] {
             live[b] = new;
             pending.extend_from_slice(predecessors.of(b));
         }
     }
-    live
 }
 
 /// Source blocks of the edges into each block.
@@ -142,17 +170,16 @@ impl Predecessors {
     }
 }
 
-fn live_out(blocks: &[Block], edges: &[Edge], sweep: &Sweep, returns: &Returns, live: &[u8], b: usize) -> u8 {
-    let block = &blocks[b];
-    let over_edges = edges[block.first_edge.index()..][..block.edge_count as usize]
+fn live_out(code: &Code<'_>, returns: &Returns, live: &[u8], b: usize) -> u8 {
+    let block = &code.blocks[b];
+    let over_edges = code.edges[block.first_edge.index()..][..block.edge_count as usize]
         .iter()
         .fold(0, |a, e| a | live[e.to.index()]);
     let expected = match block.terminator {
         Terminator::Return => {
-            let flags_matter = returns.all
-                || sweep
-                    .span_at(block.start)
-                    .is_some_and(|s| returns.functions.contains(&sweep.spans[s].range.start));
+            let entry = || code.functions[block.function.index()].range.start;
+            let flags_matter =
+                returns.all || !returns.functions.is_empty() && returns.functions.contains(&entry());
             return if flags_matter { ALL_FLAGS } else { 0 };
         }
         Terminator::Stop => return 0,
@@ -168,29 +195,29 @@ fn live_out(blocks: &[Block], edges: &[Edge], sweep: &Sweep, returns: &Returns, 
 }
 
 /// Calls behind which flags are read before they are written, and calls of functions that read them on entry.
-fn flag_passing_calls(blocks: &[Block], sweep: &Sweep, minis: &[(u32, u32)], live: &[u8]) -> Returns {
+fn flag_passing_calls(code: &Code<'_>, live: &[u8]) -> Returns {
     let mut found = Returns::default();
-    for b in 0..blocks.len() {
-        let minis = minis_of(sweep, minis, b);
-        for (i, call) in
-            minis.iter().enumerate().filter(|(_, m)| matches!(m.kind, Kind::Call | Kind::IndirectCall))
+    for call in code.calls {
+        let target = match call.target {
+            CallTarget::Direct(to) => Some(to),
+            CallTarget::Indirect => None,
+        };
+        if let Some(to) = target
+            && let Some(entry) = code.starts.index_of(to)
+            && live[entry] != 0
         {
-            let target = sweep.target_of(sweep.address(call)).filter(|_| call.kind == Kind::Call);
-            if let Some(t) = target
-                && let Ok(entry) = blocks.binary_search_by_key(&t, |b| b.start)
-                && live[entry] != 0
-            {
-                found.readers.insert(t);
-            }
-            // Only reads in the same block count: behind a call that never returns stands unrelated code.
-            if transfer(sweep, &minis[i + 1..], &found).reads == 0 {
-                continue;
-            }
-            match target {
-                Some(target) => found.functions.insert(target),
-                None => std::mem::replace(&mut found.all, true),
-            };
+            found.readers.insert(to);
         }
+        // Only reads in the same block count: behind a call that never returns stands unrelated code.
+        let end = code.minis[call.block.index()].1 as usize;
+        let behind = code.sweep.mini_at(call.at).map_or(&[][..], |i| &code.sweep.minis[i + 1..end]);
+        if transfer(code.sweep, behind, &found).reads == 0 {
+            continue;
+        }
+        match target {
+            Some(target) => found.functions.insert(target),
+            None => std::mem::replace(&mut found.all, true),
+        };
     }
     found
 }

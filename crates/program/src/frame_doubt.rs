@@ -7,7 +7,7 @@
 //! Limits: an address of the stack that was handed from register to register is not followed, but where it is made of the word's own.
 
 use restitch_address::Svma;
-use restitch_cfi::{Cfa, Register, Row};
+use restitch_cfi::{Cfa, FrameAddress, Register};
 use restitch_x86::{Flow, Insn, Reg, StackUse};
 
 /// Distance from the word of the return address to the canonical frame address, and its length in bytes.
@@ -45,8 +45,8 @@ enum Frame {
 }
 
 impl Frame {
-    fn of(row: &Row) -> Self {
-        match row.state.cfa {
+    fn of(row: &FrameAddress) -> Self {
+        match row.cfa {
             Cfa::RegisterOffset { register: Register::RSP, offset } => Self::Stack(offset),
             Cfa::RegisterOffset { register: Register::RBP, offset } => Self::Base(offset),
             _ => Self::Odd,
@@ -56,7 +56,7 @@ impl Frame {
 
 /// The look at one function, instruction by instruction in order of address.
 pub(crate) struct FrameWatch {
-    rows: Vec<Row>,
+    rows: Vec<FrameAddress>,
     /// Index of the next row.
     next: usize,
     here: Frame,
@@ -69,7 +69,7 @@ pub(crate) struct FrameWatch {
 
 impl FrameWatch {
     /// Of a function whose unwind entry has these rows; none if they could not be read.
-    pub fn new(rows: Vec<Row>) -> Self {
+    pub fn new(rows: Vec<FrameAddress>) -> Self {
         let first = rows.first().map(Frame::of);
         let is_part = first.is_some_and(|first| first != Frame::Stack(WORD));
         let found = FrameDoubt { odd: rows.is_empty(), is_part, ..FrameDoubt::default() };
@@ -181,14 +181,12 @@ impl FrameWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use restitch_cfi::FrameState;
-    use std::sync::Arc;
 
     /// What is found of code at 0 with rows of `(address, register, offset)`.
     fn found(bytes: &[u8], rows: &[(u64, Register, i64)]) -> FrameDoubt {
         let row = |&(at, register, offset): &(u64, Register, i64)| {
             let cfa = Cfa::RegisterOffset { register, offset };
-            Row { start: Svma::new(at), state: Arc::new(FrameState { cfa, ..FrameState::at_entry() }) }
+            FrameAddress { start: Svma::new(at), cfa }
         };
         let mut watch = FrameWatch::new(rows.iter().map(row).collect());
         restitch_x86::scan_units(bytes, Svma::new(0), |insn| watch.see(&insn)).expect("instructions");

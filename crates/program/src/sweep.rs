@@ -161,7 +161,7 @@ impl Sweep {
         if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
             self.endbrs.insert(range.start);
         }
-        let mut watch = FrameWatch::new(unwind.rows(&unwind.entries()[entry]).unwrap_or_default());
+        let mut watch = FrameWatch::new(unwind.frame_addresses(&unwind.entries()[entry]).unwrap_or_default());
         let see = |insn: Insn| {
             watch.see(&insn);
             self.note(&insn);

@@ -1,6 +1,6 @@
 //! Checks the invariants that the head of this crate states.
 
-use crate::edges::implied_edges;
+use crate::edges::{by_search, implied_edges};
 use crate::{BlockAttrs, BlockId, Program, Terminator};
 
 impl Program {
@@ -85,7 +85,7 @@ impl Program {
         let mut expected = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {
             let first = expected.len();
-            implied_edges(&self.blocks, &self.tables, index, &mut expected);
+            implied_edges(&self.blocks, &self.tables, index, &by_search, &mut expected);
             let count = expected.len() - first;
             if block.first_edge.index() != first || block.edge_count as usize != count {
                 wrong.push(format!(
