@@ -16,7 +16,7 @@
 //! Limits: labels beside an indirect jump; relative tables among other data; ranges whose bounds are entries of functions. docs/usage/run-times.md
 //! says so to users.
 
-use crate::address_set::Ranked;
+use crate::address_set::{AddressSet, Ranked};
 use crate::model::JumpTable;
 use crate::sweep::{Kind, Named, Sweep};
 use crate::words::TableWords;
