@@ -379,7 +379,7 @@ fn doctor_command() -> Result<i32, SessionError> {
     for c in &facts.checks {
         let head = format!("{} {:<23}", if c.available { "yes" } else { "no " }, c.name);
         print!("{}", paragraph(&head, &c.state));
-        print!("{}", paragraph("      ", &c.meaning));
+        print!("{}", paragraph("      ", c.meaning));
         if let Some(remedy) = &c.remedy {
             // Commands are to be copied: whole, on one line.
             println!("      to allow more: {remedy}");

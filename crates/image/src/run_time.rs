@@ -207,7 +207,7 @@ fn by_text(image: &Image) -> Option<RunTime> {
     let ends_text = |rest: &[u8]| rest.first().is_none_or(|byte| *byte == 0);
     let has_parameters = |bytes: &&[u8]| found_in(bytes, OCAML_PARAMETERS).any(ends_text);
     let has_byte_code = |bytes: &&[u8]| found_in(bytes, OCAML_BYTE_CODE).next().is_some();
-    if constants.iter().any(|b| has_parameters(b)) && !constants.iter().any(|b| has_byte_code(b)) {
+    if constants.iter().any(has_parameters) && !constants.iter().any(has_byte_code) {
         return Some(RunTime::OCaml);
     }
     let writable = image.segments().iter().filter(|s| s.writable);

@@ -21,7 +21,7 @@ pub(crate) fn gaps(image: &Image, sweep: &Sweep) -> Vec<SvmaRange> {
         }
         gaps.push(SvmaRange::between(from, range.end.max(from)));
     }
-    gaps.retain(|gap| gap.len() > 0 && !is_filler(image, *gap));
+    gaps.retain(|gap| !gap.is_empty() && !is_filler(image, *gap));
     gaps
 }
 
