@@ -167,16 +167,17 @@ COMPUTED = {
     "libgcrypt": (GCRYPT, ["libgcrypt.so.20"]),
     "glibc": (STRINGS, ["libc.so.6"]),
 }
-# Picture sources, and what is done with them: command, libraries. {seconds} is how long the film is.
-FILM = "testsrc2=size=320x180:rate=25:duration={seconds}"
+# Picture sources, and what is done with them: command, libraries, how many times the long film repeats the short one for each lap.
+FILM = "testsrc2=size=320x180:rate=25:duration=2"
 CODED = {
-    "x264": ("x264 --quiet --threads 1 --preset medium --demuxer y4m -o /dev/stdout --muxer raw film.y4m", ["libx264.so.*"]),
-    "dav1d": ("dav1d -q --threads 1 -i film.ivf -o - --muxer md5", ["libdav1d.so.*"]),
+    "x264": ("x264 --quiet --threads 1 --preset medium --demuxer y4m -o /dev/stdout --muxer raw film.y4m", ["libx264.so.*"], 12),
+    "dav1d": ("dav1d -q --threads 1 -i film.obu -o - --muxer md5", ["libdav1d.so.*"], 60),
     "ffmpeg": (
-        "ffmpeg -v error -threads 1 -i film.y4m -an -c:v mpeg4 -q:v 4 -flags +bitexact -f framemd5 -",
+        "ffmpeg -v error -threads 1 -i film.y4m -an -c:v mpeg4 -q:v 4 -mbd 2 -trellis 2 -flags +bitexact -f framemd5 -",
         ["libavcodec.so.*", "libswscale.so.*"],
+        12,
     ),
-    "ffmpeg-h264": ("ffmpeg -v error -threads 1 -i film.264 -flags +bitexact -f framemd5 -", ["libavcodec.so.*"]),
+    "ffmpeg-h264": ("ffmpeg -v error -threads 1 -i film.264 -flags +bitexact -f framemd5 -", ["libavcodec.so.*"], 60),
 }
 
 
@@ -189,7 +190,9 @@ def one(machine, name):
     os.makedirs(folder)
     command, libraries, long = computed(folder, name) if name in COMPUTED else coded(machine, folder, name)
     wanted = output(folder, command)
-    recorded = output(folder, [RESTITCH, "record", "-o", f"{folder}/profile", "--", *command])
+    # Only what is loaded at the start is counted.
+    preload = {"LD_PRELOAD": " ".join(libraries)} if name in COMPUTED else {}
+    recorded = output(folder, [RESTITCH, "record", "-o", f"{folder}/profile", "--", *command], **preload)
     same(wanted, recorded, "recorded")
     fast = f"{folder}/fast"
     os.makedirs(fast)
@@ -200,7 +203,7 @@ def one(machine, name):
     wanted = output(folder, long)
     with open(f"{folder}/out", "wb") as out, subprocess.Popen(long, cwd=folder, stdout=out, stderr=subprocess.PIPE) as process:
         try:
-            with Toggling(machine, process.pid, renewed=True):
+            with Toggling(machine, process.pid, renewed=True, seconds=1, pause=0.3):
                 process.wait(timeout=900)
             if process.returncode:
                 raise Failed(f"attached to: ended with {process.returncode}: {process.stderr.read()[-500:]}")
@@ -221,18 +224,22 @@ def computed(folder, name):
 
 
 def coded(machine, folder, name):
-    line, sonames = CODED[name]
+    line, sonames, times = CODED[name]
     program, *arguments = line.split(" ")
     command = [find(f"/usr/bin/{program}"), *arguments]
-    ffmpeg = find("/usr/bin/ffmpeg")
-    for place, seconds in (("short", 2), ("long", 5 * int(LAPS))):
+    film = next(word for word in command if word.startswith("film."))
+    encode = {"film.obu": ["-c:v", "libaom-av1", "-cpu-used", "8", "-b:v", "400k"], "film.264": ["-c:v", "libx264", "-preset", "fast"]}
+    for place in ("short", "long"):
         os.makedirs(f"{folder}/{place}")
-        make = [ffmpeg, "-v", "error", "-f", "lavfi", "-i", FILM.format(seconds=seconds)]
-        machine.run([*make, "-pix_fmt", "yuv420p", f"{folder}/{place}/film.y4m"])
-        if name == "dav1d":
-            machine.run([*make, "-c:v", "libaom-av1", "-cpu-used", "8", "-b:v", "400k", f"{folder}/{place}/film.ivf"])
-        if name == "ffmpeg-h264":
-            machine.run([*make, "-c:v", "libx264", "-preset", "fast", f"{folder}/{place}/film.264"])
+    make = [find("/usr/bin/ffmpeg"), "-v", "error", "-f", "lavfi", "-i", FILM, "-pix_fmt", "yuv420p"]
+    machine.run([*make, *encode.get(film, []), f"{folder}/short/{film}"])
+    with open(f"{folder}/short/{film}", "rb") as short, open(f"{folder}/long/{film}", "wb") as long:
+        # Frames of all three formats may follow one another in a file; one of them begins with a line of its own.
+        if film.endswith(".y4m"):
+            long.write(short.readline())
+        frames = short.read()
+        for _ in range(times * int(LAPS)):
+            long.write(frames)
     at = {place: [word.replace("film.", f"{place}/film.") for word in command] for place in ("short", "long")}
     return at["short"], [library(soname) for soname in sonames], at["long"]
 
