@@ -58,13 +58,23 @@ fn heat_of(heat: &[u64], block: BlockId) -> f64 {
 
 /// Whether control may run on from the end of a slot into what stands behind it.
 fn falls_through(plan: &Plan, program: &Program, slot: usize) -> bool {
-    if matches!(plan.ops[plan.ops_of(slot)].last(), Some(Op::Branch { condition: None, .. })) {
+    let ops = &plan.ops[plan.ops_of(slot)];
+    if skips_to_end(ops) {
+        return true;
+    }
+    if matches!(ops.last(), Some(Op::Branch { condition: None, .. })) {
         return false;
     }
     !matches!(
         program.block(plan.slots[slot].block).terminator,
         Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop
     )
+}
+
+/// Whether a `loop` or `jrcxz` skips the rest of these, and so leads to what stands behind them.
+fn skips_to_end(ops: &[Op]) -> bool {
+    let mut skips = ops.iter().enumerate();
+    skips.any(|(i, op)| matches!(op, Op::Short { over, .. } if i + 1 + usize::from(*over) == ops.len()))
 }
 
 /// For each place in a line at which a run may begin, how often execution crosses from one line into the next. The run is given
@@ -98,6 +108,7 @@ fn best_padding(crossings: &[f64; LINE as usize], at: u32, align: u32, price: f6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Dest;
 
     #[test]
     fn a_loop_that_fits_is_put_into_one_line() {
@@ -122,6 +133,15 @@ mod tests {
         let costs = crossings(&[(60, 1.0)]);
         assert_eq!(best_padding(&costs, 32, 16, 0.0, 100), 32);
         assert_eq!(best_padding(&costs, 32, 4096, 0.0, 100), 0);
+    }
+
+    #[test]
+    fn what_a_short_branch_skips_to_is_run_into() {
+        let jump = || Op::Branch { condition: None, near: false, added: true, dest: Dest::Slot(7) };
+        let short = |over| Op::Short { over, len: 2 };
+        assert!(skips_to_end(&[short(1), jump()]), "jrcxz behind; jmp 7; behind:");
+        assert!(!skips_to_end(&[short(1), jump(), jump()]), "jrcxz 1f; jmp 7; 1: jmp 7");
+        assert!(!skips_to_end(&[jump()]));
     }
 
     proptest::proptest! {
