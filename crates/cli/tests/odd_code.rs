@@ -16,6 +16,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/table.c", &["-O2", "-no-pie"]),
     ("odd/entries.c", &["-O2", "-Wl,--no-eh-frame-hdr"]),
     ("odd/entries.c", &["-O2", "-fuse-ld=gold"]),
+    ("odd/flags.c", &["-O2"]),
     ("odd/unknown.c", &["-O2"]),
     ("odd/unknown.c", &["-O1", "-no-pie", "-s"]),
     ("odd/computed.c", &["-O2"]),

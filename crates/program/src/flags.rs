@@ -3,7 +3,9 @@
 //! A backward data-flow over blocks. Flags are dead at returns and across calls by the calling convention
 //! (System V ABI 3.2.1), but hand-written assembly returns results in them, so that is verified, not assumed: if code
 //! right behind any call reads flags before it writes them, the callee's returns (all returns, for an indirect call)
-//! count as reads; a function that reads flags on entry makes its calls reads.
+//! count as reads; a function that reads flags on entry makes its calls reads, which may be right behind another call.
+//!
+//! Limit: what is called through a pointer is taken to read none.
 
 use crate::address_set::Ranked;
 use crate::model::{
@@ -49,7 +51,7 @@ pub(crate) fn live_in(code: &Code<'_>) -> Vec<u8> {
     let mut live = vec![0; code.blocks.len()];
     loop {
         solve(code, &transfers, &predecessors, &returns, &mut live);
-        let found = flag_passing_calls(code, &live);
+        let found = flag_passing_calls(code, &live, &returns);
         let new_readers: BTreeSet<Svma> = found.readers.difference(&returns.readers).copied().collect();
         if !returns.learn(found) {
             return live;
@@ -194,8 +196,15 @@ fn live_out(code: &Code<'_>, returns: &Returns, live: &[u8], b: usize) -> u8 {
     if block.edge_count < expected { ALL_FLAGS } else { over_edges }
 }
 
-/// Calls behind which flags are read before they are written, and calls of functions that read them on entry.
-fn flag_passing_calls(code: &Code<'_>, live: &[u8]) -> Returns {
+/// The flags that are live where control goes on from `block`.
+fn live_in_next(code: &Code<'_>, live: &[u8], block: BlockId) -> u8 {
+    let block = &code.blocks[block.index()];
+    let edges = &code.edges[block.first_edge.index()..][..block.edge_count as usize];
+    edges.iter().fold(0, |all, edge| all | live[edge.to.index()])
+}
+
+/// Calls behind which flags are read before they are written, and calls of functions that read them on entry. `known`: what was found before.
+fn flag_passing_calls(code: &Code<'_>, live: &[u8], known: &Returns) -> Returns {
     let mut found = Returns::default();
     for call in code.calls {
         let target = match call.target {
@@ -208,10 +217,13 @@ fn flag_passing_calls(code: &Code<'_>, live: &[u8]) -> Returns {
         {
             found.readers.insert(to);
         }
-        // Only reads in the same block count: behind a call that never returns stands unrelated code.
         let end = code.minis[call.block.index()].1 as usize;
         let behind = code.sweep.mini_at(call.at).map_or(&[][..], |i| &code.sweep.minis[i + 1..end]);
-        if transfer(code.sweep, behind, &found).reads == 0 {
+        let behind = transfer(code.sweep, behind, known);
+        // Behind a call that never returns stands unrelated code. To take it for what comes next does no harm to a callee without
+        // returns; of indirect calls, whose callees may be all functions, only reads in the same block count.
+        let next = target.map_or(0, |_| live_in_next(code, live, call.block) & !behind.kills);
+        if behind.reads | next == 0 {
             continue;
         }
         match target {

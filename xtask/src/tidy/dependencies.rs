@@ -3,7 +3,7 @@
 use crate::{Finding, Tree};
 
 /// The crates that the workspace asks for itself, with what for. What they bring with them is in `Cargo.lock`.
-pub const DIRECT: [(&str, &str); 24] = [
+pub const DIRECT: [(&str, &str); 25] = [
     ("arrayvec", "lists of bounded length without the heap, in hot loops of the models"),
     ("bitflags", "sets of attributes of blocks"),
     ("clap", "the command line"),
@@ -16,6 +16,7 @@ pub const DIRECT: [(&str, &str); 24] = [
     ("libc", "system calls and their structures"),
     ("libfuzzer-sys", "fuzz targets"),
     ("lzma-rs", ".gnu_debugdata"),
+    ("memchr", "search for the marks of run times in constants"),
     ("object", "structures of ELF files"),
     ("perf-event-open-sys", "structures of perf events"),
     ("plotters", "diagrams of the lab"),
