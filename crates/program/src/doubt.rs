@@ -215,7 +215,9 @@ impl<'a> Search<'a> {
             uses = follow_address(&decode, range, &self.leading_to(at), &made, FOLLOWED);
         }
         for place in uses.accessed {
-            self.doubt_accessed(place, INDEXED_BYTES);
+            // What begins in a function ends there, for all that is known of the index.
+            let bytes = if self.sweep.span_at(place).is_some() { 1 } else { INDEXED_BYTES };
+            self.doubt_accessed(place, bytes);
         }
         let by_table = |at: &Svma| self.tables.binary_search_by_key(at, |t| t.jump_at).is_ok();
         self.bases.extend(uses.jumped.iter().filter(|(jump, _)| !by_table(jump)).map(|(_, base)| base));
@@ -334,13 +336,20 @@ impl<'a> Search<'a> {
         let mut places: Vec<Svma> = named.map(|n| n.1).collect();
         places.sort_unstable();
         places.dedup();
+        // From the table itself, as switches have them, or from a label that is added (GCC manual, Labels as Values).
+        let bases: Vec<Svma> = self.leaders.made.iter_in(range).collect();
+        let origins = |table: Svma| std::iter::once(table).chain(bases.iter().copied());
         let mut are_any = false;
         for (i, &table) in places.iter().enumerate() {
             let end = places.get(i + 1).map_or(MOST_OFFSETS, |next| next.offset_from(table) as u64 / 4);
-            let offset = |i: u64| self.image.read_i32(table + 4 * i);
-            let targets = (0..end.min(MOST_OFFSETS)).map_while(|i| Some(table.offset(offset(i)?.into())));
-            let targets: Vec<Svma> = targets.take_while(|to| sweep.starts.contains(*to)).collect();
-            if targets.iter().filter(|to| range.contains(**to)).count() >= LEAST_OFFSETS {
+            for origin in origins(table) {
+                let offset = |i: u64| self.image.read_i32(table + 4 * i);
+                let targets =
+                    (0..end.min(MOST_OFFSETS)).map_while(|i| Some(origin.offset(offset(i)?.into())));
+                let targets: BTreeSet<Svma> = targets.take_while(|to| sweep.starts.contains(*to)).collect();
+                if targets.range(range.start..range.end).count() < LEAST_OFFSETS {
+                    continue;
+                }
                 are_any = true;
                 for to in targets {
                     if range.contains(to) && to != range.start {
@@ -422,39 +431,63 @@ impl<'a> Search<'a> {
 
     /// Looks at code that no unwind table entry covers.
     fn look_between(&mut self) {
+        let entered = self.entered_for_certain();
         for gap in gaps(self.image, self.sweep) {
-            let symbols = self.image.symbols();
-            let from = symbols.partition_point(|symbol| symbol.range.start < gap.start);
-            let inside = symbols[from..].iter().take_while(|symbol| symbol.range.start < gap.end);
-            let roots = inside.filter(|symbol| symbol.kind != SymbolKind::Object).map(|s| s.range.start);
-            let roots = self.aimed.iter_in(gap).chain(roots).collect();
-            self.look_through(gap, roots);
+            let roots = self.aimed.iter_in(gap).collect();
+            self.look_through(gap, roots, &entered);
         }
+    }
+
+    /// What code that is understood branches to.
+    fn entered_for_certain(&self) -> AddressSet {
+        let mut entered = AddressSet::new(self.sweep.text);
+        let understood = self.sweep.spans.iter().zip(&self.opaque).filter(|(_, opaque)| opaque.is_none());
+        for (span, _) in understood {
+            for (_, to) in
+                self.sweep.targets_in(span.range).iter().filter(|(at, _)| self.reached.contains(*at))
+            {
+                entered.insert(*to);
+            }
+        }
+        entered
+    }
+
+    /// Where functions begin in `range` by their symbols.
+    fn functions_in(&self, range: SvmaRange) -> impl Iterator<Item = Svma> + use<'a> {
+        let symbols = self.image.symbols();
+        let from = symbols.partition_point(|symbol| symbol.range.start < range.start);
+        let inside = symbols[from..].iter().take_while(move |symbol| symbol.range.start < range.end);
+        inside.filter(|symbol| symbol.kind != SymbolKind::Object).map(|symbol| symbol.range.start)
     }
 
     /// Looks at opaque functions; these may make others opaque.
     fn look_into_opaque(&mut self) {
+        let entered = self.entered_for_certain();
         while let Some(s) = self.open.pop() {
             let range = self.sweep.spans[s].range;
             let mut roots = vec![range.start];
             roots.extend(self.aimed.iter_in(range));
             roots.extend(self.leaders.pads.iter_in(range));
             roots.extend(self.leaders.indirect.iter_in(range));
-            self.look_through(range, roots);
+            self.look_through(range, roots, &entered);
         }
     }
 
-    /// Where the code of `range` goes, and what it names: from `roots`, and at every byte.
-    fn look_through(&mut self, range: SvmaRange, roots: Vec<Svma>) {
+    /// Where the code of `range` goes, and what it names: from `roots`, and at every byte but those that control comes to from places that are
+    /// known to be entered. (What else is named may be something in the middle of what seems an instruction.)
+    fn look_through(&mut self, range: SvmaRange, roots: Vec<Svma>, entered: &AddressSet) {
+        let certain = self.functions_in(range).chain(entered.iter_in(range)).collect();
+        let known = self.follow_code(range, certain);
         self.follow_code(range, roots);
         self.every_branch(range);
-        for insn in naming_at_any_byte(self.image, range) {
+        for insn in naming_at_any_byte(self.image, range, &known) {
             self.named_in_opaque(&insn, range);
         }
     }
 
-    /// Decodes from the places `open` of `range`, to which control seems to come.
-    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) {
+    /// Decodes from the places `open` of `range`, to which control seems to come. The bytes of what it decodes.
+    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) -> AddressSet {
+        let known = AddressSet::new(range);
         let mut seen = BTreeSet::new();
         while let Some(at) = open.pop() {
             if !range.contains(at) || !seen.insert(at) {
@@ -479,6 +512,7 @@ impl<'a> Search<'a> {
                 open.push(next);
             }
         }
+        known
     }
 
     /// An instruction of opaque code may read what is elsewhere, or make the address of a label there.

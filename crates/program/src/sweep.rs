@@ -10,7 +10,7 @@ use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind};
 use restitch_x86::{Flow, Insn, Naming, scan_units};
 
-/// What is read at an address and an index is taken to reach so many bytes from the address.
+/// What is read at an address in front of a function and an index is taken to reach so many bytes from the address.
 pub(crate) const INDEXED_BYTES: u64 = 16;
 
 /// What kind of instruction, without its target.

@@ -1,5 +1,6 @@
 //! Code that the analysis does not understand: where it is, and what it may say.
 
+use crate::address_set::AddressSet;
 use crate::sweep::Sweep;
 use restitch_address::SvmaRange;
 use restitch_image::Image;
@@ -41,10 +42,11 @@ fn is_filler(image: &Image, range: SvmaRange) -> bool {
     true
 }
 
-/// The instructions that would begin at each byte of `range`, if they name an address.
-pub(crate) fn naming_at_any_byte(image: &Image, range: SvmaRange) -> Vec<Insn> {
+/// The instructions that would begin at each byte of `range` that is not in `known`, if they name an address.
+pub(crate) fn naming_at_any_byte(image: &Image, range: SvmaRange, known: &AddressSet) -> Vec<Insn> {
     let bytes = image.read(range.start, range.len() as usize).unwrap_or_default();
     let tail = |i: usize| &bytes[i..bytes.len().min(i + LONGEST)];
-    let decoded = (0..bytes.len()).filter_map(|i| first_insn(tail(i), range.start + i as u64));
+    let unknown = (0..bytes.len()).filter(|i| !known.contains(range.start + *i as u64));
+    let decoded = unknown.filter_map(|i| first_insn(tail(i), range.start + i as u64));
     decoded.filter(|insn| insn.names.is_some()).collect()
 }

@@ -253,8 +253,9 @@ impl Session<'_> {
             set => set?,
         };
         let (program, versions) = (program_of(&set), in_force(&set));
+        let changed = |leader: i32| if has_memory(leader) { Next::End(End::Changed) } else { gone(leader) };
         if self.in_force && versions.is_empty() {
-            return Ok(Next::End(End::Changed));
+            return Ok(changed(self.leader));
         }
         let (mut is_first, mut so_far) = (self.in_force, Sample::begin());
         let mut tidying = Tidying::begin();
@@ -284,7 +285,7 @@ impl Session<'_> {
                 return Ok(Next::End(End::Program));
             }
             if in_force(&set) != versions {
-                return Ok(Next::End(End::Changed));
+                return Ok(changed(self.leader));
             }
             if tidying.tidy(&set) {
                 continue;
@@ -391,7 +392,9 @@ impl Session<'_> {
             )));
         };
         let looked = ProcessSet::open_to_look(self.leader, false).map(|set| in_force(&set));
-        let is_lost = looked.is_ok_and(|versions| versions.is_empty()) && result.outcome == Outcome::InForce;
+        let is_lost = looked.is_ok_and(|versions| versions.is_empty())
+            && has_memory(self.leader)
+            && result.outcome == Outcome::InForce;
         if end == End::Changed || end != End::Program && is_lost {
             result.outcome = Outcome::Reverted;
             result.exit_code = ExitCode::TakenBack.number();
@@ -400,6 +403,11 @@ impl Session<'_> {
         told(&result)?;
         Ok(result)
     }
+}
+
+/// Whether the process has memory: one that is ending has none any more, though it is there.
+fn has_memory(pid: i32) -> bool {
+    procfs::maps(pid).is_ok_and(|maps| !maps.is_empty())
 }
 
 fn is_alive(pid: i32) -> bool {
