@@ -28,14 +28,20 @@ pub(crate) fn until_modules_stay<T>(
                 if !begins_again {
                     return Err(error.into());
                 }
-                watcher.note(&format!("{error}; it begins again"));
+                watcher.note(&again(&error));
             }
             Err(SessionError::Process(error @ ProcessError::PlaceTaken { .. })) if restless.takes_place() => {
-                watcher.note(&format!("{error}; it begins again"));
+                watcher.note(&again(&error));
             }
             result => return result,
         }
     }
+}
+
+/// What is told in place of the advice to try again.
+fn again(error: &ProcessError) -> String {
+    let said = error.to_string();
+    format!("{}; it begins again", said.trim_end_matches(". Try again"))
 }
 
 /// Modules that have moved while they were worked on.
@@ -117,7 +123,11 @@ mod tests {
             if tries < 3 { taken() } else { Ok(tries) }
         });
         assert_eq!(done.expect("the third place"), 3);
-        assert!(notes.0.len() == 2 && notes.0[0].contains("begins again"), "{:?}", notes.0);
+        assert!(
+            notes.0.len() == 2 && notes.0[0].ends_with("nothing was changed; it begins again"),
+            "{:?}",
+            notes.0
+        );
         let mut tries = 0;
         let never = until_modules_stay(&mut notes, |_, _| -> Result<i32, _> {
             tries += 1;
