@@ -86,7 +86,9 @@ fn the_page_of_options_is_that_of_the_command_line() {
     for command in commands(Vec::new()) {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         let help = help(&words);
-        let options = help.lines().filter_map(|line| line.trim_start().split_once("--"));
+        // Descriptions are further in; a line of one may begin with the name of another option.
+        let listed = help.lines().filter(|line| line.len() - line.trim_start().len() <= 6);
+        let options = listed.filter_map(|line| line.trim_start().split_once("--"));
         let names = options.filter(|(before, _)| before.is_empty() || before.ends_with(", "));
         for name in names.filter_map(|(_, rest)| rest.split([' ', '<']).next()) {
             let known = ["help", "version"].contains(&name) || made.contains(&format!("`--{name}"));

@@ -25,7 +25,7 @@ use crate::follow::follow_address;
 use crate::leaders::Leaders;
 use crate::model::{JumpTable, Movability, TableEncoding};
 use crate::sweep::{INDEXED_BYTES, Kind, Mini, Span, Sweep};
-use crate::unknown_code::{gaps, naming_at_any_byte};
+use crate::unknown_code::{entered_by_loader, gaps, naming_at_any_byte};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind, SymbolKind};
@@ -431,10 +431,12 @@ impl<'a> Search<'a> {
 
     /// Looks at code that no unwind table entry covers.
     fn look_between(&mut self) {
-        let entered = self.entered_for_certain();
+        let (entered, loader) = (self.entered_for_certain(), entered_by_loader(self.image));
         for gap in gaps(self.image, self.sweep) {
+            let by_loader = loader.iter().copied().filter(|at| gap.contains(*at));
+            let certain = entered.iter_in(gap).chain(self.functions_in(gap)).chain(by_loader).collect();
             let roots = self.aimed.iter_in(gap).collect();
-            self.look_through(gap, roots, &entered);
+            self.look_through(gap, certain, roots);
         }
     }
 
@@ -469,17 +471,17 @@ impl<'a> Search<'a> {
             roots.extend(self.aimed.iter_in(range));
             roots.extend(self.leaders.pads.iter_in(range));
             roots.extend(self.leaders.indirect.iter_in(range));
-            self.look_through(range, roots, &entered);
+            let certain = entered.iter_in(range).chain(self.functions_in(range)).collect();
+            self.look_through(range, certain, roots);
         }
     }
 
-    /// Where the code of `range` goes, and what it names: from `roots`, and at every byte but those that control comes to from places that are
-    /// known to be entered. (What else is named may be something in the middle of what seems an instruction.)
-    fn look_through(&mut self, range: SvmaRange, roots: Vec<Svma>, entered: &AddressSet) {
-        let certain = self.functions_in(range).chain(entered.iter_in(range)).collect();
+    /// Where the code of `range` goes, and what it names: from `certain` places, to which control comes, and `roots`, to which it seems to; and at every
+    /// byte that the certain ones do not lead to. (What seems an instruction may be data, and the next one begin in the middle of it.)
+    fn look_through(&mut self, range: SvmaRange, certain: Vec<Svma>, roots: Vec<Svma>) {
         let known = self.follow_code(range, certain);
         self.follow_code(range, roots);
-        self.every_branch(range);
+        self.every_branch(range, &known);
         for insn in naming_at_any_byte(self.image, range, &known) {
             self.named_in_opaque(&insn, range);
         }
@@ -561,11 +563,11 @@ impl<'a> Search<'a> {
         self.aimed.insert(to);
     }
 
-    /// Takes every byte of `range` for the start of a direct branch.
-    fn every_branch(&mut self, range: SvmaRange) {
+    /// Takes every byte of `range` that is not in `known` for the start of a direct branch.
+    fn every_branch(&mut self, range: SvmaRange, known: &AddressSet) {
         let Some(bytes) = self.image.read(range.start, range.len() as usize) else { return };
         let word = |b: &[u8]| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        for i in 0..bytes.len() {
+        for i in (0..bytes.len()).filter(|i| !known.contains(range.start + *i as u64)) {
             let (len, displacement) = match &bytes[i..] {
                 [0xe8 | 0xe9, rest @ ..] if rest.len() >= 4 => (5, word(rest)),
                 [0x0f, 0x80..=0x8f, rest @ ..] if rest.len() >= 4 => (6, word(rest)),

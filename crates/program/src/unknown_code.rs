@@ -2,8 +2,8 @@
 
 use crate::address_set::AddressSet;
 use crate::sweep::Sweep;
-use restitch_address::SvmaRange;
-use restitch_image::Image;
+use restitch_address::{Svma, SvmaRange};
+use restitch_image::{Image, RelocationKind};
 use restitch_x86::{Insn, first_insn};
 
 /// The longest instruction (Intel SDM vol. 2, 2.3.11), in bytes.
@@ -24,6 +24,26 @@ pub(crate) fn gaps(image: &Image, sweep: &Sweep) -> Vec<SvmaRange> {
     }
     gaps.retain(|gap| !gap.is_empty() && !is_filler(image, *gap));
     gaps
+}
+
+/// Where the loader enters a module: at its entry and its initialisers (System V gABI, chapter 5, Initialization and Termination Functions).
+pub(crate) fn entered_by_loader(image: &Image) -> Vec<Svma> {
+    let section = |name: &str| image.section(name).map(|section| section.range);
+    let mut entries = vec![image.entry()];
+    entries.extend([".init", ".fini"].into_iter().filter_map(section).map(|range| range.start));
+    for array in [".preinit_array", ".init_array", ".fini_array"].into_iter().filter_map(section) {
+        for at in (0..array.len() / 8).map(|i| array.start + 8 * i) {
+            let target = match image.relocation_at(at).map(|r| &r.kind) {
+                Some(RelocationKind::Relative { target }) => Some(*target),
+                Some(_) => None,
+                None => image
+                    .read(at, 8)
+                    .and_then(|word| Some(Svma::new(u64::from_le_bytes(word.try_into().ok()?)))),
+            };
+            entries.extend(target);
+        }
+    }
+    entries
 }
 
 /// Whether there is nothing but what assemblers and linkers fill with.
