@@ -489,7 +489,7 @@ impl<'a> Search<'a> {
 
     /// Decodes from the places `open` of `range`, to which control seems to come. The bytes of what it decodes.
     fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) -> AddressSet {
-        let known = AddressSet::new(range);
+        let mut known = AddressSet::new(range);
         let mut seen = BTreeSet::new();
         while let Some(at) = open.pop() {
             if !range.contains(at) || !seen.insert(at) {
@@ -501,6 +501,8 @@ impl<'a> Search<'a> {
                 // An instruction of this function reaches into the next one.
                 self.doubt_at(range.end, Movability::Overlapping);
             }
+            (0..u64::from(decoded.insn.len)).for_each(|i| known.insert(at + i));
+            self.named_in_opaque(&decoded.insn, range);
             let (target, goes_on) = match decoded.insn.flow {
                 Flow::Next | Flow::IndirectCall => (None, true),
                 Flow::Call(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
