@@ -4,8 +4,8 @@ mod support;
 
 use restitch_address::{LoadBias, Svma};
 use restitch_emit::{
-    Counted, CounterRequest, CounterWidth, EmitError, LARGE_PAGE, PieceKind, RedirectKind, Request,
-    SkipReason, Version, emit,
+    Counted, CounterRequest, CounterWidth, EmitError, Executions, LARGE_PAGE, PieceKind, RedirectKind,
+    Request, SkipReason, Version, emit, emit_for,
 };
 use restitch_layout::{Fragment, Layout};
 use restitch_program::{BlockId, EdgeId, EdgeKind};
@@ -151,6 +151,40 @@ fn short_conditionals_go_over_an_island() {
     });
     let version = checked(&Request { counters, ..small.request(&layout) });
     assert_eq!(version.counters.unwrap().missing, []);
+}
+
+#[test]
+fn what_a_short_conditional_leads_to_stays_right_behind_it() {
+    // A: 30 nops, jrcxz C; B: jmp A; C: 40 nops, ret; D: 2,000 nops that never run, ret
+    let (b, c, d) = (BASE + 32, BASE + 34, BASE + 75);
+    let mut code = vec![0x90; 30];
+    code.extend([0xe3, 0x02, 0xeb, 0xde]);
+    code.extend([0x90; 40]);
+    code.push(0xc3);
+    code.extend([0x90; 2000]);
+    code.push(0xc3);
+    let end = BASE + code.len() as u64;
+    let small = Small::new(
+        &code,
+        &format!(
+            "function 0x401000..{end:#x} f movable
+               0x401000 +32 entry,target short/2 -> {c:#x}
+               {b:#x} +2 - jump/2 -> 0x401000
+               {c:#x} +41 target return/1
+               {d:#x} +2001 - return/1"
+        ),
+    );
+    let layout = order(&[0, 2, 1, 3]);
+    let request = small.request(&layout);
+    // C would take one line less if there were padding in front of it.
+    let heat = Executions { blocks: &[1, 0, 1000, 0], edges: &[] };
+    let version = emit_for(&request, heat).unwrap();
+    let _: Seen = Comparison::new(&request, &version).run();
+    let at = |b: u64| version.to_version(Svma::new(b)).unwrap();
+    let island = at(BASE + 30);
+    let bytes = &version.bytes[island.offset_from(version.range.start) as usize..];
+    assert_eq!(bytes[0], 0xe3, "jrcxz");
+    assert_eq!(island + 2 + u64::from(bytes[1]), at(c));
 }
 
 #[test]
