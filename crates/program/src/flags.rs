@@ -5,7 +5,7 @@
 //! right behind any call reads flags before it writes them, the callee's returns (all returns, for an indirect call)
 //! count as reads; a function that reads flags on entry makes its calls reads, which may be right behind another call.
 //!
-//! Limit: what is called through a pointer is taken to read none.
+//! Limits: what is called through a pointer is taken to read none; calls from code without blocks are not looked at.
 
 use crate::address_set::Ranked;
 use crate::model::{
