@@ -14,8 +14,9 @@
 //! are neither copied nor written over ([`crate::BlockAttrs::UNREACHED`]).
 //!
 //! **What code says that is not understood**, opaque functions and what lies between functions (hand-written code without unwind
-//! information), is looked for along its control flow, and once more at every byte: a branch too many
-//! only makes a block boundary, one too few might lead into the middle of a patch; what is read too much only stays in place.
+//! information), is looked for along its control flow, and at every byte that control does not come to from a place that is certain: a
+//! branch too many only makes a block boundary, one too few might lead into the middle of a patch; what is read too much only stays in
+//! place.
 //!
 //! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is read through an address
 //! from memory, cannot be told from code.
