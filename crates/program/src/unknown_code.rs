@@ -32,13 +32,13 @@ pub(crate) fn entered_by_loader(image: &Image) -> Vec<Svma> {
     let mut entries = vec![image.entry()];
     entries.extend([".init", ".fini"].into_iter().filter_map(section).map(|range| range.start));
     for array in [".preinit_array", ".init_array", ".fini_array"].into_iter().filter_map(section) {
-        for at in (0..array.len() / 8).map(|i| array.start + 8 * i) {
+        // A section's size is the file's word, and may be anything: as many words as there are bytes.
+        let words = (0..array.len() / 8).map(|i| array.start + 8 * i);
+        for (at, word) in words.map_while(|at| Some((at, image.read_u64(at)?))) {
             let target = match image.relocation_at(at).map(|r| &r.kind) {
                 Some(RelocationKind::Relative { target }) => Some(*target),
                 Some(_) => None,
-                None => image
-                    .read(at, 8)
-                    .and_then(|word| Some(Svma::new(u64::from_le_bytes(word.try_into().ok()?)))),
+                None => Some(Svma::new(word)),
             };
             entries.extend(target);
         }

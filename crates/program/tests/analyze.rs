@@ -343,3 +343,31 @@ fn damaged_files_do_no_harm() {
     }
     assert!(analysed > 0);
 }
+
+/// A section header's size is the file's word: nothing may go on for as long as one says.
+#[test]
+fn sections_of_impossible_sizes_do_no_harm() {
+    let path = match compile(&program("switch.c"), &["-O2"]) {
+        Ok(path) => path,
+        Err(error) => {
+            skipped(&format!("{error}"));
+            return;
+        }
+    };
+    let clean = std::fs::read(path).unwrap();
+    // ELF64: e_shoff at 40, e_shnum at 60; a section header has 64 bytes, sh_size at 32.
+    let table = u64::from_le_bytes(clean[40..48].try_into().unwrap()) as usize;
+    let count = u16::from_le_bytes(clean[60..62].try_into().unwrap());
+    let mut analysed = 0;
+    for size_at in (0..usize::from(count)).map(|i| table + 64 * i + 32) {
+        for size in [u64::MAX, 1 << 62, 1 << 46] {
+            let mut bytes = clean.clone();
+            bytes[size_at..size_at + 8].copy_from_slice(&size.to_le_bytes());
+            if let Some((_, program)) = analyze_bytes(bytes) {
+                analysed += 1;
+                assert_eq!(program.validate(), Ok(()));
+            }
+        }
+    }
+    assert!(analysed > 0);
+}
