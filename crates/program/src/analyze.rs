@@ -58,7 +58,7 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
         let has_blocks = doubt.opaque[i].is_none();
         builder.function(span, movability[i], has_blocks, image.function_name(span.range.start));
     }
-    Ok(builder.finish())
+    Ok(builder.finish(image))
 }
 
 /// Sorted, disjoint function ranges inside executable ranges. Entries that overlap are one range: which of them a byte
@@ -276,7 +276,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn finish(mut self) -> Program {
+    fn finish(mut self, image: &Image) -> Program {
         let minis = self.sweep.minis.len();
         self.first_mini.push(minis as u32);
         // A padding block falls through only if something real reaches it, which makes it no padding.
@@ -286,6 +286,7 @@ impl<'a> Builder<'a> {
         let edges = build_edges_with(&mut self.blocks, &self.tables, &find);
         let minis = block_minis(&self.first_mini, &self.functions, self.sweep);
         let live = flags::live_in(&flags::Code {
+            image,
             functions: &self.functions,
             blocks: &self.blocks,
             edges: &edges,
@@ -293,6 +294,7 @@ impl<'a> Builder<'a> {
             starts: &starts,
             sweep: self.sweep,
             minis: &minis,
+            unknown_callers: &self.doubt.callers,
         });
         for (block, live) in self.blocks.iter_mut().zip(live) {
             block.attrs.set(BlockAttrs::FLAGS_LIVE_IN, live != 0);

@@ -22,6 +22,7 @@
 //! from memory, cannot be told from code.
 
 use crate::address_set::AddressSet;
+use crate::flag_use::{FlagUse, UnknownCaller, flag_use};
 use crate::follow::follow_address;
 use crate::leaders::Leaders;
 use crate::model::{JumpTable, Movability, TableEncoding};
@@ -48,6 +49,8 @@ pub(crate) struct Doubt {
     pub opaque: Vec<Option<Movability>>,
     /// Instructions that control is known to come to.
     pub reached: AddressSet,
+    /// Where code that is not understood calls or jumps to other functions, sorted.
+    pub callers: Vec<UnknownCaller>,
 }
 
 /// Finds it, and adds the leaders that opaque functions make.
@@ -70,7 +73,9 @@ pub(crate) fn find(
         }
     }
     search.look_into_opaque();
-    Doubt { opaque: search.opaque, reached: search.reached }
+    search.callers.sort_unstable();
+    search.callers.dedup();
+    Doubt { opaque: search.opaque, reached: search.reached, callers: search.callers }
 }
 
 /// What a jump adds up to know its target.
@@ -99,6 +104,7 @@ struct Search<'a> {
     bases: BTreeSet<Svma>,
     /// Spans of linkage stubs, which the loader reaches through their slots.
     linkage: BTreeSet<usize>,
+    callers: Vec<UnknownCaller>,
 }
 
 impl<'a> Search<'a> {
@@ -128,6 +134,7 @@ impl<'a> Search<'a> {
             entered,
             bases: BTreeSet::new(),
             linkage,
+            callers: Vec::new(),
         }
     }
 
@@ -504,6 +511,9 @@ impl<'a> Search<'a> {
             }
             (0..u64::from(decoded.insn.len)).for_each(|i| known.insert(at + i));
             self.named_in_opaque(&decoded.insn, range);
+            if decoded.insn.flow == Flow::IndirectCall && flag_use(self.image, next) == FlagUse::Read {
+                self.callers.push(UnknownCaller { target: None, then: FlagUse::Read });
+            }
             let (target, goes_on) = match decoded.insn.flow {
                 Flow::Next | Flow::IndirectCall => (None, true),
                 Flow::Call(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
@@ -511,7 +521,12 @@ impl<'a> Search<'a> {
                 Flow::IndirectJump | Flow::Return | Flow::Stop | Flow::Unsupported => (None, false),
             };
             if let Some(to) = target {
-                if range.contains(to) { open.push(to) } else { self.aim(to) }
+                if range.contains(to) {
+                    open.push(to);
+                } else {
+                    self.aim(to);
+                    self.called_by_unknown(to, matches!(decoded.insn.flow, Flow::Call(_)).then_some(next));
+                }
             }
             if goes_on {
                 open.push(next);
@@ -566,6 +581,12 @@ impl<'a> Search<'a> {
         self.aimed.insert(to);
     }
 
+    /// Code that is not understood calls `target`, which returns to `back`; or jumps there, and it returns to nobody knows whom.
+    fn called_by_unknown(&mut self, target: Svma, back: Option<Svma>) {
+        let then = back.map_or(FlagUse::Unknown, |back| flag_use(self.image, back));
+        self.callers.push(UnknownCaller { target: Some(target), then });
+    }
+
     /// Takes every byte of `range` that is not in `known` for the start of a direct branch.
     fn every_branch(&mut self, range: SvmaRange, known: &AddressSet) {
         let Some(bytes) = self.image.read(range.start, range.len() as usize) else { return };
@@ -577,10 +598,12 @@ impl<'a> Search<'a> {
                 [0x70..=0x7f | 0xeb | 0xe0..=0xe3, by, ..] => (2, i64::from(*by as i8)),
                 _ => continue,
             };
-            let to = (range.start + (i as u64 + len)).offset(displacement);
+            let next = range.start + (i as u64 + len);
+            let to = next.offset(displacement);
             if !range.contains(to) && self.sweep.starts.contains(to) {
                 self.leaders.all.insert(to);
                 self.leaders.branch.insert(to);
+                self.called_by_unknown(to, (bytes[i] == 0xe8).then_some(next));
             }
         }
     }

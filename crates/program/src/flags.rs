@@ -4,15 +4,18 @@
 //! (System V ABI 3.2.1), but hand-written assembly returns results in them, so that is verified, not assumed: if code
 //! right behind any call reads flags before it writes them, the callee's returns (all returns, for an indirect call)
 //! count as reads; a function that reads flags on entry makes its calls reads, which may be right behind another call.
+//! Code that is not understood is asked what it does behind its calls ([`crate::flag_use`]): what it may read counts.
 //!
-//! Limits: what is called through a pointer is taken to read none; calls from code without blocks are not looked at.
+//! Limits: what is called through a pointer is taken to read none, and what is jumped to through one to leave none.
 
 use crate::address_set::Ranked;
+use crate::flag_use::{FlagUse, UnknownCaller};
 use crate::model::{
-    Block, BlockAttrs, BlockId, CallSite, CallTarget, Edge, Function, Movability, Terminator,
+    Block, BlockAttrs, BlockId, CallSite, CallTarget, Edge, FuncId, Function, Movability, Terminator,
 };
 use crate::sweep::{Kind, Mini, Sweep};
 use restitch_address::Svma;
+use restitch_image::Image;
 use restitch_x86::ALL_FLAGS;
 use std::collections::BTreeSet;
 
@@ -24,6 +27,7 @@ struct Transfer {
 
 /// What is looked at.
 pub(crate) struct Code<'a> {
+    pub image: &'a Image,
     pub functions: &'a [Function],
     pub blocks: &'a [Block],
     pub edges: &'a [Edge],
@@ -33,13 +37,24 @@ pub(crate) struct Code<'a> {
     pub sweep: &'a Sweep,
     /// By block: the range of its instructions in the sweep.
     pub minis: &'a [(u32, u32)],
+    /// Calls of code without blocks.
+    pub unknown_callers: &'a [UnknownCaller],
 }
 
 /// By block: the flags that are live at its start.
 pub(crate) fn live_in(code: &Code<'_>) -> Vec<u8> {
     let mut returns = Returns { has_labels: vec![false; code.functions.len()], ..Returns::default() };
-    // What a function without blocks reads is not known.
+    // What a function without blocks reads is not known, nor what code between functions does.
     returns.readers.extend(code.functions.iter().filter(|f| f.blocks.is_empty()).map(|f| f.range.start));
+    let called = code.calls.iter().filter_map(|call| match call.target {
+        CallTarget::Direct(to) => Some(to),
+        CallTarget::Indirect => None,
+    });
+    let next = code.unknown_callers.iter().filter_map(|caller| match caller.then {
+        FlagUse::PassedTo(to) => Some(to),
+        _ => None,
+    });
+    returns.readers.extend(called.chain(next).filter(|to| code.is_unknown(*to)));
     for b in code.blocks.iter().filter(|b| b.attrs.contains(BlockAttrs::INDIRECT)) {
         // The lazy-binding halves of PLT stubs are labels in name only.
         returns.has_labels[b.function.index()] =
@@ -53,7 +68,7 @@ pub(crate) fn live_in(code: &Code<'_>) -> Vec<u8> {
         solve(code, &transfers, &predecessors, &returns, &mut live);
         let found = flag_passing_calls(code, &live, &returns);
         let new_readers: BTreeSet<Svma> = found.readers.difference(&returns.readers).copied().collect();
-        if !returns.learn(found) {
+        if !returns.learn(code, found) {
             return live;
         }
         for block in blocks_that_call(code, &new_readers) {
@@ -66,19 +81,25 @@ pub(crate) fn live_in(code: &Code<'_>) -> Vec<u8> {
 #[derive(Default)]
 struct Returns {
     all: bool,
-    functions: BTreeSet<Svma>,
+    functions: BTreeSet<FuncId>,
     readers: BTreeSet<Svma>,
     /// By function: whether un-understood indirect jumps may stay inside it.
     has_labels: Vec<bool>,
 }
 
 impl Returns {
-    fn learn(&mut self, found: Self) -> bool {
+    fn learn(&mut self, code: &Code<'_>, found: Self) -> bool {
         let size = |r: &Self| (r.all, r.functions.len(), r.readers.len());
         let before = size(self);
         self.all |= found.all;
-        self.functions.extend(found.functions);
         self.readers.extend(found.readers);
+        // What a function jumps to returns in its place.
+        let mut new: Vec<FuncId> = found.functions.into_iter().collect();
+        while let Some(function) = new.pop() {
+            if self.functions.insert(function) {
+                new.extend(code.jumped_to_from(function));
+            }
+        }
         before != size(self)
     }
 }
@@ -86,6 +107,27 @@ impl Returns {
 impl Code<'_> {
     fn minis_of(&self, block: usize) -> &[Mini] {
         &self.sweep.minis[self.minis[block].0 as usize..self.minis[block].1 as usize]
+    }
+    /// The function that has a block at `at`.
+    fn function_at(&self, at: Svma) -> Option<FuncId> {
+        Some(self.blocks[self.starts.index_of(at)?].function)
+    }
+    /// Whether flags are live at the block at `at`.
+    fn reads_on_entry(&self, at: Svma, live: &[u8]) -> bool {
+        self.starts.index_of(at).is_some_and(|block| live[block] != 0)
+    }
+    /// Other functions that a direct jump, a table, or the end of `function` leads to.
+    fn jumped_to_from(&self, function: FuncId) -> impl Iterator<Item = FuncId> {
+        let blocks = self.functions[function.index()].blocks.indices();
+        let edges = blocks.flat_map(|b| {
+            let block = &self.blocks[b];
+            &self.edges[block.first_edge.index()..][..block.edge_count as usize]
+        });
+        edges.map(|edge| self.blocks[edge.to.index()].function).filter(move |to| *to != function)
+    }
+    /// Whether code at `to` is between functions and no linkage stub: nothing is known of what it reads.
+    fn is_unknown(&self, to: Svma) -> bool {
+        self.sweep.span_at(to).is_none() && self.image.plt_slot_at(to).is_none()
     }
 }
 
@@ -179,9 +221,7 @@ fn live_out(code: &Code<'_>, returns: &Returns, live: &[u8], b: usize) -> u8 {
         .fold(0, |a, e| a | live[e.to.index()]);
     let expected = match block.terminator {
         Terminator::Return => {
-            let entry = || code.functions[block.function.index()].range.start;
-            let flags_matter =
-                returns.all || !returns.functions.is_empty() && returns.functions.contains(&entry());
+            let flags_matter = returns.all || returns.functions.contains(&block.function);
             return if flags_matter { ALL_FLAGS } else { 0 };
         }
         Terminator::Stop => return 0,
@@ -211,12 +251,7 @@ fn flag_passing_calls(code: &Code<'_>, live: &[u8], known: &Returns) -> Returns 
             CallTarget::Direct(to) => Some(to),
             CallTarget::Indirect => None,
         };
-        if let Some(to) = target
-            && let Some(entry) = code.starts.index_of(to)
-            && live[entry] != 0
-        {
-            found.readers.insert(to);
-        }
+        found.readers.extend(target.filter(|to| code.reads_on_entry(*to, live)));
         let end = code.minis[call.block.index()].1 as usize;
         let behind = code.sweep.mini_at(call.at).map_or(&[][..], |i| &code.sweep.minis[i + 1..end]);
         let behind = transfer(code.sweep, behind, known);
@@ -227,9 +262,21 @@ fn flag_passing_calls(code: &Code<'_>, live: &[u8], known: &Returns) -> Returns 
             continue;
         }
         match target {
-            Some(target) => found.functions.insert(target),
-            None => std::mem::replace(&mut found.all, true),
+            Some(target) => found.functions.extend(code.function_at(target)),
+            None => found.all = true,
+        }
+    }
+    for caller in code.unknown_callers {
+        let may_read = match caller.then {
+            FlagUse::Read | FlagUse::Unknown => true,
+            FlagUse::Overwritten => false,
+            FlagUse::PassedTo(next) => known.readers.contains(&next) || code.reads_on_entry(next, live),
         };
+        match caller.target {
+            Some(target) if may_read => found.functions.extend(code.function_at(target)),
+            None if may_read => found.all = true,
+            _ => {}
+        }
     }
     found
 }

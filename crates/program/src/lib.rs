@@ -19,6 +19,7 @@ mod analyze;
 mod doubt;
 mod edges;
 mod fit;
+mod flag_use;
 mod flags;
 mod follow;
 mod frame_doubt;

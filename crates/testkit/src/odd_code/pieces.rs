@@ -30,6 +30,7 @@ pub(super) const PIECES: &[(&str, u64, Piece)] = &[
     ("push and return", 2, push_and_return),
     ("flags over a jump", 3, flags_over_jump),
     ("flags kept", 2, flags_kept),
+    ("flags over calls", 2, flags_over_calls),
     ("lock skipped", 2, lock_skipped),
     ("overlapping instructions", 2, overlapping_instructions),
     ("junk skipped", 2, junk_skipped),
@@ -362,6 +363,11 @@ fn flags_kept(text: &mut Text, index: usize) {
     ));
     text.line("sbb %rcx, %rcx\nadd %rcx, %rax");
     arithmetic(text, index);
+}
+
+/// One function leaves flags, which the next one reads.
+fn flags_over_calls(text: &mut Text, _: usize) {
+    text.line("lea 1(%rdi), %rcx\ncall leave_flags\ncall take_flags\nadd %rcx, %rax");
 }
 
 /// As the C library: a branch over a `lock` prefix.

@@ -48,6 +48,26 @@ addq $4, (%rsp)
 ret
 .cfi_endproc
 .size take_argument, . - take_argument
+.type leave_flags, @function
+leave_flags:
+.cfi_startproc
+cmp %rsi, %rdi
+je 1f
+lea 1(%rcx), %rcx
+1: lea 2(%rcx), %rcx
+ret
+.cfi_endproc
+.size leave_flags, . - leave_flags
+.type take_flags, @function
+take_flags:
+.cfi_startproc
+js 1f
+lea 5(%rcx), %rcx
+ret
+1: lea 9(%rcx), %rcx
+ret
+.cfi_endproc
+.size take_flags, . - take_flags
 .data
 .p2align 3
 constants: .quad 0x1122334455667788, 0x99aabbccddeeff00
