@@ -266,14 +266,15 @@ class Report(unittest.TestCase):
         self.assertIn("| x | 1.000 (1.000 to 1.000, 6) | 1.200 (1.200 to 1.200, 6) | 1.100 (1.100 to 1.100, 6) | 1.010 (1.010 to 1.010, 6) | 400 | 0.312 |", text)
 
     def test_a_table_has_its_options(self):
-        made = Table("p", "about", {"a": 1, "b": 2}, None, None, "p.md", ("x", "y"), 11, 2)
+        made = Table("p", "about", {"a": 1, "b": 2}, None, None, "question", ("x", "y"), 11, 2)
         self.assertEqual((made.options([]).rounds, made.options(["--quick"]).rounds, made.options(["--rounds", "3", "a"]).rounds), (11, 2, 3))
-        self.assertFalse(Table("p", "about", {}, None, None, "p.md", ("x", "y"), 11).options([]).quick)
+        self.assertFalse(Table("p", "about", {}, None, None, "question", ("x", "y"), 11).options([]).quick)
 
     def test_a_table_goes_to_its_page_and_its_rows_are_kept_as_they_come(self):
         with tempfile.TemporaryDirectory() as root, mock.patch("harness.tables.ROOT", root):
             os.mkdir(os.path.join(root, "docs"))
-            page, raw = os.path.join(root, "docs", "p.md"), os.path.join(root, "out", "bench", "p.json")
+            os.makedirs(os.path.join(root, "bench", "results"))
+            page, raw = os.path.join(root, "docs", "benchmarks.md"), os.path.join(root, "out", "bench", "p.json")
             with open(page, "w") as f:
                 f.write("head\n<x>\nold\n<y>\ntail\n")
 
@@ -283,13 +284,30 @@ class Report(unittest.TestCase):
                         self.assertEqual(json.load(f), ["first"])
                 return name
 
-            made = Table("p", "about", {"first": 1, "second": 2}, measure, lambda rows, options: f"{rows}\n", "p.md", ("<x>", "<y>"), 1, raw="p.json")
+            made = Table("p", "about", {"first": 1, "second": 2}, measure, lambda rows, options: f"{rows}\n", "question", ("<x>", "<y>"), 1, raw="p.json")
             with mock.patch("sys.stderr", io.StringIO()):
                 self.assertEqual(made.main([]), 0)
             with open(page) as f:
                 self.assertEqual(f.read(), "head\n<x>\n['first', 'second']\n<y>\ntail\n")
             with open(raw) as f:
                 self.assertEqual(json.load(f), ["first", "second"])
+            written = os.listdir(os.path.join(root, "bench", "results"))
+            self.assertRegex(" ".join(written), r"^\d{4}-\d\d-\d\d-\w+-question.md$")
+            with open(os.path.join(root, "bench", "results", written[0])) as f:
+                self.assertEqual(f.read(), "# about\n\nMade by `p`.\n\n['first', 'second']\n")
+
+    def test_lines_of_prose_are_broken_and_rows_are_not(self):
+        row, words = "| " + "x " * 100 + "|", "word " * 40
+        lines = report.wrapped(f"{words.strip()}\n\n{row}\n").split("\n")
+        self.assertEqual([len(line) <= 118 for line in lines], [True, True, True, False, True])
+        self.assertEqual(lines[3:], [row, ""])
+
+    def test_a_result_is_never_written_over(self):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [report.write_result(folder, "q", "Title", "bench/x", text) for text in ("old\n", "new\n")]
+            self.assertEqual(paths[1], paths[0].replace(".md", "-2.md"))
+            with open(paths[0]) as f:
+                self.assertEqual(f.read(), "# Title\n\nMade by `bench/x`.\n\nold\n")
 
     def test_both_tools_get_a_row(self):
         caches = {side: {"I1": n, "I": 10 * n} for side, n in zip(side_by_side.SIDES, (100, 50, 40))}

@@ -124,4 +124,4 @@ def page(rows, options):
 
 
 def main(argv):
-    return Table("bench/bar", __doc__, LOADS, measure, page, "benchmarks.md", (BEGIN, END), 11, 1, "bar.json").main(argv)
+    return Table("bench/bar", __doc__, LOADS, measure, page, "live-and-llvm-bolt", (BEGIN, END), 11, 1, "bar.json").main(argv)

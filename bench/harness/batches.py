@@ -28,7 +28,6 @@ from .restitch import Restitch
 from .stats import interval
 from .tables import Table
 
-BEGIN, END = "<!-- batch:begin -->", "<!-- batch:end -->"
 VARIANTS = ("plain", "first", "eager", "warm", "bound")
 CURVE = (1, 2, 5, 10)
 ALL_RUNS = 1000000
@@ -361,7 +360,7 @@ def page(rows, quick):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    table = Table("bench/batch", __doc__, LOADS, measure, text, "batch.md", (BEGIN, END), 6, 1, "batch.json")
+    table = Table("bench/batch", __doc__, LOADS, measure, text, "batch-savings", None, 6, 1, "batch.json")
     return table.main(argv, add_curve, settle_curve)
 
 

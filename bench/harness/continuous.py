@@ -20,7 +20,6 @@ from .stats import between
 from .tables import Table
 from loads import mariadb, postgres
 
-BEGIN, END = "<!-- continuous:begin -->", "<!-- continuous:end -->"
 ORIGINAL, ONCE, CONTINUOUS = "original", "attached once", "continuous"
 SIDES = (ORIGINAL, ONCE, CONTINUOUS)
 # Which way of working, after which number of changes.
@@ -156,4 +155,4 @@ def page(rows, options):
 
 
 def main(argv):
-    return Table("bench/continuous", __doc__, LOADS, measure, page, "benchmarks.md", (BEGIN, END), 5, 1, "continuous.json").main(argv)
+    return Table("bench/continuous", __doc__, LOADS, measure, page, "loads-that-change", None, 5, 1, "continuous.json").main(argv)

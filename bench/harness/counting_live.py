@@ -20,7 +20,6 @@ from .stats import interval
 from .tables import Table
 from loads import mariadb, postgres, redis
 
-BEGIN, END = "<!-- counting-live:begin -->", "<!-- counting-live:end -->"
 SIDES = ("original", "optimized")
 PHASES = ("before", "sampling", "counting", "after")
 # Modules are analysed beside the first samples; after so many seconds nothing else goes on.
@@ -178,5 +177,4 @@ def main(argv):
         options.seconds, options.each = (20, 1) if options.quick else (30, 6)
         return measure(name, options, log)
 
-    marks = (BEGIN, END)
-    return Table("bench/counting --live", __doc__, LOADS, sized, table, "benchmarks.md", marks, 3, 1, "counting-live.json").main(argv)
+    return Table("bench/counting --live", __doc__, LOADS, sized, table, "cost-of-counting", None, 3, 1, "counting-live.json").main(argv)

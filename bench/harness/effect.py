@@ -3,7 +3,7 @@
 *Files* (cc1plus, postgres --single): a training input is counted once, and recorded some times with each source and budget, which are merged; each profile becomes a file, which has to give what the original gives on another input,
 and runs that beside the original as twins: at the same time on one processor (bench/variants). The table also says how far a profile agrees with the exact one.
 
-*Live* (postgres under pgbench -S, MariaDB under point-select): `restitch attach --source`, for as many seconds with each; original and optimized in turns, as in bench/run. See docs/profiling.md.
+*Live* (postgres under pgbench -S, MariaDB under point-select): `restitch attach --source`, for as many seconds with each; original and optimized in turns, as in bench/run. See bench/README.md.
 """
 
 import json
@@ -23,7 +23,6 @@ from .tables import Table
 from .variants import DEFAULT, ORIGINAL, compare, ratios, timed
 from loads import mariadb, postgres
 
-BEGIN, END = "<!-- effect:begin -->", "<!-- effect:end -->"
 FILES = ("cc1plus", "postgres")
 SOURCES = [f"{source} {budget}" for source in ("trace", "burst", "ip") for budget in ("1%", "5%", "20%")]
 # Recordings of each source and budget.
@@ -146,4 +145,4 @@ def main(argv):
     def settle(options):
         options.sources = SOURCES[::3] if options.quick else SOURCES
 
-    return Table("bench/effect", __doc__, LOADS, measure, text, "profiling.md", (BEGIN, END), 12, 1, "effect.json").main(argv, add, settle)
+    return Table("bench/effect", __doc__, LOADS, measure, text, "gain-by-profile-source", None, 12, 1, "effect.json").main(argv, add, settle)

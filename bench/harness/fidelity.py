@@ -6,7 +6,7 @@ the edges in two ways: from the block counts as sampled (derived), and by flow r
 seconds each, the exact profile last.
 
 The table has the overlap of blocks and edges with the exact profile in percent (100: equal), of code that can be moved, all modules together. Agreement
-does not suffer from a busy machine; costs do. See docs/profiling.md.
+does not suffer from a busy machine; costs do. See bench/README.md.
 """
 
 import json
@@ -21,7 +21,6 @@ from .fidelity_loads import LOADS, SERVING
 from .machine import Failed, Missing, end
 from .tables import Table
 
-BEGIN, END = "<!-- fidelity:begin -->", "<!-- fidelity:end -->"
 # Seconds for one run.
 LIMIT = 600
 ENDINGS = (0, 42)
@@ -174,5 +173,5 @@ def main(argv):
         options.duration = 3 if options.quick else options.duration
 
     loads = {name.split()[0] if name in LOADS else name.split()[0] + "-serving": name for name in [*LOADS, *SERVING]}
-    table = Table("bench/fidelity", __doc__, list(loads), lambda name, options, log: measure(loads[name], options, log), text, "profiling.md", (BEGIN, END), 1, quick=1, raw="fidelity.json")
+    table = Table("bench/fidelity", __doc__, list(loads), lambda name, options, log: measure(loads[name], options, log), text, "sampled-and-exact-profiles", None, 1, quick=1, raw="fidelity.json")
     return table.main(argv, add, settle)

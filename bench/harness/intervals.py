@@ -3,7 +3,7 @@
 Records of 16 taken branches, each so many taken branches, by restitch's way of following the code ahead (it evaluates it) and by the paper's (breakpoints at all branches that the instruction alone does not decide).
 No machine here counts taken branches for alarms, so a distance is given as the processor time in which the program takes so many: what it takes is counted exactly, and divided by what it uses.
 
-Two costs are told: what restitch sees (the time for which threads are held, for each second of their processor time), and how much longer the program takes from its beginning to its end than in the runs beside it. See docs/profiling.md.
+Two costs are told: what restitch sees (the time for which threads are held, for each second of their processor time), and how much longer the program takes from its beginning to its end than in the runs beside it. See bench/README.md.
 """
 
 import json
@@ -19,7 +19,6 @@ from .fidelity_loads import LOADS
 from .machine import Missing
 from .tables import Table
 
-BEGIN, END = "<!-- intervals:begin -->", "<!-- intervals:end -->"
 # Taken branches between two records.
 INTERVALS = (500_000, 1_000_000, 2_000_000, 4_000_000, 5_000_000)
 # The one of which it is told what the cost consists of.
@@ -151,4 +150,4 @@ def main(argv):
         options.intervals = INTERVALS[1:3] if options.quick else INTERVALS
 
     loads = {name: name for name in NAMES}
-    return Table("bench/intervals", __doc__, loads, measure, text, "profiling.md", (BEGIN, END), 3, quick=1, raw="intervals.json").main(argv, settle=settle)
+    return Table("bench/intervals", __doc__, loads, measure, text, "cost-of-records-at-distances", None, 3, quick=1, raw="intervals.json").main(argv, settle=settle)

@@ -5,7 +5,7 @@ and each layout of it becomes a file. All files must give the same output on the
 original and files run the test input under valgrind's simulations of Haswell's caches and TLBs (one processor; user code; libraries
 included). Addresses and hash seeds are fixed, so the numbers do not depend on the machine's load; the original runs twice, and
 the difference is shown. Then the processor: each file runs the test input (a longer one of its kind, where that is hardly more than the program's start) beside the original, at the same time on one processor
-(*twins*, bench/variants), --rounds times on fresh copies; all of them also in a memory file system of large pages, the original too. The tables go to docs/layout-results.md.
+(*twins*, bench/variants), --rounds times on fresh copies; all of them also in a memory file system of large pages, the original too. The tables go to bench/results.
 """
 
 import json
@@ -23,7 +23,6 @@ from .simulated import cachegrind, callgrind, fixed
 from .stats import interval
 from .tables import ROOT, Table
 
-BEGIN, END = "<!-- layouts:begin -->", "<!-- layouts:end -->"
 # Names of restitch, and of the Codestitcher paper.
 LAYOUTS = {"ph": "PH", "c3": "C3", "ph.bb": "PH.BB", "codestitcher": "CS", "codestitcher+po": "CS+PO", "ext-tsp-across+search": "ours (default)", "stitch": "ours, by heat"}
 EVENTS = {
@@ -262,4 +261,4 @@ def settle(options):
 
 
 def main(argv):
-    return Table("bench/layouts", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 11, 1, "layouts.json").main(argv, add, settle)
+    return Table("bench/layouts", __doc__, LOADS, measure, page, "layouts-of-the-field", None, 11, 1, "layouts.json").main(argv, add, settle)

@@ -45,7 +45,7 @@ class Context:
 def parse(argv):
     parser = argparse.ArgumentParser(
         prog="bench/run",
-        description="Measures original against optimized programs and writes docs/benchmarks.md; raw values go to out/bench/*.json.",
+        description="Measures original against optimized programs and writes the table to docs/benchmarks.md and to a new file of bench/results; raw values go to out/bench/*.json.",
         epilog="loads: " + ", ".join(LOADS),
     )
     parser.add_argument("loads", nargs="*", metavar="LOAD", help="what to measure (default: everything that is installed)")
@@ -101,7 +101,9 @@ def main(argv):
     else:
         page = os.path.join(ROOT, "docs", "benchmarks.md")
         report.insert(page, table)
-        log(f"written to {os.path.relpath(page)}")
+        command = shlex.join(["bench/run", *argv])
+        result = report.write_result(os.path.join(ROOT, "bench", "results"), "stock-programs", "Stock programs, original against optimized", command, table)
+        log(f"written to {os.path.relpath(page)} and {os.path.relpath(result)}")
     if failed:
         log(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

@@ -8,8 +8,7 @@ the original on an unseen input (the longer one, where the program has two). The
 * (the longer one) on the processor, by counters where there is a PMU (the models are then asked for this machine, too), and by processor time: each file beside the original at the same time on one
   processor (*twins*, bench/variants), against what the laboratory says that its front end may lose.
 
-The table has the correlation over the layouts (Pearson's r; Spearman's, of ranks, behind it): over all of them, and over those that order blocks, which differ less. The tables go to
-docs/layout-results.md.
+The table has the correlation over the layouts (Pearson's r; Spearman's, of ranks, behind it): over all of them, and over those that order blocks, which differ less. The tables go to bench/results.
 """
 
 import json
@@ -27,7 +26,6 @@ from .pairs import MEMORY, folder, in_pairs
 from .restitch import Restitch
 from .tables import Table
 
-BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 ORIGINAL, AS_IT_IS = "original", "as it is"
 FUNCTIONS, BLOCKS = ["ph", "c3", "hfsort+", "cdsort"], ["hot-cold", "ph.bb", "hot-chains", "ext-tsp", "codestitcher", "codestitcher+po", "stitch", "ext-tsp-across", "ext-tsp-across+search"]
 # What the models count, what valgrind calls it, and the counter of the processor's that sees it.
@@ -168,4 +166,4 @@ def add(parser):
 
 
 def main(argv):
-    return Table("bench/models", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 9, 1, "models.json").main(argv, add)
+    return Table("bench/models", __doc__, LOADS, measure, page, "models-and-reality", None, 9, 1, "models.json").main(argv, add)

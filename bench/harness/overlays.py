@@ -26,7 +26,6 @@ from .stats import interval
 from .tables import Table
 from .twins import all_of, in_child, twins
 
-BEGIN, END = "<!-- overlays:begin -->", "<!-- overlays:end -->"
 LIMIT = 600
 # Pairs that run at the same time, each on a processor of its own and with copies of its own.
 AT_ONCE = 4
@@ -212,7 +211,7 @@ def page(rows, quick):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    return Table("bench/overlays", __doc__, LOADS, measure, text, "batch.md", (BEGIN, END), 6, 1, "overlays.json").main(argv, add_options)
+    return Table("bench/overlays", __doc__, LOADS, measure, text, "batch-by-command", None, 6, 1, "overlays.json").main(argv, add_options)
 
 
 def add_options(parser):

@@ -1,7 +1,7 @@
 """How long restitch holds programs that are at work, and how long its own work takes.
 
 Each round attaches to a server under load and reverts it: three stops (to the counting version, to the new layout, back to
-the original code); and once more for a profile that was recorded before the rounds (`attach --profile`: two stops). The tables in docs/benchmarks.md have the median and the extremes over the rounds. See that page.
+the original code); and once more for a profile that was recorded before the rounds (`attach --profile`: two stops). The tables have the median and the extremes over the rounds.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from .restitch import Restitch
 from .tables import Table
 from loads import demo, mariadb, postgres, redis
 
-BEGIN, END = "<!-- pause:begin -->", "<!-- pause:end -->"
 COUNTING, LAYOUT, HELD = "to the counting version", "to the new layout", "before it: one thread held"
 PART = "of that: "
 # What the target waits for, not restitch: left out of the time from samples to a plan.
@@ -194,4 +193,4 @@ def page(rows, quick):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    return Table("bench/pause", __doc__, LOADS, measure, text, "benchmarks.md", (BEGIN, END), 11, 2, "pause.json").main(argv)
+    return Table("bench/pause", __doc__, LOADS, measure, text, "pauses", None, 11, 2, "pause.json").main(argv)

@@ -3,12 +3,18 @@
 import json
 import os
 import platform
+import textwrap
 import time
 
 from .counters import NAMES, USER, processor
 from .stats import verdict
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+# Columns of a line of prose in a page (xtask tidy has the rule), and how lines are broken.
+COLUMNS = 118
+WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
+# Processors that names of files in bench/results tell apart.
+KINDS = ["epyc", "ryzen", "xeon", "core"]
 # The columns after the deciding counter.
 FURTHER = [USER, "instructions", "empty_slots", "l1i_misses", "taken_branches"]
 
@@ -94,6 +100,29 @@ def in_force(apply):
     return f"{ms / 1000:.1f} s" if ms else "-"
 
 
+def wrapped(text):
+    """`text` with lines that a page may have; rows of tables cannot be broken."""
+    lines = text.split("\n")
+    return "\n".join(line if line.startswith("|") else textwrap.fill(line, COLUMNS, **WHOLE_WORDS) for line in lines)
+
+
+def write_result(folder, question, title, command, text):
+    """A new file of `folder` (bench/results) with a table; its path. Files that are there are not changed: a second one
+    of a day gets a number."""
+    model = processor().get("model name", "").lower()
+    kind = next((name for name in KINDS if name in model), "other")
+    stem = f"{time.strftime('%Y-%m-%d', time.gmtime())}-{kind}-{question}"
+    for number in range(1, 1000):
+        path = os.path.join(folder, f"{stem}-{number}.md" if number > 1 else f"{stem}.md")
+        try:
+            with open(path, "x") as f:
+                f.write(f"# {title}\n\nMade by `{command}`.\n\n{wrapped(text)}")
+            return path
+        except FileExistsError:
+            continue
+    raise OSError(f"{folder} has a thousand files named {stem}; remove some")
+
+
 def insert(page, text, begin=BEGIN, end=END):
     """Replaces what stands between the markers of `page`."""
     with open(page) as f:
@@ -103,4 +132,4 @@ def insert(page, text, begin=BEGIN, end=END):
     if not has_begin or not has_end:
         raise OSError(f"{page} lacks the lines {begin} and {end}, between which the table belongs")
     with open(page, "w") as f:
-        f.write(f"{head}{begin}\n{text}{end}{tail}")
+        f.write(f"{head}{begin}\n{wrapped(text)}{end}{tail}")

@@ -4,7 +4,7 @@ Fetches Debian sources, builds programs with their relocations kept (which llvm-
 not), makes one exact profile of the training input (`restitch instrument`, `restitch record --from-counts`), gives it to both (to
 llvm-bolt as fdata, by `restitch profile convert`), and measures the three files on an input that neither has seen:
 instruction-cache misses under cachegrind, CPU time of two files at a time. Time and peak memory are those from the
-profile to the finished file. The table goes to docs/layout-results.md. What was built stays in out/bolt.
+profile to the finished file. The table goes to bench/results. What was built stays in out/bolt.
 """
 
 import os
@@ -22,7 +22,6 @@ from .stats import interval
 from .tables import ROOT, Table
 from .twins import twins
 
-BEGIN, END = "<!-- bolt:begin -->", "<!-- bolt:end -->"
 SIDES = ("original", "restitch", "llvm-bolt")
 # Names of one length: a longer path moves the stack.
 AGAINST = "against"
@@ -236,4 +235,4 @@ def add(parser):
 
 
 def main(argv):
-    return Table("bench/bolt", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 21, 1, "bolt.json").main(argv, add)
+    return Table("bench/bolt", __doc__, LOADS, measure, page, "restitch-and-llvm-bolt", None, 21, 1, "bolt.json").main(argv, add)

@@ -1,8 +1,9 @@
-"""What the commands that write a table into a page share: which loads, how often, where the table goes."""
+"""What the commands that make a table share: which loads, how often, where the table goes."""
 
 import argparse
 import json
 import os
+import shlex
 import sys
 
 from . import report
@@ -12,15 +13,16 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 class Table:
-    """A table of docs/ between two marks.
+    """A table. Each whole run writes it to a new file of bench/results, named after `question`; where there are
+    `marks`, it also takes the place of what is between them in docs/benchmarks.md.
 
     `measure(name, options, log)` gives the row of one load (None if it was only to show that it runs), `text(rows, options)` the table. `rounds` is the default of --rounds;
-    with `quick`, another default for --quick, which shows that the command runs and never writes to the page. `raw` names the
+    with `quick`, another default for --quick, which shows that the command runs and writes no table to a file. `raw` names the
     file in out/bench that keeps the rows."""
 
-    def __init__(self, prog, about, loads, measure, text, page, marks, rounds, quick=None, raw=None):
+    def __init__(self, prog, about, loads, measure, text, question, marks, rounds, quick=None, raw=None):
         self.prog, self.about, self.loads, self.measure, self.text = prog, about, loads, measure, text
-        self.page, self.marks, self.rounds, self.quick, self.raw = page, marks, rounds, quick, raw
+        self.question, self.marks, self.rounds, self.quick, self.raw = question, marks, rounds, quick, raw
 
     def options(self, argv, add=lambda parser: None, settle=lambda options: None):
         parser = argparse.ArgumentParser(prog=self.prog, description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -29,7 +31,7 @@ class Table:
         parser.add_argument("--rounds", type=int, help=f"default {self.rounds}{quick}")
         if self.quick:
             parser.add_argument("--quick", action="store_true", help="shows that it runs; prints the table")
-        parser.add_argument("--no-page", action="store_true", help=f"print the table instead of writing docs/{self.page}")
+        parser.add_argument("--no-page", action="store_true", help="print the table instead of writing it to bench/results")
         parser.add_argument("--restitch", default=os.path.join(ROOT, "target/release/restitch"))
         add(parser)
         options = parser.parse_args(argv)
@@ -63,8 +65,14 @@ class Table:
         if options.quick or options.no_page or options.loads:
             print(text)
         else:
-            report.insert(os.path.join(ROOT, "docs", self.page), text, *self.marks)
+            self.write(text, shlex.join([self.prog, *argv]), log)
         return 1 if failed else 0
+
+    def write(self, text, command, log):
+        title = self.about.strip().split("\n")[0]
+        log(f"written to {report.write_result(os.path.join(ROOT, 'bench', 'results'), self.question, title, command, text)}")
+        if self.marks:
+            report.insert(os.path.join(ROOT, "docs", "benchmarks.md"), text, *self.marks)
 
     def keep(self, rows):
         """After each load: what was measured is not lost with a command that is ended before the last one."""

@@ -3,7 +3,7 @@
 The unit is work for each second of wall time, because a thread that is held uses no processor time: the cost is how much longer the same work takes. Once with one thread
 for several budgets (`--overhead`), once for a budget of one percent with 1 to 64 threads. Bursts: with the time in which code is sampled and tracing versions are made.
 The table also has what restitch says of itself: the overhead, what it consists of, and branches a second. `after` compares work after the recordings with work before the
-first one: what is not recorded costs nothing. See docs/profiling.md.
+first one: what is not recorded costs nothing. See bench/README.md.
 """
 
 import json
@@ -18,7 +18,6 @@ from .stats import interval
 from .tables import Table
 from loads import demo
 
-BEGIN, END = "<!-- tracing:begin -->", "<!-- tracing:end -->"
 BUDGETS = ("0.5", "1", "2", "5")
 THREADS = (2, 4, 8, 16, 32, 64)
 SETTINGS = [(source, budget, 1) for source in ("trace", "burst") for budget in BUDGETS] + [(source, "1", n) for source in ("trace", "burst") for n in THREADS]
@@ -95,4 +94,4 @@ def main(argv):
     def settle(options):
         options.seconds = options.seconds or (4 if options.quick else 8)
 
-    return Table("bench/tracing", __doc__, LOADS, measure, text, "profiling.md", (BEGIN, END), 3, 1, "tracing.json").main(argv, add, settle)
+    return Table("bench/tracing", __doc__, LOADS, measure, text, "overhead-of-branch-records", None, 3, 1, "tracing.json").main(argv, add, settle)

@@ -26,7 +26,6 @@ from .restitch import Restitch
 from .stats import interval
 from .tables import Table
 
-BEGIN, END = "<!-- variants:begin -->", "<!-- variants:end -->"
 ORIGINAL, DEFAULT, BUILD = "original", "default", "build"
 # Runs of which branch records are taken.
 RECORDED = 5
@@ -140,4 +139,4 @@ def settle(options):
 
 
 def main(argv):
-    return Table("bench/variants", __doc__, LOADS, measure, page, "layout-results.md", (BEGIN, END), 15, 1, "variants.json").main(argv, add, settle)
+    return Table("bench/variants", __doc__, LOADS, measure, page, "options-of-optimize", None, 15, 1, "variants.json").main(argv, add, settle)

@@ -136,4 +136,4 @@ def settle(options):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    return Table("bench/works", __doc__, LOADS, measure, text, "batch.md", (BEGIN, END), 6, 1, "works.json").main(argv, add, settle)
+    return Table("bench/works", __doc__, LOADS, measure, text, "batch-whole-works", (BEGIN, END), 6, 1, "works.json").main(argv, add, settle)

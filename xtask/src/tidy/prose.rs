@@ -14,10 +14,9 @@ const README: usize = 900;
 const USAGE: usize = 800;
 
 /// Documents that do not keep these rules yet. The list only gets shorter.
-const NOT_YET: [&str; 7] = [
+const NOT_YET: [&str; 6] = [
     "docs/DESIGN.md",
     "docs/batch.md",
-    "docs/benchmarks.md",
     "docs/json.md",
     "docs/layout-results.md",
     "docs/layout.md",
