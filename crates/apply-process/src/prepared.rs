@@ -22,7 +22,7 @@ pub struct Incoming<'a> {
     pub by_slots: Slots,
 }
 
-/// Which slots that cannot change any more lead into optimized versions (docs/DESIGN.md, "Slots that lead into versions").
+/// Which slots that cannot change any more lead into optimized versions (docs/design/calls.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Slots {
     /// None; those that do are led back.

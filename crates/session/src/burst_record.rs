@@ -448,7 +448,7 @@ fn unbiased_depth(ends: &Ends, depth: usize) -> usize {
     if ends.all < ENOUGH || 4 * ends.full > 3 * ends.all {
         return depth;
     }
-    // (docs/profiling.md has what came of several lengths.)
+    // (docs/design/bursts.md says how long they are, and why.)
     (ends.branches / ends.all / 5).max(SHORTEST) as usize
 }
 

@@ -1,4 +1,4 @@
-//! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section IV-C; docs/DESIGN.md, "Continuous optimization").
+//! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section IV-C; docs/design/continuous.md).
 //!
 //! Between the rounds nothing is changed but that retired versions go when nobody is in them any more (`tidying.rs`): a few samples a second say how the process works (`behaviours.rs`), and no
 //! lock is held, so it can be reverted at any time, which ends the session.

@@ -62,10 +62,10 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/layout-results.md` has the measurements.
+/// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/benchmarks.md` says why.
 pub(crate) const DUPLICATE: bool = false;
 
-/// Whether lines are fetched ahead unless the user says so: `docs/layout-results.md` has the measurements.
+/// Whether lines are fetched ahead unless the user says so: `docs/benchmarks.md` says why.
 pub(crate) const PREFETCH: bool = false;
 
 /// How code is laid out.

@@ -26,7 +26,7 @@ pub enum TraceSubject {
     Command(Command),
 }
 
-/// Taken branches in a record, if nobody says how many: see docs/profiling.md.
+/// Taken branches in a record, if nobody says how many: see docs/design/tracing.md.
 const DEPTH: usize = 512;
 
 /// Settings of [`record_traced`], [`record_bursts`](crate::record_bursts) and [`record_sampled`](crate::record_sampled).

@@ -14,14 +14,7 @@ const README: usize = 900;
 const USAGE: usize = 800;
 
 /// Documents that do not keep these rules yet. The list only gets shorter.
-const NOT_YET: [&str; 6] = [
-    "docs/DESIGN.md",
-    "docs/batch.md",
-    "docs/json.md",
-    "docs/layout-results.md",
-    "docs/layout.md",
-    "docs/profiling.md",
-];
+const NOT_YET: [&str; 1] = ["docs/json.md"];
 
 const MONTHS: [&str; 12] = [
     "January",

@@ -1,6 +1,6 @@
 //! How much of what runs a profile from branch records knows.
 //!
-//! **Problem.** What a profile has not seen counts as never executed, and is moved out of the way. If that is much of what runs, the new layout gains little (`docs/profiling.md`, "Effect on layouts"),
+//! **Problem.** What a profile has not seen counts as never executed, and is moved out of the way. If that is much of what runs, the new layout gains little (`docs/design/profile.md`),
 //! and the profile itself looks as any other.
 //!
 //! **Idea.** *Sample coverage* (I. J. Good, The population frequencies of species and the estimation of population parameters, Biometrika 40, 1953): what all records but one know of that one is what all of them know of
