@@ -204,12 +204,21 @@ fn documents_can_be_read_in_one_go() {
     assert_eq!(page(&format!("{}{}", paragraphs(3), "| a | row | of | table |\n".repeat(100))), none);
 
     let headed = format!("# A\n\n{}\n", some(16)).repeat(60);
-    for (path, wrong) in
-        [("README.md", true), ("docs/usage/a.md", true), ("SECURITY.md", false), ("docs/a.md", false)]
-    {
+    for (path, wrong) in [
+        ("README.md", true),
+        ("docs/usage/a.md", true),
+        ("docs/decisions/a.md", true),
+        ("docs/DESIGN.md", false),
+        ("SECURITY.md", false),
+        ("docs/a.md", false),
+    ] {
         let found = places(tidy::document_lengths, &[(path, &headed)]);
         assert_eq!(!found.is_empty(), wrong, "{path}: {found:?}");
     }
+    assert_eq!(
+        places(tidy::document_lengths, &[("docs/DESIGN.md", &headed.repeat(2))]),
+        ["docs/DESIGN.md:1"]
+    );
     let other = [("bench/README.md", lines(124)), ("CHANGELOG.md", lines(124)), ("docs/json.md", lines(124))];
     assert_eq!(places(tidy::document_lengths, &other.each_ref().map(|(p, t)| (*p, t.as_str()))), none);
 }
