@@ -487,16 +487,19 @@ impl<'a> Search<'a> {
     /// Where the code of `range` goes, and what it names: from `certain` places, to which control comes, and `roots`, to which it seems to; and at every
     /// byte that the certain ones do not lead to. (What seems an instruction may be data, and the next one begin in the middle of it.)
     fn look_through(&mut self, range: SvmaRange, certain: Vec<Svma>, roots: Vec<Svma>) {
-        let known = self.follow_code(range, certain);
-        self.follow_code(range, roots);
+        // What is behind a call is not certain to be code: callees may return elsewhere, or never.
+        let seeming = certain.iter().copied().chain(roots).collect();
+        let known = self.follow_code(range, certain, false);
+        self.follow_code(range, seeming, true);
         self.every_branch(range, &known);
         for insn in naming_at_any_byte(self.image, range, &known) {
             self.named_in_opaque(&insn, range);
         }
     }
 
-    /// Decodes from the places `open` of `range`, to which control seems to come. The bytes of what it decodes.
-    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>) -> AddressSet {
+    /// Decodes from the places `open` of `range`, to which control seems to come, past calls if these are taken to return. The bytes of
+    /// what it decodes.
+    fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>, calls_return: bool) -> AddressSet {
         let mut known = AddressSet::new(range);
         let mut seen = BTreeSet::new();
         while let Some(at) = open.pop() {
@@ -515,8 +518,10 @@ impl<'a> Search<'a> {
                 self.callers.push(UnknownCaller { target: None, then: FlagUse::Read });
             }
             let (target, goes_on) = match decoded.insn.flow {
-                Flow::Next | Flow::IndirectCall => (None, true),
-                Flow::Call(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
+                Flow::Next => (None, true),
+                Flow::IndirectCall => (None, calls_return),
+                Flow::Call(to) => (Some(to), calls_return),
+                Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
                 Flow::Jump(to) => (Some(to), false),
                 Flow::IndirectJump | Flow::Return | Flow::Stop | Flow::Unsupported => (None, false),
             };

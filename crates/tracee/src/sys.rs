@@ -322,7 +322,7 @@ pub(crate) fn scheduling() -> Option<(i32, i32)> {
 /// Sets the nice value of the calling thread (on Linux the priority of "process" 0 is that of the calling thread; sched(7)).
 pub(crate) fn set_nice(nice: i32) -> bool {
     // SAFETY: touches no memory.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.clamp(0, 19)) == 0 }
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.clamp(-20, 19)) == 0 }
 }
 
 /// Sets how much later than it wants the calling thread may be woken, in nanoseconds (0: the default).
@@ -343,7 +343,7 @@ pub(crate) fn make_ordinary(tid: i32, nice: i32) -> bool {
     // SAFETY: the kernel only reads the parameters; the rest touches no memory.
     unsafe {
         libc::sched_setscheduler(tid, libc::SCHED_OTHER, &raw const parameters) == 0
-            && libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice.clamp(0, 19)) == 0
+            && libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice.clamp(-20, 19)) == 0
     }
 }
 

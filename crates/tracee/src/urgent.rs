@@ -41,7 +41,7 @@ impl Drop for Urgent {
     }
 }
 
-/// Makes the calling thread yield to others: its nice value becomes `nice` (0 to 19), unless it is higher already. False where the
+/// Makes the calling thread yield to others: its nice value becomes `nice` (-20 to 19), unless it is higher already. False where the
 /// system refuses.
 pub fn be_nice(nice: i32) -> bool {
     sys::set_nice(nice)

@@ -4,6 +4,7 @@
 
 uint64_t both(uint64_t x, uint64_t n), both_beside_table(uint64_t x, uint64_t n), both_without(uint64_t x, uint64_t n);
 uint64_t behind(uint64_t x, uint64_t n), behind_thunk(uint64_t x, uint64_t n), behind_without(uint64_t x, uint64_t n);
+uint64_t behind_word(uint64_t x, uint64_t n);
 
 /* Of each a copy of its own, as one caller that is understood is enough for its callees. */
 #define LEAVES(name) \
@@ -34,6 +35,11 @@ __asm__(
     END("behind_without")
     WITHOUT("thunk_without", "lea 3(%rdx), %rdx\n jmp leaves_6\n")
     LEAVES("leaves_6")
+    /* A call that returns behind a word: who decodes on at the word sees no call in what follows. */
+    WITHOUT("behind_word",
+        " mov %rdi, %rax\n call take_word\n .long 0x40\n add %rcx, %rax\n lea 1(%rdi), %rdx\n call leaves_7\n call takes_7\n ret\n")
+    FUNCTION("take_word") " mov (%rsp), %rcx\n mov (%rcx), %ecx\n addq $4, (%rsp)\n ret\n" END("take_word")
+    LEAVES("leaves_7") TAKES("takes_7")
     ".popsection\n");
 
 static void one_round(unsigned round) {
@@ -48,6 +54,7 @@ static void one_round(unsigned round) {
         CHECK(behind(small, n) == right);
         CHECK(behind_thunk(small, n) == right + 3);
         CHECK(behind_without(small, n) == right + 3);
+        CHECK(behind_word(small, n) == right);
         x += moved;
     }
 }
