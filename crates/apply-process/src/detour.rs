@@ -7,7 +7,7 @@
 //! Limits: a function whose first bytes hold a branch or a call, or into which its own code jumps back, or that is shorter
 //! than the jump, is refused.
 
-use crate::jump::LEN;
+use crate::entry_patch::LEN;
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{Row, Run, UnwindInfo};
 use restitch_image::Image;

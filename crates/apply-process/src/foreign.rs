@@ -5,8 +5,8 @@
 //! copy. Only pages that the process has of its own can differ; the kernel's page table tells which they are. (Pages that the file's own permissions let be written are the process's own in
 //! any case, with relocations in them: what somebody has changed there by hand, in a table that the loader has made read-only, is not found.)
 
-use crate::jump::LEN;
-use crate::live::Live;
+use crate::attached_process::AttachedProcess;
+use crate::entry_patch::LEN;
 use crate::writing::PAGE;
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, AvmaRange, Svma, SvmaRange};
@@ -14,7 +14,7 @@ use restitch_image::Segment;
 use restitch_procfs::Pagemap;
 use restitch_tracee::Memory;
 
-impl Live {
+impl AttachedProcess {
     /// The pieces of module number `module`'s code and constants whose bytes are neither the file's nor a redirect into a version, by stated
     /// address, sorted.
     ///

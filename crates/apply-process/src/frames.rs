@@ -2,7 +2,7 @@
 //!
 //! A frame in a version has the state of its original instruction, so the original's unwind rows serve for it.
 
-use crate::old::OldVersion;
+use crate::installed_version::InstalledVersion;
 use crate::target::{Module, Target};
 use restitch_address::{Avma, Svma};
 use restitch_cfi::{FrameState, Register, Registers, UnwindInfo, step};
@@ -18,7 +18,7 @@ const MOST_FRAMES: usize = 20_000;
 /// Unwind tables of all modules.
 pub(crate) struct Walker<'a> {
     target: &'a Target,
-    old: &'a [OldVersion],
+    old: &'a [InstalledVersion],
     unwind: BTreeMap<usize, UnwindInfo>,
     /// Modules with an unwinder in them: while one runs, program counters are in its own records too.
     unwinders: BTreeSet<usize>,
@@ -65,7 +65,7 @@ pub(crate) struct ReturnSlot {
 
 impl<'a> Walker<'a> {
     /// Reads the tables: before the stop.
-    pub fn new(target: &'a Target, old: &'a [OldVersion]) -> Self {
+    pub fn new(target: &'a Target, old: &'a [InstalledVersion]) -> Self {
         let mut unwind = BTreeMap::new();
         for (i, m) in target.modules.iter().enumerate() {
             if let Some(at) = m.image.eh_frame()

@@ -14,14 +14,14 @@
 //! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if something in it may
 //! unwind. So it is with static programs without symbols whose lookup functions have an unknown shape.
 
+use crate::attached_process::{AttachedProcess, Reservation};
+use crate::entry_patch::LEN;
 use crate::hook_data::{self, DATA_LEN, Named, R_NEXT};
 use crate::hook_detours::detoured;
 use crate::hook_journal::{JournalDetour, JournalHook};
 use crate::hook_page::{self, CODE_LEN, FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
 use crate::hook_sites::{FindSite, Sites};
 use crate::journal::Journal;
-use crate::jump::LEN;
-use crate::live::{Live, Reservation};
 use crate::overlay::foreign_code;
 use crate::retire::leads_into;
 use crate::threads::{ThreadView, words};
@@ -34,11 +34,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Plans the hook of a process that has none: nothing is changed yet. `None` if it needs none, because nothing in it can
 /// unwind. `taken` are places that new versions will have.
 pub(crate) fn plan(
-    live: &Live,
+    attached: &AttachedProcess,
     taken: &[(usize, Reservation)],
     can_unwind: bool,
 ) -> Result<Option<JournalHook>, ProcessError> {
-    let target = &live.target;
+    let target = &attached.target;
     let refuse = |why: String| match can_unwind {
         true => Err(ProcessError::NoUnwindHook { pid: target.pid(), why }),
         false => Ok(None),
@@ -52,7 +52,7 @@ pub(crate) fn plan(
         );
     }
     let near = sites.detours().first().map_or(target.program, |d| d.0.module);
-    let place = live.reserve(near, CODE_LEN + DATA_LEN, taken, &[], 4096)?;
+    let place = attached.reserve(near, CODE_LEN + DATA_LEN, taken, &[], 4096)?;
     let page = target.modules[near].bias.to_actual(place.start);
     match planned(target, &memory, &sites, page) {
         Ok(hook) => Ok(Some(hook)),

@@ -2,10 +2,10 @@
 
 use crate::Target;
 use crate::detour::Displaced;
+use crate::entry_patch::{crosses_page, jump};
 use crate::hook_journal::JournalDetour;
 use crate::hook_page::{FIND_AT, FIND_TRAMPOLINE_AT, ITERATE_TRAMPOLINE_AT};
 use crate::hook_sites::{Function, Sites, unwind_info};
-use crate::jump::{crosses_page, jump};
 use restitch_address::Avma;
 use restitch_cfi::UnwindInfo;
 

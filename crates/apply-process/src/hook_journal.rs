@@ -1,8 +1,8 @@
 //! What the journal knows of the unwinder's hook: everything that is needed to put it in force, to extend its table, and to
 //! take it out, also by a later run.
 
+use crate::entry_patch::LEN;
 use crate::hook_page::{CODE_LEN, MOST_ENTRIES, TABLE_AT};
-use crate::jump::LEN;
 use crate::state_file::{is_place, is_range};
 use restitch_address::{Avma, AvmaRange};
 use serde::{Deserialize, Serialize};

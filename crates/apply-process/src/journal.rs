@@ -49,17 +49,17 @@ pub struct Journal {
     /// Places that versions have had, start and length: no new one goes there.
     #[serde(default)]
     pub used: Vec<(u64, u64)>,
-    /// Spare copies of code mappings that are there or may be, during a switch and after one that was killed.
-    #[serde(default)]
-    pub spares: Vec<JournalSpare>,
+    /// Replacement mappings of code mappings that are there or may be, during a switch and after one that was killed.
+    #[serde(default, rename = "spares")]
+    pub replacements: Vec<JournalReplacement>,
     /// Whether the process may leave a core file, for which its versions are kept.
     #[serde(default)]
     pub cores: bool,
 }
 
-/// A spare copy of a code mapping, which nothing leads to.
+/// A second mapping of a module's code with redirects in it, which replaces the module's own in one step; nothing leads to it until then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JournalSpare {
+pub struct JournalReplacement {
     /// First address.
     pub start: u64,
     /// Length.
@@ -70,7 +70,7 @@ pub struct JournalSpare {
     pub offset: u64,
 }
 
-impl JournalSpare {
+impl JournalReplacement {
     /// The mapped addresses.
     pub fn range(&self) -> AvmaRange {
         AvmaRange::new(Avma::new(self.start), self.len)
@@ -170,9 +170,9 @@ impl JournalVersion {
 struct Record {
     version: JournalVersion,
     hook: Option<JournalHook>,
-    /// Spares that there were during switches of the last processes that had this version: children may have inherited them.
-    #[serde(default)]
-    spares: Vec<JournalSpare>,
+    /// Replacement mappings that there were during switches of the last processes that had this version: children may have inherited them.
+    #[serde(default, rename = "spares")]
+    replacements: Vec<JournalReplacement>,
 }
 
 /// Whether bytes are the record of the version with this `image` at `start`, and the version that it tells of.
@@ -181,8 +181,8 @@ pub(crate) fn version_in_record(bytes: &[u8], image: &Path, start: u64) -> Optio
     Record::parse(bytes, image, start).map(|record| record.version)
 }
 
-/// Most spares that a record tells of.
-const MOST_SPARES: usize = 64;
+/// Most replacements that a record tells of.
+const MOST_REPLACEMENTS: usize = 64;
 
 impl Record {
     /// That of the version with this `image` at `start`. One that is damaged, or of another version, is none.
@@ -197,7 +197,7 @@ impl Record {
         let is_sound = is_its
             && record.version.flaw(image.parent()?).is_none()
             && record.hook.as_ref().is_none_or(|hook| hook.flaw().is_none())
-            && record.spares.iter().all(JournalSpare::is_sound);
+            && record.replacements.iter().all(JournalReplacement::is_sound);
         is_sound.then_some(record)
     }
 }
@@ -224,7 +224,7 @@ impl Journal {
             versions: Vec::new(),
             patches: Vec::new(),
             hook: None,
-            spares: Vec::new(),
+            replacements: Vec::new(),
             used: Vec::new(),
             cores: false,
         }
@@ -243,11 +243,12 @@ impl Journal {
     pub(crate) fn save_records(&self, dir: &StateDir) -> Result<(), ProcessError> {
         for version in &self.versions {
             let path = VersionFiles::of(&version.file).record(version.start);
-            let mut spares = Record::read(&version.file, version.start).map(|r| r.spares).unwrap_or_default();
-            spares.retain(|s| !self.spares.contains(s));
-            spares.extend(self.spares.iter().cloned());
-            spares.drain(..spares.len().saturating_sub(MOST_SPARES));
-            let record = Record { version: version.clone(), hook: self.hook.clone(), spares };
+            let mut replacements =
+                Record::read(&version.file, version.start).map(|r| r.replacements).unwrap_or_default();
+            replacements.retain(|s| !self.replacements.contains(s));
+            replacements.extend(self.replacements.iter().cloned());
+            replacements.drain(..replacements.len().saturating_sub(MOST_REPLACEMENTS));
+            let record = Record { version: version.clone(), hook: self.hook.clone(), replacements };
             let bytes = serde_json::to_vec(&record).expect("plain data serializes");
             dir.write(&path, &bytes, 0o600)?;
         }
@@ -263,8 +264,9 @@ impl Journal {
             // (Parts of a version behind its first have no record.)
             let start = mapping.range.start.get();
             let Some(mut record) = Record::read(&path, start) else { continue };
-            let new: Vec<_> = record.spares.into_iter().filter(|s| !journal.spares.contains(s)).collect();
-            journal.spares.extend(new);
+            let new: Vec<_> =
+                record.replacements.into_iter().filter(|s| !journal.replacements.contains(s)).collect();
+            journal.replacements.extend(new);
             // Processes that share the files of one version and not of another give them numbers of their own.
             if journal.versions.iter().any(|v| v.number == record.version.number) {
                 record.version.number = journal.next_number;
@@ -289,7 +291,7 @@ impl Journal {
     pub(crate) fn retain_mapped(&mut self, maps: &[Mapping]) {
         let at = |start: u64| maps.iter().find(|m| m.range.start.get() == start && m.permissions.execute);
         self.versions.retain(|v| at(v.start).and_then(|m| m.path()).is_some_and(is_version_file));
-        self.spares.retain(|s| s.is_mapped(maps));
+        self.replacements.retain(|s| s.is_mapped(maps));
         // (Its mapping may have merged with a neighbour.)
         let holds = |page: u64| {
             maps.iter().any(|m| m.range.contains(Avma::new(page)) && m.permissions.execute && m.inode == 0)
@@ -304,7 +306,10 @@ impl Journal {
 
     /// Whether nothing of restitch is left in the process.
     pub fn is_empty(&self) -> bool {
-        self.versions.is_empty() && self.patches.is_empty() && self.hook.is_none() && self.spares.is_empty()
+        self.versions.is_empty()
+            && self.patches.is_empty()
+            && self.hook.is_none()
+            && self.replacements.is_empty()
     }
 
     /// Reads a journal.
@@ -355,7 +360,7 @@ impl Journal {
             return Some("its next number is not possible".into());
         }
         let is_used = |(start, len): &(u64, u64)| is_range(*start, *len);
-        if !self.spares.iter().all(JournalSpare::is_sound) || !self.used.iter().all(is_used) {
+        if !self.replacements.iter().all(JournalReplacement::is_sound) || !self.used.iter().all(is_used) {
             return Some("a place is not possible".into());
         }
         if !self.patches.iter().all(|patch| is_place(patch.at, patch.now.len() as u64)) {

@@ -6,7 +6,7 @@
 
 use crate::ProcessError;
 use crate::counter_area::{CounterArea, Parts};
-use crate::prepared::{Arriving, Incoming};
+use crate::switch_plan::{Arriving, Incoming};
 use crate::version_files::memory_name;
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Batch, Borrow, Placement, Protection, RemoteFd, Sealed, TraceError};

@@ -1,7 +1,7 @@
 //! Whether a process's memory cgroups have room for what a switch needs: the kernel ends a process that takes more.
 
 use crate::ProcessError;
-use crate::prepared::Prepared;
+use crate::switch_plan::SwitchPlan;
 use crate::writing::{PAGE, Sites};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::memory_room;
@@ -14,9 +14,9 @@ const BESIDE: u64 = 1 << 20;
 ///
 /// # Errors
 /// [`ProcessError::NoMemory`].
-pub(crate) fn refuse_without(pid: i32, prepared: &Prepared<'_>, sites: &Sites) -> Result<(), ProcessError> {
+pub(crate) fn refuse_without(pid: i32, plan: &SwitchPlan<'_>, sites: &Sites) -> Result<(), ProcessError> {
     let Some(room) = memory_room(pid) else { return Ok(()) };
-    let needed = needed(prepared, sites);
+    let needed = needed(plan, sites);
     match room.left < needed {
         true => {
             Err(ProcessError::NoMemory { pid, needed, left: room.left, limit: room.limit, group: room.group })
@@ -25,10 +25,10 @@ pub(crate) fn refuse_without(pid: i32, prepared: &Prepared<'_>, sites: &Sites) -
     }
 }
 
-/// What a switch may take of a process's memory, in bytes: each page that changes twice (in its place, and in the spare), versions with their counters once, as
+/// What a switch may take of a process's memory, in bytes: each page that changes twice (in its place, and in the replacement), versions with their counters once, as
 /// they may lie in memory files.
-fn needed(prepared: &Prepared<'_>, sites: &Sites) -> u64 {
+fn needed(plan: &SwitchPlan<'_>, sites: &Sites) -> u64 {
     let all = AvmaRange::between(Avma::new(0), Avma::new(u64::MAX));
-    let new = prepared.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());
+    let new = plan.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());
     BESIDE + 2 * PAGE * sites.pages_in(all).count() as u64 + new.map(|range| range.len()).sum::<u64>()
 }

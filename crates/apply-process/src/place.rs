@@ -11,18 +11,18 @@
 //! data of ended threads were, and a storm of threads has had stacks and arenas in all of the next GiB. What the program computes later may look
 //! like an address still.
 
-use crate::numbers::Numbers;
+use crate::stray_pointers::StrayPointers;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Gap, GapError, GapRequest, Mapping, Side, find_gap, find_places};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The place for `request` among `maps`: below the module if possible, of no version before (`used`) if there is room for that, at a
-/// distance that is left to chance, and where as few of the `numbers` as can be point to. They are asked for with the window that all places are in.
+/// distance that is left to chance, and where as few of the `strays` as can be point to. They are asked for with the window that all places are in.
 pub(crate) fn find(
     maps: &[Mapping],
     used: Vec<AvmaRange>,
     request: &GapRequest,
-    numbers: impl FnOnce(AvmaRange) -> Numbers,
+    strays: impl FnOnce(AvmaRange) -> StrayPointers,
 ) -> Result<Gap, GapError> {
     let nearest = find_gap(maps, request)?;
     let Some(model) = maps.first() else { return Ok(nearest) };
@@ -35,8 +35,8 @@ pub(crate) fn find(
         Avma::new(near.end.get().saturating_sub(request.reach)),
         Avma::new(near.start.get().saturating_add(request.reach)),
     );
-    let numbers = numbers(window);
-    let found = quietest(&kinds, request, nearest.side, |range| numbers.within(range));
+    let strays = strays(window);
+    let found = quietest(&kinds, request, nearest.side, |range| strays.within(range));
     Ok(found.unwrap_or(nearest))
 }
 
@@ -159,9 +159,9 @@ mod tests {
         let (page, far) = (0x1000, 0x2000_0000);
         let stale: Vec<u64> =
             (1..=far / page).map(|i| high - i * page).chain([high - far - 9 * page]).collect();
-        let numbers = |window: AvmaRange| Numbers::of_words(&stale, window);
+        let strays = |window: AvmaRange| StrayPointers::of_words(&stale, window);
         let maps = mapped(&[(high, high + page)]);
-        let found = find(&maps, Vec::new(), &near(high, high + page, 4 * page), numbers).expect("a place");
+        let found = find(&maps, Vec::new(), &near(high, high + page, 4 * page), strays).expect("a place");
         assert_eq!(found.side, Side::Below);
         assert!(stale.iter().all(|word| !found.range.contains(Avma::new(*word))), "{found:?}");
     }
@@ -170,9 +170,9 @@ mod tests {
     fn places_of_earlier_versions_are_avoided() {
         let (maps, mut request) = (mapped(&[(0x40_0000, 0x41_0000)]), near(0x40_0000, 0x41_0000, 0x1000));
         request.reach = 0x1_2000;
-        let numbers = |window| Numbers::of(std::iter::empty(), window);
+        let strays = |window| StrayPointers::of(std::iter::empty(), window);
         let range = |from, to| AvmaRange::between(Avma::new(from), Avma::new(to));
-        let place = |used: Vec<AvmaRange>| find(&maps, used, &request, numbers).expect("a place").range.start;
+        let place = |used: Vec<AvmaRange>| find(&maps, used, &request, strays).expect("a place").range.start;
         assert_eq!(place(vec![range(0x3f_f000, 0x40_0000)]), Avma::new(0x3f_e000));
         // Rather than above the module, where things grow.
         assert_eq!(place(vec![range(0x3f_e000, 0x40_0000)]), Avma::new(0x3f_f000));

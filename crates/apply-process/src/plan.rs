@@ -1,14 +1,14 @@
 //! What a switch is going to do: everything that can be computed before anything is changed.
 
+use crate::attached_process::AttachedProcess;
+use crate::installed_version::InstalledVersion;
 use crate::journal::{JournalPatch, JournalVersion, VersionKind};
-use crate::live::Live;
 use crate::map_file::StoredMap;
-use crate::old::OldVersion;
 use crate::patches::PatchSet;
-use crate::prepared::{Arriving, Incoming, Prepared};
-use crate::retire::leading_on;
+use crate::retire::forwarding;
 use crate::reverse::ReverseMap;
 use crate::stub::stub_site;
+use crate::switch_plan::{Arriving, Incoming, SwitchPlan};
 use crate::{Module, ProcessError, readers};
 use restitch_address::Avma;
 use restitch_cfi::UnwindInfo;
@@ -17,33 +17,36 @@ use restitch_tracee::Memory;
 use std::os::unix::fs::PermissionsExt;
 
 /// Computes it for `incoming`, and writes the files of its versions.
-pub(crate) fn prepare<'a>(live: &Live, incoming: &'a [Incoming<'a>]) -> Result<Prepared<'a>, ProcessError> {
-    let visible = live.dir.visible_to(live.target.pid());
+pub(crate) fn plan_switch<'a>(
+    attached: &AttachedProcess,
+    incoming: &'a [Incoming<'a>],
+) -> Result<SwitchPlan<'a>, ProcessError> {
+    let visible = attached.dir.visible_to(attached.target.pid());
     let mut patches = PatchSet::default();
     let mut arriving = Vec::new();
     for new in incoming {
-        crate::bound::verify(live, new)?;
-        let module = &live.target.modules[new.module];
+        crate::relro_slots::verify(attached, new)?;
+        let module = &attached.target.modules[new.module];
         patches.add(module, &new.version.redirects);
-        let mut record = write_files(live, new)?;
+        let mut record = write_files(attached, new)?;
         let is_it =
             |v: &&JournalVersion| (v.start, v.len, &v.file) == (record.start, record.len, &record.file);
-        let there = live.journal.versions.iter().find(is_it);
+        let there = attached.journal.versions.iter().find(is_it);
         let inherited = there.is_some();
         record.by_pointers = there.is_some_and(|v| v.by_pointers);
         record.slots = there.map(|v| v.slots.clone()).unwrap_or_default();
         arriving.push(Arriving { record, visible, reverse: ReverseMap::new(ways_in(new)), inherited });
     }
-    let slots = crate::slots::plan(live, incoming, &mut arriving)?;
-    let mut old = OldVersion::all(&live.journal, live.now());
-    old.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
-    let memory = Memory::open_read_only(live.target.pid())?;
-    let leading_on = old.iter().map(|old| leading_on(&memory, old)).collect();
-    let stub = stub_site(live.now(), |module| {
+    let slots = crate::slot_retargeting::plan(attached, incoming, &mut arriving)?;
+    let mut leaving = InstalledVersion::all(&attached.journal, attached.now());
+    leaving.retain(|o| arriving.iter().all(|a| a.record.range() != o.range));
+    let memory = Memory::open_read_only(attached.target.pid())?;
+    let forwarding = leaving.iter().map(|old| forwarding(&memory, old)).collect();
+    let stub = stub_site(attached.now(), |module| {
         let is_changed = |p: &JournalPatch| module.contains(Avma::new(p.at));
-        patches.any_in(module) || live.journal.patches.iter().any(is_changed)
+        patches.any_in(module) || attached.journal.patches.iter().any(is_changed)
     })?;
-    Ok(Prepared { incoming, arriving, patches, old, leading_on, stub, slots })
+    Ok(SwitchPlan { incoming, arriving, patches, leaving, forwarding, stub, slots })
 }
 
 /// Where threads and return addresses may be moved to. Nobody gets into a tracing version but by its tracer.
@@ -60,18 +63,18 @@ pub(crate) fn has_personality(module: &Module) -> bool {
 }
 
 /// Writes the version's file and its map, and makes its journal record.
-fn write_files(live: &Live, new: &Incoming<'_>) -> Result<JournalVersion, ProcessError> {
-    let module = &live.target.modules[new.module];
+fn write_files(attached: &AttachedProcess, new: &Incoming<'_>) -> Result<JournalVersion, ProcessError> {
+    let module = &attached.target.modules[new.module];
     let v = new.version;
     let name = module.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let stored = StoredMap { map: v.map.clone(), redirects: v.redirects.clone() }.write();
-    let files = live.dir.version_files(&name, &v.bytes, &stored);
+    let files = attached.dir.version_files(&name, &v.bytes, &stored);
     let mode = readers::mode_for(module);
     let there = std::fs::symlink_metadata(&files.version).ok().filter(std::fs::Metadata::is_file);
     let same = there.as_ref().is_some_and(|m| m.len() == v.bytes.len() as u64);
     if !same || !files.map.exists() {
-        live.dir.write(&files.map, &stored, 0o600)?;
-        live.dir.write(&files.version, &v.bytes, mode)?;
+        attached.dir.write(&files.map, &stored, 0o600)?;
+        attached.dir.write(&files.version, &v.bytes, mode)?;
     } else if there.is_some_and(|m| m.permissions().mode() & 0o7777 != mode) {
         // Of an equal file that others may read, or may not.
         let allow = std::fs::set_permissions(&files.version, std::fs::Permissions::from_mode(mode));

@@ -1,10 +1,10 @@
 //! Leaving versions behind: return addresses are translated, so that hardly anybody comes back to them.
 
 use crate::ProcessError;
+use crate::entry_patch::{LEN, jump};
 use crate::frames::ReturnSlot;
-use crate::jump::{LEN, jump};
-use crate::old::OldVersion;
-use crate::prepared::{Prepared, SwitchReport};
+use crate::installed_version::InstalledVersion;
+use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::threads::{ThreadView, words};
 use crate::writing::{PAGE, write_jumps};
 use crate::{Module, Target};
@@ -19,27 +19,27 @@ use std::collections::{BTreeSet, HashMap};
 pub(crate) fn retire(
     stopped: &Stopped,
     target: &Target,
-    prepared: &Prepared<'_>,
+    plan: &SwitchPlan<'_>,
     threads: &[ThreadView],
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
     // The frames are those of the registers at the stop: moving a thread changes its program counter only.
-    let mut destinations = Destinations::new(target, prepared);
+    let mut destinations = Destinations::new(target, plan);
     let slots = threads.iter().flat_map(|thread| &thread.walk.slots);
     let words: Vec<(Avma, u64)> =
         slots.filter_map(|slot| Some((slot.slot, destinations.of(slot)?.get()))).collect();
     stopped.memory().write_words(&words)?;
     let translated: BTreeSet<Avma> = words.into_iter().map(|(slot, _)| slot).collect();
     report.moved_returns = translated.len();
-    if prepared.old.is_empty() {
+    if plan.leaving.is_empty() {
         return Ok(());
     }
-    for (old, leading_on) in prepared.old.iter().zip(&prepared.leading_on) {
+    for (old, forwarding) in plan.leaving.iter().zip(&plan.forwarding) {
         // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already, to a version that leaves
         // now and may be unmapped soon, somebody may be that no walk finds: on the stack of a coroutine.
         let led_into = comes_back_to(stopped, old, threads, &translated)?;
-        if led_into || !leading_on.is_empty() {
-            redirect_old_entries(stopped, prepared, old, threads, led_into, leading_on)?;
+        if led_into || !forwarding.is_empty() {
+            redirect_old_entries(stopped, plan, old, threads, led_into, forwarding)?;
         }
     }
     Ok(())
@@ -48,16 +48,16 @@ pub(crate) fn retire(
 /// Where return addresses are to lead. Threads mostly have the same callers: each address is looked up once.
 struct Destinations<'a> {
     target: &'a Target,
-    prepared: &'a Prepared<'a>,
+    plan: &'a SwitchPlan<'a>,
     /// By module of the target: whether it is the C library.
     c_library: Vec<bool>,
     known: HashMap<(Avma, bool), Option<Avma>>,
 }
 
 impl<'a> Destinations<'a> {
-    fn new(target: &'a Target, prepared: &'a Prepared<'a>) -> Self {
+    fn new(target: &'a Target, plan: &'a SwitchPlan<'a>) -> Self {
         let c_library = target.modules.iter().map(is_c_library).collect();
-        Self { target, prepared, c_library, known: HashMap::new() }
+        Self { target, plan, c_library, known: HashMap::new() }
     }
 
     /// What is to stand in the slot; `None` if it stays as it is.
@@ -72,20 +72,20 @@ impl<'a> Destinations<'a> {
     }
 
     fn look_up(&self, s: &ReturnSlot) -> Option<Avma> {
-        let prepared = self.prepared;
-        let old = prepared.old.iter().find(|o| o.range.contains(s.value - 1));
+        let plan = self.plan;
+        let old = plan.leaving.iter().find(|o| o.range.contains(s.value - 1));
         // A return address stands behind a call. What does not (an unwinder has just put a landing pad there) is left
         // alone: the byte in front of it belongs to something else, so its copy says nothing.
         let returns = |original: Avma| follows_call(self.target, original).then_some(original);
         match (old, s.interrupted) {
-            (Some(old), true) => old.to_original(s.value).map(|o| prepared.destination_or_original(o)),
+            (Some(old), true) => old.to_original(s.value).map(|o| plan.destination_or_original(o)),
             (Some(old), false) => {
-                old.return_to_original(s.value).and_then(returns).map(|o| prepared.return_destination(o))
+                old.return_to_original(s.value).and_then(returns).map(|o| plan.return_destination(o))
             }
-            (None, true) => prepared.destination(s.value),
+            (None, true) => plan.destination(s.value),
             // Frames of the C library stay: those below `main` never do any work, and programs compare them.
             (None, false) if self.in_c_library(s.value) => None,
-            (None, false) => returns(s.value).map(|o| prepared.return_destination(o)),
+            (None, false) => returns(s.value).map(|o| plan.return_destination(o)),
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a> Destinations<'a> {
     }
 }
 
-impl Prepared<'_> {
+impl SwitchPlan<'_> {
     /// The return address in an arriving version that equals original return address `at`, else `at` itself.
     fn return_destination(&self, at: Avma) -> Avma {
         self.arriving
@@ -156,7 +156,7 @@ fn register_leads_into(r: &Registers, range: AvmaRange) -> bool {
 /// address in another register, of a jump table's target say, keeps a version mapped, but leads nobody back to it.)
 fn comes_back_to(
     stopped: &Stopped,
-    old: &OldVersion,
+    old: &InstalledVersion,
     threads: &[ThreadView],
     translated: &BTreeSet<Avma>,
 ) -> Result<bool, ProcessError> {
@@ -201,7 +201,7 @@ fn stack_leads_into(
 
 /// The function entries of a version that an earlier switch made lead out of it. Only restitch changes them, which holds the process's lock: so
 /// they can be looked at before the stop. They are in pages that the process has of its own; there are few of these, or none.
-pub(crate) fn leading_on(memory: &Memory, old: &OldVersion) -> BTreeSet<Avma> {
+pub(crate) fn forwarding(memory: &Memory, old: &InstalledVersion) -> BTreeSet<Avma> {
     let states = Pagemap::open(memory.pid()).and_then(|pages| pages.states(old.range));
     let own = |at: Avma| {
         let page = (at.offset_from(old.range.start) / PAGE as i64) as usize;
@@ -228,14 +228,14 @@ pub(crate) fn leading_on(memory: &Memory, old: &OldVersion) -> BTreeSet<Avma> {
 }
 
 /// Makes the function entries of a version that stays lead to the newest code, so that old frames call new functions: those that
-/// are `leading_on` somewhere already, and with `all` the others too.
+/// are `forwarding` somewhere already, and with `all` the others too.
 fn redirect_old_entries(
     stopped: &Stopped,
-    prepared: &Prepared<'_>,
-    old: &OldVersion,
+    plan: &SwitchPlan<'_>,
+    old: &InstalledVersion,
     threads: &[ThreadView],
     all: bool,
-    leading_on: &BTreeSet<Avma>,
+    forwarding: &BTreeSet<Avma>,
 ) -> Result<(), ProcessError> {
     let pointed: BTreeSet<Avma> = threads
         .iter()
@@ -252,10 +252,10 @@ fn redirect_old_entries(
             p.version.offset_from(r.to) <= 0 && r.to.offset_from(p.version) + LEN as i64 <= i64::from(p.len)
         });
         let busy = pointed.range(at + 1..at + LEN as u64).next().is_some();
-        let to = prepared.destination_or_original(old.bias.to_actual(r.at));
+        let to = plan.destination_or_original(old.bias.to_actual(r.at));
         // Where there is a jump already, nobody stands in its bytes.
         if room
-            && (leading_on.contains(&at) || all && !busy)
+            && (forwarding.contains(&at) || all && !busy)
             && let Some(bytes) = jump(at, to)
         {
             jumps.push((at, bytes));

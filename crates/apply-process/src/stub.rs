@@ -218,7 +218,7 @@ pub(crate) fn with_borrowed<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Live, StateDir};
+    use crate::{AttachedProcess, StateDir};
     use restitch_testkit::{Guarded, compile, require, scratch, wait_until};
     use std::ffi::CString;
     use std::fs::OpenOptions;
@@ -335,7 +335,7 @@ int main(void) {
             move || OpenOptions::new().write(true).open(pipe)
         });
         let dir = StateDir::at(folder.path().join("state")).expect("a folder");
-        Live::open(pid, dir).expect("it lives").lock().expect("the thread has come to its end");
+        AttachedProcess::open(pid, dir).expect("it lives").lock().expect("the thread has come to its end");
         assert_eq!(left_behind(&target).len(), 0);
         assert_eq!(answer(b'x'), b'y');
         drop(writer.join().expect("no panic").expect("opened"));

@@ -220,7 +220,7 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         return Ok(None);
     }
     let image = images.image(pid, code)?;
-    // A killed restitch may have left a spare copy of the code: the module is where its other segments are too.
+    // A killed restitch may have left a replacement mapping of the code: the module is where its other segments are too.
     let (code, bias) = candidates
         .into_iter()
         .rev()

@@ -1,10 +1,10 @@
 //! Where the threads stand, what their stacks hold, and moving them.
 
 use crate::ProcessError;
+use crate::entry_patch::LEN;
 use crate::frames::{Walk, Walker};
-use crate::jump::LEN;
-use crate::old::OldVersion;
-use crate::prepared::{Prepared, SwitchReport};
+use crate::installed_version::InstalledVersion;
+use crate::switch_plan::{SwitchPlan, SwitchReport};
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_procfs::Mapping;
 use restitch_tracee::{Memory, Registers, Stopped};
@@ -133,11 +133,11 @@ pub(crate) fn words_at(start: Avma, bytes: &[u8]) -> impl Iterator<Item = (Avma,
 /// address that will come back there. They are left as they are.
 pub(crate) fn forbidden_sites(
     stopped: &Stopped,
-    prepared: &Prepared<'_>,
+    plan: &SwitchPlan<'_>,
     threads: &[ThreadView],
 ) -> Result<BTreeSet<Avma>, ProcessError> {
     let mut out = BTreeSet::new();
-    let patches = &prepared.patches;
+    let patches = &plan.patches;
     let (Some(first), Some(last)) = (patches.wanted.keys().next(), patches.wanted.keys().next_back()) else {
         return Ok(out);
     };
@@ -152,7 +152,7 @@ pub(crate) fn forbidden_sites(
     for tid in stopped.threads() {
         let rip = stopped.registers(tid)?.rip;
         if let Some(site) = patches.inside(rip)
-            && prepared.destination(rip).is_none()
+            && plan.destination(rip).is_none()
         {
             out.insert(site);
         }
@@ -160,7 +160,7 @@ pub(crate) fn forbidden_sites(
     Ok(out)
 }
 
-impl Prepared<'_> {
+impl SwitchPlan<'_> {
     /// Where the instruction at original address `at` stands in the arriving versions.
     pub fn destination(&self, at: Avma) -> Option<Avma> {
         self.arriving.iter().find_map(|a| {
@@ -178,7 +178,7 @@ impl Prepared<'_> {
 /// Moves threads out of leaving versions and out of bytes that are about to change, into the arriving versions.
 pub(crate) fn move_threads(
     stopped: &mut Stopped,
-    prepared: &Prepared<'_>,
+    plan: &SwitchPlan<'_>,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
     let tids: Vec<i32> = stopped.threads().collect();
@@ -187,7 +187,7 @@ pub(crate) fn move_threads(
         // In a system call the kernel may come back to the call itself: that address is the one to translate.
         let back = if registers.system_call().is_some() { 2 } else { 0 };
         let at = registers.rip - back;
-        let original = match prepared.old.iter().find(|o| o.range.contains(at)) {
+        let original = match plan.leaving.iter().find(|o| o.range.contains(at)) {
             Some(old) => match old.to_original(at) {
                 Some(original) => original,
                 None => continue,
@@ -196,7 +196,7 @@ pub(crate) fn move_threads(
             // stay in the old layout for ever otherwise.
             None => at,
         };
-        let to = prepared.destination_or_original(original) + back;
+        let to = plan.destination_or_original(original) + back;
         if to != registers.rip {
             stopped.set_registers(tid, Registers { rip: to, ..registers })?;
             report.moved_threads += 1;
@@ -207,7 +207,7 @@ pub(crate) fn move_threads(
 
 /// Whether a thread stands where a version has no original equivalent: between the load and the jump of a dispatch, or inside a
 /// flag-keeping counter. It cannot be moved from there, and its frames cannot be followed.
-pub(crate) fn in_between(stopped: &Stopped, old: &[OldVersion]) -> Result<bool, ProcessError> {
+pub(crate) fn in_between(stopped: &Stopped, old: &[InstalledVersion]) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
         old.iter().any(|o| o.range.contains(at) && o.module.is_some() && o.to_original(at).is_none())
     };

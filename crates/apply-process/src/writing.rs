@@ -6,8 +6,8 @@
 //! redirects only.
 
 use crate::ProcessError;
+use crate::entry_patch::LEN;
 use crate::journal::Journal;
-use crate::jump::LEN;
 use crate::overlay::foreign_code;
 use crate::patches::PatchSet;
 use restitch_address::{Avma, AvmaRange};
@@ -247,8 +247,8 @@ pub(crate) fn verify(memory: &Memory, pages: &[Page]) -> Result<(), ProcessError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry_patch::jump;
     use crate::journal::{JournalPatch, JournalVersion, VersionKind};
-    use crate::jump::jump;
     use restitch_procfs::ProcessId;
 
     fn journal(patches: &[u64]) -> Journal {

@@ -5,7 +5,7 @@ use crate::switch::Switch;
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, HugePages, LayoutChoice, Slots};
+use restitch_session::{ExitCode, HugePages, LayoutChoice, RetargetedSlots};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -371,7 +371,7 @@ pub enum SlotChoice {
     Off,
 }
 
-impl From<SlotChoice> for Slots {
+impl From<SlotChoice> for RetargetedSlots {
     fn from(slots: SlotChoice) -> Self {
         match slots {
             SlotChoice::Linkage => Self::Linkage,

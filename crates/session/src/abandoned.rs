@@ -5,7 +5,7 @@
 
 use crate::status::{Reverted, revert, status_of};
 use crate::{GivenBack, ProcessStatus, SessionError};
-use restitch_apply_process::{Live, StateDir, VersionKind};
+use restitch_apply_process::{AttachedProcess, StateDir, VersionKind};
 use restitch_procfs as procfs;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ pub fn give_back_abandoned() -> Result<Vec<(i32, GivenBack)>, SessionError> {
     let mut told = Vec::new();
     for pid in dir.users() {
         // One that cannot be looked at has ended.
-        let Some(found) = Live::open(pid, dir.clone()).ok().and_then(|live| status_of(&live).ok()) else {
+        let Some(found) = AttachedProcess::open(pid, dir.clone()).ok().and_then(|live| status_of(&live).ok())
+        else {
             continue;
         };
         if is_abandoned(&found) {

@@ -24,7 +24,9 @@ use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::unfinished::or_given_back;
 use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, SessionError, SourceChoice, Watcher, signal_name};
-use restitch_apply_process::{Live, Module, Reservation, StateDir, SwitchReport, Target, VersionKind};
+use restitch_apply_process::{
+    AttachedProcess, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
+};
 use restitch_check::CheckedVersion;
 use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
@@ -100,7 +102,7 @@ fn attach_in_phases(
     let kin = at_work(options.pid, options.tree, watcher);
     refuse_unchangeable(kin.leader)?;
     let mut set = ProcessSet::open_to_change(kin.leader, options.tree)?;
-    set.by_slots = options.slots;
+    set.retargeted_slots = options.slots;
     let windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
     result.warnings.extend(kin.warnings());
@@ -137,7 +139,7 @@ fn attach_to(
 ) -> Result<Attached, SessionError> {
     let Begun { options, round, restless, given, source, known, mut windows, mut phases, mut result } = begun;
     heed()?;
-    let stays = matches!(round, Round::Of(_)) && !set.all().any(Live::left_counting);
+    let stays = matches!(round, Round::Of(_)) && !set.all().any(AttachedProcess::left_counting);
     if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run && !stays {
         watcher.note("the process is under restitch already: it gets its original code back first");
         set.switch(&[], VersionKind::Optimized, watcher)?;
@@ -187,7 +189,7 @@ fn attach_to(
         Err(error) if options.dry_run || is_interruption(&error) => return Err(error),
         Err(error) => {
             set.switch(&[], VersionKind::Optimized, watcher)?;
-            set.sweep();
+            set.reclaim();
             return Err(error);
         }
     };
@@ -207,7 +209,7 @@ fn attach_to(
 
     if second.patched == 0 {
         set.switch(&[], VersionKind::Optimized, watcher)?;
-        set.sweep();
+        set.reclaim();
         return Err(SessionError::NothingToDo(
             "none of the functions that ran can be redirected, so nothing was moved; the process is as it was".into(),
         ));
@@ -217,7 +219,7 @@ fn attach_to(
     result.profile = Some(profiled.summary(samples.total));
     result.apply = Some(report::ApplySummary { in_force_ms, ..apply_summary(&profiled.switch, &second) });
     result.warnings.extend(written(set.leader.target(), &[&profiled.switch, &second]));
-    for (pid, number, why) in set.sweep() {
+    for (pid, number, why) in set.reclaim() {
         result.warnings.push(format!("process {pid}: version {number} stays mapped, unused: {why}"));
     }
     phases.end("unmapping former versions");
@@ -535,7 +537,7 @@ fn judge(
     };
     if is_bad && options.revert_if_slower {
         set.switch(&[], VersionKind::Optimized, watcher)?;
-        set.sweep();
+        set.reclaim();
         result.outcome = Outcome::Reverted;
         result.exit_code = ExitCode::TakenBack.number();
     }

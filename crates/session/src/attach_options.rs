@@ -3,7 +3,7 @@
 use crate::make::{DUPLICATE, PREFETCH};
 use crate::verdict::Metric;
 use crate::{HugePages, Source};
-use restitch_apply_process::Slots;
+use restitch_apply_process::RetargetedSlots;
 use restitch_layout::LayoutChoice;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub struct AttachOptions {
     /// Calls through slots of the global offset table that cannot change any more become direct ones; other calls of stubs go through the stubs' slots.
     pub direct_calls: bool,
     /// Which slots that cannot change any more lead into the new layout.
-    pub slots: Slots,
+    pub slots: RetargetedSlots,
     /// Large pages for hot code.
     pub huge_pages: HugePages,
     /// Hot code is placed within cache lines by how often it runs.
@@ -83,7 +83,7 @@ impl AttachOptions {
             turn: true,
             copy_tables: true,
             promote_calls: false,
-            slots: Slots::None,
+            slots: RetargetedSlots::None,
             stay: true,
             duplicate: DUPLICATE,
             prefetch: PREFETCH,

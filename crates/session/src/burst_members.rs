@@ -13,7 +13,7 @@ use crate::branch_records::BranchRecords;
 use crate::burst_versions::Versions;
 use crate::process_set::{ProcessSet, incoming};
 use crate::refusal::refuse_shadow_stack;
-use restitch_apply_process::{Live, Target, VersionKind};
+use restitch_apply_process::{AttachedProcess, Target, VersionKind};
 use restitch_trace::{
     BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, Record, RecordEnd, Sink, Taken,
     trace_bursts,
@@ -159,7 +159,7 @@ impl Members {
 
 /// Maps the versions into one process of a tree.
 fn map_into(
-    live: &mut Live,
+    live: &mut AttachedProcess,
     leader: &Target,
     versions: &Versions,
     records: &mut BranchRecords,
@@ -170,7 +170,7 @@ fn map_into(
     if !live.has_windows() && !live.journal().is_empty() {
         // Inherited from a process that is being recorded, with that one's window.
         live.revert()?;
-        live.sweep()?;
+        live.reclaim()?;
     }
     live.may_have_more()?;
     let refused = |why: &str| SessionError::Refused { pid, why: why.into() };

@@ -250,7 +250,7 @@ fn trace_process(
     if set.all().any(|live| !live.journal().is_empty()) {
         watcher.note(&process_set::taken_out(set.leader.target().pid()));
         set.switch(&[], VersionKind::Burst, watcher)?;
-        set.sweep();
+        set.reclaim();
     }
     trace_original(set, prepared, duration, tracing, records, watcher)
 }
@@ -482,7 +482,7 @@ impl Rounds {
         let made = begun.elapsed();
         self.making += made;
         if !self.traced.rounds.is_empty() {
-            set.sweep();
+            set.reclaim();
         }
         self.traced.mapped = versions.of.iter().map(|(_, v)| v.loaded_len).sum();
         self.traced.rounds.push(BurstRound { blocks: self.scope.len(), bursts: 0, mean_length: 0.0, made });
@@ -621,7 +621,7 @@ fn most(records: &BranchRecords, pid: i32, places: &BTreeMap<Avma, u64>) -> Vec<
 fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<String>, SessionError> {
     if set.is_tree() {
         set.take_back(watcher)?;
-        return Ok(set.sweep().into_iter().next().map(|(pid, _, why)| format!("process {pid}: {why}")));
+        return Ok(set.reclaim().into_iter().next().map(|(pid, _, why)| format!("process {pid}: {why}")));
     }
     if !set.leader_is_alive() {
         return Ok(None);
@@ -631,7 +631,7 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
         Err(error) if has_ended(set, &error) => return Ok(None),
         Err(error) => return Err(error),
     }
-    Ok(set.sweep().into_iter().next().map(|(_, _, why)| why))
+    Ok(set.reclaim().into_iter().next().map(|(_, _, why)| why))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::refusal::left_alone;
 use crate::{SessionError, derivation};
 use restitch_address::Svma;
-use restitch_apply_process::{Incoming, Live, Module, ProcessError, Slots, VersionKind};
+use restitch_apply_process::{AttachedProcess, Incoming, Module, ProcessError, RetargetedSlots, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
 use restitch_image::Image;
@@ -81,7 +81,10 @@ impl CountedImages {
     ///
     /// # Errors
     /// If there is no room for any.
-    pub fn versions_for(&mut self, live: &Live) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
+    pub fn versions_for(
+        &mut self,
+        live: &AttachedProcess,
+    ) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
         let (mut found, mut taken, mut no_room) = (Vec::new(), Vec::new(), None);
         for (index, module) in live.target().modules.iter().enumerate() {
             let Some(image) = self.image_of(module) else { continue };
@@ -133,7 +136,12 @@ impl CountedImages {
     pub fn incoming(&self, found: &[(usize, usize, u32, Svma)]) -> Vec<Incoming<'_>> {
         let one = |&(module, image, number, start): &(usize, usize, u32, Svma)| {
             let version = self.images[image].versions.get(&(number, start))?;
-            Some(Incoming { module, version, kind: VersionKind::Counting, by_slots: Slots::None })
+            Some(Incoming {
+                module,
+                version,
+                kind: VersionKind::Counting,
+                retargeted_slots: RetargetedSlots::None,
+            })
         };
         found.iter().filter_map(one).collect()
     }
@@ -200,7 +208,7 @@ impl CountedImages {
     }
 
     /// Adds what a process that has ended (or was left) has counted.
-    pub fn collect(&mut self, live: &Live, versions: &InForce) {
+    pub fn collect(&mut self, live: &AttachedProcess, versions: &InForce) {
         for &(image, number) in versions {
             // Counters that cannot be read any more are lost; the profile is one of the others.
             let values = live.read_counters(number).unwrap_or_default();

@@ -13,7 +13,7 @@
 use crate::counted_images::{CountedImages, InForce};
 use crate::start::launch;
 use crate::{SessionError, Watcher};
-use restitch_apply_process::{Live, StateDir};
+use restitch_apply_process::{AttachedProcess, StateDir};
 use restitch_procfs as procfs;
 use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ pub(crate) struct Followed {
 
 /// An executed program image with its counters, and the number of processes that count in them.
 struct Instance {
-    live: Live,
+    live: AttachedProcess,
     versions: InForce,
     processes: u32,
 }
@@ -201,7 +201,7 @@ impl Follower<'_> {
     /// Installs the counting versions in a process that stands at its entry point; it runs on in any case.
     fn install(&mut self, stopped: Stopped) -> Result<(), SessionError> {
         let pid = stopped.pid();
-        let mut live = Live::open(pid, self.dir.clone())?;
+        let mut live = AttachedProcess::open(pid, self.dir.clone())?;
         crate::refusal::refuse(live.target())?;
         let found = self.images.versions_for(&live)?;
         if found.is_empty() {

@@ -93,7 +93,7 @@ pub use optimize_options::OptimizeOptions;
 pub use period::Period;
 pub use process_set::GivenBack;
 pub use record::{RecordOptions, RecordSubject, record};
-pub use restitch_apply_process::Slots;
+pub use restitch_apply_process::RetargetedSlots;
 pub use restitch_layout::{LayoutChoice, UnknownLayout, algorithms as layout_algorithms};
 pub use restitch_procfs::executable_path;
 pub use restitch_trace::{BurstEnd, LookAhead, Refusal};

@@ -5,8 +5,8 @@ use crate::refusal::refuse;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
-    ImageCache, Incoming, Live, Module, ProcessError, Reservation, Slots, StateDir, SwitchReport, Target,
-    VersionKind, VersionMaps,
+    AttachedProcess, ImageCache, Incoming, Module, ProcessError, Reservation, RetargetedSlots, StateDir,
+    SwitchReport, Target, VersionKind, VersionMaps,
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
@@ -33,11 +33,11 @@ const BUSY_LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct ProcessSet {
     /// The one that was named first. Its module indices serve for all.
-    pub leader: Live,
+    pub leader: AttachedProcess,
     /// The others.
-    pub others: Vec<Live>,
+    pub others: Vec<AttachedProcess>,
     /// Which slots are made to lead into optimized versions.
-    pub by_slots: Slots,
+    pub retargeted_slots: RetargetedSlots,
     dir: StateDir,
     tree: bool,
     /// The named process.
@@ -62,7 +62,7 @@ pub enum GivenBack {
 }
 
 /// Whether a process that had versions has none any more: it is about to end, or executes something else.
-fn has_left(live: &Live) -> bool {
+fn has_left(live: &AttachedProcess) -> bool {
     let maps = procfs::maps(live.target().pid()).unwrap_or_default();
     let is_mapped = |start: Avma| maps.iter().any(|m| m.range.start == start);
     let versions = &live.journal().versions;
@@ -127,10 +127,20 @@ impl ProcessSet {
     fn leader_alone(pid: i32, tree: bool, mut images: ImageCache) -> Result<Self, SessionError> {
         let dir = StateDir::open()?;
         let pid = process_of(pid)?;
-        let leader = Live::open_with(pid, dir.clone(), &mut images)?;
+        let leader = AttachedProcess::open_with(pid, dir.clone(), &mut images)?;
         let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
         let (others, strangers) = (Vec::new(), BTreeMap::new());
-        Ok(Self { leader, others, by_slots: Slots::None, dir, tree, named: pid, images, strangers, ticks })
+        Ok(Self {
+            leader,
+            others,
+            retargeted_slots: RetargetedSlots::None,
+            dir,
+            tree,
+            named: pid,
+            images,
+            strangers,
+            ticks,
+        })
     }
 
     /// Finds processes that have come meanwhile: with `tree` all of the same program and user, else children that were forked
@@ -153,7 +163,8 @@ impl ProcessSet {
                 self.note_stranger(candidate.pid);
                 continue;
             }
-            let Ok(live) = Live::open_with(candidate.pid, self.dir.clone(), &mut self.images) else {
+            let Ok(live) = AttachedProcess::open_with(candidate.pid, self.dir.clone(), &mut self.images)
+            else {
                 continue;
             };
             let inherited = !live.journal().versions.is_empty();
@@ -191,7 +202,7 @@ impl ProcessSet {
     }
 
     /// The process of the set with this number.
-    pub fn find(&mut self, pid: i32) -> Option<&mut Live> {
+    pub fn find(&mut self, pid: i32) -> Option<&mut AttachedProcess> {
         self.all_mut().find(|live| live.target().pid() == pid)
     }
 
@@ -220,7 +231,7 @@ impl ProcessSet {
     }
 
     /// Whether the modules of `live` that the leader also has are at the same addresses, the program first of all.
-    fn same_addresses(&self, live: &Live) -> bool {
+    fn same_addresses(&self, live: &AttachedProcess) -> bool {
         let (ours, theirs) = (self.leader.target(), live.target());
         let program = &ours.modules[ours.program];
         let other = &theirs.modules[theirs.program];
@@ -232,11 +243,11 @@ impl ProcessSet {
         self.all().map(|l| l.target().pid()).collect()
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Live> {
+    pub fn all(&self) -> impl Iterator<Item = &AttachedProcess> {
         std::iter::once(&self.leader).chain(&self.others)
     }
 
-    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Live> {
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut AttachedProcess> {
         std::iter::once(&mut self.leader).chain(&mut self.others)
     }
 
@@ -245,7 +256,7 @@ impl ProcessSet {
     }
 
     /// The process of the set with this number; the leader for one that was forked off meanwhile.
-    fn of(&self, pid: i32) -> &Live {
+    fn of(&self, pid: i32) -> &AttachedProcess {
         self.all().find(|l| l.target().pid() == pid).unwrap_or(&self.leader)
     }
 
@@ -335,7 +346,7 @@ impl ProcessSet {
             // Whatever way led here: a run time may have been loaded meanwhile.
             refuse(&leader)?;
         }
-        let by_slots = self.by_slots;
+        let retargeted_slots = self.retargeted_slots;
         let mut sum: Option<SwitchReport> = None;
         let mut done: BTreeSet<i32> = BTreeSet::new();
         // Children that are forked while the others are switched have the old state: they are found and follow.
@@ -350,7 +361,7 @@ impl ProcessSet {
                     continue;
                 }
                 let mut incoming = incoming(live, &leader, versions, kind);
-                incoming.iter_mut().for_each(|new| new.by_slots = by_slots);
+                incoming.iter_mut().for_each(|new| new.retargeted_slots = retargeted_slots);
                 if !is_leader && has_all(live, &incoming) {
                     continue;
                 }
@@ -371,7 +382,7 @@ impl ProcessSet {
             if let Some(error) = failed {
                 // Versions that came to be mapped before it failed, in this process or in others, go again, as far as that can be.
                 let _ = self.take_back(watcher);
-                self.all_mut().for_each(|live| drop(live.sweep()));
+                self.all_mut().for_each(|live| drop(live.reclaim()));
                 return Err(error.into());
             }
             done.extend(self.pids());
@@ -447,7 +458,7 @@ impl ProcessSet {
         for live in self.all_mut() {
             if live.may_have_more().is_err() {
                 // An error: the process cannot be stopped now, and its versions stay.
-                let _ = live.sweep();
+                let _ = live.reclaim();
             }
             live.may_have_more()?;
         }
@@ -455,7 +466,7 @@ impl ProcessSet {
     }
 
     /// Unmaps retired versions, in a few tries where they are short. What has to stay comes back with the reason.
-    pub fn sweep(&mut self) -> Vec<(i32, u32, String)> {
+    pub fn reclaim(&mut self) -> Vec<(i32, u32, String)> {
         let (mut kept, begun) = (Vec::new(), Instant::now());
         for wait in SWEEP_WAITS {
             if begun.elapsed() > LONG_SWEEP {
@@ -466,7 +477,7 @@ impl ProcessSet {
             for live in self.all_mut() {
                 let pid = live.target().pid();
                 // An error means that the process is gone or cannot be stopped now: its retired versions stay, harmless.
-                if let Ok(report) = live.sweep() {
+                if let Ok(report) = live.reclaim() {
                     kept.extend(report.kept.into_iter().map(|(number, why)| (pid, number, why)));
                 }
             }
@@ -518,7 +529,7 @@ fn ticks_of(pid: i32) -> u64 {
 
 /// The versions for one process: those of the modules that it has at the leader's addresses.
 pub(crate) fn incoming<'a>(
-    live: &Live,
+    live: &AttachedProcess,
     leader: &Target,
     versions: &'a [(usize, CheckedVersion)],
     kind: VersionKind,
@@ -529,13 +540,18 @@ pub(crate) fn incoming<'a>(
         live.target().modules.iter().position(same)
     };
     let one = |(module, version): &'a (usize, CheckedVersion)| {
-        place(*module).map(|module| Incoming { module, version, kind, by_slots: Slots::None })
+        place(*module).map(|module| Incoming {
+            module,
+            version,
+            kind,
+            retargeted_slots: RetargetedSlots::None,
+        })
     };
     versions.iter().filter_map(one).collect()
 }
 
 /// Whether all of `incoming` is in force in a process already: it was forked off after its parent's switch.
-fn has_all(live: &Live, incoming: &[Incoming<'_>]) -> bool {
+fn has_all(live: &AttachedProcess, incoming: &[Incoming<'_>]) -> bool {
     !incoming.is_empty() && incoming.iter().all(|i| live.has(i.module, i.version))
 }
 

@@ -147,7 +147,7 @@ fn record_set(
     let length = Length::Exactly(rest);
     let derived = count(set, &chosen, &counting, &versions, length, watcher).map(|d| (d.0, d.2));
     set.switch(&[], VersionKind::Counting, watcher)?;
-    set.sweep();
+    set.reclaim();
     phases.end("counting");
     let (derived, counted) = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(set));

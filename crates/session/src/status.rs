@@ -4,7 +4,7 @@ use crate::kin::families;
 use crate::process_set::{ProcessSet, process_of};
 use crate::{ExitCode, GivenBack, SessionError};
 use restitch_address::Avma;
-use restitch_apply_process::{Journal, JournalVersion, Live, ProcessError, StateDir, VersionKind};
+use restitch_apply_process::{AttachedProcess, Journal, JournalVersion, ProcessError, StateDir, VersionKind};
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
     };
     let mut out = Vec::new();
     for one in pids {
-        match Live::open(one, dir.clone()) {
+        match AttachedProcess::open(one, dir.clone()) {
             Ok(live) if live.journal().is_empty() && pid.is_none() => {}
             Ok(live) => out.push(status_of(&live)?),
             Err(error) if pid.is_some() => return Err(error.into()),
@@ -85,7 +85,7 @@ fn living(dir: &StateDir) -> Vec<i32> {
 }
 
 /// What restitch has in a process that is open.
-pub(crate) fn status_of(live: &Live) -> Result<ProcessStatus, SessionError> {
+pub(crate) fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, SessionError> {
     let target = live.target();
     let journal = live.journal();
     let mapped: BTreeSet<Avma> = procfs::maps(target.pid())?.iter().map(|m| m.range.start).collect();
@@ -113,7 +113,7 @@ pub(crate) fn status_of(live: &Live) -> Result<ProcessStatus, SessionError> {
         patches: jumps.iter().filter(in_any).count(),
         is_idle: idle,
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,
-        left_spare: if idle { journal.spares.iter().map(|s| s.len).sum() } else { 0 },
+        left_spare: if idle { journal.replacements.iter().map(|s| s.len).sum() } else { 0 },
         gdb: gdb_commands(journal, &present),
     })
 }
@@ -179,7 +179,7 @@ fn given_back(set: &mut ProcessSet) -> Reverted {
         return Reverted { processes, kept: Vec::new() };
     }
     let processes = set.give_back();
-    Reverted { processes, kept: set.sweep() }
+    Reverted { processes, kept: set.reclaim() }
 }
 
 /// What a revert did.

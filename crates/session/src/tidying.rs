@@ -33,7 +33,7 @@ impl Tidying {
         let begun = Instant::now();
         let opened = ProcessSet::open(set.leader.target().pid(), set.is_tree());
         // What cannot be opened now may be at the next time.
-        let _ = opened.map(|mut set| set.sweep());
+        let _ = opened.map(|mut set| set.reclaim());
         self.tried(begun.elapsed());
         true
     }

@@ -5,7 +5,7 @@
 
 use crate::process_set::ProcessSet;
 use crate::{SessionError, Watcher};
-use restitch_apply_process::{Live, VersionKind};
+use restitch_apply_process::{AttachedProcess, VersionKind};
 use restitch_tracee::AskedToEnd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -24,7 +24,7 @@ pub(crate) fn or_given_back<T>(
         Ok(Err(error)) => error,
         Err(panic) => {
             // What is in memory may be half changed; what is on disk is whole.
-            set.all_mut().for_each(Live::distrust);
+            set.all_mut().for_each(AttachedProcess::distrust);
             SessionError::Panicked { why: words(&*panic), then: String::new() }
         }
     };
@@ -43,7 +43,7 @@ pub(crate) fn or_given_back<T>(
                     failure: Box::new(failure),
                 });
             }
-            set.sweep();
+            set.reclaim();
             format!("process {pid} has its original code again")
         }
         false if set.leader.journal().is_empty() => format!("process {pid} has its original code"),
@@ -53,7 +53,7 @@ pub(crate) fn or_given_back<T>(
 }
 
 /// Whether a process is in something that is of no use when nobody goes on with it.
-fn is_unfinished(live: &Live) -> bool {
+fn is_unfinished(live: &AttachedProcess) -> bool {
     let passes = |kind| matches!(kind, VersionKind::Counting | VersionKind::Burst);
     live.journal().versions.iter().any(|v| passes(v.kind) && !v.retired)
 }

@@ -3,7 +3,9 @@
 use super::tracer::end_of;
 use super::{BurstCode, BurstEnd, BurstTables, TracedModule};
 use restitch_address::{Avma, LoadBias, SvmaRange};
-use restitch_apply_process::{Incoming, Live, Reservation, Slots, StateDir, Target, VersionKind};
+use restitch_apply_process::{
+    AttachedProcess, Incoming, Reservation, RetargetedSlots, StateDir, Target, VersionKind,
+};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, burst_bound, emit_burst};
@@ -23,13 +25,13 @@ const BURSTS: usize = 12;
 
 /// A process with tracing versions of all its code.
 struct Traced {
-    live: Live,
+    live: AttachedProcess,
     code: BurstCode,
 }
 
 impl Traced {
     fn of(pid: i32, folder: &Path) -> Self {
-        let mut live = Live::open(pid, StateDir::at(folder.to_owned()).unwrap()).unwrap();
+        let mut live = AttachedProcess::open(pid, StateDir::at(folder.to_owned()).unwrap()).unwrap();
         live.lock().unwrap();
         let (mut versions, mut taken, mut first) = (Vec::new(), Vec::new(), 0);
         for module in 0..live.target().modules.len() {
@@ -40,7 +42,12 @@ impl Traced {
         let kind = VersionKind::Burst;
         let incoming: Vec<_> = versions
             .iter()
-            .map(|(module, version)| Incoming { module: *module, version, kind, by_slots: Slots::None })
+            .map(|(module, version)| Incoming {
+                module: *module,
+                version,
+                kind,
+                retargeted_slots: RetargetedSlots::None,
+            })
             .collect();
         let file = live.map_tracing(None, &incoming).unwrap();
         let bias = |module: usize| live.target().modules[module].bias;
@@ -54,7 +61,7 @@ impl Traced {
 }
 
 fn version(
-    live: &Live,
+    live: &AttachedProcess,
     index: usize,
     taken: &mut Vec<(usize, Reservation)>,
     first: u32,

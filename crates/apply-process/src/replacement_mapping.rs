@@ -1,26 +1,26 @@
-//! Spare copies of code mappings, made before the stop and put in place by one system call each.
+//! Replacement mappings of code mappings, made before the stop and put in place by one system call each.
 //!
 //! Problem: tens of thousands of redirects written through `/proc/PID/mem` hold a process still for 10 to 60 ms, most of it
-//! spent by the kernel on copying pages. Idea: map the same file at the same offset once more at a spare address, give that
+//! spent by the kernel on copying pages. Idea: map the same file at the same offset once more elsewhere, give that
 //! mapping the redirects while the process runs, and let `mremap(MREMAP_FIXED)` replace the code mapping by it in the stop. That
-//! moves page tables, not bytes, happens whole or not at all, and leaves `/proc/PID/maps` as it was. A spare without any
+//! moves page tables, not bytes, happens whole or not at all, and leaves `/proc/PID/maps` as it was. A replacement without any
 //! change gives a process its pristine code back, private page copies included.
 //!
-//! What a spare has to be: the same file (device and inode), offset, length, protection and kernel flags as the mapping that it
+//! What a replacement has to be: the same file (device and inode), offset, length, protection and kernel flags as the mapping that it
 //! replaces; pages that are the process's own (earlier redirects, a debugger's breakpoints) are carried over and compared
 //! once more in the stop. Where there are many and they hold nothing but redirects, `mremap(MREMAP_DONTUNMAP)` lays the old code
 //! aside instead, and it is compared and freed after the stop. Where any of that does not hold, the redirects are written page by page instead.
 //!
-//! Nothing ever leads into a spare. A child that is forked off while there is one inherits it; the records beside the version files
+//! Nothing ever leads into a replacement. A child that is forked off while there is one inherits it; the records beside the version files
 //! tell where it is.
 //!
 //! Limits: `mremap` removes what it replaces before it moves, and fails in between if the process has as many mappings as
-//! it may have; so a spare needs room for a few more.
+//! it may have; so a replacement needs room for a few more.
 
 use crate::ProcessError;
+use crate::entry_patch::LEN;
 use crate::hook_journal::JournalHook;
-use crate::journal::{Journal, JournalSpare};
-use crate::jump::LEN;
+use crate::journal::{Journal, JournalReplacement};
 use crate::stub::StubSite;
 use crate::writing::{PAGE, Page, Sites, lay, write_runs};
 use restitch_address::{Avma, AvmaRange};
@@ -32,7 +32,7 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Page tables move as wholes where both places have the same distance from a multiple of this.
 const TABLE: u64 = 2 << 20;
-/// How far from the code a spare may be: anywhere, as nothing refers to it.
+/// How far from the code a replacement may be: anywhere, as nothing refers to it.
 const REACH: u64 = 1 << 46;
 /// Mappings that a process must be able to have more of.
 const ROOM_FOR_MAPPINGS: usize = 64;
@@ -44,9 +44,9 @@ const KEEPS_FILES: (u32, u32) = (5, 13);
 /// about 0.5 us, laying aside about 20 us.
 const KEPT_FROM: usize = 48;
 
-/// A mapping that is to be replaced, and where its spare goes.
+/// A mapping that is to be replaced, and where its replacement goes.
 #[derive(Debug, Clone)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedReplacement {
     mapping: Mapping,
     at: Avma,
     /// Where the old code may go.
@@ -54,11 +54,11 @@ pub(crate) struct Planned {
     can_keep: bool,
 }
 
-/// A spare that is in the process and holds the code that is to be.
+/// A replacement that is in the process and holds the code that is to be.
 #[derive(Debug)]
-pub(crate) struct Filled {
-    planned: Planned,
-    /// Pages of the process's own in the mapping, as they were when the spare was filled.
+pub(crate) struct FilledReplacement {
+    planned: PlannedReplacement,
+    /// Pages of the process's own in the mapping, as they were when the replacement was filled.
     own: Vec<Page>,
     /// Pages that are to differ from the file.
     pages: Vec<Page>,
@@ -68,13 +68,13 @@ pub(crate) struct Filled {
     kept: bool,
 }
 
-/// Chooses a place for a spare of each mapping that has `sites` in it; else the reason why there can be none.
+/// Chooses a place for a replacement of each mapping that has `sites` in it; else the reason why there can be none.
 pub(crate) fn plan(
     maps: &[Mapping],
     sites: &Sites,
     taken: &[AvmaRange],
     heap_start: Option<Avma>,
-) -> Vec<Result<Planned, (Avma, String)>> {
+) -> Vec<Result<PlannedReplacement, (Avma, String)>> {
     let mut busy: Vec<Mapping> = maps.to_vec();
     if let Some(model) = maps.first() {
         busy.extend(taken.iter().map(|range| Mapping { range: *range, ..model.clone() }));
@@ -107,13 +107,13 @@ pub(crate) fn plan(
         let at = gap.range.start + mapping.range.start.get() % TABLE;
         busy.push(Mapping { range: gap.range, ..mapping.clone() });
         let keep = at + mapping.range.len().next_multiple_of(TABLE);
-        out.push(Ok(Planned { mapping: mapping.clone(), at, keep, can_keep }));
+        out.push(Ok(PlannedReplacement { mapping: mapping.clone(), at, keep, can_keep }));
     }
     out
 }
 
-impl Planned {
-    /// The addresses of the spare.
+impl PlannedReplacement {
+    /// The addresses of the replacement.
     pub fn range(&self) -> AvmaRange {
         AvmaRange::new(self.at, self.mapping.range.len())
     }
@@ -123,9 +123,9 @@ impl Planned {
         self.mapping.range.start
     }
 
-    /// The journal's form: the spare, and the old code laid aside.
-    pub fn journal(&self) -> [JournalSpare; 2] {
-        [self.at, self.keep].map(|start| JournalSpare {
+    /// The journal's form: the replacement, and the old code laid aside.
+    pub fn journal(&self) -> [JournalReplacement; 2] {
+        [self.at, self.keep].map(|start| JournalReplacement {
             start: start.get(),
             len: self.mapping.range.len(),
             inode: self.mapping.inode,
@@ -152,18 +152,19 @@ impl Planned {
         batch.mmap(Placement::At(self.at), self.range().len(), Protection::ReadExecute, backing);
     }
 
-    fn in_spare(&self, at: Avma) -> Avma {
+    fn in_replacement(&self, at: Avma) -> Avma {
         self.at + at.offset_from(self.mapping.range.start) as u64
     }
 
-    /// Whether the spare shows the same as the mapping, to the kernel's own mind.
+    /// Whether the replacement shows the same as the mapping, to the kernel's own mind.
     fn is_exact(&self, pid: i32) -> Result<(), String> {
         let maps = procfs::maps(pid).map_err(|e| e.to_string())?;
-        let spare = maps.iter().find(|m| m.range == self.range()).ok_or("the spare is not there")?;
+        let replacement =
+            maps.iter().find(|m| m.range == self.range()).ok_or("the replacement is not there")?;
         let wanted = &self.mapping;
-        let same_file =
-            (spare.device, spare.inode, spare.offset) == (wanted.device, wanted.inode, wanted.offset);
-        if !same_file || spare.permissions != wanted.permissions {
+        let same_file = (replacement.device, replacement.inode, replacement.offset)
+            == (wanted.device, wanted.inode, wanted.offset);
+        if !same_file || replacement.permissions != wanted.permissions {
             return Err("the file that it shows can no longer be opened by its name".into());
         }
         if !maps.contains(wanted) {
@@ -180,7 +181,7 @@ impl Planned {
         }
     }
 
-    /// Gives the spare the code that is to be, and reads it back. `stub`: where a borrowed thread's stub will be while the mappings
+    /// Gives the replacement the code that is to be, and reads it back. `stub`: where a borrowed thread's stub will be while the mappings
     /// are exchanged.
     pub fn fill(
         self,
@@ -188,7 +189,7 @@ impl Planned {
         memory: &Memory,
         sites: &Sites,
         stub: &StubSite,
-    ) -> Result<Result<Filled, (Avma, String)>, ProcessError> {
+    ) -> Result<Result<FilledReplacement, (Avma, String)>, ProcessError> {
         let replaces = self.replaces();
         if let Err(why) = self.is_exact(memory.pid()) {
             return Ok(Err((replaces, why)));
@@ -201,7 +202,7 @@ impl Planned {
         let can_keep =
             self.can_keep && only_ours && own.len() >= KEPT_FROM && !self.mapping.range.contains(stub.at);
         Ok(match self.write(memory, &pages, stub) {
-            Ok(()) => Ok(Filled { planned: self, own, pages, can_keep, kept: false }),
+            Ok(()) => Ok(FilledReplacement { planned: self, own, pages, can_keep, kept: false }),
             Err(why) => Err((replaces, why)),
         })
     }
@@ -224,7 +225,7 @@ impl Planned {
     ) -> Result<(Vec<Page>, bool), ProcessError> {
         let mut starts: BTreeSet<Avma> = sites.pages_in(self.mapping.range).collect();
         starts.extend(own.iter().map(|page| page.0));
-        let requests: Vec<_> = starts.iter().map(|at| (self.in_spare(*at), PAGE as usize)).collect();
+        let requests: Vec<_> = starts.iter().map(|at| (self.in_replacement(*at), PAGE as usize)).collect();
         let (mut out, mut only_ours) = (Vec::new(), true);
         for (at, pristine) in starts.into_iter().zip(memory.read_many(&requests)) {
             let Some(pristine) = pristine else {
@@ -246,20 +247,21 @@ impl Planned {
 
     /// Writes the pages, compares, and makes the kernel enter into the page table what is in use.
     fn write(&self, memory: &Memory, pages: &[Page], stub: &StubSite) -> Result<(), String> {
-        let there: Vec<Page> = pages.iter().map(|(at, bytes)| (self.in_spare(*at), bytes.clone())).collect();
+        let there: Vec<Page> =
+            pages.iter().map(|(at, bytes)| (self.in_replacement(*at), bytes.clone())).collect();
         write_runs(memory, &there).map_err(|e| e.to_string())?;
         let requests: Vec<_> = there.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
         let found = memory.read_many(&requests);
         if found.iter().zip(&there).any(|(found, (_, wanted))| found.as_ref() != Some(wanted)) {
-            return Err("what was written to the spare did not read back".into());
+            return Err("what was written to the replacement did not read back".into());
         }
         if self.mapping.range.contains(stub.at) {
-            memory.write(self.in_spare(stub.at), &stub.code()).map_err(|e| e.to_string())?;
+            memory.write(self.in_replacement(stub.at), &stub.code()).map_err(|e| e.to_string())?;
         }
         self.touch_used(memory)
     }
 
-    /// Pages that the process has in its page table are read once in the spare, so that the process need not fault for
+    /// Pages that the process has in its page table are read once in the replacement, so that the process need not fault for
     /// them after the exchange.
     fn touch_used(&self, memory: &Memory) -> Result<(), String> {
         let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
@@ -295,13 +297,13 @@ fn with_detours(own: &[Page], hook: Option<&JournalHook>) -> Vec<Page> {
     pages
 }
 
-impl Filled {
+impl FilledReplacement {
     /// The addresses of the code that it replaces.
     pub fn replaces(&self) -> AvmaRange {
         self.planned.mapping.range
     }
 
-    /// The addresses of the spare.
+    /// The addresses of the replacement.
     pub fn range(&self) -> AvmaRange {
         self.planned.range()
     }
@@ -328,7 +330,7 @@ impl Filled {
 
     /// In the stop: leaves the original bytes at a site.
     pub fn leave_out(&mut self, memory: &Memory, at: Avma, original: [u8; LEN]) -> Result<(), ProcessError> {
-        memory.write(self.planned.in_spare(at), &original)?;
+        memory.write(self.planned.in_replacement(at), &original)?;
         let page = at.align_down(PAGE);
         if let Ok(i) = self.pages.binary_search_by_key(&page, |page| page.0) {
             let from = at.offset_from(page) as usize;
@@ -348,7 +350,7 @@ impl Filled {
         batch.mremap(self.range(), self.replaces().start);
     }
 
-    /// After the stop: pages of the old code that somebody else has changed since the spare was filled, as they are to be with
+    /// After the stop: pages of the old code that somebody else has changed since the replacement was filled, as they are to be with
     /// that change.
     pub fn changed(
         &self,

@@ -9,7 +9,7 @@
 //!
 //! **Which slots.** Those of `R_X86_64_JUMP_SLOT` relocations: a stub jumps through them, and nothing else reads them (a module that makes a function's
 //! address has another slot for it), so that addresses that the program compares stay what they were. The loader has filled them and made
-//! their pages read-only (RELRO), so that nobody else writes there. And those of v-tables in read-only pages, for methods whose address stands nowhere else (`methods.rs`; OCOLOS, section IV-B).
+//! their pages read-only (RELRO), so that nobody else writes there. And those of v-tables in read-only pages, for methods whose address stands nowhere else (`vtable_slots.rs`; OCOLOS, section IV-B).
 //!
 //! **What a slot held may be kept.** A stub loads its slot and jumps. What a v-table's slot held may stay in a register or on a stack, in front of a loop
 //! say. So addresses in a version that v-tables have led into count wherever they stand (`JournalVersion::by_pointers`): its entries lead on when it is left, and it stays mapped for as long as one is there.
@@ -21,13 +21,13 @@
 //! So nothing has to be kept for that: every switch makes each slot what it has to be, whatever a restitch that was killed, or the
 //! parent of a process, has left. A slot that cannot be changed back keeps the version mapped ([`leading_into`]).
 
-use crate::bound::{is_read_only, read_only_part};
+use crate::address_translation::AddressTranslation;
+use crate::attached_process::AttachedProcess;
 use crate::journal::{JournalSlot, JournalVersion, VersionKind};
-use crate::live::Live;
-use crate::methods;
-use crate::origin::Origins;
-use crate::prepared::{Arriving, Incoming, SlotChange, Slots};
+use crate::relro_slots::{is_read_only, read_only_part};
 use crate::search::Hits;
+use crate::switch_plan::{Arriving, Incoming, RetargetedSlots, SlotChange};
+use crate::vtable_slots;
 use crate::writing::PAGE;
 use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange, Svma};
@@ -49,7 +49,7 @@ struct Slot {
 fn slots(target: &Target, maps: &[Mapping], memory: &Memory) -> Vec<Slot> {
     let mut at = Vec::new();
     for module in &target.modules {
-        let methods = methods::slots(&module.image).into_iter().map(|at| (at, true));
+        let methods = vtable_slots::slots(&module.image).into_iter().map(|at| (at, true));
         let all = linkage_slots(module).map(|at| (at, false)).chain(methods);
         let all = all.filter(|(at, _)| at.get().is_multiple_of(8));
         let actual = all.map(|(at, is_method)| (module.bias.to_actual(at), is_method));
@@ -86,23 +86,23 @@ pub(crate) fn leading_into(target: &Target, ranges: &[AvmaRange]) -> Result<Hits
 }
 
 /// Those versions of which a slot has been taken by somebody else, who may go on calling what it held: their ranges, with the reason why they have to stay.
-pub(crate) fn taken(live: &Live, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
+pub(crate) fn taken(attached: &AttachedProcess, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
     let led = |v: &&JournalVersion| !v.slots.is_empty() && ranges.contains(&v.range());
-    let versions: Vec<&JournalVersion> = live.journal.versions.iter().filter(led).collect();
+    let versions: Vec<&JournalVersion> = attached.journal.versions.iter().filter(led).collect();
     if versions.is_empty() {
         return Ok(Hits::new());
     }
-    let target = live.now();
+    let target = attached.now();
     // (A slot of a module that is gone has nobody who calls through it.) Whoever has changed one may have left its page writable.
     let slots = target.modules.iter().flat_map(|m| linkage_slots(m).map(|at| m.bias.to_actual(at)));
     let slots: Vec<Avma> = slots.collect();
     let memory = Memory::open_read_only(target.pid())?;
     let held: HashMap<Avma, Option<Avma>> =
         slots.iter().copied().zip(held(&memory, slots.iter().copied())).collect();
-    let origins = Origins::new(live);
+    let translation = AddressTranslation::new(attached);
     let is_taken = |slot: &&JournalSlot| {
         let held = held.get(&Avma::new(slot.at)).copied().flatten();
-        held.is_some_and(|held| origins.of(held) != Some(Avma::new(slot.entry)))
+        held.is_some_and(|held| translation.of(held) != Some(Avma::new(slot.entry)))
     };
     let hit = |v: &JournalVersion| {
         let slot = v.slots.iter().find(is_taken)?;
@@ -120,32 +120,32 @@ pub(crate) fn taken(live: &Live, ranges: &[AvmaRange]) -> Result<Hits, ProcessEr
 /// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones. Of `arriving`
 /// it is noted which slots lead into which ones.
 pub(crate) fn plan(
-    live: &Live,
+    attached: &AttachedProcess,
     incoming: &[Incoming<'_>],
     arriving: &mut [Arriving],
 ) -> Result<Vec<SlotChange>, ProcessError> {
     let leads = |new: &Incoming<'_>, is_method: bool| {
-        let wanted = match new.by_slots {
-            Slots::None => false,
-            Slots::Linkage => !is_method,
-            Slots::All => true,
+        let wanted = match new.retargeted_slots {
+            RetargetedSlots::None => false,
+            RetargetedSlots::Linkage => !is_method,
+            RetargetedSlots::All => true,
         };
         wanted && new.kind == VersionKind::Optimized
     };
-    if !incoming.iter().any(|new| leads(new, false)) && live.journal.versions.is_empty() {
+    if !incoming.iter().any(|new| leads(new, false)) && attached.journal.versions.is_empty() {
         return Ok(Vec::new());
     }
-    let pid = live.target.pid();
+    let pid = attached.target.pid();
     // The map first: a slot in a page that is read-only now has its final content.
     let maps = procfs::maps(pid)?;
     let memory = Memory::open_read_only(pid)?;
-    let origins = Origins::new(live);
+    let translation = AddressTranslation::new(attached);
     // The number of the version, and the copy in it.
     let copy = |original: Avma, is_method: bool| {
         let versions = incoming.iter().zip(&*arriving).enumerate();
         let mut versions = versions.filter(|(_, (new, _))| leads(new, is_method));
         versions.find_map(|(i, (new, arriving))| {
-            let module = &live.target.modules[new.module];
+            let module = &attached.target.modules[new.module];
             let stated = module.stated(original)?;
             let copy = arriving.reverse.boundary(stated)?;
             // The checked map has the last word.
@@ -153,15 +153,15 @@ pub(crate) fn plan(
             proven.then(|| (i, module.bias.to_actual(copy)))
         })
     };
-    let slots = slots(live.now(), &maps, &memory);
+    let slots = slots(attached.now(), &maps, &memory);
     let led = slots.into_iter().filter_map(|slot| {
-        let original = origins.of(slot.held)?;
+        let original = translation.of(slot.held)?;
         Some((slot, original, copy(original, slot.is_method)))
     });
     let led: Vec<_> = led.collect();
     let methods = led.iter().filter(|(slot, _, copy)| slot.is_method && copy.is_some());
     let methods: HashSet<Avma> = methods.map(|(_, original, _)| *original).collect();
-    let known_otherwise = known_otherwise(live.now(), &memory, &methods);
+    let known_otherwise = known_otherwise(attached.now(), &memory, &methods);
     let (mut changes, mut pointed) = (Vec::new(), BTreeSet::new());
     // The same version may have been there before.
     let before = |a: &Arriving| a.record.slots.iter().map(|slot| (slot.at, *slot)).collect();
@@ -196,8 +196,8 @@ fn known_otherwise(target: &Target, memory: &Memory, methods: &HashSet<Avma>) ->
     }
     for module in &target.modules {
         let entries: HashSet<Svma> = methods.iter().filter_map(|at| module.stated(*at)).collect();
-        let slots = methods::slots(&module.image);
-        let made = methods::made_elsewhere(&module.image, &entries, &slots);
+        let slots = vtable_slots::slots(&module.image);
+        let made = vtable_slots::made_elsewhere(&module.image, &entries, &slots);
         known.extend(made.into_iter().map(|at| module.bias.to_actual(at)));
         // Words in which the loader has put addresses of other modules' functions.
         let is_symbolic =

@@ -14,14 +14,14 @@
 //! neighbouring pages stops (`fault_around_bytes`). Redirects at a retired version's function entries go with its
 //! private pages; without them its code is that of the file, which is as right.
 
-use crate::old::OldVersion;
+use crate::installed_version::InstalledVersion;
 use crate::writing::PAGE;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::Pagemap;
 use restitch_tracee::Batch;
 
 /// Adds the calls that take a version's pages out of the page table.
-pub(crate) fn set(batch: &mut Batch, old: &OldVersion) {
+pub(crate) fn set(batch: &mut Batch, old: &InstalledVersion) {
     // Locked pages cannot be dropped. (A process that locks all its memory locks versions, too.)
     batch.munlock(old.range);
     if let Some(code) = code(old) {
@@ -32,7 +32,7 @@ pub(crate) fn set(batch: &mut Batch, old: &OldVersion) {
 
 /// Whether somebody may have executed code of the version since [`set`]: the first page that shows it. `pages`: `None` if
 /// the kernel does not tell, which counts as all of them.
-pub(crate) fn touched(pages: Option<&Pagemap>, old: &OldVersion) -> Option<Avma> {
+pub(crate) fn touched(pages: Option<&Pagemap>, old: &InstalledVersion) -> Option<Avma> {
     if old.stored.map.pieces.is_empty() && !old.map_lost {
         // There is no code in it: nobody can have executed any.
         return None;
@@ -45,7 +45,7 @@ pub(crate) fn touched(pages: Option<&Pagemap>, old: &OldVersion) -> Option<Avma>
 }
 
 /// The pages with code; all pages if it is not known which these are.
-fn code(old: &OldVersion) -> Option<AvmaRange> {
+fn code(old: &InstalledVersion) -> Option<AvmaRange> {
     if old.map_lost {
         return Some(old.range);
     }
@@ -126,7 +126,7 @@ int main(int argc, char **argv) {
             kind: PieceKind::Linear,
         };
         let map = AddressMap { pieces: vec![piece(8, 100), piece(23, 4000)], ..AddressMap::default() };
-        let old = OldVersion {
+        let old = InstalledVersion {
             number: 1,
             range: AvmaRange::new(Avma::new(start), 32 * PAGE),
             bias: LoadBias::between(Svma::new(0), Avma::new(0)),
@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
             stopped.resume();
         };
         // Where it is not known what is code, whoever reads tables looks like somebody who executes.
-        let lost = OldVersion { stored: StoredMap::default(), map_lost: true, ..old.clone() };
+        let lost = InstalledVersion { stored: StoredMap::default(), map_lost: true, ..old.clone() };
         let seen_in = |old| touched(Some(&Pagemap::open(pid).expect("readable")), old).is_some();
         let touched = || seen_in(&old);
         assert!(touched() && seen_in(&lost), "all was read");
@@ -170,7 +170,7 @@ int main(int argc, char **argv) {
 
     #[test]
     fn nobody_executes_a_version_without_code() {
-        let old = OldVersion {
+        let old = InstalledVersion {
             number: 1,
             range: AvmaRange::new(Avma::new(0x1000), PAGE),
             bias: LoadBias::between(Svma::new(0), Avma::new(0)),
@@ -182,7 +182,7 @@ int main(int argc, char **argv) {
         let pages = Pagemap::open(std::process::id() as i32).expect("it lives");
         assert_eq!(touched(Some(&pages), &old), None);
         // That its map cannot be read is no reason to believe that it has none.
-        let lost = OldVersion { map_lost: true, ..old };
+        let lost = InstalledVersion { map_lost: true, ..old };
         assert_eq!(touched(None, &lost), Some(lost.range.start));
     }
 }

@@ -31,7 +31,7 @@ const TID: u64 = 0x2d0;
 const ALIGNED: usize = 64;
 
 /// The parts of such stacks below the descriptors. `maps` are of the same stop as `threads`, by address.
-pub(crate) fn ended_stacks(memory: &Memory, threads: &[ThreadView], maps: &[Mapping]) -> Vec<AvmaRange> {
+pub(crate) fn dead_stacks(memory: &Memory, threads: &[ThreadView], maps: &[Mapping]) -> Vec<AvmaRange> {
     let knows = |t: &ThreadView| {
         let at = t.registers.fs_base;
         let own =
@@ -178,14 +178,14 @@ int main(void) {
         let stopped = Stopped::seize_all(pid).expect("it can be stopped");
         let maps = stopped.maps().expect("readable");
         let mut threads = survey(&stopped, &walker, &maps).expect("readable");
-        let found = ended_stacks(stopped.memory(), &threads, &maps);
+        let found = dead_stacks(stopped.memory(), &threads, &maps);
         let counts = |at: Avma| found.iter().any(|r| r.contains(at));
         assert!(counts(ended), "{ended} {found:?}");
         assert!(!counts(lives) && !counts(own) && !counts(never), "{told:?} {found:?}");
         assert_eq!(found.len(), 1);
         // A library whose descriptors look otherwise.
         threads[1].tid += 1;
-        assert_eq!(ended_stacks(stopped.memory(), &threads, &maps), []);
+        assert_eq!(dead_stacks(stopped.memory(), &threads, &maps), []);
     }
 
     #[test]

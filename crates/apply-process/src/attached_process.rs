@@ -1,13 +1,13 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
 use crate::counter_area::CounterArea;
+use crate::entry_patch::{LEN, crosses_page, jump};
 use crate::hook_found;
 use crate::journal::{Journal, JournalPatch, VersionKind};
-use crate::jump::{LEN, crosses_page, jump};
 use crate::locks::Lock;
 use crate::map_file::StoredMap;
-use crate::numbers::Numbers;
 use crate::place::{self, merged};
+use crate::stray_pointers::StrayPointers;
 use crate::stub::settle;
 use crate::target::no_program;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target, state_file};
@@ -20,7 +20,7 @@ use std::iter;
 
 /// A process and everything that restitch has in it.
 #[derive(Debug)]
-pub struct Live {
+pub struct AttachedProcess {
     pub(crate) target: Target,
     /// The same as it is now, if modules have gone or moved since.
     pub(crate) renewed: Option<Target>,
@@ -43,7 +43,7 @@ const LIBRARIES: Avma = Avma::new(0x6000_0000_0000);
 /// Retired versions that may stay mapped: those of eight attaches to a program and its C library, a counting version and a layout each.
 const MOST_RETIRED: usize = 32;
 
-/// A place for a version, held until the next call of [`Live::reserve`] or [`Live::switch`].
+/// A place for a version, held until the next call of [`AttachedProcess::reserve`] or [`AttachedProcess::switch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reservation {
     /// Number of the version to be.
@@ -64,7 +64,7 @@ fn near(module: &Module, most: u64) -> Option<AvmaRange> {
     Some(AvmaRange::between(at(near.start).align_down(4096), at(near.end).align_up(4096)))
 }
 
-impl Live {
+impl AttachedProcess {
     /// Opens process `pid`: reads its memory map and, if it is under restitch already (or was forked off by a process
     /// that was), its journal.
     ///
@@ -77,7 +77,7 @@ impl Live {
     /// The same with files that were read before: processes that share their modules share what was read of them.
     ///
     /// # Errors
-    /// As for [`Live::open`].
+    /// As for [`AttachedProcess::open`].
     pub fn open_with(pid: i32, dir: StateDir, images: &mut ImageCache) -> Result<Self, ProcessError> {
         let target = Target::open_with(pid, images)?;
         let journal = find_journal(&dir, &target)?;
@@ -172,10 +172,14 @@ impl Live {
             why: "its own code is that far apart".into(),
         })?;
         let request = GapRequest { near, ..request };
-        let numbers = |window| Numbers::of(iter::once(pid).chain(relatives.iter().copied()), window);
+        let strays = |window| StrayPointers::of(iter::once(pid).chain(relatives.iter().copied()), window);
         let used = self.journal.used.iter().map(|(start, len)| AvmaRange::new(Avma::new(*start), *len));
-        let gap = place::find(&maps, used.collect(), &request, numbers)
-            .map_err(|e| ProcessError::NoRoom { pid, len, module: m.path.clone(), why: e.to_string() })?;
+        let gap = place::find(&maps, used.collect(), &request, strays).map_err(|e| ProcessError::NoRoom {
+            pid,
+            len,
+            module: m.path.clone(),
+            why: e.to_string(),
+        })?;
         let number = self.journal.next_number + taken.len() as u32;
         Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(4096) })
     }
@@ -209,7 +213,7 @@ impl Live {
         self.counters.clear();
     }
 
-    /// Whether tracing versions were mapped here by this very session, and are trusted ([`Live::distrust_tracing`]).
+    /// Whether tracing versions were mapped here by this very session, and are trusted ([`AttachedProcess::distrust_tracing`]).
     pub fn has_windows(&self) -> bool {
         self.journal.versions.iter().any(|v| self.has_just_traced(v.number))
     }
@@ -300,7 +304,7 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
     if let Some(mut journal) = known {
         believe_the_files(target, &mut journal);
         journal.retain_mapped(&maps);
-        spare_modules(target, &mut journal);
+        forget_module_code(target, &mut journal);
         find_hook(target, &mut journal);
         if journal.is_empty() {
             // Planned by a restitch that was killed before it did anything, or left behind by an `exec`.
@@ -320,7 +324,7 @@ fn rebuilt(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Journal>
 /// What a process has by the records of the versions that it has mapped, if it has any.
 fn from_records(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Journal> {
     let mut journal = Journal::inherited(target.process, maps, dir)?;
-    spare_modules(target, &mut journal);
+    forget_module_code(target, &mut journal);
     find_hook(target, &mut journal);
     for v in &journal.versions {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
@@ -357,9 +361,9 @@ fn inherited_patch(module: &Module, redirect: &Redirect) -> Option<JournalPatch>
     (!crosses_page(at)).then_some(JournalPatch { at: at.get(), original, now: original })
 }
 
-/// What lies where a module's code is, is no spare copy of it, whatever a record says (of another process, perhaps).
-fn spare_modules(target: &Target, journal: &mut Journal) {
-    journal.spares.retain(|s| target.modules.iter().all(|m| !m.range.overlaps(&s.range())));
+/// What lies where a module's code is, is no replacement mapping of it, whatever a record says (of another process, perhaps).
+fn forget_module_code(target: &Target, journal: &mut Journal) {
+    journal.replacements.retain(|s| target.modules.iter().all(|m| !m.range.overlaps(&s.range())));
 }
 
 /// What is really there of the hook: a journal that was lost does not know of it; one that was written before the hook
@@ -384,7 +388,7 @@ mod tests {
         let process = target.process;
         let folder = std::env::temp_dir().join(format!("restitch-piled-{}", std::process::id()));
         let dir = StateDir::at(folder.clone()).expect("a folder");
-        let mut live = Live {
+        let mut attached = AttachedProcess {
             target,
             renewed: None,
             compared: false,
@@ -408,10 +412,10 @@ mod tests {
             by_pointers: false,
             slots: Vec::new(),
         };
-        live.journal.versions = (0..MOST_RETIRED as u32).map(|i| version(i, i != 5)).collect();
-        assert!(live.may_have_more().is_ok(), "one of them is in force");
-        live.journal.versions.push(version(99, true));
-        let text = live.may_have_more().expect_err("too many").to_string();
+        attached.journal.versions = (0..MOST_RETIRED as u32).map(|i| version(i, i != 5)).collect();
+        assert!(attached.may_have_more().is_ok(), "one of them is in force");
+        attached.journal.versions.push(version(99, true));
+        let text = attached.may_have_more().expect_err("too many").to_string();
         assert!(text.contains("32 versions") && text.contains("131072 bytes"), "{text}");
         std::fs::remove_dir_all(&folder).expect("removed");
     }

@@ -8,9 +8,9 @@
 //! What this does not see: tools that make such a page writable *later* and put hooks into it. Their hooks are passed by, as are
 //! breakpoints that are set in original code that has a copy.
 
-use crate::live::Live;
-use crate::origin::Origins;
-use crate::prepared::Incoming;
+use crate::address_translation::AddressTranslation;
+use crate::attached_process::AttachedProcess;
+use crate::switch_plan::Incoming;
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, SvmaRange};
 use restitch_emit::BoundSlot;
@@ -21,7 +21,7 @@ use restitch_tracee::Memory;
 /// The page size by which the loader rounds the end of the RELRO part down.
 const PAGE: u64 = 4096;
 
-impl Live {
+impl AttachedProcess {
     /// The slots of module number `module` that hold the address of code for good, sorted by slot, in the module's coordinates.
     ///
     /// # Errors
@@ -31,8 +31,8 @@ impl Live {
         // The map first: a slot in a page that is read-only now has its final content.
         let maps = procfs::maps(pid)?;
         let memory = Memory::open_read_only(pid)?;
-        let origins = Origins::new(self);
-        Ok(bound(&self.target().modules[module], &maps, &memory, |at| origins.of(at)))
+        let translation = AddressTranslation::new(self);
+        Ok(bound(&self.target().modules[module], &maps, &memory, |at| translation.of(at)))
     }
 }
 
@@ -92,20 +92,21 @@ fn is_code(maps: &[Mapping], at: Avma) -> bool {
 }
 
 /// Whether the process is as `new` takes it to be.
-pub(crate) fn verify(live: &Live, new: &Incoming<'_>) -> Result<(), ProcessError> {
+pub(crate) fn verify(attached: &AttachedProcess, new: &Incoming<'_>) -> Result<(), ProcessError> {
     let assumes = &new.version.assumes;
     if assumes.is_empty() {
         return Ok(());
     }
-    let (pid, module) = (live.target().pid(), &live.target().modules[new.module]);
+    let (pid, module) = (attached.target().pid(), &attached.target().modules[new.module]);
     let maps = procfs::maps(pid)?;
     let memory = Memory::open_read_only(pid)?;
-    let origins = Origins::new(live);
+    let translation = AddressTranslation::new(attached);
     let at = |b: &BoundSlot| module.bias.to_actual(b.slot);
     let requests: Vec<(Avma, usize)> = assumes.iter().map(|b| (at(b), 8)).collect();
     for (bound, held) in assumes.iter().zip(memory.read_many(&requests)) {
         let held = held.and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).map(Avma::new);
-        let leads_there = held.and_then(|held| origins.of(held)) == Some(module.bias.to_actual(bound.target));
+        let leads_there =
+            held.and_then(|held| translation.of(held)) == Some(module.bias.to_actual(bound.target));
         if !leads_there || !is_read_only(&maps, at(bound)) {
             return Err(ProcessError::Unbound { pid, at: at(bound), module: module.path.clone() });
         }

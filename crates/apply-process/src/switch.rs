@@ -1,26 +1,26 @@
 //! The switch: from the versions that are in a process to those that are to be.
 //!
-//! Before the stop (`ahead`): the journal is saved, versions and spare copies of the code that is to be are mapped.
+//! Before the stop (`prepare`): the journal is saved, versions and replacement mappings of the code that is to be are mapped.
 //! The order inside the stop, each step harmless if it is the last one that happens:
 //! tell the unwinder; move threads that stand where bytes will change or in a leaving version;
-//! put the spares in place of the code; make slots of linkage tables and v-tables lead to where the versions are; translate return addresses. Moving comes before that, because a thread
-//! that stands in a mapped version is right whatever the redirects say. After it: spares that were not used are unmapped, and
+//! put the replacements in place of the code; make slots of linkage tables and v-tables lead to where the versions are; translate return addresses. Moving comes before that, because a thread
+//! that stands in a mapped version is right whatever the redirects say. After it: replacements that were not used are unmapped, and
 //! the new code is read back.
 
-use crate::ahead::{self, Ready, undo, unmap_spares};
+use crate::attached_process::AttachedProcess;
 use crate::frames::Walker;
 use crate::hook;
+use crate::installed_version::InstalledVersion;
 use crate::journal::{Journal, VersionKind};
-use crate::live::Live;
 use crate::memory_room;
-use crate::moved::{forget_gone, refuse_moved};
-use crate::old::OldVersion;
-use crate::plan::prepare;
-use crate::prepared::{Incoming, Prepared, SwitchReport};
+use crate::module_moves::{forget_gone, refuse_moved};
+use crate::plan::plan_switch;
+use crate::prepare::{self, Ready, undo, unmap_replacements};
+use crate::replacement_mapping::FilledReplacement;
 use crate::retire::retire;
-use crate::slots;
-use crate::spare::Filled;
+use crate::slot_retargeting;
 use crate::stub::borrow;
+use crate::switch_plan::{Incoming, SwitchPlan, SwitchReport};
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
 use crate::writing::{PAGE, Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
@@ -32,7 +32,7 @@ use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
-impl Live {
+impl AttachedProcess {
     /// Makes exactly `incoming` the versions in force: maps them, redirects to them, takes out those of before.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Live {
     /// The same for a process that is held still already (just started, before its first instruction).
     ///
     /// # Errors
-    /// As for [`Live::switch`]. The process runs on in any case.
+    /// As for [`AttachedProcess::switch`]. The process runs on in any case.
     pub fn switch_held(
         &mut self,
         held: Stopped,
@@ -55,11 +55,11 @@ impl Live {
     }
 
     /// Maps tracing versions, which nothing leads to, and their window, in place of earlier ones; unwinders learn of them, in a short
-    /// stop. Gives the window's file. [`Live::revert`] and [`Live::sweep`] take them out again. A process that has no versions yet may be
+    /// stop. Gives the window's file. [`AttachedProcess::revert`] and [`AttachedProcess::reclaim`] take them out again. A process that has no versions yet may be
     /// `held` meanwhile; it runs on afterwards in any case.
     ///
     /// # Errors
-    /// [`ProcessError::Occupied`] if versions of another kind are in the process. On any other error call [`Live::revert`].
+    /// [`ProcessError::Occupied`] if versions of another kind are in the process. On any other error call [`AttachedProcess::revert`].
     pub fn map_tracing(
         &mut self,
         held: Option<Stopped>,
@@ -88,7 +88,7 @@ impl Live {
     /// Gives the process its original code back.
     ///
     /// # Errors
-    /// As for [`Live::switch`].
+    /// As for [`AttachedProcess::switch`].
     pub fn revert(&mut self) -> Result<SwitchReport, ProcessError> {
         switch(self, &[], None)
     }
@@ -96,18 +96,18 @@ impl Live {
 
 /// Stops the process (or takes it as it is `held`), switches, lets it run on. Where modules move just then that are none of `incoming`, again.
 fn switch(
-    live: &mut Live,
+    attached: &mut AttachedProcess,
     incoming: &[Incoming<'_>],
     held: Option<Stopped>,
 ) -> Result<SwitchReport, ProcessError> {
     const MOST_TRIES: u32 = 4;
-    let mut result = try_switch(live, incoming, held);
+    let mut result = try_switch(attached, incoming, held);
     for _ in 1..MOST_TRIES {
         let Err(error) = &result else { break };
-        if !is_by_move(live, incoming, error)? {
+        if !is_by_move(attached, incoming, error)? {
             break;
         }
-        result = try_switch(live, incoming, None);
+        result = try_switch(attached, incoming, None);
     }
     result
 }
@@ -116,104 +116,108 @@ fn switch(
 ///
 /// # Errors
 /// [`ProcessError::Moved`] if some of those have.
-fn is_by_move(live: &Live, incoming: &[Incoming<'_>], error: &ProcessError) -> Result<bool, ProcessError> {
+fn is_by_move(
+    attached: &AttachedProcess,
+    incoming: &[Incoming<'_>],
+    error: &ProcessError,
+) -> Result<bool, ProcessError> {
     use ProcessError as E;
-    let maps = procfs::maps(live.target.pid()).unwrap_or_default();
+    let maps = procfs::maps(attached.target.pid()).unwrap_or_default();
     let may_be = matches!(error, E::Moved { .. } | E::Foreign { .. } | E::PlaceTaken { .. } | E::Trace(_));
     if !may_be || maps.is_empty() {
         return Ok(false);
     }
-    refuse_moved(&live.target, incoming, &maps)?;
-    Ok(!live.now().moved(&maps).is_empty())
+    refuse_moved(&attached.target, incoming, &maps)?;
+    Ok(!attached.now().moved(&maps).is_empty())
 }
 
 fn try_switch(
-    live: &mut Live,
+    attached: &mut AttachedProcess,
     incoming: &[Incoming<'_>],
     mut held: Option<Stopped>,
 ) -> Result<SwitchReport, ProcessError> {
-    live.target.process.verify()?;
-    live.lock()?;
-    live.renew()?;
-    refuse_moved(&live.target, incoming, &procfs::maps(live.target.pid())?)?;
-    forget_gone(live)?;
+    attached.target.process.verify()?;
+    attached.lock()?;
+    attached.renew()?;
+    refuse_moved(&attached.target, incoming, &procfs::maps(attached.target.pid())?)?;
+    forget_gone(attached)?;
     let goes_back = incoming.is_empty();
-    let writing = match live.dir.writing() {
+    let writing = match attached.dir.writing() {
         Err(_) if goes_back => None,
         writing => Some(writing?),
     };
-    let prepared = prepare(live, incoming)?;
-    let target = live.now().clone();
-    let walker = Walker::new(&target, &prepared.old);
-    let ahead = ahead::plan(live, &prepared)?;
+    let plan = plan_switch(attached, incoming)?;
+    let target = attached.now().clone();
+    let walker = Walker::new(&target, &plan.leaving);
+    let preparation = prepare::plan(attached, &plan)?;
     if !goes_back {
-        memory_room::refuse_without(target.pid(), &prepared, &ahead.sites)?;
+        memory_room::refuse_without(target.pid(), &plan, &preparation.sites)?;
     }
     match goes_back {
-        true => ahead.journal.save_if_possible(&live.dir),
-        false => list(&ahead.journal, live)?,
+        true => preparation.journal.save_if_possible(&attached.dir),
+        false => list(&preparation.journal, attached)?,
     }
     drop(writing);
-    let sites = ahead.sites.clone();
-    let before = std::mem::replace(&mut live.journal, ahead.journal.clone());
-    let ready = ahead.carry_out(live, &prepared, held.as_mut());
+    let sites = preparation.sites.clone();
+    let before = std::mem::replace(&mut attached.journal, preparation.journal.clone());
+    let ready = preparation.carry_out(attached, &plan, held.as_mut());
     let stopped = ready.and_then(|ready| match held.take() {
         Some(stopped) => Ok((ready, stopped)),
-        None => Ok((ready, stop_at_boundaries(target.pid(), &prepared.old)?)),
+        None => Ok((ready, stop_at_boundaries(target.pid(), &plan.leaving)?)),
     });
     let (ready, stopped) = match stopped {
         Ok(both) => both,
         Err(error) => {
             // What cannot be undone is in the journal; the first error tells more.
-            let _ = undo(live, before, &prepared, held.as_mut());
+            let _ = undo(attached, before, &plan, held.as_mut());
             return Err(error);
         }
     };
     // Beyond this point the code of the process changes.
-    let stop = Stop { prepared: &prepared, walker: &walker, target: &target, sites: &sites };
-    let (result, mut report) = stop.carry_out(live, stopped, ready);
-    let result = result.and_then(|done| stop.look_back(live, done));
+    let stop = Stop { plan: &plan, walker: &walker, target: &target, sites: &sites };
+    let (result, mut report) = stop.carry_out(attached, stopped, ready);
+    let result = result.and_then(|done| stop.look_back(attached, done));
     // What stays is in the journal.
-    let held = unmap_spares_soon(live, &prepared);
+    let held = unmap_replacements_soon(attached, &plan);
     report.borrow_us = report.borrow_us.max(StopTimes::micros(held));
     if result.is_err()
         && let Ok(maps) = procfs::maps(target.pid())
     {
-        live.journal.retain_mapped(&maps);
+        attached.journal.retain_mapped(&maps);
     }
-    live.journal.save_if_possible(&live.dir);
+    attached.journal.save_if_possible(&attached.dir);
     result.map(|()| report)
 }
 
 /// Lists what is to be done, or leaves on disk what was listed before.
-fn list(planned: &Journal, live: &Live) -> Result<(), ProcessError> {
-    let listed = planned.save(&live.dir).and_then(|()| planned.save_records(&live.dir));
+fn list(planned: &Journal, attached: &AttachedProcess) -> Result<(), ProcessError> {
+    let listed = planned.save(&attached.dir).and_then(|()| planned.save_records(&attached.dir));
     if listed.is_err() {
-        live.journal.save_if_possible(&live.dir);
+        attached.journal.save_if_possible(&attached.dir);
     }
     listed
 }
 
-/// Unmaps what is left of the spares. Where no thread can be borrowed just now (they come and go, or all wait in the kernel), it is tried
+/// Unmaps what is left of the replacements. Where no thread can be borrowed just now (they come and go, or all wait in the kernel), it is tried
 /// again for a moment; then they stay, unused, until the next switch. Gives the time for which a thread was held.
-fn unmap_spares_soon(live: &mut Live, prepared: &Prepared<'_>) -> Duration {
+fn unmap_replacements_soon(attached: &mut AttachedProcess, plan: &SwitchPlan<'_>) -> Duration {
     for pause in [1, 4, 16, 64] {
-        match unmap_spares(live, prepared) {
+        match unmap_replacements(attached, plan) {
             Ok(held) => return held,
             Err(_) => std::thread::sleep(Duration::from_millis(pause)),
         }
     }
-    unmap_spares(live, prepared).unwrap_or_default()
+    unmap_replacements(attached, plan).unwrap_or_default()
 }
 
 /// Stops all threads where a version has original equivalents, by trying again: such windows are a few instructions long.
 /// (Stepping out of them is no way: a thread that is being stepped when this program is killed ends by SIGTRAP.) After
 /// many tries it is accepted; the version is kept then.
-fn stop_at_boundaries(pid: i32, old: &[OldVersion]) -> Result<Stopped, ProcessError> {
+fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
     const MOST_TRIES: u32 = 40;
     let mut stopped = Stopped::seize_all(pid)?;
     for attempt in 1..MOST_TRIES {
-        if !in_between(&stopped, old)? {
+        if !in_between(&stopped, leaving)? {
             break;
         }
         stopped.resume();
@@ -268,8 +272,8 @@ fn retain_there(target: &Target, maps: &[Mapping], pages: &mut Vec<Page>) {
 
 /// What was done in the stop.
 struct Done {
-    /// Spares that are in place.
-    spares: Vec<Filled>,
+    /// Replacement mappings that are in place.
+    replacements: Vec<FilledReplacement>,
     /// Pages that were written.
     written: Vec<Page>,
     /// Places where the original bytes had to stay.
@@ -278,7 +282,7 @@ struct Done {
 
 /// What the stop works on.
 struct Stop<'a> {
-    prepared: &'a Prepared<'a>,
+    plan: &'a SwitchPlan<'a>,
     walker: &'a Walker<'a>,
     target: &'a Target,
     sites: &'a Sites,
@@ -288,17 +292,17 @@ impl Stop<'_> {
     /// Changes the process and lets it go.
     fn carry_out(
         &self,
-        live: &mut Live,
+        attached: &mut AttachedProcess,
         mut stopped: Stopped,
         ready: Ready,
     ) -> (Result<Done, ProcessError>, SwitchReport) {
         let mut report = SwitchReport {
-            left_out: self.prepared.patches.crossing,
+            left_out: self.plan.patches.crossing,
             borrow_us: StopTimes::micros(ready.held),
             threads: stopped.threads().count(),
             ..SwitchReport::default()
         };
-        let result = self.in_the_stop(live, &mut stopped, ready, &mut report);
+        let result = self.in_the_stop(attached, &mut stopped, ready, &mut report);
         let times = stopped.resume();
         report.stop_us = StopTimes::micros(times.stopping);
         report.resume_us = StopTimes::micros(times.resuming);
@@ -308,47 +312,47 @@ impl Stop<'_> {
 
     fn in_the_stop(
         &self,
-        live: &mut Live,
+        attached: &mut AttachedProcess,
         stopped: &mut Stopped,
         ready: Ready,
         report: &mut SwitchReport,
     ) -> Result<Done, ProcessError> {
         let mut clock = Clock::new();
         let maps = stopped.maps()?;
-        refuse_moved(&live.target, self.prepared.incoming, &maps)?;
-        hook::write_table(stopped, &mut live.journal)?;
+        refuse_moved(&attached.target, self.plan.incoming, &maps)?;
+        hook::write_table(stopped, &mut attached.journal)?;
         report.unwinder_us = clock.lap();
         let threads = survey(stopped, self.walker, &maps)?;
-        hook::arm(stopped, &live.journal, &threads)?;
-        let forbidden = forbidden_sites(stopped, self.prepared, &threads)?;
-        move_threads(stopped, self.prepared, report)?;
+        hook::arm(stopped, &attached.journal, &threads)?;
+        let forbidden = forbidden_sites(stopped, self.plan, &threads)?;
+        move_threads(stopped, self.plan, report)?;
         report.threads_us = clock.lap();
         report.written_in_stop = ready.refused;
-        let mut spares = self.fitting(live, stopped.memory(), &maps, ready.spares, report);
-        self.leave_out(stopped.memory(), &mut spares, &forbidden)?;
+        let mut replacements = self.fitting(attached, stopped.memory(), &maps, ready.replacements, report);
+        self.leave_out(stopped.memory(), &mut replacements, &forbidden)?;
         report.check_us = clock.lap();
-        let spares = self.put_in_place(live, stopped, &maps, spares, report)?;
+        let replacements = self.put_in_place(attached, stopped, &maps, replacements, report)?;
         report.remap_us = clock.lap();
-        let replaced: Vec<AvmaRange> = spares.iter().map(Filled::replaces).collect();
+        let replaced: Vec<AvmaRange> = replacements.iter().map(FilledReplacement::replaces).collect();
         let rest = self.sites.outside(&replaced, &forbidden);
-        let written = write_sites(&live.journal, stopped.memory(), &rest)?;
-        report.slots = slots::write(stopped.memory(), &maps, &self.prepared.slots)?;
+        let written = write_sites(&attached.journal, stopped.memory(), &rest)?;
+        report.slots = slot_retargeting::write(stopped.memory(), &maps, &self.plan.slots)?;
         report.write_us = clock.lap();
-        self.settle(live, &forbidden, report);
-        retire(stopped, self.target, self.prepared, &threads, report)?;
+        self.settle(attached, &forbidden, report);
+        retire(stopped, self.target, self.plan, &threads, report)?;
         report.returns_us = clock.lap();
-        Ok(Done { spares, written, forbidden })
+        Ok(Done { replacements, written, forbidden })
     }
 
-    /// After the stop: changes that somebody else has made to the old code while the spares were filled are made once more, and
+    /// After the stop: changes that somebody else has made to the old code while the replacements were filled are made once more, and
     /// everything is read back.
-    fn look_back(&self, live: &Live, done: Done) -> Result<(), ProcessError> {
+    fn look_back(&self, attached: &AttachedProcess, done: Done) -> Result<(), ProcessError> {
         let memory = Memory::open_read_only(self.target.pid())?;
         let sites = self.sites.outside(&[], &done.forbidden);
         let (mut changed, mut pages) = (Vec::new(), done.written);
-        for spare in done.spares {
-            changed.extend(spare.changed(&live.journal, &memory, &sites)?);
-            pages.extend(spare.into_pages());
+        for replacement in done.replacements {
+            changed.extend(replacement.changed(&attached.journal, &memory, &sites)?);
+            pages.extend(replacement.into_pages());
         }
         if !changed.is_empty() {
             let stopped = Stopped::seize_all(self.target.pid())?;
@@ -360,20 +364,20 @@ impl Stop<'_> {
         read_back(self.target, pages)
     }
 
-    /// The spares whose mappings are still as planned on.
+    /// The replacements whose mappings are still as planned on.
     fn fitting(
         &self,
-        live: &Live,
+        attached: &AttachedProcess,
         memory: &Memory,
         maps: &[Mapping],
-        spares: Vec<Filled>,
+        replacements: Vec<FilledReplacement>,
         report: &mut SwitchReport,
-    ) -> Vec<Filled> {
+    ) -> Vec<FilledReplacement> {
         let mut out = Vec::new();
-        for mut spare in spares {
-            match spare.still_fits(maps, memory, live.journal.hook.as_ref()) {
-                Ok(()) => out.push(spare),
-                Err(why) => report.written_in_stop.push((spare.replaces().start, why)),
+        for mut replacement in replacements {
+            match replacement.still_fits(maps, memory, attached.journal.hook.as_ref()) {
+                Ok(()) => out.push(replacement),
+                Err(why) => report.written_in_stop.push((replacement.replaces().start, why)),
             }
         }
         out
@@ -382,13 +386,13 @@ impl Stop<'_> {
     fn leave_out(
         &self,
         memory: &Memory,
-        spares: &mut [Filled],
+        replacements: &mut [FilledReplacement],
         forbidden: &BTreeSet<Avma>,
     ) -> Result<(), ProcessError> {
         for at in forbidden {
-            let spare = spares.iter_mut().find(|s| s.replaces().contains(*at));
-            if let (Some(spare), Some(original)) = (spare, self.sites.original(*at)) {
-                spare.leave_out(memory, *at, original)?;
+            let replacement = replacements.iter_mut().find(|s| s.replaces().contains(*at));
+            if let (Some(replacement), Some(original)) = (replacement, self.sites.original(*at)) {
+                replacement.leave_out(memory, *at, original)?;
             }
         }
         Ok(())
@@ -397,44 +401,47 @@ impl Stop<'_> {
     /// Exchanges mappings. What was exchanged comes back: none if no thread can be borrowed for it.
     fn put_in_place(
         &self,
-        live: &mut Live,
+        attached: &mut AttachedProcess,
         stopped: &mut Stopped,
         maps: &[Mapping],
-        mut spares: Vec<Filled>,
+        mut replacements: Vec<FilledReplacement>,
         report: &mut SwitchReport,
-    ) -> Result<Vec<Filled>, ProcessError> {
-        if spares.is_empty() {
-            return Ok(spares);
+    ) -> Result<Vec<FilledReplacement>, ProcessError> {
+        if replacements.is_empty() {
+            return Ok(replacements);
         }
-        let mut borrow = match borrow(stopped, &self.prepared.stub, maps) {
+        let mut borrow = match borrow(stopped, &self.plan.stub, maps) {
             Ok(borrow) => borrow,
             Err(ProcessError::Trace(error @ TraceError::NothingToBorrow { .. })) => {
-                let why = |spare: &Filled| (spare.replaces().start, error.to_string());
-                report.written_in_stop.extend(spares.iter().map(why));
+                let why = |replacement: &FilledReplacement| (replacement.replaces().start, error.to_string());
+                report.written_in_stop.extend(replacements.iter().map(why));
                 return Ok(Vec::new());
             }
             Err(error) => return Err(error),
         };
         let mut batch = Batch::new();
-        for spare in &mut spares {
-            spare.put_in_place(&mut batch);
+        for replacement in &mut replacements {
+            replacement.put_in_place(&mut batch);
         }
         for result in borrow.run(&batch)? {
             result?;
         }
         borrow.finish()?;
-        live.journal.spares.retain(|s| spares.iter().all(|spare| s.range() != spare.range()));
-        Ok(spares)
+        attached
+            .journal
+            .replacements
+            .retain(|s| replacements.iter().all(|replacement| s.range() != replacement.range()));
+        Ok(replacements)
     }
 
     /// Brings journal and report up to date: nothing is left to be undone where the original bytes are.
-    fn settle(&self, live: &mut Live, forbidden: &BTreeSet<Avma>, report: &mut SwitchReport) {
-        let wanted = &self.prepared.patches.wanted;
-        let all = live.journal.patches.len();
-        live.journal.patches.retain(|p| wanted.contains_key(&Avma::new(p.at)));
-        report.restored = all - live.journal.patches.len();
-        live.journal.patches.retain(|p| !forbidden.contains(&Avma::new(p.at)));
-        report.patched = live.journal.patches.len();
+    fn settle(&self, attached: &mut AttachedProcess, forbidden: &BTreeSet<Avma>, report: &mut SwitchReport) {
+        let wanted = &self.plan.patches.wanted;
+        let all = attached.journal.patches.len();
+        attached.journal.patches.retain(|p| wanted.contains_key(&Avma::new(p.at)));
+        report.restored = all - attached.journal.patches.len();
+        attached.journal.patches.retain(|p| !forbidden.contains(&Avma::new(p.at)));
+        report.patched = attached.journal.patches.len();
         report.left_out += forbidden.len();
     }
 }

@@ -4,13 +4,13 @@
 //! Problem: what was found out of a process when it was opened (which file lies where) is used seconds later, and a journal for as long as the
 //! process lives. Where a module was there may be nothing by then, or the code of another one. Idea: before a switch, and once more in the stop, the memory
 //! map says whether each module is still where it was. A version for one that is not is refused ([`ProcessError::Moved`]); all else
-//! works on the process as it is now ([`Live::now`]), and knows nothing of frames in modules that have gone since. What a journal has to undo where a module no longer is, is forgotten: its
+//! works on the process as it is now ([`AttachedProcess::now`]), and knows nothing of frames in modules that have gone since. What a journal has to undo where a module no longer is, is forgotten: its
 //! redirects have gone with it.
 
+use crate::attached_process::AttachedProcess;
+use crate::entry_patch::LEN;
 use crate::journal::{Journal, JournalPatch, VersionKind};
-use crate::jump::LEN;
-use crate::live::Live;
-use crate::prepared::Incoming;
+use crate::switch_plan::Incoming;
 use crate::writing::leads_into_version;
 use crate::{ProcessError, Target};
 use restitch_address::Avma;
@@ -19,8 +19,8 @@ use restitch_tracee::Memory;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-impl Live {
-    /// The process and its modules as they are now; those of [`Live::target`] unless some have gone or moved.
+impl AttachedProcess {
+    /// The process and its modules as they are now; those of [`AttachedProcess::target`] unless some have gone or moved.
     pub(crate) fn now(&self) -> &Target {
         self.renewed.as_ref().unwrap_or(&self.target)
     }
@@ -38,7 +38,7 @@ impl Live {
         Ok(())
     }
 
-    /// Takes the modules as they are now for those of [`Live::target`]. Module numbers may differ then.
+    /// Takes the modules as they are now for those of [`AttachedProcess::target`]. Module numbers may differ then.
     ///
     /// # Errors
     /// If the process cannot be read.
@@ -71,12 +71,12 @@ pub(crate) fn refuse_moved(
 
 /// Forgets what the journal lists where neither the file's bytes nor a redirect of ours stand any more because the module is no longer there: there is
 /// nothing mapped, or no code of a file, or exactly what another file has there.
-pub(crate) fn forget_gone(live: &mut Live) -> Result<(), ProcessError> {
-    let pid = live.target.pid();
-    if std::mem::replace(&mut live.compared, true) || live.journal.patches.is_empty() {
+pub(crate) fn forget_gone(attached: &mut AttachedProcess) -> Result<(), ProcessError> {
+    let pid = attached.target.pid();
+    if std::mem::replace(&mut attached.compared, true) || attached.journal.patches.is_empty() {
         return Ok(());
     }
-    let odd = odd_places(&live.journal, &Memory::open_read_only(pid)?);
+    let odd = odd_places(&attached.journal, &Memory::open_read_only(pid)?);
     if odd.is_empty() {
         return Ok(());
     }
@@ -85,7 +85,7 @@ pub(crate) fn forget_gone(live: &mut Live) -> Result<(), ProcessError> {
         let at = Avma::new(p.at);
         odd.get(&at).is_some_and(|found| holds_nothing_of_ours(&now, &maps, at, found.as_deref()))
     };
-    live.journal.patches.retain(|p| !is_gone(p));
+    attached.journal.patches.retain(|p| !is_gone(p));
     Ok(())
 }
 

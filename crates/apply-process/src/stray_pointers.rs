@@ -14,14 +14,14 @@ const PAGE: u64 = 4096;
 
 /// How many words point where within a window of the address space.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct StrayPointers {
     /// The window's first page, by number.
     first: u64,
     /// By page of the window: how many point to it or to one before it.
     below: Vec<u32>,
 }
 
-impl Numbers {
+impl StrayPointers {
     /// Those in the writable private memory of `processes` that point into `window`: the smallest mappings first, since the data of modules is
     /// among them and the largest heap is not, until [`MOST_MEMORY`] bytes were looked at. What cannot be read holds none.
     pub fn of(processes: impl Iterator<Item = i32>, window: AvmaRange) -> Self {
@@ -101,17 +101,17 @@ mod tests {
             let is_libc = |m: &&Mapping| m.path().is_some_and(|p| p.to_string_lossy().contains("libc.so"));
             let code = maps.iter().filter(is_libc).find(|m| m.permissions.execute)?.range;
             let window = AvmaRange::new(Avma::new(code.start.get() - 8 * PAGE), code.len() + 16 * PAGE);
-            let found = Numbers::of(std::iter::once(pid), window);
+            let found = StrayPointers::of(std::iter::once(pid), window);
             (found.within(code) > 0 && found.within(window) >= found.within(code)).then_some(())
         };
         assert!(wait_until(Duration::from_secs(60), points_there).is_some());
         let nowhere = AvmaRange::new(Avma::new(0x1234_5678_9000), 16 * PAGE);
-        assert_eq!(Numbers::of(std::iter::once(pid), nowhere).within(nowhere), 0);
+        assert_eq!(StrayPointers::of(std::iter::once(pid), nowhere).within(nowhere), 0);
     }
 
     #[test]
     fn processes_that_have_ended_hold_none() {
-        let none = Numbers::of([0, i32::MAX].into_iter(), everywhere_below(1 << 32));
+        let none = StrayPointers::of([0, i32::MAX].into_iter(), everywhere_below(1 << 32));
         assert_eq!(none.within(everywhere_below(1 << 32)), 0);
     }
 
@@ -125,7 +125,7 @@ mod tests {
             let window = AvmaRange::new(Avma::new(window.0 * PAGE), window.1 * PAGE);
             let pointed = |w: &&u64| [range, window].iter().all(|r| r.contains(Avma::new(**w)));
             let inside = words.iter().filter(pointed).count();
-            prop_assert_eq!(Numbers::of_words(&words, window).within(range), inside as u64);
+            prop_assert_eq!(StrayPointers::of_words(&words, window).within(range), inside as u64);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What is handed from one step of a switch to the next.
 
+use crate::installed_version::InstalledVersion;
 use crate::journal::{JournalVersion, VersionKind};
-use crate::old::OldVersion;
 use crate::patches::PatchSet;
 use crate::reverse::ReverseMap;
 use crate::stub::StubSite;
@@ -14,17 +14,17 @@ use std::collections::BTreeSet;
 pub struct Incoming<'a> {
     /// Index of its module in the target.
     pub module: usize,
-    /// The version, at a place from [`Live::reserve`](crate::Live::reserve) and with its number.
+    /// The version, at a place from [`AttachedProcess::reserve`](crate::AttachedProcess::reserve) and with its number.
     pub version: &'a CheckedVersion,
     /// Its purpose.
     pub kind: VersionKind,
     /// Which slots lead into it: an optimized version.
-    pub by_slots: Slots,
+    pub retargeted_slots: RetargetedSlots,
 }
 
 /// Which slots that cannot change any more lead into optimized versions (docs/design/calls.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Slots {
+pub enum RetargetedSlots {
     /// None; those that do are led back.
     #[default]
     None,
@@ -76,14 +76,15 @@ pub struct SwitchReport {
 }
 
 /// Everything that is computed before the stop.
-pub(crate) struct Prepared<'a> {
+pub(crate) struct SwitchPlan<'a> {
     pub incoming: &'a [Incoming<'a>],
     /// In the order of `incoming`.
     pub arriving: Vec<Arriving>,
     pub patches: PatchSet,
-    pub old: Vec<OldVersion>,
-    /// For each of `old` the function entries that lead out of it already.
-    pub leading_on: Vec<BTreeSet<Avma>>,
+    /// Versions that are in the process and are not to be in force.
+    pub leaving: Vec<InstalledVersion>,
+    /// For each of `leaving` the function entries that lead out of it already.
+    pub forwarding: Vec<BTreeSet<Avma>>,
     pub stub: StubSite,
     pub slots: Vec<SlotChange>,
 }

@@ -8,7 +8,7 @@ use restitch_emit::{MapPiece, PieceKind};
 
 /// A version that is in the process when a switch begins.
 #[derive(Debug, Clone)]
-pub(crate) struct OldVersion {
+pub(crate) struct InstalledVersion {
     pub number: u32,
     pub range: AvmaRange,
     pub bias: LoadBias,
@@ -22,7 +22,7 @@ pub(crate) struct OldVersion {
     pub map_lost: bool,
 }
 
-impl OldVersion {
+impl InstalledVersion {
     /// What `journal` lists.
     pub fn all(journal: &Journal, target: &Target) -> Vec<Self> {
         journal.versions.iter().map(|v| Self::of(v, target)).collect()
@@ -94,7 +94,7 @@ mod tests {
             by_pointers: false,
             slots: Vec::new(),
         };
-        let lost = || OldVersion::of(&version, &target).map_lost;
+        let lost = || InstalledVersion::of(&version, &target).map_lost;
         assert!(lost(), "there is none");
         let stored = StoredMap::default().write();
         std::fs::write(&map_file, &stored).expect("writable");
