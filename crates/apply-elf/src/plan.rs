@@ -8,9 +8,9 @@ use crate::note::{self, Changed, NOTE_SECTION, RestitchNote, is_restitch_output}
 use crate::options::{OutputOptions, PAGE};
 use crate::place;
 use crate::raw::{self, FileHeader, PHDR_LEN};
+use crate::retarget::{self, RetargetWrite};
 use crate::sections::{self, TEXT_SECTION, Tail};
 use crate::segment::{NewSegment, Part};
-use crate::shortcut::{self, ShortcutWrite};
 use crate::startup::{self, CountsSource, Startup};
 use crate::unwind::{self, Registration};
 use object::elf;
@@ -30,7 +30,7 @@ pub struct ElfPlan {
     pub(crate) note: RestitchNote,
     pub(crate) slot: Slot,
     pub(crate) redirects: Vec<Write>,
-    pub(crate) shortcuts: Vec<ShortcutWrite>,
+    pub(crate) retargets: Vec<RetargetWrite>,
     pub(crate) registrations: Vec<Registration>,
     /// Each place of the original that changes, except for headers, with its new bytes.
     pub(crate) patches: Vec<(FileOffset, Vec<u8>)>,
@@ -148,12 +148,12 @@ pub(crate) fn build(
     let code = segment.range();
     let tables = unwind::append(image, version, &mut segment)?;
     let redirects = redirects(image, version)?;
-    let shortcuts = shortcut::writes(image, version, slot.growth())?;
-    let mut patches = patches(image, &redirects, &shortcuts, &tables.registrations)?;
+    let retargets = retarget::writes(image, version, slot.growth())?;
+    let mut patches = patches(image, &redirects, &retargets, &tables.registrations)?;
     patches.extend(startup.as_ref().and_then(Startup::patch));
     let moved = slot
         .growth()
-        .map(|growth| make_room(image, growth, &shortcuts, &mut segment, &mut patches))
+        .map(|growth| make_room(image, growth, &retargets, &mut segment, &mut patches))
         .transpose()?;
     patches.sort();
     let (note, note_target) = append_records(image, version, &slot, code, &patches, &mut segment)?;
@@ -182,7 +182,7 @@ pub(crate) fn build(
         note,
         slot,
         redirects,
-        shortcuts,
+        retargets,
         registrations,
         patches,
         startup,
@@ -317,7 +317,7 @@ fn redirect(image: &Image, version: &Version, r: &Redirect) -> Result<Write, Elf
 fn patches(
     image: &Image,
     redirects: &[Write],
-    shortcuts: &[ShortcutWrite],
+    retargets: &[RetargetWrite],
     registrations: &[Registration],
 ) -> Result<Vec<(FileOffset, Vec<u8>)>, ElfError> {
     let offset = |at| image.file_offset(at).ok_or(ElfError::BadRedirect { at, why: "is not in the file" });
@@ -325,7 +325,7 @@ fn patches(
     for write in redirects {
         patches.push((offset(write.at)?, write.after.clone()));
     }
-    for write in shortcuts.iter().filter(|w| !w.moved) {
+    for write in retargets.iter().filter(|w| !w.moved) {
         patches.push((offset(write.at)?, write.after.clone()));
     }
     for r in registrations {
@@ -334,11 +334,11 @@ fn patches(
     Ok(patches)
 }
 
-/// Moves what is behind the program header table, with the shortcuts in it; the new places of the dynamic tables.
+/// Moves what is behind the program header table, with the retargets in it; the new places of the dynamic tables.
 fn make_room(
     image: &Image,
     growth: &Growth,
-    shortcuts: &[ShortcutWrite],
+    retargets: &[RetargetWrite],
     segment: &mut NewSegment,
     patches: &mut Vec<(FileOffset, Vec<u8>)>,
 ) -> Result<Vec<SvmaRange>, ElfError> {
@@ -352,7 +352,7 @@ fn make_room(
         segment.aligned_end(8);
         let mut bytes = Growth::table_bytes(image, table).ok_or_else(outside)?.to_vec();
         let range = image.sections().get(table.section).ok_or_else(outside)?.range;
-        for write in shortcuts.iter().filter(|w| w.moved && range.contains(w.at)) {
+        for write in retargets.iter().filter(|w| w.moved && range.contains(w.at)) {
             let at = write.at.offset_from(range.start) as usize;
             bytes.get_mut(at..at + write.after.len()).ok_or_else(outside)?.copy_from_slice(&write.after);
         }

@@ -44,7 +44,7 @@ fn patches(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
             return Err(Mismatch::Patch(write.at));
         }
     }
-    if let Some(at) = crate::shortcut::missing(&plan.shortcuts, &plan.original, output) {
+    if let Some(at) = crate::retarget::missing(&plan.retargets, &plan.original, output) {
         return Err(Mismatch::Patch(at));
     }
     for (offset, bytes) in plan.startup.iter().filter_map(|s| s.patch()) {

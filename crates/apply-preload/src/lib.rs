@@ -75,7 +75,7 @@ impl Overlay {
         let text_len = segment.range.end.align_up(PAGE).get() - text_start.get();
         let mut text = code_pages(image, &segment);
         redirect(&mut text, text_start, version)?;
-        shorten(&mut text, text_start, version)?;
+        retarget(&mut text, text_start, version)?;
 
         let mut bytes = version.bytes.clone();
         bytes.resize(bytes.len().next_multiple_of(PAGE as usize), 0);
@@ -266,7 +266,7 @@ fn redirect(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), 
 
 /// Leads direct calls and jumps of the code that stays straight to copies, as the checker has proved them. Addresses in data are left: each process
 /// has data of its own, which would have to be written at its start.
-fn shorten(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), OverlayError> {
+fn retarget(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), OverlayError> {
     let branches = version.shortcuts.iter().filter(|s| s.kind == ShortcutKind::Displacement);
     for s in branches {
         let at = s.at.get().wrapping_sub(text_start.get()) as usize;

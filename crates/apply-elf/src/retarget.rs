@@ -16,7 +16,7 @@ const ADDEND: u64 = 16;
 
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ShortcutWrite {
+pub(crate) struct RetargetWrite {
     /// Where the bytes are in the input: for a pointer, the relocation's addend, or (packed relocations) the pointer itself.
     pub at: Svma,
     /// The new bytes.
@@ -32,7 +32,7 @@ pub(crate) fn writes(
     image: &Image,
     version: &Version,
     growth: Option<&Growth>,
-) -> Result<Vec<ShortcutWrite>, ElfError> {
+) -> Result<Vec<RetargetWrite>, ElfError> {
     let mut addends = None;
     let moved: Vec<SvmaRange> = growth.map_or(Vec::new(), |growth| {
         growth.tables.iter().filter_map(|t| Some(image.sections().get(t.section)?.range)).collect()
@@ -50,8 +50,8 @@ pub(crate) fn writes(
             }
             ShortcutKind::Symbol => symbol(image, version, shortcut),
         };
-        let lies_in_moved = |w: &ShortcutWrite| moved.iter().any(|range| range.contains(w.at));
-        match write.map(|w| ShortcutWrite { moved: lies_in_moved(&w), ..w }) {
+        let lies_in_moved = |w: &RetargetWrite| moved.iter().any(|range| range.contains(w.at));
+        match write.map(|w| RetargetWrite { moved: lies_in_moved(&w), ..w }) {
             Some(write) if !write.moved || shortcut.kind == ShortcutKind::Symbol => out.push(write),
             _ if shortcut.kind.is_optional() => {}
             _ => {
@@ -66,7 +66,7 @@ pub(crate) fn writes(
 }
 
 /// `None` where the loader writes.
-fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<ShortcutWrite>, ElfError> {
+fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<RetargetWrite>, ElfError> {
     let bad = |why| ElfError::BadRedirect { at: shortcut.at, why };
     if !image.segment_at(shortcut.at).is_some_and(|s| s.executable && !s.writable) {
         return Err(bad("is not in read-only code"));
@@ -76,27 +76,27 @@ fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<ShortcutWri
     }
     let displacement = i32::try_from(shortcut.to.offset_from(shortcut.at + 4));
     let after = displacement.map_err(|_| bad("does not reach the version"))?.to_le_bytes().to_vec();
-    Ok(Some(ShortcutWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false }))
+    Ok(Some(RetargetWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false }))
 }
 
 /// `None` where no symbol has that value.
-fn symbol(image: &Image, version: &Version, shortcut: &Shortcut) -> Option<ShortcutWrite> {
+fn symbol(image: &Image, version: &Version, shortcut: &Shortcut) -> Option<RetargetWrite> {
     let value = |s: &ExportedSymbol| s.entry + ExportedSymbol::VALUE == shortcut.at;
     image.exported().iter().find(|s| value(s) && s.value == shortcut.original)?;
     let led = version.led.binary_search_by_key(&shortcut.original, |l| l.original).ok()?;
     let mut after = shortcut.to.get().to_le_bytes().to_vec();
     after.extend(version.led[led].len.to_le_bytes());
-    Some(ShortcutWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false })
+    Some(RetargetWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false })
 }
 
 /// `None` where the relocation is not found, or is another one.
-fn pointer(image: &Image, shortcut: &Shortcut, addends: &HashMap<Svma, Svma>) -> Option<ShortcutWrite> {
+fn pointer(image: &Image, shortcut: &Shortcut, addends: &HashMap<Svma, Svma>) -> Option<RetargetWrite> {
     let says = image.relocation_at(shortcut.at).map(|r| &r.kind);
     let at = addends.get(&shortcut.at).copied().unwrap_or(shortcut.at);
     let holds = image.read_u64(at) == Some(shortcut.original.get());
     let as_known = says == Some(&RelocationKind::Relative { target: shortcut.original }) && holds;
     let after = shortcut.to.get().to_le_bytes().to_vec();
-    as_known.then_some(ShortcutWrite { at, after, shortcut: *shortcut, moved: false })
+    as_known.then_some(RetargetWrite { at, after, shortcut: *shortcut, moved: false })
 }
 
 /// The addend of each relative relocation of DT_RELA, by the place that it is for.
@@ -126,10 +126,10 @@ fn table(image: &Image) -> Option<(Svma, &[u8])> {
 }
 
 /// The first change that `output` does not have.
-pub(crate) fn missing(writes: &[ShortcutWrite], input: &Image, output: &Image) -> Option<Svma> {
+pub(crate) fn missing(writes: &[RetargetWrite], input: &Image, output: &Image) -> Option<Svma> {
     let symbols: HashMap<Svma, (Svma, u64)> =
         input.exported().iter().zip(output.exported()).map(|(i, o)| (i.entry, (o.value, o.len))).collect();
-    let is_there = |w: &ShortcutWrite| {
+    let is_there = |w: &RetargetWrite| {
         let relocated = match w.shortcut.kind {
             ShortcutKind::Displacement | ShortcutKind::Lea => true,
             ShortcutKind::Pointer | ShortcutKind::Function => {
