@@ -21,13 +21,14 @@ use crate::hook_detours::detoured;
 use crate::hook_journal::{JournalDetour, JournalHook};
 use crate::hook_page::{self, CODE_LEN, FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
 use crate::hook_sites::{FindSite, Sites};
+use crate::host::{CodeMemory, StoppedHost};
 use crate::journal::Journal;
 use crate::overlay::foreign_code;
 use crate::retire::leads_into;
-use crate::threads::{ThreadView, words};
+use crate::threads::{ThreadView, stands_in, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
-use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers, Stopped};
+use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -123,10 +124,10 @@ pub(crate) fn own_pages(memory: &Memory, hook: &JournalHook) -> Result<(), Proce
 }
 
 /// Writes the hook's table and names for all versions that are mapped. Nothing has to lead to it yet.
-pub(crate) fn write_table(stopped: &Stopped, journal: &mut Journal) -> Result<(), ProcessError> {
+pub(crate) fn write_table(stopped: &impl StoppedHost, journal: &mut Journal) -> Result<(), ProcessError> {
     let Some(h) = &mut journal.hook else { return Ok(()) };
     let Some(mut page) = h.fixed() else { return Ok(()) };
-    let busy = crate::stub::stands_in(stopped, h.code())?;
+    let busy = stands_in(stopped, h.code())?;
     let numbers: Vec<u32> = journal.versions.iter().map(|v| v.number).collect();
     let before = h.rows.clone();
     h.assign(&numbers, busy);
@@ -170,7 +171,7 @@ fn next_generation(last: u64) -> u64 {
 /// # Errors
 /// [`ProcessError::NoUnwindHook`] if a signal interrupted a thread in the bytes that would change: a later attempt will do.
 pub(crate) fn arm(
-    stopped: &mut Stopped,
+    stopped: &mut impl StoppedHost,
     journal: &Journal,
     threads: &[ThreadView],
 ) -> Result<(), ProcessError> {
@@ -185,11 +186,11 @@ pub(crate) fn arm(
 }
 
 fn arm_detour(
-    stopped: &mut Stopped,
+    stopped: &mut impl StoppedHost,
     detour: &JournalDetour,
     threads: &[ThreadView],
 ) -> Result<(), ProcessError> {
-    let (pid, at) = (stopped.pid(), Avma::new(detour.at));
+    let (pid, at) = (stopped.memory().pid(), Avma::new(detour.at));
     let found = stopped.memory().read_vec(at, LEN)?;
     if found == detour.now {
         return Ok(());
@@ -204,7 +205,7 @@ fn arm_detour(
             format!("a signal interrupted a thread in the first bytes of the function at {at} (try again)");
         return Err(ProcessError::NoUnwindHook { pid, why });
     }
-    let tids: Vec<i32> = stopped.threads().collect();
+    let tids = stopped.threads();
     for tid in tids {
         let registers = stopped.registers(tid)?;
         let offset = registers.rip.offset_from(at);
@@ -218,7 +219,7 @@ fn arm_detour(
 }
 
 /// Puts the list of versions behind the loader's first list of objects.
-fn link_debugger(memory: &Memory, h: &JournalHook) -> Result<(), ProcessError> {
+fn link_debugger(memory: &impl CodeMemory, h: &JournalHook) -> Result<(), ProcessError> {
     let (first, data) = (Avma::new(h.debugger), h.data());
     if h.debugger == 0 {
         return Ok(());
@@ -237,7 +238,7 @@ fn link_debugger(memory: &Memory, h: &JournalHook) -> Result<(), ProcessError> {
 }
 
 /// Makes nothing lead to the hook any more: what it changed gets its original bytes.
-pub(crate) fn disarm(memory: &Memory, h: &JournalHook) -> Result<(), ProcessError> {
+pub(crate) fn disarm(memory: &impl CodeMemory, h: &JournalHook) -> Result<(), ProcessError> {
     let slot = Avma::new(h.slot);
     if h.slot != 0 && memory.read_u64(slot)? == h.page + FIND_AT {
         memory.write(slot, &h.original.to_le_bytes())?;
@@ -268,7 +269,7 @@ pub(crate) const LOOKING: &str = "an unwinder is looking tables up";
 /// Versions need no such rule: what a callback can know of one (its address, its headers, its tables) is an address in it, and a version stays
 /// while a register or a stack word of a thread that is not walked to its end holds one.
 pub(crate) fn in_use(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     hook: Option<&JournalHook>,
     threads: &[ThreadView],
 ) -> Result<Option<String>, ProcessError> {

@@ -20,6 +20,7 @@
 use crate::ProcessError;
 use crate::entry_patch::LEN;
 use crate::hook_journal::JournalHook;
+use crate::host::{CodeMemory, Exchange};
 use crate::journal::{Journal, JournalReplacement};
 use crate::stub::StubSite;
 use crate::writing::{PAGE, Page, Sites, lay, write_runs};
@@ -278,7 +279,8 @@ impl PlannedReplacement {
     }
 }
 
-fn own_addresses(pid: i32, range: AvmaRange) -> Result<Vec<Avma>, String> {
+/// The pages of `range` that are the process's own, by its page table.
+pub(crate) fn own_addresses(pid: i32, range: AvmaRange) -> Result<Vec<Avma>, String> {
     let states = Pagemap::open(pid).and_then(|map| map.states(range)).map_err(|e| e.to_string())?;
     let own = states.iter().enumerate().filter(|(_, state)| state.is_own());
     Ok(own.map(|(i, _)| range.start + i as u64 * PAGE).collect())
@@ -313,14 +315,14 @@ impl FilledReplacement {
     pub fn still_fits(
         &mut self,
         maps: &[Mapping],
-        memory: &Memory,
+        memory: &impl CodeMemory,
         hook: Option<&JournalHook>,
     ) -> Result<(), String> {
         if !maps.contains(&self.planned.mapping) || !maps.iter().any(|m| m.range == self.range()) {
             return Err("the mapping has changed meanwhile".into());
         }
         self.can_keep &= !maps.iter().any(|m| m.range.overlaps(&self.planned.kept_range()));
-        let own = own_addresses(memory.pid(), self.replaces())?;
+        let own = memory.own_pages(self.replaces())?;
         let same = own.iter().eq(self.own.iter().map(|page| &page.0));
         match same && (self.can_keep || memory.holds(&with_detours(&self.own, hook))) {
             true => Ok(()),
@@ -329,7 +331,12 @@ impl FilledReplacement {
     }
 
     /// In the stop: leaves the original bytes at a site.
-    pub fn leave_out(&mut self, memory: &Memory, at: Avma, original: [u8; LEN]) -> Result<(), ProcessError> {
+    pub fn leave_out(
+        &mut self,
+        memory: &impl CodeMemory,
+        at: Avma,
+        original: [u8; LEN],
+    ) -> Result<(), ProcessError> {
         memory.write(self.planned.in_replacement(at), &original)?;
         let page = at.align_down(PAGE);
         if let Ok(i) = self.pages.binary_search_by_key(&page, |page| page.0) {
@@ -342,12 +349,10 @@ impl FilledReplacement {
     /// In the stop: puts it in place.
     ///
     /// Laying the old code aside leaves the pristine file in its place, which is right as well: only redirects differ.
-    pub fn put_in_place(&mut self, batch: &mut Batch) {
+    pub fn put_in_place(&mut self) -> Exchange {
         self.kept = self.can_keep;
-        if self.kept {
-            batch.mremap_leaving(self.replaces(), self.planned.keep);
-        }
-        batch.mremap(self.range(), self.replaces().start);
+        let aside = self.kept.then_some(self.planned.keep);
+        Exchange { from: self.range(), to: self.replaces().start, aside }
     }
 
     /// After the stop: pages of the old code that somebody else has changed since the replacement was filled, as they are to be with
@@ -355,7 +360,7 @@ impl FilledReplacement {
     pub fn changed(
         &self,
         journal: &Journal,
-        memory: &Memory,
+        memory: &impl CodeMemory,
         sites: &Sites,
     ) -> Result<Vec<Page>, ProcessError> {
         let mut out = Vec::new();

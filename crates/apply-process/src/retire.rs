@@ -3,6 +3,7 @@
 use crate::ProcessError;
 use crate::entry_patch::{LEN, jump};
 use crate::frames::ReturnSlot;
+use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::threads::{ThreadView, words};
@@ -11,13 +12,13 @@ use crate::{Module, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_emit::RedirectKind;
 use restitch_procfs::Pagemap;
-use restitch_tracee::{Memory, Registers, Stopped};
+use restitch_tracee::{Memory, Registers};
 use restitch_x86::{Flow, relocate_field};
 use std::collections::{BTreeSet, HashMap};
 
 /// Translates return addresses: out of leaving versions, into arriving ones.
 pub(crate) fn retire(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     target: &Target,
     plan: &SwitchPlan<'_>,
     threads: &[ThreadView],
@@ -127,7 +128,7 @@ fn follows_call(target: &Target, at: Avma) -> bool {
 
 /// What of a thread leads into `range`: a register, or a word of its stack. `by_pointers`: addresses in it may be on stacks that are no return addresses.
 pub(crate) fn leads_into(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     range: AvmaRange,
     by_pointers: bool,
     threads: &[ThreadView],
@@ -155,7 +156,7 @@ fn register_leads_into(r: &Registers, range: AvmaRange) -> bool {
 /// Whether a thread is in the version `old`, or has a return address there that was not translated, or what a slot of a v-table held: it goes on there and calls from there. (A stale
 /// address in another register, of a jump table's target say, keeps a version mapped, but leads nobody back to it.)
 fn comes_back_to(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     old: &InstalledVersion,
     threads: &[ThreadView],
     translated: &BTreeSet<Avma>,
@@ -230,7 +231,7 @@ pub(crate) fn forwarding(memory: &Memory, old: &InstalledVersion) -> BTreeSet<Av
 /// Makes the function entries of a version that stays lead to the newest code, so that old frames call new functions: those that
 /// are `forwarding` somewhere already, and with `all` the others too.
 fn redirect_old_entries(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     plan: &SwitchPlan<'_>,
     old: &InstalledVersion,
     threads: &[ThreadView],

@@ -23,6 +23,7 @@
 
 use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
+use crate::host::CodeMemory;
 use crate::journal::{JournalSlot, JournalVersion, VersionKind};
 use crate::relro_slots::{is_read_only, read_only_part};
 use crate::search::Hits;
@@ -212,7 +213,7 @@ fn known_otherwise(target: &Target, memory: &Memory, methods: &HashSet<Avma>) ->
 
 /// Makes those of `changes` whose slots are as they were; the process stands still, and `maps` is its memory map now. Gives their number.
 pub(crate) fn write(
-    memory: &Memory,
+    memory: &impl CodeMemory,
     maps: &[Mapping],
     changes: &[SlotChange],
 ) -> Result<usize, ProcessError> {

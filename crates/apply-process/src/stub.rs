@@ -185,16 +185,6 @@ fn who_needs(stopped: &Stopped, site: &StubSite) -> Result<Needs, ProcessError> 
     Ok(needs)
 }
 
-/// Whether a thread stands in `range`.
-pub(crate) fn stands_in(stopped: &Stopped, range: AvmaRange) -> Result<bool, ProcessError> {
-    for tid in stopped.threads() {
-        if range.contains(stopped.registers(tid)?.rip) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// Borrows a thread for `work`, and says how long it was held: one of a process that is `held` as a whole, else one of a process
 /// whose other threads run on.
 pub(crate) fn with_borrowed<T>(

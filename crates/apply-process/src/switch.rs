@@ -10,6 +10,7 @@
 use crate::attached_process::AttachedProcess;
 use crate::frames::Walker;
 use crate::hook;
+use crate::host::{CodeMemory, Exchange, StoppedHost};
 use crate::installed_version::InstalledVersion;
 use crate::journal::{Journal, VersionKind};
 use crate::memory_room;
@@ -19,14 +20,13 @@ use crate::prepare::{self, Ready, undo, unmap_replacements};
 use crate::replacement_mapping::FilledReplacement;
 use crate::retire::retire;
 use crate::slot_retargeting;
-use crate::stub::borrow;
 use crate::switch_plan::{Incoming, SwitchPlan, SwitchReport};
 use crate::threads::{forbidden_sites, in_between, move_threads, survey};
 use crate::writing::{PAGE, Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping, PageState, Pagemap};
-use restitch_tracee::{Batch, Memory, StopTimes, Stopped, TraceError};
+use restitch_tracee::{Memory, StopTimes, Stopped, TraceError};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -293,13 +293,13 @@ impl Stop<'_> {
     fn carry_out(
         &self,
         attached: &mut AttachedProcess,
-        mut stopped: Stopped,
+        mut stopped: impl StoppedHost,
         ready: Ready,
     ) -> (Result<Done, ProcessError>, SwitchReport) {
         let mut report = SwitchReport {
             left_out: self.plan.patches.crossing,
             borrow_us: StopTimes::micros(ready.held),
-            threads: stopped.threads().count(),
+            threads: stopped.threads().len(),
             ..SwitchReport::default()
         };
         let result = self.in_the_stop(attached, &mut stopped, ready, &mut report);
@@ -313,7 +313,7 @@ impl Stop<'_> {
     fn in_the_stop(
         &self,
         attached: &mut AttachedProcess,
-        stopped: &mut Stopped,
+        stopped: &mut impl StoppedHost,
         ready: Ready,
         report: &mut SwitchReport,
     ) -> Result<Done, ProcessError> {
@@ -368,7 +368,7 @@ impl Stop<'_> {
     fn fitting(
         &self,
         attached: &AttachedProcess,
-        memory: &Memory,
+        memory: &impl CodeMemory,
         maps: &[Mapping],
         replacements: Vec<FilledReplacement>,
         report: &mut SwitchReport,
@@ -385,7 +385,7 @@ impl Stop<'_> {
 
     fn leave_out(
         &self,
-        memory: &Memory,
+        memory: &impl CodeMemory,
         replacements: &mut [FilledReplacement],
         forbidden: &BTreeSet<Avma>,
     ) -> Result<(), ProcessError> {
@@ -402,7 +402,7 @@ impl Stop<'_> {
     fn put_in_place(
         &self,
         attached: &mut AttachedProcess,
-        stopped: &mut Stopped,
+        stopped: &mut impl StoppedHost,
         maps: &[Mapping],
         mut replacements: Vec<FilledReplacement>,
         report: &mut SwitchReport,
@@ -410,23 +410,16 @@ impl Stop<'_> {
         if replacements.is_empty() {
             return Ok(replacements);
         }
-        let mut borrow = match borrow(stopped, &self.plan.stub, maps) {
-            Ok(borrow) => borrow,
+        let exchanges: Vec<Exchange> = replacements.iter_mut().map(FilledReplacement::put_in_place).collect();
+        match stopped.exchange(&self.plan.stub, maps, &exchanges) {
+            Ok(()) => {}
             Err(ProcessError::Trace(error @ TraceError::NothingToBorrow { .. })) => {
                 let why = |replacement: &FilledReplacement| (replacement.replaces().start, error.to_string());
                 report.written_in_stop.extend(replacements.iter().map(why));
                 return Ok(Vec::new());
             }
             Err(error) => return Err(error),
-        };
-        let mut batch = Batch::new();
-        for replacement in &mut replacements {
-            replacement.put_in_place(&mut batch);
         }
-        for result in borrow.run(&batch)? {
-            result?;
-        }
-        borrow.finish()?;
         attached
             .journal
             .replacements

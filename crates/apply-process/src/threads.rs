@@ -3,11 +3,12 @@
 use crate::ProcessError;
 use crate::entry_patch::LEN;
 use crate::frames::{Walk, Walker};
+use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
-use restitch_address::{Avma, LoadBias, Svma};
+use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_procfs::Mapping;
-use restitch_tracee::{Memory, Registers, Stopped};
+use restitch_tracee::Registers;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One thread's registers and stack.
@@ -29,13 +30,13 @@ const AHEAD: u64 = 16 << 10;
 
 /// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop, by address.
 pub(crate) fn survey(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     walker: &Walker<'_>,
     maps: &[Mapping],
 ) -> Result<Vec<ThreadView>, ProcessError> {
     walker.see(maps);
     let memory = stopped.memory();
-    let tids: Vec<i32> = stopped.threads().collect();
+    let tids = stopped.threads();
     let all: Vec<Registers> = tids.iter().map(|tid| stopped.registers(*tid)).collect::<Result<_, _>>()?;
     let tops: Vec<(Avma, usize)> = all.iter().map(|r| top_of_stack(r, maps)).collect();
     let read = memory.read_many(&tops);
@@ -92,7 +93,7 @@ fn word_of((start, bytes): &(Avma, Vec<u8>), at: Avma) -> Option<u64> {
 /// The stack that the thread is on, and those that its frames lead to (below an alternate signal stack). What is in `ahead` is not read
 /// once more.
 fn used_stacks(
-    memory: &Memory,
+    memory: &impl CodeMemory,
     registers: &Registers,
     walk: &Walk,
     maps: &[Mapping],
@@ -132,7 +133,7 @@ pub(crate) fn words_at(start: Avma, bytes: &[u8]) -> impl Iterator<Item = (Avma,
 /// Patch sites that some stack word points into, behind the first byte: an interrupted program counter or a return
 /// address that will come back there. They are left as they are.
 pub(crate) fn forbidden_sites(
-    stopped: &Stopped,
+    stopped: &impl StoppedHost,
     plan: &SwitchPlan<'_>,
     threads: &[ThreadView],
 ) -> Result<BTreeSet<Avma>, ProcessError> {
@@ -177,11 +178,11 @@ impl SwitchPlan<'_> {
 
 /// Moves threads out of leaving versions and out of bytes that are about to change, into the arriving versions.
 pub(crate) fn move_threads(
-    stopped: &mut Stopped,
+    stopped: &mut impl StoppedHost,
     plan: &SwitchPlan<'_>,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
-    let tids: Vec<i32> = stopped.threads().collect();
+    let tids = stopped.threads();
     for tid in tids {
         let registers = stopped.registers(tid)?;
         // In a system call the kernel may come back to the call itself: that address is the one to translate.
@@ -205,9 +206,19 @@ pub(crate) fn move_threads(
     Ok(())
 }
 
+/// Whether a thread stands in `range`.
+pub(crate) fn stands_in(stopped: &impl StoppedHost, range: AvmaRange) -> Result<bool, ProcessError> {
+    for tid in stopped.threads() {
+        if range.contains(stopped.registers(tid)?.rip) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Whether a thread stands where a version has no original equivalent: between the load and the jump of a dispatch, or inside a
 /// flag-keeping counter. It cannot be moved from there, and its frames cannot be followed.
-pub(crate) fn in_between(stopped: &Stopped, old: &[InstalledVersion]) -> Result<bool, ProcessError> {
+pub(crate) fn in_between(stopped: &impl StoppedHost, old: &[InstalledVersion]) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
         old.iter().any(|o| o.range.contains(at) && o.module.is_some() && o.to_original(at).is_none())
     };

@@ -7,11 +7,11 @@
 
 use crate::ProcessError;
 use crate::entry_patch::LEN;
+use crate::host::CodeMemory;
 use crate::journal::Journal;
 use crate::overlay::foreign_code;
 use crate::patches::PatchSet;
 use restitch_address::{Avma, AvmaRange};
-use restitch_tracee::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const PAGE: u64 = 4096;
@@ -138,7 +138,7 @@ pub(crate) fn lay(
 /// Writes what has to change at `sites`. The pages that were written come back, as they have to read back.
 pub(crate) fn write_sites(
     journal: &Journal,
-    memory: &Memory,
+    memory: &impl CodeMemory,
     sites: &Sites,
 ) -> Result<Vec<Page>, ProcessError> {
     let everywhere = AvmaRange::between(Avma::new(0), Avma::new(u64::MAX));
@@ -158,7 +158,7 @@ pub(crate) fn write_sites(
 }
 
 /// Writes `jumps` into a version, page by page. A jump that crosses pages is left out.
-pub(crate) fn write_jumps(memory: &Memory, jumps: &[(Avma, [u8; LEN])]) -> Result<(), ProcessError> {
+pub(crate) fn write_jumps(memory: &impl CodeMemory, jumps: &[(Avma, [u8; LEN])]) -> Result<(), ProcessError> {
     let mut by_page: BTreeMap<Avma, Vec<(usize, [u8; LEN])>> = BTreeMap::new();
     for (at, bytes) in jumps {
         let page = at.align_down(PAGE);
@@ -181,7 +181,7 @@ pub(crate) fn write_jumps(memory: &Memory, jumps: &[(Avma, [u8; LEN])]) -> Resul
 }
 
 /// Writes neighbouring pages together.
-pub(crate) fn write_runs(memory: &Memory, pages: &[Page]) -> Result<(), ProcessError> {
+pub(crate) fn write_runs(memory: &impl CodeMemory, pages: &[Page]) -> Result<(), ProcessError> {
     let mut run: (Avma, Vec<u8>) = (Avma::new(0), Vec::new());
     for (start, bytes) in pages {
         let follows = run.0 + run.1.len() as u64 == *start;
@@ -194,7 +194,7 @@ pub(crate) fn write_runs(memory: &Memory, pages: &[Page]) -> Result<(), ProcessE
     flush(memory, &run)
 }
 
-fn flush(memory: &Memory, run: &(Avma, Vec<u8>)) -> Result<(), ProcessError> {
+fn flush(memory: &impl CodeMemory, run: &(Avma, Vec<u8>)) -> Result<(), ProcessError> {
     if !run.1.is_empty() {
         memory.write(run.0, &run.1)?;
     }
@@ -229,7 +229,7 @@ fn is_written(found: &[u8], written: &[u8]) -> bool {
 }
 
 /// Reads back what was written.
-pub(crate) fn verify(memory: &Memory, pages: &[Page]) -> Result<(), ProcessError> {
+pub(crate) fn verify(memory: &impl CodeMemory, pages: &[Page]) -> Result<(), ProcessError> {
     let requests: Vec<_> = pages.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
     let found = memory.read_many(&requests);
     let wrong: Vec<Avma> = found
