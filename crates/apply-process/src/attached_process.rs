@@ -84,6 +84,12 @@ impl AttachedProcess {
         Ok(Self { target, renewed: None, compared: false, dir, journal, counters: Vec::new(), lock: None })
     }
 
+    /// One of which `target` and `journal` are known without looking.
+    #[cfg(test)]
+    pub fn of_target(target: Target, dir: StateDir, journal: Journal) -> Self {
+        Self { target, renewed: None, compared: false, dir, journal, counters: Vec::new(), lock: None }
+    }
+
     /// Takes the process's lock, which it holds until it is dropped, waits for what a restitch that was killed has made a thread begin, and reads
     /// the journal anew.
     ///
@@ -388,15 +394,7 @@ mod tests {
         let process = target.process;
         let folder = std::env::temp_dir().join(format!("restitch-piled-{}", std::process::id()));
         let dir = StateDir::at(folder.clone()).expect("a folder");
-        let mut attached = AttachedProcess {
-            target,
-            renewed: None,
-            compared: false,
-            dir,
-            journal: Journal::new(process),
-            counters: Vec::new(),
-            lock: None,
-        };
+        let mut attached = AttachedProcess::of_target(target, dir, Journal::new(process));
         let version = |number: u32, retired: bool| JournalVersion {
             number,
             kind: VersionKind::Optimized,

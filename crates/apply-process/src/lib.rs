@@ -24,6 +24,8 @@ mod entry_patch;
 mod error;
 mod exceptions;
 mod execution_probe;
+#[cfg(test)]
+mod fake_host;
 mod foreign;
 mod frames;
 mod garbage;
@@ -63,6 +65,8 @@ mod store;
 mod stray_pointers;
 mod stub;
 mod switch;
+#[cfg(test)]
+mod switch_faults;
 mod switch_plan;
 mod target;
 #[cfg(any(test, feature = "testing"))]

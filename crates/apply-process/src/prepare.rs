@@ -70,7 +70,7 @@ pub(crate) fn plan(attached: &AttachedProcess, plan: &SwitchPlan<'_>) -> Result<
 }
 
 /// The journal as it has to be on disk before the first change.
-fn planned_journal(now: &Journal, plan: &SwitchPlan<'_>) -> Journal {
+pub(crate) fn planned_journal(now: &Journal, plan: &SwitchPlan<'_>) -> Journal {
     let mut planned = now.clone();
     planned.patches = plan.patches.journal(&now.patches);
     planned.versions.retain(|v| plan.arriving.iter().all(|a| a.record.start != v.start));

@@ -379,6 +379,34 @@ impl FilledReplacement {
         Ok(out)
     }
 
+    /// One of `mapping`, at `at`, whose pages are `pristine` in the file and hold what was `found`: for hosts that are no process.
+    #[cfg(test)]
+    pub fn in_memory(
+        mapping: &Mapping,
+        at: Avma,
+        journal: &Journal,
+        (pristine, found): (&[u8], &[u8]),
+        sites: &Sites,
+    ) -> Result<Self, ProcessError> {
+        let (mut own, mut pages) = (Vec::new(), Vec::new());
+        let both = pristine.chunks(PAGE as usize).zip(found.chunks(PAGE as usize)).enumerate();
+        for (i, (pristine, found)) in both {
+            let page = mapping.range.start + i as u64 * PAGE;
+            let mut wanted = found.to_vec();
+            lay(journal, page, &mut wanted, sites.of_page(page))?;
+            own.extend((found != pristine).then(|| (page, found.to_vec())));
+            pages.extend((wanted != pristine).then_some((page, wanted)));
+        }
+        let planned = PlannedReplacement { mapping: mapping.clone(), at, keep: at, can_keep: false };
+        Ok(Self { planned, own, pages, can_keep: false, kept: false })
+    }
+
+    /// The pages that differ from the file.
+    #[cfg(test)]
+    pub fn pages(&self) -> &[Page] {
+        &self.pages
+    }
+
     /// The pages that have to read back after the stop.
     pub fn into_pages(self) -> Vec<Page> {
         self.pages

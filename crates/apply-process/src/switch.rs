@@ -1,11 +1,11 @@
 //! The switch: from the versions that are in a process to those that are to be.
 //!
 //! Before the stop (`prepare`): the journal is saved, versions and replacement mappings of the code that is to be are mapped.
-//! The order inside the stop, each step harmless if it is the last one that happens:
-//! tell the unwinder; move threads that stand where bytes will change or in a leaving version;
-//! put the replacements in place of the code; make slots of linkage tables and v-tables lead to where the versions are; translate return addresses. Moving comes before that, because a thread
-//! that stands in a mapped version is right whatever the redirects say. After it: replacements that were not used are unmapped, and
-//! the new code is read back.
+//! The order inside the stop, each step harmless if it is the last one that happens (`switch_faults.rs` tries each):
+//! tell the unwinder; move threads that stand where bytes will change or in a leaving version into arriving ones, which is right whatever the
+//! redirects say; put the replacements in place of the code; make slots of linkage tables and v-tables lead to where the versions are; move threads
+//! of leaving versions to the original code, whose bytes are there only now; translate return addresses. All that is written against
+//! [`crate::host`]. After the stop: replacements that were not used are unmapped, and the new code is read back.
 
 use crate::attached_process::AttachedProcess;
 use crate::frames::Walker;
@@ -21,7 +21,7 @@ use crate::replacement_mapping::FilledReplacement;
 use crate::retire::retire;
 use crate::slot_retargeting;
 use crate::switch_plan::{Incoming, SwitchPlan, SwitchReport};
-use crate::threads::{forbidden_sites, in_between, move_threads, survey};
+use crate::threads::{forbidden_sites, in_between, move_in, move_out, survey};
 use crate::writing::{PAGE, Page, Sites, verify, write_runs, write_sites};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
@@ -271,7 +271,7 @@ fn retain_there(target: &Target, maps: &[Mapping], pages: &mut Vec<Page>) {
 }
 
 /// What was done in the stop.
-struct Done {
+pub(crate) struct Done {
     /// Replacement mappings that are in place.
     replacements: Vec<FilledReplacement>,
     /// Pages that were written.
@@ -281,16 +281,16 @@ struct Done {
 }
 
 /// What the stop works on.
-struct Stop<'a> {
-    plan: &'a SwitchPlan<'a>,
-    walker: &'a Walker<'a>,
-    target: &'a Target,
-    sites: &'a Sites,
+pub(crate) struct Stop<'a> {
+    pub plan: &'a SwitchPlan<'a>,
+    pub walker: &'a Walker<'a>,
+    pub target: &'a Target,
+    pub sites: &'a Sites,
 }
 
 impl Stop<'_> {
     /// Changes the process and lets it go.
-    fn carry_out(
+    pub fn carry_out(
         &self,
         attached: &mut AttachedProcess,
         mut stopped: impl StoppedHost,
@@ -325,7 +325,7 @@ impl Stop<'_> {
         let threads = survey(stopped, self.walker, &maps)?;
         hook::arm(stopped, &attached.journal, &threads)?;
         let forbidden = forbidden_sites(stopped, self.plan, &threads)?;
-        move_threads(stopped, self.plan, report)?;
+        move_in(stopped, self.plan, report)?;
         report.threads_us = clock.lap();
         report.written_in_stop = ready.refused;
         let mut replacements = self.fitting(attached, stopped.memory(), &maps, ready.replacements, report);
@@ -339,6 +339,7 @@ impl Stop<'_> {
         report.slots = slot_retargeting::write(stopped.memory(), &maps, &self.plan.slots)?;
         report.write_us = clock.lap();
         self.settle(attached, &forbidden, report);
+        move_out(stopped, self.plan, &forbidden, report)?;
         retire(stopped, self.target, self.plan, &threads, report)?;
         report.returns_us = clock.lap();
         Ok(Done { replacements, written, forbidden })

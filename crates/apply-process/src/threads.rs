@@ -176,28 +176,50 @@ impl SwitchPlan<'_> {
     }
 }
 
-/// Moves threads out of leaving versions and out of bytes that are about to change, into the arriving versions.
-pub(crate) fn move_threads(
+/// Moves threads into the arriving versions, out of leaving ones and out of bytes that are about to change. That is right whatever the original code
+/// holds.
+pub(crate) fn move_in(
     stopped: &mut impl StoppedHost,
     plan: &SwitchPlan<'_>,
     report: &mut SwitchReport,
 ) -> Result<(), ProcessError> {
-    let tids = stopped.threads();
-    for tid in tids {
-        let registers = stopped.registers(tid)?;
-        // In a system call the kernel may come back to the call itself: that address is the one to translate.
-        let back = if registers.system_call().is_some() { 2 } else { 0 };
-        let at = registers.rip - back;
+    move_threads(stopped, report, |at| {
         let original = match plan.leaving.iter().find(|o| o.range.contains(at)) {
-            Some(old) => match old.to_original(at) {
-                Some(original) => original,
-                None => continue,
-            },
+            Some(old) => old.to_original(at)?,
             // Original code: whoever stands in a block that has a copy goes on in the copy. A loop that never ends would
             // stay in the old layout for ever otherwise.
             None => at,
         };
-        let to = plan.destination_or_original(original) + back;
+        plan.destination(original)
+    })
+}
+
+/// Moves threads out of leaving versions to the original code, once that holds what it is to hold: before that their place may be inside of a redirect.
+/// Where it is inside of a new one (all but those `forbidden`), they stay in the version.
+pub(crate) fn move_out(
+    stopped: &mut impl StoppedHost,
+    plan: &SwitchPlan<'_>,
+    forbidden: &BTreeSet<Avma>,
+    report: &mut SwitchReport,
+) -> Result<(), ProcessError> {
+    move_threads(stopped, report, |at| {
+        let original = plan.leaving.iter().find(|o| o.range.contains(at))?.to_original(at)?;
+        let is_free = plan.patches.inside(original).is_none_or(|site| forbidden.contains(&site));
+        is_free.then_some(original)
+    })
+}
+
+/// Moves those threads for whose place there is another one.
+fn move_threads(
+    stopped: &mut impl StoppedHost,
+    report: &mut SwitchReport,
+    other: impl Fn(Avma) -> Option<Avma>,
+) -> Result<(), ProcessError> {
+    for tid in stopped.threads() {
+        let registers = stopped.registers(tid)?;
+        // In a system call the kernel may come back to the call itself: that address is the one to translate.
+        let back = if registers.system_call().is_some() { 2 } else { 0 };
+        let Some(to) = other(registers.rip - back).map(|to| to + back) else { continue };
         if to != registers.rip {
             stopped.set_registers(tid, Registers { rip: to, ..registers })?;
             report.moved_threads += 1;
