@@ -2,7 +2,7 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::installed_version::InstalledVersion;
-use crate::map_file::StoredMap;
+use crate::state::map_file::StoredMap;
 use restitch_address::{Avma, LoadBias, Svma};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl VersionMaps {
         let module =
             attached.target.modules.iter().position(|m| m.bias == bias && m.path == version.module)?;
         let map = self.maps.entry(version.map_file.clone()).or_insert_with(|| {
-            let bytes = crate::state_file::read(&version.map_file).ok();
+            let bytes = crate::state::state_file::read(&version.map_file).ok();
             bytes.and_then(|b| StoredMap::read(&b)).unwrap_or_default()
         });
         Some((module, map.nearest_original(bias.to_stated(at))?))

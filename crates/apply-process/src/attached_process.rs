@@ -1,16 +1,17 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
-use crate::counter_area::CounterArea;
 use crate::entry_patch::{LEN, crosses_page, jump};
-use crate::hook_found;
-use crate::journal::{Journal, JournalPatch, VersionKind};
-use crate::locks::Lock;
-use crate::map_file::StoredMap;
-use crate::place::{self, merged};
-use crate::stray_pointers::StrayPointers;
+use crate::hook;
+use crate::memory::counter_area::CounterArea;
+use crate::memory::place::{self, merged};
+use crate::memory::stray_pointers::StrayPointers;
+use crate::state::journal::{Journal, JournalPatch, VersionKind};
+use crate::state::locks::Lock;
+use crate::state::map_file::StoredMap;
+use crate::state::state_file;
 use crate::stub::settle;
 use crate::target::no_program;
-use crate::{ImageCache, Module, ProcessError, StateDir, Target, state_file};
+use crate::{ImageCache, Module, ProcessError, StateDir, Target};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::{Redirect, Vote};
@@ -376,16 +377,16 @@ fn forget_module_code(target: &Target, journal: &mut Journal) {
 /// was mapped may name memory that is not ours.
 fn find_hook(target: &Target, journal: &mut Journal) {
     let Ok(memory) = Memory::open_read_only(target.pid()) else { return };
-    if journal.hook.as_ref().is_some_and(|h| hook_found::is_there(h, &memory)) {
+    if journal.hook.as_ref().is_some_and(|h| hook::found::is_there(h, &memory)) {
         return;
     }
-    journal.hook = hook_found::recognise(target, &memory);
+    journal.hook = hook::found::recognise(target, &memory);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::JournalVersion;
+    use crate::state::journal::JournalVersion;
     use restitch_emit::RedirectKind;
 
     #[test]

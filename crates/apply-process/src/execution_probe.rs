@@ -15,7 +15,7 @@
 //! private pages; without them its code is that of the file, which is as right.
 
 use crate::installed_version::InstalledVersion;
-use crate::writing::PAGE;
+use crate::memory::writing::PAGE;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::Pagemap;
 use restitch_tracee::Batch;
@@ -61,7 +61,7 @@ fn code(old: &InstalledVersion) -> Option<AvmaRange> {
 mod tests {
     use super::*;
     use crate::Target;
-    use crate::map_file::StoredMap;
+    use crate::state::map_file::StoredMap;
     use crate::stub::{borrow, stub_site};
     use restitch_address::{LoadBias, Svma};
     use restitch_emit::{AddressMap, MapPiece, PieceKind};

@@ -2,8 +2,8 @@
 
 use crate::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
+use crate::memory::writing::PAGE;
 use crate::stub::StubSite;
-use crate::writing::PAGE;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Registers, StopTimes, TraceError};

@@ -7,7 +7,7 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::LEN;
-use crate::writing::PAGE;
+use crate::memory::writing::PAGE;
 use crate::{Module, ProcessError};
 use restitch_address::{Avma, AvmaRange, Svma, SvmaRange};
 use restitch_image::Segment;

@@ -1,8 +1,8 @@
 //! Versions that are in a process when a switch begins, with the maps that lead out of them.
 
 use crate::Target;
-use crate::journal::{Journal, JournalVersion};
-use crate::map_file::StoredMap;
+use crate::state::journal::{Journal, JournalVersion};
+use crate::state::map_file::StoredMap;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_emit::{MapPiece, PieceKind};
 
@@ -31,7 +31,7 @@ impl InstalledVersion {
     fn of(v: &JournalVersion, target: &Target) -> Self {
         let bias = LoadBias::between(Svma::new(0), Avma::new(v.bias));
         // Without its map nobody can be moved out of a version, which stays for as long as somebody is in it.
-        let stored = crate::state_file::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b));
+        let stored = crate::state::state_file::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b));
         let stored = stored.filter(|s| is_inside(s, v.range(), bias));
         let module = target.modules.iter().position(|m| m.bias == bias && m.path == v.module);
         let map_lost = stored.is_none();
@@ -70,7 +70,7 @@ fn is_inside(stored: &StoredMap, range: AvmaRange, bias: LoadBias) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::VersionKind;
+    use crate::state::journal::VersionKind;
     use restitch_emit::AddressMap;
     use restitch_testkit::scratch;
 

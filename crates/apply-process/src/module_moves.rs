@@ -9,9 +9,9 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::LEN;
-use crate::journal::{Journal, JournalPatch, VersionKind};
+use crate::memory::writing::leads_into_version;
+use crate::state::journal::{Journal, JournalPatch, VersionKind};
 use crate::switch_plan::Incoming;
-use crate::writing::leads_into_version;
 use crate::{ProcessError, Target};
 use restitch_address::Avma;
 use restitch_procfs::{self as procfs, Mapping};

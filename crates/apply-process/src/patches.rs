@@ -1,7 +1,7 @@
 //! Which bytes of the original code change: computed before the stop.
 
 use crate::entry_patch::{Bytes, LEN, crosses_page, jump};
-use crate::journal::JournalPatch;
+use crate::state::journal::JournalPatch;
 use crate::target::Module;
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::Redirect;

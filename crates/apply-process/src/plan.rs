@@ -2,11 +2,11 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::installed_version::InstalledVersion;
-use crate::journal::{JournalPatch, JournalVersion, VersionKind};
-use crate::map_file::StoredMap;
 use crate::patches::PatchSet;
 use crate::retire::forwarding;
 use crate::reverse::ReverseMap;
+use crate::state::journal::{JournalPatch, JournalVersion, VersionKind};
+use crate::state::map_file::StoredMap;
 use crate::stub::stub_site;
 use crate::switch_plan::{Arriving, Incoming, SwitchPlan};
 use crate::{Module, ProcessError, readers};

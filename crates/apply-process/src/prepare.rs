@@ -5,18 +5,18 @@
 //! before it exists.
 
 use crate::attached_process::{AttachedProcess, Reservation};
-use crate::counter_area::CounterArea;
 use crate::frames::names_unwinder;
-use crate::hook_journal::JournalHook;
-use crate::journal::{Journal, JournalReplacement, VersionKind};
-use crate::mapping::{Mapped, in_memory, map_in_memory};
+use crate::memory::counter_area::CounterArea;
+use crate::memory::mapping::{Mapped, in_memory, map_in_memory};
+use crate::memory::replacement_mapping::{self, FilledReplacement, PlannedReplacement};
+use crate::memory::search::joined;
+use crate::memory::writing::Sites;
 use crate::plan::has_personality;
-use crate::replacement_mapping::{self, FilledReplacement, PlannedReplacement};
-use crate::search::joined;
+use crate::state::hook_journal::JournalHook;
+use crate::state::journal::{Journal, JournalReplacement, VersionKind};
 use crate::stub::with_borrowed;
 use crate::switch_plan::SwitchPlan;
-use crate::writing::Sites;
-use crate::{ProcessError, hook, hook_found};
+use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
@@ -102,7 +102,10 @@ fn plan_hook(attached: &AttachedProcess, plan: &SwitchPlan<'_>) -> Result<Option
             taken.push((new.module, Reservation { number: new.version.number, start, len }));
         }
     }
-    hook::plan(attached, &taken, can_unwind)
+    hook::plan(&attached.target, can_unwind, |near, len| {
+        let place = attached.reserve(near, len, &taken, &[], 4096)?;
+        Ok(modules[near].bias.to_actual(place.start))
+    })
 }
 
 impl Preparation {
@@ -278,7 +281,7 @@ pub(crate) fn undo(
     let is_anonymous =
         |at: Avma| maps.iter().any(|m| m.range.contains(at) && m.name == MappingName::Anonymous);
     ranges.extend(
-        hook.filter(|h| hook_found::is_there(h, &memory) && is_anonymous(h.range().start))
+        hook.filter(|h| hook::found::is_there(h, &memory) && is_anonymous(h.range().start))
             .map(JournalHook::range),
     );
     if !ranges.is_empty() {

@@ -2,7 +2,7 @@
 
 use crate::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
-use crate::replacement_mapping::own_addresses;
+use crate::memory::replacement_mapping::own_addresses;
 use crate::stub::{StubSite, borrow};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::Mapping;

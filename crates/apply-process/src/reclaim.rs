@@ -2,7 +2,7 @@
 //!
 //! Problem: a return address into a retired version may be on a stack that no thread is on (a coroutine's), where no walk
 //! finds it. Idea: nobody can enter a retired version but through such an address, and new ones arise only while somebody runs in it. So all writable
-//! private memory of the process is looked through ([`crate::search`]) *without* stopping it, and only registers and thread stacks in two
+//! private memory of the process is looked through ([`crate::memory::search`]) *without* stopping it, and only registers and thread stacks in two
 //! short stops around that; the second one also finds out whether anybody ran in the version meanwhile ([`crate::execution_probe`]): then it
 //! stays for now. A false hit (a dead stack slot, a number that looks like an address) only delays the unmapping: reclaim again later.
 //!
@@ -19,14 +19,14 @@ use crate::execution_probe;
 use crate::frames::Walker;
 use crate::hook;
 use crate::installed_version::InstalledVersion;
-use crate::journal::{JournalVersion, VersionKind};
+use crate::memory::search::{Search, Spared, copies_stacks, joined, spared};
+use crate::memory::writing::PAGE;
 use crate::prepare::is_ours;
 use crate::retire::leads_into;
-use crate::search::{Search, Spared, copies_stacks, joined, spared};
 use crate::slot_retargeting;
+use crate::state::journal::{JournalVersion, VersionKind};
 use crate::stub::{StubSite, borrow, stub_site};
 use crate::threads::{ThreadView, hidden_returns, survey};
-use crate::writing::PAGE;
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::MapPiece;

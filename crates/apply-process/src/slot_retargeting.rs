@@ -24,12 +24,12 @@
 use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
 use crate::host::CodeMemory;
-use crate::journal::{JournalSlot, JournalVersion, VersionKind};
+use crate::memory::search::Hits;
+use crate::memory::writing::PAGE;
 use crate::relro_slots::{is_read_only, read_only_part};
-use crate::search::Hits;
+use crate::state::journal::{JournalSlot, JournalVersion, VersionKind};
 use crate::switch_plan::{Arriving, Incoming, RetargetedSlots, SlotChange};
 use crate::vtable_slots;
-use crate::writing::PAGE;
 use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_image::{DynamicRelocation, RelocationKind};

@@ -1,9 +1,9 @@
 //! What is handed from one step of a switch to the next.
 
 use crate::installed_version::InstalledVersion;
-use crate::journal::{JournalVersion, VersionKind};
 use crate::patches::PatchSet;
 use crate::reverse::ReverseMap;
+use crate::state::journal::{JournalVersion, VersionKind};
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange};
 use restitch_check::CheckedVersion;

@@ -216,7 +216,7 @@ fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>
 fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Option<Module>, String> {
     let candidates: Vec<&Mapping> = mappings.iter().copied().filter(|m| m.permissions.execute).collect();
     let Some(&code) = candidates.first() else { return Ok(None) };
-    if crate::version_files::is_version_file(&path_of(code)) {
+    if crate::state::version_files::is_version_file(&path_of(code)) {
         return Ok(None);
     }
     let image = images.image(pid, code)?;

@@ -1,8 +1,8 @@
 //! Readers of the state directory's files, each given any bytes: nothing panics, and what is accepted is sound.
 
-use crate::journal::{Journal, JournalVersion, version_in_record};
-use crate::map_file::StoredMap;
-use crate::state_file::ADDRESSES_END;
+use crate::state::journal::{Journal, JournalVersion, version_in_record};
+use crate::state::map_file::StoredMap;
+use crate::state::state_file::ADDRESSES_END;
 use restitch_address::Svma;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,7 @@ pub fn map_file(data: &[u8]) {
 pub fn seeds() -> [Vec<u8>; 3] {
     let hook = format!(
         r#"{{"page":1879048192,"len":61440,"slot":16,"original":1,"link_map":2,"rows":[1],"generation":1,"fixed":"{}","detours":[],"debugger":0}}"#,
-        "00".repeat(crate::hook_page::TABLE_AT as usize)
+        "00".repeat(crate::state::hook_journal::TABLE_AT as usize)
     );
     let version = format!(
         r#"{{"number":1,"kind":"optimized","module":"/bin/program","bias":4096,"start":{},"len":8192,"file":"{}","map_file":"x","eh_frame_hdr":{},"counters":[4096,8192],"retired":false,"slots":[{{"at":8,"entry":16}}]}}"#,

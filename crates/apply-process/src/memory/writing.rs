@@ -8,9 +8,9 @@
 use crate::ProcessError;
 use crate::entry_patch::LEN;
 use crate::host::CodeMemory;
-use crate::journal::Journal;
 use crate::overlay::foreign_code;
 use crate::patches::PatchSet;
+use crate::state::journal::Journal;
 use restitch_address::{Avma, AvmaRange};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -248,7 +248,7 @@ pub(crate) fn verify(memory: &impl CodeMemory, pages: &[Page]) -> Result<(), Pro
 mod tests {
     use super::*;
     use crate::entry_patch::jump;
-    use crate::journal::{JournalPatch, JournalVersion, VersionKind};
+    use crate::state::journal::{JournalPatch, JournalVersion, VersionKind};
     use restitch_procfs::ProcessId;
 
     fn journal(patches: &[u64]) -> Journal {

@@ -6,7 +6,7 @@
 //!   replaced (one aligned 8-byte write); in a static one it gets a detour.
 //! * `dl_iterate_phdr` (LLVM's and nongnu libunwind, older libgcc, Rust's symbolization, everything on musl): a detour.
 //!
-//! Debuggers find the versions in a second list of the loader's (`hook_data`).
+//! Debuggers find the versions in a second list of the loader's (`data.rs`).
 //!
 //! The hook is planned and journalled before the stop: its place, its bytes, the places that lead to it. So a run that is killed
 //! leaves a journal that can undo it, whatever had been written. It is taken out when the last version is, once nobody stands in it.
@@ -14,17 +14,24 @@
 //! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if something in it may
 //! unwind. So it is with static programs without symbols whose lookup functions have an unknown shape.
 
-use crate::attached_process::{AttachedProcess, Reservation};
+mod data;
+mod detour;
+mod detours;
+pub(crate) mod found;
+mod page;
+mod sites;
+
 use crate::entry_patch::LEN;
-use crate::hook_data::{self, DATA_LEN, Named, R_NEXT};
-use crate::hook_detours::detoured;
-use crate::hook_journal::{JournalDetour, JournalHook};
-use crate::hook_page::{self, CODE_LEN, FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
-use crate::hook_sites::{FindSite, Sites};
+use crate::hook::data::{DATA_LEN, Named, R_NEXT};
+use crate::hook::detours::detoured;
+use crate::hook::page::{FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
+use crate::hook::sites::{FindSite, Sites};
 use crate::host::{CodeMemory, StoppedHost};
-use crate::journal::Journal;
 use crate::overlay::foreign_code;
 use crate::retire::leads_into;
+use crate::state::hook_journal::CODE_LEN;
+use crate::state::hook_journal::{JournalDetour, JournalHook};
+use crate::state::journal::Journal;
 use crate::threads::{ThreadView, stands_in, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
@@ -33,13 +40,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Plans the hook of a process that has none: nothing is changed yet. `None` if it needs none, because nothing in it can
-/// unwind. `taken` are places that new versions will have.
+/// unwind. `reserve` finds a place of so many bytes near a module.
 pub(crate) fn plan(
-    attached: &AttachedProcess,
-    taken: &[(usize, Reservation)],
+    target: &Target,
     can_unwind: bool,
+    reserve: impl FnOnce(usize, u64) -> Result<Avma, ProcessError>,
 ) -> Result<Option<JournalHook>, ProcessError> {
-    let target = &attached.target;
     let refuse = |why: String| match can_unwind {
         true => Err(ProcessError::NoUnwindHook { pid: target.pid(), why }),
         false => Ok(None),
@@ -53,8 +59,7 @@ pub(crate) fn plan(
         );
     }
     let near = sites.detours().first().map_or(target.program, |d| d.0.module);
-    let place = attached.reserve(near, CODE_LEN + DATA_LEN, taken, &[], 4096)?;
-    let page = target.modules[near].bias.to_actual(place.start);
+    let page = reserve(near, CODE_LEN + DATA_LEN)?;
     match planned(target, &memory, &sites, page) {
         Ok(hook) => Ok(Some(hook)),
         Err(why) => refuse(why),
@@ -74,14 +79,14 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
     };
     let by_routine =
         |routine: u64| detoured.iter().find(|d| d.routine == routine).map(|d| (&d.displaced, &d.unwind));
-    let trampolines = Trampolines { find: by_routine(FIND_AT), iterate: by_routine(hook_page::ITERATE_AT) };
-    let fixed = hook_page::fixed_part(page, original, &trampolines).map_err(|e| e.to_string())?;
+    let trampolines = Trampolines { find: by_routine(FIND_AT), iterate: by_routine(page::ITERATE_AT) };
+    let fixed = page::fixed_part(page, original, &trampolines).map_err(|e| e.to_string())?;
     let mut hook = JournalHook {
         page: page.get(),
         len: CODE_LEN + DATA_LEN,
         slot,
         original: original.get(),
-        link_map: sites.link_map.unwrap_or(hook_data::link_map(data)).get(),
+        link_map: sites.link_map.unwrap_or(data::link_map(data)).get(),
         debugger: sites.debugger.filter(|d| has_extended_list(memory, *d)).map_or(0, Avma::get),
         ..JournalHook::default()
     };
@@ -141,18 +146,18 @@ pub(crate) fn write_table(stopped: &impl StoppedHost, journal: &mut Journal) -> 
         .enumerate()
         .map(|(i, v)| {
             let eh_frame_hdr = Avma::new(v?.eh_frame_hdr);
-            Some(HookEntry { range: v?.range(), eh_frame_hdr, name: hook_data::name(data, i) })
+            Some(HookEntry { range: v?.range(), eh_frame_hdr, name: data::name(data, i) })
         })
         .collect();
     if h.rows != before || h.generation == 0 {
         h.generation = next_generation(h.generation);
     }
-    let own_name = hook_data::own_name(data);
+    let own_name = data::own_name(data);
     let at = GENERATION_AT as usize;
     page[at..at + 8].copy_from_slice(&(h.generation << 32).to_le_bytes());
-    page.extend(hook_page::table(Avma::new(h.page), own_name, Avma::new(h.link_map), &entries));
+    page.extend(page::table(Avma::new(h.page), own_name, Avma::new(h.link_map), &entries));
     let memory = stopped.memory();
-    for (at, bytes) in hook_data::contents(data, &named) {
+    for (at, bytes) in data::contents(data, &named) {
         memory.write(at, &bytes)?;
     }
     memory.write(Avma::new(h.page), &page)?;
@@ -229,7 +234,7 @@ fn link_debugger(memory: &impl CodeMemory, h: &JournalHook) -> Result<(), Proces
     let next = memory.read_u64(first + R_NEXT)?;
     if next != data.get() {
         let mine = memory.read_u64(data + 8)?;
-        memory.write(data, &hook_data::head(bytes, next))?;
+        memory.write(data, &data::head(bytes, next))?;
         memory.write(data + 8, &mine.to_le_bytes())?;
         memory.write(first + R_NEXT, &data.get().to_le_bytes())?;
     }

@@ -10,7 +10,7 @@
 //!
 //! Reference: glibc, `include/link.h` (`struct r_debug_extended`), `elf/dl-debug.c`; gdb, `svr4_current_sos`.
 
-use crate::hook_page::MOST_ENTRIES;
+use crate::state::hook_journal::MOST_ENTRIES;
 use restitch_address::Avma;
 
 /// Length of the data.

@@ -1,11 +1,12 @@
 //! The hook that a process has, whatever its journal says.
 
 use crate::Target;
-use crate::hook_data::DATA_LEN;
-use crate::hook_detours::detoured;
-use crate::hook_journal::JournalHook;
-use crate::hook_page::{self, CODE_LEN, GENERATION_AT, ORIGINAL_AT, TABLE_AT};
-use crate::hook_sites::{FindSite, Sites, read_page};
+use crate::hook::data::DATA_LEN;
+use crate::hook::detours::detoured;
+use crate::hook::page::{self, GENERATION_AT, ORIGINAL_AT};
+use crate::hook::sites::{FindSite, Sites, read_page};
+use crate::state::hook_journal::JournalHook;
+use crate::state::hook_journal::{CODE_LEN, TABLE_AT};
 use restitch_address::Avma;
 use restitch_tracee::Memory;
 
@@ -37,5 +38,5 @@ pub(crate) fn recognise(target: &Target, memory: &Memory) -> Option<JournalHook>
 /// Whether what the journal's hook names is there, or is the untouched memory that was mapped for it.
 pub(crate) fn is_there(hook: &JournalHook, memory: &Memory) -> bool {
     let bytes = memory.read_vec(Avma::new(hook.page), CODE_LEN as usize).unwrap_or_default();
-    hook_page::is_ours(&bytes) || (!bytes.is_empty() && bytes.iter().all(|b| *b == 0))
+    page::is_ours(&bytes) || (!bytes.is_empty() && bytes.iter().all(|b| *b == 0))
 }

@@ -19,11 +19,11 @@
 
 use crate::ProcessError;
 use crate::entry_patch::LEN;
-use crate::hook_journal::JournalHook;
 use crate::host::{CodeMemory, Exchange};
-use crate::journal::{Journal, JournalReplacement};
+use crate::memory::writing::{PAGE, Page, Sites, lay, write_runs};
+use crate::state::hook_journal::JournalHook;
+use crate::state::journal::{Journal, JournalReplacement};
 use crate::stub::StubSite;
-use crate::writing::{PAGE, Page, Sites, lay, write_runs};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, Pagemap, find_gap};
 use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, RemoteFd};

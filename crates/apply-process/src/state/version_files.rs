@@ -1,7 +1,7 @@
 //! The files of a version, and how they are recognised in memory maps.
 
-use crate::map_file::sum;
-use crate::state_file;
+use crate::state::map_file::sum;
+use crate::state::state_file;
 use restitch_procfs::{FileIdentity, Mapping, MappingName, identity_when_mapped};
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,6 @@
 //! Files in the state directory that nobody needs any more.
 
-use crate::version_files::{VersionFiles, image_of, is_version_file, version_of};
+use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use crate::{Journal, StateDir};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::collections::BTreeSet;
@@ -100,7 +100,7 @@ fn owner_of(journal: &Path) -> Option<ProcessId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::version_files::MARK;
+    use crate::state::version_files::MARK;
     use std::fs::{File, FileTimes};
     use std::time::SystemTime;
 

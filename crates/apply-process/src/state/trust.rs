@@ -1,6 +1,6 @@
 //! Folders that nobody else can change.
 
-use crate::state_file::effective_user;
+use crate::state::state_file::effective_user;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

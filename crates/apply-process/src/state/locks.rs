@@ -4,7 +4,7 @@
 //! A restitch of another user (or with another state directory) is seen by a lock on `/proc/PID` all the same, which counts only if somebody holds it who may: this user, root, or the
 //! target's own.
 
-use crate::state_file::effective_user;
+use crate::state::state_file::effective_user;
 use crate::{ProcessError, StateDir};
 use restitch_procfs::{self as procfs, FileIdentity, LockKind, ProcessId};
 use std::fs::File;

@@ -18,13 +18,12 @@
 //!
 //! Reference: glibc manual, "Dynamic Linker Introspection" (`struct dl_find_object`); dl_iterate_phdr(3).
 
-use crate::detour::{Displaced, MOST_TRAMPOLINE};
+use crate::hook::detour::{Displaced, MOST_TRAMPOLINE};
+use crate::state::hook_journal::{CODE_LEN, ENTRY_LEN, MOST_ENTRIES, TABLE_AT};
 use restitch_address::{Avma, AvmaRange, Svma, SvmaRange};
 use restitch_cfi::{Cfa, CfiError, FrameState, Register, RegisterRule, Row, Run, UnwindInfo};
 use std::sync::Arc;
 
-/// Length of the pages with code and table: never writable.
-pub(crate) const CODE_LEN: u64 = 0x2000;
 /// Where the routine for `_dl_find_object` begins.
 pub(crate) const FIND_AT: u64 = 0x100;
 /// Where the routine for `dl_iterate_phdr` begins.
@@ -38,11 +37,6 @@ pub(crate) const ORIGINAL_AT: u64 = 0x300;
 /// Where the word is that is added to `dlpi_adds`.
 pub(crate) const GENERATION_AT: u64 = 0x308;
 const EH_FRAME_HDR_AT: u64 = 0x320;
-/// Where the table begins.
-pub(crate) const TABLE_AT: u64 = 0x800;
-const ENTRY_LEN: u64 = 40;
-/// Rows for versions: row 0 is the page itself, and one stays zero, the end mark.
-pub(crate) const MOST_ENTRIES: usize = ((CODE_LEN - TABLE_AT) / ENTRY_LEN) as usize - 2;
 
 const _: () = assert!(64 + 2 * 56 <= FIND_AT && FIND_AT + FIND.len() as u64 <= ITERATE_AT);
 const _: () = assert!(ITERATE_AT + ITERATE.len() as u64 <= FIND_TRAMPOLINE_AT);

@@ -10,7 +10,7 @@
 //!   dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a stack (but where slots of v-tables have led into a version: it may be what
 //!   such a slot held);
 //! * the used part of a stack whose frames could not be followed: all its words were looked at in the stop;
-//! * stacks that the C library keeps of threads that have ended ([`crate::dead_stacks`]).
+//! * stacks that the C library keeps of threads that have ended ([`crate::memory::dead_stacks`]).
 //!
 //! Two searches, one after the other, have to find nothing: words that are copied from where a search has not been to where it has
 //! been are found by the second one.
@@ -18,9 +18,9 @@
 //! Limits: writable shared memory is not searched. A program that copies stacks as data all the time may do so twice at just the
 //! wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
 
-use crate::dead_stacks::dead_stacks;
-use crate::exceptions::is_spent_note;
-use crate::private_memory::{self, Limits, is_private};
+use crate::memory::dead_stacks::dead_stacks;
+use crate::memory::exceptions::is_spent_note;
+use crate::memory::private_memory::{self, Limits, is_private};
 use crate::threads::ThreadView;
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};

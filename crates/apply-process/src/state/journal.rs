@@ -4,11 +4,11 @@
 //! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
 
 use crate::ProcessError;
-use crate::hook_journal::JournalHook;
-use crate::map_file::sum;
-use crate::state_file::{self, is_place, is_range};
-use crate::store::StateDir;
-use crate::version_files::{VersionFiles, image_of, is_version_file, version_of};
+use crate::state::hook_journal::JournalHook;
+use crate::state::map_file::sum;
+use crate::state::state_file::{self, is_place, is_range};
+use crate::state::store::StateDir;
+use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Mapping, ProcessId};
 use serde::{Deserialize, Serialize};
@@ -97,7 +97,7 @@ pub struct JournalVersion {
     /// Its purpose.
     pub kind: VersionKind,
     /// The module's path.
-    #[serde(with = "crate::path_text")]
+    #[serde(with = "crate::state::path_text")]
     pub module: PathBuf,
     /// What is added to the module's stated addresses.
     pub bias: u64,
@@ -106,10 +106,10 @@ pub struct JournalVersion {
     /// Length of the mapping.
     pub len: u64,
     /// The file that is mapped.
-    #[serde(with = "crate::path_text")]
+    #[serde(with = "crate::state::path_text")]
     pub file: PathBuf,
     /// The file with the address map, for moving threads out.
-    #[serde(with = "crate::path_text")]
+    #[serde(with = "crate::state::path_text")]
     pub map_file: PathBuf,
     /// Address of its `.eh_frame_hdr`, for the unwinder.
     pub eh_frame_hdr: u64,

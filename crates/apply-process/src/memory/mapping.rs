@@ -5,9 +5,9 @@
 //! process's own with the same content.
 
 use crate::ProcessError;
-use crate::counter_area::{CounterArea, Parts};
+use crate::memory::counter_area::{CounterArea, Parts};
+use crate::state::version_files::memory_name;
 use crate::switch_plan::{Arriving, Incoming};
-use crate::version_files::memory_name;
 use restitch_address::{Avma, FileOffset};
 use restitch_tracee::{Backing, Batch, Borrow, Placement, Protection, RemoteFd, Sealed, TraceError};
 use std::ffi::CString;

@@ -1,6 +1,7 @@
 //! Where a process's unwinders ask for tables: the places that the hook changes.
 
-use crate::hook_page::{CODE_LEN, FIND_AT, ITERATE_AT, is_ours};
+use crate::hook::page::{FIND_AT, ITERATE_AT, is_ours};
+use crate::state::hook_journal::CODE_LEN;
 use crate::{Module, Target};
 use restitch_address::{Avma, Svma};
 use restitch_cfi::UnwindInfo;

@@ -3,9 +3,10 @@
 //! The directory has to be on a file system without `noexec` (a target maps version files executable) and reachable
 //! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
 
-use crate::state_file::effective_user;
-use crate::version_files::VersionFiles;
-use crate::{ProcessError, trust};
+use crate::ProcessError;
+use crate::state::state_file::effective_user;
+use crate::state::trust;
+use crate::state::version_files::VersionFiles;
 use restitch_apply::{Existing, Outlives};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

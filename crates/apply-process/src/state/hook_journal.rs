@@ -2,10 +2,18 @@
 //! take it out, also by a later run.
 
 use crate::entry_patch::LEN;
-use crate::hook_page::{CODE_LEN, MOST_ENTRIES, TABLE_AT};
-use crate::state_file::{is_place, is_range};
+use crate::state::state_file::{is_place, is_range};
 use restitch_address::{Avma, AvmaRange};
 use serde::{Deserialize, Serialize};
+
+/// Length of the hook's pages with code and table: never writable.
+pub(crate) const CODE_LEN: u64 = 0x2000;
+/// Where in them the table begins.
+pub(crate) const TABLE_AT: u64 = 0x800;
+/// Length of one of its rows.
+pub(crate) const ENTRY_LEN: u64 = 40;
+/// Rows for versions: row 0 is the page itself, and one stays zero, the end mark.
+pub(crate) const MOST_ENTRIES: usize = ((CODE_LEN - TABLE_AT) / ENTRY_LEN) as usize - 2;
 
 /// Most bytes of instructions that a detour can have moved: the jump's bytes but one, and an instruction of 15.
 const MOST_BOUNDARY: usize = LEN - 1 + 15;

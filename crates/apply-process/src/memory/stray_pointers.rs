@@ -1,6 +1,6 @@
 //! Words in a process's memory that look like addresses of places where nothing is mapped.
 
-use crate::private_memory::{self, Limits, is_private};
+use crate::memory::private_memory::{self, Limits, is_private};
 use crate::threads::words_at;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};

@@ -1,8 +1,8 @@
 //! Whether a process's memory cgroups have room for what a switch needs: the kernel ends a process that takes more.
 
 use crate::ProcessError;
+use crate::memory::writing::{PAGE, Sites};
 use crate::switch_plan::SwitchPlan;
-use crate::writing::{PAGE, Sites};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::memory_room;
 

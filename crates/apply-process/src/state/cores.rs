@@ -7,7 +7,7 @@
 //! versions of those go first that ended first.
 
 use crate::StateDir;
-use crate::version_files::VersionFiles;
+use crate::state::version_files::VersionFiles;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
