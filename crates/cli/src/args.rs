@@ -5,7 +5,7 @@ use crate::switch::Switch;
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, HugePages, LayoutChoice, RetargetedSlots};
+use restitch_session::{ExitCode, LargePages, LayoutChoice, RetargetedSlots};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -350,7 +350,7 @@ pub enum Huge {
     Off,
 }
 
-impl From<Huge> for HugePages {
+impl From<Huge> for LargePages {
     fn from(huge: Huge) -> Self {
         match huge {
             Huge::Auto => Self::Auto,

@@ -2,25 +2,25 @@
 
 use crate::attach_options::AttachOptions;
 use crate::attach_profile::{Found, Profiled, Work, profile_it, take_given};
-use crate::earlier::{not_chosen, of_module, stored, with_earlier};
-use crate::given::Given;
-use crate::huge::alignment;
+use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
+use crate::given_profile::GivenProfile;
 use crate::imports::{adopt_targets, read_store};
 use crate::interrupt::heed;
-use crate::kin::at_work;
+use crate::large_pages::alignment;
 use crate::left_out::LeftOut;
 use crate::make::{
     Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
 };
+use crate::module_churn::{ModuleChurn, until_modules_stay};
 use crate::modules::Chosen;
 use crate::parallel;
-use crate::phases::Phases;
+use crate::process_family::at_work;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::Counting;
 use crate::refusal::with_what_is_left;
-use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::IpSamples;
 use crate::summaries::{hottest, layout_summary, version_summary};
+use crate::timings::Timings;
 use crate::unfinished::or_given_back;
 use crate::verdict::{Metric, Window, Windows};
 use crate::{ExitCode, SessionError, SourceChoice, Watcher, signal_name};
@@ -77,7 +77,7 @@ pub(crate) fn attach_round(
     watcher: &mut dyn Watcher,
 ) -> Result<Attached, SessionError> {
     let result =
-        until_modules_stay(watcher, |restless, watcher| attach_in_phases(options, round, restless, watcher));
+        until_modules_stay(watcher, |churn, watcher| attach_in_phases(options, round, churn, watcher));
     if result.is_err()
         && let Ok(dir) = StateDir::open()
     {
@@ -90,44 +90,44 @@ pub(crate) fn attach_round(
 fn attach_in_phases(
     options: &AttachOptions,
     round: Round<'_>,
-    restless: &Restless,
+    churn: &ModuleChurn,
     watcher: &mut dyn Watcher,
 ) -> Result<Attached, SessionError> {
-    let mut phases = Phases::new();
+    let mut phases = Timings::new();
     // Before anything else: a metric that gives no number is told while the process is as it was.
     options.metric.as_ref().map(Metric::read).transpose()?;
-    let given = options.profile.as_deref().map(Given::read).transpose()?;
+    let given = options.profile.as_deref().map(GivenProfile::read).transpose()?;
     let source = options.source.choose()?;
     let known = options.call_targets.as_deref().map(read_store).transpose()?;
-    let kin = at_work(options.pid, options.tree, watcher);
-    refuse_unchangeable(kin.leader)?;
-    let mut set = ProcessSet::open_to_change(kin.leader, options.tree)?;
+    let family = at_work(options.pid, options.tree, watcher);
+    refuse_unchangeable(family.leader)?;
+    let mut set = ProcessSet::open_to_change(family.leader, options.tree)?;
     set.retargeted_slots = options.slots;
     let windows = windows_for(options, &set)?;
     let mut result = RunResult::new("attach", target_of(&set));
-    result.warnings.extend(kin.warnings());
+    result.warnings.extend(family.warnings());
     result.warnings.extend(set.left_out());
-    result.warnings.extend(restless.warning());
+    result.warnings.extend(churn.warning());
     phases.end("opening");
     if !options.dry_run {
         set.room_for_more()?;
     }
-    let begun = Begun { options, round, restless, given, source, known, windows, phases, result };
+    let begun = Begun { options, round, churn, given, source, known, windows, phases, result };
     or_given_back(&mut set, watcher, |set, watcher| {
         attach_to(set, begun, watcher).map_err(|error| with_what_is_left(error, set.leader.target()))
     })
 }
 
-/// What is there before the first look at the processes.
+/// What is there before the initial sampling at the processes.
 struct Begun<'a> {
     options: &'a AttachOptions,
     round: Round<'a>,
-    restless: &'a Restless,
-    given: Option<Given>,
+    churn: &'a ModuleChurn,
+    given: Option<GivenProfile>,
     source: SourceChoice,
     known: Option<ProfileFile>,
     windows: Windows,
-    phases: Phases,
+    phases: Timings,
     result: RunResult,
 }
 
@@ -137,7 +137,7 @@ fn attach_to(
     begun: Begun<'_>,
     watcher: &mut dyn Watcher,
 ) -> Result<Attached, SessionError> {
-    let Begun { options, round, restless, given, source, known, mut windows, mut phases, mut result } = begun;
+    let Begun { options, round, churn, given, source, known, mut windows, mut phases, mut result } = begun;
     heed()?;
     let stays = matches!(round, Round::Of(_)) && !set.all().any(AttachedProcess::left_counting);
     if set.all().any(|l| !l.journal().is_empty()) && !options.dry_run && !stays {
@@ -154,7 +154,7 @@ fn attach_to(
         left_out: &mut left_out,
         phases: &mut phases,
         result: &mut result,
-        restless,
+        churn,
         watcher,
     };
     let found = match &given {
@@ -336,7 +336,7 @@ fn make_optimized(
     profiled: &mut Profiled,
     options: &AttachOptions,
     left_out: &mut LeftOut,
-    phases: &mut Phases,
+    phases: &mut Timings,
 ) -> Result<AllMade, SessionError> {
     let records = std::mem::take(&mut profiled.profiles).into_iter().map(Origin::Records);
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
@@ -477,7 +477,7 @@ fn describe(
     made: &[Made],
     versions: &[(usize, CheckedVersion)],
     choice: LayoutChoice,
-    phases: &mut Phases,
+    phases: &mut Timings,
 ) {
     let modules: Vec<_> = chosen.iter().zip(made).zip(versions).collect();
     result.modules = parallel::map(modules, |((module, made), (_, version))| {

@@ -2,7 +2,7 @@
 
 use crate::make::{DUPLICATE, PREFETCH};
 use crate::verdict::Metric;
-use crate::{HugePages, Source};
+use crate::{LargePages, Source};
 use restitch_apply_process::RetargetedSlots;
 use restitch_layout::LayoutChoice;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub struct AttachOptions {
     /// Which slots that cannot change any more lead into the new layout.
     pub slots: RetargetedSlots,
     /// Large pages for hot code.
-    pub huge_pages: HugePages,
+    pub huge_pages: LargePages,
     /// Hot code is placed within cache lines by how often it runs.
     pub align: bool,
     /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
@@ -78,7 +78,7 @@ impl AttachOptions {
             measure: Duration::from_secs(3),
             layout: LayoutChoice::default(),
             direct_calls: true,
-            huge_pages: HugePages::default(),
+            huge_pages: LargePages::default(),
             align: true,
             turn: true,
             copy_tables: true,

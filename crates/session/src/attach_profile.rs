@@ -2,17 +2,17 @@
 
 use crate::attach_options::AttachOptions;
 use crate::attach_records::{profile_of_branches, profiles_of_records, profiles_of_samples};
-use crate::first_look::{FirstLook, LEAST_SAMPLES, Length};
-use crate::given::{Given, Parts};
+use crate::given_profile::{GivenProfile, Parts};
+use crate::initial_sampling::{InitialSampling, LEAST_SAMPLES, Length};
 use crate::interrupt::heed;
 use crate::left_out::LeftOut;
+use crate::module_churn::ModuleChurn;
 use crate::modules::{Chosen, choose, others};
-use crate::phases::Phases;
 use crate::plan::plan;
 use crate::process_set::ProcessSet;
 use crate::profiling::{Counting, count, make_counting};
-use crate::restless::Restless;
 use crate::sampling::IpSamples;
+use crate::timings::Timings;
 use crate::verdict::{Window, Windows};
 use crate::{SessionError, SourceChoice, Watcher};
 use restitch_apply_process::SwitchReport;
@@ -26,9 +26,9 @@ pub(crate) struct Work<'a> {
     pub set: &'a mut ProcessSet,
     pub windows: &'a mut Windows,
     pub left_out: &'a mut LeftOut,
-    pub phases: &'a mut Phases,
+    pub phases: &'a mut Timings,
     pub result: &'a mut RunResult,
-    pub restless: &'a Restless,
+    pub churn: &'a ModuleChurn,
     pub watcher: &'a mut dyn Watcher,
 }
 
@@ -43,9 +43,9 @@ pub(crate) struct Found {
 }
 
 /// What a given profile has counts of.
-pub(crate) fn take_given(given: &Given, work: &mut Work<'_>) -> Result<Found, SessionError> {
+pub(crate) fn take_given(given: &GivenProfile, work: &mut Work<'_>) -> Result<Found, SessionError> {
     work.watcher.phase("analysing", None);
-    let Parts { chosen, profiles, notes } = given.modules(work.set, work.restless, work.left_out)?;
+    let Parts { chosen, profiles, notes } = given.modules(work.set, work.churn, work.left_out)?;
     work.result.warnings.extend(notes);
     let target = work.set.leader.target();
     if chosen.iter().all(|c| c.index != target.program)
@@ -71,7 +71,7 @@ pub(crate) fn profile_it(
     source: SourceChoice,
     vote: bool,
 ) -> Result<Found, SessionError> {
-    let Work { options, set, windows, left_out, phases, result, restless, watcher } = work;
+    let Work { options, set, windows, left_out, phases, result, churn, watcher } = work;
     let (sampling, counting_time) = split(options.duration);
     watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
     let look = look_at(set, sampling, windows)?;
@@ -91,7 +91,7 @@ pub(crate) fn profile_it(
     }
     let (mut chosen, left) = choose(set, &samples, &mut analyses)?;
     left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
-    restless.leave_out(&mut chosen, left_out);
+    churn.leave_out(&mut chosen, left_out);
     result.other_modules = Some(others(set, &samples));
     phases.end("analysis");
     heed()?;
@@ -128,8 +128,12 @@ pub(crate) fn profile_it(
 }
 
 /// Watches until there are enough samples.
-fn look_at(set: &mut ProcessSet, sampling: Length, windows: &mut Windows) -> Result<FirstLook, SessionError> {
-    let mut look = FirstLook::new();
+fn look_at(
+    set: &mut ProcessSet,
+    sampling: Length,
+    windows: &mut Windows,
+) -> Result<InitialSampling, SessionError> {
+    let mut look = InitialSampling::new();
     look.watch(set, sampling, windows)?;
     // Processes that have just started, or are idle now and then: wait for them a little.
     let patience = Instant::now() + (sampling.most() * 3).min(Duration::from_secs(30));
@@ -211,7 +215,7 @@ fn by_counting(
     chosen: &mut Vec<Chosen>,
     (length, vote): (Length, bool),
     left_out: &mut LeftOut,
-    phases: &mut Phases,
+    phases: &mut Timings,
     watcher: &mut dyn Watcher,
 ) -> Result<Profiled, SessionError> {
     let (counting, versions) = make_counting(set, chosen, left_out, vote)?;

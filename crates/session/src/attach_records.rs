@@ -69,7 +69,7 @@ pub(crate) fn profiles_of_records(
     Ok(chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program)).collect())
 }
 
-/// Samples the set's processes for `duration`, at a cost, beside what the first look has given; the profiles of the chosen modules.
+/// Samples the set's processes for `duration`, at a cost, beside what the initial sampling has given; the profiles of the chosen modules.
 ///
 /// # Errors
 /// If sampling is not permitted, or the hardware has given too few branch records.

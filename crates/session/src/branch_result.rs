@@ -112,7 +112,7 @@ fn written(program: &str, pid: Option<i32>, processes: usize, threads: usize) ->
         threads: threads as u32,
     };
     let mut result = RunResult::new("record", target);
-    result.peak_memory_bytes = crate::phases::peak_memory();
+    result.peak_memory_bytes = crate::timings::peak_memory();
     result.outcome = Outcome::Written;
     result.exit_code = 0;
     result

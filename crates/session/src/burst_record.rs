@@ -16,9 +16,9 @@ use crate::burst_scope::{BurstScope, candidates};
 use crate::burst_versions::{Versions, make_tracing};
 use crate::hold::holding;
 use crate::interrupt::heed;
-use crate::kin::at_work;
 use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::period::Period;
+use crate::process_family::at_work;
 use crate::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
 use crate::refusal::{refuse_all, refuse_shadow_stack};
 use crate::sampling::sample;
@@ -113,9 +113,9 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
             (set, Prepared::default(), Some(duration))
         }
         TraceSubject::Tree(named, duration) => {
-            let kin = at_work(named, true, watcher);
-            kin.warnings().iter().for_each(|told| watcher.note(told));
-            let set = open_running(kin.leader, true)?;
+            let family = at_work(named, true, watcher);
+            family.warnings().iter().for_each(|told| watcher.note(told));
+            let set = open_running(family.leader, true)?;
             set.left_out().iter().for_each(|told| watcher.note(told));
             records.open(set.leader.target().pid())?;
             (set, Prepared::default(), Some(duration))

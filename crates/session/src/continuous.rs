@@ -1,15 +1,15 @@
 //! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section IV-C; docs/design/continuous.md).
 //!
-//! Between the rounds nothing is changed but that retired versions go when nobody is in them any more (`tidying.rs`): a few samples a second say how the process works (`behaviours.rs`), and no
+//! Between the rounds nothing is changed but that retired versions go when nobody is in them any more (`retired_versions.rs`): a few samples a second say how the process works (`program_phases.rs`), and no
 //! lock is held, so it can be reverted at any time, which ends the session.
 
 use crate::attach::{Round, attach_round};
 use crate::attach_options::AttachOptions;
-use crate::behaviours::{Behaviours, Finding, Seen};
 use crate::process_set::ProcessSet;
+use crate::program_phases::{Finding, ProgramPhases, Seen};
+use crate::retired_versions::RetiredVersions;
 use crate::sampling::{IpSamples, Sampling};
-use crate::spots::Spots;
-use crate::tidying::Tidying;
+use crate::stable_locations::StableLocations;
 use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_process::VersionKind;
 use restitch_procfs as procfs;
@@ -113,8 +113,8 @@ pub fn continuous(
     let mut session = Session {
         options,
         begun: Instant::now(),
-        behaviours: Behaviours::default(),
-        spots: Spots::default(),
+        behaviours: ProgramPhases::default(),
+        locations: StableLocations::default(),
         leader: options.attach.pid,
         rounds: Vec::new(),
         samples: 0,
@@ -140,8 +140,8 @@ pub fn continuous(
 struct Session<'a> {
     options: &'a ContinuousOptions,
     begun: Instant,
-    behaviours: Behaviours,
-    spots: Spots,
+    behaviours: ProgramPhases,
+    locations: StableLocations,
     /// The process that leads the set.
     leader: i32,
     rounds: Vec<report::Round>,
@@ -202,7 +202,7 @@ impl Session<'_> {
         self.in_force = attached.as_ref().is_ok_and(|attached| attached.result.outcome == Outcome::InForce);
         match attached {
             Ok(attached) => {
-                let seen = self.spots.of(&attached.modules, &attached.samples);
+                let seen = self.locations.of(&attached.modules, &attached.samples);
                 self.behaviours.optimized(seen, attached.expected, attached.counted);
                 self.failures = 0;
                 let mut result = attached.result;
@@ -258,7 +258,7 @@ impl Session<'_> {
             return Ok(changed(self.leader));
         }
         let (mut is_first, mut so_far) = (self.in_force, Sample::begin());
-        let mut tidying = Tidying::begin();
+        let mut retired = RetiredVersions::begin();
         loop {
             if is_asked() {
                 return Ok(Next::End(End::Asked));
@@ -287,7 +287,7 @@ impl Session<'_> {
             if in_force(&set) != versions {
                 return Ok(changed(self.leader));
             }
-            if tidying.tidy(&set) {
+            if retired.tidy(&set) {
                 continue;
             }
             let wanted = SET.saturating_sub(so_far.total);
@@ -299,7 +299,7 @@ impl Session<'_> {
                 }
             };
             self.blinks = 0;
-            so_far.add(&new, &self.spots.of(&set.leader.target().modules, &new));
+            so_far.add(&new, &self.locations.of(&set.leader.target().modules, &new));
             if so_far.total < SET || so_far.begun.elapsed() < LEAST {
                 continue;
             }

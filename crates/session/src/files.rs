@@ -1,14 +1,14 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
 use crate::disk::{check_writable, read_regular, write_result};
-use crate::huge::alignment;
+use crate::large_pages::alignment;
 use crate::make::{
     Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
     worth_promoting,
 };
 use crate::original::{load_changeable, load_original};
-use crate::phases::Phases;
 use crate::summaries::{hottest, layout_summary, version_summary};
+use crate::timings::Timings;
 use crate::{ExitCode, OptimizeOptions, SessionError, Watcher};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_emit::Executions;
@@ -59,7 +59,7 @@ pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
 /// # Errors
 /// [`SessionError`]; an existing output file is as it was.
 pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let mut phases = Phases::new();
+    let mut phases = Timings::new();
     check_writable(&options.output)?;
     watcher.phase("analysing", None);
     let mut module = load_changeable(&options.program)?;

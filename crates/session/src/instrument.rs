@@ -7,8 +7,8 @@ use crate::disk::read_file;
 use crate::files::write_output;
 use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate, voting_bytes};
 use crate::original::{load_changeable, load_original};
-use crate::phases::Phases;
 use crate::summaries::version_summary;
+use crate::timings::Timings;
 use crate::{ExitCode, SessionError, Watcher, check_writable, write_result};
 use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
@@ -37,7 +37,7 @@ pub struct InstrumentOptions {
 /// # Errors
 /// [`SessionError`]; an existing output file is as it was.
 pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let mut phases = Phases::new();
+    let mut phases = Timings::new();
     check_writable(&options.output)?;
     check_writable(&options.counts)?;
     let absolute = |path: &Path| {
@@ -122,7 +122,7 @@ pub(crate) fn from_counts(
     paths: &[PathBuf],
     watcher: &mut dyn Watcher,
 ) -> Result<(ProfileFile, RunResult), SessionError> {
-    let mut phases = Phases::new();
+    let mut phases = Timings::new();
     watcher.phase("reading counts", None);
     let mut file = ProfileFile { modules: Vec::new() };
     let mut result =

@@ -10,7 +10,7 @@ use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
 use crate::recorded_builds::of_build;
 use crate::refusal::refuse_file;
-use crate::{HugePages, OptimizeOptions, SessionError, Watcher};
+use crate::{LargePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
 use restitch_layout::{DuplicateLimits, Layout, LayoutChoice, Prefetch, duplicate_tails};
@@ -41,7 +41,7 @@ pub fn lab(
         output: PathBuf::new(),
         layout: LayoutChoice::default(),
         direct_calls: true,
-        huge_pages: HugePages::Off,
+        huge_pages: LargePages::Off,
         align: false,
         turn: false,
         copy_tables: true,

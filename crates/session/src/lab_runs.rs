@@ -6,7 +6,7 @@
 
 use crate::lab_options::{LabOptions, LabRuns};
 use crate::trace_record::{exit_status, launch_holding};
-use crate::{HugePages, OptimizeOptions, SessionError, Watcher, optimize};
+use crate::{LargePages, OptimizeOptions, SessionError, Watcher, optimize};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
@@ -108,7 +108,7 @@ fn wanted(options: &LabOptions, layout: LayoutChoice, output: PathBuf) -> Optimi
         output,
         layout,
         direct_calls: true,
-        huge_pages: if options.large_pages { HugePages::On } else { HugePages::Off },
+        huge_pages: if options.large_pages { LargePages::On } else { LargePages::Off },
         align: true,
         turn: true,
         copy_tables: true,

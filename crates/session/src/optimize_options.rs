@@ -1,6 +1,6 @@
 //! What `optimize` is asked for.
 
-use crate::HugePages;
+use crate::LargePages;
 use crate::make::Ways;
 use restitch_layout::{LayoutChoice, Reaching};
 use restitch_program::FuncId;
@@ -20,7 +20,7 @@ pub struct OptimizeOptions {
     /// Calls and jumps to stubs of the procedure linkage table go through the stubs' slots.
     pub direct_calls: bool,
     /// Large pages for hot code.
-    pub huge_pages: HugePages,
+    pub huge_pages: LargePages,
     /// Whether hot code is placed within cache lines by how often it runs.
     pub align: bool,
     /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.

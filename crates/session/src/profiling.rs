@@ -1,7 +1,7 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
 use crate::derivation;
-use crate::first_look::Length;
+use crate::initial_sampling::Length;
 use crate::left_out::LeftOut;
 use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::modules::Chosen;

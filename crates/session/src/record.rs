@@ -2,20 +2,20 @@
 
 use crate::derivation;
 use crate::far::refuse_far;
-use crate::first_look::{LEAST_SAMPLES, Length};
 use crate::follow::follow;
+use crate::initial_sampling::{LEAST_SAMPLES, Length};
 use crate::instrument::from_counts;
 use crate::interrupt::heed;
-use crate::kin::{Kin, at_work};
 use crate::left_out::LeftOut;
+use crate::module_churn::{ModuleChurn, until_modules_stay};
 use crate::modules::{Analyses, Chosen, choose};
-use crate::phases::Phases;
+use crate::process_family::{ProcessFamily, at_work};
 use crate::process_set::{ProcessSet, refuse_unchangeable, taken_out};
 use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::refusal::with_what_is_left;
-use crate::restless::{Restless, until_modules_stay};
 use crate::sampling::sample;
+use crate::timings::Timings;
 use crate::unfinished::or_given_back;
 use crate::{SessionError, Watcher};
 use restitch_apply_process::VersionKind;
@@ -68,8 +68,8 @@ pub fn record(
     crate::check_writable(&options.output.path)?;
     let ((file, result), status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
-            let once = |restless: &Restless, watcher: &mut dyn Watcher| {
-                record_process((pid, tree), duration, restless, watcher)
+            let once = |churn: &ModuleChurn, watcher: &mut dyn Watcher| {
+                record_process((pid, tree), duration, churn, watcher)
             };
             (until_modules_stay(watcher, once)?, None)
         }
@@ -91,17 +91,17 @@ type Recorded = (ProfileFile, RunResult);
 fn record_process(
     (pid, tree): (i32, bool),
     duration: Duration,
-    restless: &Restless,
+    churn: &ModuleChurn,
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
-    let phases = Phases::new();
-    let kin = at_work(pid, tree, watcher);
-    let pid = kin.leader;
+    let phases = Timings::new();
+    let family = at_work(pid, tree, watcher);
+    let pid = family.leader;
     refuse_unchangeable(pid)?;
     let mut set = ProcessSet::open_to_change(pid, tree)?;
     set.left_out().iter().for_each(|told| watcher.note(told));
     set.room_for_more()?;
-    let opened = (duration, restless, kin, phases);
+    let opened = (duration, churn, family, phases);
     or_given_back(&mut set, watcher, |set, watcher| {
         record_set(set, opened, watcher).map_err(|error| with_what_is_left(error, set.leader.target()))
     })
@@ -110,7 +110,7 @@ fn record_process(
 /// Samples and counts in a set that is open.
 fn record_set(
     set: &mut ProcessSet,
-    (duration, restless, kin, mut phases): (Duration, &Restless, Kin, Phases),
+    (duration, churn, family, mut phases): (Duration, &ModuleChurn, ProcessFamily, Timings),
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let pid = set.leader.target().pid();
@@ -128,7 +128,7 @@ fn record_set(
     let mut left_out = LeftOut::default();
     let (mut chosen, left) = choose(set, &samples, &mut Analyses::new())?;
     left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
-    restless.leave_out(&mut chosen, &mut left_out);
+    churn.leave_out(&mut chosen, &mut left_out);
     if chosen.is_empty() {
         return Err(SessionError::NothingToDo(match samples.total {
             LEAST_SAMPLES.. => {
@@ -151,8 +151,8 @@ fn record_set(
     phases.end("counting");
     let (derived, counted) = derived?;
     let mut result = RunResult::new("record", crate::attach::target_of(set));
-    result.warnings.extend(kin.warnings());
-    result.warnings.extend(restless.warning());
+    result.warnings.extend(family.warnings());
+    result.warnings.extend(churn.warning());
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);
     derivation::finish(&mut result, "counting version", counted.as_secs_f64());
@@ -166,7 +166,7 @@ fn record_command(
     only: &[String],
     watcher: &mut dyn Watcher,
 ) -> Result<(Recorded, i32), SessionError> {
-    let mut phases = Phases::new();
+    let mut phases = Timings::new();
     refuse_far(command.get_program())?;
     watcher.phase("running", None);
     let followed = follow(command, only, watcher)?;

@@ -10,7 +10,7 @@
 
 use crate::branch_records::BranchRecords;
 use crate::interrupt::heed;
-use crate::kin::at_work;
+use crate::process_family::at_work;
 use crate::process_set::ProcessSet;
 use crate::profiles::ProfileOutput;
 use crate::sampler::Sampler;
@@ -122,9 +122,9 @@ fn of_set(
     take: impl FnOnce(&Sampler) -> Taking,
     watcher: &mut dyn Watcher,
 ) -> Result<Taking, SessionError> {
-    let kin = at_work(named, tree, watcher);
-    let set = ProcessSet::open_to_look(kin.leader, tree)?;
-    kin.warnings().iter().chain(&set.left_out()).for_each(|told| watcher.note(told));
+    let family = at_work(named, tree, watcher);
+    let set = ProcessSet::open_to_look(family.leader, tree)?;
+    family.warnings().iter().chain(&set.left_out()).for_each(|told| watcher.note(told));
     watcher.phase("sampling", Some(duration.as_secs_f64()));
     let mut sampler = Sampler::of(&set, rate.per_second, stacks)?;
     let mut taking = take(&sampler);

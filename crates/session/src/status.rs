@@ -1,6 +1,6 @@
 //! `status` and `revert`: what is in a process, and taking it out.
 
-use crate::kin::families;
+use crate::process_family::families;
 use crate::process_set::{ProcessSet, process_of};
 use crate::{ExitCode, GivenBack, SessionError};
 use restitch_address::Avma;
@@ -156,9 +156,9 @@ pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
     let mut reverted = given_back(&mut set);
     // Those that run the program at other addresses are sets of their own. An error: the named process has ended meanwhile.
     let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
-    for kin in families.into_iter().skip(1).flatten() {
+    for member in families.into_iter().skip(1).flatten() {
         // One that cannot be opened has nothing of restitch in it, or has ended.
-        if let Ok(mut other) = ProcessSet::open(kin, false) {
+        if let Ok(mut other) = ProcessSet::open(member, false) {
             let theirs = given_back(&mut other);
             let done = |(_, what): &(i32, GivenBack)| !matches!(what, GivenBack::NothingThere);
             reverted.processes.extend(theirs.processes.into_iter().filter(done));

@@ -2,8 +2,8 @@
 
 use crate::branch_records::BranchRecords;
 use crate::interrupt::heed;
-use crate::kin::at_work;
 use crate::period::Period;
+use crate::process_family::at_work;
 use crate::process_set::{ProcessSet, process_of};
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
@@ -109,8 +109,8 @@ pub fn record_traced(
             (None, trace(pid, tracing, AskedToEnd::flag(), &mut records)?)
         }
         TraceSubject::Tree(named, duration) => {
-            let kin = at_work(named, true, watcher);
-            let pid = kin.leader;
+            let family = at_work(named, true, watcher);
+            let pid = family.leader;
             records.open(pid)?;
             let mut set = ProcessSet::open(pid, true)?;
             set.left_out().iter().for_each(|told| watcher.note(told));
@@ -119,7 +119,7 @@ pub fn record_traced(
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             let report = trace_together(pid, &others, tracing, AskedToEnd::flag(), &mut records)?;
             tell_left_out(&report, watcher);
-            kin.warnings().iter().for_each(|told| watcher.note(told));
+            family.warnings().iter().for_each(|told| watcher.note(told));
             watcher.note(&in_processes(&records));
             (None, report)
         }

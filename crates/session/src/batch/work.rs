@@ -7,7 +7,7 @@ use super::known::read_module;
 use super::own_files::{MOST_OF_DATA, read_own};
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
-use crate::huge::{HugePages, alignment};
+use crate::large_pages::{LargePages, alignment};
 use crate::make::{Place, Wanted, Ways, check_version, emit_version, estimate, lay_out};
 use restitch_apply_preload::{Overlay, place};
 use restitch_emit::Executions;
@@ -62,7 +62,7 @@ pub(crate) fn optimize(
         .ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
     let layout = lay_out(Ways::usual(choice, Some(Reaching::ByBranches)), &module.program, &profile);
-    let large_pages = HugePages::Auto.wanted(&module.program, &layout);
+    let large_pages = LargePages::Auto.wanted(&module.program, &layout);
     let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
     let wanted = Wanted { by_slots: true, executions, large_pages, ..Wanted::default() };
     let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;

@@ -1,6 +1,6 @@
 //! Numbers for places of code that outlive the processes they were seen in: modules may be opened elsewhere, and workers replaced.
 
-use crate::behaviours::Seen;
+use crate::program_phases::Seen;
 use crate::sampling::IpSamples;
 use restitch_address::Svma;
 use restitch_apply_process::Module;
@@ -13,11 +13,11 @@ const LINE: u64 = 64;
 
 /// The modules that samples were in, by number.
 #[derive(Debug, Default)]
-pub(crate) struct Spots {
+pub(crate) struct StableLocations {
     modules: Vec<(PathBuf, Vec<Svma>)>,
 }
 
-impl Spots {
+impl StableLocations {
     /// The functions and lines of `samples`, whose modules are these.
     pub fn of(&mut self, modules: &[Module], samples: &IpSamples) -> Seen {
         let mut seen = Seen::default();

@@ -5,21 +5,21 @@
 
 use crate::SessionError;
 use crate::disk::read_file;
-use crate::earlier::{analyzed, is_known, not_chosen};
+use crate::earlier_profiles::{analyzed, is_known, not_chosen};
 use crate::imports::without_counts;
 use crate::left_out::LeftOut;
+use crate::module_churn::ModuleChurn;
 use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
 use crate::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
 use crate::refusal::left_alone;
-use crate::restless::Restless;
 use restitch_apply_process::Module;
 use restitch_profile::{Profile, ProfileFile};
 use restitch_profile_formats::Format;
 use std::path::{Path, PathBuf};
 
 /// A profile from a file.
-pub(crate) struct Given {
+pub(crate) struct GivenProfile {
     path: PathBuf,
     content: Content,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Parts {
     pub notes: Vec<String>,
 }
 
-impl Given {
+impl GivenProfile {
     /// Reads it.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Given {
     pub fn modules(
         &self,
         set: &ProcessSet,
-        restless: &Restless,
+        churn: &ModuleChurn,
         left_out: &mut LeftOut,
     ) -> Result<Parts, SessionError> {
         for module in set.leader.target().modules.iter().filter(|m| self.is_of_another_build(m)) {
@@ -91,7 +91,7 @@ impl Given {
         found.retain(|(_, profile)| profile.blocks.iter().any(|count| *count > 0));
         let (mut chosen, profiles): (Vec<Chosen>, Vec<Profile>) = found.into_iter().unzip();
         let paths: Vec<PathBuf> = chosen.iter().map(|c| c.path.clone()).collect();
-        restless.leave_out(&mut chosen, left_out);
+        churn.leave_out(&mut chosen, left_out);
         let stays = |path: &PathBuf| chosen.iter().any(|c| c.path == *path);
         let profiles =
             paths.iter().zip(profiles).filter(|(path, _)| stays(path)).map(|(_, profile)| profile).collect();

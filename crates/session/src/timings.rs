@@ -4,13 +4,13 @@ use restitch_report as report;
 use std::time::Instant;
 
 /// Times the phases.
-pub(crate) struct Phases {
+pub(crate) struct Timings {
     pub list: Vec<report::Phase>,
     since: Instant,
     began: Instant,
 }
 
-impl Phases {
+impl Timings {
     pub fn new() -> Self {
         let now = Instant::now();
         Self { list: Vec::new(), since: now, began: now }

@@ -17,20 +17,20 @@ use std::path::PathBuf;
 /// Those of `work`.
 pub(crate) fn until_modules_stay<T>(
     watcher: &mut dyn Watcher,
-    mut work: impl FnMut(&Restless, &mut dyn Watcher) -> Result<T, SessionError>,
+    mut work: impl FnMut(&ModuleChurn, &mut dyn Watcher) -> Result<T, SessionError>,
 ) -> Result<T, SessionError> {
-    let mut restless = Restless::default();
+    let mut churn = ModuleChurn::default();
     loop {
-        match work(&restless, watcher) {
+        match work(&churn, watcher) {
             Err(SessionError::Process(ProcessError::Moved { pid, modules })) => {
-                let begins_again = restless.add(&modules);
+                let begins_again = churn.add(&modules);
                 let error = ProcessError::Moved { pid, modules };
                 if !begins_again {
                     return Err(error.into());
                 }
                 watcher.note(&again(&error));
             }
-            Err(SessionError::Process(error @ ProcessError::PlaceTaken { .. })) if restless.takes_place() => {
+            Err(SessionError::Process(error @ ProcessError::PlaceTaken { .. })) if churn.takes_place() => {
                 watcher.note(&again(&error));
             }
             result => return result,
@@ -46,7 +46,7 @@ fn again(error: &ProcessError) -> String {
 
 /// Modules that have moved while they were worked on.
 #[derive(Debug, Default)]
-pub(crate) struct Restless {
+pub(crate) struct ModuleChurn {
     modules: BTreeSet<PathBuf>,
     /// How often that has happened.
     times: u32,
@@ -54,7 +54,7 @@ pub(crate) struct Restless {
     places: u32,
 }
 
-impl Restless {
+impl ModuleChurn {
     /// After so many times they are modules that come and go.
     const BY_CHANCE: u32 = 2;
     /// So often it begins again where a place was taken.
@@ -140,14 +140,14 @@ mod tests {
     #[test]
     fn beginning_again_has_an_end() {
         let [a, b] = ["/a", "/b"].map(|path| vec![PathBuf::from(path)]);
-        let mut restless = Restless::default();
-        assert_eq!(restless.warning(), None);
-        assert!(restless.add(&a) && restless.add(&a), "by chance");
-        assert!(restless.add(&[&a[..], &b].concat()), "one that nobody knew of");
-        assert!(!restless.add(&a), "it was left out");
-        assert!(restless.warning().is_some_and(|w| w.contains("/a and 1 more") && w.contains("4 times")));
-        let mut restless = Restless::default();
-        let begins_again = |n: u32| restless.add(&[format!("/{n}").into()]);
+        let mut churn = ModuleChurn::default();
+        assert_eq!(churn.warning(), None);
+        assert!(churn.add(&a) && churn.add(&a), "by chance");
+        assert!(churn.add(&[&a[..], &b].concat()), "one that nobody knew of");
+        assert!(!churn.add(&a), "it was left out");
+        assert!(churn.warning().is_some_and(|w| w.contains("/a and 1 more") && w.contains("4 times")));
+        let mut churn = ModuleChurn::default();
+        let begins_again = |n: u32| churn.add(&[format!("/{n}").into()]);
         assert_eq!((0..20).map(begins_again).position(|again| !again), Some(7), "there is a bound");
     }
 }

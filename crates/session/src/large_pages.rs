@@ -10,7 +10,7 @@ const WORTH_IT: u64 = 64 * 4096;
 
 /// Whether hot code gets large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HugePages {
+pub enum LargePages {
     /// Where it is larger than a TLB's reach.
     #[default]
     Auto,
@@ -20,7 +20,7 @@ pub enum HugePages {
     Off,
 }
 
-impl HugePages {
+impl LargePages {
     /// Whether a version of `layout` gets them.
     pub(crate) fn wanted(self, program: &Program, layout: &Layout) -> bool {
         let blocks = layout.hot.iter().flat_map(|f| &f.blocks);

@@ -8,8 +8,8 @@
 //! under the same layout, functions always; and the first set of samples after a layout is the same work where about as much of it as was to
 //! be expected is in the new layout.
 
-use crate::drift::Shape;
-use crate::earlier::with_earlier;
+use crate::earlier_profiles::with_earlier;
+use crate::permutation_test::SampleSet;
 use restitch_profile::ProfileFile;
 
 /// So many ways of working are remembered; those not seen for longest are forgotten, and lose their part of the layout with the next one.
@@ -22,8 +22,8 @@ const UNEXPECTED: f64 = 0.25;
 /// Where samples are: in which functions, and in which lines of code.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
-    pub functions: Shape,
-    pub lines: Shape,
+    pub functions: SampleSet,
+    pub lines: SampleSet,
 }
 
 impl Seen {
@@ -39,7 +39,7 @@ impl Seen {
 
 /// A way of working.
 #[derive(Debug, Default)]
-struct Behaviour {
+struct ProgramPhase {
     /// Where the samples are. The lines are those under the layout that is in force; empty if it was not seen there.
     shape: Seen,
     /// What was counted of it, if something was.
@@ -65,8 +65,8 @@ pub(crate) enum Finding {
 
 /// What is known of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Behaviours {
-    known: Vec<Behaviour>,
+pub(crate) struct ProgramPhases {
+    known: Vec<ProgramPhase>,
     /// The one that was seen last, among the known ones.
     current: Option<usize>,
     /// A set of samples that is like none that is known.
@@ -78,7 +78,7 @@ pub(crate) struct Behaviours {
     sets: u64,
 }
 
-impl Behaviours {
+impl ProgramPhases {
     /// Takes in a set of samples, of which such a share was in the layout.
     pub fn look(&mut self, samples: &Seen, in_versions: f64) -> Finding {
         self.sets += 1;
@@ -144,7 +144,7 @@ impl Behaviours {
         self.outside = 0;
         for known in &mut self.known {
             known.in_versions = None;
-            known.shape.lines = Shape::default();
+            known.shape.lines = SampleSet::default();
         }
         self.other.take()
     }
@@ -155,8 +155,8 @@ impl Behaviours {
         let is_other = self.begin_anew().is_some_and(|other| alike(&other));
         let known = self.current.or_else(|| self.known.iter().position(|known| alike(&known.shape)));
         let index = known.filter(|_| !is_other).unwrap_or_else(|| {
-            let shape = Seen { lines: Shape::default(), ..samples };
-            self.known.push(Behaviour { shape, seen: self.sets, ..Behaviour::default() });
+            let shape = Seen { lines: SampleSet::default(), ..samples };
+            self.known.push(ProgramPhase { shape, seen: self.sets, ..ProgramPhase::default() });
             self.forget_one();
             self.known.len() - 1
         });
@@ -216,13 +216,13 @@ mod tests {
         ProfileFile { modules: vec![ModuleProfile { build_id: vec![n], blocks, ..ModuleProfile::default() }] }
     }
 
-    fn ids(behaviours: &Behaviours) -> Vec<u8> {
+    fn ids(behaviours: &ProgramPhases) -> Vec<u8> {
         behaviours.profiles().iter().flat_map(|p| &p.modules).map(|m| m.build_id[0]).collect()
     }
 
     #[test]
     fn what_lasts_and_nobody_knew_is_a_reason_once() {
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         all.optimized(work(0), 0.9, profile(0));
         assert_eq!(all.look(&work(0), 0.9), Finding::Known);
         assert_eq!(all.look(&work(1), 0.1), Finding::Unsure);
@@ -242,12 +242,12 @@ mod tests {
 
     #[test]
     fn what_comes_first_is_what_was_optimized_if_it_is_in_the_layout() {
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         all.optimized(work(0), 0.9, profile(0));
         assert_eq!(all.look(&work(1), 0.7), Finding::Known, "the samples are elsewhere now");
         assert_eq!(all.look(&work(1), 0.7), Finding::Known);
         assert_eq!((all.look(&work(0), 0.7), all.look(&work(0), 0.7)), (Finding::Unsure, Finding::Other));
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         all.optimized(work(0), 0.9, profile(0));
         assert_eq!(all.look(&work(1), 0.6), Finding::Unsure, "it does something else already");
         assert_eq!(all.look(&work(1), 0.9), Finding::Other);
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn lines_are_compared_under_the_same_layout_only() {
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         all.optimized(within(0, 1), 0.9, profile(0));
         assert_eq!(all.look(&within(0, 2), 0.9), Finding::Known);
         assert_eq!(all.look(&within(0, 3), 0.9), Finding::Unsure);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_process_that_does_nothing_at_first_is_optimized_when_it_works() {
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         assert_eq!(all.look(&work(3), 0.0), Finding::Unsure);
         assert_eq!(all.look(&work(3), 0.0), Finding::Other);
         assert_eq!(all.look(&work(3), 0.0), Finding::Other, "as long as nothing is done about it");
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_layout_that_less_of_the_work_is_in_is_a_reason() {
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         all.optimized(work(0), 0.9, profile(0));
         assert_eq!(all.look(&work(0), 0.9), Finding::Known);
         assert_eq!(all.look(&work(0), 0.85), Finding::Known);
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_was_not_seen_for_long_is_forgotten() {
-        let mut all = Behaviours::default();
+        let mut all = ProgramPhases::default();
         all.optimized(work(0), 0.9, profile(0));
         all.look(&work(0), 0.9);
         for n in 1..=6 {

@@ -1,4 +1,4 @@
-//! The first look at a process: IP samples, the measurements before the change, and the analysis of the modules beside them.
+//! The initial sampling of a process: IP samples, the measurements before the change, and the analysis of the modules beside them.
 //!
 //! Analysis takes as long as sampling has to, so both go on at once: as soon as a module has its share of the samples, a
 //! thread of its own begins to analyse it. What is measured for the verdict ends before both: samples are taken at the expense of the process, whose
@@ -61,15 +61,15 @@ impl Length {
     }
 }
 
-/// What the first look has given so far.
-pub(crate) struct FirstLook {
+/// What the initial sampling has given so far.
+pub(crate) struct InitialSampling {
     pub samples: IpSamples,
     /// Measurements before the change.
     pub before: Vec<Window>,
     analyst: Analyst,
 }
 
-impl FirstLook {
+impl InitialSampling {
     /// Nothing yet.
     pub fn new() -> Self {
         Self { samples: IpSamples::default(), before: Vec::new(), analyst: Analyst::new() }

@@ -16,12 +16,12 @@ const MOST: u64 = 10_000;
 
 /// Where samples were: how often in each place of each module. What a place is, is the user's: a function, or a line of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct SampleSet {
     places: BTreeMap<(u32, u64), u64>,
     total: u64,
 }
 
-impl Shape {
+impl SampleSet {
     /// Adds `count` samples at `place` in module number `module`.
     pub fn add(&mut self, module: u32, place: u64, count: u64) {
         *self.places.entry((module, place)).or_default() += count;
@@ -29,21 +29,21 @@ impl Shape {
     }
 
     /// Adds samples of the same work, as long as there are not enough.
-    pub fn learn(&mut self, more: &Shape) {
+    pub fn learn(&mut self, more: &SampleSet) {
         if self.total < MOST {
             more.places.iter().for_each(|(&(module, place), &n)| self.add(module, place, n));
         }
     }
 
     /// The share of samples that the two have in common: the sum over the places of the smaller one of their two shares.
-    fn overlap(&self, other: &Shape) -> f64 {
+    fn overlap(&self, other: &SampleSet) -> f64 {
         let pairs = self.places.iter().filter_map(|(place, n)| Some((*n, *other.places.get(place)?)));
         common(pairs, self.total, other.total)
     }
 
     /// What two sets have in common, of what they would have if they were of the same work, from 0 to about 1; `None` where chance alone may
     /// have made the difference.
-    fn agreement(&self, other: &Shape) -> Option<f64> {
+    fn agreement(&self, other: &SampleSet) -> Option<f64> {
         if self.total == 0 || other.total == 0 {
             return None;
         }
@@ -77,7 +77,7 @@ impl Shape {
     }
 
     /// Whether these are samples of other work than `other`: the difference is not chance, and worth something.
-    pub fn differs_from(&self, other: &Shape) -> bool {
+    pub fn differs_from(&self, other: &SampleSet) -> bool {
         self.agreement(other).is_some_and(|agreement| agreement <= 1.0 - LEAST_MISSING)
     }
 }
@@ -111,11 +111,11 @@ mod tests {
     use proptest::prelude::*;
 
     /// `count` samples over `lines` lines from `first` on, the later ones rarer (as 1/n, as functions are), by chance.
-    fn samples(first: u64, lines: u64, count: u64, seed: u64) -> Shape {
+    fn samples(first: u64, lines: u64, count: u64, seed: u64) -> SampleSet {
         let mut chance = Chance(seed);
         let weights: Vec<u64> = (1..=lines).map(|n| 1_000_000 / n).collect();
         let sum: u64 = weights.iter().sum();
-        let mut shape = Shape::default();
+        let mut shape = SampleSet::default();
         for _ in 0..count {
             let mut at = chance.below(sum);
             let line = weights.iter().position(|w| match at.checked_sub(*w) {
@@ -158,13 +158,13 @@ mod tests {
 
     #[test]
     fn nothing_is_told_of_nothing() {
-        let (none, some) = (Shape::default(), samples(0, 10, 100, 1));
+        let (none, some) = (SampleSet::default(), samples(0, 10, 100, 1));
         assert!(!none.differs_from(&some) && !some.differs_from(&none) && !none.differs_from(&none));
     }
 
     #[test]
     fn what_is_known_is_bounded() {
-        let mut known = Shape::default();
+        let mut known = SampleSet::default();
         (0..50).for_each(|seed| known.learn(&samples(0, 10, 1000, seed)));
         assert_eq!(known.total, MOST);
         assert_eq!(known.places.values().sum::<u64>(), MOST);
@@ -174,7 +174,7 @@ mod tests {
         #[test]
         fn a_set_agrees_with_itself_and_order_does_not_matter(counts in prop::collection::vec((0u32..3, 0u64..2000, 1u64..20), 1..60), others in prop::collection::vec((0u32..3, 0u64..2000, 1u64..20), 1..60)) {
             let shape = |counts: &[(u32, u64, u64)]| {
-                let mut shape = Shape::default();
+                let mut shape = SampleSet::default();
                 counts.iter().for_each(|&(module, at, n)| shape.add(module, at, n));
                 shape
             };

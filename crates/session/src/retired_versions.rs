@@ -12,12 +12,12 @@ const OFTENER: u32 = 100;
 
 /// When it is tried again.
 #[derive(Debug)]
-pub(crate) struct Tidying {
+pub(crate) struct RetiredVersions {
     next: Instant,
     wait: Duration,
 }
 
-impl Tidying {
+impl RetiredVersions {
     /// After a round.
     pub fn begin() -> Self {
         Self { next: Instant::now() + FIRST, wait: FIRST }
@@ -50,18 +50,18 @@ mod tests {
 
     #[test]
     fn tries_become_rarer_and_are_rare_where_they_take_long() {
-        let mut tidying = Tidying::begin();
-        let until = |tidying: &Tidying| tidying.next.saturating_duration_since(Instant::now());
+        let mut retired = RetiredVersions::begin();
+        let until = |retired: &RetiredVersions| retired.next.saturating_duration_since(Instant::now());
         let near =
             |is: Duration, wanted: u64| is.as_secs_f64() > wanted as f64 - 1.0 && is.as_secs() <= wanted;
-        assert!(near(until(&tidying), 5));
-        tidying.tried(Duration::from_millis(1));
-        assert!(near(until(&tidying), 10));
-        tidying.tried(Duration::from_secs(3));
-        assert!(near(until(&tidying), 300), "{:?}", until(&tidying));
+        assert!(near(until(&retired), 5));
+        retired.tried(Duration::from_millis(1));
+        assert!(near(until(&retired), 10));
+        retired.tried(Duration::from_secs(3));
+        assert!(near(until(&retired), 300), "{:?}", until(&retired));
         for _ in 0..20 {
-            tidying.tried(Duration::ZERO);
+            retired.tried(Duration::ZERO);
         }
-        assert!(near(until(&tidying), 600));
+        assert!(near(until(&retired), 600));
     }
 }

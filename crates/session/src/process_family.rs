@@ -18,7 +18,7 @@ const LEAST: Duration = Duration::from_millis(1);
 
 /// The process that is to lead, and the others that work at addresses of their own.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Kin {
+pub(crate) struct ProcessFamily {
     /// The process that was named.
     named: i32,
     /// The named process, or the busiest one of the family that works.
@@ -27,7 +27,7 @@ pub(crate) struct Kin {
     pub elsewhere: Vec<i32>,
 }
 
-impl Kin {
+impl ProcessFamily {
     /// What is to be said of those that stay as they are.
     pub fn warnings(&self) -> Vec<String> {
         let told = |pid: &i32| {
@@ -48,13 +48,13 @@ impl Kin {
 
 /// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses, or as another user. Without `tree` there is no choice,
 /// and none if `named` cannot be looked at: whoever opens it next tells why.
-pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Kin {
+pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFamily {
     let families = match process_of(named) {
         Ok(process) if tree => families(process).unwrap_or_default(),
         _ => Vec::new(),
     };
     if families.len() < 2 {
-        return Kin { named, leader: named, elsewhere: Vec::new() };
+        return ProcessFamily { named, leader: named, elsewhere: Vec::new() };
     }
     let before: BTreeMap<i32, Duration> =
         families.iter().flatten().map(|&pid| (pid, cpu_time(pid))).collect();
@@ -73,7 +73,7 @@ pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> Kin 
 }
 
 /// Of families of processes, the named one's first, with the CPU time that each used.
-fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> Kin {
+fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> ProcessFamily {
     let work = |family: &[(Duration, i32)]| family.iter().map(|(used, _)| *used).sum::<Duration>();
     let busiest = |family: &[(Duration, i32)]| family.iter().max().map_or(named, |(_, pid)| *pid);
     let most = (0..families.len()).max_by_key(|&i| (work(&families[i]), usize::MAX - i)).unwrap_or(0);
@@ -84,7 +84,7 @@ fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> Kin {
     let works = |(i, family): (usize, &Vec<(Duration, i32)>)| {
         (i != taken && work(family) >= LEAST).then(|| busiest(family))
     };
-    Kin { named, leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
+    ProcessFamily { named, leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
 }
 
 /// `named` and those of its descendants that run its program, by the address at which that lies and the user that they are of; `named`'s own family first.
