@@ -9,7 +9,7 @@ use crate::machine::this_machine;
 use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
 use crate::recorded_builds::of_build;
-use crate::refusal::refuse_file;
+use crate::run_time_refusal::refuse_file;
 use crate::{LargePages, OptimizeOptions, SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};

@@ -59,6 +59,7 @@ mod record;
 mod recorded_builds;
 mod refusal;
 mod retired_versions;
+mod run_time_refusal;
 mod sampled_record;
 mod sampler;
 mod sampling;

@@ -3,7 +3,7 @@
 use crate::SessionError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::read_regular;
-use crate::refusal::refuse_file;
+use crate::run_time_refusal::refuse_file;
 use restitch_apply_elf::ElfError;
 use restitch_image::Image;
 use std::path::Path;

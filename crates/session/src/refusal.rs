@@ -1,20 +1,11 @@
-//! Programs that are not touched, because their run time looks return addresses or program counters up in tables of its own.
-//!
-//! State equivalence says that a version differs from the original in program counters and return addresses alone. A run
-//! time that walks stacks with its own tables (to collect garbage, to grow stacks) would find addresses that are in
-//! none of them. libgcc's tables are extended by the unwinder's hook; these cannot be.
-//!
-//! Which files are of such a kind says [`Image::run_time`]; the analysis leaves all of their code in place, whoever asks for it. Here is what the user is told, before
-//! anything is done.
+//! Processes that are not touched: those with code of a run time that would not know the copies (`run_time_refusal.rs`),
+//! and those whose shadow stack tracing versions do not keep.
 
 use crate::SessionError;
+use crate::run_time_refusal::run_time;
 use restitch_apply_process::{Module, Target};
 use restitch_image::Image;
 use restitch_procfs as procfs;
-use std::path::Path;
-
-/// What there is for such programs instead.
-const INSTEAD: &str = "`record --source trace` and `--source ip` profile it as it is; what makes it faster is its own compiler's to do";
 
 /// Refuses a process that is to get versions.
 ///
@@ -39,20 +30,6 @@ fn refuse_if(target: &Target, refused: impl Fn(&Image) -> bool) -> Result<(), Se
     Err(SessionError::Refused { pid: target.pid(), why: format!("{name} {why}") })
 }
 
-/// Refuses a file of which a changed copy is to be written.
-///
-/// # Errors
-/// [`SessionError::RefusedFile`] if its run time would not know the copies.
-pub(crate) fn refuse_file(path: &Path, image: &Image) -> Result<(), SessionError> {
-    match run_time(image) {
-        Some(why) => Err(SessionError::RefusedFile {
-            path: path.into(),
-            why: format!("it {why}; no copy of it was made"),
-        }),
-        None => Ok(()),
-    }
-}
-
 /// Why a module of a process is left alone, in words that stand for themselves.
 pub(crate) fn left_alone(module: &Module) -> Option<String> {
     run_time(&module.image).map(|why| format!("it {why}"))
@@ -72,11 +49,6 @@ pub(crate) fn with_what_is_left(error: SessionError, target: &Target) -> Session
         )),
         None => error,
     }
-}
-
-/// Why an image is not touched, in words that follow its name, and what else there is.
-pub(crate) fn run_time(image: &Image) -> Option<String> {
-    image.run_time().map(|found| format!("{}; {INSTEAD}", found.why()))
 }
 
 /// Returns that match no call end a process whose shadow stack is on.

@@ -1,7 +1,7 @@
 //! Which modules can be worked on.
 
 use crate::SessionError;
-use crate::refusal::refuse_file;
+use crate::run_time_refusal::refuse_file;
 use restitch_apply_preload::place;
 use restitch_image::Image;
 use std::path::Path;
