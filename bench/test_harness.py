@@ -12,12 +12,41 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, continuous, counters, counting_live, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import bolt_inputs, commands, continuous, counters, counting_live, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
 from harness.stats import between
 from harness.tables import Table
+
+
+class Commands(unittest.TestCase):
+    def test_every_command_describes_itself(self):
+        entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench")
+        listed = subprocess.run([entry, "--help"], capture_output=True, text=True, check=True).stdout
+        for name, command in commands.COMMANDS.items():
+            self.assertIn(f"  {name} ", listed)
+            self.assertIn(command.question, listed)
+            with contextlib.redirect_stdout(io.StringIO()) as out, self.assertRaises(SystemExit) as end:
+                commands.main([*name.split(), "--help"])
+            self.assertEqual(end.exception.code, 0)
+            self.assertTrue(out.getvalue().startswith(f"usage: bench/bench {name} "), out.getvalue())
+
+    def test_a_name_of_two_words_comes_first(self):
+        self.assertEqual(commands.find(["counting", "--live", "postgres"]), (commands.COMMANDS["counting --live"], ["postgres"]))
+        self.assertEqual(commands.find(["counting", "dash", "--live"]), (commands.COMMANDS["counting"], ["dash", "--live"]))
+
+    def test_a_wrong_command_is_refused(self):
+        for argv in ([], ["gone"], ["Run"]):
+            with self.assertRaisesRegex(SystemExit, "Commands: run, bar, .*bench/bench --help"):
+                commands.main(argv)
+
+    def test_the_readme_has_the_same_table(self):
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")) as f:
+            table = f.read().split("## Commands")[1].split("## ")[0]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")]
+        told = {row[1].strip("`"): (row[0], row[4]) for row in rows[1:]}
+        self.assertEqual(told, {name: (command.question, command.needs) for name, command in commands.COMMANDS.items()})
 
 
 class Stats(unittest.TestCase):

@@ -1,7 +1,7 @@
 """The bar for live layouts: servers with restitch attached against the file that llvm-bolt makes of the same program with an exact profile, off line.
 
 The program is built with its relocations kept, which llvm-bolt needs for its best options. Three servers run it: as it is, llvm-bolt's file of it, and a stripped copy that restitch attaches to while
-its load runs, as `bench/run` has it; that one is started as it is and gets no help from relocations or symbols. llvm-bolt's profile is an exact count (`restitch instrument`) of the same load that is measured, so neither sees anything that it was not trained on.
+its load runs, as `bench/bench run` has it; that one is started as it is and gets no help from relocations or symbols. llvm-bolt's profile is an exact count (`restitch instrument`) of the same load that is measured, so neither sees anything that it was not trained on.
 
 Rounds are short and sides take turns; the clients have another core. What is compared is processor time for a unit of work, of which the part in user mode is what a layout can change; with a PMU, user cycles.
 What was built stays in out/bolt.
@@ -28,7 +28,7 @@ SIDES = (ORIGINAL, BOLTED, LIVE)
 
 
 class Postgres:
-    """One of the loads that `bench/run` has."""
+    """One of the loads that `bench/bench run` has."""
 
     kind, folder, program, tree = bolt_inputs.Postgres, "postgres", "install/bin/postgres", True
 
@@ -49,7 +49,7 @@ class Postgres:
 
 
 class Redis:
-    """As `bench/run` has it."""
+    """As `bench/bench run` has it."""
 
     kind, folder, program, tree = bolt_inputs.Redis, "redis", "redis-server", False
     title, full = f"redis, {len(redis.TESTS)} commands, -P8, live", 100_000
@@ -124,4 +124,4 @@ def page(rows, options):
 
 
 def main(argv):
-    return Table("bench/bar", __doc__, LOADS, measure, page, "live-and-llvm-bolt", (BEGIN, END), 11, 1, "bar.json").main(argv)
+    return Table("bench/bench bar", __doc__, LOADS, measure, page, "live-and-llvm-bolt", (BEGIN, END), 11, 1, "bar.json").main(argv)

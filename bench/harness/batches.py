@@ -7,7 +7,7 @@ started, restitch included) are compared within a round. Every file that the wor
 In the first of these rounds the same work also runs from caches whose profiles were counted in 1, 2, 5 and 10 runs: the curve over
 the number of profiled runs (OCOLOS, Figure 10), which ends in the bound.
 
-On two cores that are otherwise idle a compiler takes about half an hour, the scripts ten minutes: `bench/batch gcc clang` an hour. The time that
+On two cores that are otherwise idle a compiler takes about half an hour, the scripts ten minutes: `bench/bench batch gcc clang` an hour. The time that
 is left is said after each run. --rounds 3 --no-curve gives a first impression in half of that, --quick shows that it runs.
 """
 
@@ -360,7 +360,7 @@ def page(rows, quick):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    table = Table("bench/batch", __doc__, LOADS, measure, text, "batch-savings", None, 6, 1, "batch.json")
+    table = Table("bench/bench batch", __doc__, LOADS, measure, text, "batch-savings", None, 6, 1, "batch.json")
     return table.main(argv, add_curve, settle_curve)
 
 

@@ -1,4 +1,4 @@
-"""What bench/bolt builds, and what it trains and tests with. Training and test do different things with the same program.
+"""What bench/bench bolt builds, and what it trains and tests with. Training and test do different things with the same program.
 
 A load names what is built (`package`, a Debian source package, or `texts`, files of our own; `build`, commands in the folder `b`;
 `program`, what they make). An instance has `folder`, where the files that are compared have to stand, and `run(file, which, prefix)`,
@@ -188,7 +188,7 @@ class PythonTrained(Python):
 
 
 class Postgres(layout_inputs.Postgres):
-    """One backend without a server around it; what `bench/layouts` asks of Debian's."""
+    """One backend without a server around it; what `bench/bench layouts` asks of Debian's."""
 
     package = "postgresql-15"
     program = "install/bin/postgres"
@@ -210,7 +210,7 @@ class Postgres(layout_inputs.Postgres):
 
 
 class PostgresServer(Postgres):
-    """A server and its clients, as bench/run has them: pgbench with queries of many kinds (training has half of them)."""
+    """A server and its clients, as bench/bench run has them: pgbench with queries of many kinds (training has half of them)."""
 
     title = "postgres server, pgbench, mixed SQL"
     # The same build.

@@ -155,4 +155,4 @@ def page(rows, options):
 
 
 def main(argv):
-    return Table("bench/continuous", __doc__, LOADS, measure, page, "loads-that-change", None, 5, 1, "continuous.json").main(argv)
+    return Table("bench/bench continuous", __doc__, LOADS, measure, page, "loads-that-change", None, 5, 1, "continuous.json").main(argv)

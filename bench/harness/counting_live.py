@@ -177,4 +177,4 @@ def main(argv):
         options.seconds, options.each = (20, 1) if options.quick else (30, 6)
         return measure(name, options, log)
 
-    return Table("bench/counting --live", __doc__, LOADS, sized, table, "cost-of-counting", None, 3, 1, "counting-live.json").main(argv)
+    return Table("bench/bench counting --live", __doc__, LOADS, sized, table, "cost-of-counting", None, 3, 1, "counting-live.json").main(argv)

@@ -1,9 +1,9 @@
 """How much a layout gains, by where its profile comes from: an exact count, branch records (trace, burst), and instruction samples (ip), these at the same budgets.
 
 *Files* (cc1plus, postgres --single): a training input is counted once, and recorded some times with each source and budget, which are merged; each profile becomes a file, which has to give what the original gives on another input,
-and runs that beside the original as twins: at the same time on one processor (bench/variants). The table also says how far a profile agrees with the exact one.
+and runs that beside the original as twins: at the same time on one processor (bench/bench variants). The table also says how far a profile agrees with the exact one.
 
-*Live* (postgres under pgbench -S, MariaDB under point-select): `restitch attach --source`, for as many seconds with each; original and optimized in turns, as in bench/run. See bench/README.md.
+*Live* (postgres under pgbench -S, MariaDB under point-select): `restitch attach --source`, for as many seconds with each; original and optimized in turns, as in bench/bench run. See bench/README.md.
 """
 
 import json
@@ -145,4 +145,4 @@ def main(argv):
     def settle(options):
         options.sources = SOURCES[::3] if options.quick else SOURCES
 
-    return Table("bench/effect", __doc__, LOADS, measure, text, "gain-by-profile-source", None, 12, 1, "effect.json").main(argv, add, settle)
+    return Table("bench/bench effect", __doc__, LOADS, measure, text, "gain-by-profile-source", None, 12, 1, "effect.json").main(argv, add, settle)

@@ -173,5 +173,5 @@ def main(argv):
         options.duration = 3 if options.quick else options.duration
 
     loads = {name.split()[0] if name in LOADS else name.split()[0] + "-serving": name for name in [*LOADS, *SERVING]}
-    table = Table("bench/fidelity", __doc__, list(loads), lambda name, options, log: measure(loads[name], options, log), text, "sampled-and-exact-profiles", None, 1, quick=1, raw="fidelity.json")
+    table = Table("bench/bench fidelity", __doc__, list(loads), lambda name, options, log: measure(loads[name], options, log), text, "sampled-and-exact-profiles", None, 1, quick=1, raw="fidelity.json")
     return table.main(argv, add, settle)

@@ -1,4 +1,4 @@
-"""What bench/fidelity profiles: commands that end, and processes that do the same for ever."""
+"""What bench/bench fidelity profiles: commands that end, and processes that do the same for ever."""
 
 import glob
 import os

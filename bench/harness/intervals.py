@@ -150,4 +150,4 @@ def main(argv):
         options.intervals = INTERVALS[1:3] if options.quick else INTERVALS
 
     loads = {name: name for name in NAMES}
-    return Table("bench/intervals", __doc__, loads, measure, text, "cost-of-records-at-distances", None, 3, quick=1, raw="intervals.json").main(argv, settle=settle)
+    return Table("bench/bench intervals", __doc__, loads, measure, text, "cost-of-records-at-distances", None, 3, quick=1, raw="intervals.json").main(argv, settle=settle)

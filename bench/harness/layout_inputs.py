@@ -1,4 +1,4 @@
-"""What bench/layouts runs: stock programs, what they are trained with, and what they are tested with (something else).
+"""What bench/bench layouts runs: stock programs, what they are trained with, and what they are tested with (something else).
 
 A program is made once for its machine (`__init__` makes what all its runs need) and has `file`, what is optimized, and
 `run(file, which, prefix)`, which runs "training" or "test" from the same state every time, with `prefix` before the command, and

@@ -5,7 +5,7 @@ and each layout of it becomes a file. All files must give the same output on the
 original and files run the test input under valgrind's simulations of Haswell's caches and TLBs (one processor; user code; libraries
 included). Addresses and hash seeds are fixed, so the numbers do not depend on the machine's load; the original runs twice, and
 the difference is shown. Then the processor: each file runs the test input (a longer one of its kind, where that is hardly more than the program's start) beside the original, at the same time on one processor
-(*twins*, bench/variants), --rounds times on fresh copies; all of them also in a memory file system of large pages, the original too. The tables go to bench/results.
+(*twins*, bench/bench variants), --rounds times on fresh copies; all of them also in a memory file system of large pages, the original too. The tables go to bench/results.
 """
 
 import json
@@ -257,8 +257,8 @@ def settle(options):
     options.layouts = options.layouts.split(",")
     unknown = [l for l in options.layouts if l not in LAYOUTS]
     if unknown:
-        raise SystemExit(f"bench/layouts: unknown layouts: {', '.join(unknown)}")
+        raise SystemExit(f"bench/bench layouts: unknown layouts: {', '.join(unknown)}")
 
 
 def main(argv):
-    return Table("bench/layouts", __doc__, LOADS, measure, page, "layouts-of-the-field", None, 11, 1, "layouts.json").main(argv, add, settle)
+    return Table("bench/bench layouts", __doc__, LOADS, measure, page, "layouts-of-the-field", None, 11, 1, "layouts.json").main(argv, add, settle)

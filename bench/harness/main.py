@@ -44,7 +44,7 @@ class Context:
 
 def parse(argv):
     parser = argparse.ArgumentParser(
-        prog="bench/run",
+        prog="bench/bench run",
         description="Measures original against optimized programs and writes the table to docs/benchmarks.md and to a new file of bench/results; raw values go to out/bench/*.json.",
         epilog="loads: " + ", ".join(LOADS),
     )
@@ -72,7 +72,7 @@ def main(argv):
         if not os.access(arguments.restitch, os.X_OK):
             raise Missing(f"{arguments.restitch} is not there; build it: cargo build --release -p restitch")
     except Missing as missing:
-        log(f"bench/run: {missing}")
+        log(f"bench/bench run: {missing}")
         return 2
     events, deciding, how = counters.choose()
     log(f"counting {how}")
@@ -101,7 +101,7 @@ def main(argv):
     else:
         page = os.path.join(ROOT, "docs", "benchmarks.md")
         report.insert(page, table)
-        command = shlex.join(["bench/run", *argv])
+        command = shlex.join(["bench/bench", "run", *argv])
         result = report.write_result(os.path.join(ROOT, "bench", "results"), "stock-programs", "Stock programs, original against optimized", command, table)
         log(f"written to {os.path.relpath(page)} and {os.path.relpath(result)}")
     if failed:

@@ -6,7 +6,7 @@ the original on an unseen input (the longer one, where the program has two). The
 
 * (the shorter one) under valgrind's simulations of the processor that the models are asked for (Haswell: 32 KiB, 256 KiB; two TLBs), which execute all of the program's code, libraries included;
 * (the longer one) on the processor, by counters where there is a PMU (the models are then asked for this machine, too), and by processor time: each file beside the original at the same time on one
-  processor (*twins*, bench/variants), against what the laboratory says that its front end may lose.
+  processor (*twins*, bench/bench variants), against what the laboratory says that its front end may lose.
 
 The table has the correlation over the layouts (Pearson's r; Spearman's, of ranks, behind it): over all of them, and over those that order blocks, which differ less. The tables go to bench/results.
 """
@@ -166,4 +166,4 @@ def add(parser):
 
 
 def main(argv):
-    return Table("bench/models", __doc__, LOADS, measure, page, "models-and-reality", None, 9, 1, "models.json").main(argv, add)
+    return Table("bench/bench models", __doc__, LOADS, measure, page, "models-and-reality", None, 9, 1, "models.json").main(argv, add)

@@ -2,10 +2,10 @@
 with the overlays that `restitch batch --export` has written (*warm*). With --curve there are more sides: overlays whose profiles
 were counted in 1, 2, 5 and 10 runs, and in all (OCOLOS, Figure 10); with --layouts, other layouts of the same profile.
 
-The two are *twins* (`bench/variants`): they run at the same time on one processor, which gives each some milliseconds in turn, so that a machine whose speed drifts by a tenth, on
-which whole builds tell nothing (`bench/batch`), tells less than a percent. Each writes to a copy of the work's folder that stands at its path (so this takes mounts of its own: root, or user namespaces). What is compared is
+The two are *twins* (`bench/bench variants`): they run at the same time on one processor, which gives each some milliseconds in turn, so that a machine whose speed drifts by a tenth, on
+which whole builds tell nothing (`bench/bench batch`), tells less than a percent. Each writes to a copy of the work's folder that stands at its path (so this takes mounts of its own: root, or user namespaces). What is compared is
 exact processor time (the kernel's account of the ended command and its descendants, user and system). What is *not* in
-it is restitch's own work beside a build: sampling, counting, laying out. `bench/batch` has that.
+it is restitch's own work beside a build: sampling, counting, laying out. `bench/bench batch` has that.
 
 All have to say the same and write the same files. A compiler takes about a minute a round on two processors, with --curve six.
 """
@@ -211,7 +211,7 @@ def page(rows, quick):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    return Table("bench/overlays", __doc__, LOADS, measure, text, "batch-by-command", None, 6, 1, "overlays.json").main(argv, add_options)
+    return Table("bench/bench overlays", __doc__, LOADS, measure, text, "batch-by-command", None, 6, 1, "overlays.json").main(argv, add_options)
 
 
 def add_options(parser):

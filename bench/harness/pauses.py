@@ -193,4 +193,4 @@ def page(rows, quick):
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    return Table("bench/pause", __doc__, LOADS, measure, text, "pauses", None, 11, 2, "pause.json").main(argv)
+    return Table("bench/bench pause", __doc__, LOADS, measure, text, "pauses", None, 11, 2, "pause.json").main(argv)

@@ -235,4 +235,4 @@ def add(parser):
 
 
 def main(argv):
-    return Table("bench/bolt", __doc__, LOADS, measure, page, "restitch-and-llvm-bolt", None, 21, 1, "bolt.json").main(argv, add)
+    return Table("bench/bench bolt", __doc__, LOADS, measure, page, "restitch-and-llvm-bolt", None, 21, 1, "bolt.json").main(argv, add)

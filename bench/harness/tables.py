@@ -65,7 +65,7 @@ class Table:
         if options.quick or options.no_page or options.loads:
             print(text)
         else:
-            self.write(text, shlex.join([self.prog, *argv]), log)
+            self.write(text, shlex.join([*self.prog.split(), *argv]), log)
         return 1 if failed else 0
 
     def write(self, text, command, log):

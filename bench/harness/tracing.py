@@ -94,4 +94,4 @@ def main(argv):
     def settle(options):
         options.seconds = options.seconds or (4 if options.quick else 8)
 
-    return Table("bench/tracing", __doc__, LOADS, measure, text, "overhead-of-branch-records", None, 3, 1, "tracing.json").main(argv, add, settle)
+    return Table("bench/bench tracing", __doc__, LOADS, measure, text, "overhead-of-branch-records", None, 3, 1, "tracing.json").main(argv, add, settle)

@@ -8,7 +8,7 @@ so both begin each turn a little cold. The processor time of each is the kernel'
 Where a file's pages lie in memory is luck that lasts as long as they do, worth a percent or two; so each pair runs on fresh copies. They are in memory (--place), where no side gets
 large pages unless another place is named: on a file system that has them, which of two equal files gets them is luck as well.
 
---side NAME=OPTIONS adds sides of its own in place of the default ones: bench/variants cc1plus --side stitch='--layout stitch'
+--side NAME=OPTIONS adds sides of its own in place of the default ones: bench/bench variants cc1plus --side stitch='--layout stitch'
 --build PATH is a side that another build of restitch makes of the same profile: what has changed since.
 """
 
@@ -133,10 +133,10 @@ def settle(options):
     pairs = [side.partition("=") for side in options.side]
     wrong = [name for name, equals, _ in pairs if not equals or name in (ORIGINAL, DEFAULT, BUILD)]
     if wrong:
-        raise SystemExit(f"bench/variants: --side takes NAME=OPTIONS with a name of its own, not {', '.join(wrong)}")
+        raise SystemExit(f"bench/bench variants: --side takes NAME=OPTIONS with a name of its own, not {', '.join(wrong)}")
     own = {name: text for name, _, text in pairs} | ({BUILD: ""} if options.build else {})
     options.sides = own or SIDES
 
 
 def main(argv):
-    return Table("bench/variants", __doc__, LOADS, measure, page, "options-of-optimize", None, 15, 1, "variants.json").main(argv, add, settle)
+    return Table("bench/bench variants", __doc__, LOADS, measure, page, "options-of-optimize", None, 15, 1, "variants.json").main(argv, add, settle)

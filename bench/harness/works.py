@@ -1,9 +1,9 @@
-"""What `restitch batch` saves in processor time: whole works (`bench/batch` has them) beside themselves without it. Variants: a batch with an empty cache (*first*), with a warm one,
+"""What `restitch batch` saves in processor time: whole works (`bench/bench batch` has them) beside themselves without it. Variants: a batch with an empty cache (*first*), with a warm one,
 and with a profile of all runs from the beginning (*bound*).
 
-The two are *twins* (`bench/variants`): they run at the same time on one processor, which gives each some milliseconds in turn, so that the machine's speed, which drifts by a tenth from one build to
+The two are *twins* (`bench/bench variants`): they run at the same time on one processor, which gives each some milliseconds in turn, so that the machine's speed, which drifts by a tenth from one build to
 the next, is the same for both. Each writes to a copy of the work's folder that stands at its path (so this takes mounts of its own: root, or user namespaces). Processor time is that
-of everything that was started, in user and system, restitch included: its sampling, counting and laying out as well. What cannot be told so is wall time: `bench/batch` has that, and what batches do on cores that are idle.
+of everything that was started, in user and system, restitch included: its sampling, counting and laying out as well. What cannot be told so is wall time: `bench/bench batch` has that, and what batches do on cores that are idle.
 
 All have to write the same files, to the byte. A compiler takes about three minutes a round on two processors.
 """
@@ -131,9 +131,9 @@ def add(parser):
 def settle(options):
     wrong = [name for name in options.variants if name not in VARIANTS]
     if wrong:
-        raise SystemExit(f"bench/works: --variants takes {', '.join(VARIANTS)}, not {', '.join(wrong)}")
+        raise SystemExit(f"bench/bench works: --variants takes {', '.join(VARIANTS)}, not {', '.join(wrong)}")
 
 
 def main(argv):
     text = lambda rows, options: page(rows, options.quick)
-    return Table("bench/works", __doc__, LOADS, measure, text, "batch-whole-works", (BEGIN, END), 6, 1, "works.json").main(argv, add, settle)
+    return Table("bench/bench works", __doc__, LOADS, measure, text, "batch-whole-works", (BEGIN, END), 6, 1, "works.json").main(argv, add, settle)

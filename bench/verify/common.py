@@ -1,4 +1,4 @@
-"""What the programs in this folder share: the harness of bench/run, restitch by its command line, a watchdog, the end.
+"""What the programs in this folder share: the harness of bench/bench run, restitch by its command line, a watchdog, the end.
 
 Every program here proves one thing about one real program and exits with 0 only if it is true. They need root (or the
 right to trace the servers they start), use unix sockets and the loopback interface only, and stop what they start.

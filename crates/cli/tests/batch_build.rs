@@ -113,7 +113,7 @@ fn a_build_with_clang_is_the_same_to_the_byte() {
     let folder = project(batch.folder.path());
     let variable = format!("CXX={compiler}");
     let plain = build(Command::new("make").args(["-j2", &variable]), &folder);
-    // Its libraries are so large that a test would take minutes; bench/batch has them.
+    // Its libraries are so large that a test would take minutes; bench/bench batch has them.
     let large: Vec<String> = libraries_of(compiler);
     let options: Vec<&str> = large.iter().flat_map(|l| ["--exclude", l.as_str()]).collect();
     until_optimized(&batch, &folder, compiler, &options, "");

@@ -3,7 +3,7 @@
 //! Ball and Larus, *Branch prediction for free*, 1993.
 //!
 //! **Confession.** The probabilities below are the best of ten sets tried on exact profiles of cc1plus, python3 and dash as Debian builds them
-//! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/counting`
+//! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/bench counting`
 //! measures the time of counting with them.
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, Program, Terminator};

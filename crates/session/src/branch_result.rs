@@ -5,7 +5,7 @@ use restitch_report::{BranchRecords, End, Outcome, RunResult, Target};
 use restitch_trace::{BurstEnd, RecordEnd, Refusal};
 use std::time::Duration;
 
-/// With less coverage, a user should know. (cc1plus gains 14 % of its time at this, 18 % at 0.98: `bench/effect`.)
+/// With less coverage, a user should know. (cc1plus gains 14 % of its time at this, 18 % at 0.98: `bench/bench effect`.)
 const ENOUGH_COVERAGE: f64 = 0.9;
 
 impl Traced {

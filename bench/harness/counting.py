@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """What counting costs while it runs, and how much of the counts follows exactly.
 
 Each program is copied (written in one piece, as restitch writes its own files), instrumented with all its functions, and
 run on the same input in turns: original, counting, counting, original. Below is the median of the ratios of each round
 with its interval, and then what `restitch record --from-counts` says of the counts. See bench/README.md.
 
-With --live as the first argument: what a counting version costs servers at work (`bench/counting --live --help`).
+`bench/bench counting --live`: what a counting version costs servers at work.
 """
 
 import argparse
@@ -16,11 +15,9 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True
-
-from harness.counters import choose  # noqa: E402
-from harness.rounds import interleave, run_and_count  # noqa: E402
-from harness.stats import ratios  # noqa: E402
+from .counters import choose
+from .rounds import interleave, run_and_count
+from .stats import ratios
 
 CXX = """
 #include <map>
@@ -140,23 +137,16 @@ def one(name, options, events):
         )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = os.path.dirname(os.path.abspath(__file__))
+def main(argv):
+    parser = argparse.ArgumentParser(prog="bench/bench counting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     parser.add_argument("loads", nargs="*", choices=[[], *LOADS], help="all, if none is named")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--restitch", default=os.path.join(here, "../target/release/restitch"))
+    parser.add_argument("--restitch", default=os.path.join(root, "target/release/restitch"))
     parser.add_argument("--more", action="append", default=[], help="an argument for `restitch instrument`")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     options.restitch = os.path.abspath(options.restitch)
     events, _, about = choose()
     print(about)
     for name in options.loads or LOADS:
         one(name, options, events)
-
-
-if sys.argv[1:2] == ["--live"]:
-    from harness.counting_live import main as live
-
-    sys.exit(live(sys.argv[2:]))
-main()
