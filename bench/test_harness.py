@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, commands, continuous, counters, counting_live, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import bolt_inputs, commands, continuous, counters, counting_live, identical, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
@@ -47,6 +47,20 @@ class Commands(unittest.TestCase):
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")]
         told = {row[1].strip("`"): (row[0], row[4]) for row in rows[1:]}
         self.assertEqual(told, {name: (command.question, command.needs) for name, command in commands.COMMANDS.items()})
+
+
+class Identical(unittest.TestCase):
+    def test_differences_are_named_with_their_place(self):
+        self.assertEqual(identical.compare("x", {"a": b"abcd"}, {"a": b"abcd"}), [])
+        self.assertEqual(identical.compare("x", {"a": b"abcd"}, {"a": b"aXcY"}), ["x a: 2 of 4 bytes, from 0x1 to 0x3"])
+        self.assertEqual(identical.compare("x", {16: b"ab"}, {16: b"abc"}), ["x 0x10: sizes 2 and 3; the shorter one is the longer one's beginning"])
+        self.assertEqual(identical.compare("x", {"a": b"", "b": b""}, {"a": b"", "c": b""}), ["x b: only base has it", "x c: only new has it"])
+
+    def test_what_could_not_be_compared_is_not_the_same(self):
+        for found, code in (([], 0), (["x"], 1), (Missing("gone"), 1)):
+            effect = found if isinstance(found, Exception) else [found]
+            with mock.patch.object(identical, "check", side_effect=effect), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                self.assertEqual(identical.main(["/bin/true", "/bin/true", "libc"]), code)
 
 
 class Stats(unittest.TestCase):
