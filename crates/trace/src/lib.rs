@@ -29,14 +29,14 @@ mod code;
 mod data;
 mod error;
 mod options;
+#[cfg(test)]
+mod oracle_tests;
 mod pace;
 mod report;
 mod signal;
+mod spin_wait;
 mod thread;
 mod tracer;
-#[cfg(test)]
-mod truth;
-mod vigil;
 
 pub use burst::{
     BurstCode, BurstEnd, BurstOptions, BurstReport, BurstTables, Guard, Refusal, TracedModule, trace_bursts,

@@ -3,8 +3,8 @@
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
 use crate::pace::Pace;
+use crate::spin_wait::SpinWait;
 use crate::thread::{Chase, Phase, Thread, state_of};
-use crate::vigil::Vigil;
 use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
@@ -132,7 +132,7 @@ struct Tracer<'a> {
     unset: Vec<i32>,
     /// A running average of what lies between letting a thread go and seeing it at its breakpoint, if nobody stays awake for it: what an alarm takes until it is seen.
     leg: Duration,
-    vigil: Vigil,
+    spin_wait: SpinWait,
     /// Process of threads, and CPU time when they were first and last looked at.
     cpu: BTreeMap<i32, (i32, Duration, Duration)>,
     accounted: Instant,
@@ -161,7 +161,7 @@ impl<'a> Tracer<'a> {
             outbox: Vec::new(),
             unset: Vec::new(),
             leg: FIRST_LEG,
-            vigil: Vigil::default(),
+            spin_wait: SpinWait::default(),
             cpu: BTreeMap::new(),
             accounted: Instant::now(),
         };
@@ -370,7 +370,7 @@ impl<'a> Tracer<'a> {
         }
         self.followed.resume(tid)?;
         if is_watched {
-            self.followed.stay_awake(Vigil::LONGEST);
+            self.followed.stay_awake(SpinWait::LONGEST);
         }
         Ok(())
     }
@@ -396,7 +396,7 @@ impl<'a> Tracer<'a> {
             Phase::Waiting => Ok(()),
             Phase::Chasing(mut chase) => {
                 if chase.watched {
-                    self.vigil.ended(begun - chase.resumed);
+                    self.spin_wait.ended(begun - chase.resumed);
                 }
                 let leg = chase.without_waiting(begun - chase.resumed, || thread.run_delay());
                 // Where the way leads through the kernel the thread may have slept, which is not our doing.
@@ -491,7 +491,7 @@ impl<'a> Tracer<'a> {
         }
         thread.breakpoint.set(chase.expected.pc)?;
         chase.begun = registers.rip;
-        chase.watched = self.vigil.stays_awake();
+        chase.watched = self.spin_wait.stays_awake();
         chase.resumed = Instant::now();
         thread.phase = Phase::Chasing(chase);
         Ok(())

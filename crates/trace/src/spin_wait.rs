@@ -15,13 +15,13 @@ const SLEPT_FOR: u32 = 8;
 
 /// Whether the tracer stays awake for the next stop.
 #[derive(Debug, Default)]
-pub(crate) struct Vigil {
+pub(crate) struct SpinWait {
     stops: u32,
     failures: u32,
     sleeps: u32,
 }
 
-impl Vigil {
+impl SpinWait {
     /// For longer it does not pay.
     pub const LONGEST: Duration = Duration::from_micros(150);
 
@@ -48,12 +48,12 @@ impl Vigil {
 mod tests {
     use super::*;
 
-    fn awake_in(vigil: &mut Vigil, stops: u32, after: Duration) -> u32 {
+    fn awake_in(spin_wait: &mut SpinWait, stops: u32, after: Duration) -> u32 {
         let mut awake = 0;
         for _ in 0..stops {
-            if vigil.stays_awake() {
+            if spin_wait.stays_awake() {
                 awake += 1;
-                vigil.ended(after);
+                spin_wait.ended(after);
             }
         }
         awake
@@ -61,17 +61,17 @@ mod tests {
 
     #[test]
     fn stops_in_time_are_stayed_awake_for_but_one_in_some() {
-        let mut vigil = Vigil::default();
-        assert_eq!(awake_in(&mut vigil, SLEPT_FOR, Duration::ZERO), 0);
-        assert_eq!(awake_in(&mut vigil, 8 * SLEPT_FOR, Duration::from_micros(30)), 8 * (SLEPT_FOR - 1));
+        let mut spin_wait = SpinWait::default();
+        assert_eq!(awake_in(&mut spin_wait, SLEPT_FOR, Duration::ZERO), 0);
+        assert_eq!(awake_in(&mut spin_wait, 8 * SLEPT_FOR, Duration::from_micros(30)), 8 * (SLEPT_FOR - 1));
     }
 
     #[test]
     fn stops_that_come_late_are_slept_for() {
-        let mut vigil = Vigil::default();
-        let awake = awake_in(&mut vigil, 1000, Vigil::LONGEST);
+        let mut spin_wait = SpinWait::default();
+        let awake = awake_in(&mut spin_wait, 1000, SpinWait::LONGEST);
         assert!(awake <= 1000 / (SLEEPS + FAILURES) * FAILURES + 2 * FAILURES, "{awake}");
         assert!(awake > FAILURES, "it tries again: {awake}");
-        assert!(awake_in(&mut vigil, 1000, Duration::ZERO) > 700);
+        assert!(awake_in(&mut spin_wait, 1000, Duration::ZERO) > 700);
     }
 }
