@@ -14,7 +14,7 @@ use crate::burst_forms::{has_memory, has_no_prefix, is_test, is_word, loads_targ
 use crate::burst_frames;
 use crate::burst_window;
 use crate::finding::{CheckReport, Findings, Problem};
-use crate::pair::Pair;
+use crate::lock_skip::Pair;
 use crate::subject::Subject;
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, OpKind, Register,

@@ -16,6 +16,7 @@
 mod decode;
 pub mod encode;
 mod guarded;
+mod lock_skip;
 mod memory_uses;
 mod operand;
 mod ops;
@@ -24,13 +25,13 @@ mod relocate;
 mod semantics;
 mod semantics_decode;
 mod stack;
-mod unit;
 mod vector;
 mod vector_decode;
 mod vote;
 
 pub use decode::{Flow, Insn, Naming, first_insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
+pub use lock_skip::scan_units;
 pub use memory_uses::{MemoryUse, memory_uses};
 pub use operand::{Address, Operand, Part, Segment};
 pub use ops::{Decoded, Mem, Op, decode_one, displaced_load};
@@ -41,7 +42,6 @@ pub use semantics::{
 };
 pub use semantics_decode::decode_semantic;
 pub use stack::StackUse;
-pub use unit::scan_units;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stub};
 

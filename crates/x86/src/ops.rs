@@ -1,8 +1,8 @@
 //! The operand-level view of single instructions that jump-table recognition needs.
 
 use crate::decode::{Insn, classify};
+use crate::lock_skip::Unit;
 use crate::reg::Reg;
-use crate::unit::Unit;
 use iced_x86::{
     Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };

@@ -1,7 +1,7 @@
 //! What of an instruction depends on where it stands.
 
 use crate::decode::{Insn, classify};
-use crate::unit::{SKIP, Unit};
+use crate::lock_skip::{SKIP, Unit};
 use iced_x86::{Decoder, DecoderOptions, Register};
 use restitch_address::Svma;
 
