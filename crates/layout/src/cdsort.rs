@@ -9,7 +9,7 @@
 use restitch_profile::Profile;
 use restitch_program::Program;
 
-use crate::agglomerate::{Candidate, Chains, Join, Objective};
+use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::functions::FunctionGraph;
 use crate::graph::Link;
 use crate::pettis_hansen::{by_density, links};

@@ -15,7 +15,7 @@
 use restitch_profile::Profile;
 use restitch_program::Program;
 
-use crate::agglomerate::{Candidate, Chains, Join, Objective};
+use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::cycle_cover::cover_chains;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
 use crate::hot_chains::cold_fragments;

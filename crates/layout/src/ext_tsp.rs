@@ -15,7 +15,7 @@
 use restitch_profile::Profile;
 use restitch_program::Program;
 
-use crate::agglomerate::{Candidate, Chains, Join, Objective, Shape};
+use crate::chain_merging::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
 use crate::tsp_worth::{BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT, TOGETHER};

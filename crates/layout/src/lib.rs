@@ -8,9 +8,9 @@
 //! gives the same layout. Nothing here emits code: sizes are those of the original blocks.
 
 mod across;
-mod agglomerate;
 mod c3;
 mod cdsort;
+mod chain_merging;
 mod chains;
 mod codestitcher;
 mod cycle_cover;
@@ -36,10 +36,10 @@ mod search;
 #[cfg(test)]
 mod small_graphs;
 mod stitch;
+mod temporal_affinity;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;
-mod together;
 mod tsp_worth;
 mod validate;
 
@@ -63,5 +63,5 @@ pub use registry::*;
 pub use score::*;
 pub use search::*;
 pub use stitch::*;
+pub use temporal_affinity::*;
 pub use text::*;
-pub use together::*;

@@ -17,8 +17,8 @@ use restitch_profile::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
 
 use crate::Node;
-use crate::agglomerate::Chains;
 use crate::c3::denser_first;
+use crate::chain_merging::Chains;
 use crate::graph::{HotGraph, NONE};
 
 /// Chains that a search looks at.

@@ -9,8 +9,8 @@
 use restitch_profile::Profile;
 use restitch_program::Program;
 
-use crate::agglomerate::{Candidate, Chains, Join, Objective};
 use crate::c3::denser_first;
+use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::functions::FunctionGraph;
 use crate::graph::{Link, LinkKind};
 use crate::{Arc, Layout, LayoutAlgorithm, Node};

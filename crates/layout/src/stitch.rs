@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use restitch_profile::Profile;
 use restitch_program::{BlockId, Program};
 
-use crate::agglomerate::{Candidate, Chains, Join, Objective};
+use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::codestitcher::densest_first;
 use crate::cycle_cover::cover_chains;
 use crate::graph::{HotGraph, Links};
