@@ -30,11 +30,11 @@ mod repair;
 mod sample_coverage;
 mod similarity;
 mod store;
+mod target_value_profile;
+mod temporal_affinity;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;
-mod together;
-mod votes;
 
 pub use branches::*;
 pub use check::*;
@@ -51,6 +51,6 @@ pub use repair::*;
 pub use sample_coverage::*;
 pub use similarity::*;
 pub use store::*;
+pub use target_value_profile::*;
+pub use temporal_affinity::*;
 pub use text::*;
-pub use together::*;
-pub use votes::*;
