@@ -7,7 +7,7 @@ const PLACE: &str = "crates/cli/src/print.rs";
 /// A program that prints what it makes itself, and tools that tests and examples run.
 const OTHER_PROGRAMS: [&str; 2] = ["demo-workload", "testkit"];
 /// Files of tests alone, which are declared so elsewhere.
-const TEST_FILES: &str = "/truth.rs";
+const TEST_FILES: &str = "/oracle_tests.rs";
 /// The standard library's ways out. The command line's crate has macros of its own under the first names.
 const MACROS: [&str; 5] = ["println!", "eprintln!", "print!", "eprint!", "dbg!"];
 const STREAMS: [&str; 2] = ["stdout()", "stderr()"];

@@ -2,12 +2,12 @@
 
 mod code;
 mod decode;
+#[cfg(test)]
+mod oracle_tests;
 mod price;
 mod reading;
 mod report;
 mod tracer;
-#[cfg(test)]
-mod truth;
 
 pub use code::{BurstCode, BurstTables, Guard, TracedModule};
 pub use report::{BurstEnd, BurstReport, Refusal};
