@@ -91,7 +91,9 @@ impl Builder {
         match decode_semantic(bytes, at).map_or(Action::Stop, |s| s.action) {
             Action::Jump(to) => self.add(at, len, number::JUMP, 0, relative(to)),
             Action::Call(to) => self.add(at, len, number::CALL, 0, relative(to)),
-            Action::JumpIf(cc, to) => self.add(at, len, number::CONDITIONAL, cc.into(), relative(to)),
+            Action::JumpIf(condition, to) => {
+                self.add(at, len, number::CONDITIONAL, condition.code().into(), relative(to));
+            }
             Action::CountBranch(kind, to) => match times(kind) {
                 Some(detail) => self.add(at, len, number::COUNTING, detail, relative(to)),
                 None => self.add(at, len, number::UNKNOWN, 0, 0),

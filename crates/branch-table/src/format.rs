@@ -12,6 +12,7 @@
 //! RIP-relative memory), u8 segment (0 none, 1 fs, 2 gs), 3 zero bytes, i64 displacement (from the first address for 2).
 
 use restitch_address::Svma;
+use restitch_x86::Condition;
 
 /// The version of the layout above.
 pub const VERSION: u32 = 1;
@@ -88,8 +89,8 @@ pub enum Kind {
     Jump(Svma),
     /// `call target`.
     Call(Svma),
-    /// `jcc target` with the 4-bit condition code.
-    Conditional(u8, Svma),
+    /// `jcc target`.
+    Conditional(Condition, Svma),
     /// `loop` and its relatives.
     Counting(Times, Svma),
     /// `jmp` through an operand.

@@ -2,6 +2,7 @@
 
 use crate::format::{Branch, Kind, Operand, Place, Segment, Times};
 use restitch_address::{Avma, LoadBias};
+use restitch_x86::{Condition, Flag};
 
 /// What a branch depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,12 +26,6 @@ pub enum Outcome {
     NotTaken,
 }
 
-/// Bits of rflags.
-const CARRY: u64 = 1;
-const PARITY: u64 = 1 << 2;
-const ZERO: u64 = 1 << 6;
-const SIGN: u64 = 1 << 7;
-const OVERFLOW: u64 = 1 << 11;
 const RCX: usize = 1;
 const RSP: usize = 4;
 
@@ -46,7 +41,7 @@ impl Branch {
         let taken_if = |holds, to| if holds { Outcome::Taken(bias.to_actual(to)) } else { Outcome::NotTaken };
         Some(match self.kind {
             Kind::Jump(to) | Kind::Call(to) => Outcome::Taken(bias.to_actual(to)),
-            Kind::Conditional(code, to) => taken_if(holds(code, thread.rflags), to),
+            Kind::Conditional(condition, to) => taken_if(holds(condition, thread.rflags)?, to),
             Kind::Counting(times, to) => taken_if(counts(times, thread), to),
             Kind::JumpTo(operand) | Kind::CallTo(operand) => {
                 Outcome::Taken(Avma::new(target(&operand, thread, bias, &mut load)?))
@@ -57,26 +52,14 @@ impl Branch {
     }
 }
 
-/// Whether a condition (4-bit code of `jcc`) holds.
-fn holds(code: u8, rflags: u64) -> bool {
-    let any = |bits| rflags & bits != 0;
-    let less = any(SIGN) != any(OVERFLOW);
-    let plain = match code >> 1 {
-        0 => any(OVERFLOW),
-        1 => any(CARRY),
-        2 => any(ZERO),
-        3 => any(CARRY | ZERO),
-        4 => any(SIGN),
-        5 => any(PARITY),
-        6 => less,
-        _ => any(ZERO) || less,
-    };
-    plain != (code & 1 != 0)
+/// Whether a condition holds with these flags.
+fn holds(condition: Condition, rflags: u64) -> Option<bool> {
+    condition.holds(|flag| Some(rflags & flag.in_rflags() != 0))
 }
 
 fn counts(times: Times, thread: &Thread) -> bool {
     let rcx = thread.registers[RCX];
-    let (zero, left) = (thread.rflags & ZERO != 0, rcx.wrapping_sub(1) != 0);
+    let (zero, left) = (thread.rflags & Flag::Zero.in_rflags() != 0, rcx.wrapping_sub(1) != 0);
     match times {
         Times::Loop => left,
         Times::LoopEqual => left && zero,

@@ -5,6 +5,7 @@ use crate::format::{
     number,
 };
 use restitch_address::{Svma, SvmaRange};
+use restitch_x86::Condition;
 
 /// Why bytes are no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -123,7 +124,7 @@ impl<'a> Table<'a> {
         let kind = match word >> 8 & 15 {
             number::JUMP => Kind::Jump(target),
             number::CALL => Kind::Call(target),
-            number::CONDITIONAL => Kind::Conditional(detail, target),
+            number::CONDITIONAL => Kind::Conditional(Condition::from_code(detail)?, target),
             number::COUNTING => Kind::Counting(*TIMES.get(usize::from(detail))?, target),
             number::JUMP_TO => Kind::JumpTo(self.operand(value)?),
             number::CALL_TO => Kind::CallTo(self.operand(value)?),

@@ -7,7 +7,7 @@ use crate::walk::{Current, Walk};
 use iced_x86::{Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Counted, CounterWidth};
-use restitch_program::{EdgeKind, Terminator};
+use restitch_program::{Condition, EdgeKind, Terminator};
 
 /// `incq disp32(%rip)`.
 const COUNT: [u8; 3] = [0x48, 0xff, 0x05];
@@ -202,7 +202,7 @@ impl<'a> Walk<'_, 'a> {
         Some(end)
     }
 
-    fn conditional(&mut self, c: &Current<'a>, v: Svma, condition: u8, want: Svma) -> Option<Svma> {
+    fn conditional(&mut self, c: &Current<'a>, v: Svma, condition: Condition, want: Svma) -> Option<Svma> {
         let at = c.block.terminator_at();
         let Some(copy) = self.s.decode(v).filter(|i| condition_of(i).is_some()) else {
             self.findings.at(v, at, Problem::Terminator("there is no conditional jump"));
@@ -211,8 +211,8 @@ impl<'a> Walk<'_, 'a> {
         let taken = Outcome { kind: EdgeKind::Taken, want, only: false };
         let not_taken = Outcome { kind: EdgeKind::FallThrough, want: c.block.end(), only: false };
         let (jumps, falls) = match condition_of(&copy) {
-            Some(cc) if cc == condition => (taken, not_taken),
-            Some(cc) if cc == condition ^ 1 => (not_taken, taken),
+            Some(code) if code == condition.code() => (taken, not_taken),
+            Some(code) if code == condition.code() ^ 1 => (not_taken, taken),
             _ => {
                 self.findings.at(v, at, Problem::Terminator("it tests another condition"));
                 return None;
@@ -412,7 +412,7 @@ fn is_direct_jump(i: &Instruction) -> bool {
         && matches!(i.code(), Code::Jmp_rel8_64 | Code::Jmp_rel32_64)
 }
 
-/// The 4-bit condition of a `jcc`, as in its opcode.
+/// The 4-bit code of the condition of a `jcc`, by this crate's own decoder.
 fn condition_of(i: &Instruction) -> Option<u8> {
     let jcc = i.is_jcc_short_or_near() && i.op0_kind() == OpKind::NearBranch64;
     jcc.then(|| (i.condition_code() as u8).wrapping_sub(1)).filter(|cc| *cc < 16)
@@ -424,7 +424,7 @@ fn is_as_stated(i: &Instruction, terminator: Terminator) -> bool {
     match terminator {
         Terminator::FallThrough => false,
         Terminator::Jump(t) => is_direct_jump(i) && to() == t,
-        Terminator::Conditional(cc, t) => condition_of(i) == Some(cc) && to() == t,
+        Terminator::Conditional(condition, t) => condition_of(i) == Some(condition.code()) && to() == t,
         Terminator::ShortConditional(t) => (i.is_loop() || i.is_loopcc() || i.is_jcx_short()) && to() == t,
         Terminator::Table(_) | Terminator::IndirectJump => i.flow_control() == FlowControl::IndirectBranch,
         Terminator::Return => i.flow_control() == FlowControl::Return,

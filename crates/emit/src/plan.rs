@@ -9,7 +9,7 @@ use crate::direct::{BY_SLOT, STUB_CALL};
 use crate::votes::Voting;
 use restitch_address::Svma;
 use restitch_program::{BlockId, FuncId, TableId};
-use restitch_x86::{GuardedCall, VOTE, encode};
+use restitch_x86::{Condition, GuardedCall, VOTE, encode};
 use std::ops::Range;
 
 /// Where a branch goes.
@@ -113,7 +113,7 @@ pub(crate) enum Op {
     /// A direct branch.
     Branch {
         /// `None`: always.
-        condition: Option<u8>,
+        condition: Option<Condition>,
         /// In its long form. Only grows.
         near: bool,
         /// Not in the original code.

@@ -12,7 +12,7 @@ use crate::votes::{self, Voting};
 use crate::{Promotion, Request, promote};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, CallId, EdgeKind, TableId, Terminator};
-use restitch_x86::{GuardedCall, VoteStub, encode};
+use restitch_x86::{Condition, GuardedCall, VoteStub};
 
 /// Makes the plan. `edges`: executions by edge.
 pub(crate) fn build(
@@ -314,7 +314,7 @@ impl Planner<'_, '_> {
                 let (fall, taken) = (fall(self, next), self.taken(id, to, next));
                 let turned = chosen.turned || self.mostly_falls(id);
                 if (next == Some(taken.dest) || turned) && next != Some(fall.dest) {
-                    self.fork(id, encode::invert(condition), fall, taken, next);
+                    self.fork(id, condition.inverted(), fall, taken, next);
                 } else {
                     // Nobody branches to a duplicate, even where both ways lead to it.
                     let away = if next == Some(taken.dest) { self.taken(id, to, None) } else { taken };
@@ -341,7 +341,7 @@ impl Planner<'_, '_> {
     }
 
     /// `jcc away; straight on`. A counter on the way away goes out of line, so that the other way does not pass it.
-    fn fork(&mut self, id: BlockId, condition: u8, away: Arm, on: Arm, next: Option<Dest>) {
+    fn fork(&mut self, id: BlockId, condition: Condition, away: Arm, on: Arm, next: Option<Dest>) {
         let mut dest = away.dest;
         if away.counter.is_some() {
             dest = Dest::Slot((self.plan.placed + self.stubs.len()) as u32);
@@ -369,7 +369,7 @@ impl Planner<'_, '_> {
         }
     }
 
-    fn branch(&mut self, condition: Option<u8>, dest: Dest, added: bool) {
+    fn branch(&mut self, condition: Option<Condition>, dest: Dest, added: bool) {
         let by_slot = |stub| Some(Dest::BySlot { stub, slot: self.selection.direct.slot_of_stub(stub)? });
         let dest = match dest {
             Dest::Outside(stub) if condition.is_none() => by_slot(stub).unwrap_or(dest),

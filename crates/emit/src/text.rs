@@ -8,7 +8,7 @@ use crate::select::Selection;
 use crate::votes::{self, Voting};
 use crate::{CounterWidth, EmitError, Request};
 use restitch_address::Svma;
-use restitch_x86::{VOTE, VoteWord, displaced_load, encode};
+use restitch_x86::{Condition, VOTE, VoteWord, displaced_load, encode};
 
 /// What stands between fragments: control never gets there.
 const FILLER: u8 = 0xcc;
@@ -204,7 +204,7 @@ impl Writer<'_, '_> {
         self.out.extend_from_slice(&keeping.bytes);
     }
 
-    fn branch(&mut self, condition: Option<u8>, near: bool, len: u32, to: Svma) {
+    fn branch(&mut self, condition: Option<Condition>, near: bool, len: u32, to: Svma) {
         let displacement = Self::near(to, self.here() + u64::from(len));
         match (condition, near) {
             (None, false) => encode::jmp_short(&mut self.out, displacement as i8),

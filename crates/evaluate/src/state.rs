@@ -4,10 +4,8 @@ use crate::Value;
 use crate::memory::{Memory, Overlay};
 use crate::vector_registers::Vectors;
 use restitch_address::{Avma, LoadBias, Svma};
-use restitch_x86::{Address, Flag, Operand, Part, Reg, Segment};
+use restitch_x86::{Address, Condition, Flag, Operand, Part, Reg, Segment};
 
-/// Bit numbers of the status flags in rflags, in the order of [`Flag`].
-const RFLAGS: [u32; 6] = [0, 2, 4, 6, 7, 11];
 /// The direction flag in rflags.
 const DIRECTION: u64 = 1 << 10;
 /// Number of rsp.
@@ -23,7 +21,8 @@ pub struct Flags {
 impl Flags {
     /// All flags known, from the processor's flags register.
     pub fn from_rflags(rflags: u64) -> Self {
-        let values = (0..6).filter(|&i| rflags >> RFLAGS[i] & 1 != 0).fold(0, |set, i| set | 1 << i);
+        let set = Flag::ALL.into_iter().filter(|flag| rflags & flag.in_rflags() != 0);
+        let values = set.fold(0, |values, flag| values | flag.bit());
         Self { values, known: restitch_x86::ALL_FLAGS }
     }
 
@@ -47,27 +46,9 @@ impl Flags {
         self.values &= !set;
     }
 
-    /// The condition with this 4-bit code (as in `0F 80+cc`), if the flags that it needs are known.
-    pub fn condition(self, code: u8) -> Option<bool> {
-        let get = |flag| self.get(flag);
-        // Either of two flags being set decides also when the other one is unknown.
-        let any = |a: Option<bool>, b: Option<bool>| match (a, b) {
-            (Some(true), _) | (_, Some(true)) => Some(true),
-            (Some(false), Some(false)) => Some(false),
-            _ => None,
-        };
-        let less = || Some(get(Flag::Sign)? != get(Flag::Overflow)?);
-        let plain = match code >> 1 {
-            0 => get(Flag::Overflow),
-            1 => get(Flag::Carry),
-            2 => get(Flag::Zero),
-            3 => any(get(Flag::Carry), get(Flag::Zero)),
-            4 => get(Flag::Sign),
-            5 => get(Flag::Parity),
-            6 => less(),
-            _ => any(get(Flag::Zero), less()),
-        };
-        plain.map(|holds| holds != (code & 1 != 0))
+    /// Whether a condition holds, if the flags that it needs are known.
+    pub fn condition(self, condition: Condition) -> Option<bool> {
+        condition.holds(|flag| self.get(flag))
     }
 
     /// Whether `rflags` has another value in a known flag.

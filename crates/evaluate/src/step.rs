@@ -7,8 +7,8 @@ use crate::state::State;
 use crate::value::{Value, mask};
 use restitch_address::{Avma, LoadBias};
 use restitch_x86::{
-    ALL_FLAGS, Action, Binary, BitChange, CountBranch, Effects, Flag, Operand, Part, Reg, Scan, Semantic,
-    Shift, Stores, Unary,
+    ALL_FLAGS, Action, Binary, BitChange, Condition, CountBranch, Effects, Flag, Operand, Part, Reg, Scan,
+    Semantic, Shift, Stores, Unary,
 };
 
 const RAX: Reg = Reg(0);
@@ -348,7 +348,7 @@ impl<M: Memory> Context<'_, M> {
         Step::On
     }
 
-    fn move_if(&mut self, condition: u8, dst: Part, src: &Operand) {
+    fn move_if(&mut self, condition: Condition, dst: Part, src: &Operand) {
         let (old, new) = (self.state.read_part(dst), self.read(src));
         let value = match self.state.flags.condition(condition) {
             Some(true) => new,

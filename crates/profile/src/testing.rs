@@ -2,8 +2,8 @@
 
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{
-    Block, BlockAttrs, BlockId, BlockRange, CallId, CallSite, CallTarget, EdgeId, EdgeKind, FuncId, Function,
-    JumpTable, Movability, Program, TableEncoding, TableId, Terminator, build_edges,
+    Block, BlockAttrs, BlockId, BlockRange, CallId, CallSite, CallTarget, Condition, EdgeId, EdgeKind,
+    FuncId, Function, JumpTable, Movability, Program, TableEncoding, TableId, Terminator, build_edges,
 };
 
 use crate::Profile;
@@ -136,7 +136,7 @@ fn terminate(program: &mut Program, random: &mut Random, id: usize) {
     let to = program.blocks[target].start;
     let kind = random.below(100);
     let terminator = match kind {
-        0..48 if !last => Terminator::Conditional(random.below(16) as u8, to),
+        0..48 if !last => Terminator::Conditional(Condition::ALL[random.below(16)], to),
         48..68 if !last => Terminator::FallThrough,
         68..70 if !last => Terminator::ShortConditional(to),
         48..82 => Terminator::Jump(to),

@@ -47,4 +47,5 @@ pub use follow::{Uses, follow_address};
 pub use lookups::{UnwinderLookups, main_range, unwinder_lookups};
 pub use model::*;
 pub use reach::reachable_code;
+pub use restitch_x86::Condition;
 pub use text::*;

@@ -2,6 +2,7 @@
 
 use bitflags::bitflags;
 use restitch_address::{Svma, SvmaRange, typed_index};
+use restitch_x86::Condition;
 
 typed_index!(
     /// A function: one `.eh_frame` FDE range. A split function's `f.cold` part is a function of its own.
@@ -207,8 +208,8 @@ pub enum Terminator {
     FallThrough,
     /// `jmp target`. The target may lie outside the module's known blocks.
     Jump(Svma),
-    /// `jcc target`; else control goes on at `end()`. The 4-bit condition code as in the opcode (`0F 80+cc`).
-    Conditional(u8, Svma),
+    /// `jcc target`; else control goes on at `end()`.
+    Conditional(Condition, Svma),
     /// `loop`, `loope`, `loopne`, `jrcxz`, `jecxz`: conditional, but with one 8-bit encoding only (a copy keeps the
     /// original bytes up to the displacement).
     ShortConditional(Svma),

@@ -8,7 +8,7 @@ use crate::frame_doubt::{FrameDoubt, FrameWatch};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind};
-use restitch_x86::{Flow, Insn, Naming, scan_units};
+use restitch_x86::{Condition, Flow, Insn, Naming, scan_units};
 
 /// What is read at an address in front of a function and an index is taken to reach so many bytes from the address.
 pub(crate) const INDEXED_BYTES: u64 = 16;
@@ -18,7 +18,7 @@ pub(crate) const INDEXED_BYTES: u64 = 16;
 pub(crate) enum Kind {
     Next,
     Jump,
-    Conditional(u8),
+    Conditional(Condition),
     ShortConditional,
     IndirectJump,
     Call,

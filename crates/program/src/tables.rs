@@ -19,7 +19,7 @@ use crate::model::{JumpTable, TableEncoding};
 use crate::sweep::{Kind, Mini, Span, Sweep};
 use restitch_address::Svma;
 use restitch_image::{Image, RelocationKind};
-use restitch_x86::{Decoded, Mem, Op, Reg, decode_one};
+use restitch_x86::{Condition, Decoded, Mem, Op, Reg, decode_one};
 
 /// How many instructions before an indirect jump are looked at.
 const WINDOW: usize = 24;
@@ -371,10 +371,9 @@ fn bound_before(image: &Image, sweep: &Sweep, span: usize, load_at: Svma) -> Opt
     let load = sweep.starts.below(load_at) - sweep.spans[span].first;
     let from = load.saturating_sub(BOUND_WINDOW);
     (from..load).rev().find_map(|i| {
-        // 2: jb, 3: jae, 6: jbe, 7: ja.
         let inclusive = match minis[i].kind {
-            Kind::Conditional(6 | 7) => 1,
-            Kind::Conditional(2 | 3) => 0,
+            Kind::Conditional(Condition::BelowOrEqual | Condition::Above) => 1,
+            Kind::Conditional(Condition::Below | Condition::AboveOrEqual) => 0,
             _ => return None,
         };
         let compare = (from..i).rev().take(3).find_map(|j| match decode(image, sweep, &minis[j])?.op {

@@ -18,6 +18,7 @@
 use std::fmt::Write as _;
 
 use restitch_address::{Svma, SvmaRange};
+use restitch_x86::Condition;
 
 use crate::{
     Block, BlockAttrs, BlockId, BlockRange, CallId, CallSite, CallTarget, EdgeId, FuncId, Function,
@@ -166,7 +167,7 @@ fn terminator_text(terminator: Terminator, len: u8) -> String {
     match terminator {
         Terminator::FallThrough => format!("fall{len}"),
         Terminator::Jump(to) => format!("jump{len} -> {to}"),
-        Terminator::Conditional(cc, to) => format!("cond({cc}){len} -> {to}"),
+        Terminator::Conditional(cc, to) => format!("cond({}){len} -> {to}", cc.code()),
         Terminator::ShortConditional(to) => format!("short{len} -> {to}"),
         Terminator::Table(id) => format!("table({}){len}", id.0),
         Terminator::IndirectJump => format!("indirect{len}"),
@@ -360,8 +361,11 @@ fn terminator(words: &mut Words<'_>) -> Result<(Terminator, u8), String> {
     Ok((terminator, len))
 }
 
-fn condition(text: &str) -> Result<u8, String> {
-    number(text).ok().filter(|cc| *cc < 16).ok_or_else(|| format!("condition code \"{text}\" is not 0 to 15"))
+fn condition(text: &str) -> Result<Condition, String> {
+    number(text)
+        .ok()
+        .and_then(Condition::from_code)
+        .ok_or_else(|| format!("condition code \"{text}\" is not 0 to 15"))
 }
 
 fn word<'a>(words: &mut Words<'a>, what: &str) -> Result<&'a str, String> {
@@ -482,7 +486,8 @@ table 0x103e load 0x1028 at 0x3000 base 0x3000 relative4 copyable: 0x1020 0x1010
         prop_oneof![
             Just((Terminator::FallThrough, 0)),
             (at.clone(), 1u8..9).prop_map(|(a, l)| (Terminator::Jump(a), l)),
-            (0u8..16, at.clone(), 1u8..9).prop_map(|(c, a, l)| (Terminator::Conditional(c, a), l)),
+            (0..16usize, at.clone(), 1u8..9)
+                .prop_map(|(c, a, l)| (Terminator::Conditional(Condition::ALL[c], a), l)),
             (at, 1u8..9).prop_map(|(a, l)| (Terminator::ShortConditional(a), l)),
             (0u32..3, 1u8..9).prop_map(|(t, l)| (Terminator::Table(TableId(t)), l)),
             (1u8..9).prop_map(|l| (Terminator::IndirectJump, l)),

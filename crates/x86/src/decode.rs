@@ -1,5 +1,6 @@
 //! Linear decoding into compact records.
 
+use crate::condition::Condition;
 use crate::stack::{StackUse, stack_use};
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits,
@@ -13,8 +14,8 @@ pub enum Flow {
     Next,
     /// `jmp target`.
     Jump(Svma),
-    /// `jcc target`, with the 4-bit condition code.
-    Conditional(u8, Svma),
+    /// `jcc target`.
+    Conditional(Condition, Svma),
     /// `loop`, `loope`, `loopne`, `jcxz` family: one encoding only, 8-bit displacement.
     ShortConditional(Svma),
     /// `jmp` through a register or memory, far jumps included.
@@ -186,7 +187,7 @@ fn flow_of(i: &Instruction) -> Flow {
         FlowControl::UnconditionalBranch if wide => Flow::Jump(target()),
         FlowControl::IndirectBranch => Flow::IndirectJump,
         FlowControl::ConditionalBranch if wide && (i.is_jcc_short() || i.is_jcc_near()) => {
-            Flow::Conditional(condition(i), target())
+            condition(i).map_or(Flow::Unsupported, |condition| Flow::Conditional(condition, target()))
         }
         FlowControl::ConditionalBranch if wide => Flow::ShortConditional(target()),
         FlowControl::Return => Flow::Return,
@@ -211,27 +212,28 @@ fn flow_of(i: &Instruction) -> Flow {
     }
 }
 
-/// The 4-bit condition code of a `jcc`, as in its opcode.
-pub(crate) fn condition(i: &Instruction) -> u8 {
+/// The condition of a `jcc`, `setcc` or `cmovcc`.
+pub(crate) fn condition(i: &Instruction) -> Option<Condition> {
     use iced_x86::ConditionCode as C;
-    match i.condition_code() {
-        C::o => 0,
-        C::no => 1,
-        C::b => 2,
-        C::ae => 3,
-        C::e => 4,
-        C::ne => 5,
-        C::be => 6,
-        C::a => 7,
-        C::s => 8,
-        C::ns => 9,
-        C::p => 10,
-        C::np => 11,
-        C::l => 12,
-        C::ge => 13,
-        C::le => 14,
-        C::g | C::None => 15,
-    }
+    Some(match i.condition_code() {
+        C::None => return None,
+        C::o => Condition::Overflow,
+        C::no => Condition::NoOverflow,
+        C::b => Condition::Below,
+        C::ae => Condition::AboveOrEqual,
+        C::e => Condition::Equal,
+        C::ne => Condition::NotEqual,
+        C::be => Condition::BelowOrEqual,
+        C::a => Condition::Above,
+        C::s => Condition::Sign,
+        C::ns => Condition::NoSign,
+        C::p => Condition::Parity,
+        C::np => Condition::NoParity,
+        C::l => Condition::Less,
+        C::ge => Condition::GreaterOrEqual,
+        C::le => Condition::LessOrEqual,
+        C::g => Condition::Greater,
+    })
 }
 
 /// Whether no compiler writes the instruction for a program.

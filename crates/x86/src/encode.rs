@@ -1,6 +1,8 @@
 //! The few instructions that restitch writes itself. Each function appends to a buffer and returns nothing; reach is
 //! the caller's business through [`fits_short`] and [`fits_near`].
 
+use crate::condition::Condition;
+
 /// Length in bytes of `jmp rel8`.
 pub const JMP_SHORT: u32 = 2;
 /// Length in bytes of `jmp rel32`: also the size of an entry redirect.
@@ -23,10 +25,6 @@ pub fn fits_short(displacement: i64) -> bool {
 pub fn fits_near(displacement: i64) -> bool {
     i32::try_from(displacement).is_ok()
 }
-/// The opposite of a 4-bit condition code.
-pub fn invert(condition: u8) -> u8 {
-    condition ^ 1
-}
 
 /// `jmp rel8`; the displacement counts from the end of the instruction, as for all functions here.
 pub fn jmp_short(out: &mut Vec<u8>, displacement: i8) {
@@ -38,12 +36,12 @@ pub fn jmp_near(out: &mut Vec<u8>, displacement: i32) {
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 /// `jcc rel8`.
-pub fn jcc_short(out: &mut Vec<u8>, condition: u8, displacement: i8) {
-    out.extend_from_slice(&[0x70 | condition & 15, displacement as u8]);
+pub fn jcc_short(out: &mut Vec<u8>, condition: Condition, displacement: i8) {
+    out.extend_from_slice(&[0x70 | condition.code(), displacement as u8]);
 }
 /// `jcc rel32`.
-pub fn jcc_near(out: &mut Vec<u8>, condition: u8, displacement: i32) {
-    out.extend_from_slice(&[0x0f, 0x80 | condition & 15]);
+pub fn jcc_near(out: &mut Vec<u8>, condition: Condition, displacement: i32) {
+    out.extend_from_slice(&[0x0f, 0x80 | condition.code()]);
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 /// `incq disp32(%rip)`: a counter. Writes all status flags but CF, so it stands only where they are dead.
@@ -132,15 +130,15 @@ mod tests {
         let mut b = Vec::new();
         jmp_short(&mut b, -2);
         jmp_near(&mut b, 0x100);
-        jcc_short(&mut b, 4, 0x10);
-        jcc_near(&mut b, 12, -0x100);
+        jcc_short(&mut b, Condition::Equal, 0x10);
+        jcc_near(&mut b, Condition::Less, -0x100);
         count(&mut b, 0x2000);
         count_narrow(&mut b, 0x3000);
         let i = decoded(&b);
         assert_eq!(i[0].flow, Flow::Jump(Svma::new(0x1000)));
         assert_eq!(i[1].flow, Flow::Jump(Svma::new(0x1107)));
-        assert_eq!(i[2].flow, Flow::Conditional(4, Svma::new(0x1019)));
-        assert_eq!(i[3].flow, Flow::Conditional(12, Svma::new(0xf0f)));
+        assert_eq!(i[2].flow, Flow::Conditional(Condition::Equal, Svma::new(0x1019)));
+        assert_eq!(i[3].flow, Flow::Conditional(Condition::Less, Svma::new(0xf0f)));
         assert_eq!(i[4].names, Some(Svma::new(0x1016 + 0x2000)));
         assert_eq!(i[5].names, Some(Svma::new(0x101c + 0x3000)));
         let lengths: Vec<u32> = i.iter().map(|i| i.len.into()).collect();

@@ -13,6 +13,7 @@
 //!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.
 
+mod condition;
 mod decode;
 pub mod encode;
 mod guarded;
@@ -29,6 +30,7 @@ mod vector;
 mod vector_decode;
 mod vote;
 
+pub use condition::{Condition, Flag};
 pub use decode::{Flow, Insn, Naming, first_insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
 pub use lock_skip::scan_units;
@@ -38,7 +40,7 @@ pub use ops::{Decoded, Mem, Op, decode_one, displaced_load};
 pub use reg::Reg;
 pub use relocate::{RipField, relocate_field};
 pub use semantics::{
-    Action, Binary, BitChange, CountBranch, Effects, Flag, LowBit, Scan, Semantic, Shift, Stores, Unary,
+    Action, Binary, BitChange, CountBranch, Effects, LowBit, Scan, Semantic, Shift, Stores, Unary,
 };
 pub use semantics_decode::decode_semantic;
 pub use stack::StackUse;

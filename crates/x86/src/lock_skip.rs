@@ -156,7 +156,7 @@ mod tests {
                 let second = plain.next().unwrap();
                 prop_assert_eq!(unit.at, first.at);
                 prop_assert_eq!(unit.end(), second.end());
-                prop_assert_eq!(first.flow, Flow::Conditional(4, second.at + 1));
+                prop_assert_eq!(first.flow, Flow::Conditional(crate::Condition::Equal, second.at + 1));
                 prop_assert_eq!(unit.flags_read, first.flags_read | second.flags_read);
                 let rest = &bytes[unit.at.offset_from(Svma::new(0x1000)) as usize..];
                 prop_assert_eq!(relocate_field(rest, unit.at).map(|r| r.0), Some(unit));

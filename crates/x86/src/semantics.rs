@@ -6,34 +6,10 @@
 //!
 //! Reference: AMD64 Architecture Programmer's Manual volume 3, "General-Purpose Instruction Reference".
 
+use crate::condition::Condition;
 use crate::operand::{Address, Operand, Part};
 use crate::vector::Vector;
 use restitch_address::Svma;
-
-/// The status flags, as indices into a set of six bits (the order of [`crate::ALL_FLAGS`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Flag {
-    /// Carry.
-    Carry = 0,
-    /// Parity of the low byte.
-    Parity = 1,
-    /// Carry out of bit 3.
-    Adjust = 2,
-    /// Zero.
-    Zero = 3,
-    /// Sign.
-    Sign = 4,
-    /// Overflow.
-    Overflow = 5,
-}
-
-impl Flag {
-    /// The set that holds this flag only.
-    pub const fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
 
 /// Two-operand arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -184,9 +160,9 @@ pub enum Action {
     /// `rax, rdx = rdx:rax / operand, rdx:rax % operand`, signed or not. Sizes 4 and 8 only.
     Divide(Operand, bool),
     /// `setcc`.
-    SetIf(u8, Operand),
+    SetIf(Condition, Operand),
     /// `cmovcc`. (The source is read in any case, and a 4-byte destination is zero-extended in any case.)
-    MoveIf(u8, Part, Operand),
+    MoveIf(Condition, Part, Operand),
     /// `push` of 8 bytes.
     Push(Operand),
     /// `pop` of 8 bytes.
@@ -226,7 +202,7 @@ pub enum Action {
     /// `jmp target`.
     Jump(Svma),
     /// `jcc target`.
-    JumpIf(u8, Svma),
+    JumpIf(Condition, Svma),
     /// `loop`, `jrcxz`.
     CountBranch(CountBranch, Svma),
     /// `jmp` through a register or memory.

@@ -194,7 +194,7 @@ fn bit_test(i: &Instruction, change: BitChange) -> Option<Action> {
 }
 
 fn other(i: &Instruction) -> Option<Action> {
-    let condition = crate::decode::condition(i);
+    let condition = || crate::decode::condition(i);
     match i.mnemonic() {
         M::Nop | M::Endbr64 | M::Endbr32 | M::Pause | M::Mfence | M::Lfence | M::Sfence => {
             Some(Action::Nothing)
@@ -205,8 +205,8 @@ fn other(i: &Instruction) -> Option<Action> {
         M::Clc => Some(Action::SetCarry(Some(false))),
         M::Stc => Some(Action::SetCarry(Some(true))),
         M::Cmc => Some(Action::SetCarry(None)),
-        _ if i.is_set_if() => Some(Action::SetIf(condition, first(i)?)),
-        _ if i.is_move_if() => Some(Action::MoveIf(condition, first_part(i)?, second(i)?)),
+        _ if i.is_set_if() => Some(Action::SetIf(condition()?, first(i)?)),
+        _ if i.is_move_if() => Some(Action::MoveIf(condition()?, first_part(i)?, second(i)?)),
         _ => None,
     }
 }

@@ -27,6 +27,7 @@
 //! the samples never says more than is true. As with [`guarded_call`](crate::guarded_call), nothing is changed but the status flags, which a call leaves dead, and the
 //! eight bytes below the stack pointer. Words are written without `lock`: what threads lose to each other are samples.
 
+use crate::condition::Condition;
 use crate::encode;
 use crate::guarded::Parts;
 use std::ops::Range;
@@ -73,10 +74,9 @@ pub const VOTE_SAVED: u32 = 5;
 
 /// `decl countdown(%rip); js stub`, by displacements from the ends of the two.
 pub fn vote(out: &mut Vec<u8>, countdown: i32, stub: i32) {
-    const SIGN: u8 = 8;
     out.extend([0xff, 0x0d]);
     out.extend(countdown.to_le_bytes());
-    encode::jcc_near(out, SIGN, stub);
+    encode::jcc_near(out, Condition::Sign, stub);
 }
 
 /// The stub for `call`, the bytes of one indirect call. `None` if it is of a form that is left alone.

@@ -21,7 +21,7 @@ use crate::{
 use restitch_address::{Avma, LoadBias, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
-use restitch_x86::{Flow, encode, relocate_field};
+use restitch_x86::{Condition, Flow, encode, relocate_field};
 use std::collections::BTreeMap;
 use template::{Code, Dest};
 use unnamed::Implied;
@@ -346,9 +346,9 @@ impl<'r> Burst<'r> {
         // mov (%rax),%rdx; cmp %rcx,%rdx; je hit; test %rdx,%rdx; je miss; add $16,%rax
         self.code.place(search);
         self.code.raw(&[0x48, 0x8b, 0x10, 0x48, 0x39, 0xca]);
-        self.code.jcc(4, Dest::Label(hit));
+        self.code.jcc(Condition::Equal, Dest::Label(hit));
         self.code.raw(&[0x48, 0x85, 0xd2]);
-        self.code.jcc(4, Dest::Label(miss));
+        self.code.jcc(Condition::Equal, Dest::Label(miss));
         self.code.raw(&[0x48, 0x83, 0xc0, 16]);
         self.code.jmp(Dest::Label(search));
         self.code.place(hit);
@@ -380,7 +380,7 @@ impl<'r> Burst<'r> {
         self.op(template::SAVE_RDX, window::CURSOR);
         // test %dx,%dx; je full
         self.code.raw(&[0x66, 0x85, 0xd2]);
-        self.code.jcc(4, Dest::Label(full));
+        self.code.jcc(Condition::Equal, Dest::Label(full));
     }
 
     fn table_to_rdx(&mut self) {

@@ -2,6 +2,7 @@
 //! them; nothing is stored below the stack pointer but return addresses, as the calls would.
 
 use restitch_address::Svma;
+use restitch_x86::Condition;
 
 /// Where a 4-byte displacement leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +57,8 @@ impl Code {
     pub fn jmp(&mut self, dest: Dest) {
         self.to(&[0xe9], dest, &[]);
     }
-    pub fn jcc(&mut self, condition: u8, dest: Dest) {
-        self.to(&[0x0f, 0x80 | condition], dest, &[]);
+    pub fn jcc(&mut self, condition: Condition, dest: Dest) {
+        self.to(&[0x0f, 0x80 | condition.code()], dest, &[]);
     }
 }
 

@@ -318,7 +318,7 @@ impl<'a> Comparison<'a> {
                 self.same_place(fall, a.end(), "fall-through");
             }
             (Flow::Conditional(p, x), Flow::Conditional(q, y)) => {
-                assert_eq!(p, q ^ 1);
+                assert_eq!(p, q.inverted());
                 self.same_place(y, a.end(), "inverted");
                 self.same_place(fall, x, "inverted fall-through");
             }
