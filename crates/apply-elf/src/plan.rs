@@ -18,6 +18,7 @@ use restitch_address::{FileOffset, Svma, SvmaRange};
 use restitch_apply::{CheckedVersion, Purpose, Write, redirect_write};
 use restitch_emit::{LARGE_PAGE, Redirect, RedirectKind, Version};
 use restitch_image::{Image, ProgramHeader};
+use restitch_x86::patch::Patch;
 
 /// An output file, ready to be written.
 #[derive(Debug, Clone)]
@@ -290,7 +291,8 @@ fn redirects(image: &Image, version: &Version) -> Result<Vec<Write>, ElfError> {
         .map(|r| redirect(image, version, r))
         .collect::<Result<Vec<_>, _>>()?;
     writes.sort_by_key(|w| w.at);
-    if let Some(pair) = writes.windows(2).find(|pair| pair[1].at.offset_from(pair[0].at) < 5) {
+    if let Some(pair) = writes.windows(2).find(|pair| pair[1].at.offset_from(pair[0].at) < Patch::LEN as i64)
+    {
         return Err(ElfError::BadRedirect { at: pair[1].at, why: "overlaps the one before it" });
     }
     Ok(writes)
@@ -298,7 +300,7 @@ fn redirects(image: &Image, version: &Version) -> Result<Vec<Write>, ElfError> {
 
 fn redirect(image: &Image, version: &Version, r: &Redirect) -> Result<Write, ElfError> {
     let bad = |why| ElfError::BadRedirect { at: r.at, why };
-    let before = image.read(r.at, 5).and_then(|b| <[u8; 5]>::try_from(b).ok());
+    let before = image.read_tail(r.at).and_then(Patch::beginning_of);
     let before = before.ok_or_else(|| bad("is not in the file"))?;
     if !image.segment_at(r.at).is_some_and(|s| s.executable && !s.writable) {
         return Err(bad("is not in read-only code"));

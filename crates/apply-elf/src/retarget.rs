@@ -8,6 +8,8 @@ use object::elf;
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Shortcut, ShortcutKind, Version};
 use restitch_image::{ExportedSymbol, Image, RelocationKind};
+use restitch_x86::elf::RELATIVE;
+use restitch_x86::patch;
 use std::collections::HashMap;
 
 /// Size of `Elf64_Rela`, and where its addend is.
@@ -74,8 +76,8 @@ fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<RetargetWri
     if !image.relocations_in(SvmaRange::new(shortcut.at.offset(-7), 11)).is_empty() {
         return Ok(None);
     }
-    let displacement = i32::try_from(shortcut.to.offset_from(shortcut.at + 4));
-    let after = displacement.map_err(|_| bad("does not reach the version"))?.to_le_bytes().to_vec();
+    let field = patch::displacement(shortcut.to.offset_from(shortcut.at));
+    let after = field.ok_or_else(|| bad("does not reach the version"))?.to_vec();
     Ok(Some(RetargetWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false }))
 }
 
@@ -104,7 +106,7 @@ fn places(image: &Image) -> HashMap<Svma, Svma> {
     let mut out = HashMap::new();
     let Some((start, bytes)) = table(image) else { return out };
     for (i, entry) in bytes.chunks_exact(RELA_LEN).enumerate() {
-        if u32_at(entry, 8) == Some(elf::R_X86_64_RELATIVE)
+        if u32_at(entry, 8) == Some(RELATIVE)
             && let Some(place) = u64_at(entry, 0)
         {
             out.entry(Svma::new(place)).or_insert(start + (i * RELA_LEN) as u64 + ADDEND);

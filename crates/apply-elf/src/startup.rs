@@ -21,6 +21,7 @@ use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 use restitch_emit::Version;
 use restitch_image::{Image, ImageKind};
+use restitch_x86::patch::{BREAKPOINT, Patch};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -97,7 +98,7 @@ pub(crate) fn append(
     check_source(source, area.len())?;
     let entrance = entrance(image)?;
     let start = segment.aligned_end(16);
-    let range = segment.append(&routine(start, area, source, entrance));
+    let range = segment.append(&routine(start, area, source, entrance)?);
     segment.name_executable(".init.restitch", range, 16);
     Ok(Startup { range, entrance, data_end: area.end })
 }
@@ -152,8 +153,16 @@ fn initializer(image: &Image) -> Option<Entrance> {
     None
 }
 
+/// `ret`.
+const RETURN: u8 = 0xc3;
+
 /// The routine's bytes for the address `start`.
-fn routine(start: Svma, area: SvmaRange, source: &CountsSource, entrance: Entrance) -> Vec<u8> {
+fn routine(
+    start: Svma,
+    area: SvmaRange,
+    source: &CountsSource,
+    entrance: Entrance,
+) -> Result<Vec<u8>, ElfError> {
     let mut out = CODE.to_vec();
     let end = start + out.len() as u64;
     let next = match entrance {
@@ -162,15 +171,15 @@ fn routine(start: Svma, area: SvmaRange, source: &CountsSource, entrance: Entran
     };
     match next {
         Some(at) => {
-            // In reach: the version's place was chosen so.
-            out.push(0xe9);
-            out.extend((at.offset_from(end + 5) as i32).to_le_bytes());
+            let far = ElfError::BadRedirect { at, why: "is not in reach of the routine in front of it" };
+            out.extend(Patch::jump(at.offset_from(end)).ok_or(far)?.bytes());
         }
-        None => out.extend([0xc3, 0xcc, 0xcc, 0xcc, 0xcc]),
+        None => {
+            out.push(RETURN);
+            out.resize(CODE.len() + Patch::LEN, BREAKPOINT);
+        }
     }
-    while !out.len().is_multiple_of(8) {
-        out.push(0xcc);
-    }
+    out.resize(out.len().next_multiple_of(8), BREAKPOINT);
     out.extend(area.start.offset_from(start).to_le_bytes());
     for field in [area.len(), source.counters.get(), source.len - 1] {
         out.extend(field.to_le_bytes());
@@ -178,7 +187,7 @@ fn routine(start: Svma, area: SvmaRange, source: &CountsSource, entrance: Entran
     out.extend(source.identity);
     out.extend(source.path.as_os_str().as_bytes());
     out.push(0);
-    out
+    Ok(out)
 }
 
 /// `startup.s`, up to the label `end`.

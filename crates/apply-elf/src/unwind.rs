@@ -14,6 +14,7 @@ use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{EhFrame, UnwindInfo, read_eh_frame_hdr, relocate_eh_frame, write_eh_frame_hdr};
 use restitch_emit::Version;
 use restitch_image::{Image, ImageKind};
+use restitch_x86::possible::{ARGUMENT, ARGUMENT_NUMBER_AT, Argument, possible_argument};
 
 /// The new tables and what has to lead to them.
 #[derive(Debug, Default)]
@@ -140,10 +141,16 @@ fn registration_sites(image: &Image, old: SvmaRange, bytes: &[u8]) -> Vec<(Svma,
     let mut registers = false;
     for range in image.executable_ranges() {
         let Some(code) = image.read(range.start, range.len() as usize) else { continue };
-        for at in code.iter().enumerate().filter(|(_, b)| **b == MOV_EDI).map(|(i, _)| i) {
-            if let Some(value) = u32_at(code, at + 1).filter(|v| is_record(*v)) {
-                registers |= loads_esi_before(code, at) || code.get(at + 5) == Some(&MOV_ESI);
-                found.push((range.start + (at as u64 + 1), value));
+        for at in code
+            .iter()
+            .enumerate()
+            .filter(|(_, b)| possible_argument(**b) == Some(Argument::First))
+            .map(|(i, _)| i)
+        {
+            if let Some(value) = u32_at(code, at + ARGUMENT_NUMBER_AT).filter(|v| is_record(*v)) {
+                registers |= loads_second(code, at.checked_sub(ARGUMENT))
+                    || loads_second(code, at.checked_add(ARGUMENT));
+                found.push((range.start + (at + ARGUMENT_NUMBER_AT) as u64, value));
             }
         }
     }
@@ -151,11 +158,10 @@ fn registration_sites(image: &Image, old: SvmaRange, bytes: &[u8]) -> Vec<(Svma,
     if registers && agree { found } else { Vec::new() }
 }
 
-const MOV_ESI: u8 = 0xbe;
-const MOV_EDI: u8 = 0xbf;
-
-fn loads_esi_before(code: &[u8], at: usize) -> bool {
-    at.checked_sub(5).is_some_and(|before| code[before] == MOV_ESI)
+/// Whether the instruction at `at` of the code, if there is such a place, loads a second argument.
+fn loads_second(code: &[u8], at: Option<usize>) -> bool {
+    let first = at.and_then(|at| code.get(at));
+    first.is_some_and(|first| possible_argument(*first) == Some(Argument::Second))
 }
 
 /// The offsets at which records start, sorted.

@@ -21,10 +21,7 @@ use restitch_emit::{RedirectKind, ShortcutKind, Version};
 use restitch_image::{Image, Segment};
 use restitch_preload::content::{ContentHash, hash_of};
 use restitch_preload::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE, code_samples};
-
-/// Opcodes of `jmp rel32` and `call rel32`.
-const JUMP: u8 = 0xe9;
-const CALL: u8 = 0xe8;
+use restitch_x86::patch::{Branch, DISPLACEMENT, Patch, displacement};
 
 /// Why a module has no overlay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -171,13 +168,13 @@ pub fn undamaged(overlay: &[u8]) -> Result<Meta, OverlayError> {
 
 /// The end of the branch into the version that the byte at `differs` is part of: a jump, or a call where the module has a call too.
 fn branch_over(text: &[u8], original: &[u8], differs: usize, meta: &Meta) -> Option<usize> {
-    (differs.saturating_sub(4)..=differs).rev().find_map(|from| {
-        let branch = text.get(from..from + 5)?;
-        let displacement = i32::from_le_bytes(branch[1..].try_into().ok()?);
-        let to = Svma::new(meta.text_start + from as u64 + 5).offset(i64::from(displacement));
+    (differs.saturating_sub(Patch::LEN - 1)..=differs).rev().find_map(|from| {
+        let (branch, distance) = Patch::beginning_of(text.get(from..)?)?.as_branch()?;
+        let to = Svma::new(meta.text_start + from as u64).offset(distance);
         let within = to.get().wrapping_sub(meta.version_start) < meta.version_len;
-        let known = branch[0] == JUMP || branch[0] == CALL && original.get(from) == Some(&CALL);
-        (known && within).then_some(from + 5)
+        let called = || original.get(from).copied().and_then(Branch::beginning_with) == Some(Branch::Call);
+        let known = branch == Branch::Jump || called();
+        (known && within).then_some(from + Patch::LEN)
     })
 }
 
@@ -251,13 +248,14 @@ fn code_pages(image: &Image, segment: &Segment) -> Vec<u8> {
 fn redirect(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), OverlayError> {
     for r in &version.redirects {
         let at = r.at.get().wrapping_sub(text_start.get()) as usize;
-        let place = at.checked_add(5).and_then(|end| text.get_mut(at..end));
+        let place = at.checked_add(Patch::LEN).and_then(|end| text.get_mut(at..end));
         let place = place.ok_or(OverlayError::Version("a redirect lies outside of the code"))?;
         let purpose = match r.kind {
             RedirectKind::Entry => Purpose::EntryRedirect,
             RedirectKind::Landing => Purpose::LandingRedirect,
         };
-        let write = redirect_write(r.at, r.to, [0; 5], purpose);
+        let before = Patch::new([0; Patch::LEN]);
+        let write = redirect_write(r.at, r.to, before, purpose);
         let write = write.ok_or(OverlayError::Version("a redirect is too far"))?;
         place.copy_from_slice(&write.after);
     }
@@ -270,11 +268,10 @@ fn retarget(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), 
     let branches = version.shortcuts.iter().filter(|s| s.kind == ShortcutKind::Displacement);
     for s in branches {
         let at = s.at.get().wrapping_sub(text_start.get()) as usize;
-        let place = at.checked_add(4).and_then(|end| text.get_mut(at..end));
+        let place = at.checked_add(DISPLACEMENT).and_then(|end| text.get_mut(at..end));
         let place = place.ok_or(OverlayError::Version("a shortcut lies outside of the code"))?;
-        let displacement = i32::try_from(s.to.offset_from(s.at + 4));
-        let displacement = displacement.map_err(|_| OverlayError::Version("a shortcut is too far"))?;
-        place.copy_from_slice(&displacement.to_le_bytes());
+        let displacement = displacement(s.to.offset_from(s.at));
+        place.copy_from_slice(&displacement.ok_or(OverlayError::Version("a shortcut is too far"))?);
     }
     Ok(())
 }

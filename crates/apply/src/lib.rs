@@ -24,6 +24,7 @@ pub use read::{
 };
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;
+use restitch_x86::patch::Patch;
 
 /// One write of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,12 +71,10 @@ pub trait Applier {
     fn describe(&self, plan: &Self::Plan) -> String;
 }
 
-/// The write that makes `at` jump to `to`, given the `before` bytes there. `None` if `to` is out of 32-bit reach.
-pub fn redirect_write(at: Svma, to: Svma, before: [u8; 5], purpose: Purpose) -> Option<Write> {
-    let displacement = i32::try_from(to.offset_from(at + 5)).ok()?;
-    let mut after = vec![0xe9];
-    after.extend_from_slice(&displacement.to_le_bytes());
-    Some(Write { at, before: before.to_vec(), after, purpose })
+/// The write that makes `at` jump to `to`, given what is there `before`. `None` if `to` is out of reach.
+pub fn redirect_write(at: Svma, to: Svma, before: Patch, purpose: Purpose) -> Option<Write> {
+    let after = Patch::jump(to.offset_from(at))?;
+    Some(Write { at, before: before.bytes().to_vec(), after: after.bytes().to_vec(), purpose })
 }
 
 #[cfg(test)]
@@ -83,10 +82,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redirect_is_a_near_jump_to_its_target() {
-        let w =
-            redirect_write(Svma::new(0x1000), Svma::new(0x9000), [0x55; 5], Purpose::EntryRedirect).unwrap();
-        assert_eq!(w.after, [0xe9, 0xfb, 0x7f, 0, 0]);
-        assert_eq!(redirect_write(Svma::new(0), Svma::new(1 << 40), [0; 5], Purpose::EntryRedirect), None);
+    fn a_redirect_is_a_jump_to_its_target() {
+        let before = Patch::new([0x55; Patch::LEN]);
+        let (at, to) = (Svma::new(0x1000), Svma::new(0x9000));
+        let w = redirect_write(at, to, before, Purpose::EntryRedirect).unwrap();
+        assert_eq!(Patch::beginning_of(&w.after).and_then(|p| p.as_jump()), Some(0x8000));
+        assert_eq!((w.before.len(), w.after.len()), (Patch::LEN, Patch::LEN));
+        assert_eq!(redirect_write(at, Svma::new(1 << 40), before, Purpose::EntryRedirect), None);
     }
 }

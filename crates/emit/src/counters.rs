@@ -5,11 +5,12 @@
 //! the form that keeps them is used. It lowers the stack for a moment, which the unwind tables have to be able to say.
 
 use crate::ends::{copied_len, tail_frame};
-use crate::entry::{self, ENDBR64};
+use crate::entry;
 use crate::select::{NONE, Selection};
 use crate::{Counted, CounterRequest, CounterTable, CounterWidth, EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{Block, BlockAttrs, BlockId, EdgeId, EdgeKind, Terminator};
+use restitch_x86::entry::entry_marker;
 use restitch_x86::{ALL_FLAGS, Flow, encode, relocate_field};
 
 /// A counter in the code.
@@ -189,7 +190,7 @@ fn block_spot(
     let block = request.program.block(id);
     let bytes = request.image.read(block.start, block.len as usize)?;
     // Redirects lead behind `endbr64`, which leaves the flags alone.
-    let first = if bytes.starts_with(&ENDBR64) { ENDBR64.len() as u32 } else { 0 };
+    let first = entry_marker(bytes) as u32;
     let plain = |at| Some((at, Counter { number, keeps: false, width }));
     // A redirect behind the first instructions of a function must not pass it by, and shall be possible where the counter costs no more.
     if let Some(at) = behind_the_redirect(request, selection, id, bytes) {

@@ -14,15 +14,11 @@ use crate::{BoundSlot, Request};
 use restitch_address::Svma;
 use restitch_image::Image;
 use restitch_program::Program;
+use restitch_x86::patch::Patch;
+use restitch_x86::slot::{BY_SLOT, SlotBranch};
 
-/// `call *disp32(%rip)`, without prefixes.
-pub(crate) const CALL_SLOT: [u8; 2] = [0xff, 0x15];
-/// `jmp *disp32(%rip)`, without prefixes.
-pub(crate) const JUMP_SLOT: [u8; 2] = [0xff, 0x25];
-/// Bytes of a call of a stub that can go through its slot: `e8` without prefixes.
-pub(crate) const STUB_CALL: u32 = 5;
-/// Bytes of a call or jump through a slot.
-pub(crate) const BY_SLOT: u32 = 6;
+/// Bytes of a call of a stub that can go through its slot: without prefixes.
+pub(crate) const STUB_CALL: u32 = Patch::LEN as u32;
 
 /// How a copied instruction's displacement is made anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,33 +30,12 @@ pub(crate) enum Form {
     /// A direct call of a stub that goes through this slot of the stub's (in a stretch that is copied as it is: a call).
     BySlot(Svma),
     /// A call or jump through a slot that becomes a direct one, to the target's copy if there is one.
-    Direct(Transfer),
+    Direct(SlotBranch),
 }
 
-/// What becomes direct.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transfer {
-    Call,
-    Jump,
-}
-
-impl Transfer {
-    /// What stands in front of the displacement: `addr32` and the opcode.
-    pub fn opcode(self) -> [u8; 2] {
-        match self {
-            Self::Call => [0x67, 0xe8],
-            Self::Jump => [0x67, 0xe9],
-        }
-    }
-
-    /// Of an instruction that consists of `bytes`, if it has an equally long direct form.
-    pub fn of(bytes: &[u8]) -> Option<Self> {
-        match bytes {
-            [a, b, _, _, _, _] if [*a, *b] == CALL_SLOT => Some(Self::Call),
-            [a, b, _, _, _, _] if [*a, *b] == JUMP_SLOT => Some(Self::Jump),
-            _ => None,
-        }
-    }
+/// What `insn` is, if it has an equally long direct form.
+pub(crate) fn with_direct_form(insn: &[u8]) -> Option<SlotBranch> {
+    SlotBranch::beginning_of(insn).filter(|_| insn.len() == BY_SLOT as usize).map(|(branch, _)| branch)
 }
 
 /// The slots that are bound for good and whose targets are in reach of the version.

@@ -176,7 +176,7 @@ fn file_header(loaded: u64, eh_frame_hdr: (u64, u64), sections_at: u64, sections
     let mut out = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
     out.resize(16, 0);
     put16(&mut out, 3); // ET_DYN
-    put16(&mut out, 62); // EM_X86_64
+    put16(&mut out, restitch_x86::elf::MACHINE);
     put32(&mut out, 1);
     put64(&mut out, 0);
     put64(&mut out, u64::from(EHDR_LEN));

@@ -13,13 +13,13 @@ use crate::Request;
 use crate::lookup::Lookup;
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{FuncId, Program};
-use restitch_x86::{Flow, decode_one, encode};
+use restitch_x86::entry::frame_made;
+use restitch_x86::kernel::KernelEntry;
+use restitch_x86::patch::Patch;
+use restitch_x86::{Flow, LONGEST, decode_one};
 
-pub(crate) const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// How many instructions may stay in front of an entry's patch: those that make a frame and a static probe behind them.
 const PROLOGUE: usize = 4;
-/// The longest instruction.
-const LONGEST: u64 = 15;
 const PAGE: u64 = 4096;
 
 /// The places behind the first instructions of a function where its patch may go, the best one first: behind what makes a frame, behind the first
@@ -33,17 +33,17 @@ pub(crate) fn behind_the_first(request: &Request<'_>, lookup: &Lookup<'_>, id: F
     let is_behind_probe =
         |at: &&Svma| !request.image.static_probes_in(SvmaRange::new(at.offset(-1), 1)).is_empty();
     let probed = behind.iter().skip(1).filter(is_behind_probe);
-    let made = frame_made(bytes).map(|len| start + len);
+    let made = frame_made(bytes).map(|len| start + len as u64);
     let places = made.iter().chain(behind.first()).chain(probed).copied();
     // In a process no patch crosses a page (a killed writer would leave half of it).
-    let whole = |at: Svma| request.bias.is_none() || at.get() % PAGE + u64::from(encode::JMP_NEAR) <= PAGE;
+    let whole = |at: Svma| request.bias.is_none() || at.get() % PAGE + Patch::LEN as u64 <= PAGE;
     let fits = |at: &Svma| *at < block.end() && whole(*at) && has_room(request, *at, function.range);
     places.filter(fits).collect()
 }
 
 /// Whether a patch at `at` harms nobody; `function` is the range of its function.
 pub(crate) fn has_room(request: &Request<'_>, at: Svma, function: SvmaRange) -> bool {
-    let bytes = SvmaRange::new(at, u64::from(encode::JMP_NEAR));
+    let bytes = SvmaRange::new(at, Patch::LEN as u64);
     function.covers(&bytes)
         && is_free(request.program, bytes)
         && !returns_into(request.program, bytes)
@@ -54,14 +54,6 @@ pub(crate) fn has_room(request: &Request<'_>, at: Svma, function: SvmaRange) -> 
 fn is_free(program: &Program, bytes: SvmaRange) -> bool {
     let next = program.blocks.partition_point(|b| b.start <= bytes.start);
     program.blocks.get(next).is_none_or(|b| b.start >= bytes.end)
-}
-
-/// Bytes of the instructions at the start of a function that make its frame: `endbr64` or not, `push %rbp; mov %rsp,%rbp`.
-fn frame_made(bytes: &[u8]) -> Option<u64> {
-    const FRAME: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
-    let marker = if bytes.starts_with(&ENDBR64) { ENDBR64.len() } else { 0 };
-    let makes = FRAME.iter().any(|frame| bytes[marker..].starts_with(frame));
-    makes.then_some((marker + FRAME[0].len()) as u64)
 }
 
 /// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to the next one by itself, without the kernel.
@@ -82,12 +74,12 @@ fn behind_plain(bytes: &[u8], at: Svma) -> Vec<Svma> {
 
 /// Whether `bytes` begin with `syscall`, `sysenter` or `int`.
 fn is_system_call(bytes: &[u8]) -> bool {
-    matches!(bytes, [0x0f, 0x05 | 0x34, ..] | [0xcd, _, ..])
+    KernelEntry::beginning_of(bytes).is_some_and(|entry| entry != KernelEntry::Trap)
 }
 
 /// Whether a call returns to a byte of `bytes` behind the first one.
 fn returns_into(program: &Program, bytes: SvmaRange) -> bool {
-    let first = program.calls.partition_point(|call| call.at + LONGEST < bytes.start);
+    let first = program.calls.partition_point(|call| call.at + (LONGEST as u64) < bytes.start);
     program.calls[first..].iter().take_while(|call| call.at < bytes.end).any(|call| {
         let back = call.at + u64::from(call.len);
         bytes.contains(back) && back != bytes.start

@@ -6,7 +6,7 @@ use crate::select::{LedSlot, NONE, Selection};
 use crate::{Led, Pointers, Redirect, Request, Shortcut, ShortcutKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::Program;
-use restitch_x86::encode;
+use restitch_x86::patch::Patch;
 
 /// Alignment of entries that programs may rely on, in bytes: low bits of pointers that hold something else.
 const MOST: u64 = 16;
@@ -68,7 +68,7 @@ pub(crate) fn shortcuts(
     let Some(pointers) = request.pointers else { return Vec::new() };
     let overwritten = |at: Svma| {
         let lea = SvmaRange::between(at + 4 - LEA, at + 4);
-        let i = redirects.partition_point(|r| r.at + u64::from(encode::JMP_NEAR) <= lea.start);
+        let i = redirects.partition_point(|r| r.at + Patch::LEN as u64 <= lea.start);
         redirects.get(i).is_some_and(|r| r.at < lea.end)
     };
     let mut out = Vec::new();

@@ -1,12 +1,13 @@
 //! The map between the version's addresses and the original ones, both ways.
 
-use crate::direct::{BY_SLOT, STUB_CALL};
+use crate::direct::STUB_CALL;
 use crate::ends::copied_len;
 use crate::plan::{Dest, Op, Plan};
 use crate::select::{NONE, Selection};
 use crate::{AddressMap, MapPiece, PieceKind, Place, Request};
 use restitch_address::Svma;
 use restitch_program::Terminator;
+use restitch_x86::slot::BY_SLOT;
 use restitch_x86::{GuardedCall, VOTE, VOTE_SAVED, VoteStub, encode};
 use std::ops::Range;
 

@@ -5,10 +5,11 @@
 
 use crate::BoundSlot;
 use crate::counters::Counter;
-use crate::direct::{BY_SLOT, STUB_CALL};
+use crate::direct::STUB_CALL;
 use crate::votes::Voting;
 use restitch_address::Svma;
 use restitch_program::{BlockId, FuncId, TableId};
+use restitch_x86::slot::BY_SLOT;
 use restitch_x86::{Condition, GuardedCall, VOTE, encode};
 use std::ops::Range;
 

@@ -20,6 +20,8 @@ use crate::ShortcutKind;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator, follow_address};
+use restitch_x86::patch::DISPLACEMENT;
+use restitch_x86::possible::{is_wide_lea, possible_operand};
 use restitch_x86::{decode_one, relocate_field};
 use std::collections::HashMap;
 
@@ -195,12 +197,8 @@ impl<'a> Search<'a> {
         for segment in image.segments().iter().filter(|s| s.executable) {
             let backed = segment.file_backed();
             let bytes = image.read(backed.start, backed.len() as usize).unwrap_or_default();
-            for (i, window) in bytes.windows(5).enumerate() {
-                // ModRM: no register, the program counter.
-                if window[0] & 0xc7 != 0x05 {
-                    continue;
-                }
-                let displacement = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
+            for (i, window) in bytes.windows(1 + DISPLACEMENT).enumerate() {
+                let Some(displacement) = window.first_chunk().and_then(possible_operand) else { continue };
                 let field = backed.start + (i as u64 + 1);
                 // Behind the displacement there may be a number.
                 for number in [0, 1, 2, 4] {
@@ -263,8 +261,7 @@ impl<'a> Search<'a> {
             let len = usize::from(insn.len).max(1);
             if block.start + (at + len) as u64 > field {
                 let rip = rip.filter(|rip| block.start + (at as u64 + u64::from(rip.offset)) == field)?;
-                let lea = len as u64 == LEA && matches!(bytes[at..at + 2], [0x48 | 0x4c, 0x8d]);
-                return Some((lea, rip.target));
+                return Some((is_wide_lea(&bytes[at..at + len]), rip.target));
             }
             at += len;
         }

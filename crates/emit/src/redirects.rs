@@ -1,13 +1,14 @@
 //! The patches that lead from the original code into the version.
 
 use crate::counters::Counters;
-use crate::entry::{self, ENDBR64};
+use crate::entry;
 use crate::plan::Plan;
 use crate::select::{NONE, Selection};
 use crate::{AddressMap, Redirect, RedirectKind, Request, SkipReason, Skipped};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{BlockAttrs, BlockId, FuncId};
-use restitch_x86::encode;
+use restitch_x86::entry::entry_marker;
+use restitch_x86::patch::Patch;
 
 /// Chooses them, sorted by address, and notes the functions whose entry cannot take one.
 pub(crate) fn choose(
@@ -37,7 +38,7 @@ pub(crate) fn choose(
 
 /// Entries come first; what overlaps an earlier redirect is left out.
 fn merge(entries: Vec<Redirect>, landings: Vec<Redirect>) -> Vec<Redirect> {
-    let bytes = |r: &Redirect| SvmaRange::new(r.at, u64::from(encode::JMP_NEAR));
+    let bytes = |r: &Redirect| SvmaRange::new(r.at, Patch::LEN as u64);
     let mut all: Vec<Redirect> = Vec::with_capacity(entries.len() + landings.len());
     let near = |landing: &Redirect| {
         let i = entries.partition_point(|e| e.at < landing.at);
@@ -116,14 +117,14 @@ impl Chooser<'_, '_> {
 
     /// The redirect of what starts at `start`, if there is room for one.
     fn redirect(&self, start: Svma, function: SvmaRange, kind: RedirectKind) -> Option<Redirect> {
-        let marked = self.request.image.read(start, ENDBR64.len()) == Some(&ENDBR64);
-        let at = if marked { start + ENDBR64.len() as u64 } else { start };
+        let marker = self.request.image.read_tail(start).map_or(0, entry_marker);
+        let at = start + marker as u64;
         if !entry::has_room(self.request, at, function) {
             return None;
         }
         // Where a branch goes to the instruction behind it, the marker is a block of its own. Its copy is entered then, so
         // that it is counted; to run the marker again changes nothing.
-        let is_block = marked && self.selection.lookup.starting_at(at).is_some();
+        let is_block = marker > 0 && self.selection.lookup.starting_at(at).is_some();
         Some(Redirect { at, to: self.map.to_version(if is_block { start } else { at })?, kind })
     }
 }

@@ -2,7 +2,7 @@
 //! code depends on it.
 
 use crate::bound::upper_bound;
-use crate::direct::{Direct, Form, STUB_CALL, Transfer};
+use crate::direct::{Direct, Form, STUB_CALL, with_direct_form};
 use crate::ends::copied_len;
 use crate::lookup::Lookup;
 use crate::reach::Reach;
@@ -339,7 +339,7 @@ fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
         if let Some(rip) = rip {
             let fix =
                 Fix { field: offset + u32::from(rip.offset), end, target: rip.target, form: Form::Operand };
-            let transfer = Transfer::of(&rest[..usize::from(insn.len)]);
+            let transfer = with_direct_form(&rest[..usize::from(insn.len)]);
             match transfer.and_then(|t| Some((t, out.direct.slot(rip.target)?))) {
                 Some((transfer, bound)) => {
                     out.used.push(bound);

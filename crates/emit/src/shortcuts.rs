@@ -18,7 +18,8 @@ use crate::{AddressMap, Redirect, Request, Shortcut, ShortcutKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, FuncId, Program, Terminator};
-use restitch_x86::{encode, relocate_field};
+use restitch_x86::patch::{Branch, DISPLACEMENT, DISPLACEMENT_AT, Patch};
+use restitch_x86::relocate_field;
 use std::collections::BTreeSet;
 
 /// Finds them, sorted by address. None for a version that is made for one process, or counts.
@@ -35,8 +36,8 @@ pub(crate) fn choose(
     let mut out = finder.branches();
     // Nothing is written twice.
     out.retain(|s| {
-        let next = redirects.partition_point(|r| r.at + u64::from(encode::JMP_NEAR) <= s.at);
-        redirects.get(next).is_none_or(|r| r.at >= s.at + 4)
+        let next = redirects.partition_point(|r| r.at + Patch::LEN as u64 <= s.at);
+        redirects.get(next).is_none_or(|r| r.at >= s.at + DISPLACEMENT as u64)
     });
     out.extend(finder.labels());
     out.sort_unstable();
@@ -66,25 +67,27 @@ impl Finder<'_, '_> {
     /// Direct calls and jumps of blocks that stay, to blocks that have a copy.
     fn branches(&self) -> Vec<Shortcut> {
         let program = self.request.program;
-        let calls = program.calls.iter().filter(|c| c.len == 5 && self.stays(c.block));
+        let calls = program.calls.iter().filter(|c| usize::from(c.len) == Patch::LEN && self.stays(c.block));
         let calls = calls.filter_map(|c| match c.target {
-            CallTarget::Direct(to) => self.branch(c.at, 0xe8, to),
+            CallTarget::Direct(to) => self.branch(c.at, Branch::Call, to),
             CallTarget::Indirect => None,
         });
-        let blocks = program.block_ids().filter(|&b| self.stays(b) && program.block(b).terminator_len == 5);
+        let blocks = program
+            .block_ids()
+            .filter(|&b| self.stays(b) && usize::from(program.block(b).terminator_len) == Patch::LEN);
         let jumps = blocks.filter_map(|b| match program.block(b).terminator {
-            Terminator::Jump(to) => self.branch(program.block(b).terminator_at(), 0xe9, to),
+            Terminator::Jump(to) => self.branch(program.block(b).terminator_at(), Branch::Jump, to),
             _ => None,
         });
         calls.chain(jumps).collect()
     }
 
-    fn branch(&self, at: Svma, opcode: u8, original: Svma) -> Option<Shortcut> {
+    fn branch(&self, at: Svma, branch: Branch, original: Svma) -> Option<Shortcut> {
         let to = self.copy_of(original)?;
-        let plain = self.request.image.read(at, 1) == Some(&[opcode]);
-        let reaches = encode::fits_near(to.offset_from(at + 5));
+        let plain = Branch::beginning_with(*self.request.image.read(at, 1)?.first()?) == Some(branch);
+        let reaches = Patch::branch(branch, to.offset_from(at)).is_some();
         let kind = ShortcutKind::Displacement;
-        (plain && reaches).then_some(Shortcut { at: at + 1, original, to, kind })
+        (plain && reaches).then_some(Shortcut { at: at + DISPLACEMENT_AT, original, to, kind })
     }
 
     /// Relocated addresses of labels.

@@ -2,16 +2,18 @@
 
 use crate::areas::{Areas, HEADERS};
 use crate::counters::{Counter, Counters};
-use crate::direct::{BY_SLOT, CALL_SLOT, Form, JUMP_SLOT};
+use crate::direct::Form;
 use crate::plan::{Dest, Guarded, Op, Plan};
 use crate::select::Selection;
 use crate::votes::{self, Voting};
 use crate::{CounterWidth, EmitError, Request};
 use restitch_address::Svma;
+use restitch_x86::patch::BREAKPOINT;
+use restitch_x86::slot::{BY_SLOT, SlotBranch};
 use restitch_x86::{Condition, VOTE, VoteWord, displaced_load, encode};
 
 /// What stands between fragments: control never gets there.
-const FILLER: u8 = 0xcc;
+const FILLER: u8 = BREAKPOINT;
 
 /// Writes everything up to the end of the code; room for the headers is left at the start.
 pub(crate) fn write(
@@ -51,7 +53,7 @@ impl Writer<'_, '_> {
             match *op {
                 Op::Copy { from, len, .. } => self.copy(slot, bytes, from, len),
                 Op::Guarded { from, call, .. } => self.guarded(slot, from, &self.plan.guarded[call as usize]),
-                Op::BySlot { slot, .. } => self.by_slot(CALL_SLOT, slot),
+                Op::BySlot { slot, .. } => self.by_slot(SlotBranch::Call, slot),
                 Op::Vote { call, .. } => self.vote(&self.plan.voting[call as usize]),
                 Op::Ballot { from, call, .. } => self.ballot(slot, from, &self.plan.voting[call as usize]),
                 Op::Load { from, copy, .. } => {
@@ -62,7 +64,7 @@ impl Writer<'_, '_> {
                     let end = self.here() + u64::from(encode::PREFETCH);
                     encode::prefetch(&mut self.out, Self::near(self.plan.byte_of(slot, offset), end));
                 }
-                Op::Branch { dest: Dest::BySlot { slot, .. }, .. } => self.by_slot(JUMP_SLOT, slot),
+                Op::Branch { dest: Dest::BySlot { slot, .. }, .. } => self.by_slot(SlotBranch::Jump, slot),
                 Op::Branch { condition, near, dest, .. } => {
                     let len = op.len();
                     self.branch(condition, near, len, self.plan.target(dest));
@@ -111,7 +113,7 @@ impl Writer<'_, '_> {
             let field = offset + (fix.field - from) as usize;
             self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
             if let Form::Direct(transfer) = fix.form {
-                self.out[field - 2..field].copy_from_slice(&transfer.opcode());
+                self.out[field - 2..field].copy_from_slice(&transfer.direct_opcode());
             }
         }
     }
@@ -140,10 +142,10 @@ impl Writer<'_, '_> {
         set(end - 4, end, copied.map_or(call.target, |slot| self.plan.address(slot)));
     }
 
-    /// A call or jump of this opcode through a slot.
-    fn by_slot(&mut self, opcode: [u8; 2], slot: Svma) {
+    /// A call or jump through a slot.
+    fn by_slot(&mut self, branch: SlotBranch, slot: Svma) {
         let displacement = Self::near(slot, self.here() + u64::from(BY_SLOT));
-        self.out.extend_from_slice(&opcode);
+        self.out.extend_from_slice(&branch.opcode());
         self.out.extend_from_slice(&displacement.to_le_bytes());
     }
 

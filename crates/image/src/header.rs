@@ -107,7 +107,7 @@ fn raw_header(data: &[u8]) -> Option<Header> {
 /// Refuses what is not a linked x86-64 program or shared object.
 pub(crate) fn check_supported(data: &[u8], header: &Header) -> Result<(), ImageError> {
     let machine = u16_at(data, 18).unwrap_or_default();
-    if machine != elf::EM_X86_64 {
+    if machine != restitch_x86::elf::MACHINE {
         return Err(ImageError::ForeignMachine { machine });
     }
     match header.elf_type {

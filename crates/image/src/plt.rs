@@ -1,14 +1,14 @@
-//! PLT stubs: code that jumps through a GOT slot, `[endbr64] [bnd] jmp *slot(%rip)`.
+//! PLT stubs: code that jumps through a GOT slot.
 //!
 //! They are recognised by their bytes, in the sections named `.plt*` and `.iplt`; in a file without section headers,
 //! anywhere in executable segments, but then only where the loader fills the slot. A function that consists of such a
 //! jump is found as well, which is harmless: it behaves like a stub.
 
-use crate::bytes::i32_at;
 use crate::relocation::{DynamicRelocation, RelocationKind};
 use crate::section::Section;
 use crate::view::View;
 use restitch_address::{Svma, SvmaRange};
+use restitch_x86::slot::plt_stub;
 use std::sync::Arc;
 
 /// A PLT stub.
@@ -39,12 +39,13 @@ pub(crate) fn plt_slots(
     for range in ranges {
         let code = view.up_to(range.start, range.len());
         for offset in (0..code.len()).step_by(8) {
-            let Some((slot, len)) = stub(&code[offset..], range.start + offset as u64) else { continue };
+            let Some(stub) = plt_stub(&code[offset..]) else { continue };
+            let slot = (range.start + offset as u64).offset(stub.slot);
             let relocation = relocation_at(relocations, slot);
             if must_be_relocated && relocation.is_none() || view.segment_at(slot).is_none() {
                 continue;
             }
-            let len = len.min(code.len() - offset) as u64;
+            let len = stub.len.min(code.len() - offset) as u64;
             let stub = SvmaRange::new(range.start + offset as u64, len);
             found.push(PltSlot { stub, slot, name: relocation.and_then(bound_name) });
         }
@@ -52,22 +53,6 @@ pub(crate) fn plt_slots(
     found.sort_by_key(|s| s.stub.start);
     found.dedup_by_key(|s| s.stub.start);
     found
-}
-
-/// Slot and length in bytes, if a stub begins at the beginning of `code`, which is at `at`.
-fn stub(code: &[u8], at: Svma) -> Option<(Svma, usize)> {
-    let endbr = if code.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa]) { 4 } else { 0 };
-    let bnd = usize::from(code.get(endbr) == Some(&0xf2));
-    let jump = endbr + bnd;
-    if code.get(jump..jump + 2)? != [0xff, 0x25] {
-        return None;
-    }
-    let displacement = i32_at(code, jump + 2)?;
-    let end = jump + 6;
-    let slot = (at + end as u64).offset(displacement.into());
-    // `.plt.got` without endbr64: 6 bytes of jump, then `xchg %ax,%ax`.
-    let is_short = end == 6 && code.get(6..8) == Some(&[0x66, 0x90]);
-    Some((slot, if is_short { 8 } else { 16 }))
 }
 
 pub(crate) fn relocation_at(relocations: &[DynamicRelocation], at: Svma) -> Option<&DynamicRelocation> {

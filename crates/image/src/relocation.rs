@@ -6,12 +6,11 @@ use crate::section::Section;
 use crate::view::View;
 use object::elf;
 use restitch_address::Svma;
+use restitch_x86::elf::{RelocationType, relocation_type};
 use std::sync::Arc;
 
 /// Size of `Elf64_Rela`.
 const RELA_LEN: usize = 24;
-/// `R_X86_64_RELATIVE64`, the x32 relative of `R_X86_64_RELATIVE`.
-const R_X86_64_RELATIVE64: u32 = 38;
 /// Length in bytes of the packed relative relocations.
 const DT_RELRSZ: u32 = 35;
 /// Address of the packed relative relocations.
@@ -34,7 +33,7 @@ pub enum RelocationKind {
         /// The stated address.
         target: Svma,
     },
-    /// 8 bytes: a symbol's address plus an addend (R_X86_64_64, GLOB_DAT).
+    /// 8 bytes: a symbol's address plus an addend.
     Symbolic {
         /// The symbol, without version. Empty if the relocation has none.
         name: Arc<str>,
@@ -116,16 +115,16 @@ impl RawRelocation {
         let symbol = symbols.get(self.symbol as usize).filter(|_| self.symbol != 0);
         let name = || symbol.map_or(no_name, |s| &s.name).clone();
         let definition = symbol.and_then(|s| s.raw.definition());
-        match self.kind {
-            elf::R_X86_64_RELATIVE | R_X86_64_RELATIVE64 => {
-                RelocationKind::Relative { target: Svma::new(self.addend as u64) }
-            }
-            elf::R_X86_64_64 | elf::R_X86_64_GLOB_DAT => {
+        let Some(known) = relocation_type(self.kind) else { return RelocationKind::Other(self.kind) };
+        match known {
+            RelocationType::Relative => RelocationKind::Relative { target: Svma::new(self.addend as u64) },
+            RelocationType::Symbolic => {
                 RelocationKind::Symbolic { name: name(), addend: self.addend, definition }
             }
-            elf::R_X86_64_JUMP_SLOT => RelocationKind::JumpSlot { name: name(), definition },
-            elf::R_X86_64_IRELATIVE => RelocationKind::IRelative { resolver: Svma::new(self.addend as u64) },
-            other => RelocationKind::Other(other),
+            RelocationType::JumpSlot => RelocationKind::JumpSlot { name: name(), definition },
+            RelocationType::IRelative => {
+                RelocationKind::IRelative { resolver: Svma::new(self.addend as u64) }
+            }
         }
     }
 }

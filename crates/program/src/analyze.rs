@@ -12,6 +12,7 @@ use crate::{flags, special, tables};
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
+use restitch_x86::patch::Patch;
 
 /// Why a module cannot be analysed at all.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -329,14 +330,14 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether 5 bytes at the entry (behind `endbr64`) can be overwritten.
+    /// Whether the bytes of a patch at the entry (behind its marker) can be overwritten.
     fn redirectable(&self, function: &Function) -> bool {
         let entry_block = function.entry_block().filter(|_| function.movability == Movability::Movable);
         let Some(entry_block) = entry_block else { return false };
         let l = self.leaders;
         let entry = function.range.start;
-        let skip = if self.begins_with_endbr(function, entry_block) { 4 } else { 0 };
-        let (from, to) = (entry + skip, entry + skip + 5);
+        let from = entry + self.marker_len(function, entry_block);
+        let to = from + Patch::LEN as u64;
         let pinned = self.blocks[entry_block.index()].attrs.contains(BlockAttrs::PINNED);
         let entered = |at: Svma| {
             l.branch.contains(at)
@@ -344,13 +345,14 @@ impl<'a> Builder<'a> {
                 || l.indirect.contains(at)
                 || self.returns.contains(at)
         };
-        to.offset_from(function.range.end) <= 0 && !pinned && !(1..5).any(|i| entered(from + i))
+        to.offset_from(function.range.end) <= 0
+            && !pinned
+            && !(1..Patch::LEN as u64).any(|i| entered(from + i))
     }
 
-    fn begins_with_endbr(&self, function: &Function, entry: BlockId) -> bool {
+    fn marker_len(&self, function: &Function, entry: BlockId) -> u64 {
         let first = self.first_mini[entry.index()] as usize;
-        let m = &self.sweep.minis[first];
-        m.len == 4 && self.sweep.endbrs.contains(function.range.start)
+        if self.sweep.marked.contains(function.range.start) { self.sweep.minis[first].len.into() } else { 0 }
     }
 }
 

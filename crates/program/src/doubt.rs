@@ -31,6 +31,8 @@ use crate::unknown_code::{entered_by_loader, gaps, naming_at_any_byte};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind, SymbolKind};
+use restitch_x86::kernel::KernelEntry;
+use restitch_x86::possible::possible_branch;
 use restitch_x86::{Decoded, Flow, Insn, Naming, Op, Reg, decode_one};
 use std::collections::BTreeSet;
 
@@ -595,20 +597,14 @@ impl<'a> Search<'a> {
     /// Takes every byte of `range` that is not in `known` for the start of a direct branch.
     fn every_branch(&mut self, range: SvmaRange, known: &AddressSet) {
         let Some(bytes) = self.image.read(range.start, range.len() as usize) else { return };
-        let word = |b: &[u8]| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         for i in (0..bytes.len()).filter(|i| !known.contains(range.start + *i as u64)) {
-            let (len, displacement) = match &bytes[i..] {
-                [0xe8 | 0xe9, rest @ ..] if rest.len() >= 4 => (5, word(rest)),
-                [0x0f, 0x80..=0x8f, rest @ ..] if rest.len() >= 4 => (6, word(rest)),
-                [0x70..=0x7f | 0xeb | 0xe0..=0xe3, by, ..] => (2, i64::from(*by as i8)),
-                _ => continue,
-            };
-            let next = range.start + (i as u64 + len);
-            let to = next.offset(displacement);
+            let Some(branch) = possible_branch(&bytes[i..]) else { continue };
+            let at = range.start + i as u64;
+            let (next, to) = (at + u64::from(branch.len), at.offset(branch.distance));
             if !range.contains(to) && self.sweep.starts.contains(to) {
                 self.leaders.all.insert(to);
                 self.leaders.branch.insert(to);
-                self.called_by_unknown(to, (bytes[i] == 0xe8).then_some(next));
+                self.called_by_unknown(to, branch.calls.then_some(next));
             }
         }
     }
@@ -620,7 +616,7 @@ fn is_conditional(kind: Kind) -> bool {
 
 /// Whether `syscall` is at `at`: one that ends the program does not return.
 fn is_system_call(image: &Image, at: Svma) -> bool {
-    image.read(at, 2) == Some(&[0x0f, 0x05])
+    image.read_tail(at).and_then(KernelEntry::beginning_of) == Some(KernelEntry::SystemCall)
 }
 
 fn decoded_at(image: &Image, at: Svma) -> Option<Decoded> {

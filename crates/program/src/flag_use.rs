@@ -2,10 +2,8 @@
 
 use restitch_address::Svma;
 use restitch_image::Image;
-use restitch_x86::{ALL_FLAGS, Flow, Insn, first_insn};
+use restitch_x86::{ALL_FLAGS, Flow, Insn, LONGEST, first_insn};
 
-/// The longest instruction (Intel SDM vol. 2, 2.3.11), in bytes.
-const LONGEST: usize = 15;
 /// So many instructions behind a call are looked at: flags are read soon or overwritten soon.
 const FOLLOWED: usize = 64;
 

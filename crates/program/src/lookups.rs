@@ -16,6 +16,7 @@ use crate::iterate_by_shape::iterate_by_shape;
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
+use restitch_x86::possible::tests_result;
 use restitch_x86::{Flow, Insn, Op, decode_one, scan};
 
 /// Where a module has these functions.
@@ -71,7 +72,7 @@ fn tested_call(image: &Image, unwind: &UnwindInfo, at: Svma) -> Option<Svma> {
     // The bytes may end inside the comparison's prefix: what was decoded up to there counts.
     let _ = scan(bytes, start, |insn| {
         if let Some(Flow::Call(to)) = call.map(|c| c.flow)
-            && image.read(insn.at, 2) == Some(&[0x85, 0xc0])
+            && image.read_tail(insn.at).is_some_and(tests_result)
         {
             last = Some(to);
         }

@@ -51,8 +51,8 @@ pub struct Function {
     pub blocks: BlockRange,
     /// Whether its blocks may be copied into a version, and if not, why.
     pub movability: Movability,
-    /// Whether the entry (after `endbr64`) can take a 5-byte `jmp`: no branch target, landing pad or indirect target
-    /// lies in the bytes behind the first one that the `jmp` would cover, and the function is long enough.
+    /// Whether the entry (behind its marker) can take a redirect: no branch target, landing pad or indirect target
+    /// lies in the bytes behind the first one that the redirect would cover, and the function is long enough.
     pub redirectable: bool,
 }
 

@@ -8,6 +8,7 @@ use crate::frame_doubt::{FrameDoubt, FrameWatch};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind};
+use restitch_x86::entry::entry_marker;
 use restitch_x86::{Condition, Flow, Insn, Naming, scan_units};
 
 /// What is read at an address in front of a function and an index is taken to reach so many bytes from the address.
@@ -114,8 +115,8 @@ pub(crate) struct Sweep {
     sources: Ranked,
     /// Starts of `spans`.
     heads: Ranked,
-    /// `endbr64` instructions at function starts.
-    pub endbrs: AddressSet,
+    /// Function starts with a marker of indirect branch targets.
+    pub marked: AddressSet,
 }
 
 impl Sweep {
@@ -139,7 +140,7 @@ impl Sweep {
             starts: Ranked::default(),
             sources: Ranked::default(),
             heads: Ranked::default(),
-            endbrs: AddressSet::new(text),
+            marked: AddressSet::new(text),
         };
         let mut starts = AddressSet::new(text);
         for found in functions {
@@ -158,8 +159,8 @@ impl Sweep {
         let first = self.minis.len();
         let marks = (self.odd.len(), self.named.len(), self.data_named.len(), self.indirect.len());
         let bytes = image.read(range.start, range.len() as usize);
-        if bytes.is_some_and(|b| b.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])) {
-            self.endbrs.insert(range.start);
+        if bytes.is_some_and(|bytes| entry_marker(bytes) > 0) {
+            self.marked.insert(range.start);
         }
         let mut watch = FrameWatch::new(unwind.frame_addresses(&unwind.entries()[entry]).unwrap_or_default());
         let see = |insn: Insn| {

@@ -4,10 +4,8 @@ use crate::address_set::AddressSet;
 use crate::sweep::Sweep;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, RelocationKind};
-use restitch_x86::{Insn, first_insn};
-
-/// The longest instruction (Intel SDM vol. 2, 2.3.11), in bytes.
-const LONGEST: usize = 15;
+use restitch_x86::filler::fills_alone;
+use restitch_x86::{Insn, LONGEST, first_insn};
 
 /// What is executable and in no function, sorted, without what is filler throughout.
 pub(crate) fn gaps(image: &Image, sweep: &Sweep) -> Vec<SvmaRange> {
@@ -50,9 +48,9 @@ pub(crate) fn entered_by_loader(image: &Image) -> Vec<Svma> {
 fn is_filler(image: &Image, range: SvmaRange) -> bool {
     let Some(mut bytes) = image.read(range.start, range.len() as usize) else { return true };
     while let Some(first) = bytes.first() {
-        let len = match first {
-            0 | 0x90 | 0xcc => 1,
-            _ => match first_insn(bytes, range.start) {
+        let len = match fills_alone(*first) {
+            true => 1,
+            false => match first_insn(bytes, range.start) {
                 Some(insn) if insn.padding => usize::from(insn.len),
                 _ => return false,
             },

@@ -30,9 +30,15 @@ pub fn fits_near(displacement: i64) -> bool {
 pub fn jmp_short(out: &mut Vec<u8>, displacement: i8) {
     out.extend_from_slice(&[0xeb, displacement as u8]);
 }
+/// What stands in front of the displacement of `jmp rel32`.
+pub const JMP_NEAR_OPCODE: [u8; 1] = [0xe9];
+/// What stands in front of the displacement of `jcc rel32`.
+pub const fn jcc_near_opcode(condition: Condition) -> [u8; 2] {
+    [0x0f, 0x80 | condition.code()]
+}
 /// `jmp rel32`.
 pub fn jmp_near(out: &mut Vec<u8>, displacement: i32) {
-    out.push(0xe9);
+    out.extend_from_slice(&JMP_NEAR_OPCODE);
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 /// `jcc rel8`.
@@ -41,7 +47,7 @@ pub fn jcc_short(out: &mut Vec<u8>, condition: Condition, displacement: i8) {
 }
 /// `jcc rel32`.
 pub fn jcc_near(out: &mut Vec<u8>, condition: Condition, displacement: i32) {
-    out.extend_from_slice(&[0x0f, 0x80 | condition.code()]);
+    out.extend_from_slice(&jcc_near_opcode(condition));
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 /// `incq disp32(%rip)`: a counter. Writes all status flags but CF, so it stands only where they are dead.

@@ -11,20 +11,34 @@
 //! * [`encode`] writes direct jumps, conditional branches and counters; [`guarded_call`] a comparison and a direct call in front of an
 //!   indirect one; [`vote_stub`] what looks now and then at what one calls.
 //!
+//! * [`patch`] has the bytes that are written over code, and reads them; [`slot`] calls and jumps through the global offset table;
+//!   [`entry`], [`filler`] and [`kernel`] what functions begin with, gaps consist of and the kernel is entered by; [`possible`] what bytes
+//!   would do if they were code; [`record`] the instructions of tracing versions; [`elf`] the numbers of files.
+//! * [`isa::Isa`] lists what of this another instruction set has to give.
+//!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.
 
 mod condition;
 mod decode;
+pub mod elf;
 pub mod encode;
+pub mod entry;
+pub mod filler;
 mod guarded;
+pub mod isa;
+pub mod kernel;
 mod lock_skip;
 mod memory_uses;
 mod operand;
 mod ops;
+pub mod patch;
+pub mod possible;
+pub mod record;
 mod reg;
 mod relocate;
 mod semantics;
 mod semantics_decode;
+pub mod slot;
 mod stack;
 mod vector;
 mod vector_decode;
@@ -46,6 +60,9 @@ pub use semantics_decode::decode_semantic;
 pub use stack::StackUse;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
 pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stub};
+
+/// Bytes of the longest instruction.
+pub const LONGEST: usize = 15;
 
 /// Status flags CF, PF, AF, ZF, SF, OF as a bit set of our own (bit order is private to this crate).
 pub const ALL_FLAGS: u8 = 0x3f;

@@ -4,12 +4,13 @@ use super::{DECODING, EDGE, PURE};
 use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
-pub const LAYERS: [&[&str]; 17] = [
+pub const LAYERS: [&[&str]; 18] = [
     &["address", "demo-workload", "preload", "report", "testkit"],
+    &["x86"],
     &["procfs"],
     &["perf"],
     &["tracee"],
-    &["cfi", "image", "x86"],
+    &["cfi", "image"],
     &["evaluate", "program"],
     &["branch-table"],
     &["profile"],

@@ -10,20 +10,21 @@
 //! What one thread at a time needs in memory is in a window ([`crate::window`]) that it reaches relative to the program counter:
 //! no register and no segment base is taken. Limits: processes with a shadow stack (returns must then match calls).
 
+mod code;
 mod frames;
-mod template;
 mod unnamed;
 
 use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
 use crate::{
     AddressMap, EmitError, LARGE_PAGE, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf,
 };
+use code::{Code, Dest};
 use restitch_address::{Avma, LoadBias, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
-use restitch_x86::{Condition, Flow, encode, relocate_field};
+use restitch_x86::Condition;
+use restitch_x86::{Flow, encode, kernel, record, relocate_field};
 use std::collections::BTreeMap;
-use template::{Code, Dest};
 use unnamed::Implied;
 
 /// What to emit as a tracing version, and where.
@@ -190,7 +191,7 @@ impl<'r> Burst<'r> {
 
     fn store(&mut self, word: u64, value: u32) {
         let word = self.word(word);
-        self.code.to(template::STORE, word, &value.to_le_bytes());
+        self.code.to(record::STORE, word, &value.to_le_bytes());
     }
 
     /// Ends the burst; the original code goes on at `at`.
@@ -207,14 +208,14 @@ impl<'r> Burst<'r> {
     /// Records branch `number`, with `rcx` saved, and goes on at `to`.
     fn record(&mut self, number: u32, to: Svma, copy: Option<u32>) {
         let from = self.code.here();
-        self.op(template::LOAD_RCX, window::CURSOR);
-        self.code.raw(&[0xc7, 0x01]);
+        self.op(record::LOAD_RCX, window::CURSOR);
+        self.code.raw(record::PUT_RECORD);
         self.code.raw(&number.to_le_bytes());
-        self.code.raw(template::NEXT_RECORD);
-        self.op(template::SAVE_RCX, window::CURSOR);
+        self.code.raw(record::NEXT_RECORD);
+        self.op(record::SAVE_RCX, window::CURSOR);
         if let Some(label) = copy {
-            self.code.raw(template::TEST_FULL);
-            self.op(template::LOAD_RCX, window::SAVED_RCX);
+            self.code.raw(record::TEST_FULL);
+            self.op(record::LOAD_RCX, window::SAVED_RCX);
             self.note(from, Taken::Rcx, Leads::To(to));
             self.jump(label, to);
             // Once in a burst: elsewhere, so that what is always executed lies close together.
@@ -232,7 +233,7 @@ impl<'r> Burst<'r> {
     /// Ends the burst, `rcx` being saved; the original code goes on at `at`.
     fn give_back_and_leave(&mut self, at: Svma, why: u32) {
         let from = self.code.here();
-        self.op(template::LOAD_RCX, window::SAVED_RCX);
+        self.op(record::LOAD_RCX, window::SAVED_RCX);
         self.note(from, Taken::Rcx, Leads::To(at));
         self.leave(at, why);
     }
@@ -247,7 +248,7 @@ impl<'r> Burst<'r> {
     fn edge(&mut self, from: Svma, to: Svma) {
         let number = self.number(from, to);
         let start = self.code.here();
-        self.op(template::SAVE_RCX, window::SAVED_RCX);
+        self.op(record::SAVE_RCX, window::SAVED_RCX);
         self.note(start, Taken::Nothing, Leads::To(to));
         self.record(number, to, self.copy_of(to));
     }
@@ -270,22 +271,22 @@ impl<'r> Burst<'r> {
         if let (Some(label), Ok(pushed)) = (implied, i32::try_from(pushed)) {
             self.unnamed.push(BurstBranch { from: at, to: Some(to) });
             let start = self.code.here();
-            self.code.raw(template::PUSH_NUMBER);
+            self.code.raw(record::PUSH_NUMBER);
             self.code.raw(&pushed.to_le_bytes());
             self.note(start, Taken::Nothing, Leads::To(at));
             return self.jump(label, to);
         }
         let start = self.code.here();
-        self.op(template::SAVE_RCX, window::SAVED_RCX);
+        self.op(record::SAVE_RCX, window::SAVED_RCX);
         self.note(start, Taken::Nothing, Leads::To(at));
         let start = self.code.here();
-        self.code.to(template::LEA_RCX, Dest::At(returns), &[]);
-        self.code.raw(template::PUSH_RCX);
+        self.code.to(record::LEA_RCX, Dest::At(returns), &[]);
+        self.code.raw(record::PUSH_RCX);
         self.note(start, Taken::Rcx, Leads::To(at));
         if let Some(label) = implied {
             self.unnamed.push(BurstBranch { from: at, to: Some(to) });
             let start = self.code.here();
-            self.op(template::LOAD_RCX, window::SAVED_RCX);
+            self.op(record::LOAD_RCX, window::SAVED_RCX);
             self.note(start, Taken::Rcx, Leads::To(to));
             return self.jump(label, to);
         }
@@ -298,21 +299,21 @@ impl<'r> Burst<'r> {
         self.unnamed.push(BurstBranch { from: at, to: None });
         let leave = self.code.label();
         let start = self.code.here();
-        self.op(template::SAVE_RCX, window::SAVED_RCX);
+        self.op(record::SAVE_RCX, window::SAVED_RCX);
         self.note(start, Taken::Nothing, Leads::To(at));
         let start = self.code.here();
         match load {
             (bytes, None) => self.code.raw(bytes),
             (bytes, Some((field, target))) => self.code.to(&bytes[..field], Dest::At(target), &[]),
         }
-        self.op(template::SAVE_RAX, window::SAVED_RAX);
+        self.op(record::SAVE_RAX, window::SAVED_RAX);
         self.note(start, Taken::Rcx, Leads::To(at));
         let start = self.code.here();
         if kind == Kind::Call {
-            self.code.to(template::LEA_RAX, Dest::At(returns), &[]);
-            self.op(template::SAVE_RAX, window::RETURN);
+            self.code.to(record::LEA_RAX, Dest::At(returns), &[]);
+            self.op(record::SAVE_RAX, window::RETURN);
         }
-        self.code.to(template::LEA_RAX, Dest::Label(leave), &[]);
+        self.code.to(record::LEA_RAX, Dest::Label(leave), &[]);
         self.code.jmp(Dest::Label(self.routines[kind as usize]));
         self.note(start, Taken::RcxRax, Leads::To(at));
         self.lost.push((at, leave));
@@ -323,33 +324,28 @@ impl<'r> Burst<'r> {
         let [search, hit, miss] = [0; 3].map(|_| self.code.label());
         self.code.place(self.routines[kind as usize]);
         let from = self.code.here();
-        self.op(template::SAVE_RAX, window::SITE);
+        self.op(record::SAVE_RAX, window::SITE);
         self.note(from, Taken::RcxRax, Leads::ToRax);
         let from = self.code.here();
-        self.op(template::SAVE_RCX, window::ORIGINAL);
-        self.op(template::SAVE_RDX, window::SAVED_RDX);
-        self.code.raw(template::TAKE_FLAGS);
-        self.op(template::SAVE_RAX, window::SAVED_FLAGS);
+        self.op(record::SAVE_RCX, window::ORIGINAL);
+        self.op(record::SAVE_RDX, window::SAVED_RDX);
+        self.code.raw(record::TAKE_FLAGS);
+        self.op(record::SAVE_RAX, window::SAVED_FLAGS);
         self.note(from, Taken::RcxRax, Leads::ToSite);
         let from = self.code.here();
-        // As `window::slot`. mov %rcx,%rdx; shr $STRETCH,%rdx; movabs $HASH,%rax; imul %rdx,%rax; shr $(64 - bits),%rax
-        self.code.raw(&[0x48, 0x89, 0xca, 0x48, 0xc1, 0xea, window::STRETCH, 0x48, 0xb8]);
-        self.code.raw(&window::HASH.to_le_bytes());
-        self.code.raw(&[0x48, 0x0f, 0xaf, 0xc2, 0x48, 0xc1, 0xe8, 64 - self.request.bits]);
-        // mov %ecx,%edx; shr $APART,%edx; and $within,%edx; add %rdx,%rax
+        // As `window::slot`.
+        self.code.raw(&record::hash_of_rcx(window::STRETCH, window::HASH, self.request.bits));
         let within = (1 << (window::STRETCH - window::APART)) - 1;
-        self.code.raw(&[0x89, 0xca, 0xc1, 0xea, window::APART, 0x83, 0xe2, within, 0x48, 0x01, 0xd0]);
-        // shl $4,%rax; movabs table,%rdx; add %rdx,%rax
-        self.code.raw(&[0x48, 0xc1, 0xe0, 4]);
+        self.code.raw(&record::add_place_of_rcx(window::APART, within));
+        self.code.raw(record::SLOT_OFFSET);
         self.table_to_rdx();
-        self.code.raw(&[0x48, 0x01, 0xd0]);
-        // mov (%rax),%rdx; cmp %rcx,%rdx; je hit; test %rdx,%rdx; je miss; add $16,%rax
+        self.code.raw(record::ADD_RDX);
         self.code.place(search);
-        self.code.raw(&[0x48, 0x8b, 0x10, 0x48, 0x39, 0xca]);
+        self.code.raw(record::COMPARE_SLOT);
         self.code.jcc(Condition::Equal, Dest::Label(hit));
-        self.code.raw(&[0x48, 0x85, 0xd2]);
+        self.code.raw(record::TEST_SLOT);
         self.code.jcc(Condition::Equal, Dest::Label(miss));
-        self.code.raw(&[0x48, 0x83, 0xc0, 16]);
+        self.code.raw(record::NEXT_SLOT);
         self.code.jmp(Dest::Label(search));
         self.code.place(hit);
         self.hit(miss);
@@ -361,53 +357,49 @@ impl<'r> Burst<'r> {
         self.give_back();
         self.note(from, Taken::All, Leads::ToSite);
         let from = self.code.here();
-        self.op(template::JMP_WORD, window::SITE);
+        self.op(record::JMP_WORD, window::SITE);
         self.note(from, Taken::Nothing, Leads::ToSite);
     }
 
     /// Notes where to go, and records the branch. Where that was the last one there is room for, the original code executes it.
     fn hit(&mut self, full: u32) {
-        // mov 8(%rax),%rdx
-        self.code.raw(&[0x48, 0x8b, 0x50, 8]);
-        self.op(template::SAVE_RDX, window::TARGET);
+        self.code.raw(record::LOAD_SLOT);
+        self.op(record::SAVE_RDX, window::TARGET);
         self.table_to_rdx();
-        // sub %edx,%eax; or $INDIRECT,%eax
-        self.code.raw(&[0x29, 0xd0, 0x0d]);
+        self.code.raw(record::SLOT_RECORD);
         self.code.raw(&window::INDIRECT.to_le_bytes());
-        self.op(template::LOAD_RDX, window::CURSOR);
-        // mov %eax,(%rdx); add $4,%rdx
-        self.code.raw(&[0x89, 0x02, 0x48, 0x83, 0xc2, 4]);
-        self.op(template::SAVE_RDX, window::CURSOR);
-        // test %dx,%dx; je full
-        self.code.raw(&[0x66, 0x85, 0xd2]);
+        self.op(record::LOAD_RDX, window::CURSOR);
+        self.code.raw(record::PUT_SLOT_RECORD);
+        self.op(record::SAVE_RDX, window::CURSOR);
+        self.code.raw(record::TEST_RDX_FULL);
         self.code.jcc(Condition::Equal, Dest::Label(full));
     }
 
     fn table_to_rdx(&mut self) {
-        self.code.raw(template::MOVABS_RDX);
+        self.code.raw(record::MOVABS_RDX);
         self.code.raw(&self.request.table.get().to_le_bytes());
     }
 
     fn give_back(&mut self) {
-        self.op(template::LOAD_RAX, window::SAVED_FLAGS);
-        self.code.raw(template::GIVE_FLAGS);
-        self.op(template::LOAD_RDX, window::SAVED_RDX);
-        self.op(template::LOAD_RAX, window::SAVED_RAX);
-        self.op(template::LOAD_RCX, window::SAVED_RCX);
+        self.op(record::LOAD_RAX, window::SAVED_FLAGS);
+        self.code.raw(record::GIVE_FLAGS);
+        self.op(record::LOAD_RDX, window::SAVED_RDX);
+        self.op(record::LOAD_RAX, window::SAVED_RAX);
+        self.op(record::LOAD_RCX, window::SAVED_RCX);
     }
 
     fn go(&mut self, kind: Kind) {
         let from = self.code.here();
         match kind {
-            Kind::Return => self.code.raw(template::DROP_RETURN),
-            Kind::Call => self.op(template::PUSH_WORD, window::RETURN),
+            Kind::Return => self.code.raw(record::DROP_RETURN),
+            Kind::Call => self.op(record::PUSH_WORD, window::RETURN),
             Kind::Jump => {}
         }
         if kind != Kind::Jump {
             self.note(from, Taken::Nothing, Leads::ToSite);
         }
         let from = self.code.here();
-        self.op(template::JMP_WORD, window::TARGET);
+        self.op(record::JMP_WORD, window::TARGET);
         self.note(from, Taken::Nothing, Leads::ToOriginal);
     }
 
@@ -479,7 +471,7 @@ impl<'r> Burst<'r> {
         let (len, end) = (usize::from(insn.len), insn.end());
         let bytes = &bytes[..len];
         match insn.flow {
-            Flow::Next if !enters_kernel(bytes) => {
+            Flow::Next if !kernel::enters_kernel(bytes) => {
                 if rip.is_some_and(|rip| !self.reaches(rip.target)) {
                     return None;
                 }
@@ -490,7 +482,7 @@ impl<'r> Burst<'r> {
                 self.entries.push((end, self.at(self.code.here())));
             }
             Flow::IndirectCall => {
-                let (load, field) = template::load_target(bytes)?;
+                let (load, field) = record::load_target(bytes)?;
                 let target = rip.map(|rip| rip.target);
                 if target.is_some_and(|target| !self.reaches(target)) {
                     return None;
@@ -552,8 +544,8 @@ impl<'r> Burst<'r> {
                 self.jump(fall, block.end());
                 self.edge(at, to);
             }
-            Terminator::Return if matches!(bytes, [0xc3] | [0xf2 | 0xf3, 0xc3]) => {
-                self.site(Kind::Return, at, (template::LOAD_RETURN, None), at);
+            Terminator::Return if record::is_plain_return(bytes) => {
+                self.site(Kind::Return, at, (record::LOAD_RETURN, None), at);
             }
             Terminator::Table(_) | Terminator::IndirectJump => self.indirect_jump(at, bytes),
             Terminator::Return | Terminator::Stop => self.leave(at, window::NO_COPY),
@@ -562,7 +554,7 @@ impl<'r> Burst<'r> {
 
     fn indirect_jump(&mut self, at: Svma, bytes: &[u8]) {
         let target = relocate_field(bytes, at).map(|(_, rip)| rip.map(|rip| rip.target));
-        match (template::load_target(bytes), target) {
+        match (record::load_target(bytes), target) {
             (Some((load, field)), Some(target)) if target.is_none_or(|target| self.reaches(target)) => {
                 self.site(Kind::Jump, at, (&load, field.zip(target)), at);
             }
@@ -678,15 +670,4 @@ impl<'r> Burst<'r> {
         }
         Ok(())
     }
-}
-
-/// `syscall`, `sysenter`, `int`: threads and processes that begin there must not begin in a burst.
-fn enters_kernel(bytes: &[u8]) -> bool {
-    let skip = bytes
-        .iter()
-        .take_while(
-            |b| matches!(b, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3),
-        )
-        .count();
-    matches!(bytes.get(skip..), Some([0x0f, 0x05 | 0x34, ..] | [0xcc | 0xcd | 0xce | 0xf1, ..]))
 }
