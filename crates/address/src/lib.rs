@@ -11,6 +11,10 @@
 
 use std::fmt;
 
+/// Bytes of the smallest page: what mappings, permissions and copies of pages come in. (Processors of other instruction sets may be
+/// run with larger ones; what is written into files goes by this.)
+pub const PAGE: u64 = 4096;
+
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

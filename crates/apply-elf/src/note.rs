@@ -4,10 +4,10 @@
 //! every place that changed. Both are in the loaded segment, because `strip` keeps what is loaded. A PT_NOTE leads to
 //! the note where one could be had; else it is found by section, else by its bytes in the last segment.
 
+use crate::ElfError;
 use crate::raw::{self, u32_at, u64_at};
-use crate::{ElfError, options::PAGE};
 use object::elf;
-use restitch_address::{FileOffset, Svma, SvmaRange};
+use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};
 use restitch_image::{BuildId, Image};
 
 /// Owner of the note.

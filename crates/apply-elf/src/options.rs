@@ -1,8 +1,5 @@
 //! How an output file is written.
 
-/// Segments are aligned to this, whatever the linker chose for the others: the ABI does not ask them to agree.
-pub(crate) const PAGE: u64 = 4096;
-
 /// How the output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OutputOptions {

@@ -4,9 +4,9 @@
 //! PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`) behind the last one.
 
 use crate::headers::{Slot, congruent_offset};
-use crate::options::{OutputOptions, PAGE};
+use crate::options::OutputOptions;
 use crate::{ElfError, startup};
-use restitch_address::Svma;
+use restitch_address::{PAGE, Svma};
 use restitch_emit::LARGE_PAGE;
 use restitch_image::Image;
 
@@ -34,6 +34,7 @@ pub fn place_counting(
     if !startup::can_grow(image) {
         return Err(ElfError::NoRoomForCounters);
     }
+    // Whatever alignment the linker chose for the other segments: the ABI does not ask them to agree.
     let area = image.span().end.align_up(PAGE);
     let end = area.get().checked_add(counters).map(Svma::new);
     let end = end.ok_or_else(|| out_of_reach(image, counters))?;

@@ -5,7 +5,7 @@ use crate::appended::appended;
 use crate::grow::Growth;
 use crate::headers::{self, Slot, Targets, congruent_offset};
 use crate::note::{self, Changed, NOTE_SECTION, RestitchNote, is_restitch_output};
-use crate::options::{OutputOptions, PAGE};
+use crate::options::OutputOptions;
 use crate::place;
 use crate::raw::{self, FileHeader, PHDR_LEN};
 use crate::retarget::{self, RetargetWrite};
@@ -14,7 +14,7 @@ use crate::segment::{NewSegment, Part};
 use crate::startup::{self, CountsSource, Startup};
 use crate::unwind::{self, Registration};
 use object::elf;
-use restitch_address::{FileOffset, Svma, SvmaRange};
+use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};
 use restitch_apply::{CheckedVersion, Purpose, Write, redirect_write};
 use restitch_emit::{LARGE_PAGE, Redirect, RedirectKind, Version};
 use restitch_image::{Image, ProgramHeader};
@@ -269,7 +269,7 @@ fn start_segment(version: &Version, file_offset: FileOffset) -> Result<NewSegmen
         executable: true,
         align: 16,
     };
-    segment.parts.push(Part { align: alignment(version.text.start, 4096), ..text });
+    segment.parts.push(Part { align: alignment(version.text.start, PAGE), ..text });
     let tables_align = alignment(version.tables.start, 8);
     segment.name_part(".rodata.restitch", version.tables, elf::SHT_PROGBITS, tables_align);
     let lsda_align = alignment(version.lsda.start, 4);

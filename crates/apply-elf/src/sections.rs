@@ -9,7 +9,7 @@ use crate::grow::Growth;
 use crate::raw::{self, FileHeader, SYM_LEN, SectionHeader};
 use crate::segment::{NewSegment, Part};
 use object::elf;
-use restitch_address::{FileOffset, SvmaRange};
+use restitch_address::{FileOffset, PAGE, SvmaRange};
 use restitch_emit::{Version, VersionSymbol, copied_probes};
 use restitch_image::Image;
 use std::collections::BTreeMap;
@@ -145,7 +145,7 @@ impl<'a> Table<'a> {
                 address: counters.start.get(),
                 offset: data_end,
                 len: counters.len(),
-                align: 4096,
+                align: PAGE,
                 ..SectionHeader::default()
             },
         );

@@ -14,11 +14,10 @@
 //! The path is fixed when the file is written; nothing of the process's environment decides which file is opened.
 
 use crate::ElfError;
-use crate::options::PAGE;
 use crate::raw;
 use crate::segment::NewSegment;
 use object::elf;
-use restitch_address::{FileOffset, Svma, SvmaRange};
+use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};
 use restitch_emit::Version;
 use restitch_image::{Image, ImageKind};
 use restitch_x86::patch::{BREAKPOINT, Patch};

@@ -10,11 +10,9 @@ use crate::row::RowAt;
 use crate::subject::Subject;
 use crate::walk::{Current, Walk};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_image::RelocationKind;
 
-/// The page size that loaders round by.
-const PAGE: u64 = 4096;
 /// `addr32`: without effect on near branches (Intel SDM vol. 2, 2.1.1), it makes up for the shorter opcode.
 const ADDR32: u8 = 0x67;
 

@@ -2,12 +2,10 @@
 
 use crate::finding::{Findings, Problem};
 use crate::subject::Subject;
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_emit::Version;
 use std::collections::HashSet;
 
-/// Size of a page.
-const PAGE: u64 = 4096;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 const PT_GNU_STACK: u32 = 0x6474_e551;

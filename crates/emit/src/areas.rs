@@ -1,12 +1,11 @@
 //! Where the parts of a version stand: headers, hot code, cold code, jump tables, unwind tables.
 
-use restitch_address::SvmaRange;
+use restitch_address::{PAGE, SvmaRange};
 use restitch_program::TableId;
 
 /// Room for the ELF header and three program headers, in bytes: a page of their own. Pages of code hold nothing but code, so that
 /// whether one was touched tells whether it was executed (unwinders read headers and tables at any time).
 pub(crate) const HEADERS: u32 = PAGE as u32;
-pub(crate) const PAGE: usize = 4096;
 
 /// Where code and tables are, in offsets from the start of the version.
 #[derive(Debug, Clone)]

@@ -3,8 +3,8 @@
 //! Addresses in it are relative to the start of the version. (System V ABI, chapters 4 and 5.)
 
 use crate::VersionSymbol;
-use crate::areas::{Areas, HEADERS, PAGE, UnwindAreas};
-use restitch_address::{Svma, SvmaRange};
+use crate::areas::{Areas, HEADERS, UnwindAreas};
+use restitch_address::{PAGE, Svma, SvmaRange};
 
 const EHDR_LEN: u16 = 64;
 const PHDR_LEN: u16 = 56;
@@ -61,7 +61,7 @@ pub(crate) fn finish(
     unwind: &UnwindAreas,
     names: &Names<'_>,
 ) -> u64 {
-    bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
+    bytes.resize(bytes.len().next_multiple_of(PAGE as usize), 0);
     let loaded = bytes.len() as u64;
     let mut sections = loaded_sections(start, areas, unwind);
     let (table, strings) = symbol_table(start, names.symbols);
@@ -185,7 +185,7 @@ fn file_header(loaded: u64, eh_frame_hdr: (u64, u64), sections_at: u64, sections
     for value in [EHDR_LEN, PHDR_LEN, 3, SHDR_LEN, sections, sections - 1] {
         put16(&mut out, value);
     }
-    program_header(&mut out, PT_LOAD, READ | EXECUTE, (0, loaded), PAGE as u64);
+    program_header(&mut out, PT_LOAD, READ | EXECUTE, (0, loaded), PAGE);
     program_header(&mut out, PT_GNU_EH_FRAME, READ, eh_frame_hdr, 4);
     program_header(&mut out, PT_GNU_STACK, READ | WRITE, (0, 0), 16);
     out

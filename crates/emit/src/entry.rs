@@ -11,7 +11,7 @@
 
 use crate::Request;
 use crate::lookup::Lookup;
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_program::{FuncId, Program};
 use restitch_x86::entry::frame_made;
 use restitch_x86::kernel::KernelEntry;
@@ -20,7 +20,6 @@ use restitch_x86::{Flow, LONGEST, decode_one};
 
 /// How many instructions may stay in front of an entry's patch: those that make a frame and a static probe behind them.
 const PROLOGUE: usize = 4;
-const PAGE: u64 = 4096;
 
 /// The places behind the first instructions of a function where its patch may go, the best one first: behind what makes a frame, behind the first
 /// one, behind static probes.

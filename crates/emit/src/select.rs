@@ -8,7 +8,7 @@ use crate::lookup::Lookup;
 use crate::reach::Reach;
 use crate::table_copy::may_copy;
 use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped};
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
 use restitch_layout::{Fragment, PlacedCopy, Tail};
 use restitch_program::{Block, BlockAttrs, BlockId, FuncId, Movability, Terminator};
@@ -119,7 +119,7 @@ impl<'a> Selection<'a> {
 
 /// Decides which blocks of the layout are placed.
 pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitError> {
-    if request.start.align_down(4096) != request.start {
+    if request.start.align_down(PAGE) != request.start {
         return Err(EmitError::Unaligned(request.start));
     }
     let program = request.program;

@@ -4,11 +4,11 @@
 //! entries stay relative to the *original* table's base, and only the load's displacement says where the copy is.
 
 use crate::Request;
-use crate::areas::{Areas, HEADERS, PAGE};
+use crate::areas::{Areas, HEADERS};
 use crate::plan::Plan;
 use crate::select::Selection;
 use crate::table_copy::size;
-use restitch_address::Svma;
+use restitch_address::{PAGE, Svma};
 use restitch_program::{TableEncoding, TableId};
 use std::collections::BTreeMap;
 

@@ -9,7 +9,7 @@
 //! One thread at a time is in a burst. Addresses in the window are those of the process.
 
 use crate::LARGE_PAGE;
-use restitch_address::{Avma, Svma, SvmaRange};
+use restitch_address::{Avma, PAGE, Svma, SvmaRange};
 
 /// Where the next record is written: the address in the first module's window. A burst is over when its low 16 bits are zero.
 pub const CURSOR: u64 = 0;
@@ -32,7 +32,7 @@ pub const ORIGINAL: u64 = 64;
 /// The return address that an indirect call pushes.
 pub const RETURN: u64 = 72;
 /// Bytes of a window that has the words only.
-pub const WORDS_LEN: u64 = 4096;
+pub const WORDS_LEN: u64 = PAGE;
 /// In records of indirect branches; numbers of direct ones have not this bit. The others are the offset of the target's pair in the table.
 pub const INDIRECT: u32 = 1 << 31;
 
@@ -54,7 +54,7 @@ pub const RECORDS_END: u64 = 1 << 16;
 /// Most bytes of records in a burst.
 pub const MOST_RECORDS: u64 = 62 << 10;
 /// Where the table begins.
-pub const TABLE: u64 = RECORDS + 2 * RECORDS_END + 4096;
+pub const TABLE: u64 = RECORDS + 2 * RECORDS_END + PAGE;
 /// Further pairs behind the table, so that no search has to wrap. The last ones stay empty.
 pub const TABLE_SLACK: u64 = 1024;
 /// Where a stretch of code begins in the table: at the high bits of the product of this and the stretch's number (Knuth's
@@ -78,7 +78,7 @@ pub fn slot(address: Avma, bits: u8) -> usize {
 /// their small pages, which costs an address translation that is not cached, and the first time a fault (3 to 6 us for sixteen pages).
 pub fn window_len(bits: u8) -> u64 {
     let len = TABLE + 16 * ((1 << bits) + TABLE_SLACK);
-    len.next_multiple_of(if len < LARGE_PAGE { 4096 } else { LARGE_PAGE })
+    len.next_multiple_of(if len < LARGE_PAGE { PAGE } else { LARGE_PAGE })
 }
 
 /// The table that leads from `pairs` of original and copied addresses, from the first to the second; `None` if they are

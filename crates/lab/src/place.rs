@@ -1,5 +1,6 @@
 //! Where the blocks of a layout stand.
 
+use restitch_address::PAGE;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -11,8 +12,6 @@ pub(crate) const PREFETCH: u64 = 7;
 
 /// Bytes of a jump that the order of blocks makes necessary.
 const JUMP: u64 = 5;
-/// A version stands on a page of its own behind the program.
-const PAGE: u64 = 4096;
 
 /// Start and length of each block.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::pettis_hansen::{by_density, links};
 use crate::{Arc, Layout, LayoutAlgorithm, Node};
 
 /// A call over less than this many bytes stays on its page.
-const PAGE: f64 = 4096.0;
+const PAGE: f64 = restitch_address::PAGE as f64;
 /// Entries of the TLB, as a power of two: 16.
 const ENTRIES_LOG2: u32 = 4;
 /// First pass: the least share that a call has among its caller's calls and among the calls of its callee.

@@ -4,6 +4,7 @@
 //! lengths; all others stand where they are. Calls and returns are the same in every layout and are not counted. Duplicates
 //! ([`crate::Tail`]) are left out: the score is that of the fragments alone.
 
+use restitch_address::PAGE;
 use restitch_profile::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
 
@@ -11,8 +12,6 @@ use crate::Layout;
 
 /// Line size that [`Coverage`] of lines counts, in bytes.
 pub const LINE: u64 = 64;
-/// Page size that [`Coverage`] of pages counts, in bytes.
-pub const PAGE: u64 = 4096;
 
 /// What a placement costs. Fewer taken branches, lines and pages are better; more of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -6,7 +6,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const PAGE: usize = 4096;
+const PAGE: usize = restitch_address::PAGE as usize;
 /// A record header: u32 type, u16 misc, u16 size.
 const HEADER: usize = 8;
 

@@ -5,11 +5,10 @@
 //! best: nothing grows into it and landing pads left in the original code are positive offsets.
 
 use crate::Mapping;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 
 /// First address that user space cannot map (4-level paging; 5-level programs keep below it unless they ask).
 const USER_TOP: u64 = 0x7fff_ffff_f000;
-const PAGE: u64 = 4096;
 
 /// What is wanted.
 #[derive(Clone, Copy, Debug)]

@@ -2,16 +2,13 @@
 //! and the flags of `/proc/PID/smaps` (proc_pid_smaps(5)).
 
 use crate::{ProcError, bounded, shared_path};
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-
-/// Bytes of a page.
-pub(crate) const PAGE: u64 = 4096;
 
 /// What the page table of a process says of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -6,9 +6,9 @@
 //! **Idea.** Since Linux 6.7 the kernel walks the page table itself and gives ranges (`PAGEMAP_SCAN`): what has no table costs nothing. Before,
 //! mappings in which `smaps` knows of nothing are left out ([`Residents`]), and the page map of the others is read piece by piece.
 
-use crate::pages::{PAGE, Pagemap};
+use crate::pages::Pagemap;
 use crate::{Mapping, ProcError, bounded, shared_path};
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};

@@ -5,7 +5,7 @@ use restitch_evaluate::Memory as Reader;
 use restitch_tracee::Memory;
 use rustc_hash::FxHashMap;
 
-const PAGE: usize = 4096;
+const PAGE: usize = restitch_address::PAGE as usize;
 
 /// Whole pages are read once and forgotten when the thread runs on.
 #[derive(Debug, Default)]

@@ -14,9 +14,10 @@ use crate::borrow::Borrow;
 use crate::registers::Registers;
 use crate::seccomp::Asked;
 use crate::status::StopKind;
-use crate::stub::{AFTER_CALL, ENTRY, STUB_SPACE};
+use crate::stub::STUB_SPACE;
 use crate::sys::{self, Resume};
 use restitch_address::{Avma, AvmaRange};
+use restitch_x86::system_call::{AFTER_CALL, ENTRY};
 use std::ffi::CStr;
 
 /// System calls that are to be made in one go.

@@ -20,10 +20,12 @@ use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
 use crate::seccomp::{Asked, Filters};
 use crate::status::StopKind;
 use crate::stopped::Stopped;
-use crate::stub::{AFTER_CALL, BATCH_SPACE, STUB_SPACE, StubPlace};
+use crate::stub::{BATCH_SPACE, STUB_SPACE, StubPlace};
 use crate::sys::{self, Resume};
 use crate::wait::{WaitOutcome, wait_for};
 use restitch_address::Avma;
+use restitch_x86::kernel::NUMBERED_CALL;
+use restitch_x86::system_call::AFTER_CALL;
 use std::time::Duration;
 
 /// Bytes below the stack pointer that belong to the running function (System V ABI, 3.2.2).
@@ -150,9 +152,9 @@ impl<'a> Borrow<'a> {
         stopped.abort_rseq(tid)?;
         let mask = sys::get_signal_mask(tid)?;
         let mut settled = stopped.threads[index].current.settled();
-        let mut code = [0; 7];
+        let mut code = [0; NUMBERED_CALL];
         if settled.rax == libc::SYS_restart_syscall as u64
-            && stopped.memory.read(settled.rip.offset(-5), &mut code).is_ok()
+            && stopped.memory.read(settled.rip.offset(2 - NUMBERED_CALL as i64), &mut code).is_ok()
         {
             settled = settled.begun_anew(&code);
         }

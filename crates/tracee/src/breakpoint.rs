@@ -15,8 +15,8 @@
 use crate::{Memory, Registers, TraceError, sys};
 use restitch_address::Avma;
 use restitch_perf::ThreadBreakpoint;
+use restitch_x86::patch::BREAKPOINT;
 
-const INT3: u8 = 0xcc;
 /// Signals that are ignored by default and that nobody needs at the start of a program.
 const SIGNALS: [i32; 2] = [libc::SIGURG, libc::SIGWINCH];
 /// A place that a process has not reached yet.
@@ -56,8 +56,8 @@ impl Breakpoint {
     }
 
     pub fn in_code(memory: &Memory, at: Avma) -> Result<Self, TraceError> {
-        let original = memory.read_vec(at, 1)?.first().copied().unwrap_or(INT3);
-        memory.write(at, &[INT3])?;
+        let original = memory.read_vec(at, 1)?.first().copied().unwrap_or(BREAKPOINT);
+        memory.write(at, &[BREAKPOINT])?;
         Ok(Self { at, kind: Kind::Code(original) })
     }
 

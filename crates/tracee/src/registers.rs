@@ -1,6 +1,7 @@
 //! A thread's registers, and what the kernel does with them when it restarts a system call.
 
 use restitch_address::Avma;
+use restitch_x86::kernel::{NUMBERED_CALL, numbered_call};
 
 /// The general registers of a stopped thread: `struct user_regs_struct` of `<sys/user.h>`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -154,11 +155,10 @@ impl Registers {
     /// For a thread that is about to call `restart_syscall`, because it was interrupted in a wait before: the registers with which
     /// that wait begins anew. `code` are the 7 bytes from 5 before the program counter on; the call's number is known
     /// where they are `mov $number, %eax; syscall`, as in C libraries. Elsewhere nothing is changed.
-    pub(crate) fn begun_anew(&self, code: &[u8; 7]) -> Self {
+    pub(crate) fn begun_anew(&self, code: &[u8; NUMBERED_CALL]) -> Self {
         const WAITS: [libc::c_long; 4] =
             [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_futex];
-        let [0xb8, a, b, c, d, 0x0f, 0x05] = *code else { return *self };
-        let number = u32::from_le_bytes([a, b, c, d]);
+        let Some(number) = numbered_call(code) else { return *self };
         let is_wait = WAITS.contains(&libc::c_long::from(number));
         if is_wait { Self { rax: number.into(), ..*self } } else { *self }
     }

@@ -55,7 +55,7 @@ impl Borrow<'_> {
         let args = mmap_arguments(placement, len, protection, backing);
         let at = Avma::new(args[0]);
         let start = Avma::new(self.call("mmap", libc::SYS_mmap, args)?);
-        let range = AvmaRange::new(start, len.next_multiple_of(4096));
+        let range = AvmaRange::new(start, len.next_multiple_of(restitch_address::PAGE));
         if placement != Placement::Anywhere && start != at {
             self.munmap(range)?;
             let source = io::Error::from_raw_os_error(libc::EEXIST);

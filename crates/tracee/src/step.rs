@@ -7,6 +7,7 @@ use crate::stopped::Stopped;
 use crate::sys::{self, Resume};
 use crate::wait::{WaitOutcome, wait_for};
 use restitch_address::Avma;
+use restitch_x86::kernel::{KernelEntry, stores_flags};
 use std::time::Duration;
 
 /// Why stepping ended.
@@ -87,10 +88,12 @@ impl Stepper<'_> {
                 return Ok(StepEnd::Limit(rip));
             }
             let code = self.code_at(rip);
-            if registers.pending_restart() != PendingRestart::None || is_system_call(&code) {
+            if registers.pending_restart() != PendingRestart::None
+                || KernelEntry::beginning_of(&code).is_some_and(KernelEntry::is_system_call)
+            {
                 return Ok(StepEnd::SystemCall(rip));
             }
-            if let Some(signal) = self.step(is_pushf(&code))? {
+            if let Some(signal) = self.step(stores_flags(&code))? {
                 return Ok(StepEnd::Fault(rip, signal));
             }
         }
@@ -191,14 +194,4 @@ fn is_synchronous(signal: i32) -> bool {
 
 fn synchronous_set() -> u64 {
     (1..=64).filter(|&signal| is_synchronous(signal)).map(|signal| 1 << (signal - 1)).sum()
-}
-
-/// `syscall`, `sysenter` or `int 0x80`.
-fn is_system_call(code: &[u8]) -> bool {
-    matches!(code, [0x0f, 0x05 | 0x34, ..] | [0xcd, 0x80, ..])
-}
-
-/// `pushf`, also with an operand-size prefix.
-fn is_pushf(code: &[u8]) -> bool {
-    matches!(code, [0x9c, ..] | [0x66, 0x9c, ..])
 }

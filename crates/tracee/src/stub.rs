@@ -3,70 +3,15 @@
 use crate::TraceError;
 use restitch_address::Avma;
 use restitch_procfs::Mapping;
-
-/// The code: `syscall; mov $15,%eax; syscall; ud2`. The second call is `rt_sigreturn`.
-pub(crate) const STUB: [u8; 11] = [0x0f, 0x05, 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x0f, 0x0b];
+use restitch_x86::filler::{filler_len, is_filler_byte};
+use restitch_x86::patch::BREAKPOINT;
+use restitch_x86::system_call::{CALL, CALLS};
 
 /// Bytes of padding that a place for the stub must have.
 pub const STUB_SPACE: usize = 16;
 
 /// Bytes of padding with which several system calls can be made in one go ([`crate::Batch`]).
 pub const BATCH_SPACE: usize = STUB_SPACE + 64;
-
-/// The loop of [`crate::Batch`]: rbx is the table's present entry, ebp the number of entries left.
-#[rustfmt::skip]
-const LOOP: [u8; 51] = [
-    0x48, 0x8b, 0x03,                   // mov (%rbx),%rax
-    0x48, 0x8b, 0x7b, 0x08,             // mov 8(%rbx),%rdi
-    0x48, 0x8b, 0x73, 0x10,             // mov 16(%rbx),%rsi
-    0x48, 0x8b, 0x53, 0x18,             // mov 24(%rbx),%rdx
-    0x4c, 0x8b, 0x53, 0x20,             // mov 32(%rbx),%r10
-    0x4c, 0x8b, 0x43, 0x28,             // mov 40(%rbx),%r8
-    0x4c, 0x8b, 0x4b, 0x30,             // mov 48(%rbx),%r9
-    0x0f, 0x05,                         // syscall
-    0x48, 0x89, 0x03,                   // mov %rax,(%rbx)
-    0x48, 0x83, 0xc3, ENTRY as u8,      // add $56,%rbx
-    0xff, 0xcd,                         // dec %ebp
-    0x75, (-40i8) as u8,                // jne the start
-    0xb8, 0x0f, 0, 0, 0,                // mov $15,%eax            rt_sigreturn
-    0x0f, 0x05,                         // syscall
-    0x0f, 0x0b,                         // ud2
-    0xcc, 0xcc,
-];
-/// Where the loop's system call has returned to.
-pub(crate) const AFTER_CALL: u64 = 29;
-/// Number and six arguments; the result replaces the number.
-pub(crate) const ENTRY: usize = 56;
-
-/// The filler instructions of assemblers and linkers: `nop` in the lengths of the Intel and AMD manuals ("multi-byte
-/// NOP"), with the operand-size prefixes that GNU as puts before the long ones.
-const NOPS: &[&[u8]] = &[
-    &[0x90],
-    &[0x66, 0x90],
-    &[0x0f, 0x1f, 0x00],
-    &[0x0f, 0x1f, 0x40, 0x00],
-    &[0x0f, 0x1f, 0x44, 0x00, 0x00],
-    &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
-    &[0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00],
-    &[0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
-    &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
-    &[0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
-    &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
-];
-
-/// Length of the filler at the start of `bytes`, 0 if there is none.
-fn filler_len(bytes: &[u8]) -> usize {
-    match bytes {
-        [0xcc, ..] => 1,
-        [0x00, 0x00, ..] => 2,
-        // More operand-size prefixes in front of a nop that has one.
-        [0x66, tail @ ..] if tail.first() == Some(&0x66) => match filler_len(tail) {
-            0 => 0,
-            len => len + 1,
-        },
-        _ => NOPS.iter().map(|nop| if bytes.starts_with(nop) { nop.len() } else { 0 }).fold(0, usize::max),
-    }
-}
 
 /// Whether `bytes` consist of filler (int3, zero pairs, nops) from the first to the last.
 pub fn is_padding(bytes: &[u8]) -> bool {
@@ -149,18 +94,18 @@ impl StubPlace {
 
     /// What stands in a place with `len` bytes of padding while a thread is borrowed. Whoever replaces the page meanwhile has to put it into the new one.
     pub fn code(len: usize) -> Vec<u8> {
-        let mut code = STUB.to_vec();
+        let mut code = CALL.to_vec();
         if len >= BATCH_SPACE {
-            code.resize(STUB_SPACE, 0xcc);
-            code.extend_from_slice(&LOOP);
+            code.resize(STUB_SPACE, BREAKPOINT);
+            code.extend_from_slice(&CALLS);
         }
         code
     }
 
     /// An error unless the bytes there are filler or a stub that an earlier, killed run left behind.
     pub(crate) fn check_bytes(self, pid: i32, bytes: &[u8]) -> Result<(), TraceError> {
-        let tail = bytes.get(STUB.len()..).unwrap_or_default();
-        let left_behind = bytes.starts_with(&STUB) && tail.iter().all(|byte| FILLER_BYTES.contains(byte));
+        let tail = bytes.get(CALL.len()..).unwrap_or_default();
+        let left_behind = bytes.starts_with(&CALL) && tail.iter().all(|byte| is_filler_byte(*byte));
         let known = self.dead.is_some_and(|dead| *bytes == dead);
         if left_behind || known || is_padding(bytes) || bytes.starts_with(&Self::code(self.len)) {
             return Ok(());
@@ -170,25 +115,17 @@ impl StubPlace {
     }
 }
 
-/// Bytes of which filler consists.
-const FILLER_BYTES: &[u8] = &[0x00, 0xcc, 0x90, 0x66, 0x2e, 0x0f, 0x1f, 0x40, 0x44, 0x80, 0x84];
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn the_loop_is_as_its_comments_say() {
-        assert_eq!(&LOOP[AFTER_CALL as usize - 2..AFTER_CALL as usize], &[0x0f, 0x05]);
-        // The displacement counts from behind the jump, which is at 38.
-        assert_eq!(LOOP[38], 0x75);
-        assert_eq!(40 + i32::from(LOOP[39] as i8), 0);
-    }
+    const NOP: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00];
+    const LONG_NOP: &[u8] = &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00];
 
     #[test]
     fn padding_of_gnu_as_and_lld_is_recognised() {
-        let gnu: Vec<u8> = [NOPS[10], &[0x66, 0x66, 0x66, 0x66], NOPS[10], NOPS[4]].concat();
+        let gnu: Vec<u8> = [LONG_NOP, &[0x66, 0x66, 0x66, 0x66], LONG_NOP, NOP].concat();
         assert!(is_padding(&gnu));
         assert!(is_padding(&[0xcc; 40]) && is_padding(&[0; 16]) && is_padding(&[0x90; 3]));
         assert!(!is_padding(&[0xc3, 0x90]) && !is_padding(&[0x66, 0x66, 0x66]));
@@ -199,8 +136,8 @@ mod tests {
         let mut bytes = vec![0xc3; 7];
         bytes.extend([0xcc; 15]);
         bytes.push(0xc3);
-        bytes.extend(NOPS[8]);
-        bytes.extend(NOPS[8]);
+        bytes.extend(&LONG_NOP[2..]);
+        bytes.extend(&LONG_NOP[2..]);
         assert_eq!(find_padding(&bytes, Avma::new(0x1000)), Some(Avma::new(0x1000 + 23)));
         assert_eq!(find_padding(&bytes[..38], Avma::new(0x1000)), None);
         assert_eq!(find_padding(&[], Avma::new(0)), None);
@@ -209,7 +146,7 @@ mod tests {
     #[test]
     fn a_stub_left_behind_is_accepted_and_code_is_not() {
         let place = StubPlace { at: Avma::new(0), len: STUB_SPACE, dead: None };
-        let mut bytes = STUB.to_vec();
+        let mut bytes = CALL.to_vec();
         bytes.extend([0xcc; 5]);
         assert!(place.check_bytes(1, &bytes).is_ok());
         assert!(place.check_bytes(1, &[0x55; 16]).is_err());

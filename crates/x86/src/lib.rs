@@ -13,7 +13,7 @@
 //!
 //! * [`patch`] has the bytes that are written over code, and reads them; [`slot`] calls and jumps through the global offset table;
 //!   [`entry`], [`filler`] and [`kernel`] what functions begin with, gaps consist of and the kernel is entered by; [`possible`] what bytes
-//!   would do if they were code; [`record`] the instructions of tracing versions; [`elf`] the numbers of files.
+//!   would do if they were code; [`record`] the instructions of tracing versions, [`system_call`] routines for borrowed threads; [`elf`] the numbers of files.
 //! * [`isa::Isa`] lists what of this another instruction set has to give.
 //!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.
@@ -40,6 +40,7 @@ mod semantics;
 mod semantics_decode;
 pub mod slot;
 mod stack;
+pub mod system_call;
 mod vector;
 mod vector_decode;
 mod vote;

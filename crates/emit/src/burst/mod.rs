@@ -19,7 +19,7 @@ use crate::{
     AddressMap, EmitError, LARGE_PAGE, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf,
 };
 use code::{Code, Dest};
-use restitch_address::{Avma, LoadBias, Svma, SvmaRange};
+use restitch_address::{Avma, LoadBias, PAGE, Svma, SvmaRange};
 use restitch_image::Image;
 use restitch_program::{Block, BlockAttrs, BlockId, Movability, Program, Terminator};
 use restitch_x86::Condition;
@@ -79,7 +79,7 @@ pub fn burst_bound(program: &Program, blocks: &[bool]) -> u64 {
     // Code, and about as much again for unwind tables.
     let bytes: u64 = chosen.map(|b| 2 * u64::from(b.len) + 460 + 260 * u64::from(b.call_count)).sum();
     // Names of functions are not mapped.
-    (bytes + (64 << 10)).next_multiple_of(4096)
+    (bytes + (64 << 10)).next_multiple_of(PAGE)
 }
 
 /// Makes a tracing version.
@@ -87,7 +87,7 @@ pub fn burst_bound(program: &Program, blocks: &[bool]) -> u64 {
 /// # Errors
 /// If the place is no page, or something is out of 32-bit reach.
 pub fn emit_burst(request: &BurstRequest<'_>) -> Result<Version, EmitError> {
-    if request.start.align_down(4096) != request.start {
+    if request.start.align_down(PAGE) != request.start {
         return Err(EmitError::Unaligned(request.start));
     }
     let mut burst = Burst::new(request);
@@ -596,7 +596,7 @@ impl<'r> Burst<'r> {
             request.start + u64::from(text_end),
         );
         // Pages of code hold nothing else.
-        let tables = text_end.next_multiple_of(areas::PAGE as u32);
+        let tables = text_end.next_multiple_of(PAGE as u32);
         let areas = areas::Areas {
             hot_end: text_end,
             text_end,

@@ -10,7 +10,7 @@ const LEVEL: f64 = 0.1;
 /// What it is worth that two blocks share a page, for each window of execution in which both ran.
 const TOGETHER_IN_PAGE: f64 = 0.02;
 /// Bytes of a page.
-const PAGE: f64 = 4096.0;
+const PAGE: f64 = restitch_address::PAGE as f64;
 
 /// The value of links by how far apart their ends stand: fall-throughs and short jumps as in the extended TSP, the nearer the more for each level of nearness, and shared lines and pages for
 /// blocks that ran at the same time.
