@@ -18,7 +18,7 @@ use restitch_program::{BlockId, CallId, EdgeId, Program};
 pub const COUNTS_VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"RSTCOUNT";
 const HEADER: usize = 64;
-const PAGE: usize = 4096;
+const PAGE: usize = restitch_address::PAGE as usize;
 /// Low bits of a table's word: it counts an edge; nothing increments it.
 const EDGE: u32 = 1;
 const MISSING: u32 = 2;

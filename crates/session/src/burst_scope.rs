@@ -21,6 +21,7 @@ use restitch_procfs::{MappedFile, MapsFile, threads};
 use restitch_program::{CallSite, CallTarget, FuncId, Movability, Program};
 use restitch_trace::Guard;
 use restitch_tracee::Memory;
+use restitch_x86::slot::SlotBranch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -361,14 +362,10 @@ fn most_blocks(available: Option<u64>) -> usize {
 fn slot_of(image: &Image, call: &CallSite) -> Option<Svma> {
     match call.target {
         CallTarget::Direct(to) => image.plt_slot_at(to).map(|stub| stub.slot),
-        // `call *disp32(%rip)`.
-        CallTarget::Indirect => match image.read(call.at, 6)? {
-            [0xff, 0x15, by @ ..] => {
-                let by = i32::from_le_bytes(by.try_into().ok()?);
-                Some((call.at + 6).offset(by.into()))
-            }
-            _ => None,
-        },
+        CallTarget::Indirect => {
+            let (branch, distance) = SlotBranch::beginning_of(image.read_tail(call.at)?)?;
+            (branch == SlotBranch::Call).then(|| call.at.offset(distance))
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::burst_scope::{BurstScope, entries};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::{SessionError, parallel};
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_apply_process::{ProcessError, Reservation, is_vdso};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
@@ -19,8 +19,6 @@ use std::sync::Arc;
 
 /// Pairs of the window's table for each address in it, at least: searches are short then.
 const SPARSE: u64 = 2;
-/// Bytes of a small page.
-const PAGE: u64 = 4096;
 
 /// Checked versions with the modules that they are of, and what there is to look up in them.
 pub(crate) struct Versions {

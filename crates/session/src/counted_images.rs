@@ -90,9 +90,10 @@ impl CountedImages {
             let Some(image) = self.image_of(module) else { continue };
             let it = &self.images[image];
             let counters = it.plan.counted.len();
-            let area = area_len(CounterWidth::Bits64, counters, it.voting.len()).next_multiple_of(4096);
+            let area = area_len(CounterWidth::Bits64, counters, it.voting.len())
+                .next_multiple_of(restitch_address::PAGE);
             let len = estimate(&it.analyzed.program, &it.layout, counters) + voting_bytes(&it.voting);
-            let place = match live.reserve(index, len + area, &taken, &[], 4096) {
+            let place = match live.reserve(index, len + area, &taken, &[], restitch_address::PAGE) {
                 Err(error @ ProcessError::NoRoom { .. }) => {
                     no_room.get_or_insert(error);
                     continue;

@@ -63,7 +63,8 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let layout = counting_layout(program, &plan);
     phases.end("counter placement");
     let votes = voting_calls(program, &plan.scope);
-    let area = area_len(CounterWidth::Bits64, plan.counted.len(), votes.len()).next_multiple_of(4096);
+    let area = area_len(CounterWidth::Bits64, plan.counted.len(), votes.len())
+        .next_multiple_of(restitch_address::PAGE);
     let size = estimate(program, &layout, plan.counted.len()) + voting_bytes(&votes);
     let (area, start) = place_counting(&module.image, size, area, &Default::default()).map_err(refused)?;
     let place = Place { number: 1, start, counters: area, bias: None };

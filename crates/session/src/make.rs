@@ -143,7 +143,7 @@ pub(crate) fn promoted_bytes(promote: &[Promotion]) -> u64 {
 
 /// Address space that the code of votes may need on top of [`estimate`], in bytes.
 pub(crate) fn voting_bytes(votes: &[CallId]) -> u64 {
-    (128 * votes.len() as u64).next_multiple_of(4096)
+    (128 * votes.len() as u64).next_multiple_of(restitch_address::PAGE)
 }
 
 /// Blocks of the planned functions in original order.
@@ -178,7 +178,7 @@ pub(crate) fn estimate(program: &Program, layout: &Layout, counters: usize) -> u
         + tables
         + counters as u64 * 40
         + (256 << 10);
-    estimate.next_multiple_of(4096)
+    estimate.next_multiple_of(restitch_address::PAGE)
 }
 
 /// Emits and checks a version.

@@ -68,9 +68,9 @@ pub(crate) fn make_counting(
         let program = &module.analyzed.program;
         let counters = planned.plan.counted.len();
         let bytes = area_len(CounterWidth::Bits32, counters, planned.votes.len());
-        let area = bytes.next_multiple_of(4096);
+        let area = bytes.next_multiple_of(restitch_address::PAGE);
         let len = estimate(program, &planned.layout, counters) + voting_bytes(&planned.votes);
-        let place = set.reserve(module.index, len + area, &taken, 4096);
+        let place = set.reserve(module.index, len + area, &taken, restitch_address::PAGE);
         let place = place.map(|held| {
             taken.push((module.index, held));
             let bias = Some(set.leader.target().modules[module.index].bias);

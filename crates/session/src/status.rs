@@ -7,11 +7,9 @@ use restitch_address::Avma;
 use restitch_apply_process::{AttachedProcess, Journal, JournalVersion, ProcessError, StateDir, VersionKind};
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
+use restitch_x86::patch::Patch;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-
-/// Length of a redirect: `jmp` with a displacement of 32 bits.
-const JUMP: usize = 5;
 
 /// What restitch has in one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,17 +130,12 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
     if journal.patches.is_empty() {
         return Ok(Vec::new());
     }
-    let places: Vec<(Avma, usize)> = journal.patches.iter().map(|p| (Avma::new(p.at), JUMP)).collect();
+    let places: Vec<(Avma, usize)> = journal.patches.iter().map(|p| (Avma::new(p.at), Patch::LEN)).collect();
     let found = Memory::open_read_only(pid)?.read_many(&places);
     Ok(places
         .iter()
         .zip(found)
-        .filter_map(|((at, _), bytes)| match bytes?[..] {
-            [0xe9, a, b, c, d] => {
-                Some((*at + JUMP as u64).offset(i64::from(i32::from_le_bytes([a, b, c, d]))))
-            }
-            _ => None,
-        })
+        .filter_map(|((at, _), bytes)| Some(at.offset(Patch::beginning_of(&bytes?)?.as_jump()?)))
         .collect())
 }
 

@@ -1,6 +1,6 @@
 //! Branch records as they came, in the form in which `perf` records those of the hardware.
 
-use restitch_address::{Avma, AvmaRange, FileOffset};
+use restitch_address::{Avma, AvmaRange, FileOffset, PAGE};
 use restitch_apply_process::Module;
 use restitch_perf::SampleEvent;
 use restitch_procfs as procfs;
@@ -9,7 +9,6 @@ use restitch_trace::Taken;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-const PAGE: u64 = 4096;
 /// Bytes of records that are kept in memory; what comes later is counted and left out.
 const MOST_BYTES: usize = 1 << 30;
 

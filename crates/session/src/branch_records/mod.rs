@@ -377,14 +377,17 @@ mod tests {
         let start = Avma::new(0x5555_0000_0000);
         let device = restitch_procfs::FileIdentity::of(&std::fs::File::open(&own).expect("it opens"));
         let mapping = Mapping {
-            range: AvmaRange::new(start, code.range.len().next_multiple_of(4096) + 4096),
+            range: AvmaRange::new(
+                start,
+                code.range.len().next_multiple_of(restitch_address::PAGE) + restitch_address::PAGE,
+            ),
             permissions: Permissions { read: true, write: false, execute: true, shared: false },
-            offset: code.file_offset.align_down(4096),
+            offset: code.file_offset.align_down(restitch_address::PAGE),
             device: device.expect("it has one").device,
             inode: file.ino(),
             name: MappingName::File { path: own, deleted: false },
         };
-        (mapping, start + code.file_offset.get() % 4096)
+        (mapping, start + code.file_offset.get() % restitch_address::PAGE)
     }
 
     #[test]

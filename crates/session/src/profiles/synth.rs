@@ -5,7 +5,7 @@ use super::load::resolve;
 use super::loaded::Loaded;
 use super::options::WriteOptions;
 use crate::SessionError;
-use restitch_address::{Avma, AvmaRange, FileOffset, LoadBias, Svma};
+use restitch_address::{Avma, AvmaRange, FileOffset, LoadBias, PAGE, Svma};
 use restitch_image::{Image, ImageKind};
 use restitch_profile::Profile;
 use restitch_profile_formats::synthesize::{Step, branches_in, walk};
@@ -19,7 +19,6 @@ const PROGRAM: u64 = 0x5555_5555_4000;
 const LIBRARIES: u64 = 0x7fff_f000_0000;
 /// A place that no module covers: the rest of the world.
 const ELSEWHERE: u64 = 0x7fff_f7f0_0000;
-const PAGE: u64 = 4096;
 /// Nanoseconds that a branch takes in the file.
 const BRANCH_TIME: u64 = 10;
 
