@@ -12,11 +12,12 @@ use crate::state::state_file;
 use crate::stub::settle;
 use crate::target::no_program;
 use crate::{ImageCache, Module, ProcessError, StateDir, Target};
-use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::{Redirect, Vote};
 use restitch_procfs::{self as procfs, GapRequest, Mapping};
 use restitch_tracee::Memory;
+use restitch_x86::patch::Patch;
 use std::iter;
 
 /// A process and everything that restitch has in it.
@@ -62,7 +63,7 @@ fn near(module: &Module, most: u64) -> Option<AvmaRange> {
     }
     let near = module.image.span_within(most)?;
     let at = |at| module.bias.to_actual(at);
-    Some(AvmaRange::between(at(near.start).align_down(4096), at(near.end).align_up(4096)))
+    Some(AvmaRange::between(at(near.start).align_down(PAGE), at(near.end).align_up(PAGE)))
 }
 
 impl AttachedProcess {
@@ -136,7 +137,7 @@ impl AttachedProcess {
 
     /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in `taken`,
     /// below the module if possible. The place is free in the processes `relatives` too, and its address in them a multiple of `align`
-    /// (a power of two; of 4096 in any case). It is one that as few words in their memory as can be point into.
+    /// (a power of two; of a page in any case). It is one that as few words in their memory as can be point into.
     ///
     /// # Errors
     /// [`ProcessError::NoRoom`].
@@ -188,7 +189,7 @@ impl AttachedProcess {
             why: e.to_string(),
         })?;
         let number = self.journal.next_number + taken.len() as u32;
-        Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(4096) })
+        Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(PAGE) })
     }
 
     /// Whether version `number` is retired.
@@ -275,7 +276,7 @@ impl AttachedProcess {
         let leads = |r: &Redirect| {
             let (at, to) = (bias.to_actual(r.at), bias.to_actual(r.to));
             let found = memory.read_vec(at, LEN).ok();
-            found.is_some_and(|found| jump(at, to).is_some_and(|jump| found == jump))
+            found.is_some_and(|found| jump(at, to).is_some_and(|jump| found == jump.bytes()))
         };
         version.redirects.iter().any(leads)
     }
@@ -348,10 +349,10 @@ fn from_records(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Jou
 
 /// What goes back is what the modules' files have, whatever a journal says.
 fn believe_the_files(target: &Target, journal: &mut Journal) {
-    let file = |at: u64| -> Option<[u8; LEN]> {
+    let file = |at: u64| -> Option<Patch> {
         let at = Avma::new(at);
         let module = &target.modules[target.module_at(at)?];
-        module.image.read(module.bias.to_stated(at), LEN)?.try_into().ok()
+        Patch::beginning_of(module.image.read_tail(module.bias.to_stated(at))?)
     };
     for patch in &mut journal.patches {
         patch.original = file(patch.at).unwrap_or(patch.original);
@@ -364,7 +365,7 @@ fn believe_the_files(target: &Target, journal: &mut Journal) {
 /// The journal's form of a redirect that may be there.
 fn inherited_patch(module: &Module, redirect: &Redirect) -> Option<JournalPatch> {
     let at = module.bias.to_actual(redirect.at);
-    let original = module.image.read(redirect.at, LEN)?.try_into().ok()?;
+    let original = Patch::beginning_of(module.image.read_tail(redirect.at)?)?;
     (!crosses_page(at)).then_some(JournalPatch { at: at.get(), original, now: original })
 }
 
@@ -424,7 +425,7 @@ mod tests {
         let target = Target::open(std::process::id() as i32).expect("our own");
         let module = &target.modules[target.program];
         let code = module.image.segments().iter().find(|s| s.executable).expect("it has code").range;
-        let page = code.start.align_up(4096) + 4096;
+        let page = code.start.align_up(PAGE) + 4096;
         let patch = |offset| {
             let at = page + offset;
             inherited_patch(module, &Redirect { at, to: at, kind: RedirectKind::Entry })

@@ -12,12 +12,12 @@
 //! Limits: a program that calls its own first instructions again; entries that jump where others call.
 
 use crate::Module;
-use restitch_address::{Avma, Svma, SvmaRange};
+use restitch_address::{Avma, PAGE, Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Segment;
 use restitch_procfs as procfs;
 use restitch_tracee::{Memory, STUB_SPACE};
-use restitch_x86::{Flow, scan};
+use restitch_x86::{Flow, LONGEST, scan};
 
 /// Bytes of an entry's instructions among which the call stands that never returns (those of glibc and musl take 38 and 22).
 const START: u64 = 64;
@@ -43,8 +43,6 @@ pub(crate) fn gaps(module: &Module) -> Vec<(Avma, Vec<u8>)> {
     };
     pairs.filter_map(gap).map(|(at, bytes)| (module.bias.to_actual(at), bytes)).collect()
 }
-
-const PAGE: u64 = 4096;
 
 /// What lies in the first and the last page of `module`'s code and is no part of it: neighbouring bytes of the file, which are mapped there because pages are
 /// mapped whole. No address of the module leads there, whatever the bytes are; they are in its other segments once more.
@@ -96,9 +94,6 @@ pub(crate) fn entry(pid: i32, program: &Module) -> Option<(Avma, Vec<u8>)> {
     let start = program.bias.to_actual(at);
     (runs_through(bytes, at) && has_started(pid, start)?).then(|| (start, bytes[..STUB_SPACE].to_vec()))
 }
-
-/// Bytes of the longest instruction.
-const LONGEST: usize = 15;
 
 /// Whether the first [`STUB_SPACE`] of `bytes`, which stand at `at`, are gone through once and in order: no jump begins there, and no call leads back there.
 fn runs_through(bytes: &[u8], at: Svma) -> bool {

@@ -15,8 +15,7 @@
 //! private pages; without them its code is that of the file, which is as right.
 
 use crate::installed_version::InstalledVersion;
-use crate::memory::writing::PAGE;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::Pagemap;
 use restitch_tracee::Batch;
 

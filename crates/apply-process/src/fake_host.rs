@@ -2,9 +2,8 @@
 
 use crate::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
-use crate::memory::writing::PAGE;
 use crate::stub::StubSite;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Registers, StopTimes, TraceError};
 use std::cell::{Cell, RefCell};

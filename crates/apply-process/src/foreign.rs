@@ -6,13 +6,13 @@
 //! any case, with relocations in them: what somebody has changed there by hand, in a table that the loader has made read-only, is not found.)
 
 use crate::attached_process::AttachedProcess;
-use crate::entry_patch::LEN;
-use crate::memory::writing::PAGE;
+use crate::entry_patch::{LEN, destination};
 use crate::{Module, ProcessError};
-use restitch_address::{Avma, AvmaRange, Svma, SvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE, Svma, SvmaRange};
 use restitch_image::Segment;
 use restitch_procfs::Pagemap;
 use restitch_tracee::Memory;
+use restitch_x86::patch::Patch;
 
 impl AttachedProcess {
     /// The pieces of module number `module`'s code and constants whose bytes are neither the file's nor a redirect into a version, by stated
@@ -72,10 +72,9 @@ fn compare(
 /// Whether byte number `i` of the page belongs to a jump into a version. (No redirect crosses a page.)
 fn in_redirect(page: Avma, bytes: &[u8], i: usize, versions: &[AvmaRange]) -> bool {
     (0..LEN).filter_map(|back| i.checked_sub(back)).any(|start| {
-        let Some([0xe9, displacement @ ..]) = bytes.get(start..start + LEN) else { return false };
-        let displacement = i32::from_le_bytes(displacement.try_into().expect("four bytes"));
-        let to = (page + (start + LEN) as u64).offset(displacement.into());
-        versions.iter().any(|version| version.contains(to))
+        let to =
+            Patch::beginning_of(&bytes[start..]).and_then(|found| destination(page + start as u64, found));
+        to.is_some_and(|to| versions.iter().any(|version| version.contains(to)))
     })
 }
 

@@ -16,6 +16,7 @@ use crate::{ProcessError, Target};
 use restitch_address::Avma;
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::Memory;
+use restitch_x86::patch::Patch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -92,9 +93,9 @@ pub(crate) fn forget_gone(attached: &mut AttachedProcess) -> Result<(), ProcessE
 /// The places of the journal that hold neither the file's bytes nor a redirect, with what they hold, if they can be read.
 fn odd_places(journal: &Journal, memory: &Memory) -> BTreeMap<Avma, Option<Vec<u8>>> {
     let places: Vec<(Avma, usize)> = journal.patches.iter().map(|p| (Avma::new(p.at), LEN)).collect();
-    let is_known = |patch: &JournalPatch, found: &[u8]| match found.try_into() {
-        Ok(found) => found == patch.original || leads_into_version(journal, Avma::new(patch.at), found),
-        Err(_) => false,
+    let is_known = |patch: &JournalPatch, found: &[u8]| match Patch::beginning_of(found) {
+        Some(found) => found == patch.original || leads_into_version(journal, Avma::new(patch.at), found),
+        None => false,
     };
     let both = journal.patches.iter().zip(memory.read_many(&places));
     let odd = both.filter(|(patch, found)| !found.as_deref().is_some_and(|found| is_known(patch, found)));

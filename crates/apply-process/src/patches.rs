@@ -1,17 +1,18 @@
 //! Which bytes of the original code change: computed before the stop.
 
-use crate::entry_patch::{Bytes, LEN, crosses_page, jump};
+use crate::entry_patch::{LEN, crosses_page, jump};
 use crate::state::journal::JournalPatch;
 use crate::target::Module;
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::Redirect;
+use restitch_x86::patch::Patch;
 use std::collections::BTreeMap;
 
 /// The patches of a switch, by address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PatchSet {
     /// Address to (original bytes, bytes that are to be there).
-    pub wanted: BTreeMap<Avma, (Bytes, Bytes)>,
+    pub wanted: BTreeMap<Avma, (Patch, Patch)>,
     /// Redirects that were left out because they cross a page boundary: a write that is cut short there would be half done.
     pub crossing: usize,
 }
@@ -25,7 +26,7 @@ impl PatchSet {
                 self.crossing += 1;
                 continue;
             }
-            let original: Option<Bytes> = module.image.read(r.at, LEN).and_then(|b| b.try_into().ok());
+            let original = module.image.read_tail(r.at).and_then(Patch::beginning_of);
             if let (Some(original), Some(now)) = (original, jump(at, to)) {
                 self.wanted.insert(at, (original, now));
             }
@@ -58,10 +59,14 @@ impl PatchSet {
 mod tests {
     use super::*;
 
+    fn patch(byte: u8) -> Patch {
+        Patch::new([byte; LEN])
+    }
+
     #[test]
     fn only_the_bytes_behind_the_first_are_inside() {
         let mut set = PatchSet::default();
-        set.wanted.insert(Avma::new(0x1000), ([0; 5], [1; 5]));
+        set.wanted.insert(Avma::new(0x1000), (patch(0), patch(1)));
         assert_eq!(set.inside(Avma::new(0x1000)), None);
         for i in 1..5 {
             assert_eq!(set.inside(Avma::new(0x1000 + i)), Some(Avma::new(0x1000)));
@@ -72,13 +77,13 @@ mod tests {
     #[test]
     fn old_patches_go_back_to_their_original_bytes() {
         let mut set = PatchSet::default();
-        set.wanted.insert(Avma::new(2), ([2; 5], [9; 5]));
+        set.wanted.insert(Avma::new(2), (patch(2), patch(9)));
         let old = [
-            JournalPatch { at: 1, original: [1; 5], now: [7; 5] },
-            JournalPatch { at: 2, original: [2; 5], now: [7; 5] },
+            JournalPatch { at: 1, original: patch(1), now: patch(7) },
+            JournalPatch { at: 2, original: patch(2), now: patch(7) },
         ];
         let journal = set.journal(&old);
-        assert_eq!(journal[0], JournalPatch { at: 1, original: [1; 5], now: [1; 5] });
-        assert_eq!(journal[1], JournalPatch { at: 2, original: [2; 5], now: [9; 5] });
+        assert_eq!(journal[0], JournalPatch { at: 1, original: patch(1), now: patch(1) });
+        assert_eq!(journal[1], JournalPatch { at: 2, original: patch(2), now: patch(9) });
     }
 }

@@ -10,7 +10,7 @@ use crate::state::map_file::StoredMap;
 use crate::stub::stub_site;
 use crate::switch_plan::{Arriving, Incoming, SwitchPlan};
 use crate::{Module, ProcessError, readers};
-use restitch_address::Avma;
+use restitch_address::{Avma, PAGE};
 use restitch_cfi::UnwindInfo;
 use restitch_emit::MapPiece;
 use restitch_tracee::Memory;
@@ -89,7 +89,7 @@ fn write_files(attached: &AttachedProcess, new: &Incoming<'_>) -> Result<Journal
     let counters = areas
         .0
         .or(areas.1)
-        .map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(4096)));
+        .map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(PAGE)));
     Ok(JournalVersion {
         number: v.number,
         kind: new.kind,

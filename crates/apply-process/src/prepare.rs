@@ -17,7 +17,7 @@ use crate::state::journal::{Journal, JournalReplacement, VersionKind};
 use crate::stub::with_borrowed;
 use crate::switch_plan::SwitchPlan;
 use crate::{ProcessError, hook};
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, TraceError, collapse_pages};
@@ -98,7 +98,7 @@ fn plan_hook(attached: &AttachedProcess, plan: &SwitchPlan<'_>) -> Result<Option
     for (new, arriving) in plan.incoming.iter().zip(&plan.arriving) {
         for range in arriving.ranges() {
             let start = modules[new.module].bias.to_stated(range.start);
-            let len = range.len().next_multiple_of(4096);
+            let len = range.len().next_multiple_of(PAGE);
             taken.push((new.module, Reservation { number: new.version.number, start, len }));
         }
     }

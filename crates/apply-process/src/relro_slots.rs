@@ -12,14 +12,11 @@ use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
 use crate::switch_plan::Incoming;
 use crate::{Module, ProcessError};
-use restitch_address::{Avma, SvmaRange};
+use restitch_address::{Avma, PAGE, SvmaRange};
 use restitch_emit::BoundSlot;
 use restitch_image::RelocationKind;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::Memory;
-
-/// The page size by which the loader rounds the end of the RELRO part down.
-const PAGE: u64 = 4096;
 
 impl AttachedProcess {
     /// The slots of module number `module` that hold the address of code for good, sorted by slot, in the module's coordinates.

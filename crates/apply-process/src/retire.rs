@@ -1,18 +1,19 @@
 //! Leaving versions behind: return addresses are translated, so that hardly anybody comes back to them.
 
 use crate::ProcessError;
-use crate::entry_patch::{LEN, jump};
+use crate::entry_patch::{LEN, destination, jump};
 use crate::frames::ReturnSlot;
 use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
-use crate::memory::writing::{PAGE, write_jumps};
+use crate::memory::writing::write_jumps;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::threads::{ThreadView, words};
 use crate::{Module, Target};
-use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::RedirectKind;
 use restitch_procfs::Pagemap;
 use restitch_tracee::{Memory, Registers};
+use restitch_x86::patch::Patch;
 use restitch_x86::{Flow, relocate_field};
 use std::collections::{BTreeSet, HashMap};
 
@@ -214,13 +215,10 @@ pub(crate) fn forwarding(memory: &Memory, old: &InstalledVersion) -> BTreeSet<Av
     let entries: Vec<(Avma, usize)> =
         entries.filter(|(at, len)| own(*at) || own(*at + *len as u64 - 1)).collect();
     let found = memory.read_many(&entries);
-    let leads_on = |at: Avma, bytes: &[u8]| match *bytes {
-        [0xe9, a, b, c, d] => {
-            let to = (at + LEN as u64).offset(i32::from_le_bytes([a, b, c, d]).into());
-            // (A copy that begins with such a jump by itself is no harm: the entry of its function is as good.)
-            !old.range.contains(to)
-        }
-        _ => false,
+    // (A copy that begins with such a jump by itself is no harm: the entry of its function is as good.)
+    let leads_on = |at: Avma, bytes: &[u8]| {
+        let to = Patch::beginning_of(bytes).and_then(|found| destination(at, found));
+        to.is_some_and(|to| !old.range.contains(to))
     };
     let all = entries.iter().zip(found);
     all.filter(|((at, _), bytes)| bytes.as_ref().is_some_and(|b| leads_on(*at, b)))

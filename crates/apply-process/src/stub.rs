@@ -73,7 +73,7 @@ fn site_in(bytes: &[u8], start: Avma) -> Option<StubSite> {
 }
 
 fn sites_of(module: &Module) -> impl Iterator<Item = StubSite> + '_ {
-    const PAGE: usize = 4096;
+    const PAGE: usize = restitch_address::PAGE as usize;
     module.image.segments().iter().filter(|s| s.executable && !s.writable).filter_map(|segment| {
         let end = (segment.file_offset.get() + segment.file_len) as usize;
         let tail = module.image.data().get(end..end.next_multiple_of(PAGE)).unwrap_or_default();

@@ -10,7 +10,7 @@ use crate::fake_host::{FakeHost, Fault};
 use crate::frames::Walker;
 use crate::installed_version::InstalledVersion;
 use crate::memory::replacement_mapping::FilledReplacement;
-use crate::memory::writing::{PAGE, Sites};
+use crate::memory::writing::Sites;
 use crate::patches::PatchSet;
 use crate::prepare::{Ready, planned_journal};
 use crate::reverse::ReverseMap;
@@ -20,11 +20,12 @@ use crate::stub::StubSite;
 use crate::switch::Stop;
 use crate::switch_plan::{Arriving, SlotChange, SwitchPlan, SwitchReport};
 use crate::{ProcessError, StateDir, Target};
-use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::{AddressMap, MapPiece, PieceKind, Redirect, RedirectKind};
 use restitch_procfs::{Mapping, ProcessId};
 use restitch_testkit::scratch;
 use restitch_tracee::Registers;
+use restitch_x86::patch::Patch;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -136,7 +137,7 @@ impl World {
         for piece in to.iter().flat_map(|number| pieces(VERSIONS[*number])) {
             let (at, to) = (Avma::new(piece.original.get()), Avma::new(piece.version.get()));
             let from = at.offset_from(Avma::new(CODE)) as usize;
-            let original = self.original[from..from + LEN].try_into().expect("of that length");
+            let original = Patch::beginning_of(&self.original[from..]).expect("of that length");
             patches.wanted.insert(at, (original, jump(at, to).expect("in reach")));
         }
         let arriving = to.iter().map(|number| {
@@ -200,7 +201,7 @@ impl World {
             }
             let jumps = VERSIONS.iter().flat_map(|v| pieces(*v)).filter(|p| p.original.get() == function);
             let jumps: Vec<_> = jumps.filter_map(|p| jump(at, Avma::new(p.version.get()))).collect();
-            assert!(jumps.iter().any(|jump| jump[..] == found), "{after}: {found:x?} at {at}");
+            assert!(jumps.iter().any(|jump| jump.bytes()[..] == found), "{after}: {found:x?} at {at}");
             let inside = |word: Avma| word > at && word < at + LEN as u64;
             let stands = self.host.contexts.values().find(|registers| inside(registers.rip));
             assert_eq!(stands, None, "{after}: in the jump at {at}");
@@ -256,11 +257,11 @@ fn a_switch_is_whole_and_going_back_gives_the_original_bytes() {
         assert_eq!(report.written_in_stop.is_empty(), by != By::NoExchange, "{by:?}");
         let jump_to = |number: usize| jump(Avma::new(FUNCTIONS[0]), Avma::new(VERSIONS[number]));
         let found = |world: &World| world.host.memory.peek(Avma::new(FUNCTIONS[0]), LEN);
-        assert_eq!(Some(found(&world)), jump_to(0).map(Vec::from), "{by:?}");
+        assert_eq!(Some(found(&world)), jump_to(0).map(|jump| jump.bytes().to_vec()), "{by:?}");
         assert_eq!(world.host.contexts[&2].rip.get(), VERSIONS[0] + 2, "{by:?}");
         world.assert_correct("a switch");
         world.switch(Some(1), by).expect("nothing goes wrong");
-        assert_eq!(Some(found(&world)), jump_to(1).map(Vec::from), "{by:?}");
+        assert_eq!(Some(found(&world)), jump_to(1).map(|jump| jump.bytes().to_vec()), "{by:?}");
         assert_eq!(world.host.contexts[&2].rip.get(), VERSIONS[1] + 2, "{by:?}");
         let report = world.switch(None, by).expect("nothing goes wrong");
         assert_eq!((report.patched, report.restored), (0, 2), "{by:?}");

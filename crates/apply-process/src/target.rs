@@ -2,7 +2,7 @@
 
 use crate::overlay::overlay_in;
 use crate::{ProcessError, vdso};
-use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
+use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_image::Image;
 use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
 use restitch_tracee::TraceError;
@@ -229,8 +229,8 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         .ok_or("its executable mapping fits no segment of the file")?;
     let (mut low, mut high) = (Avma::new(u64::MAX), Avma::new(0));
     for s in image.segments() {
-        low = low.min(bias.to_actual(s.range.start).align_down(4096));
-        high = high.max(bias.to_actual(s.range.end).align_up(4096));
+        low = low.min(bias.to_actual(s.range.start).align_down(PAGE));
+        high = high.max(bias.to_actual(s.range.end).align_up(PAGE));
     }
     let identity = procfs::FileIdentity { device: code.device, inode: code.inode };
     Ok(Some(Module { path: path_of(code), image, identity, bias, range: AvmaRange::between(low, high) }))
@@ -262,7 +262,7 @@ fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.
 fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
     let stated = image.segments().iter().filter(|s| s.executable).find_map(|s| {
-        let skew = s.range.start.get() % 4096;
+        let skew = s.range.start.get() % PAGE;
         let first = s.file_offset.get() - skew;
         let inside = code.offset.get().checked_sub(first).filter(|d| *d < s.file_len + skew)?;
         Some(s.range.start - skew + inside)

@@ -12,6 +12,7 @@
 
 use restitch_address::Svma;
 use restitch_image::{Image, ImageKind, RelocationKind, Symbol, SymbolKind};
+use restitch_x86::possible::{LEA, possible_lea};
 use std::collections::HashSet;
 
 /// How names of v-tables begin.
@@ -60,9 +61,8 @@ pub(crate) fn made_elsewhere(image: &Image, entries: &HashSet<Svma>, slots: &[Sv
 
 /// What `lea displacement(%rip),register` would make, wherever bytes could be one.
 fn made_by_lea(bytes: &[u8], start: Svma) -> impl Iterator<Item = Svma> + '_ {
-    bytes.windows(6).enumerate().filter(|(_, b)| b[0] == 0x8d && b[1] & 0xc7 == 0x05).map(move |(i, b)| {
-        (start + (i as u64 + 6)).offset(i32::from_le_bytes([b[2], b[3], b[4], b[5]]).into())
-    })
+    let distances = bytes.windows(LEA).map(|window| window.first_chunk().and_then(possible_lea));
+    distances.enumerate().filter_map(move |(i, distance)| Some((start + i as u64).offset(distance?)))
 }
 
 /// All numbers of four bytes, with their places.

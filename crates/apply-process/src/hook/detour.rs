@@ -12,10 +12,11 @@ use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{Row, Run, UnwindInfo};
 use restitch_image::Image;
 use restitch_program::reachable_code;
-use restitch_x86::{Flow, Insn, relocate_field, scan};
+use restitch_x86::patch::Patch;
+use restitch_x86::{Flow, Insn, LONGEST, relocate_field, scan};
 
 /// Most bytes of a trampoline: four bytes of other instructions, one of 15, and the jump.
-pub(crate) const MOST_TRAMPOLINE: usize = 4 + 15 + LEN;
+pub(crate) const MOST_TRAMPOLINE: usize = LEN - 1 + LONGEST + LEN;
 
 /// The displaced beginning of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(crate) struct Displaced {
     /// Offsets at which displaced instructions begin, in the function and in the trampoline alike.
     pub boundaries: Vec<u8>,
     /// The first bytes of the function.
-    pub original: [u8; LEN],
+    pub original: Patch,
 }
 
 impl Displaced {
@@ -36,14 +37,14 @@ impl Displaced {
     /// The error says why that cannot be.
     pub fn new(image: &Image, unwind: &UnwindInfo, function: Svma, to: Svma) -> Result<Self, String> {
         let bytes = image.read_tail(function).unwrap_or_default();
-        let Some(original) = bytes.first_chunk::<LEN>() else {
+        let Some(original) = Patch::beginning_of(bytes) else {
             return Err("its code is not in the file".into());
         };
         let (mut code, mut boundaries) = (Vec::new(), Vec::new());
         while code.len() < LEN {
             let (at, from) = (function + code.len() as u64, code.len());
             let rest = bytes.get(from..).unwrap_or_default();
-            let (insn, field) = relocate_field(&rest[..rest.len().min(15)], at)
+            let (insn, field) = relocate_field(&rest[..rest.len().min(LONGEST)], at)
                 .ok_or_else(|| format!("its instruction at {at} is not understood"))?;
             if insn.flow != Flow::Next {
                 return Err(format!("the instruction at {at} in its first {LEN} bytes cannot be moved"));
@@ -59,10 +60,9 @@ impl Displaced {
         }
         stands_alone(image, unwind, function, code.len())?;
         let back = function + code.len() as u64;
-        let displacement = i32::try_from(back.offset_from(to + (code.len() + LEN) as u64))
-            .map_err(|_| "it is too far away")?;
-        restitch_x86::encode::jmp_near(&mut code, displacement);
-        Ok(Self { function, code, boundaries, original: *original })
+        let jump = Patch::jump(back.offset_from(to + code.len() as u64)).ok_or("it is too far away")?;
+        code.extend_from_slice(jump.bytes());
+        Ok(Self { function, code, boundaries, original })
     }
 
     /// The unwind states of the trampoline at `at`: those of the original instructions. `None` if they are not known.
@@ -179,7 +179,7 @@ mod tests {
         let d = Displaced::new(&image, &unwind, f, to).unwrap();
         assert_eq!(d.boundaries, [0, 2, 4]);
         assert_eq!(d.code[..6], *image.read(f, 6).unwrap());
-        assert_eq!(d.original, *image.read(f, 5).unwrap().first_chunk::<5>().unwrap());
+        assert_eq!(Some(d.original), image.read_tail(f).and_then(Patch::beginning_of));
         let jump = decode_one(&d.code[6..], to + 6).unwrap();
         assert_eq!(jump.insn.flow, Flow::Jump(f + 6));
         let run = d.run(&unwind, to).unwrap();
@@ -239,7 +239,7 @@ mod tests {
         let Some((image, unwind, f)) = stripped_with_musl() else { return };
         assert_eq!(extent(&image, &unwind, f), None);
         let d = Displaced::new(&image, &unwind, f, f + 0x10_0000).unwrap();
-        assert_eq!(d.original[..], *image.read(f, LEN).unwrap());
+        assert_eq!(d.original.bytes(), image.read(f, LEN).unwrap());
         assert_eq!(d.run(&unwind, f + 0x10_0000), None, "nothing tells its unwind states");
     }
 }

@@ -94,7 +94,7 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
     for d in &detoured {
         hook.detours.push(d.journal(target, page)?);
         let at = Avma::new(hook.detours[hook.detours.len() - 1].at);
-        if memory.read_vec(at, LEN).ok().as_deref() != Some(&d.displaced.original[..]) {
+        if memory.read_vec(at, LEN).ok().as_deref() != Some(d.displaced.original.bytes()) {
             return Err(format!("something else has patched the unwinders' lookup function at {at}"));
         }
     }
@@ -123,7 +123,7 @@ pub(crate) fn map(batch: &mut Batch, hook: &JournalHook) {
 /// before the stop, although the detours come first in it.
 pub(crate) fn own_pages(memory: &Memory, hook: &JournalHook) -> Result<(), ProcessError> {
     for detour in &hook.detours {
-        memory.write(Avma::new(detour.at), &detour.original)?;
+        memory.write(Avma::new(detour.at), detour.original.bytes())?;
     }
     Ok(())
 }
@@ -197,11 +197,11 @@ fn arm_detour(
 ) -> Result<(), ProcessError> {
     let (pid, at) = (stopped.memory().pid(), Avma::new(detour.at));
     let found = stopped.memory().read_vec(at, LEN)?;
-    if found == detour.now {
+    if found == detour.now.bytes() {
         return Ok(());
     }
-    if found != detour.original {
-        return Err(foreign_code(pid, at, found, detour.original.into()));
+    if found != detour.original.bytes() {
+        return Err(foreign_code(pid, at, found, detour.original.bytes().into()));
     }
     let covered = |word: Avma| word > at && word < at + LEN as u64;
     let interrupted = threads.iter().flat_map(|t| &t.stacks).flat_map(words).any(|(_, word)| covered(word));
@@ -219,7 +219,7 @@ fn arm_detour(
             stopped.set_registers(tid, Registers { rip, ..registers })?;
         }
     }
-    stopped.memory().write(at, &detour.now)?;
+    stopped.memory().write(at, detour.now.bytes())?;
     Ok(())
 }
 
@@ -250,8 +250,8 @@ pub(crate) fn disarm(memory: &impl CodeMemory, h: &JournalHook) -> Result<(), Pr
     }
     for detour in &h.detours {
         let at = Avma::new(detour.at);
-        if memory.read_vec(at, LEN)? == detour.now {
-            memory.write(at, &detour.original)?;
+        if memory.read_vec(at, LEN)? == detour.now.bytes() {
+            memory.write(at, detour.original.bytes())?;
         }
     }
     let first = Avma::new(h.debugger);

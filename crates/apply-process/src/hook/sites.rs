@@ -1,13 +1,15 @@
 //! Where a process's unwinders ask for tables: the places that the hook changes.
 
+use crate::entry_patch::destination;
 use crate::hook::page::{FIND_AT, ITERATE_AT, is_ours};
 use crate::state::hook_journal::CODE_LEN;
 use crate::{Module, Target};
-use restitch_address::{Avma, Svma};
+use restitch_address::{Avma, PAGE, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Binding, Image};
 use restitch_program::{main_range, unwinder_lookups};
-use restitch_x86::{Flow, Op, decode_one};
+use restitch_x86::patch::Patch;
+use restitch_x86::{Flow, LONGEST, Op, decode_one};
 
 /// A function of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,13 +102,11 @@ impl Sites {
         for (function, routine) in self.detours() {
             let at = target.modules[function.module].bias.to_actual(function.at);
             let bytes = read(at)?.to_le_bytes();
-            if bytes[0] == 0xe9 {
-                let displacement = i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]);
-                candidates.push(Avma::new((at + 5).offset(displacement.into()).get().wrapping_sub(routine)));
-            }
+            let to = Patch::beginning_of(&bytes).and_then(|found| destination(at, found));
+            candidates.extend(to.map(|to| to - routine));
         }
         candidates.into_iter().find(|page| {
-            page.get() % 4096 == 0 && read_page(*page, &mut read).is_some_and(|bytes| is_ours(&bytes))
+            page.get() % PAGE == 0 && read_page(*page, &mut read).is_some_and(|bytes| is_ours(&bytes))
         })
     }
 }
@@ -155,7 +155,7 @@ fn behind_jumps(image: &Image, mut at: Svma) -> Svma {
     const MOST_JUMPS: usize = 4;
     for _ in 0..MOST_JUMPS {
         let bytes = image.read_tail(at).unwrap_or_default();
-        match decode_one(&bytes[..bytes.len().min(15)], at).map(|decoded| decoded.insn.flow) {
+        match decode_one(&bytes[..bytes.len().min(LONGEST)], at).map(|decoded| decoded.insn.flow) {
             Some(Flow::Jump(to)) => at = to,
             _ => break,
         }
@@ -174,7 +174,7 @@ fn pointer(
     let mut pointer = None;
     for _ in 0..3 {
         let bytes = module.image.read_tail(at)?;
-        let insn = decode_one(&bytes[..bytes.len().min(15)], at)?;
+        let insn = decode_one(&bytes[..bytes.len().min(LONGEST)], at)?;
         match (insn.op, pointer) {
             (Op::Load { dst, mem, size: 8, .. }, None) if mem.rip => {
                 pointer = Some((dst, Svma::new(mem.disp as u64)));

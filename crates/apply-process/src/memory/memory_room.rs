@@ -1,9 +1,9 @@
 //! Whether a process's memory cgroups have room for what a switch needs: the kernel ends a process that takes more.
 
 use crate::ProcessError;
-use crate::memory::writing::{PAGE, Sites};
+use crate::memory::writing::Sites;
 use crate::switch_plan::SwitchPlan;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::memory_room;
 
 /// What is wanted beside the pages that are counted: page tables, the unwinder's pages, and what the program itself takes meanwhile. (A group with less than this was

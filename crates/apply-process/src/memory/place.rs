@@ -12,7 +12,7 @@
 //! like an address still.
 
 use crate::memory::stray_pointers::StrayPointers;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{Gap, GapError, GapRequest, Mapping, Side, find_gap, find_places};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -71,10 +71,10 @@ fn skipped(nearest: Gap) -> AvmaRange {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     // A Weyl sequence spreads neighbouring times over all places.
     let pages = (now.as_micros() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47;
-    let distance = pages % MOST_PAGES * 4096;
+    let distance = pages % MOST_PAGES * PAGE;
     match nearest.side {
         Side::Below => AvmaRange::between(
-            Avma::new(nearest.range.end.get().saturating_sub(distance)).align_down(4096),
+            Avma::new(nearest.range.end.get().saturating_sub(distance)).align_down(PAGE),
             nearest.range.end,
         ),
         Side::Above => AvmaRange::new(nearest.range.start, distance),

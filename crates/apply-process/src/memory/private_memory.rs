@@ -1,12 +1,11 @@
 //! Reading a process's writable private memory while the process runs.
 
 use crate::ProcessError;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{Mapping, MappingName, PageRun, Pagemap, Residents};
 use restitch_tracee::Memory;
 use std::ops::ControlFlow;
 
-const PAGE: u64 = 4096;
 /// Bytes that are read at once: they stay in a processor's own caches until they were looked at.
 const CHUNK: u64 = 256 << 10;
 /// What is mapped beyond this is first asked about as a whole where the kernel does not scan page tables by itself.

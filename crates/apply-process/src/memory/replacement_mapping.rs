@@ -20,13 +20,14 @@
 use crate::ProcessError;
 use crate::entry_patch::LEN;
 use crate::host::{CodeMemory, Exchange};
-use crate::memory::writing::{PAGE, Page, Sites, lay, write_runs};
+use crate::memory::writing::{Page, Sites, lay, write_runs};
 use crate::state::hook_journal::JournalHook;
 use crate::state::journal::{Journal, JournalReplacement};
 use crate::stub::StubSite;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, Pagemap, find_gap};
 use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, RemoteFd};
+use restitch_x86::patch::Patch;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -293,7 +294,7 @@ fn with_detours(own: &[Page], hook: Option<&JournalHook>) -> Vec<Page> {
         let page = Avma::new(detour.at).align_down(PAGE);
         if let Ok(i) = pages.binary_search_by_key(&page, |p| p.0) {
             let from = Avma::new(detour.at).offset_from(page) as usize;
-            pages[i].1[from..from + LEN].copy_from_slice(&detour.now);
+            pages[i].1[from..from + LEN].copy_from_slice(detour.now.bytes());
         }
     }
     pages
@@ -335,13 +336,13 @@ impl FilledReplacement {
         &mut self,
         memory: &impl CodeMemory,
         at: Avma,
-        original: [u8; LEN],
+        original: Patch,
     ) -> Result<(), ProcessError> {
-        memory.write(self.planned.in_replacement(at), &original)?;
+        memory.write(self.planned.in_replacement(at), original.bytes())?;
         let page = at.align_down(PAGE);
         if let Ok(i) = self.pages.binary_search_by_key(&page, |page| page.0) {
             let from = at.offset_from(page) as usize;
-            self.pages[i].1[from..from + LEN].copy_from_slice(&original);
+            self.pages[i].1[from..from + LEN].copy_from_slice(original.bytes());
         }
         Ok(())
     }

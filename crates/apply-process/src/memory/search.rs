@@ -26,6 +26,7 @@ use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Memory, aside};
+use restitch_x86::kernel::{NUMBERED_CALL, numbered_call};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,14 @@ const WATCH: Duration = Duration::from_millis(50);
 const SMALL_FRAME: i64 = 2048;
 /// A program's first instructions, `_start`, call `main` sooner or later and are no longer than this.
 const START: i64 = 64;
-/// `mov $SYS_exit,%eax; syscall`: what comes behind the call of a thread's function, in the C library's `clone`.
-const END_OF_THREAD: [u8; 7] = [0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05];
+/// The call behind that of a thread's function, in the C library's `clone`.
+const END_OF_THREAD: u32 = libc::SYS_exit as u32;
+
+/// Whether the call that ends a thread is somewhere in `code`.
+fn ends_thread(code: &[u8]) -> bool {
+    let mut calls = code.windows(NUMBERED_CALL).filter_map(|bytes| numbered_call(bytes.first_chunk()?));
+    calls.any(|number| number == END_OF_THREAD)
+}
 
 /// What to search for, and where not.
 pub(crate) struct Search<'a> {
@@ -187,7 +194,7 @@ pub(crate) fn spared(target: &Target, memory: &Memory, threads: &[ThreadView], m
     for thread in threads {
         let begins = |at: Avma| {
             let code = memory.read_vec(at, 16).unwrap_or_default();
-            (0..START).contains(&at.offset_from(entry)) || code.windows(7).any(|w| w == END_OF_THREAD)
+            (0..START).contains(&at.offset_from(entry)) || ends_thread(&code)
         };
         if thread.walk.outermost.is_some_and(begins) {
             dead.extend(dead_part(thread.registers.rsp, maps, &controls));

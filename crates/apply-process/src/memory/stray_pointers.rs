@@ -2,7 +2,7 @@
 
 use crate::memory::private_memory::{self, Limits, is_private};
 use crate::threads::words_at;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping};
 use std::ops::ControlFlow;
 
@@ -10,7 +10,6 @@ use std::ops::ControlFlow;
 const MOST_MEMORY: u64 = 32 << 20;
 /// ... and of what is swapped out.
 const MOST_SWAPPED: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 
 /// How many words point where within a window of the address space.
 #[derive(Debug)]

@@ -6,15 +6,15 @@
 //! redirects only.
 
 use crate::ProcessError;
-use crate::entry_patch::LEN;
+use crate::entry_patch::{LEN, destination};
 use crate::host::CodeMemory;
 use crate::overlay::foreign_code;
 use crate::patches::PatchSet;
 use crate::state::journal::Journal;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, PAGE};
+use restitch_x86::patch::{BREAKPOINT, Patch};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) const PAGE: u64 = 4096;
 /// Most bytes that one write call takes.
 const MOST_RUN: usize = 1 << 20;
 
@@ -25,9 +25,9 @@ pub(crate) type Page = (Avma, Vec<u8>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Site {
     /// The file's bytes.
-    pub original: [u8; LEN],
+    pub original: Patch,
     /// What is to be there.
-    pub now: [u8; LEN],
+    pub now: Patch,
 }
 
 /// All places that may change, sorted. None crosses a page.
@@ -78,13 +78,13 @@ impl Sites {
     pub fn restored(&self, page: Avma, mut bytes: Vec<u8>) -> Vec<u8> {
         for (at, site) in self.of_page(page) {
             let from = at.offset_from(page) as usize;
-            bytes[from..from + LEN].copy_from_slice(&site.original);
+            bytes[from..from + LEN].copy_from_slice(site.original.bytes());
         }
         bytes
     }
 
     /// The file's bytes at `at`, if it is one of the places.
-    pub fn original(&self, at: Avma) -> Option<[u8; LEN]> {
+    pub fn original(&self, at: Avma) -> Option<Patch> {
         self.0.binary_search_by_key(&at, |s| s.0).ok().map(|i| self.0[i].1.original)
     }
 
@@ -115,22 +115,22 @@ pub(crate) fn lay(
     };
     for (at, site) in sites {
         let there = &mut bytes[place(*at)];
-        let found: [u8; LEN] = (&*there).try_into().expect("a slice of that length");
-        if found != site.now && leads_into_version(journal, *at, found) {
-            there.copy_from_slice(&site.original);
+        let leads = |found| found != site.now && leads_into_version(journal, *at, found);
+        if Patch::beginning_of(there).is_some_and(leads) {
+            there.copy_from_slice(site.original.bytes());
             changed = true;
         }
     }
     // Only now: what is between two of them was a part of the other one.
     for (at, site) in sites {
-        let found: [u8; LEN] = bytes[place(*at)].try_into().expect("a slice of that length");
-        if found != site.now {
+        let found = Patch::beginning_of(&bytes[place(*at)]).filter(|found| *found != site.now);
+        if let Some(found) = found {
             refuse_foreign(journal, *at, found, site.original)?;
             changed = true;
         }
     }
     for (at, site) in sites.iter().filter(|(_, site)| site.now != site.original) {
-        bytes[place(*at)].copy_from_slice(&site.now);
+        bytes[place(*at)].copy_from_slice(site.now.bytes());
     }
     Ok(changed)
 }
@@ -158,8 +158,8 @@ pub(crate) fn write_sites(
 }
 
 /// Writes `jumps` into a version, page by page. A jump that crosses pages is left out.
-pub(crate) fn write_jumps(memory: &impl CodeMemory, jumps: &[(Avma, [u8; LEN])]) -> Result<(), ProcessError> {
-    let mut by_page: BTreeMap<Avma, Vec<(usize, [u8; LEN])>> = BTreeMap::new();
+pub(crate) fn write_jumps(memory: &impl CodeMemory, jumps: &[(Avma, Patch)]) -> Result<(), ProcessError> {
+    let mut by_page: BTreeMap<Avma, Vec<(usize, Patch)>> = BTreeMap::new();
     for (at, bytes) in jumps {
         let page = at.align_down(PAGE);
         let from = at.offset_from(page) as usize;
@@ -173,7 +173,7 @@ pub(crate) fn write_jumps(memory: &impl CodeMemory, jumps: &[(Avma, [u8; LEN])])
     for ((page, jumps), content) in by_page.into_iter().zip(contents) {
         let Some(mut content) = content else { continue };
         for (from, bytes) in jumps {
-            content[from..from + LEN].copy_from_slice(&bytes);
+            content[from..from + LEN].copy_from_slice(bytes.bytes());
         }
         pages.push((page, content));
     }
@@ -202,28 +202,20 @@ fn flush(memory: &impl CodeMemory, run: &(Avma, Vec<u8>)) -> Result<(), ProcessE
 }
 
 /// What is there has to be the file's bytes or a jump of ours into a version.
-fn refuse_foreign(
-    journal: &Journal,
-    at: Avma,
-    found: [u8; LEN],
-    original: [u8; LEN],
-) -> Result<(), ProcessError> {
+fn refuse_foreign(journal: &Journal, at: Avma, found: Patch, original: Patch) -> Result<(), ProcessError> {
     if found == original || leads_into_version(journal, at, found) {
         return Ok(());
     }
-    Err(foreign_code(journal.process().pid, at, found.into(), original.into()))
+    Err(foreign_code(journal.process().pid, at, found.bytes().into(), original.bytes().into()))
 }
 
 /// Whether `found` at `at` is a jump into a version.
-pub(crate) fn leads_into_version(journal: &Journal, at: Avma, found: [u8; LEN]) -> bool {
-    let displacement = i32::from_le_bytes([found[1], found[2], found[3], found[4]]);
-    let to = (at + LEN as u64).offset(displacement.into());
-    found[0] == 0xe9 && journal.versions.iter().any(|v| v.range().contains(to))
+pub(crate) fn leads_into_version(journal: &Journal, at: Avma, found: Patch) -> bool {
+    destination(at, found).is_some_and(|to| journal.versions.iter().any(|v| v.range().contains(to)))
 }
 
 /// Whether `found` is what was written, but for breakpoints (probes of the kernel) that have come or gone since.
 fn is_written(found: &[u8], written: &[u8]) -> bool {
-    const BREAKPOINT: u8 = 0xcc;
     let same = |(a, b): (&u8, &u8)| a == b || [a, b].contains(&&BREAKPOINT);
     found.len() == written.len() && found.iter().zip(written).all(same)
 }
@@ -251,9 +243,11 @@ mod tests {
     use crate::state::journal::{JournalPatch, JournalVersion, VersionKind};
     use restitch_procfs::ProcessId;
 
+    const NOPS: Patch = Patch::new([0x90; LEN]);
+
     fn journal(patches: &[u64]) -> Journal {
         let mut journal = Journal::new(ProcessId { pid: 1, start_time: 1 });
-        let patch = |at: &u64| JournalPatch { at: *at, original: [0x90; 5], now: [0x90; 5] };
+        let patch = |at: &u64| JournalPatch { at: *at, original: NOPS, now: NOPS };
         journal.patches = patches.iter().map(patch).collect();
         journal
     }
@@ -278,7 +272,7 @@ mod tests {
 
     fn wanted(at: &[u64]) -> PatchSet {
         let mut patches = PatchSet::default();
-        patches.wanted.extend(at.iter().map(|at| (Avma::new(*at), ([0x90; 5], [0xe9, 1, 2, 3, 4]))));
+        patches.wanted.extend(at.iter().map(|at| (Avma::new(*at), (NOPS, Patch::new([0xe9, 1, 2, 3, 4])))));
         patches
     }
 
@@ -310,7 +304,7 @@ mod tests {
         journal.versions = vec![version(0x40_0000)];
         let old = jump(Avma::new(0x1002), Avma::new(0x40_0010)).expect("in reach");
         let mut bytes = vec![0x90; PAGE as usize];
-        bytes[2..7].copy_from_slice(&old);
+        bytes[2..7].copy_from_slice(old.bytes());
         let sites = Sites::new(&journal, &wanted(&[0x1000]));
         assert!(lay(&journal, start, &mut bytes, sites.of_page(start)).unwrap());
         assert_eq!(bytes[..8], [0xe9, 1, 2, 3, 4, 0x90, 0x90, 0x90]);

@@ -1,9 +1,11 @@
 //! What the journal knows of the unwinder's hook: everything that is needed to put it in force, to extend its table, and to
 //! take it out, also by a later run.
 
-use crate::entry_patch::LEN;
+use crate::entry_patch::{LEN, written};
 use crate::state::state_file::{is_place, is_range};
 use restitch_address::{Avma, AvmaRange};
+use restitch_x86::LONGEST;
+use restitch_x86::patch::Patch;
 use serde::{Deserialize, Serialize};
 
 /// Length of the hook's pages with code and table: never writable.
@@ -15,8 +17,8 @@ pub(crate) const ENTRY_LEN: u64 = 40;
 /// Rows for versions: row 0 is the page itself, and one stays zero, the end mark.
 pub(crate) const MOST_ENTRIES: usize = ((CODE_LEN - TABLE_AT) / ENTRY_LEN) as usize - 2;
 
-/// Most bytes of instructions that a detour can have moved: the jump's bytes but one, and an instruction of 15.
-const MOST_BOUNDARY: usize = LEN - 1 + 15;
+/// Most bytes of instructions that a detour can have moved: the jump's bytes but one, and the longest instruction.
+const MOST_BOUNDARY: usize = LEN - 1 + LONGEST;
 
 /// The unwinder's hook.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,9 +51,11 @@ pub struct JournalDetour {
     /// The function.
     pub at: u64,
     /// Its first bytes.
-    pub original: [u8; LEN],
+    #[serde(with = "written")]
+    pub original: Patch,
     /// The jump that is to be there.
-    pub now: [u8; LEN],
+    #[serde(with = "written")]
+    pub now: Patch,
     /// Where the overwritten instructions were moved.
     pub trampoline: u64,
     /// Offsets of these instructions.

@@ -4,6 +4,7 @@
 //! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
 
 use crate::ProcessError;
+use crate::entry_patch::written;
 use crate::state::hook_journal::JournalHook;
 use crate::state::map_file::sum;
 use crate::state::state_file::{self, is_place, is_range};
@@ -11,6 +12,7 @@ use crate::state::store::StateDir;
 use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{Mapping, ProcessId};
+use restitch_x86::patch::Patch;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -208,9 +210,11 @@ pub struct JournalPatch {
     /// Address.
     pub at: u64,
     /// Bytes before restitch.
-    pub original: [u8; 5],
+    #[serde(with = "written")]
+    pub original: Patch,
     /// Bytes that are to be there.
-    pub now: [u8; 5],
+    #[serde(with = "written")]
+    pub now: Patch,
 }
 
 impl Journal {
@@ -363,7 +367,7 @@ impl Journal {
         if !self.replacements.iter().all(JournalReplacement::is_sound) || !self.used.iter().all(is_used) {
             return Some("a place is not possible".into());
         }
-        if !self.patches.iter().all(|patch| is_place(patch.at, patch.now.len() as u64)) {
+        if !self.patches.iter().all(|patch| is_place(patch.at, Patch::LEN as u64)) {
             return Some("the place of a patch is not possible".into());
         }
         let of_hook = self.hook.as_ref().and_then(JournalHook::flaw);
@@ -419,13 +423,17 @@ fn without_sum(bytes: &[u8]) -> Option<Option<Vec<u8>>> {
 mod tests {
     use super::*;
 
+    fn patch(byte: u8) -> Patch {
+        Patch::new([byte; Patch::LEN])
+    }
+
     #[test]
     fn a_damaged_journal_is_not_taken_for_one() {
         let folder = restitch_testkit::scratch();
         let dir = StateDir::at(folder.path().into()).expect("our own");
         let me = ProcessId::of(std::process::id() as i32).expect("it lives");
         let mut journal = Journal::new(me);
-        journal.patches.push(JournalPatch { at: 0x1234, original: [1; 5], now: [2; 5] });
+        journal.patches.push(JournalPatch { at: 0x1234, original: patch(1), now: patch(2) });
         journal.save(&dir).expect("writable");
         let path = dir.journal(me);
         assert_eq!(Journal::read(&path).expect("whole"), journal);

@@ -3,6 +3,7 @@
 //! The directory is this user's alone, so nobody else writes them; but they may be damaged, and what a target says leads to their names. So nothing but a regular file of
 //! this user's own is read, whatever has the name, no link is followed, and no more is read than a file of ours ever has.
 
+use restitch_address::PAGE;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -12,8 +13,6 @@ use std::path::Path;
 pub(crate) const MOST_BYTES: u64 = 512 << 20;
 /// Behind the last address that a program can have, with five levels of page tables.
 pub(crate) const ADDRESSES_END: u64 = 1 << 56;
-/// Pages begin at multiples of this.
-const PAGE: u64 = 4096;
 
 /// Opens a file of the state directory for reading.
 ///
