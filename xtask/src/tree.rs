@@ -5,6 +5,9 @@ use std::{fmt, fs, io, path::Path};
 /// Folders that hold what is built or measured, not what is written.
 const GENERATED: [&str; 3] = ["target", "out", ".git"];
 
+/// What stands in front of a file's unit tests.
+const MARK: &str = "\n#[cfg(test)]\n";
+
 /// One text file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
@@ -33,7 +36,9 @@ impl File {
         if name == "tests.rs" {
             return "";
         }
-        match self.text.find("\n#[cfg(test)]\nmod ").map(|at| (at, &self.text[at..])) {
+        let begins = |text: &str| text.trim_start_matches("pub(super) ").starts_with("mod ");
+        let mut marks = self.text.match_indices(MARK).filter(|(at, _)| begins(&self.text[at + MARK.len()..]));
+        match marks.next().map(|(at, _)| (at, &self.text[at..])) {
             // `mod tests;` declares a file; what follows it is still part of the product.
             Some((at, rest)) if !rest.lines().nth(2).is_some_and(|line| line.ends_with(';')) => {
                 &self.text[..at + 1]

@@ -55,6 +55,77 @@ fn only_two_crates_know_the_decoder() {
 }
 
 #[test]
+fn bytes_of_instructions_stay_in_the_crates_of_the_instruction_set() {
+    holds(tidy::instruction_set);
+    let none: [&str; 0] = [];
+    for bad in [
+        "const JUMP: u8 = 0xe9;\n",
+        "let is_call = bytes[0] == 0xe8u8;\n",
+        "matches!(code, [0x0f, 0x05, ..])\n",
+        "const CODE: [u8; 2] = [\n    0x66,\n    0x1f,\n];\n",
+        "let [0x48, rest @ .., 0xcc] = code else { return };\n",
+        "if machine != elf::EM_X86_64 {}\n",
+        "Some(elf::R_X86_64_RELATIVE)\n",
+        "pub original: [u8; 5],\n",
+    ] {
+        let at = |path| places(tidy::instruction_set, &[(path, bad)]);
+        assert_eq!(at("crates/emit/src/a.rs").len(), 1, "{bad}");
+        for path in [
+            "crates/x86/src/a.rs",
+            "crates/check/src/a.rs",
+            "crates/testkit/src/a.rs",
+            "crates/emit/tests/a.rs",
+            "crates/emit/src/testing.rs",
+            "crates/apply-elf/src/startup.rs",
+        ] {
+            assert_eq!(at(path), none, "{path}: {bad}");
+        }
+        let in_tests = format!("fn f() {{}}\n\n#[cfg(test)]\nmod tests {{\n    {bad}}}\n");
+        assert_eq!(places(tidy::instruction_set, &[("crates/emit/src/a.rs", &in_tests)]), none, "{bad}");
+    }
+    for good in [
+        "// 0xe9, 0xe8\nconst A: &str = \"0x0f, 0x05\";\n",
+        "let (signal, event) = (status >> 8 & 0xff, status >> 16 & 0xffff);\n",
+        "match encoding {\n    0x02 | 0x0a => 2,\n}\n",
+        "const SEED: u64 = 0xe9cc;\nlet x = [0xff, word];\n",
+        "const MAGIC: [u8; 4] = [0x7f, b'E', b'L', b'F'];\n",
+    ] {
+        assert_eq!(places(tidy::instruction_set, &[("crates/emit/src/a.rs", good)]), none, "{good}");
+    }
+    let stale = texts(tidy::instruction_set, &[("crates/apply-elf/src/startup.rs", "fn f() {}\n")]);
+    assert!(stale.starts_with("holds no bytes of instructions"), "{stale}");
+}
+
+#[test]
+fn the_page_on_instruction_sets_names_the_contract() {
+    holds(tidy::contract);
+    assert!(
+        REPOSITORY.paths.contains("docs/extending.md") && REPOSITORY.paths.contains("crates/x86/src/isa.rs")
+    );
+    let contract =
+        "//! fn no() {}\npub trait Isa {\n    const A: u64;\n    type B: Copy;\n    fn c(x: u8) -> u8;\n}\n";
+    let page =
+        |text| places(tidy::contract, &[("crates/x86/src/isa.rs", contract), ("docs/extending.md", text)]);
+    let none: [&str; 0] = [];
+    assert_eq!(page("`A`, `B`, `c`"), none);
+    assert_eq!(page("`A`, c, `BB`"), ["crates/x86/src/isa.rs:4", "crates/x86/src/isa.rs:5"]);
+}
+
+#[test]
+fn the_size_of_a_page_is_written_once() {
+    holds(tidy::page_size);
+    let bad = "const PAGE: u64 = 4096;\nlet end = at.align_up(4096);\nlet len = n.next_multiple_of(4096);\n";
+    let files = [
+        ("crates/emit/src/a.rs", bad),
+        ("crates/address/src/a.rs", bad),
+        ("crates/preload/src/a.rs", bad),
+        ("crates/emit/src/b.rs", "const MOST: usize = 4096;\n// align_up(4096)\n"),
+    ];
+    let found = places(tidy::page_size, &files);
+    assert_eq!(found, ["crates/emit/src/a.rs:1", "crates/emit/src/a.rs:2", "crates/emit/src/a.rs:3"]);
+}
+
+#[test]
 fn crates_that_compute_do_no_io() {
     holds(tidy::no_io);
     for bad in [

@@ -3,6 +3,7 @@
 mod circles;
 mod dependencies;
 mod documents;
+mod instruction_set;
 mod layers;
 mod printing;
 mod prose;
@@ -11,10 +12,11 @@ mod sources;
 pub use circles::circles;
 pub use dependencies::{DIRECT, MORE, dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
+pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
 pub use prose::{document_lengths, timeless_documents};
-pub use sources::{decoder, length, no_io, unsafe_code};
+pub use sources::{decoder, length, no_io, page_size, unsafe_code};
 
 use crate::{Finding, Tree};
 
@@ -22,9 +24,12 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 13] = [
+pub const RULES: [(&str, Rule); 16] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
+    ("instruction_set", instruction_set),
+    ("contract", contract),
+    ("page_size", page_size),
     ("no_io", no_io),
     ("length", length),
     ("layers", layers),
