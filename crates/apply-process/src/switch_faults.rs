@@ -110,7 +110,7 @@ impl World {
         let original: Vec<u8> = (0..2 * PAGE).map(|i| (i % 251) as u8).collect();
         let code = host.map(Avma::new(CODE), "r-xp", original.clone());
         for version in VERSIONS {
-            host.map(Avma::new(version), "r-xp", vec![0x90; PAGE as usize]);
+            host.map(Avma::new(version), "r-xp", vec![b'v'; PAGE as usize]);
         }
         host.map(Avma::new(SLOT).align_down(PAGE), "r--p", vec![0; PAGE as usize]);
         host.map(Avma::new(STACKS), "rw-p", vec![0; PAGE as usize]);

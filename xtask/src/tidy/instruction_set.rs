@@ -10,7 +10,7 @@ use crate::{File, Finding, Tree, code_only};
 /// share no code with what made it; another instruction set needs another checker.
 const ROUTINES: [(&str, &str); 2] = [
     (
-        "crates/apply-process/src/hook_page.rs",
+        "crates/apply-process/src/hook/page.rs",
         "a routine of machine code that is tested instruction by instruction",
     ),
     ("crates/apply-elf/src/startup.rs", "a routine of machine code that is tested against its source"),
