@@ -412,6 +412,22 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
     }
 }
 
+/// Where a hypervisor loses the cause of a breakpoint, the kernel takes it for the program's own trap.
+#[test]
+fn traps_without_a_cause_are_swallowed_and_a_programs_own_are_not() {
+    let Ok(traps) = compile(&program("traps.c"), &["-O2"]) else { return skipped("no compiler") };
+    for own in ["0", "1"] {
+        let (mut shell, pid) = start_below(&traps, &["--own", own]);
+        match traced(pid, busy()) {
+            Ok(_) => {}
+            Err(Missing::Impossible) => return,
+            Err(Missing::Late) => unreachable!("it waits for its tracer"),
+        }
+        let status = shell.wait_within(PATIENCE).expect("it ends");
+        assert_eq!(status.code(), Some(42), "own traps: {own}: {status:?}");
+    }
+}
+
 /// The program as the child of a shell, which ends as it does: a process that is traced by its own parent tells its end to the tracer only.
 fn start_below(program: &Path, arguments: &[&str]) -> (Guarded, i32) {
     let mut shell = Command::new("/bin/sh");

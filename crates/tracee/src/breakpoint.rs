@@ -12,7 +12,8 @@
 //! Limits: of the process's threads only the one that executed the program is stopped by a hardware breakpoint; others do not get to an entry
 //! point. A thread that blocks all signals of which one could be used gets an `int3`.
 
-use crate::{Memory, Registers, TraceError, sys};
+use crate::sys::{self, SignalOrigin};
+use crate::{Memory, Registers, TraceError};
 use restitch_address::Avma;
 use restitch_perf::ThreadBreakpoint;
 use restitch_x86::patch::BREAKPOINT;
@@ -65,10 +66,12 @@ impl Breakpoint {
     pub fn judge(&self, tid: i32, signal: i32, registers: &Registers) -> Notice {
         match &self.kind {
             Kind::Hardware(breakpoint) => {
+                let origin = sys::signal_origin(tid).ok();
                 let is_ours = SIGNALS.contains(&signal)
-                    && sys::signal_origin(tid)
-                        .is_ok_and(|o| o.is_descriptor() && o.descriptor == breakpoint.number());
+                    && origin.is_some_and(|o| o.is_descriptor() && o.descriptor == breakpoint.number());
+                let is_lost = signal == libc::SIGTRAP && origin.is_some_and(SignalOrigin::is_without_cause);
                 match is_ours {
+                    _ if is_lost && registers.rip == self.at => Notice::Here,
                     true if registers.rip == self.at => Notice::Here,
                     true => Notice::Stale,
                     false => Notice::Foreign,

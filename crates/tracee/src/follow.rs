@@ -21,6 +21,7 @@ use crate::{Memory, TraceError};
 use crate::{Stopped, TraceEvents};
 use restitch_address::AvmaRange;
 use restitch_procfs as procfs;
+use restitch_x86::patch::DEBUG_TRAP;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
@@ -425,6 +426,11 @@ impl Followed {
             self.held.insert(tid);
             return Ok(Handled::Event(FollowEvent::Stepped { tid }));
         }
+        if signal == libc::SIGTRAP && origin.is_without_cause() && !self.is_behind_debug_trap(tid) {
+            // The breakpoint was not reported, nor passed: the thread comes to it once more.
+            self.quietly(sys::resume(tid, Resume::Continue, 0))?;
+            return Ok(Handled::Done);
+        }
         if self.stands_in_caught_code(tid)? {
             self.held.insert(tid);
             self.caught = Some(tid);
@@ -444,6 +450,15 @@ impl Followed {
                 other => self.handle(tid, other).map(Some),
             },
         }
+    }
+
+    /// Whether the instruction in front of where the thread stands is one whose signal is its own.
+    fn is_behind_debug_trap(&self, tid: i32) -> bool {
+        let before = || {
+            let memory = self.processes.get(self.threads.get(&tid)?)?;
+            memory.read_vec(sys::get_registers(tid).ok()?.rip.offset(-1), 1).ok()
+        };
+        before().is_some_and(|byte| byte == [DEBUG_TRAP])
     }
 
     fn stands_in_caught_code(&self, tid: i32) -> Result<bool, TraceError> {

@@ -211,6 +211,11 @@ impl SignalOrigin {
     pub fn is_descriptor(self) -> bool {
         matches!(self.code, 1..=6 | -5)
     }
+    /// Of a SIGTRAP: a debug exception of which the kernel was told no cause (`TRAP_BRKPT`; arch/x86/kernel/traps.c, `exc_debug_user`):
+    /// an `int1`, or, where a hypervisor loses what the processor says (DR6), any hardware breakpoint.
+    pub fn is_without_cause(self) -> bool {
+        self.code == 1
+    }
 }
 
 /// `PTRACE_GETSIGINFO`.

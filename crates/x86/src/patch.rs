@@ -11,6 +11,9 @@ pub const DISPLACEMENT_AT: u64 = 1;
 /// where nothing executes it.
 pub const BREAKPOINT: u8 = 0xcc;
 
+/// `int1` (`icebp`): a program's own debug trap. Its signal is like one of a hardware breakpoint whose cause is lost.
+pub const DEBUG_TRAP: u8 = 0xf1;
+
 /// The direct branches that are as long as a [`Patch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Branch {
