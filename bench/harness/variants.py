@@ -30,8 +30,8 @@ ORIGINAL, DEFAULT, BUILD = "original", "default", "build"
 # Runs of which branch records are taken.
 RECORDED = 5
 SIDES = {
-    "prefetch": "--prefetch on", "duplicate": "--duplicate on", "align": "--align off", "turn": "--turn off", "copy-tables": "--copy-tables off",
-    "stay": "--stay off", "no-search": "--layout ext-tsp-across", "together": "--layout together", "stitch": "--layout stitch", "codestitcher": "--layout codestitcher", "ext-tsp": "--layout ext-tsp", "hot-chains": "--layout hot-chains", "ph.bb": "--layout ph.bb", "c3": "--layout c3",
+    "prefetch": "--prefetch on", "duplicate": "--duplicate on", "align": "--align off", "turn": "--invert-branches off", "copy-tables": "--copy-tables off",
+    "stay": "--keep-in-place off", "no-search": "--layout ext-tsp-across", "together": "--layout together", "stitch": "--layout stitch", "codestitcher": "--layout codestitcher", "ext-tsp": "--layout ext-tsp", "hot-chains": "--layout hot-chains", "ph.bb": "--layout ph.bb", "c3": "--layout c3",
 }
 def with_records(load, machine, restitch, counts):
     """`counts` and branch records of more runs of the training input, merged: these say what runs at the same time."""

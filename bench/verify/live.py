@@ -86,7 +86,7 @@ OPTIONS = [
     ["--source", "trace", "--overhead", "10%"],
     ["--slots", "on", "--promote-calls", "on", "--duplicate", "on", "--prefetch", "on"],
     ["--source", "burst", "--overhead", "10%"],
-    ["--layout", "codestitcher", "--huge-pages", "on", "--stay", "off"],
+    ["--layout", "codestitcher", "--huge-pages", "on", "--keep-in-place", "off"],
 ]
 ALLOWED = {0: "in force", 4: "ended", 6: "refused", 7: "too little to do"}
 FILES = {

@@ -2,10 +2,11 @@
 
 use crate::layout_names::LayoutNames;
 use crate::switch::Switch;
+use crate::version_args::{LAYOUT, VersionArgs};
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use restitch_lab::Machine;
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, LargePages, LayoutChoice, RetargetedSlots};
+use restitch_session::{ExitCode, LayoutChoice, RetargetedSlots};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -17,8 +18,6 @@ pub const STAND_IN: &str = "`run`, `batch` and `record -- COMMAND` end with the 
 const PROFILE: &str = "Profile options";
 /// Heading of the options of the measurement afterwards.
 const VERDICT: &str = "Verdict options";
-/// Heading of the options that change the new code.
-const LAYOUT: &str = "Layout options";
 /// Heading of the options that say where the result is written.
 const RESULT: &str = "Result options";
 
@@ -149,40 +148,12 @@ pub enum Command {
         /// The new file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
-        /// How to order the code: a name of the list of layouts. Those that go by distances may name them (`stitch:4K:64K:2M`, `stitch:machine`); `+search` behind any name adds a local search. docs/layout.md describes each.
-        #[arg(long, help_heading = LAYOUT, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
-        layout: LayoutChoice,
-        /// Call other modules through the slots of the global offset table (GOT), not through linkage stubs (PLT).
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-        direct_calls: Switch,
-        /// Large pages for hot code; auto where there is more of it than an instruction TLB reaches.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "auto")]
-        huge_pages: Huge,
-        /// Place hot code within cache lines by how often it runs: loops in as few as they need.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-        align: Switch,
-        /// Invert conditional branches neither of whose targets follows them, so that the likelier way takes no second jump.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-        turn: Switch,
-        /// Copy jump tables, so that their jumps go straight to the new code.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-        copy_tables: Switch,
-        /// Compare indirect calls with their usual target, where the profile knows one, and call it directly (indirect call promotion).
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
-        promote_calls: Switch,
-        /// Leave functions in place that would lose more by the jumps to their copy than they gain by its order.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-        stay: Switch,
+        #[command(flatten)]
+        version: VersionArgs,
         /// Let pointers to functions of a position-independent file lead straight to the new code: everything that makes such an address (data,
         /// instructions, exported symbols) is changed together, so that comparisons hold; functions of which not all of that is known keep theirs.
         #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         pointers: Switch,
-        /// Copy blocks that hot jumps lead to behind the jumping block, in place of the jump (tail duplication).
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
-        duplicate: Switch,
-        /// Insert code prefetches for lines that a model of the second-level cache misses.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
-        prefetch: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -301,63 +272,14 @@ pub struct Attach {
     /// A shell command that prints a growing number, the work done so far (requests, transactions). The verdict is then about the cost of a unit of work, and the rate where the cost shows no difference. It is run once before anything else.
     #[arg(long, help_heading = VERDICT, value_name = "COMMAND")]
     pub metric: Option<String>,
-    /// How to order the code: a name of the list of layouts. Those that go by distances may name them (`stitch:4K:64K:2M`, `stitch:machine`); `+search` behind any name adds a local search. docs/layout.md describes each.
-    #[arg(long, help_heading = LAYOUT, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
-    pub layout: LayoutChoice,
-    /// Call other modules directly where the global offset table (GOT) is read-only by now, else through its slots; never through linkage stubs (PLT).
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-    pub direct_calls: Switch,
+    #[command(flatten)]
+    pub version: VersionArgs,
     /// Let calls from other modules (linkage), and virtual calls too (on), go straight to the new code, through pointers in memory that is read-only by now.
     #[arg(long, help_heading = LAYOUT, value_name = "WHICH", default_value = "off")]
     pub slots: SlotChoice,
-    /// Large pages for hot code; auto where there is more of it than an instruction TLB reaches.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "auto")]
-    pub huge_pages: Huge,
-    /// Place hot code within cache lines by how often it runs: loops in as few as they need.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-    pub align: Switch,
-    /// Invert conditional branches neither of whose targets follows them, so that the likelier way takes no second jump.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-    pub turn: Switch,
-    /// Copy jump tables, so that their jumps go straight to the new code.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-    pub copy_tables: Switch,
-    /// Compare indirect calls with their usual target, where the profile knows one, and call it directly (indirect call promotion).
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
-    pub promote_calls: Switch,
-    /// Leave functions in place that would lose more by the jumps to their copy than they gain by its order.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-    pub stay: Switch,
-    /// Copy blocks that hot jumps lead to behind the jumping block, in place of the jump (tail duplication).
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
-    pub duplicate: Switch,
-    /// Insert code prefetches for lines that a model of the second-level cache misses.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
-    pub prefetch: Switch,
     /// With --promote-calls: a profile that knows the targets of indirect calls (as of `restitch record --source trace`), in place of counting them.
     #[arg(long, help_heading = PROFILE, value_name = "FILE")]
     pub call_targets: Option<PathBuf>,
-}
-
-/// Whether hot code gets large pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Huge {
-    /// Where there is much of it.
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
-impl From<Huge> for LargePages {
-    fn from(huge: Huge) -> Self {
-        match huge {
-            Huge::Auto => Self::Auto,
-            Huge::On => Self::On,
-            Huge::Off => Self::Off,
-        }
-    }
 }
 
 /// Which slots lead into the new layout.
@@ -447,6 +369,23 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn old_spellings_of_options_are_understood_and_not_listed() {
+        let parsed = |args: &[&str]| Args::try_parse_from(args).unwrap_or_else(|e| panic!("{e}"));
+        let Command::Attach { options, .. } =
+            parsed(&["restitch", "attach", "1", "--turn", "off", "--stay", "off"]).command
+        else {
+            panic!("it is attach");
+        };
+        assert_eq!(options.version.invert_branches, Switch::Off);
+        assert_eq!(options.version.keep_in_place, Switch::Off);
+        let mut command = Args::command();
+        let attach =
+            command.find_subcommand_mut("attach").expect("there is one").render_long_help().to_string();
+        assert!(attach.contains("--invert-branches") && attach.contains("--keep-in-place"), "{attach}");
+        assert!(!attach.contains("--turn") && !attach.contains("--stay"), "{attach}");
     }
 
     #[test]

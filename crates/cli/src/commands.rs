@@ -81,40 +81,15 @@ fn run_command_line(args: Args) -> Result<i32, SessionError> {
             progress.finish();
             publish(&result, json.as_deref(), None)
         }
-        Command::Optimize {
-            program,
-            profile,
-            output,
-            layout,
-            direct_calls,
-            huge_pages,
-            align,
-            turn,
-            copy_tables,
-            promote_calls,
-            stay,
-            pointers,
-            duplicate,
-            prefetch,
-            json,
-        } => {
+        Command::Optimize { program, profile, output, version, pointers, json } => {
             check_outputs(&[json.as_deref()])?;
             let mut progress = Progress::new();
             let options = OptimizeOptions {
                 program,
                 profile,
                 output,
-                layout,
-                direct_calls: direct_calls == Switch::On,
-                huge_pages: huge_pages.into(),
-                align: align == Switch::On,
-                turn: turn == Switch::On,
-                copy_tables: copy_tables == Switch::On,
-                promote_calls: promote_calls == Switch::On,
-                stay: stay == Switch::On,
+                version: version.options(),
                 pointers: pointers == Switch::On,
-                duplicate: duplicate == Switch::On,
-                prefetch: prefetch == Switch::On,
             };
             let target = failed_target(options.program.display().to_string(), None);
             let result =
@@ -147,17 +122,8 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
         revert_if_slower: options.revert_if_slower,
         metric: options.metric.clone().map(|command| Metric { command }),
         measure: Duration::from_secs_f64(options.measure),
-        layout: options.layout,
-        direct_calls: options.direct_calls == Switch::On,
+        version: options.version.options(),
         slots: options.slots.into(),
-        huge_pages: options.huge_pages.into(),
-        align: options.align == Switch::On,
-        turn: options.turn == Switch::On,
-        copy_tables: options.copy_tables == Switch::On,
-        promote_calls: options.promote_calls == Switch::On,
-        stay: options.stay == Switch::On,
-        duplicate: options.duplicate == Switch::On,
-        prefetch: options.prefetch == Switch::On,
         call_targets: options.call_targets.clone(),
     }
 }

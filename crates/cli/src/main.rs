@@ -19,6 +19,7 @@ mod profile_commands;
 mod progress;
 mod sources;
 mod switch;
+mod version_args;
 
 use clap::Parser;
 use restitch_session::ExitCode;

@@ -33,7 +33,7 @@ int main(int argc, char **argv) { return run_rounds(argc, argv, one_round); }
 "#;
 
 fn attach(restitch: &Restitch, target: &mut Target) {
-    restitch.attach(target.pid(), &["--align", "off", "--stay", "off"]).expect(code::DONE);
+    restitch.attach(target.pid(), &["--align", "off", "--keep-in-place", "off"]).expect(code::DONE);
     assert!(!look::differences(target.pid()).is_empty());
     target.assert_computing("in the new layout");
 }

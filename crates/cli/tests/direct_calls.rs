@@ -101,7 +101,8 @@ fn cycle(flags: &[&str], bound: bool, slots: bool) {
         (&["--json", "-", "--slots", "on"], bound),
     ] {
         // Over one another, without going back in between.
-        let attached = restitch.attach(pid, &[options, &["--stay", "off", "--align", "off"]].concat());
+        let attached =
+            restitch.attach(pid, &[options, &["--keep-in-place", "off", "--align", "off"]].concat());
         let [direct, by_slot] = ways(&attached);
         assert_eq!(direct >= 6, wanted, "{flags:?} {options:?}: {direct}");
         assert!(wanted || direct == 0, "{flags:?} {options:?}: {direct}");

@@ -136,7 +136,11 @@ fn programs_that_unwind_from_duplicates_go_on() {
     let folder: TempDir = scratch();
     assert!(cycle(&build(folder.path(), &["-fPIE", "-pie"]), &["on", "off", "on"], &[]) > 0);
     assert!(
-        cycle(&build(folder.path(), &["-no-pie", "-fcf-protection=none"]), &["on"], &["--stay", "on"]) > 0
+        cycle(
+            &build(folder.path(), &["-no-pie", "-fcf-protection=none"]),
+            &["on"],
+            &["--keep-in-place", "on"]
+        ) > 0
     );
 }
 

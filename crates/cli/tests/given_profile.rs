@@ -16,7 +16,9 @@ fn record(restitch: &Restitch, pid: u32, file: &Path) {
 fn attach(restitch: &Restitch, pid: u32, profile: &Path, more: &[&str]) -> Finished {
     let profile = profile.to_str().expect("UTF-8");
     let pid = pid.to_string();
-    restitch.run(&[&["attach", &pid, "--profile", profile, "--measure", "0", "--stay", "off"], more].concat())
+    restitch.run(
+        &[&["attach", &pid, "--profile", profile, "--measure", "0", "--keep-in-place", "off"], more].concat(),
+    )
 }
 
 fn json(finished: &Finished) -> serde_json::Value {

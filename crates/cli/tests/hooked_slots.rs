@@ -125,7 +125,8 @@ fn hooked(environment: &[(&str, &str)]) {
     let restitch = Restitch::new();
     let mut target = Target::start_in(&program, environment);
     let pid = target.pid();
-    let attach = || restitch.attach(pid, &["--slots", "linkage", "--direct-calls", "off", "--stay", "off"]);
+    let attach =
+        || restitch.attach(pid, &["--slots", "linkage", "--direct-calls", "off", "--keep-in-place", "off"]);
     attach().expect(code::DONE);
     let lead = look::words_into_versions(pid, "liblibrary.so");
     assert!(lead > 0, "slots lead into the version");

@@ -67,8 +67,8 @@ fn odd_programs_compute_what_they_did_recorded_optimized_and_counting() {
         let recorded = finish(restitch.command(&["record", "-o"]).arg(&profile).arg("--").arg(&original));
         recorded.expect(SUCCESS);
         for (name, more) in [
-            ("plain", &["--stay", "off", "--pointers", "off"][..]),
-            ("led", &["--stay", "off", "--pointers", "on"]),
+            ("plain", &["--keep-in-place", "off", "--pointers", "off"][..]),
+            ("led", &["--keep-in-place", "off", "--pointers", "on"]),
         ] {
             let mut command = restitch.command(&["optimize"]);
             command.arg(&original).arg("--profile").arg(&profile).arg("-o").arg(path(name)).args(more);
@@ -89,7 +89,7 @@ fn odd_programs_are_attached_to_and_given_back() {
     for (source, flags) in CASES {
         let Some(original) = stoppable(source, flags) else { continue };
         let (restitch, mut target) = (Restitch::new(), Target::start(&original));
-        let attached = restitch.attach(target.pid(), &["--stay", "off"]);
+        let attached = restitch.attach(target.pid(), &["--keep-in-place", "off"]);
         target.assert_running(&attached.stderr);
         attached.expect(code::DONE);
         target.assert_computing("in the new layout");

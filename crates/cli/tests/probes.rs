@@ -190,7 +190,7 @@ fn static_probes(file: &Path) -> Vec<Static> {
     found
 }
 
-const ALL: [&str; 2] = ["--stay", "off"];
+const ALL: [&str; 2] = ["--keep-in-place", "off"];
 
 #[test]
 fn a_probed_function_of_a_moved_program_goes_on() {

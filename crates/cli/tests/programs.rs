@@ -211,7 +211,7 @@ fn static_programs_at_any_address() {
 fn programs_whose_jump_tables_have_no_copies() {
     for flags in [["-O2", "-pie"], ["-O2", "-no-pie"]] {
         for source in ["switch.c", "throw.cc"] {
-            cycle_with(source, &flags, &["--copy-tables", "off", "--stay", "off"]);
+            cycle_with(source, &flags, &["--copy-tables", "off", "--keep-in-place", "off"]);
         }
     }
 }

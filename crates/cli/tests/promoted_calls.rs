@@ -185,7 +185,7 @@ fn cycle(flags: &[&str], known: bool) {
     let file = file.to_str().expect("a plain path");
     let source = match known {
         true => &["--call-targets", file][..],
-        false => &["--source", "count", "--stay", "off"],
+        false => &["--source", "count", "--keep-in-place", "off"],
     };
     // By counting, those of objects and by register for certain: what the variable holds is a matter of time, and behind setjmp little is counted.
     let least = if known { 3 } else { 2 };
@@ -265,7 +265,7 @@ fn files_promote_calls_by_what_was_counted() {
                 &output,
                 "--promote-calls",
                 switch,
-                "--stay",
+                "--keep-in-place",
                 "off",
                 "--json",
                 "-",

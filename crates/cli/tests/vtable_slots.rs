@@ -113,7 +113,7 @@ static void one_round(unsigned n) {
 int main(int argc, char **argv) { return run_rounds(argc, argv, one_round); }
 "#;
 
-const ON: [&str; 6] = ["--slots", "on", "--stay", "off", "--align", "off"];
+const ON: [&str; 6] = ["--slots", "on", "--keep-in-place", "off", "--align", "off"];
 
 fn started(folder: &Path, flags: &[&str]) -> Target {
     let flags = [&["-Wl,-z,relro", "-Wl,-z,now", "-Wno-pmf-conversions"], flags].concat();
@@ -146,7 +146,7 @@ fn cycle(flags: &[&str]) {
         // As many as were seen at work in a moment.
         assert!(words(pid) > 0, "{flags:?}, round {round}");
         target.assert_computing("in the new layout");
-        restitch.attach(pid, &["--stay", "off"]).expect(code::DONE);
+        restitch.attach(pid, &["--keep-in-place", "off"]).expect(code::DONE);
         assert_eq!(words(pid), 0, "{flags:?}, round {round}");
         target.assert_computing("in a layout that no slot leads into");
         restitch.attach(pid, &ON).expect(code::DONE);

@@ -9,7 +9,7 @@ use crate::interrupt::heed;
 use crate::large_pages::alignment;
 use crate::left_out::LeftOut;
 use crate::make::{
-    Place, Wanted, Ways, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
 };
 use crate::module_churn::{ModuleChurn, until_modules_stay};
 use crate::modules::Chosen;
@@ -28,7 +28,6 @@ use restitch_apply_process::{
     AttachedProcess, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
 };
 use restitch_check::CheckedVersion;
-use restitch_emit::Executions;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_profile::{Derived, Profile, ProfileFile};
 use restitch_program::Program;
@@ -159,7 +158,7 @@ fn attach_to(
     };
     let found = match &given {
         Some(given) => take_given(given, &mut work)?,
-        None => profile_it(&mut work, source, options.promote_calls && known.is_none())?,
+        None => profile_it(&mut work, source, options.version.promote_calls && known.is_none())?,
     };
     heed()?;
     let Found { before, samples, mut chosen, profiled } = found;
@@ -177,7 +176,7 @@ fn attach_to(
         counted = stored(&chosen, profiled.each_profile());
         add_earlier(set, &mut chosen, &mut profiled, (&counted, earlier), &left_out)?;
     }
-    if options.promote_calls && profiled.each_profile().all(|p| p.targets.is_empty()) {
+    if options.version.promote_calls && profiled.each_profile().all(|p| p.targets.is_empty()) {
         watcher.note(UNKNOWN_TARGETS);
         result.warnings.push(UNKNOWN_TARGETS.into());
     }
@@ -194,7 +193,7 @@ fn attach_to(
         }
     };
     if options.dry_run {
-        describe(&mut result, &chosen, &made, &versions, options.layout, &mut phases);
+        describe(&mut result, &chosen, &made, &versions, options.version.layout, &mut phases);
         left_out.tell(&mut result);
         result.profile = Some(profiled.summary(samples.total));
         result.outcome = Outcome::Planned;
@@ -214,7 +213,7 @@ fn attach_to(
             "none of the functions that ran can be redirected, so nothing was moved; the process is as it was".into(),
         ));
     }
-    describe(&mut result, &chosen, &made, &versions, options.layout, &mut phases);
+    describe(&mut result, &chosen, &made, &versions, options.version.layout, &mut phases);
     left_out.tell(&mut result);
     result.profile = Some(profiled.summary(samples.total));
     result.apply = Some(report::ApplySummary { in_force_ms, ..apply_summary(&profiled.switch, &second) });
@@ -341,18 +340,11 @@ fn make_optimized(
     let records = std::mem::take(&mut profiled.profiles).into_iter().map(Origin::Records);
     let counted = std::mem::take(&mut profiled.counted).into_iter().map(|c| Origin::Counted(Box::new(c)));
     let profiles: Vec<Origin> = records.chain(counted).collect();
-    if !options.copy_tables {
+    if !options.version.copy_tables {
         chosen.iter_mut().for_each(|module| module.analyzed.program.keep_tables());
     }
     let modules: Vec<_> = chosen.iter().zip(&profiles).collect();
-    let stay = options.stay.then_some(Reaching::Redirected);
-    let ways = Ways {
-        choice: options.layout,
-        stay,
-        led: &[],
-        duplicate: options.duplicate,
-        prefetch: options.prefetch,
-    };
+    let ways = options.version.ways(Reaching::Redirected, &[]);
     heed()?;
     let lay_out = |(m, source): (&Chosen, &Origin)| lay_out(ways, &m.analyzed.program, source.profile());
     let layouts: Vec<Layout> = parallel::map(modules, lay_out);
@@ -360,24 +352,22 @@ fn make_optimized(
     heed()?;
     let (mut jobs, mut taken) = (Vec::new(), Vec::new());
     for ((module, layout), profile) in chosen.iter().zip(layouts).zip(profiles) {
-        let promote = worth_promoting(options.promote_calls, &module.analyzed.program, profile.profile());
+        let promote =
+            worth_promoting(options.version.promote_calls, &module.analyzed.program, profile.profile());
         let room = promoted_bytes(&promote);
         let place = match layout.blocks().next() {
             Some(_) => place_for(set, module, &layout, room, options, &mut taken),
             None => Err(SessionError::NothingMoves { module: module.path.clone() }),
         };
-        let bound = if options.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
+        let bound = if options.version.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
         jobs.push((module, Made { profile, layout }, place, bound, promote));
     }
     let emitted = parallel::map(jobs, |(module, made, place, bound, promote)| -> Result<_, SessionError> {
         let place = place?;
-        let large_pages = options.huge_pages.wanted(&module.analyzed.program, &made.layout);
-        let profile = made.profile.profile();
-        let edges = if options.turn { &profile.edges[..] } else { &[] };
-        let blocks = if options.align { &profile.blocks[..] } else { &[] };
-        let executions = Executions { blocks, edges };
+        let large_pages = options.version.huge_pages.wanted(&module.analyzed.program, &made.layout);
+        let executions = options.version.executions(made.profile.profile());
         let wanted = Wanted {
-            by_slots: options.direct_calls,
+            by_slots: options.version.direct_calls,
             bound: &bound,
             promote: &promote,
             large_pages,
@@ -410,7 +400,7 @@ fn place_for(
     taken: &mut Vec<(usize, Reservation)>,
 ) -> Result<Place, SessionError> {
     let program = &module.analyzed.program;
-    let align = alignment(options.huge_pages.wanted(program, layout));
+    let align = alignment(options.version.huge_pages.wanted(program, layout));
     let len = (estimate(program, layout, 0) + room).next_multiple_of(align);
     let held = set.reserve(module.index, len, taken, align)?;
     taken.push((module.index, held));

@@ -1,10 +1,9 @@
 //! What `attach` and `run` are asked to do.
 
-use crate::make::{DUPLICATE, PREFETCH};
+use crate::Source;
 use crate::verdict::Metric;
-use crate::{LargePages, Source};
+use crate::version_options::VersionOptions;
 use restitch_apply_process::RetargetedSlots;
-use restitch_layout::LayoutChoice;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,28 +30,10 @@ pub struct AttachOptions {
     pub metric: Option<Metric>,
     /// How long to measure after; before is measured while sampling.
     pub measure: Duration,
-    /// How to lay out.
-    pub layout: LayoutChoice,
-    /// Calls through slots of the global offset table that cannot change any more become direct ones; other calls of stubs go through the stubs' slots.
-    pub direct_calls: bool,
+    /// How to make versions.
+    pub version: VersionOptions,
     /// Which slots that cannot change any more lead into the new layout.
     pub slots: RetargetedSlots,
-    /// Large pages for hot code.
-    pub huge_pages: LargePages,
-    /// Hot code is placed within cache lines by how often it runs.
-    pub align: bool,
-    /// Conditional branches of which neither way stands behind them are turned so that the usual one needs no jump.
-    pub turn: bool,
-    /// Jump tables of placed jumps get copies that lead to copies; else such jumps go by the original tables, and round by redirects where these lead.
-    pub copy_tables: bool,
-    /// Indirect calls with one usual target compare with it and call it directly.
-    pub promote_calls: bool,
-    /// Functions stay where they are if the way round by their redirect costs more than a new order gains.
-    pub stay: bool,
-    /// Blocks behind hot jumps get a second copy in place of the jump.
-    pub duplicate: bool,
-    /// Lines that the models of the second-level cache miss are fetched ahead.
-    pub prefetch: bool,
     /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
     /// does not tell.
     pub call_targets: Option<PathBuf>,
@@ -76,17 +57,8 @@ impl AttachOptions {
             revert_if_slower: false,
             metric: None,
             measure: Duration::from_secs(3),
-            layout: LayoutChoice::default(),
-            direct_calls: true,
-            huge_pages: LargePages::default(),
-            align: true,
-            turn: true,
-            copy_tables: true,
-            promote_calls: false,
+            version: VersionOptions::default(),
             slots: RetargetedSlots::None,
-            stay: true,
-            duplicate: DUPLICATE,
-            prefetch: PREFETCH,
             call_targets: None,
         }
     }

@@ -1,6 +1,7 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
 use crate::disk::{check_writable, read_regular, write_result};
+use crate::imports::{ProfileRequest, read_profile};
 use crate::large_pages::alignment;
 use crate::make::{
     Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
@@ -11,8 +12,8 @@ use crate::summaries::{hottest, layout_summary, version_summary};
 use crate::timings::Timings;
 use crate::{ExitCode, OptimizeOptions, SessionError, Watcher};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
-use restitch_emit::Executions;
 use restitch_image::Image;
+use restitch_layout::Reaching;
 use restitch_program::{Block, Movability, Terminator};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
@@ -64,33 +65,31 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     watcher.phase("analysing", None);
     let mut module = load_changeable(&options.program)?;
     phases.end("analysis");
-    let (profile, warnings) = crate::imports::read_profile(options, &module)?;
+    let request = ProfileRequest { program: &options.program, profile: &options.profile };
+    let (profile, warnings) = read_profile(request, &module)?;
     phases.end("profile");
-    if !options.copy_tables {
+    if !options.version.copy_tables {
         module.program.keep_tables();
     }
     watcher.phase("laying out", None);
     let pointers = worth_leading(options.pointers, &module, &profile);
-    let layout = lay_out(options.ways(pointers.functions()), &module.program, &profile);
+    let layout =
+        lay_out(options.version.ways(Reaching::Straight, pointers.functions()), &module.program, &profile);
     phases.end("layout");
     let refused = |why| SessionError::of_elf(&options.program, why);
-    let large_pages = options.huge_pages.wanted(&module.program, &layout);
+    let large_pages = options.version.huge_pages.wanted(&module.program, &layout);
     let file = OutputOptions { large_pages, ..OutputOptions::default() };
-    let promote = worth_promoting(options.promote_calls, &module.program, &profile);
+    let promote = worth_promoting(options.version.promote_calls, &module.program, &profile);
     let len = estimate(&module.program, &layout, 0) + promoted_bytes(&promote) + led_bytes(&pointers);
     let len = len.next_multiple_of(alignment(large_pages));
     let start = restitch_apply_elf::place(&module.image, len, &file).map_err(refused)?;
     let place = Place { number: 1, start, counters: start, bias: None };
-    let executions = Executions {
-        blocks: if options.align { &profile.blocks } else { &[] },
-        edges: if options.turn { &profile.edges } else { &[] },
-    };
     let wanted = Wanted {
-        by_slots: options.direct_calls,
+        by_slots: options.version.direct_calls,
         promote: &promote,
         pointers: Some(&pointers),
         large_pages,
-        executions,
+        executions: options.version.executions(&profile),
         ..Wanted::default()
     };
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
@@ -113,7 +112,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     );
     result.warnings = warnings;
     let mut entry = module.report(&options.program.display().to_string());
-    entry.layout = Some(layout_summary(&module.program, &profile, &layout, options.layout));
+    entry.layout = Some(layout_summary(&module.program, &profile, &layout, options.version.layout));
     entry.version = Some(version_summary(&version));
     entry.hottest = hottest(&module.program, &profile, &layout, &version);
     result.modules.push(entry);

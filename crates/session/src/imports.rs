@@ -3,7 +3,6 @@
 use crate::SessionError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
-use crate::optimize_options::OptimizeOptions;
 use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
 use crate::recorded_builds::of_build;
 use restitch_profile::{ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage};
@@ -13,24 +12,31 @@ use std::path::Path;
 /// The first bytes of a `perf.data` file.
 const PERF_MAGIC: &[u8] = b"PERFILE2";
 
+/// The profile in this file, for this program.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProfileRequest<'a> {
+    pub program: &'a Path,
+    pub profile: &'a Path,
+}
+
 /// The profile for one module, and what the user should know about it.
 ///
 /// # Errors
 /// If the file cannot be read, is damaged, or has nothing for this module.
 pub(crate) fn read_profile(
-    options: &OptimizeOptions,
+    request: ProfileRequest<'_>,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
-    let bytes = read_file(&options.profile)?;
+    let bytes = read_file(request.profile)?;
     if bytes.starts_with(PERF_MAGIC) {
-        return from_perf(&bytes, options, module);
+        return from_perf(&bytes, request, module);
     }
     match Format::detect(&bytes) {
-        Ok(format) if format != Format::Store => return from_text(format, options, module),
+        Ok(format) if format != Format::Store => return from_text(format, request, module),
         _ => {}
     }
-    let stored = ProfileFile::read(&bytes).map_err(|e| bad(options, e.to_string()))?;
-    let (profile, unmatched) = stored_part(&stored, module, options)?.resolve(&module.program);
+    let stored = ProfileFile::read(&bytes).map_err(|e| bad(request, e.to_string()))?;
+    let (profile, unmatched) = stored_part(&stored, module, request)?.resolve(&module.program);
     let mut warnings = Vec::new();
     if unmatched.count > 0 {
         let share = 100.0 * unmatched.count as f64 / unmatched.total.max(1) as f64;
@@ -42,18 +48,18 @@ pub(crate) fn read_profile(
 /// The formats of other tools, which are of the one program that is to be optimized.
 fn from_text(
     format: Format,
-    options: &OptimizeOptions,
+    request: ProfileRequest<'_>,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
     if let Some(why) = without_counts(format) {
-        return Err(bad(options, why));
+        return Err(bad(request, why));
     }
-    let mut code = Code::with(&options.program, module.clone());
+    let mut code = Code::with(request.program, module.clone());
     let input =
-        ProfileInput { path: options.profile.clone(), format: Some(format), sampled: Sampled::default() };
+        ProfileInput { path: request.profile.to_owned(), format: Some(format), sampled: Sampled::default() };
     let loaded = load(&input, &mut code)?;
-    let part = loaded.modules.first().ok_or_else(|| no_part(options, &[]))?;
-    let (profile, mut warnings) = resolve(part, code.of(part, &options.profile)?)?;
+    let part = loaded.modules.first().ok_or_else(|| no_part(request, &[]))?;
+    let (profile, mut warnings) = resolve(part, code.of(part, request.profile)?)?;
     warnings.extend(loaded.notes);
     Ok((profile, warnings))
 }
@@ -68,33 +74,33 @@ pub(crate) fn without_counts(format: Format) -> Option<String> {
     })
 }
 
-fn bad(options: &OptimizeOptions, why: String) -> SessionError {
-    SessionError::BadFile { path: options.profile.clone(), why }
+fn bad(request: ProfileRequest<'_>, why: String) -> SessionError {
+    SessionError::BadFile { path: request.profile.to_owned(), why }
 }
 
-fn no_part(options: &OptimizeOptions, have: &[&str]) -> SessionError {
+fn no_part(request: ProfileRequest<'_>, have: &[&str]) -> SessionError {
     let why = format!(
         "it has no profile for this build of {} (it has: {}); record one with `restitch record`",
-        options.program.display(),
+        request.program.display(),
         have.join(", ")
     );
-    bad(options, why)
+    bad(request, why)
 }
 
 /// The stored profile's part for this module: by build id, else (where neither has one) by file name.
 fn stored_part<'a>(
     stored: &'a ProfileFile,
     module: &Analyzed,
-    options: &OptimizeOptions,
+    request: ProfileRequest<'_>,
 ) -> Result<&'a ModuleProfile, SessionError> {
     let id = build_id(module);
     let found = if id.is_empty() {
-        stored.modules.iter().find(|m| m.build_id.is_empty() && same_name(&m.path, &options.program))
+        stored.modules.iter().find(|m| m.build_id.is_empty() && same_name(&m.path, request.program))
     } else {
         stored.module(&id)
     };
     let have: Vec<&str> = stored.modules.iter().map(|m| m.path.as_str()).collect();
-    found.ok_or_else(|| no_part(options, &have))
+    found.ok_or_else(|| no_part(request, &have))
 }
 
 /// Reads a profile in restitch's own format.
@@ -126,11 +132,11 @@ fn same_name(path: &str, program: &Path) -> bool {
 
 fn from_perf(
     bytes: &[u8],
-    options: &OptimizeOptions,
+    request: ProfileRequest<'_>,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), SessionError> {
-    let imported = import_perf_data(bytes).map_err(|e| bad(options, e.to_string()))?;
-    let found = of_build(&imported, module, &options.program).map_err(|why| bad(options, why))?;
+    let imported = import_perf_data(bytes).map_err(|e| bad(request, e.to_string()))?;
+    let found = of_build(&imported, module, request.program).map_err(|why| bad(request, why))?;
     let samples = found.samples.to_svma(|offset| module.image.address_of(offset));
     let mut warnings = found.notes;
     if imported.lost > 0 {

@@ -2,7 +2,7 @@
 
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
-use crate::imports::read_profile;
+use crate::imports::{ProfileRequest, read_profile};
 use crate::lab_options::LabOptions;
 use crate::lab_runs::run_layouts;
 use crate::machine::this_machine;
@@ -10,13 +10,13 @@ use crate::make::{Ways, lay_out, prefetches};
 use crate::original::load_original;
 use crate::recorded_builds::of_build;
 use crate::run_time_refusal::refuse_file;
-use crate::{LargePages, OptimizeOptions, SessionError, Watcher};
+use crate::{SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
-use restitch_layout::{DuplicateLimits, Layout, LayoutChoice, Prefetch, duplicate_tails};
+use restitch_layout::{DuplicateLimits, Layout, Prefetch, duplicate_tails};
 use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Fewer steps than these fill no second-level cache.
 const FEW_STEPS: usize = 500_000;
@@ -35,23 +35,8 @@ pub fn lab(
     watcher.phase("analysing", None);
     let module = load_original(&options.program)?;
     refuse_file(&options.program, &module.image)?;
-    let files = OptimizeOptions {
-        program: options.program.clone(),
-        profile: options.profile.clone(),
-        output: PathBuf::new(),
-        layout: LayoutChoice::default(),
-        direct_calls: true,
-        huge_pages: LargePages::Off,
-        align: false,
-        turn: false,
-        copy_tables: true,
-        promote_calls: false,
-        stay: false,
-        pointers: false,
-        duplicate: false,
-        prefetch: false,
-    };
-    let (profile, warnings) = read_profile(&files, &module)?;
+    let request = ProfileRequest { program: &options.program, profile: &options.profile };
+    let (profile, warnings) = read_profile(request, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));
     watcher.phase("laying out", None);
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());

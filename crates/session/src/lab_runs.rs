@@ -6,6 +6,7 @@
 
 use crate::lab_options::{LabOptions, LabRuns};
 use crate::trace_record::{exit_status, launch_holding};
+use crate::version_options::VersionOptions;
 use crate::{LargePages, OptimizeOptions, SessionError, Watcher, optimize};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
@@ -106,17 +107,12 @@ fn wanted(options: &LabOptions, layout: LayoutChoice, output: PathBuf) -> Optimi
         program: options.program.clone(),
         profile: options.profile.clone(),
         output,
-        layout,
-        direct_calls: true,
-        huge_pages: if options.large_pages { LargePages::On } else { LargePages::Off },
-        align: true,
-        turn: true,
-        copy_tables: true,
-        promote_calls: false,
-        stay: true,
+        version: VersionOptions {
+            layout,
+            huge_pages: if options.large_pages { LargePages::On } else { LargePages::Off },
+            ..VersionOptions::default()
+        },
         pointers: true,
-        duplicate: false,
-        prefetch: false,
     }
 }
 

@@ -73,6 +73,7 @@ mod timings;
 mod trace_record;
 mod unfinished;
 mod verdict;
+mod version_options;
 
 pub use abandoned::{await_end, give_back_abandoned};
 pub use analysis::{Analyzed, analyze_image};
@@ -104,6 +105,7 @@ pub use source::{Source, SourceChoice};
 pub use status::{KeptForCores, ProcessStatus, Reverted, kept_for_cores, revert, status};
 pub use trace_record::{Recording, TraceRecordOptions, TraceSubject, Traced, record_traced};
 pub use verdict::{Judgement, Metric, Window, Windows};
+pub use version_options::VersionOptions;
 
 /// Hears what a session is doing, for progress bars.
 pub trait Watcher {
