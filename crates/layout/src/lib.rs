@@ -43,6 +43,11 @@ mod text;
 mod tsp_worth;
 mod validate;
 
+/// The recipe for a layout, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/extending.md")]
+struct Recipes;
+
 pub use across::*;
 pub use c3::*;
 pub use cdsort::*;
