@@ -386,6 +386,29 @@ fn what_is_printed_goes_through_one_place() {
 }
 
 #[test]
+fn dependencies_are_named_by_the_crates_that_ask_for_them() {
+    holds(tidy::unused_dependencies);
+    let manifest =
+        "[dependencies]\nperf-event-open-sys.workspace = true\n[dev-dependencies]\nlibc = \"0.2\"\n";
+    let findings = |used: &str, tested: &str| {
+        let files = [
+            ("crates/perf/Cargo.toml", manifest),
+            ("crates/perf/src/lib.rs", used),
+            ("crates/perf/tests/all.rs", tested),
+            // Another crate's sources are none of this one.
+            ("crates/perf-more/src/lib.rs", "use libc::c_int;\n"),
+        ];
+        texts(tidy::unused_dependencies, &files)
+    };
+    assert_eq!(findings("use perf_event_open_sys::bindings;\n", "libc::getpid();\n"), "");
+    assert!(findings("", "libc::getpid();\n").starts_with("perf-event-open-sys is asked for"));
+    assert!(
+        findings("use perf_event_open_sys as sys;\n", "// libc\nlet a = \"libc\"; let libc2 = 0;\n")
+            .starts_with("libc is")
+    );
+}
+
+#[test]
 fn dependencies_are_few_and_from_one_source() {
     assert!(REPOSITORY.files.iter().any(|file| file.path == "Cargo.lock"), "the lock file is not read");
     holds(tidy::dependencies);

@@ -1,5 +1,6 @@
 //! What is not ours: few crates, from one source, each with a reason.
 
+use crate::source::code_only;
 use crate::{Finding, Tree};
 
 /// The crates that the workspace asks for itself, with what for. What they bring with them is in `Cargo.lock`.
@@ -109,4 +110,42 @@ fn from_the_workspace(manifest: &toml::Table) -> Vec<String> {
     });
     own.map(|(name, _)| format!("{name} is not taken from the workspace's list (name.workspace = true)"))
         .collect()
+}
+
+/// Each dependency of a crate is named by some source of it, tests included.
+pub fn unused_dependencies(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for manifest in &tree.files {
+        let Some(folder) = manifest.path.strip_suffix("Cargo.toml").filter(|folder| !folder.is_empty())
+        else {
+            continue;
+        };
+        let of_crate = |path: &str| path.starts_with(folder) && path.ends_with(".rs");
+        let sources: Vec<String> =
+            tree.files.iter().filter(|f| of_crate(&f.path)).map(|f| code_only(&f.text)).collect();
+        let table = manifest.text.parse::<toml::Table>().unwrap_or_default();
+        for name in listed(&table) {
+            let word = name.replace('-', "_");
+            if !sources.iter().any(|source| names(source, &word)) {
+                let what = format!("{name} is asked for, and no source of the crate names it");
+                findings.push(Finding { path: manifest.path.clone(), line: 0, what });
+            }
+        }
+    }
+    findings
+}
+
+/// What a manifest's lists name.
+fn listed(manifest: &toml::Table) -> Vec<String> {
+    let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let lists = tables.iter().filter_map(|table| manifest.get(*table)?.as_table());
+    lists.flatten().map(|(name, _)| name.clone()).collect()
+}
+
+/// Whether `word` stands in `source` as a whole identifier.
+fn names(source: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    source
+        .match_indices(word)
+        .any(|(at, _)| !source[..at].ends_with(is_part) && !source[at + word.len()..].starts_with(is_part))
 }

@@ -10,7 +10,7 @@ mod prose;
 mod sources;
 
 pub use circles::circles;
-pub use dependencies::{DIRECT, MORE, dependencies};
+pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
 pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
@@ -24,7 +24,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 16] = [
+pub const RULES: [(&str, Rule); 17] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -41,6 +41,7 @@ pub const RULES: [(&str, Rule); 16] = [
     ("crate_docs", crate_docs),
     ("printing", printing),
     ("dependencies", dependencies),
+    ("unused_dependencies", unused_dependencies),
 ];
 
 /// Crates at the operating-system edge: the only ones with unsafe code.
