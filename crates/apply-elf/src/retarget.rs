@@ -1,4 +1,4 @@
-//! Shortcuts into the version: displacements of branches that stay, addresses that the loader relocates, and what makes the addresses of
+//! Retargets into the version: displacements of branches that stay, addresses that the loader relocates, and what makes the addresses of
 //! functions of which pointers lead to the copy: relocations, displacements of `lea`, dynamic symbols. Of these either all are changed or the file is refused.
 
 use crate::ElfError;
@@ -6,7 +6,7 @@ use crate::grow::Growth;
 use crate::raw::{u32_at, u64_at};
 use object::elf;
 use restitch_address::{Svma, SvmaRange};
-use restitch_emit::{Shortcut, ShortcutKind, Version};
+use restitch_emit::{Retarget, RetargetKind, Version};
 use restitch_image::{ExportedSymbol, Image, RelocationKind};
 use restitch_x86::elf::RELATIVE;
 use restitch_x86::patch;
@@ -24,7 +24,7 @@ pub(crate) struct RetargetWrite {
     /// The new bytes.
     pub after: Vec<u8>,
     /// What is changed by them.
-    pub shortcut: Shortcut,
+    pub retarget: Retarget,
     /// What they are in is moved away so that the program header table can grow: the bytes change there.
     pub moved: bool,
 }
@@ -39,26 +39,26 @@ pub(crate) fn writes(
     let moved: Vec<SvmaRange> = growth.map_or(Vec::new(), |growth| {
         growth.tables.iter().filter_map(|t| Some(image.sections().get(t.section)?.range)).collect()
     });
-    let mut out = Vec::with_capacity(version.shortcuts.len());
-    for shortcut in &version.shortcuts {
-        if !version.text.contains(shortcut.to) {
+    let mut out = Vec::with_capacity(version.retargets.len());
+    for retarget in &version.retargets {
+        if !version.text.contains(retarget.to) {
             let why = "does not lead into the version";
-            return Err(ElfError::BadRedirect { at: shortcut.at, why });
+            return Err(ElfError::BadRedirect { at: retarget.at, why });
         }
-        let write = match shortcut.kind {
-            ShortcutKind::Displacement | ShortcutKind::Lea => displacement(image, shortcut)?,
-            ShortcutKind::Pointer | ShortcutKind::Function => {
-                pointer(image, shortcut, addends.get_or_insert_with(|| places(image)))
+        let write = match retarget.kind {
+            RetargetKind::Displacement | RetargetKind::Lea => displacement(image, retarget)?,
+            RetargetKind::Pointer | RetargetKind::Function => {
+                pointer(image, retarget, addends.get_or_insert_with(|| places(image)))
             }
-            ShortcutKind::Symbol => symbol(image, version, shortcut),
+            RetargetKind::Symbol => symbol(image, version, retarget),
         };
         let lies_in_moved = |w: &RetargetWrite| moved.iter().any(|range| range.contains(w.at));
         match write.map(|w| RetargetWrite { moved: lies_in_moved(&w), ..w }) {
-            Some(write) if !write.moved || shortcut.kind == ShortcutKind::Symbol => out.push(write),
-            _ if shortcut.kind.is_optional() => {}
+            Some(write) if !write.moved || retarget.kind == RetargetKind::Symbol => out.push(write),
+            _ if retarget.kind.is_optional() => {}
             _ => {
                 return Err(ElfError::BadRedirect {
-                    at: shortcut.at,
+                    at: retarget.at,
                     why: "makes an address and cannot be changed",
                 });
             }
@@ -68,37 +68,37 @@ pub(crate) fn writes(
 }
 
 /// `None` where the loader writes.
-fn displacement(image: &Image, shortcut: &Shortcut) -> Result<Option<RetargetWrite>, ElfError> {
-    let bad = |why| ElfError::BadRedirect { at: shortcut.at, why };
-    if !image.segment_at(shortcut.at).is_some_and(|s| s.executable && !s.writable) {
+fn displacement(image: &Image, retarget: &Retarget) -> Result<Option<RetargetWrite>, ElfError> {
+    let bad = |why| ElfError::BadRedirect { at: retarget.at, why };
+    if !image.segment_at(retarget.at).is_some_and(|s| s.executable && !s.writable) {
         return Err(bad("is not in read-only code"));
     }
-    if !image.relocations_in(SvmaRange::new(shortcut.at.offset(-7), 11)).is_empty() {
+    if !image.relocations_in(SvmaRange::new(retarget.at.offset(-7), 11)).is_empty() {
         return Ok(None);
     }
-    let field = patch::displacement(shortcut.to.offset_from(shortcut.at));
+    let field = patch::displacement(retarget.to.offset_from(retarget.at));
     let after = field.ok_or_else(|| bad("does not reach the version"))?.to_vec();
-    Ok(Some(RetargetWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false }))
+    Ok(Some(RetargetWrite { at: retarget.at, after, retarget: *retarget, moved: false }))
 }
 
 /// `None` where no symbol has that value.
-fn symbol(image: &Image, version: &Version, shortcut: &Shortcut) -> Option<RetargetWrite> {
-    let value = |s: &ExportedSymbol| s.entry + ExportedSymbol::VALUE == shortcut.at;
-    image.exported().iter().find(|s| value(s) && s.value == shortcut.original)?;
-    let led = version.led.binary_search_by_key(&shortcut.original, |l| l.original).ok()?;
-    let mut after = shortcut.to.get().to_le_bytes().to_vec();
+fn symbol(image: &Image, version: &Version, retarget: &Retarget) -> Option<RetargetWrite> {
+    let value = |s: &ExportedSymbol| s.entry + ExportedSymbol::VALUE == retarget.at;
+    image.exported().iter().find(|s| value(s) && s.value == retarget.original)?;
+    let led = version.led.binary_search_by_key(&retarget.original, |l| l.original).ok()?;
+    let mut after = retarget.to.get().to_le_bytes().to_vec();
     after.extend(version.led[led].len.to_le_bytes());
-    Some(RetargetWrite { at: shortcut.at, after, shortcut: *shortcut, moved: false })
+    Some(RetargetWrite { at: retarget.at, after, retarget: *retarget, moved: false })
 }
 
 /// `None` where the relocation is not found, or is another one.
-fn pointer(image: &Image, shortcut: &Shortcut, addends: &HashMap<Svma, Svma>) -> Option<RetargetWrite> {
-    let says = image.relocation_at(shortcut.at).map(|r| &r.kind);
-    let at = addends.get(&shortcut.at).copied().unwrap_or(shortcut.at);
-    let holds = image.read_u64(at) == Some(shortcut.original.get());
-    let as_known = says == Some(&RelocationKind::Relative { target: shortcut.original }) && holds;
-    let after = shortcut.to.get().to_le_bytes().to_vec();
-    as_known.then_some(RetargetWrite { at, after, shortcut: *shortcut, moved: false })
+fn pointer(image: &Image, retarget: &Retarget, addends: &HashMap<Svma, Svma>) -> Option<RetargetWrite> {
+    let says = image.relocation_at(retarget.at).map(|r| &r.kind);
+    let at = addends.get(&retarget.at).copied().unwrap_or(retarget.at);
+    let holds = image.read_u64(at) == Some(retarget.original.get());
+    let as_known = says == Some(&RelocationKind::Relative { target: retarget.original }) && holds;
+    let after = retarget.to.get().to_le_bytes().to_vec();
+    as_known.then_some(RetargetWrite { at, after, retarget: *retarget, moved: false })
 }
 
 /// The addend of each relative relocation of DT_RELA, by the place that it is for.
@@ -132,19 +132,19 @@ pub(crate) fn missing(writes: &[RetargetWrite], input: &Image, output: &Image) -
     let symbols: HashMap<Svma, (Svma, u64)> =
         input.exported().iter().zip(output.exported()).map(|(i, o)| (i.entry, (o.value, o.len))).collect();
     let is_there = |w: &RetargetWrite| {
-        let relocated = match w.shortcut.kind {
-            ShortcutKind::Displacement | ShortcutKind::Lea => true,
-            ShortcutKind::Pointer | ShortcutKind::Function => {
-                let says = output.relocation_at(w.shortcut.at).map(|r| &r.kind);
-                says == Some(&RelocationKind::Relative { target: w.shortcut.to })
+        let relocated = match w.retarget.kind {
+            RetargetKind::Displacement | RetargetKind::Lea => true,
+            RetargetKind::Pointer | RetargetKind::Function => {
+                let says = output.relocation_at(w.retarget.at).map(|r| &r.kind);
+                says == Some(&RelocationKind::Relative { target: w.retarget.to })
             }
-            ShortcutKind::Symbol => {
+            RetargetKind::Symbol => {
                 let entry = Svma::new(w.at.get() - ExportedSymbol::VALUE);
                 let says = symbols.get(&entry).is_some_and(|says| Some(says.1) == u64_at(&w.after, 8));
-                says && symbols[&entry].0 == w.shortcut.to
+                says && symbols[&entry].0 == w.retarget.to
             }
         };
         relocated && (w.moved || output.read(w.at, w.after.len()) == Some(&w.after))
     };
-    writes.iter().find(|w| !is_there(w)).map(|w| w.shortcut.at)
+    writes.iter().find(|w| !is_there(w)).map(|w| w.retarget.at)
 }

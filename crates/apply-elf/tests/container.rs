@@ -59,13 +59,13 @@ fn all_original_bytes_stay_but_headers_redirects_and_branches_of_what_stays() {
     let version = version(&input, Order::Original, &IN_PLACE);
     let plan = plan_output(&input, &version, &IN_PLACE).unwrap();
     let out = plan.write();
-    let is_shortcut = |at: Svma| version.shortcuts.iter().any(|s| at.get().wrapping_sub(s.at.get()) < 4);
+    let is_retarget = |at: Svma| version.retargets.iter().any(|s| at.get().wrapping_sub(s.at.get()) < 4);
     let text = input.section(".text").unwrap().range;
     let changed = (0..text.len()).filter(|i| {
         let at = text.start + *i;
         let offset = input.file_offset(at).unwrap().get() as usize;
         out[offset] != input.data()[offset]
-            && !is_shortcut(at)
+            && !is_retarget(at)
             && !plan.redirects().iter().any(|w| at.get().wrapping_sub(w.at.get()) < 5)
     });
     assert_eq!(changed.count(), 0);

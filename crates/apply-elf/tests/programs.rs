@@ -5,7 +5,7 @@ mod common;
 use common::{IN_PLACE, MOVED, ORDERS, Order, available, image, install, output, runs_alone, version_with};
 use restitch_address::Svma;
 use restitch_apply_elf::{original_bytes, place, plan_output};
-use restitch_emit::{Promotion, ShortcutKind};
+use restitch_emit::{Promotion, RetargetKind};
 use restitch_image::{DynamicRelocation, Image, RelocationKind};
 use restitch_program::{CallId, CallTarget, Program};
 use restitch_testkit::{
@@ -69,19 +69,19 @@ fn labels_and_calls_that_stay_lead_straight_into_the_version() {
             let version = common::version_at(&image, order, common::place_of(&image, &options));
             let bytes = output(&image, order, &options);
             let out = Image::parse(bytes.clone()).expect("an image");
-            for shortcut in &version.shortcuts {
-                match shortcut.kind {
-                    ShortcutKind::Pointer | ShortcutKind::Function => {
-                        let says = out.relocation_at(shortcut.at).map(|r| r.kind.clone());
-                        assert_eq!(says, Some(RelocationKind::Relative { target: shortcut.to }));
-                        labels += u32::from(shortcut.kind == ShortcutKind::Pointer);
+            for retarget in &version.retargets {
+                match retarget.kind {
+                    RetargetKind::Pointer | RetargetKind::Function => {
+                        let says = out.relocation_at(retarget.at).map(|r| r.kind.clone());
+                        assert_eq!(says, Some(RelocationKind::Relative { target: retarget.to }));
+                        labels += u32::from(retarget.kind == RetargetKind::Pointer);
                     }
-                    ShortcutKind::Displacement | ShortcutKind::Lea => {
-                        let displacement = out.read_i32(shortcut.at).expect("in the file");
-                        assert_eq!((shortcut.at + 4).offset(displacement.into()), shortcut.to);
-                        branches += u32::from(shortcut.kind == ShortcutKind::Displacement);
+                    RetargetKind::Displacement | RetargetKind::Lea => {
+                        let displacement = out.read_i32(retarget.at).expect("in the file");
+                        assert_eq!((retarget.at + 4).offset(displacement.into()), retarget.to);
+                        branches += u32::from(retarget.kind == RetargetKind::Displacement);
                     }
-                    ShortcutKind::Symbol => {}
+                    RetargetKind::Symbol => {}
                 }
             }
             assert!(original_bytes(&out).expect("turns back") == image.data());
@@ -331,7 +331,7 @@ fn addresses_are_equal_across_modules() {
             let input = image(&library);
             let version = common::version(&input, order, &IN_PLACE);
             assert!(version.led.len() >= 2, "{:?}", version.led);
-            version.shortcuts.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
+            version.retargets.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
             let bytes = output(&input, order, &IN_PLACE);
             assert!(original_bytes(&Image::parse(bytes.clone()).unwrap()).unwrap() == input.data());
             let file = install(&outputs, "libsteps.so", &bytes);
@@ -349,7 +349,7 @@ fn addresses_are_equal_across_modules() {
         }
     }
     assert!(
-        [ShortcutKind::Function, ShortcutKind::Lea, ShortcutKind::Symbol]
+        [RetargetKind::Function, RetargetKind::Lea, RetargetKind::Symbol]
             .iter()
             .all(|k| kinds.contains_key(k)),
         "{kinds:?}"

@@ -17,7 +17,7 @@ pub use place::{Places, place};
 
 use restitch_address::Svma;
 use restitch_apply::{CheckedVersion, Purpose, redirect_write};
-use restitch_emit::{RedirectKind, ShortcutKind, Version};
+use restitch_emit::{RedirectKind, RetargetKind, Version};
 use restitch_image::{Image, Segment};
 use restitch_preload::content::{ContentHash, hash_of};
 use restitch_preload::{COUNTS_HEADER, Counts, MAX_BUILD_ID, Meta, PAGE, code_samples};
@@ -265,13 +265,13 @@ fn redirect(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), 
 /// Leads direct calls and jumps of the code that stays straight to copies, as the checker has proved them. Addresses in data are left: each process
 /// has data of its own, which would have to be written at its start.
 fn retarget(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), OverlayError> {
-    let branches = version.shortcuts.iter().filter(|s| s.kind == ShortcutKind::Displacement);
+    let branches = version.retargets.iter().filter(|s| s.kind == RetargetKind::Displacement);
     for s in branches {
         let at = s.at.get().wrapping_sub(text_start.get()) as usize;
         let place = at.checked_add(DISPLACEMENT).and_then(|end| text.get_mut(at..end));
-        let place = place.ok_or(OverlayError::Version("a shortcut lies outside of the code"))?;
+        let place = place.ok_or(OverlayError::Version("a retarget lies outside of the code"))?;
         let displacement = displacement(s.to.offset_from(s.at));
-        place.copy_from_slice(&displacement.ok_or(OverlayError::Version("a shortcut is too far"))?);
+        place.copy_from_slice(&displacement.ok_or(OverlayError::Version("a retarget is too far"))?);
     }
     Ok(())
 }

@@ -128,9 +128,9 @@ pub enum Problem {
     /// A redirect.
     #[error("a redirect: {0}")]
     Redirect(&'static str),
-    /// A shortcut.
-    #[error("a shortcut: {0}")]
-    Shortcut(&'static str),
+    /// A retarget.
+    #[error("a retarget: {0}")]
+    Retarget(&'static str),
     /// A function of which pointers lead to the copy.
     #[error("pointers to a function: {0}")]
     Pointer(&'static str),
@@ -182,8 +182,8 @@ pub struct CheckReport {
     pub prefetches: u64,
     /// Redirects.
     pub redirects: u64,
-    /// Shortcuts.
-    pub shortcuts: u64,
+    /// Retargets.
+    pub retargets: u64,
     /// Functions of which pointers lead to the copy.
     pub led: u64,
     /// Counters.

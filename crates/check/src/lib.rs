@@ -20,7 +20,7 @@
 //!
 //! 8. A call or jump through a slot of the global offset table, or its stub, that became direct goes to what the version says that
 //!    the slot holds ([`Version::assumes`]), or to its copy; and the loader makes such slots read-only.
-//! 9. Each shortcut replaces the target of a direct branch, or the address of a label or function, by the start of the target's copy; of a
+//! 9. Each retarget replaces the target of a direct branch, or the address of a label or function, by the start of the target's copy; of a
 //!    function, all that makes the address in the file and in the version, and nothing else is known to know it.
 //!
 //! 10. An indirect call that was promoted compares the very operand of the original, calls the function at the address that it was compared
@@ -55,8 +55,8 @@ mod pointers;
 mod prefetch;
 mod promoted;
 mod redirect;
+mod retarget;
 mod row;
-mod shortcut;
 mod subject;
 mod tables;
 mod unwind;
@@ -146,7 +146,7 @@ fn examine(
     let mut walk = Walk::new(&subject, frames, findings);
     walk.run();
     walk.redirects();
-    walk.shortcuts();
+    walk.retargets();
     walk.pointers();
     (walk.findings, walk.report)
 }

@@ -10,7 +10,7 @@ use crate::finding::Problem;
 use crate::walk::Walk;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
 use restitch_address::{Svma, SvmaRange};
-use restitch_emit::{Led, Shortcut, ShortcutKind};
+use restitch_emit::{Led, Retarget, RetargetKind};
 use restitch_image::{ImageKind, RelocationKind, SymbolKind};
 use restitch_program::{BlockAttrs, FuncId};
 use std::collections::{BTreeSet, HashMap};
@@ -27,7 +27,7 @@ const LEA: u64 = 7;
 const ALIGNED: u32 = 4;
 
 /// What has to be changed: place, kind, which function.
-type Makers = BTreeSet<(Svma, ShortcutKind, Svma)>;
+type Makers = BTreeSet<(Svma, RetargetKind, Svma)>;
 /// What must not be there: the function and why.
 type Obstacle = (Svma, &'static str);
 
@@ -35,22 +35,22 @@ impl Walk<'_, '_> {
     /// Checks all of them; the walk has to be over.
     pub fn pointers(&mut self) {
         let version = self.s.version;
-        let made = |s: &&Shortcut| !s.kind.is_optional();
-        if version.led.is_empty() && !version.shortcuts.iter().any(|s| made(&s)) {
+        let made = |s: &&Retarget| !s.kind.is_optional();
+        if version.led.is_empty() && !version.retargets.iter().any(|s| made(&s)) {
             return;
         }
         let mut wrong: Vec<Obstacle> = self.where_they_lead();
         let (wanted, obstacles) = self.makers();
         wrong.extend(obstacles);
         let changed: Makers =
-            version.shortcuts.iter().filter(made).map(|s| (s.at, s.kind, s.original)).collect();
+            version.retargets.iter().filter(made).map(|s| (s.at, s.kind, s.original)).collect();
         let left = "something still makes the old address of a function";
         wrong.extend(wanted.difference(&changed).map(|maker| (maker.0, left)));
         let else_changed = "something is changed that does not make the function's address";
         wrong.extend(changed.difference(&wanted).map(|maker| (maker.0, else_changed)));
-        for shortcut in version.shortcuts.iter().filter(made) {
-            if self.s.led.get(&shortcut.original) != Some(&shortcut.to) {
-                wrong.push((shortcut.at, "it does not lead to the copy of the function's entry"));
+        for retarget in version.retargets.iter().filter(made) {
+            if self.s.led.get(&retarget.original) != Some(&retarget.to) {
+                wrong.push((retarget.at, "it does not lead to the copy of the function's entry"));
             }
         }
         self.report.led += version.led.len() as u64;
@@ -156,13 +156,13 @@ impl Walk<'_, '_> {
             if !symbol.is_function() {
                 lost(symbol.value, "it is also something else than a function");
             } else if led.contains_key(&symbol.value) {
-                makers.insert((symbol.entry + VALUE, ShortcutKind::Symbol, symbol.value));
+                makers.insert((symbol.entry + VALUE, RetargetKind::Symbol, symbol.value));
             }
         }
         for r in image.relocations() {
             match r.kind {
                 RelocationKind::Relative { target } if led.contains_key(&target) => {
-                    makers.insert((r.at, ShortcutKind::Function, target));
+                    makers.insert((r.at, RetargetKind::Function, target));
                 }
                 RelocationKind::Symbolic { definition: Some(at), addend, .. } if addend != 0 => {
                     lost(at, "a relocation adds something to it");
@@ -222,7 +222,7 @@ impl Walk<'_, '_> {
                                 obstacles.push((field, "something is computed from a function's address"));
                             }
                             let lasts = !self.is_overwritten(field);
-                            makers.extend(lasts.then_some((field, ShortcutKind::Lea, target)));
+                            makers.extend(lasts.then_some((field, RetargetKind::Lea, target)));
                         }
                         Some(_) => obstacles.push((field, "an instruction reads the bytes of a function")),
                         None if is_led => {

@@ -5,7 +5,7 @@ mod common;
 use common::Module;
 use restitch_address::Svma;
 use restitch_check::{CheckReport, check};
-use restitch_emit::{Pointers, Request, ShortcutKind, Version, emit};
+use restitch_emit::{Pointers, Request, RetargetKind, Version, emit};
 use restitch_image::RelocationKind;
 use restitch_layout::Layout;
 use restitch_layout::testing::{half, whole};
@@ -62,13 +62,13 @@ fn what_the_emitter_says_is_accepted() {
     let (mut led, mut kinds) = (0, std::collections::BTreeMap::new());
     for (layout, version) in cases(&m) {
         let wanted = version.led.len() as u64;
-        version.shortcuts.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
+        version.retargets.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
         let report = check(&m.image, &m.program, &layout, version, None).map(|checked| *checked.report());
         assert_eq!(report.expect("accepted").led, wanted);
         led += wanted;
     }
     assert!(led > 40, "{led}");
-    let made = [ShortcutKind::Function, ShortcutKind::Lea, ShortcutKind::Symbol];
+    let made = [RetargetKind::Function, RetargetKind::Lea, RetargetKind::Symbol];
     assert!(made.iter().all(|k| kinds.contains_key(k)), "{kinds:?}");
 }
 
@@ -81,18 +81,18 @@ fn every_change_is_found() {
             change(&mut changed);
             assert!(report(&m, &layout, changed).is_none(), "{what}");
         };
-        for i in (0..good.shortcuts.len()).filter(|i| !good.shortcuts[*i].kind.is_optional()) {
+        for i in (0..good.retargets.len()).filter(|i| !good.retargets[*i].kind.is_optional()) {
             for by in [-16, -4, -1, 1, 4, 16] {
-                refused(&|v| v.shortcuts[i].at = v.shortcuts[i].at.offset(by), "place");
-                refused(&|v| v.shortcuts[i].to = v.shortcuts[i].to.offset(by), "target");
-                refused(&|v| v.shortcuts[i].original = v.shortcuts[i].original.offset(by), "original target");
+                refused(&|v| v.retargets[i].at = v.retargets[i].at.offset(by), "place");
+                refused(&|v| v.retargets[i].to = v.retargets[i].to.offset(by), "target");
+                refused(&|v| v.retargets[i].original = v.retargets[i].original.offset(by), "original target");
             }
-            refused(&|v| v.shortcuts.retain(|s| *s != good.shortcuts[i]), "one that is missing");
-            refused(&|v| v.shortcuts.insert(i, v.shortcuts[i]), "twice");
-            let kinds = [ShortcutKind::Displacement, ShortcutKind::Pointer, ShortcutKind::Function];
-            for kind in kinds.into_iter().chain([ShortcutKind::Lea, ShortcutKind::Symbol]) {
-                if kind != good.shortcuts[i].kind {
-                    refused(&|v| v.shortcuts[i].kind = kind, "kind");
+            refused(&|v| v.retargets.retain(|s| *s != good.retargets[i]), "one that is missing");
+            refused(&|v| v.retargets.insert(i, v.retargets[i]), "twice");
+            let kinds = [RetargetKind::Displacement, RetargetKind::Pointer, RetargetKind::Function];
+            for kind in kinds.into_iter().chain([RetargetKind::Lea, RetargetKind::Symbol]) {
+                if kind != good.retargets[i].kind {
+                    refused(&|v| v.retargets[i].kind = kind, "kind");
                 }
             }
         }
@@ -118,7 +118,7 @@ fn the_old_address_in_a_copy_is_found() {
     let pointers = Pointers::of(&m.image, &m.program);
     let layout = whole(&m.program);
     let (led, plain) = (version(&m, &layout, Some(&pointers)), version(&m, &layout, None));
-    assert!(plain.led.is_empty() && plain.shortcuts.iter().all(|s| s.kind.is_optional()));
+    assert!(plain.led.is_empty() && plain.retargets.iter().all(|s| s.kind.is_optional()));
     let made = |version: &Version| {
         let code = version.bytes.windows(7).enumerate().filter(|(_, b)| b[..3] == [0x48, 0x8d, 0x05]);
         let places = code.map(|(i, b)| (version.range.start + i as u64 + 7, [b[3], b[4], b[5], b[6]]));

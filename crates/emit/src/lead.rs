@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::pointers::LEA;
 use crate::select::{LedSlot, NONE, Selection};
-use crate::{Led, Pointers, Redirect, Request, Shortcut, ShortcutKind};
+use crate::{Led, Pointers, Redirect, Request, Retarget, RetargetKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::Program;
 use restitch_x86::patch::Patch;
@@ -59,12 +59,12 @@ pub(crate) fn led(selection: &Selection<'_>, plan: &Plan) -> Vec<Led> {
 }
 
 /// What makes the addresses of the functions that are led to, but for what a redirect overwrites, which is never executed again.
-pub(crate) fn shortcuts(
+pub(crate) fn retargets(
     request: &Request<'_>,
     led: &[Led],
     selection: &Selection<'_>,
     redirects: &[Redirect],
-) -> Vec<Shortcut> {
+) -> Vec<Retarget> {
     let Some(pointers) = request.pointers else { return Vec::new() };
     let overwritten = |at: Svma| {
         let lea = SvmaRange::between(at + 4 - LEA, at + 4);
@@ -74,8 +74,8 @@ pub(crate) fn shortcuts(
     let mut out = Vec::new();
     for (slot, led) in selection.led.iter().zip(led) {
         let makers = pointers.makers_of(slot.function).iter();
-        let lasting = makers.filter(|m| m.kind != ShortcutKind::Lea || !overwritten(m.at));
-        out.extend(lasting.map(|m| Shortcut { at: m.at, original: led.original, to: led.to, kind: m.kind }));
+        let lasting = makers.filter(|m| m.kind != RetargetKind::Lea || !overwritten(m.at));
+        out.extend(lasting.map(|m| Retarget { at: m.at, original: led.original, to: led.to, kind: m.kind }));
     }
     out
 }

@@ -39,13 +39,13 @@ mod reach;
 mod redirects;
 mod relax;
 mod request;
+mod retarget_branches;
 mod select;
-mod shortcuts;
 mod stretch;
 mod table_copy;
 mod tables;
+mod target_value_profile;
 mod text;
-mod votes;
 pub mod window;
 
 pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
@@ -94,9 +94,9 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
         elf::finish(&mut bytes, plan.start, &areas, &unwind, &elf::Names { symbols: &symbols, probes });
     let redirects = redirects::choose(request, &mut selection, &plan, &map, &counters);
     let led = lead::led(&selection, &plan);
-    let mut shortcuts = shortcuts::choose(request, &selection, &map, &redirects);
-    shortcuts.extend(lead::shortcuts(request, &led, &selection, &redirects));
-    shortcuts.sort_unstable();
+    let mut retargets = retarget_branches::choose(request, &selection, &map, &redirects);
+    retargets.extend(lead::retargets(request, &led, &selection, &redirects));
+    retargets.sort_unstable();
     let range = |from, to| SvmaRange::between(plan.at(from), plan.at(to));
     Ok(Version {
         number: request.number,
@@ -112,7 +112,7 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
         blocks: placed_blocks(&plan),
         map,
         redirects,
-        shortcuts,
+        retargets,
         led,
         symbols,
         assumes: assumptions(&selection, &plan),

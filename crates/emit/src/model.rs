@@ -43,9 +43,9 @@ pub struct Version {
     /// 5-byte jumps that make the original code go to this version.
     pub redirects: Vec<Redirect>,
     /// Places of the module, outside of the version, that may lead straight into it in an output file. Sorted by address. Any subset of those
-    /// whose kind [is optional](ShortcutKind::is_optional); the others all together.
-    pub shortcuts: Vec<Shortcut>,
-    /// Functions of which every pointer leads to the copy, sorted by original entry: all of the shortcuts that make these addresses are
+    /// whose kind [is optional](RetargetKind::is_optional); the others all together.
+    pub retargets: Vec<Retarget>,
+    /// Functions of which every pointer leads to the copy, sorted by original entry: all of the retargets that make these addresses are
     /// made, or the file is wrong. The version's own code relies on it.
     pub led: Vec<Led>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
@@ -118,7 +118,7 @@ pub enum RedirectKind {
 /// A place of the module that may lead into the version instead of to the original code: not needed, but shorter than the way through a
 /// redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Shortcut {
+pub struct Retarget {
     /// What is written: the displacement of a branch or `lea`, the address that the loader relocates, or the value of a symbol.
     pub at: Svma,
     /// Where it leads in the original module.
@@ -126,12 +126,12 @@ pub struct Shortcut {
     /// The equivalent in the version.
     pub to: Svma,
     /// What it is.
-    pub kind: ShortcutKind,
+    pub kind: RetargetKind,
 }
 
 /// What leads into the version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ShortcutKind {
+pub enum RetargetKind {
     /// The last 4 bytes of a direct call (`e8`) or jump (`e9`) in code that is not copied.
     Displacement,
     /// 8 bytes with a relative relocation: the address of a label.
@@ -144,7 +144,7 @@ pub enum ShortcutKind {
     Symbol,
 }
 
-impl ShortcutKind {
+impl RetargetKind {
     /// Whether the file is right without it. What makes the address of a function has to go with all others that do.
     pub fn is_optional(self) -> bool {
         matches!(self, Self::Displacement | Self::Pointer)

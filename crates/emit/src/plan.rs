@@ -6,7 +6,7 @@
 use crate::BoundSlot;
 use crate::counters::Counter;
 use crate::direct::STUB_CALL;
-use crate::votes::Voting;
+use crate::target_value_profile::Voting;
 use restitch_address::Svma;
 use restitch_program::{BlockId, FuncId, TableId};
 use restitch_x86::slot::BY_SLOT;

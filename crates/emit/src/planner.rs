@@ -8,7 +8,7 @@ use crate::ends::copied_len;
 use crate::plan::{Dest, Guarded, Op, Plan, Slot};
 use crate::select::{Chosen, NONE, Selection};
 use crate::table_copy::load_lengths;
-use crate::votes::{self, Voting};
+use crate::target_value_profile::{self, Voting};
 use crate::{Promotion, Request, promote};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, CallId, EdgeKind, TableId, Terminator};
@@ -156,10 +156,10 @@ impl Planner<'_, '_> {
                 from = self.guarded(slot, id, at, promotion, code);
             }
         }
-        for (index, call) in votes::in_block(self.request, block) {
+        for (index, call) in target_value_profile::in_block(self.request, block) {
             let at = self.request.program.calls[call.index()].at.offset_from(block.start) as u32;
             if at >= from
-                && let Some(code) = votes::stub(self.request, self.selection, slot, call)
+                && let Some(code) = target_value_profile::stub(self.request, self.selection, slot, call)
             {
                 self.copy(slot, from, at);
                 from = at;

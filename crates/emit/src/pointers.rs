@@ -16,7 +16,7 @@
 //! does what it did, but it differs from the address that all others make. A function that also marks where some part of the code begins cannot be told from others
 //! where no symbol says so.
 
-use crate::ShortcutKind;
+use crate::RetargetKind;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator, follow_address};
@@ -52,7 +52,7 @@ pub(crate) struct Maker {
     /// The displacement, the relocated word or the symbol's value.
     pub at: Svma,
     /// What it is.
-    pub kind: ShortcutKind,
+    pub kind: RetargetKind,
 }
 
 impl Pointers {
@@ -138,7 +138,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn made(&mut self, function: FuncId, at: Svma, kind: ShortcutKind) {
+    fn made(&mut self, function: FuncId, at: Svma, kind: RetargetKind) {
         self.makers.push(Maker { function, at, kind });
     }
 
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
             match r.kind {
                 RelocationKind::Relative { target } => {
                     if let Some(&f) = self.entries.get(&target) {
-                        self.made(f, r.at, ShortcutKind::Function);
+                        self.made(f, r.at, RetargetKind::Function);
                     }
                 }
                 RelocationKind::Symbolic { definition: Some(at), addend, .. } if addend != 0 => {
@@ -184,7 +184,7 @@ impl<'a> Search<'a> {
         for symbol in self.image.exported() {
             match self.entries.get(&symbol.value) {
                 Some(&f) if symbol.is_function() => {
-                    self.made(f, symbol.entry + restitch_image::ExportedSymbol::VALUE, ShortcutKind::Symbol);
+                    self.made(f, symbol.entry + restitch_image::ExportedSymbol::VALUE, RetargetKind::Symbol);
                 }
                 _ => self.lose(symbol.value),
             }
@@ -216,7 +216,7 @@ impl<'a> Search<'a> {
         let (is_lea, leads_to) = self.instruction(field).map_or((false, None), |(lea, to)| (lea, Some(to)));
         match self.entries.get(&target) {
             Some(&f) if leads_to == Some(target) && is_lea && self.is_only_kept(field, target) => {
-                self.made(f, field, ShortcutKind::Lea);
+                self.made(f, field, RetargetKind::Lea);
             }
             Some(_) if leads_to.is_none_or(|to| to == target) => self.lose(target),
             Some(_) => {}

@@ -5,7 +5,7 @@ use crate::counters::{Counter, Counters};
 use crate::direct::Form;
 use crate::plan::{Dest, Guarded, Op, Plan};
 use crate::select::Selection;
-use crate::votes::{self, Voting};
+use crate::target_value_profile::{self, Voting};
 use crate::{CounterWidth, EmitError, Request};
 use restitch_address::Svma;
 use restitch_x86::patch::BREAKPOINT;
@@ -153,7 +153,7 @@ impl Writer<'_, '_> {
     fn vote(&mut self, voting: &Voting) {
         let Some(asked) = self.request.counters else { return };
         let half = u64::from(VOTE / 2);
-        let countdown = votes::word(&asked, voting, VoteWord::Countdown);
+        let countdown = target_value_profile::word(&asked, voting, VoteWord::Countdown);
         let countdown = Self::near(countdown, self.here() + half);
         let stub = Self::near(self.plan.address(voting.stub), self.here() + 2 * half);
         restitch_x86::vote(&mut self.out, countdown, stub);
@@ -170,7 +170,7 @@ impl Writer<'_, '_> {
             self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
         };
         for &(field, end, word) in &voting.code.words {
-            set(field, end, votes::word(&asked, voting, word));
+            set(field, end, target_value_profile::word(&asked, voting, word));
         }
         let source = self.selection.slot_of[self.plan.slots[slot].block.index()] as usize;
         let operand = self.selection.fixes_of(source).iter().find(|f| f.field > from);

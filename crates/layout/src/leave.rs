@@ -6,7 +6,7 @@
 //! program's memory: half of all redirects that PostgreSQL ran through with mixed SQL were those of one function, `ExecInterpExpr`.
 //!
 //! **Idea.** Compare both. A function that stays has no copy and no redirect; calls from copies go to it directly, and in output files its own direct calls and
-//! jumps lead straight to copies (`restitch_emit`, shortcuts). What it costs to stay is known from the profile: its taken branches in the original order
+//! jumps lead straight to copies (`restitch_emit`, retargets). What it costs to stay is known from the profile: its taken branches in the original order
 //! against those in the new one, and the lines that its executed code is spread over against those that it would fill.
 //!
 //! Which blocks a version holds is free to choose (state equivalence), so this needs no proof.

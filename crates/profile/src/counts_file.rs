@@ -4,7 +4,7 @@
 //! "RSTCOUNT"  version: u32  calls that vote: u32  identity: u64  shape: u64  counters: u64
 //! offset of the counters: u64  length of the file: u64  length of the table: u64      (64 bytes)
 //! table: length and bytes of the build id, of the path; a hash of the code: u64; then a word for each counter (what it counts) and each call that votes (which one)
-//! padding to a page; counters, 8 bytes each, then the words of votes (`votes.rs`), to the end of a page
+//! padding to a page; counters, 8 bytes each, then the words of votes (`target_value_profile.rs`), to the end of a page
 //! ```
 //!
 //! All numbers are little-endian. The 64 bytes are fixed when the program is instrumented and are compared at its start;

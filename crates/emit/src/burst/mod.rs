@@ -635,7 +635,7 @@ impl<'r> Burst<'r> {
             map: AddressMap { pieces: self.pieces, places: Vec::new() },
             redirects: Vec::new(),
             led: Vec::new(),
-            shortcuts: Vec::new(),
+            retargets: Vec::new(),
             symbols: self.symbols,
             counters: None,
             burst: Some(BurstTable {

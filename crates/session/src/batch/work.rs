@@ -125,7 +125,7 @@ pub(super) mod tests {
     use super::*;
     use restitch_address::Svma;
     use restitch_apply_preload::verify;
-    use restitch_emit::ShortcutKind;
+    use restitch_emit::RetargetKind;
     use restitch_profile::Profile;
 
     /// `main` is never seen running and stays; what it calls in a loop is seen.
@@ -171,9 +171,9 @@ pub(super) mod tests {
         let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
         let version = emit_version(&path, module, &layout, place, Wanted::default()).unwrap();
         let version = check_version(&path, module, &layout, version, None).unwrap();
-        let is_branch = |s: &&restitch_emit::Shortcut| s.kind == ShortcutKind::Displacement;
-        let shortcuts = version.shortcuts.iter().filter(is_branch).count();
-        (Overlay::plan(&module.image, &version, 0).unwrap(), shortcuts)
+        let is_branch = |s: &&restitch_emit::Retarget| s.kind == RetargetKind::Displacement;
+        let retargets = version.retargets.iter().filter(is_branch).count();
+        (Overlay::plan(&module.image, &version, 0).unwrap(), retargets)
     }
 
     pub(in super::super) fn address(module: &Analyzed, name: &str) -> Svma {
@@ -194,8 +194,8 @@ pub(super) mod tests {
     #[test]
     fn calls_of_code_that_stays_lead_straight_into_the_version() {
         let Some((folder, module)) = module() else { return };
-        let (overlay, shortcuts) = overlay(folder.path(), &module);
-        assert!(shortcuts >= 2, "main calls walk twice: {shortcuts}");
+        let (overlay, retargets) = overlay(folder.path(), &module);
+        assert!(retargets >= 2, "main calls walk twice: {retargets}");
         assert_eq!(verify(overlay.bytes(), &module.image).unwrap(), overlay.meta);
         // The calls in the overlay's code lead into the version, and nowhere else.
         let (main, program) = (address(&module, "main"), &module.program);

@@ -8,46 +8,46 @@ use crate::finding::Problem;
 use crate::walk::Walk;
 use iced_x86::{Code, Decoder, DecoderOptions};
 use restitch_address::{Svma, SvmaRange};
-use restitch_emit::{Shortcut, ShortcutKind};
+use restitch_emit::{Retarget, RetargetKind};
 use restitch_image::RelocationKind;
 use restitch_program::{BlockAttrs, CallTarget};
 
 impl Walk<'_, '_> {
     /// Checks all of them; the walk has to be over.
-    pub fn shortcuts(&mut self) {
-        let shortcuts = &self.s.version.shortcuts;
-        let len = |s: &Shortcut| s.kind.bytes() as i64;
-        let mut wrong: Vec<(Shortcut, &str)> = shortcuts
+    pub fn retargets(&mut self) {
+        let retargets = &self.s.version.retargets;
+        let len = |s: &Retarget| s.kind.bytes() as i64;
+        let mut wrong: Vec<(Retarget, &str)> = retargets
             .windows(2)
             .filter(|pair| pair[1].at.offset_from(pair[0].at) < len(&pair[0]))
             .map(|pair| (pair[1], "it overlaps the one before it, or they are not sorted"))
             .collect();
-        let patched = |s: &Shortcut| {
+        let patched = |s: &Retarget| {
             let range = SvmaRange::new(s.at, len(s) as u64);
             self.s.version.redirects.iter().any(|r| SvmaRange::new(r.at, 5).overlaps(&range))
         };
-        wrong.extend(shortcuts.iter().filter(|s| patched(s)).map(|s| (*s, "a redirect overwrites it")));
-        wrong.extend(shortcuts.iter().filter_map(|s| Some((*s, self.shortcut(s).err()?))));
-        self.report.shortcuts += shortcuts.len() as u64;
-        for (shortcut, why) in wrong {
-            self.findings.at(shortcut.to, shortcut.at, Problem::Shortcut(why));
+        wrong.extend(retargets.iter().filter(|s| patched(s)).map(|s| (*s, "a redirect overwrites it")));
+        wrong.extend(retargets.iter().filter_map(|s| Some((*s, self.retarget(s).err()?))));
+        self.report.retargets += retargets.len() as u64;
+        for (retarget, why) in wrong {
+            self.findings.at(retarget.to, retarget.at, Problem::Retarget(why));
         }
     }
 
-    fn shortcut(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
-        if self.s.copy_at(shortcut.to, shortcut.original).is_none() {
+    fn retarget(&self, retarget: &Retarget) -> Result<(), &'static str> {
+        if self.s.copy_at(retarget.to, retarget.original).is_none() {
             return Err("it does not lead to the copy of its target");
         }
-        match shortcut.kind {
-            ShortcutKind::Displacement => self.displacement(shortcut),
-            ShortcutKind::Pointer => self.pointer(shortcut),
+        match retarget.kind {
+            RetargetKind::Displacement => self.displacement(retarget),
+            RetargetKind::Pointer => self.pointer(retarget),
             // Looked at all together.
-            ShortcutKind::Function | ShortcutKind::Lea | ShortcutKind::Symbol => Ok(()),
+            RetargetKind::Function | RetargetKind::Lea | RetargetKind::Symbol => Ok(()),
         }
     }
 
-    fn displacement(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
-        let at = shortcut.at.offset(-1);
+    fn displacement(&self, retarget: &Retarget) -> Result<(), &'static str> {
+        let at = retarget.at.offset(-1);
         let block = self.s.program.block_at(at).ok_or("it is in no block")?;
         if self.s.program.block(block).attrs.contains(BlockAttrs::UNREACHED) {
             return Err("nothing is known to lead to the branch: it may be data");
@@ -57,7 +57,7 @@ impl Walk<'_, '_> {
         if !matches!(branch.code(), Code::Call_rel32_64 | Code::Jmp_rel32_64) {
             return Err("no direct call or jump is there");
         }
-        if Svma::new(branch.near_branch64()) != shortcut.original {
+        if Svma::new(branch.near_branch64()) != retarget.original {
             return Err("the branch goes somewhere else");
         }
         let known = self.s.program.calls.binary_search_by_key(&at, |c| c.at).is_ok()
@@ -65,24 +65,24 @@ impl Walk<'_, '_> {
         if !known {
             return Err("the program knows no branch there");
         }
-        let reaches = i32::try_from(shortcut.to.offset_from(at + 5)).is_ok();
+        let reaches = i32::try_from(retarget.to.offset_from(at + 5)).is_ok();
         if reaches { Ok(()) } else { Err("it does not reach") }
     }
 
-    fn pointer(&self, shortcut: &Shortcut) -> Result<(), &'static str> {
-        let found = self.s.image.relocation_at(shortcut.at).map(|r| &r.kind);
-        if found != Some(&RelocationKind::Relative { target: shortcut.original }) {
+    fn pointer(&self, retarget: &Retarget) -> Result<(), &'static str> {
+        let found = self.s.image.relocation_at(retarget.at).map(|r| &r.kind);
+        if found != Some(&RelocationKind::Relative { target: retarget.original }) {
             return Err("the loader does not put that address there");
         }
-        let block = self.s.program.block_starting_at(shortcut.original).ok_or("no block starts there")?;
+        let block = self.s.program.block_starting_at(retarget.original).ok_or("no block starts there")?;
         let attrs = self.s.program.block(block).attrs;
         if !attrs.contains(BlockAttrs::INDIRECT)
             || attrs.intersects(BlockAttrs::ENTRY | BlockAttrs::LANDING_PAD)
-            || self.s.image.symbol_at(shortcut.original).is_some()
+            || self.s.image.symbol_at(retarget.original).is_some()
         {
             return Err("it is the address of something else than a label");
         }
-        let called = CallTarget::Direct(shortcut.original);
+        let called = CallTarget::Direct(retarget.original);
         let is_called = self.called.get_or_init(|| {
             self.s.program.calls.iter().map(|c| c.target).filter(|t| *t != CallTarget::Indirect).collect()
         });

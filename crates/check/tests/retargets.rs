@@ -1,10 +1,10 @@
-//! Shortcuts into a version: what the emitter says is accepted, every change of it is found.
+//! Retargets into a version: what the emitter says is accepted, every change of it is found.
 
 mod common;
 
 use common::Module;
 use restitch_check::{CheckReport, check};
-use restitch_emit::{ShortcutKind, Version, emit};
+use restitch_emit::{RetargetKind, Version, emit};
 use restitch_layout::Layout;
 use restitch_layout::testing::{half, whole};
 
@@ -22,7 +22,7 @@ fn report(m: &Module, layout: &Layout, version: Version) -> Option<CheckReport> 
     check(&m.image, &m.program, layout, version, None).ok().map(|checked| *checked.report())
 }
 
-/// Layouts of some functions, with the shortcuts that they get.
+/// Layouts of some functions, with the retargets that they get.
 fn cases(m: &Module) -> Vec<(Layout, Version)> {
     let layouts = (1..41).map(|seed| half(&m.program, seed)).chain([whole(&m.program)]);
     layouts.map(|layout| (version(m, &layout), layout)).map(|(version, layout)| (layout, version)).collect()
@@ -33,12 +33,12 @@ fn what_the_emitter_says_is_accepted() {
     let m = module();
     let mut all = 0;
     for (layout, version) in cases(&m) {
-        let wanted = version.shortcuts.len() as u64;
+        let wanted = version.retargets.len() as u64;
         let report = report(&m, &layout, version).expect("accepted");
-        assert_eq!(report.shortcuts, wanted);
+        assert_eq!(report.retargets, wanted);
         all += wanted;
     }
-    assert!(all > 0, "no layout has shortcuts: nothing is tested here");
+    assert!(all > 0, "no layout has retargets: nothing is tested here");
 }
 
 #[test]
@@ -46,12 +46,12 @@ fn any_subset_is_accepted() {
     let m = module();
     for (layout, mut version) in cases(&m) {
         let mut keep = false;
-        version.shortcuts.retain(|_| {
+        version.retargets.retain(|_| {
             keep = !keep;
             keep
         });
         assert!(report(&m, &layout, version.clone()).is_some());
-        version.shortcuts.clear();
+        version.retargets.clear();
         assert!(report(&m, &layout, version).is_some());
     }
 }
@@ -65,18 +65,18 @@ fn every_change_is_found() {
             change(&mut changed);
             assert!(report(&m, &layout, changed).is_none(), "{what}");
         };
-        for i in 0..good.shortcuts.len() {
+        for i in 0..good.retargets.len() {
             for by in [-4, -1, 1, 4] {
-                refused(&|v| v.shortcuts[i].at = v.shortcuts[i].at.offset(by), "place");
-                refused(&|v| v.shortcuts[i].to = v.shortcuts[i].to.offset(by), "target");
-                refused(&|v| v.shortcuts[i].original = v.shortcuts[i].original.offset(by), "original target");
+                refused(&|v| v.retargets[i].at = v.retargets[i].at.offset(by), "place");
+                refused(&|v| v.retargets[i].to = v.retargets[i].to.offset(by), "target");
+                refused(&|v| v.retargets[i].original = v.retargets[i].original.offset(by), "original target");
             }
-            refused(&|v| v.shortcuts.insert(i, v.shortcuts[i]), "twice");
+            refused(&|v| v.retargets.insert(i, v.retargets[i]), "twice");
             refused(
                 &|v| {
-                    v.shortcuts[i].kind = match v.shortcuts[i].kind {
-                        ShortcutKind::Displacement => ShortcutKind::Pointer,
-                        _ => ShortcutKind::Displacement,
+                    v.retargets[i].kind = match v.retargets[i].kind {
+                        RetargetKind::Displacement => RetargetKind::Pointer,
+                        _ => RetargetKind::Displacement,
                     }
                 },
                 "kind",

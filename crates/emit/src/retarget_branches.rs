@@ -14,7 +14,7 @@
 
 use crate::ends::copied_len;
 use crate::select::{NONE, Selection};
-use crate::{AddressMap, Redirect, Request, Shortcut, ShortcutKind};
+use crate::{AddressMap, Redirect, Request, Retarget, RetargetKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, FuncId, Program, Terminator};
@@ -28,7 +28,7 @@ pub(crate) fn choose(
     selection: &Selection<'_>,
     map: &AddressMap,
     redirects: &[Redirect],
-) -> Vec<Shortcut> {
+) -> Vec<Retarget> {
     if request.bias.is_some() || request.counters.is_some() {
         return Vec::new();
     }
@@ -65,7 +65,7 @@ impl Finder<'_, '_> {
     }
 
     /// Direct calls and jumps of blocks that stay, to blocks that have a copy.
-    fn branches(&self) -> Vec<Shortcut> {
+    fn branches(&self) -> Vec<Retarget> {
         let program = self.request.program;
         let calls = program.calls.iter().filter(|c| usize::from(c.len) == Patch::LEN && self.stays(c.block));
         let calls = calls.filter_map(|c| match c.target {
@@ -82,16 +82,16 @@ impl Finder<'_, '_> {
         calls.chain(jumps).collect()
     }
 
-    fn branch(&self, at: Svma, branch: Branch, original: Svma) -> Option<Shortcut> {
+    fn branch(&self, at: Svma, branch: Branch, original: Svma) -> Option<Retarget> {
         let to = self.copy_of(original)?;
         let plain = Branch::beginning_with(*self.request.image.read(at, 1)?.first()?) == Some(branch);
         let reaches = Patch::branch(branch, to.offset_from(at)).is_some();
-        let kind = ShortcutKind::Displacement;
-        (plain && reaches).then_some(Shortcut { at: at + DISPLACEMENT_AT, original, to, kind })
+        let kind = RetargetKind::Displacement;
+        (plain && reaches).then_some(Retarget { at: at + DISPLACEMENT_AT, original, to, kind })
     }
 
     /// Relocated addresses of labels.
-    fn labels(&self) -> Vec<Shortcut> {
+    fn labels(&self) -> Vec<Retarget> {
         let mut found = Vec::new();
         let mut functions = BTreeSet::new();
         for relocation in self.request.image.relocations() {
@@ -99,15 +99,15 @@ impl Finder<'_, '_> {
             let Some(block) = self.label(target) else { continue };
             functions.insert(self.request.program.block(block).function);
             let Some(to) = self.copy_of(target) else { continue };
-            let kind = ShortcutKind::Pointer;
-            found.push((block, Shortcut { at: relocation.at, original: target, to, kind }));
+            let kind = RetargetKind::Pointer;
+            found.push((block, Retarget { at: relocation.at, original: target, to, kind }));
         }
         if found.is_empty() {
             return Vec::new();
         }
         self.keep_private(&mut functions);
         let private = |block: BlockId| functions.contains(&self.request.program.block(block).function);
-        found.into_iter().filter(|(block, _)| private(*block)).map(|(_, shortcut)| shortcut).collect()
+        found.into_iter().filter(|(block, _)| private(*block)).map(|(_, retarget)| retarget).collect()
     }
 
     /// The block at `at`, if it can be a label only.
