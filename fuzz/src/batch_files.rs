@@ -1,4 +1,5 @@
-//! What `batch` keeps in its cache: overlays, and what is known of files, modules and counts. The agent reads some of it in every process.
+//! What `batch` keeps in its cache: overlays, and what is known of files, modules and counts. The agent reads
+//! some of it in every process.
 
 use restitch_apply_preload::{content, place, undamaged, verify};
 use restitch_image::Image;
@@ -17,7 +18,8 @@ pub(crate) const KNOWN: Known = Known {
     original: 12,
 };
 
-/// A file that claims to be an overlay: its last page is read as the agent reads it, the whole as sessions do.
+/// A file that claims to be an overlay: its last page is read as the agent reads it, the whole as sessions
+/// do.
 pub fn overlay(data: &[u8]) {
     let page = &data[data.len().saturating_sub(PAGE as usize)..];
     if let Some(meta) = Meta::decode(page) {

@@ -1,16 +1,18 @@
 //! Fuzz targets: whatever the bytes are, nothing panics, and what is accepted keeps the invariants.
 //!
-//! **What you do**: `cargo test -p restitch-fuzz` runs each target for about a second on inputs that [`havoc`] makes of the
-//! [`seeds`](seeds::seeds), the same ones every time. To search for longer, coverage-guided, with cargo-fuzz:
+//! **What you do**: `cargo test -p restitch-fuzz` runs each target for about a second on inputs that
+//! [`havoc`] makes of the [`seeds`](seeds::seeds), the same ones every time. To search for longer,
+//! coverage-guided, with cargo-fuzz:
 //!
 //! ```text
 //! cargo run -p restitch-fuzz --bin seeds -- fuzz/corpus
 //! cargo +nightly fuzz run --features libfuzzer program_code fuzz/corpus/program_code
 //! ```
 //!
-//! **What it does**: [`TARGETS`] names them all. Readers are given damaged files; `program_code` goes from a program with damaged
-//! instructions through layout, emission and a new file, and demands that the checker agrees with the emitter about whatever the
-//! analysis has accepted. **What it will not do**: run what it makes.
+//! **What it does**: [`TARGETS`] names them all. Readers are given damaged files; `program_code` goes from a
+//! program with damaged instructions through layout, emission and a new file, and demands that the checker
+//! agrees with the emitter about whatever the analysis has accepted. **What it will not do**: run what it
+//! makes.
 
 pub mod batch_files;
 pub mod foreign_profiles;

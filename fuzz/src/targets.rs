@@ -46,7 +46,8 @@ pub fn exception_tables(data: &[u8]) {
     let _ = Lsda::parse(&Bytes { at: TABLE_AT, bytes: data }, TABLE_AT, function);
 }
 
-/// A program file: analysis, layout, emission, check, new file. Damaged headers and tables may be refused at any stage, in words.
+/// A program file: analysis, layout, emission, check, new file. Damaged headers and tables may be refused at
+/// any stage, in words.
 pub fn program_file(data: &[u8]) {
     let Ok(image) = Image::parse(data.to_vec()) else { return };
     let Some((unwind, program)) = analyzed(&image) else { return };
@@ -55,8 +56,9 @@ pub fn program_file(data: &[u8]) {
     }
 }
 
-/// A program with other instructions and constants, its headers and unwind tables undamaged: whatever the analysis accepts, the checker
-/// and the reader of the new file accept too. The input is a list of changes: place (3 bytes), value.
+/// A program with other instructions and constants, its headers and unwind tables undamaged: whatever the
+/// analysis accepts, the checker and the reader of the new file accept too. The input is a list of changes:
+/// place (3 bytes), value.
 pub fn program_code(data: &[u8]) {
     for file in damaged_code(data) {
         let image = Image::parse(file).unwrap_or_else(|error| panic!("the headers: {error}"));
@@ -161,7 +163,8 @@ fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &L
     if back == image.data() { Ok(()) } else { Err("the way back gives another file".into()) }
 }
 
-/// The slots that a loader would fill and make read-only: with the own functions, or with something far behind the module.
+/// The slots that a loader would fill and make read-only: with the own functions, or with something far
+/// behind the module.
 fn bound(image: &Image) -> Vec<BoundSlot> {
     let Some(relro) = image.relro().filter(|r| r.start < r.end) else { return Vec::new() };
     let part = SvmaRange::between(relro.start.align_down(4096), relro.end.align_down(4096).max(relro.start));

@@ -1,5 +1,5 @@
-//! Each target for about a second, on the same inputs every time. (How far it gets in that second depends on the machine;
-//! the first inputs are always tried.)
+//! Each target for about a second, on the same inputs every time. (How far it gets in that second depends on
+//! the machine; the first inputs are always tried.)
 
 use restitch_fuzz::{TARGETS, havoc::damage, seeds::seeds};
 use restitch_profile::testing::Random;

@@ -1,5 +1,5 @@
-//! Panics in Rust: through many frames with destructors, in several threads (`--threads N`), caught, carried on
-//! (`resume_unwind`) and caught again. Ends with 42 if all that was expected happened.
+//! Panics in Rust: through many frames with destructors, in several threads (`--threads N`), caught, carried
+//! on (`resume_unwind`) and caught again. Ends with 42 if all that was expected happened.
 
 use std::cell::Cell;
 use std::hint::black_box;

@@ -1,8 +1,8 @@
 //! Repository chores, among them the rules that no compiler checks ([`tidy`]).
 //!
-//! **You** run `cargo test -p xtask` (every rule is a test there) or `cargo run -p xtask -- tidy`. **This crate** reads
-//! the repository's files as text and reports what breaks a rule. **It does not** change files, and it does not parse
-//! Rust: it looks at words outside comments and string literals.
+//! **You** run `cargo test -p xtask` (every rule is a test there) or `cargo run -p xtask -- tidy`. **This
+//! crate** reads the repository's files as text and reports what breaks a rule. **It does not** change files,
+//! and it does not parse Rust: it looks at words outside comments and string literals.
 
 mod source;
 pub mod tidy;

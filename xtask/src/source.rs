@@ -1,7 +1,7 @@
 //! Rust source without what is not code.
 
-/// `text` with comments and the contents of string and character literals replaced by blanks; lines stay where they
-/// are. Good for looking for words; no substitute for a parser.
+/// `text` with comments and the contents of string and character literals replaced by blanks; lines stay
+/// where they are. Good for looking for words; no substitute for a parser.
 pub fn code_only(text: &str) -> String {
     let mut rest = text;
     let mut code = String::with_capacity(text.len());
@@ -95,8 +95,8 @@ fn character(text: &str) -> Option<usize> {
     chars.next().filter(|&(_, c)| c == '\'').map(|(at, _)| at + 1)
 }
 
-/// The first components of all paths behind `prefix` in `code` without comments and literals, with where: of `std::fs` and of `std::{fs, io::Read}`, behind `std::`, it is `fs`, and
-/// `fs` and `io`.
+/// The first components of all paths behind `prefix` in `code` without comments and literals, with where: of
+/// `std::fs` and of `std::{fs, io::Read}`, behind `std::`, it is `fs`, and `fs` and `io`.
 pub fn heads_behind<'c>(prefix: &str, code: &'c str) -> Vec<(usize, &'c str)> {
     let mut heads = Vec::new();
     for (at, found) in code.match_indices(prefix) {

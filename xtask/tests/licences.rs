@@ -6,7 +6,8 @@ use std::process::Command;
 const ALLOWED: [&str; 6] =
     ["Apache-2.0", "MIT", "Unicode-3.0", "Unlicense", "Zlib", "Apache-2.0 WITH LLVM-exception"];
 
-/// Whether a licence expression (SPDX) can be met by what is allowed: all of the parts that AND joins, one of those that OR joins.
+/// Whether a licence expression (SPDX) can be met by what is allowed: all of the parts that AND joins, one of
+/// those that OR joins.
 fn is_allowed(expression: &str) -> bool {
     let parts =
         |text: &str, word: &str| text.split(word).map(str::trim).map(str::to_owned).collect::<Vec<_>>();

@@ -386,6 +386,20 @@ fn what_is_printed_goes_through_one_place() {
 }
 
 #[test]
+fn comments_keep_to_the_width_of_the_code() {
+    holds(tidy::comment_width);
+    let long = "word ".repeat(25);
+    let code = "x".repeat(120);
+    let text = format!(
+        "/// {long}\n    // {long}\n//! `{code} y`\n/// | {long} |\n/// ```\n/// {long}\n/// ```\nlet a = \"// {long}\";\n/// short\n"
+    );
+    assert_eq!(
+        places(tidy::comment_width, &[("crates/emit/src/a.rs", &text)]),
+        ["crates/emit/src/a.rs:1", "crates/emit/src/a.rs:2"]
+    );
+}
+
+#[test]
 fn dependencies_are_named_by_the_crates_that_ask_for_them() {
     holds(tidy::unused_dependencies);
     let manifest =

@@ -1,18 +1,19 @@
 //! Addresses as types: two address spaces that cannot be mixed up.
 //!
-//! * [`Svma`]: *stated virtual memory address*, an address as the ELF file states it. The canonical coordinate of
-//!   everything: profiles, blocks, layouts, and the place of a code version relative to its module.
+//! * [`Svma`]: *stated virtual memory address*, an address as the ELF file states it. The canonical
+//!   coordinate of everything: profiles, blocks, layouts, and the place of a code version relative to its
+//!   module.
 //! * [`Avma`]: *actual virtual memory address*, an address in one live process.
 //! * [`FileOffset`]: a byte position in a file.
 //!
-//! [`LoadBias`] turns an `Svma` into an `Avma` and back. Arithmetic wraps, because the `Svma` of a version that is
-//! placed *below* a position-independent module (whose first `Svma` is 0) wraps around the top of the address space;
-//! only [`Range`] membership and distances have to be right there, and they are.
+//! [`LoadBias`] turns an `Svma` into an `Avma` and back. Arithmetic wraps, because the `Svma` of a version
+//! that is placed *below* a position-independent module (whose first `Svma` is 0) wraps around the top of the
+//! address space; only [`Range`] membership and distances have to be right there, and they are.
 
 use std::fmt;
 
-/// Bytes of the smallest page: what mappings, permissions and copies of pages come in. (Processors of other instruction sets may be
-/// run with larger ones; what is written into files goes by this.)
+/// Bytes of the smallest page: what mappings, permissions and copies of pages come in. (Processors of other
+/// instruction sets may be run with larger ones; what is written into files goes by this.)
 pub const PAGE: u64 = 4096;
 
 macro_rules! address {
@@ -86,7 +87,8 @@ address!(
     FileOffset
 );
 
-/// The constant that turns an [`Svma`] of one module into an [`Avma`] of one process: `avma = svma + bias`, wrapping.
+/// The constant that turns an [`Svma`] of one module into an [`Avma`] of one process: `avma = svma + bias`,
+/// wrapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct LoadBias(u64);
 

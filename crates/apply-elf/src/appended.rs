@@ -1,18 +1,21 @@
 //! What stands in a file behind everything that its headers describe.
 //!
-//! **Problem.** Programs carry data behind their own end: AppImages a file system, `deno compile`, pkg and PyInstaller a program, self-extracting archives
-//! an archive. They find it from the end of the file, from where the section headers end, or at offsets that were written down when it was
-//! appended. An added segment moves the first two, and data that moves along with the end loses the third. No place is right for all of them, and
-//! a file does not say which of them it is.
+//! **Problem.** Programs carry data behind their own end: AppImages a file system, `deno compile`, pkg and
+//! PyInstaller a program, self-extracting archives an archive. They find it from the end of the file, from
+//! where the section headers end, or at offsets that were written down when it was appended. An added segment
+//! moves the first two, and data that moves along with the end loses the third. No place is right for all of
+//! them, and a file does not say which of them it is.
 //!
-//! **Idea.** Such a file is refused by name; its processes can be optimized. Zeros alone are padding, as some tools leave it.
+//! **Idea.** Such a file is refused by name; its processes can be optimized. Zeros alone are padding, as some
+//! tools leave it.
 
 use crate::raw::{self, EHDR_LEN, FileHeader, PHDR_LEN, SHDR_LEN};
 use object::elf;
 use restitch_image::Image;
 use std::fmt;
 
-/// How far from the end trailers are looked for: a zip archive's last record is the longest, 22 bytes and a comment.
+/// How far from the end trailers are looked for: a zip archive's last record is the longest, 22 bytes and a
+/// comment.
 const TRAILER: usize = 22 + u16::MAX as usize;
 
 /// Marks that the data begin with, and what they are then.
@@ -70,7 +73,8 @@ pub fn appended(image: &Image) -> Option<Appended> {
     (!is_padding).then(|| Appended { offset, len: data.len() as u64, looks_like: looks_like(data) })
 }
 
-/// Where the last thing ends that a header describes: the headers themselves, a segment, a section. What would not lie in the file is none.
+/// Where the last thing ends that a header describes: the headers themselves, a segment, a section. What
+/// would not lie in the file is none.
 fn described(image: &Image) -> u64 {
     let header = FileHeader::read(image.data());
     let programs = image.program_headers().len() * PHDR_LEN;

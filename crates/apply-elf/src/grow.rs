@@ -1,9 +1,10 @@
 //! Room for one more program header where the table is.
 //!
-//! Behind the table come, in what linkers write, `.interp` and notes, then the dynamic symbol tables: hash, symbols, names.
-//! Those are found through the dynamic section only, so as many as necessary move into the new segment; `.interp` and
-//! notes, found through program headers only, are then shifted into the place that they leave. They stay in the file's
-//! first page, where kernels look for the build id, and the program header table stays where `strip` expects it.
+//! Behind the table come, in what linkers write, `.interp` and notes, then the dynamic symbol tables: hash,
+//! symbols, names. Those are found through the dynamic section only, so as many as necessary move into the
+//! new segment; `.interp` and notes, found through program headers only, are then shifted into the place that
+//! they leave. They stay in the file's first page, where kernels look for the build id, and the program
+//! header table stays where `strip` expects it.
 
 use crate::raw::{self, FileHeader, PHDR_LEN};
 use object::elf;

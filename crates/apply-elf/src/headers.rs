@@ -1,22 +1,24 @@
 //! The program headers of the output.
 //!
-//! Problem: one more PT_LOAD is needed, and the table has no room: the linker puts `.interp` or notes right behind it.
+//! Problem: one more PT_LOAD is needed, and the table has no room: the linker puts `.interp` or notes right
+//! behind it.
 //!
 //! Idea: some headers can be spared. In the order in which they are taken:
 //! 1. a PT_NULL or an empty PT_LOAD: nothing reads it;
-//! 2. a PT_GNU_PROPERTY whose bytes a PT_NOTE also covers: glibc reads the note when there is no PT_GNU_PROPERTY
-//!    (`_dl_process_pt_note`), and the x86 kernel reads neither;
+//! 2. a PT_GNU_PROPERTY whose bytes a PT_NOTE also covers: glibc reads the note when there is no
+//!    PT_GNU_PROPERTY (`_dl_process_pt_note`), and the x86 kernel reads neither;
 //! 3. a PT_NOTE that holds nothing but an ABI tag: glibc up to 2.35 compares it with the kernel's version;
 //! 4. none: the table grows in place, where what is behind it can be moved (`grow.rs`);
 //! 5. a PT_GNU_PROPERTY on its own: costs the IBT and shadow-stack marks, so that the process runs without;
 //! 6. PT_PHDR of a program at fixed addresses: loaders take the load bias from it, which is 0 without.
 //!
-//! Never taken: PT_GNU_STACK (glibc would make stacks executable), PT_GNU_RELRO, PT_TLS, PT_DYNAMIC, PT_INTERP, the
-//! PT_NOTE of the build id.
+//! Never taken: PT_GNU_STACK (glibc would make stacks executable), PT_GNU_RELRO, PT_TLS, PT_DYNAMIC,
+//! PT_INTERP, the PT_NOTE of the build id.
 //!
-//! If nothing helps, the table moves into the new segment. Kernels before 5.18 compute AT_PHDR as the first segment's
-//! address plus `e_phoff`, newer ones look for the segment that holds `e_phoff`, and glibc takes the load bias from AT_PHDR
-//! minus PT_PHDR's address: all agree if the table's file offset is its address minus that of the file's first byte.
+//! If nothing helps, the table moves into the new segment. Kernels before 5.18 compute AT_PHDR as the first
+//! segment's address plus `e_phoff`, newer ones look for the segment that holds `e_phoff`, and glibc takes
+//! the load bias from AT_PHDR minus PT_PHDR's address: all agree if the table's file offset is its address
+//! minus that of the file's first byte.
 
 use crate::grow::Growth;
 use crate::options::OutputOptions;
@@ -93,8 +95,9 @@ fn note_bytes<'a>(image: &'a Image, header: &ProgramHeader) -> Option<&'a [u8]> 
     (header.kind == elf::PT_NOTE).then(|| raw::slice(image.data(), header.offset.get(), header.file_len))?
 }
 
-/// The PT_NOTE, other than `slot`, that can move into the new segment to share it with restitch's note: one that holds
-/// nothing that the kernel wants in the file's first page (the build id), for example the GNU property.
+/// The PT_NOTE, other than `slot`, that can move into the new segment to share it with restitch's note: one
+/// that holds nothing that the kernel wants in the file's first page (the build id), for example the GNU
+/// property.
 pub(crate) fn note_host<'a>(image: &'a Image, slot: &Slot) -> Option<(usize, &'a [u8])> {
     image.program_headers().iter().enumerate().find_map(|(i, h)| {
         let movable =

@@ -1,8 +1,9 @@
 //! How an output file is recognised and turned back.
 //!
-//! A note of the owner `restitch` says which version is in the file and where the undo record is: the original bytes of
-//! every place that changed. Both are in the loaded segment, because `strip` keeps what is loaded. A PT_NOTE leads to
-//! the note where one could be had; else it is found by section, else by its bytes in the last segment.
+//! A note of the owner `restitch` says which version is in the file and where the undo record is: the
+//! original bytes of every place that changed. Both are in the loaded segment, because `strip` keeps what is
+//! loaded. A PT_NOTE leads to the note where one could be had; else it is found by section, else by its bytes
+//! in the last segment.
 
 use crate::ElfError;
 use crate::raw::{self, u32_at, u64_at};
@@ -108,7 +109,8 @@ fn decode(note: &raw::Note<'_>) -> Option<RestitchNote> {
     (note.kind == KIND && note.name == OWNER).then(|| RestitchNote::decode(note.value))?
 }
 
-/// Looks for the note's own bytes in the last segment, which is executable in restitch's output and hardly elsewhere.
+/// Looks for the note's own bytes in the last segment, which is executable in restitch's output and hardly
+/// elsewhere.
 fn by_signature(image: &Image) -> Option<RestitchNote> {
     let last = image.segments().last().filter(|s| s.executable && !s.writable)?;
     let bytes = raw::slice(image.data(), last.file_offset.get(), last.file_len)?;
@@ -187,8 +189,8 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 /// The bytes of the file that `output` was made from, exactly.
 ///
 /// # Errors
-/// If `output` was not written by restitch ([`ElfError::NotRestitched`]), by a newer one, or was changed afterwards
-/// (`strip` moves and drops bytes): [`ElfError::Changed`].
+/// If `output` was not written by restitch ([`ElfError::NotRestitched`]), by a newer one, or was changed
+/// afterwards (`strip` moves and drops bytes): [`ElfError::Changed`].
 pub fn original_bytes(output: &Image) -> Result<Vec<u8>, ElfError> {
     let note = is_restitch_output(output).ok_or(ElfError::NotRestitched)?;
     if note.format != FORMAT {

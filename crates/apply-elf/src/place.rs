@@ -1,7 +1,8 @@
 //! Where a version of a file has to start.
 //!
-//! Above the last segment, `.bss` included: the loaders of glibc, musl and the kernel reserve from the first to the last
-//! PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`) behind the last one.
+//! Above the last segment, `.bss` included: the loaders of glibc, musl and the kernel reserve from the first
+//! to the last PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`)
+//! behind the last one.
 
 use crate::headers::{Slot, congruent_offset};
 use crate::options::OutputOptions;

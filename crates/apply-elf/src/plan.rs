@@ -117,8 +117,8 @@ pub fn plan_output(
     build(image, version, None, options)
 }
 
-/// Plans the file that is `image` with the counting version `version` in it, which counts in the file `source`. The
-/// version was made for the place that [`place_counting`](crate::place_counting) gave.
+/// Plans the file that is `image` with the counting version `version` in it, which counts in the file
+/// `source`. The version was made for the place that [`place_counting`](crate::place_counting) gave.
 ///
 /// # Errors
 /// [`ElfError`], if the version does not belong to the file or place, or the file cannot take it.
@@ -246,8 +246,8 @@ fn segment_offset(image: &Image, version: &Version, slot: &Slot) -> Result<FileO
     Ok(offset)
 }
 
-/// The segment with the version's code, jump tables and exception tables. Its own unwind tables are left out where
-/// they come last: they are part of the complete ones.
+/// The segment with the version's code, jump tables and exception tables. Its own unwind tables are left out
+/// where they come last: they are part of the complete ones.
 fn start_segment(version: &Version, file_offset: FileOffset) -> Result<NewSegment, ElfError> {
     let start = version.range.start;
     let kept = [version.text, version.tables, version.lsda];
@@ -336,7 +336,8 @@ fn patches(
     Ok(patches)
 }
 
-/// Moves what is behind the program header table, with the retargets in it; the new places of the dynamic tables.
+/// Moves what is behind the program header table, with the retargets in it; the new places of the dynamic
+/// tables.
 fn make_room(
     image: &Image,
     growth: &Growth,
@@ -365,7 +366,8 @@ fn make_room(
     Ok(places)
 }
 
-/// Appends the undo record and the note; for a PT_NOTE that shares its place with the note, its index and new place.
+/// Appends the undo record and the note; for a PT_NOTE that shares its place with the note, its index and new
+/// place.
 fn append_records(
     image: &Image,
     version: &Version,

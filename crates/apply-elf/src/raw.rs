@@ -136,7 +136,8 @@ pub(crate) struct Note<'a> {
     pub value: &'a [u8],
 }
 
-/// The records of `notes`, up to the first damaged one. `align` is that of the segment or section: 8, else it counts as 4.
+/// The records of `notes`, up to the first damaged one. `align` is that of the segment or section: 8, else it
+/// counts as 4.
 pub(crate) fn notes(notes: &[u8], align: u64) -> impl Iterator<Item = Note<'_>> {
     let align = if align == 8 { 8 } else { 4 };
     let mut rest = notes;

@@ -1,5 +1,6 @@
-//! Retargets into the version: displacements of branches that stay, addresses that the loader relocates, and what makes the addresses of
-//! functions of which pointers lead to the copy: relocations, displacements of `lea`, dynamic symbols. Of these either all are changed or the file is refused.
+//! Retargets into the version: displacements of branches that stay, addresses that the loader relocates, and
+//! what makes the addresses of functions of which pointers lead to the copy: relocations, displacements of
+//! `lea`, dynamic symbols. Of these either all are changed or the file is refused.
 
 use crate::ElfError;
 use crate::grow::Growth;
@@ -19,7 +20,8 @@ const ADDEND: u64 = 16;
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RetargetWrite {
-    /// Where the bytes are in the input: for a pointer, the relocation's addend, or (packed relocations) the pointer itself.
+    /// Where the bytes are in the input: for a pointer, the relocation's addend, or (packed relocations) the
+    /// pointer itself.
     pub at: Svma,
     /// The new bytes.
     pub after: Vec<u8>,
@@ -29,7 +31,8 @@ pub(crate) struct RetargetWrite {
     pub moved: bool,
 }
 
-/// The changes that the version asks for. What lies where this file cannot be changed is left out: the redirects serve it.
+/// The changes that the version asks for. What lies where this file cannot be changed is left out: the
+/// redirects serve it.
 pub(crate) fn writes(
     image: &Image,
     version: &Version,

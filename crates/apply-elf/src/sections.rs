@@ -1,8 +1,8 @@
 //! Section headers, symbols and names of the output: all unloaded, at the end of the file.
 //!
-//! The old table is copied and extended at its end, so that no index changes. Tables that grow (symbols, names) are
-//! written anew; the old ones stay in the file, unused, so that the input can be restored. A file without section
-//! headers gets none: tools would take a few sections for the whole file.
+//! The old table is copied and extended at its end, so that no index changes. Tables that grow (symbols,
+//! names) are written anew; the old ones stay in the file, unused, so that the input can be restored. A file
+//! without section headers gets none: tools would take a few sections for the whole file.
 
 use crate::ElfError;
 use crate::grow::Growth;
@@ -134,7 +134,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Adds the counters at the end of the last segment, so that `strip` leaves it as long in memory as it is.
+    /// Adds the counters at the end of the last segment, so that `strip` leaves it as long in memory as it
+    /// is.
     fn add_counters(&mut self, image: &Image, counters: SvmaRange) {
         let data_end = image.segments().last().map_or(0, |s| s.file_offset.get() + s.file_len);
         self.add_section(
@@ -188,7 +189,8 @@ impl<'a> Table<'a> {
         if has_extended_indices || self.headers.get(strings).is_none_or(|s| s.kind != elf::SHT_STRTAB) {
             return Ok(());
         }
-        // Local symbols come first. Where other sections refer to symbols by number, the numbers have to stay.
+        // Local symbols come first. Where other sections refer to symbols by number, the numbers have to
+        // stay.
         let numbered = image.sections().iter().any(|s| {
             matches!(s.kind, elf::SHT_REL | elf::SHT_RELA | elf::SHT_GROUP) && s.link as usize == index
         });

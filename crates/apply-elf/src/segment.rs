@@ -29,8 +29,9 @@ impl NewSegment {
         crate::raw::pad(&mut self.bytes, align as usize);
         self.start + self.bytes.len() as u64
     }
-    /// Puts `bytes` in place of the version's own ELF headers, which nothing reads here, if there is room before the
-    /// first part. Notes belong there: `objcopy --only-keep-debug` keeps nothing behind what it drops.
+    /// Puts `bytes` in place of the version's own ELF headers, which nothing reads here, if there is room
+    /// before the first part. Notes belong there: `objcopy --only-keep-debug` keeps nothing behind what it
+    /// drops.
     pub fn put_first(&mut self, bytes: &[u8]) -> Option<SvmaRange> {
         let room = self.parts.iter().map(|p| p.range.start.offset_from(self.start) as usize).min()?;
         if bytes.len() > room {

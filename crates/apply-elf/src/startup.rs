@@ -2,16 +2,18 @@
 //!
 //! Problem: a counting version's counters are words of the module's memory, lost when the process ends.
 //!
-//! Idea: the file's last data segment grows (in memory only, like `.bss`) by the counter area, so that counting is right
-//! from the first instruction on, whatever happens. A routine of 242 bytes (`startup.s`) runs before anything else of the
-//! module and maps a file over that area, shared, if the file is there, is the one that was made for this version, and has
-//! the right length. All processes that run the module then count in the same words.
+//! Idea: the file's last data segment grows (in memory only, like `.bss`) by the counter area, so that
+//! counting is right from the first instruction on, whatever happens. A routine of 242 bytes (`startup.s`)
+//! runs before anything else of the module and maps a file over that area, shared, if the file is there, is
+//! the one that was made for this version, and has the right length. All processes that run the module then
+//! count in the same words.
 //!
-//! Where it is entered: in programs at `e_entry`; in libraries as DT_INIT, which loaders call before the constructors,
-//! added in place of a spare DT_NULL where there is none. What runs before that (resolvers of indirect functions) is
-//! counted in private memory and lost.
+//! Where it is entered: in programs at `e_entry`; in libraries as DT_INIT, which loaders call before the
+//! constructors, added in place of a spare DT_NULL where there is none. What runs before that (resolvers of
+//! indirect functions) is counted in private memory and lost.
 //!
-//! The path is fixed when the file is written; nothing of the process's environment decides which file is opened.
+//! The path is fixed when the file is written; nothing of the process's environment decides which file is
+//! opened.
 
 use crate::ElfError;
 use crate::raw;

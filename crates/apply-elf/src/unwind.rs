@@ -2,9 +2,10 @@
 //!
 //! The run time finds them in one of two ways:
 //! * PT_GNU_EH_FRAME leads to `.eh_frame_hdr`, a sorted table: it is written anew over old and new entries;
-//! * GCC's static programs at fixed addresses have none. There, `crtbeginT.o` passes the start of its part of the `.eh_frame` to
-//!   `__register_frame_info` (and again to `__deregister_frame_info`), which then walks the records up to the
-//!   terminator: the two `mov $address,%edi` are changed to the same record of the new table.
+//! * GCC's static programs at fixed addresses have none. There, `crtbeginT.o` passes the start of its part of
+//!   the `.eh_frame` to `__register_frame_info` (and again to `__deregister_frame_info`), which then walks
+//!   the records up to the terminator: the two `mov $address,%edi` are changed to the same record of the new
+//!   table.
 
 use crate::ElfError;
 use crate::raw::{self, u32_at};
@@ -88,8 +89,8 @@ fn version_tables(version: &Version, at: Svma) -> Result<EhFrame, ElfError> {
     Ok(relocate_eh_frame(bytes, version.eh_frame.start, at)?)
 }
 
-/// The entries of the input's table, pointing to the copies of their records. What is not in the copied part (records
-/// behind a terminator) goes on pointing to the original ones. Without a table, all records.
+/// The entries of the input's table, pointing to the copies of their records. What is not in the copied part
+/// (records behind a terminator) goes on pointing to the original ones. Without a table, all records.
 fn old_entries(
     image: &Image,
     hdr: SvmaRange,

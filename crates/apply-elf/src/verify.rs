@@ -85,7 +85,8 @@ fn headers(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// Every entry of the input is there with the same range and handlers, and the search table is sorted and complete.
+/// Every entry of the input is there with the same range and handlers, and the search table is sorted and
+/// complete.
 fn unwinding(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     let Some(new) = plan.segment.parts.iter().find(|p| p.name == ".eh_frame") else { return Ok(()) };
     let failed = |at, why| Mismatch::Unwind { at, why };

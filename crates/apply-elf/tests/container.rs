@@ -117,7 +117,8 @@ fn a_place_out_of_reach_is_refused() {
     assert!(matches!(place(&pie(), 1 << 31, &IN_PLACE), Err(ElfError::OutOfReach { .. })));
 }
 
-/// If the registration of its unwind tables cannot be found, a static program's exceptions would not pass moved code.
+/// If the registration of its unwind tables cannot be found, a static program's exceptions would not pass
+/// moved code.
 #[test]
 fn a_static_program_with_unknown_registration_is_refused() {
     let good = compiled(&["-O2", "-static"]);

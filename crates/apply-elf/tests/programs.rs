@@ -38,7 +38,8 @@ fn position_independent_programs_run_in_every_order() {
     each_program(&["-O2", "-pie", "-fPIE"], &ORDERS, Path::to_path_buf);
 }
 
-/// Control falls into second copies of blocks everywhere; exceptions, signals, coroutines and jump tables among them.
+/// Control falls into second copies of blocks everywhere; exceptions, signals, coroutines and jump tables
+/// among them.
 #[test]
 fn programs_with_duplicates_run() {
     let orders: Vec<Order> = (11..15).map(Order::Random).collect();
@@ -91,8 +92,8 @@ fn labels_and_calls_that_stay_lead_straight_into_the_version() {
     assert!(labels > 0 && branches > 0, "{labels} labels, {branches} branches");
 }
 
-/// Each indirect call compares with a function that some pointer in the file's data leads to, chosen at random: right or wrong,
-/// often called or never, the program has to do what it did.
+/// Each indirect call compares with a function that some pointer in the file's data leads to, chosen at
+/// random: right or wrong, often called or never, the program has to do what it did.
 #[test]
 fn programs_with_promoted_calls_run() {
     let folder = scratch();
@@ -207,8 +208,8 @@ int main() {
 }
 "#;
 
-/// Frames of moved code in two modules, exceptions thrown across both. The library has a short table of program
-/// headers, or none to spare, depending on `flags`.
+/// Frames of moved code in two modules, exceptions thrown across both. The library has a short table of
+/// program headers, or none to spare, depending on `flags`.
 fn exceptions_cross_modules(flags: &[&str]) {
     let folder = scratch();
     let (library, user) = (folder.path().join("lib.cc"), folder.path().join("user.cc"));
@@ -305,7 +306,8 @@ int main() {
 }
 "#;
 
-/// The addresses of one function are equal in all modules, however each of them came to it, whichever of them was laid out again.
+/// The addresses of one function are equal in all modules, however each of them came to it, whichever of them
+/// was laid out again.
 #[test]
 fn addresses_are_equal_across_modules() {
     let folder = scratch();

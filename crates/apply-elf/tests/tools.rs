@@ -56,7 +56,8 @@ fn readelf_has_nothing_to_complain_about() {
     }
 }
 
-/// Tracers find static probes by their notes: each copy has one of its own, and nothing is written over the original's.
+/// Tracers find static probes by their notes: each copy has one of its own, and nothing is written over the
+/// original's.
 #[test]
 fn copies_of_static_probes_have_notes() {
     let folder = scratch();

@@ -1,15 +1,17 @@
-//! The applier for processes that are only about to begin: a checked version becomes an *overlay*, one file that the
-//! [preloaded agent](restitch_preload) maps into every process that loads the module.
+//! The applier for processes that are only about to begin: a checked version becomes an *overlay*, one file
+//! that the [preloaded agent](restitch_preload) maps into every process that loads the module.
 //!
-//! **You** ask [`place`] where a version of a module has to start, have it made and checked for that address, and hand it to
-//! [`Overlay::plan`]; [`Overlay::bytes`] is the file. [`verify`] reads it again and compares it with the module, also years later.
+//! **You** ask [`place`] where a version of a module has to start, have it made and checked for that address,
+//! and hand it to [`Overlay::plan`]; [`Overlay::bytes`] is the file. [`verify`] reads it again and compares
+//! it with the module, also years later.
 //!
-//! **What this crate does.** An overlay holds the version, a copy of the module's code with the version's redirects in it, and a page
-//! that says where they go. The place is the same distance from the module in every process; where it is taken, the agent leaves that
-//! process alone.
+//! **What this crate does.** An overlay holds the version, a copy of the module's code with the version's
+//! redirects in it, and a page that says where they go. The place is the same distance from the module in
+//! every process; where it is taken, the agent leaves that process alone.
 //!
-//! **What it will not do**: touch any file or process. It refuses modules whose code is not the same bytes in every process (text relocations), is
-//! in several segments; and programs without a dynamic loader, into which nothing is preloaded.
+//! **What it will not do**: touch any file or process. It refuses modules whose code is not the same bytes in
+//! every process (text relocations), is in several segments; and programs without a dynamic loader, into
+//! which nothing is preloaded.
 
 mod place;
 
@@ -122,8 +124,8 @@ impl Overlay {
     }
 }
 
-/// Checks a file that claims to be an overlay of `image`: it is undamaged, and its code is the module's, but for jumps into the version and direct calls
-/// that lead there.
+/// Checks a file that claims to be an overlay of `image`: it is undamaged, and its code is the module's, but
+/// for jumps into the version and direct calls that lead there.
 ///
 /// # Errors
 /// [`OverlayError::Damaged`] with what is wrong, or why the module can have none.
@@ -166,7 +168,8 @@ pub fn undamaged(overlay: &[u8]) -> Result<Meta, OverlayError> {
     }
 }
 
-/// The end of the branch into the version that the byte at `differs` is part of: a jump, or a call where the module has a call too.
+/// The end of the branch into the version that the byte at `differs` is part of: a jump, or a call where the
+/// module has a call too.
 fn branch_over(text: &[u8], original: &[u8], differs: usize, meta: &Meta) -> Option<usize> {
     (differs.saturating_sub(Patch::LEN - 1)..=differs).rev().find_map(|from| {
         let (branch, distance) = Patch::beginning_of(text.get(from..)?)?.as_branch()?;
@@ -262,8 +265,8 @@ fn redirect(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), 
     Ok(())
 }
 
-/// Leads direct calls and jumps of the code that stays straight to copies, as the checker has proved them. Addresses in data are left: each process
-/// has data of its own, which would have to be written at its start.
+/// Leads direct calls and jumps of the code that stays straight to copies, as the checker has proved them.
+/// Addresses in data are left: each process has data of its own, which would have to be written at its start.
 fn retarget(text: &mut [u8], text_start: Svma, version: &Version) -> Result<(), OverlayError> {
     let branches = version.retargets.iter().filter(|s| s.kind == RetargetKind::Displacement);
     for s in branches {

@@ -1,4 +1,5 @@
-//! Where an overlay's version goes: at one distance from its module, which has to be free in (nearly) every process.
+//! Where an overlay's version goes: at one distance from its module, which has to be free in (nearly) every
+//! process.
 
 use crate::OverlayError;
 use restitch_address::Svma;
@@ -20,15 +21,17 @@ pub struct Places {
     pub counters: Svma,
 }
 
-/// Where a version of at most `size` bytes and `counters` bytes of counters go; the version starts at a multiple of `align`, a power of
-/// two of at least a page. (In memory that is one too for programs at a fixed address, and for modules of 2 MiB and more where the
-/// kernel maps files for large pages: Linux 6.7, `thp_get_unmapped_area`.)
+/// Where a version of at most `size` bytes and `counters` bytes of counters go; the version starts at a
+/// multiple of `align`, a power of two of at least a page. (In memory that is one too for programs at a fixed
+/// address, and for modules of 2 MiB and more where the kernel maps files for large pages: Linux 6.7,
+/// `thp_get_unmapped_area`.)
 ///
-/// - A program at a fixed address: below it, where that is free and large enough; else 1.5 GiB behind it. The heap begins at
-///   random within 1 GiB behind the program and finds other memory when it comes to the version.
+/// - A program at a fixed address: below it, where that is free and large enough; else 1.5 GiB behind it. The
+///   heap begins at random within 1 GiB behind the program and finds other memory when it comes to the
+///   version.
 /// - A program at any address: right below it, where the kernel puts nothing.
-/// - A library: between 1 and 1.5 GiB below it, since other libraries and mappings lie right below. Which of 32 places
-///   it is depends on the build id, so that neighbouring libraries do not meet.
+/// - A library: between 1 and 1.5 GiB below it, since other libraries and mappings lie right below. Which of
+///   32 places it is depends on the build id, so that neighbouring libraries do not meet.
 ///
 /// # Errors
 /// [`OverlayError::OutOfReach`] if 32-bit displacements cannot reach from there.

@@ -20,7 +20,8 @@ impl<'a> AddressTranslation<'a> {
         Self { attached, versions: OnceCell::new() }
     }
 
-    /// The original address that equals `at`: itself, if it is in no version. `None`: it is in a version, at no boundary that is known.
+    /// The original address that equals `at`: itself, if it is in no version. `None`: it is in a version, at
+    /// no boundary that is known.
     pub fn of(&self, at: Avma) -> Option<Avma> {
         if !self.attached.journal.versions.iter().any(|v| v.range().contains(at)) {
             return Some(at);
@@ -31,16 +32,18 @@ impl<'a> AddressTranslation<'a> {
     }
 }
 
-/// Says of what original code the code of versions is a copy, for samples. Processes that were forked from one another have their versions in common: each map
-/// is read once.
+/// Says of what original code the code of versions is a copy, for samples. Processes that were forked from
+/// one another have their versions in common: each map is read once.
 #[derive(Debug, Default)]
 pub struct VersionMaps {
     maps: BTreeMap<PathBuf, StoredMap>,
 }
 
 impl VersionMaps {
-    /// The module (its index in the target) and the stated address of the original code that the byte at `at` in a version of the process `attached` is a copy of, or was put in for.
-    /// `None`: no version of a module that is still there is at `at`, by the journal as it was when that was read, or its map is lost, or the byte belongs to no original code.
+    /// The module (its index in the target) and the stated address of the original code that the byte at `at`
+    /// in a version of the process `attached` is a copy of, or was put in for. `None`: no version of a module
+    /// that is still there is at `at`, by the journal as it was when that was read, or its map is lost, or
+    /// the byte belongs to no original code.
     pub fn original_byte(&mut self, attached: &AttachedProcess, at: Avma) -> Option<(usize, Svma)> {
         let version = attached.journal.versions.iter().find(|v| v.range().contains(at))?;
         let bias = LoadBias::between(Svma::new(0), Avma::new(version.bias));

@@ -26,7 +26,8 @@ pub struct AttachedProcess {
     pub(crate) target: Target,
     /// The same as it is now, if modules have gone or moved since.
     pub(crate) renewed: Option<Target>,
-    /// What the journal lists was compared with the process since it was read, and since modules have last moved.
+    /// What the journal lists was compared with the process since it was read, and since modules have last
+    /// moved.
     pub(crate) compared: bool,
     pub(crate) dir: StateDir,
     pub(crate) journal: Journal,
@@ -38,14 +39,16 @@ pub struct AttachedProcess {
 
 /// Distance in bytes that versions of libraries keep from the library downwards.
 const DISTANCE: u64 = 1 << 30;
-/// Where the kernel maps libraries, at the most randomization that it has, and static programs that are position-independent. Other programs of that kind lie lower
-/// (at two thirds of the address space).
+/// Where the kernel maps libraries, at the most randomization that it has, and static programs that are
+/// position-independent. Other programs of that kind lie lower (at two thirds of the address space).
 const LIBRARIES: Avma = Avma::new(0x6000_0000_0000);
 
-/// Retired versions that may stay mapped: those of eight attaches to a program and its C library, a counting version and a layout each.
+/// Retired versions that may stay mapped: those of eight attaches to a program and its C library, a counting
+/// version and a layout each.
 const MOST_RETIRED: usize = 32;
 
-/// A place for a version, held until the next call of [`AttachedProcess::reserve`] or [`AttachedProcess::switch`].
+/// A place for a version, held until the next call of [`AttachedProcess::reserve`] or
+/// [`AttachedProcess::switch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reservation {
     /// Number of the version to be.
@@ -67,8 +70,8 @@ fn near(module: &Module, most: u64) -> Option<AvmaRange> {
 }
 
 impl AttachedProcess {
-    /// Opens process `pid`: reads its memory map and, if it is under restitch already (or was forked off by a process
-    /// that was), its journal.
+    /// Opens process `pid`: reads its memory map and, if it is under restitch already (or was forked off by a
+    /// process that was), its journal.
     ///
     /// # Errors
     /// If the process cannot be read or the journal is damaged.
@@ -76,7 +79,8 @@ impl AttachedProcess {
         Self::open_with(pid, dir, &mut ImageCache::default())
     }
 
-    /// The same with files that were read before: processes that share their modules share what was read of them.
+    /// The same with files that were read before: processes that share their modules share what was read of
+    /// them.
     ///
     /// # Errors
     /// As for [`AttachedProcess::open`].
@@ -92,11 +96,12 @@ impl AttachedProcess {
         Self { target, renewed: None, compared: false, dir, journal, counters: Vec::new(), lock: None }
     }
 
-    /// Takes the process's lock, which it holds until it is dropped, waits for what a restitch that was killed has made a thread begin, and reads
-    /// the journal anew.
+    /// Takes the process's lock, which it holds until it is dropped, waits for what a restitch that was
+    /// killed has made a thread begin, and reads the journal anew.
     ///
     /// # Errors
-    /// [`ProcessError::Busy`] if another restitch is at work on it; [`ProcessError::HalfDone`] if that thread does not come to an end.
+    /// [`ProcessError::Busy`] if another restitch is at work on it; [`ProcessError::HalfDone`] if that thread
+    /// does not come to an end.
     pub fn lock(&mut self) -> Result<(), ProcessError> {
         if self.lock.is_none() {
             let lock = self.dir.lock_process(self.target.process)?;
@@ -135,9 +140,10 @@ impl AttachedProcess {
         &self.journal
     }
 
-    /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in `taken`,
-    /// below the module if possible. The place is free in the processes `relatives` too, and its address in them a multiple of `align`
-    /// (a power of two; of a page in any case). It is one that as few words in their memory as can be point into.
+    /// Finds a free place of `len` bytes near module number `module` that avoids all places given before in
+    /// `taken`, below the module if possible. The place is free in the processes `relatives` too, and its
+    /// address in them a multiple of `align` (a power of two; of a page in any case). It is one that as few
+    /// words in their memory as can be point into.
     ///
     /// # Errors
     /// [`ProcessError::NoRoom`].
@@ -164,7 +170,8 @@ impl AttachedProcess {
             let at = maps.partition_point(|m| m.range.start < line.range.start);
             maps.insert(at, line);
         }
-        // Mappings grow downwards from where libraries are: keep away from them, so that the place is still free later.
+        // Mappings grow downwards from where libraries are: keep away from them, so that the place is still
+        // free later.
         let far = m.range.start - DISTANCE;
         if module != self.target.program || m.range.start >= LIBRARIES {
             let mut line = model.clone();
@@ -197,8 +204,8 @@ impl AttachedProcess {
         self.journal.versions.iter().any(|v| v.number == number && v.retired)
     }
 
-    /// Refuses more versions where too many retired ones have had to stay mapped: each takes room near its module, and is searched and
-    /// led on in every later switch.
+    /// Refuses more versions where too many retired ones have had to stay mapped: each takes room near its
+    /// module, and is searched and led on in every later switch.
     ///
     /// # Errors
     /// [`ProcessError::PiledUp`].
@@ -215,20 +222,21 @@ impl AttachedProcess {
         })
     }
 
-    /// The tracing has not ended as it should: a signal may have been delivered to a thread in a tracing version unseen, so memory has to be
-    /// looked through before it is unmapped.
+    /// The tracing has not ended as it should: a signal may have been delivered to a thread in a tracing
+    /// version unseen, so memory has to be looked through before it is unmapped.
     pub fn distrust_tracing(&mut self) {
         self.counters.clear();
     }
 
-    /// Whether tracing versions were mapped here by this very session, and are trusted ([`AttachedProcess::distrust_tracing`]).
+    /// Whether tracing versions were mapped here by this very session, and are trusted
+    /// ([`AttachedProcess::distrust_tracing`]).
     pub fn has_windows(&self) -> bool {
         self.journal.versions.iter().any(|v| self.has_just_traced(v.number))
     }
 
-    /// Whether version `number` is a tracing version of this very session: threads that are in it, or read its
-    /// headers, are then all that there can be, since no signal was delivered to a thread in it. (After the death of a tracer a handler may have
-    /// seen it.)
+    /// Whether version `number` is a tracing version of this very session: threads that are in it, or read
+    /// its headers, are then all that there can be, since no signal was delivered to a thread in it. (After
+    /// the death of a tracer a handler may have seen it.)
     pub(crate) fn has_just_traced(&self, number: u32) -> bool {
         let tracing = |number: u32| {
             self.journal.versions.iter().any(|v| v.number == number && v.kind == VersionKind::Burst)
@@ -236,8 +244,8 @@ impl AttachedProcess {
         tracing(number) && self.counters.iter().any(|c| tracing(c.number))
     }
 
-    /// The counters of counting version `number`, as they are now. Counters of 32 bits have to be read several times a second; what they
-    /// count while nobody reads for more than 0.6 s is left out.
+    /// The counters of counting version `number`, as they are now. Counters of 32 bits have to be read
+    /// several times a second; what they count while nobody reads for more than 0.6 s is left out.
     ///
     /// # Errors
     /// If the area cannot be read.
@@ -245,7 +253,8 @@ impl AttachedProcess {
         self.read_area(number, CounterArea::read)
     }
 
-    /// What the indirect calls of counting version `number` have voted for; empty if the process has no words of its own for that.
+    /// What the indirect calls of counting version `number` have voted for; empty if the process has no words
+    /// of its own for that.
     ///
     /// # Errors
     /// If the area cannot be read.
@@ -268,8 +277,9 @@ impl AttachedProcess {
         })
     }
 
-    /// Whether `version` of module number `module` is in force: it is mapped, and some of its redirects lead there. (A child that was forked
-    /// off before its parent's switch was complete has the one and not the other.)
+    /// Whether `version` of module number `module` is in force: it is mapped, and some of its redirects lead
+    /// there. (A child that was forked off before its parent's switch was complete has the one and not the
+    /// other.)
     pub fn has(&self, module: usize, version: &CheckedVersion) -> bool {
         let bias = self.target.modules[module].bias;
         let Ok(memory) = Memory::open_read_only(self.target.pid()) else { return false };
@@ -281,7 +291,8 @@ impl AttachedProcess {
         version.redirects.iter().any(leads)
     }
 
-    /// Forgets processes that have ended, this one or others: nothing of them is left in the state directory but what is kept for core files.
+    /// Forgets processes that have ended, this one or others: nothing of them is left in the state directory
+    /// but what is kept for core files.
     pub fn forget_ended(&self) {
         self.dir.collect_garbage();
     }
@@ -292,7 +303,8 @@ impl AttachedProcess {
     }
 }
 
-/// The journal of the process, or what it has inherited through `fork`; brought in line with what is really mapped.
+/// The journal of the process, or what it has inherited through `fork`; brought in line with what is really
+/// mapped.
 fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError> {
     let mut journal = known_journal(dir, target)?;
     journal.cores = procfs::may_leave_core(target.pid());
@@ -323,7 +335,8 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
     Ok(from_records(dir, target, &maps).unwrap_or_else(|| Journal::new(process)))
 }
 
-/// In place of a journal that was damaged: what the records say, and the address maps. `None` if a record is missing.
+/// In place of a journal that was damaged: what the records say, and the address maps. `None` if a record is
+/// missing.
 fn rebuilt(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Journal> {
     let journal = from_records(dir, target, maps).unwrap_or_else(|| Journal::new(target.process));
     journal.lists_all(maps, dir).then_some(journal)
@@ -369,13 +382,14 @@ fn inherited_patch(module: &Module, redirect: &Redirect) -> Option<JournalPatch>
     (!crosses_page(at)).then_some(JournalPatch { at: at.get(), original, now: original })
 }
 
-/// What lies where a module's code is, is no replacement mapping of it, whatever a record says (of another process, perhaps).
+/// What lies where a module's code is, is no replacement mapping of it, whatever a record says (of another
+/// process, perhaps).
 fn forget_module_code(target: &Target, journal: &mut Journal) {
     journal.replacements.retain(|s| target.modules.iter().all(|m| !m.range.overlaps(&s.range())));
 }
 
-/// What is really there of the hook: a journal that was lost does not know of it; one that was written before the hook
-/// was mapped may name memory that is not ours.
+/// What is really there of the hook: a journal that was lost does not know of it; one that was written before
+/// the hook was mapped may name memory that is not ours.
 fn find_hook(target: &Target, journal: &mut Journal) {
     let Ok(memory) = Memory::open_read_only(target.pid()) else { return };
     if journal.hook.as_ref().is_some_and(|h| hook::found::is_there(h, &memory)) {

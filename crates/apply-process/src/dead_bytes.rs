@@ -1,13 +1,18 @@
-//! Dead bytes in code whose last page is full: where a borrowed thread's stub goes if no segment leaves room behind its end.
+//! Dead bytes in code whose last page is full: where a borrowed thread's stub goes if no segment leaves room
+//! behind its end.
 //!
-//! **Gaps between functions** that consist of `nop` and `int3` alone, lie between the ranges of two unwind entries, are in no symbol, and follow an instruction behind which
-//! control does not go on. (Zeros do not count: they may be data. Compilers align functions to 16 bytes, which leaves too little; hand-written code in C libraries is aligned to 64.)
+//! **Gaps between functions** that consist of `nop` and `int3` alone, lie between the ranges of two unwind
+//! entries, are in no symbol, and follow an instruction behind which control does not go on. (Zeros do not
+//! count: they may be data. Compilers align functions to 16 bytes, which leaves too little; hand-written code
+//! in C libraries is aligned to 64.)
 //!
-//! **What else is in the pages of code.** Pages are mapped whole, and linkers (LLVM's) put parts of different kinds next to each other in the file: so the first and the
-//! last page of code hold bytes that no address leads to.
+//! **What else is in the pages of code.** Pages are mapped whole, and linkers (LLVM's) put parts of different
+//! kinds next to each other in the file: so the first and the last page of code hold bytes that no address
+//! leads to.
 //!
-//! **The program's first instructions**, which are executed once, before everything else, if nothing in them can be returned or jumped to. That they have been is seen on the
-//! stack of the first thread: above all frames lies the address that they have pushed when they called what runs the program.
+//! **The program's first instructions**, which are executed once, before everything else, if nothing in them
+//! can be returned or jumped to. That they have been is seen on the stack of the first thread: above all
+//! frames lies the address that they have pushed when they called what runs the program.
 //!
 //! Limits: a program that calls its own first instructions again; entries that jump where others call.
 
@@ -19,7 +24,8 @@ use restitch_procfs as procfs;
 use restitch_tracee::{Memory, STUB_SPACE};
 use restitch_x86::{Flow, LONGEST, scan};
 
-/// Bytes of an entry's instructions among which the call stands that never returns (those of glibc and musl take 38 and 22).
+/// Bytes of an entry's instructions among which the call stands that never returns (those of glibc and musl
+/// take 38 and 22).
 const START: u64 = 64;
 /// Bytes below where the stack of the first thread began in which the call has left its return address.
 const TOP: u64 = 128;
@@ -44,8 +50,9 @@ pub(crate) fn gaps(module: &Module) -> Vec<(Avma, Vec<u8>)> {
     pairs.filter_map(gap).map(|(at, bytes)| (module.bias.to_actual(at), bytes)).collect()
 }
 
-/// What lies in the first and the last page of `module`'s code and is no part of it: neighbouring bytes of the file, which are mapped there because pages are
-/// mapped whole. No address of the module leads there, whatever the bytes are; they are in its other segments once more.
+/// What lies in the first and the last page of `module`'s code and is no part of it: neighbouring bytes of
+/// the file, which are mapped there because pages are mapped whole. No address of the module leads there,
+/// whatever the bytes are; they are in its other segments once more.
 pub(crate) fn edges(module: &Module) -> Vec<(Avma, Vec<u8>)> {
     let (segments, data) = (module.image.segments(), module.image.data());
     let pages = |range: SvmaRange| SvmaRange::between(range.start.align_down(PAGE), range.end.align_up(PAGE));
@@ -78,7 +85,8 @@ fn is_filler(bytes: &[u8]) -> bool {
     scan(bytes, Svma::new(0), |insn| all &= insn.padding).is_ok() && all
 }
 
-/// Whether a function's last instruction leads elsewhere for certain. (A call may be one that never returns, but who knows.)
+/// Whether a function's last instruction leads elsewhere for certain. (A call may be one that never returns,
+/// but who knows.)
 fn does_not_go_on(module: &Module, function: SvmaRange) -> bool {
     let Some(bytes) = module.image.read(function.start, function.len() as usize) else { return false };
     let mut last = None;
@@ -87,7 +95,8 @@ fn does_not_go_on(module: &Module, function: SvmaRange) -> bool {
     whole && last.is_some_and(|insn| insn.end() == function.end && leaves(insn.flow))
 }
 
-/// The first instructions of the program of process `pid`, if they have been executed and nothing leads there any more.
+/// The first instructions of the program of process `pid`, if they have been executed and nothing leads there
+/// any more.
 pub(crate) fn entry(pid: i32, program: &Module) -> Option<(Avma, Vec<u8>)> {
     let at = program.image.entry();
     let bytes = program.image.read(at, STUB_SPACE + LONGEST)?;
@@ -95,7 +104,8 @@ pub(crate) fn entry(pid: i32, program: &Module) -> Option<(Avma, Vec<u8>)> {
     (runs_through(bytes, at) && has_started(pid, start)?).then(|| (start, bytes[..STUB_SPACE].to_vec()))
 }
 
-/// Whether the first [`STUB_SPACE`] of `bytes`, which stand at `at`, are gone through once and in order: no jump begins there, and no call leads back there.
+/// Whether the first [`STUB_SPACE`] of `bytes`, which stand at `at`, are gone through once and in order: no
+/// jump begins there, and no call leads back there.
 fn runs_through(bytes: &[u8], at: Svma) -> bool {
     let behind = at + STUB_SPACE as u64;
     let (mut through, mut reached) = (true, at);
@@ -111,7 +121,8 @@ fn runs_through(bytes: &[u8], at: Svma) -> bool {
     through && reached >= behind
 }
 
-/// Whether the call from the instructions at `entry` has left its return address where the stack of process `pid` began.
+/// Whether the call from the instructions at `entry` has left its return address where the stack of process
+/// `pid` began.
 fn has_started(pid: i32, entry: Avma) -> Option<bool> {
     let top = procfs::stack_start(pid)?;
     let words = Memory::open_read_only(pid).ok()?.read_vec(top - TOP, TOP as usize).ok()?;
@@ -158,7 +169,8 @@ mod tests {
         assert!(!is_filler(&[0; 16]) && !is_filler(&[0x90, 0xc3]) && !is_filler(&[0x0f, 0x1f]));
     }
 
-    /// Dead bytes of a static program, which has its whole C library in it: the file's own, and outside of all code that is known.
+    /// Dead bytes of a static program, which has its whole C library in it: the file's own, and outside of
+    /// all code that is known.
     #[test]
     fn a_static_program_has_gaps_and_an_entry() {
         let built = require!(compile(&program("switch.c"), &["-O2", "-static"]).ok(), "a static C library");

@@ -6,7 +6,8 @@ use restitch_x86::patch::Patch;
 /// Length of a redirect.
 pub(crate) const LEN: usize = Patch::LEN;
 
-/// Whether a patch at `at` would lie on two pages. There is never one: a write that is cut short would leave half of it.
+/// Whether a patch at `at` would lie on two pages. There is never one: a write that is cut short would leave
+/// half of it.
 pub(crate) fn crosses_page(at: Avma) -> bool {
     at.align_down(PAGE) != (at + LEN as u64 - 1).align_down(PAGE)
 }

@@ -1,18 +1,19 @@
 //! Knowing that nobody was in a retired version while memory was searched.
 //!
-//! Problem: memory is searched while the process runs. Somebody who comes back into a retired version by a stale return address may call
-//! from there, so that a new return address comes to lie where the search has been already, and leave by the old one before the search
-//! gets there. Idea: in the stop before the search the version loses its pages ([`set`]: the file is still mapped, but the
-//! page table is empty). Whoever executes an instruction in it afterwards brings a page back, which the page table tells in the stop
-//! behind the search ([`touched`]). If none came back, nobody ran there, and no new address arose.
+//! Problem: memory is searched while the process runs. Somebody who comes back into a retired version by a
+//! stale return address may call from there, so that a new return address comes to lie where the search has
+//! been already, and leave by the old one before the search gets there. Idea: in the stop before the search
+//! the version loses its pages ([`set`]: the file is still mapped, but the page table is empty). Whoever
+//! executes an instruction in it afterwards brings a page back, which the page table tells in the stop behind
+//! the search ([`touched`]). If none came back, nobody ran there, and no new address arose.
 //!
-//! Nothing is taken from the process: a page that is needed comes back by itself. So a kill at any moment is harmless, and what is wrong
-//! at most is that a version stays for longer.
+//! Nothing is taken from the process: a page that is needed comes back by itself. So a kill at any moment is
+//! harmless, and what is wrong at most is that a version stays for longer.
 //!
-//! Headers and tables of a version are read by unwinders at any time, so pages of code hold nothing else (`emit`), and code is
-//! advised to be read at random: that makes a mapping of its own of it, at whose ends the kernel's reading of
-//! neighbouring pages stops (`fault_around_bytes`). Redirects at a retired version's function entries go with its
-//! private pages; without them its code is that of the file, which is as right.
+//! Headers and tables of a version are read by unwinders at any time, so pages of code hold nothing else
+//! (`emit`), and code is advised to be read at random: that makes a mapping of its own of it, at whose ends
+//! the kernel's reading of neighbouring pages stops (`fault_around_bytes`). Redirects at a retired version's
+//! function entries go with its private pages; without them its code is that of the file, which is as right.
 
 use crate::installed_version::InstalledVersion;
 use restitch_address::{Avma, AvmaRange, PAGE};
@@ -29,8 +30,8 @@ pub(crate) fn set(batch: &mut Batch, old: &InstalledVersion) {
     batch.madvise(old.range, libc::MADV_DONTNEED);
 }
 
-/// Whether somebody may have executed code of the version since [`set`]: the first page that shows it. `pages`: `None` if
-/// the kernel does not tell, which counts as all of them.
+/// Whether somebody may have executed code of the version since [`set`]: the first page that shows it.
+/// `pages`: `None` if the kernel does not tell, which counts as all of them.
 pub(crate) fn touched(pages: Option<&Pagemap>, old: &InstalledVersion) -> Option<Avma> {
     if old.stored.map.pieces.is_empty() && !old.map_lost {
         // There is no code in it: nobody can have executed any.
@@ -69,7 +70,8 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
 
-    /// Maps 32 pages of a file, all of them `ret`, and tells where; then for each line: `c N` calls byte N, `r N` reads it.
+    /// Maps 32 pages of a file, all of them `ret`, and tells where; then for each line: `c N` calls byte N,
+    /// `r N` reads it.
     const CALLS: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>

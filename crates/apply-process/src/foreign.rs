@@ -1,9 +1,11 @@
-//! Code and constants in memory that differ from the file, and not by redirects of ours: a debugger's breakpoints, the kernel's uprobes,
-//! hooks of other tools, text relocations.
+//! Code and constants in memory that differ from the file, and not by redirects of ours: a debugger's
+//! breakpoints, the kernel's uprobes, hooks of other tools, text relocations.
 //!
-//! A version is a copy of the *file's* instructions and jump tables, so the functions that hold such bytes, or jump by such tables, have to stay: their changes would be lost in a
-//! copy. Only pages that the process has of its own can differ; the kernel's page table tells which they are. (Pages that the file's own permissions let be written are the process's own in
-//! any case, with relocations in them: what somebody has changed there by hand, in a table that the loader has made read-only, is not found.)
+//! A version is a copy of the *file's* instructions and jump tables, so the functions that hold such bytes,
+//! or jump by such tables, have to stay: their changes would be lost in a copy. Only pages that the process
+//! has of its own can differ; the kernel's page table tells which they are. (Pages that the file's own
+//! permissions let be written are the process's own in any case, with relocations in them: what somebody has
+//! changed there by hand, in a table that the loader has made read-only, is not found.)
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, destination};
@@ -15,8 +17,8 @@ use restitch_tracee::Memory;
 use restitch_x86::patch::Patch;
 
 impl AttachedProcess {
-    /// The pieces of module number `module`'s code and constants whose bytes are neither the file's nor a redirect into a version, by stated
-    /// address, sorted.
+    /// The pieces of module number `module`'s code and constants whose bytes are neither the file's nor a
+    /// redirect into a version, by stated address, sorted.
     ///
     /// # Errors
     /// If the process cannot be read.

@@ -1,6 +1,7 @@
 //! Walking the frames of a stopped thread: where its return addresses are.
 //!
-//! A frame in a version has the state of its original instruction, so the original's unwind rows serve for it.
+//! A frame in a version has the state of its original instruction, so the original's unwind rows serve for
+//! it.
 
 use crate::installed_version::InstalledVersion;
 use crate::target::{Module, Target};
@@ -22,7 +23,8 @@ pub(crate) struct Walker<'a> {
     unwind: BTreeMap<usize, UnwindInfo>,
     /// Modules with an unwinder in them: while one runs, program counters are in its own records too.
     unwinders: BTreeSet<usize>,
-    /// What was looked up: threads mostly have the same callers, and a row takes longer to make than a frame to read.
+    /// What was looked up: threads mostly have the same callers, and a row takes longer to make than a frame
+    /// to read.
     known: RefCell<Known>,
     /// Modules that are no longer there.
     gone: RefCell<BTreeSet<usize>>,
@@ -46,7 +48,8 @@ pub(crate) struct Walk {
     pub slots: Vec<ReturnSlot>,
     /// Canonical frame addresses that were passed.
     pub frames: Vec<Avma>,
-    /// Every return address of the thread is in `slots`: the walk reached the outermost frame, and no unwinder is at work.
+    /// Every return address of the thread is in `slots`: the walk reached the outermost frame, and no
+    /// unwinder is at work.
     pub complete: bool,
     /// Where the outermost frame's function goes on, if the walk reached it.
     pub outermost: Option<Avma>,
@@ -106,7 +109,8 @@ impl<'a> Walker<'a> {
         Some((module, self.target.modules[module].bias.to_stated(at)))
     }
 
-    /// From here on modules that are no longer where they were, by `maps` of the process, are not known: what lies there may be other code.
+    /// From here on modules that are no longer where they were, by `maps` of the process, are not known: what
+    /// lies there may be other code.
     pub fn see(&self, maps: &[Mapping]) {
         *self.gone.borrow_mut() = self.target.moved(maps).into_iter().collect();
     }
@@ -146,8 +150,8 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// Whether all of the module counts as an unwinder, as far as its symbols tell. A static program has one beside everything else:
-/// there single functions count, or, without symbols, all of it.
+/// Whether all of the module counts as an unwinder, as far as its symbols tell. A static program has one
+/// beside everything else: there single functions count, or, without symbols, all of it.
 fn has_unwinder(module: &Module) -> bool {
     match module.image.is_static() {
         true => module.image.symbols_named("main").next().is_none(),

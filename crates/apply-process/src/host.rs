@@ -1,14 +1,18 @@
 //! Where code lives: what a switch asks of a host of code that stands still.
 //!
-//! **Problem.** What a switch does to code, contexts and return addresses is the same wherever the code runs; how bytes are read and written,
-//! and how contexts (threads) are stopped, is not. Idea: everything between stop and resume is written against two traits. Today's host is
-//! a process under `ptrace` (`ptrace_host.rs`); the tests' host is bytes and contexts in memory (`fake_host.rs`), which fails or dies between any
-//! two steps. A running kernel could be another one: a loaded module stops the processors, and its text-patching routine writes.
+//! **Problem.** What a switch does to code, contexts and return addresses is the same wherever the code runs;
+//! how bytes are read and written, and how contexts (threads) are stopped, is not. Idea: everything between
+//! stop and resume is written against two traits. Today's host is a process under `ptrace`
+//! (`ptrace_host.rs`); the tests' host is bytes and contexts in memory (`fake_host.rs`), which fails or dies
+//! between any two steps. A running kernel could be another one: a loaded module stops the processors, and
+//! its text-patching routine writes.
 //!
-//! **What a host has to keep.** A write of one page or less happens whole or not at all. Writes are seen by every context before [`StoppedHost::resume`]
-//! returns. Contexts do not run between the stop and `resume`, whatever fails meanwhile.
+//! **What a host has to keep.** A write of one page or less happens whole or not at all. Writes are seen by
+//! every context before [`StoppedHost::resume`] returns. Contexts do not run between the stop and `resume`,
+//! whatever fails meanwhile.
 //!
-//! **What is not behind it**: mapping versions before the stop (`prepare.rs`) and comparing afterwards, which a process does while it runs.
+//! **What is not behind it**: mapping versions before the stop (`prepare.rs`) and comparing afterwards, which
+//! a process does while it runs.
 
 use crate::ProcessError;
 use crate::stub::StubSite;
@@ -83,10 +87,12 @@ pub(crate) trait StoppedHost {
     /// Has a context go on elsewhere.
     fn set_registers(&mut self, thread: i32, registers: Registers) -> Result<(), TraceError>;
 
-    /// Puts prepared mappings in place. `stub`: where a process makes the calls from; `maps`: as they are now.
+    /// Puts prepared mappings in place. `stub`: where a process makes the calls from; `maps`: as they are
+    /// now.
     ///
     /// # Errors
-    /// [`TraceError::NothingToBorrow`] if no mapping can be exchanged just now and none was: redirects are written one by one then.
+    /// [`TraceError::NothingToBorrow`] if no mapping can be exchanged just now and none was: redirects are
+    /// written one by one then.
     fn exchange(
         &mut self,
         stub: &StubSite,

@@ -1,17 +1,21 @@
-//! The process applier: puts code versions into a live process, moves its threads over, and takes them out again.
+//! The process applier: puts code versions into a live process, moves its threads over, and takes them out
+//! again.
 //!
 //! **What the user must do**: open a [`Target`], make checked versions for its modules at places from
-//! [`AttachedProcess::reserve`], and call [`AttachedProcess::switch`] with the set of versions that is to be in force. An empty set gives
-//! the process its original code back.
+//! [`AttachedProcess::reserve`], and call [`AttachedProcess::switch`] with the set of versions that is to be
+//! in force. An empty set gives the process its original code back.
 //!
-//! **What it does**: everything that can be done before the stop is done before: new versions are mapped (read-execute, from
-//! a file), and a replacement mapping of each code mapping gets the redirects. In the stop: the unwinder's table learns of the versions,
-//! threads that stand in patched bytes or in a leaving version are moved, the replacements replace the code mappings,
-//! return addresses into leaving versions are translated. Afterwards all is read back. [`AttachedProcess::reclaim`] unmaps retired versions once nothing leads to them.
+//! **What it does**: everything that can be done before the stop is done before: new versions are mapped
+//! (read-execute, from a file), and a replacement mapping of each code mapping gets the redirects. In the
+//! stop: the unwinder's table learns of the versions, threads that stand in patched bytes or in a leaving
+//! version are moved, the replacements replace the code mappings, return addresses into leaving versions are
+//! translated. Afterwards all is read back. [`AttachedProcess::reclaim`] unmaps retired versions once nothing
+//! leads to them.
 //!
-//! **What it will not do**: leave a process half-changed in a harmful way. Any subset of the redirects is a correct
-//! program (state equivalence), a redirect never crosses a page boundary, and the journal on disk is written before the first byte changes;
-//! so this program can be killed at any moment, and [`AttachedProcess::open`] of a later run finds out and can [`AttachedProcess::revert`].
+//! **What it will not do**: leave a process half-changed in a harmful way. Any subset of the redirects is a
+//! correct program (state equivalence), a redirect never crosses a page boundary, and the journal on disk is
+//! written before the first byte changes; so this program can be killed at any moment, and
+//! [`AttachedProcess::open`] of a later run finds out and can [`AttachedProcess::revert`].
 
 mod address_translation;
 mod attached_process;

@@ -1,11 +1,13 @@
-//! Modules that the program closes, or opens elsewhere, while restitch is at work on it: a web server that reads its configuration anew, an interpreter
-//! with its extensions.
+//! Modules that the program closes, or opens elsewhere, while restitch is at work on it: a web server that
+//! reads its configuration anew, an interpreter with its extensions.
 //!
-//! Problem: what was found out of a process when it was opened (which file lies where) is used seconds later, and a journal for as long as the
-//! process lives. Where a module was there may be nothing by then, or the code of another one. Idea: before a switch, and once more in the stop, the memory
-//! map says whether each module is still where it was. A version for one that is not is refused ([`ProcessError::Moved`]); all else
-//! works on the process as it is now ([`AttachedProcess::now`]), and knows nothing of frames in modules that have gone since. What a journal has to undo where a module no longer is, is forgotten: its
-//! redirects have gone with it.
+//! Problem: what was found out of a process when it was opened (which file lies where) is used seconds later,
+//! and a journal for as long as the process lives. Where a module was there may be nothing by then, or the
+//! code of another one. Idea: before a switch, and once more in the stop, the memory map says whether each
+//! module is still where it was. A version for one that is not is refused ([`ProcessError::Moved`]); all else
+//! works on the process as it is now ([`AttachedProcess::now`]), and knows nothing of frames in modules that
+//! have gone since. What a journal has to undo where a module no longer is, is forgotten: its redirects have
+//! gone with it.
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::LEN;
@@ -21,7 +23,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 impl AttachedProcess {
-    /// The process and its modules as they are now; those of [`AttachedProcess::target`] unless some have gone or moved.
+    /// The process and its modules as they are now; those of [`AttachedProcess::target`] unless some have
+    /// gone or moved.
     pub(crate) fn now(&self) -> &Target {
         self.renewed.as_ref().unwrap_or(&self.target)
     }
@@ -39,7 +42,8 @@ impl AttachedProcess {
         Ok(())
     }
 
-    /// Takes the modules as they are now for those of [`AttachedProcess::target`]. Module numbers may differ then.
+    /// Takes the modules as they are now for those of [`AttachedProcess::target`]. Module numbers may differ
+    /// then.
     ///
     /// # Errors
     /// If the process cannot be read.
@@ -53,8 +57,8 @@ impl AttachedProcess {
 }
 
 /// # Errors
-/// [`ProcessError::Moved`] if modules for which there are versions are no longer where they were, by `maps` of the process. (To tracing versions nothing
-/// leads; who puts a thread into one makes sure of its module.)
+/// [`ProcessError::Moved`] if modules for which there are versions are no longer where they were, by `maps`
+/// of the process. (To tracing versions nothing leads; who puts a thread into one makes sure of its module.)
 pub(crate) fn refuse_moved(
     target: &Target,
     incoming: &[Incoming<'_>],
@@ -70,8 +74,9 @@ pub(crate) fn refuse_moved(
     }
 }
 
-/// Forgets what the journal lists where neither the file's bytes nor a redirect of ours stand any more because the module is no longer there: there is
-/// nothing mapped, or no code of a file, or exactly what another file has there.
+/// Forgets what the journal lists where neither the file's bytes nor a redirect of ours stand any more
+/// because the module is no longer there: there is nothing mapped, or no code of a file, or exactly what
+/// another file has there.
 pub(crate) fn forget_gone(attached: &mut AttachedProcess) -> Result<(), ProcessError> {
     let pid = attached.target.pid();
     if std::mem::replace(&mut attached.compared, true) || attached.journal.patches.is_empty() {
@@ -90,7 +95,8 @@ pub(crate) fn forget_gone(attached: &mut AttachedProcess) -> Result<(), ProcessE
     Ok(())
 }
 
-/// The places of the journal that hold neither the file's bytes nor a redirect, with what they hold, if they can be read.
+/// The places of the journal that hold neither the file's bytes nor a redirect, with what they hold, if they
+/// can be read.
 fn odd_places(journal: &Journal, memory: &Memory) -> BTreeMap<Avma, Option<Vec<u8>>> {
     let places: Vec<(Avma, usize)> = journal.patches.iter().map(|p| (Avma::new(p.at), LEN)).collect();
     let is_known = |patch: &JournalPatch, found: &[u8]| match Patch::beginning_of(found) {

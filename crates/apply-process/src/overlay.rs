@@ -11,7 +11,8 @@ pub(crate) fn overlay_in(maps: &[Mapping]) -> Option<PathBuf> {
     code.filter_map(Mapping::path).map(PathBuf::from).find(|path| is_overlay(path))
 }
 
-/// The code at `at` is not that of the file. A process that was looked at when it had just begun may be in overlays meanwhile: then that is why.
+/// The code at `at` is not that of the file. A process that was looked at when it had just begun may be in
+/// overlays meanwhile: then that is why.
 pub(crate) fn foreign_code(pid: i32, at: Avma, found: Vec<u8>, expected: Vec<u8>) -> ProcessError {
     match procfs::maps(pid).ok().as_deref().and_then(overlay_in) {
         Some(overlay) => ProcessError::Overlaid { pid, overlay },
@@ -19,7 +20,8 @@ pub(crate) fn foreign_code(pid: i32, at: Avma, found: Vec<u8>, expected: Vec<u8>
     }
 }
 
-/// Whether a file is an overlay of the preloaded agent: they are named by build id and kind, and `.overlay` where they were exported.
+/// Whether a file is an overlay of the preloaded agent: they are named by build id and kind, and `.overlay`
+/// where they were exported.
 fn is_overlay(path: &Path) -> bool {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     let id = [".overlay", ".optimized", ".counting"].iter().find_map(|kind| name.strip_suffix(kind));

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 pub(crate) struct PatchSet {
     /// Address to (original bytes, bytes that are to be there).
     pub wanted: BTreeMap<Avma, (Patch, Patch)>,
-    /// Redirects that were left out because they cross a page boundary: a write that is cut short there would be half done.
+    /// Redirects that were left out because they cross a page boundary: a write that is cut short there would
+    /// be half done.
     pub crossing: usize,
 }
 

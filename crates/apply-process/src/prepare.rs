@@ -1,8 +1,9 @@
-//! What is done to the process before the stop, while it runs: versions, counter areas, the unwinder's page and replacement mappings
-//! of code mappings come to be mapped, and the replacements get the code that is to be.
+//! What is done to the process before the stop, while it runs: versions, counter areas, the unwinder's page
+//! and replacement mappings of code mappings come to be mapped, and the replacements get the code that is to
+//! be.
 //!
-//! One thread is borrowed for that; nothing leads to what is mapped, so the others do not notice. All of it is in the journal
-//! before it exists.
+//! One thread is borrowed for that; nothing leads to what is mapped, so the others do not notice. All of it
+//! is in the journal before it exists.
 
 use crate::attached_process::{AttachedProcess, Reservation};
 use crate::frames::names_unwinder;
@@ -25,7 +26,8 @@ use std::time::Duration;
 
 /// What is to be mapped before the stop.
 pub(crate) struct Preparation {
-    /// The journal as it has to be on disk before anything is mapped: everything that may be there during the switch.
+    /// The journal as it has to be on disk before anything is mapped: everything that may be there during the
+    /// switch.
     pub journal: Journal,
     pub sites: Sites,
     /// The unwinder's hook, if there is none yet.
@@ -85,8 +87,8 @@ pub(crate) fn planned_journal(now: &Journal, plan: &SwitchPlan<'_>) -> Journal {
     planned
 }
 
-/// The unwinder's hook, if versions arrive and there is none yet. `None` also if the process needs none: nothing in it can unwind
-/// through moved frames.
+/// The unwinder's hook, if versions arrive and there is none yet. `None` also if the process needs none:
+/// nothing in it can unwind through moved frames.
 fn plan_hook(attached: &AttachedProcess, plan: &SwitchPlan<'_>) -> Result<Option<JournalHook>, ProcessError> {
     if plan.incoming.is_empty() || attached.journal.hook.is_some() {
         return Ok(None);
@@ -143,8 +145,9 @@ impl Preparation {
     }
 }
 
-/// Asks for large pages where a version is made for them. What comes of it is no matter of right or wrong: file systems with large
-/// folios give them anyway, others may refuse, and a user without privileges may not ask.
+/// Asks for large pages where a version is made for them. What comes of it is no matter of right or wrong:
+/// file systems with large folios give them anyway, others may refuse, and a user without privileges may not
+/// ask.
 fn large_pages(attached: &AttachedProcess, plan: &SwitchPlan<'_>) {
     for (new, arriving) in plan.incoming.iter().zip(&plan.arriving).filter(|(_, a)| !a.inherited) {
         let part =
@@ -158,8 +161,8 @@ fn large_pages(attached: &AttachedProcess, plan: &SwitchPlan<'_>) {
 /// Counter areas: version number, file, length.
 type Counters = Vec<CounterArea>;
 
-/// Opens what has to be opened, then maps everything. A replacement that cannot be mapped (limits of the process, a file that is gone) is
-/// done without.
+/// Opens what has to be opened, then maps everything. A replacement that cannot be mapped (limits of the
+/// process, a file that is gone) is done without.
 fn map_all(
     borrow: &mut Borrow<'_>,
     plan: &SwitchPlan<'_>,
@@ -240,7 +243,8 @@ fn map_all(
     Ok((counters, mapped))
 }
 
-/// An error of mapping, which says so where the program has mapped something in that place since it was chosen: its other threads run on.
+/// An error of mapping, which says so where the program has mapped something in that place since it was
+/// chosen: its other threads run on.
 fn or_taken(error: ProcessError) -> ProcessError {
     match error {
         ProcessError::Trace(TraceError::RemoteCall { pid, call: "mmap", source })
@@ -261,7 +265,8 @@ fn unmap_all(borrow: &mut Borrow<'_>, replacements: &[JournalReplacement]) -> Re
     Ok(())
 }
 
-/// Unmaps what was mapped for a switch that does not come about, as far as that is possible. The journal knows what stays.
+/// Unmaps what was mapped for a switch that does not come about, as far as that is possible. The journal
+/// knows what stays.
 pub(crate) fn undo(
     attached: &mut AttachedProcess,
     before: Journal,
@@ -303,12 +308,14 @@ pub(crate) fn undo(
     Ok(())
 }
 
-/// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could not.)
+/// Whether a mapping bears one of our names. (The program may have mapped something of its own where we could
+/// not.)
 pub(crate) fn is_ours(m: &Mapping) -> bool {
     m.path().is_some_and(|p| p.to_string_lossy().contains("restitch-"))
 }
 
-/// Unmaps replacements and old code that are still there after the switch; how long one thread was held for it.
+/// Unmaps replacements and old code that are still there after the switch; how long one thread was held for
+/// it.
 pub(crate) fn unmap_replacements(
     attached: &mut AttachedProcess,
     plan: &SwitchPlan<'_>,

@@ -10,13 +10,15 @@ const OWN: u32 = 0o600;
 /// That of one that everybody may read.
 const PUBLIC: u32 = 0o644;
 
-/// The mode that the file of a version of `module` is to have. Whoever may not read it gets a memory file of its own.
+/// The mode that the file of a version of `module` is to have. Whoever may not read it gets a memory file of
+/// its own.
 pub(crate) fn mode_for(module: &Module) -> u32 {
     let is_public = module.is_vdso() || is_public(&module.path, module.identity);
     if is_public { PUBLIC } else { OWN }
 }
 
-/// Whether everybody may read a file, by this path. One that has another name here, or none any more, does not count.
+/// Whether everybody may read a file, by this path. One that has another name here, or none any more, does
+/// not count.
 fn is_public(path: &Path, identity: FileIdentity) -> bool {
     let Ok(real) = std::fs::canonicalize(path) else { return false };
     let may =

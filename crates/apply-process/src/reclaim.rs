@@ -1,18 +1,21 @@
 //! Unmapping retired versions once nothing leads to them.
 //!
-//! Problem: a return address into a retired version may be on a stack that no thread is on (a coroutine's), where no walk
-//! finds it. Idea: nobody can enter a retired version but through such an address, and new ones arise only while somebody runs in it. So all writable
-//! private memory of the process is looked through ([`crate::memory::search`]) *without* stopping it, and only registers and thread stacks in two
-//! short stops around that; the second one also finds out whether anybody ran in the version meanwhile ([`crate::execution_probe`]): then it
-//! stays for now. A false hit (a dead stack slot, a number that looks like an address) only delays the unmapping: reclaim again later.
+//! Problem: a return address into a retired version may be on a stack that no thread is on (a coroutine's),
+//! where no walk finds it. Idea: nobody can enter a retired version but through such an address, and new ones
+//! arise only while somebody runs in it. So all writable private memory of the process is looked through
+//! ([`crate::memory::search`]) *without* stopping it, and only registers and thread stacks in two short stops
+//! around that; the second one also finds out whether anybody ran in the version meanwhile
+//! ([`crate::execution_probe`]): then it stays for now. A false hit (a dead stack slot, a number that looks
+//! like an address) only delays the unmapping: reclaim again later.
 //!
-//! Tracing versions of this very session are left by themselves, and program counters in them are stored nowhere, so memory is not looked through
-//! for them. But callbacks of `dl_iterate_phdr` read their headers, so registers and stacks count. Threads pass from one of them into another
-//! through the table that all share: none is unmapped while somebody may be in one.
+//! Tracing versions of this very session are left by themselves, and program counters in them are stored
+//! nowhere, so memory is not looked through for them. But callbacks of `dl_iterate_phdr` read their headers,
+//! so registers and stacks count. Threads pass from one of them into another through the table that all
+//! share: none is unmapped while somebody may be in one.
 //!
-//! Limits: static programs without symbols may hold mangled addresses in `jmp_buf`s of a `setjmp` that was not
-//! recognised; there a version stays. So it does where there is too much memory to look through, and in programs that are known to copy
-//! stacks as data.
+//! Limits: static programs without symbols may hold mangled addresses in `jmp_buf`s of a `setjmp` that was
+//! not recognised; there a version stays. So it does where there is too much memory to look through, and in
+//! programs that are known to copy stacks as data.
 
 use crate::attached_process::AttachedProcess;
 use crate::execution_probe;
@@ -48,7 +51,8 @@ pub struct ReclaimReport {
 }
 
 impl AttachedProcess {
-    /// Unmaps retired versions that nothing leads to any more; the hook too, when no version is left. What is kept may go the next time.
+    /// Unmaps retired versions that nothing leads to any more; the hook too, when no version is left. What is
+    /// kept may go the next time.
     ///
     /// # Errors
     /// If the process cannot be stopped or read; it is correct in any case.
@@ -88,7 +92,8 @@ fn reclaim(attached: &mut AttachedProcess) -> Result<ReclaimReport, ProcessError
     let by_pointers = candidates.iter().filter(|old| old.by_pointers).map(|old| old.range);
     let by_pointers: Vec<AvmaRange> = by_pointers.collect();
     let search = Search { pid: attached.target.pid(), ranges: &ranges, by_pointers: &by_pointers, spared };
-    // What shows that somebody came back may go again while a large memory is searched: the kernel takes back pages that it needs.
+    // What shows that somebody came back may go again while a large memory is searched: the kernel takes back
+    // pages that it needs.
     let came = Mutex::new(BTreeMap::new());
     let watch = || {
         let pages = Pagemap::open(attached.target.pid()).ok();
@@ -122,8 +127,8 @@ fn reclaim(attached: &mut AttachedProcess) -> Result<ReclaimReport, ProcessError
     Ok(report)
 }
 
-/// The first stop: which versions no thread leads into, and what of the stacks need not be searched. From here on it is seen
-/// whether anybody comes back into those versions.
+/// The first stop: which versions no thread leads into, and what of the stacks need not be searched. From
+/// here on it is seen whether anybody comes back into those versions.
 fn first_stop<'a>(
     attached: &AttachedProcess,
     walker: &Walker<'_>,
@@ -177,7 +182,8 @@ fn set_probes(
     Ok(None)
 }
 
-/// The second stop: a last look at the threads, then the unmapping. Gives the tracing versions of this session that somebody is in, or reads.
+/// The second stop: a last look at the threads, then the unmapping. Gives the tracing versions of this
+/// session that somebody is in, or reads.
 fn take_out<'a>(
     attached: &mut AttachedProcess,
     walker: &Walker<'_>,
@@ -244,8 +250,8 @@ fn came_back(old: &InstalledVersion, page: Avma) -> String {
     )
 }
 
-/// Those who stand in tracing versions leave them soon, as those do who read the tables of objects: it is looked at again for a moment. The same
-/// holds for the hook, once nothing leads to it any more.
+/// Those who stand in tracing versions leave them soon, as those do who read the tables of objects: it is
+/// looked at again for a moment. The same holds for the hook, once nothing leads to it any more.
 fn await_readers(
     attached: &mut AttachedProcess,
     walker: &Walker<'_>,
@@ -267,8 +273,8 @@ fn await_readers(
     Ok(())
 }
 
-/// Unmaps versions and, with the last one, the hook. `hook_held` says why the hook's page has to stay for now; it is the answer
-/// if it does.
+/// Unmaps versions and, with the last one, the hook. `hook_held` says why the hook's page has to stay for
+/// now; it is the answer if it does.
 fn unmap(
     attached: &mut AttachedProcess,
     stopped: &mut Stopped,
@@ -300,7 +306,8 @@ fn unmap(
         }
     }
     if !ranges.is_empty() {
-        // In one go, which the borrowed thread ends by itself if this program dies: what is mapped in parts only is in no journal.
+        // In one go, which the borrowed thread ends by itself if this program dies: what is mapped in parts
+        // only is in no journal.
         let mut batch = Batch::new();
         joined(ranges).into_iter().for_each(|range| batch.munmap(range));
         let mut borrow = borrow(stopped, stub, &maps)?;
@@ -339,8 +346,8 @@ fn hidden_addresses(target: &Target) -> Option<String> {
     blind.then(|| "a static program without symbols may hold mangled addresses in it (setjmp)".into())
 }
 
-/// The parts of `range` where something of ours is mapped. A journal may list what was never mapped because restitch was killed before it
-/// was, and the program may have mapped something of its own there since.
+/// The parts of `range` where something of ours is mapped. A journal may list what was never mapped because
+/// restitch was killed before it was, and the program may have mapped something of its own there since.
 fn ours_in(range: AvmaRange, maps: &[Mapping]) -> Vec<AvmaRange> {
     let ours = maps.iter().filter(|m| m.range.overlaps(&range) && is_ours(m));
     ours.map(|m| AvmaRange::between(m.range.start.max(range.start), m.range.end.min(range.end))).collect()

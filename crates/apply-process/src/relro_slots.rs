@@ -1,12 +1,13 @@
 //! Slots of global offset tables that cannot change any more.
 //!
-//! The loader fills the slots of a module's RELRO part before any code of the module runs (lazily bound slots are outside of it) and
-//! makes the pages read-only. It never writes there again, and a library to which it has bound a module stays for as long as the
-//! module does. So a call through such a slot goes to the same place for ever, and the new code may call that place
-//! itself. A page that is writable now (a module that is just being loaded, a program without RELRO) is left alone.
+//! The loader fills the slots of a module's RELRO part before any code of the module runs (lazily bound slots
+//! are outside of it) and makes the pages read-only. It never writes there again, and a library to which it
+//! has bound a module stays for as long as the module does. So a call through such a slot goes to the same
+//! place for ever, and the new code may call that place itself. A page that is writable now (a module that is
+//! just being loaded, a program without RELRO) is left alone.
 //!
-//! What this does not see: tools that make such a page writable *later* and put hooks into it. Their hooks are passed by, as are
-//! breakpoints that are set in original code that has a copy.
+//! What this does not see: tools that make such a page writable *later* and put hooks into it. Their hooks
+//! are passed by, as are breakpoints that are set in original code that has a copy.
 
 use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
@@ -19,7 +20,8 @@ use restitch_procfs::{self as procfs, Mapping, MappingName};
 use restitch_tracee::Memory;
 
 impl AttachedProcess {
-    /// The slots of module number `module` that hold the address of code for good, sorted by slot, in the module's coordinates.
+    /// The slots of module number `module` that hold the address of code for good, sorted by slot, in the
+    /// module's coordinates.
     ///
     /// # Errors
     /// If the process cannot be read.
@@ -116,7 +118,8 @@ mod tests {
     use super::*;
     use crate::Target;
 
-    /// Our own process: its C library is bound to itself and the loader, and whatever it is bound to is there.
+    /// Our own process: its C library is bound to itself and the loader, and whatever it is bound to is
+    /// there.
     #[test]
     fn slots_of_a_live_process_lead_to_code() {
         let target = Target::open(std::process::id() as i32).expect("our own");

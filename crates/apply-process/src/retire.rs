@@ -37,8 +37,9 @@ pub(crate) fn retire(
         return Ok(());
     }
     for (old, forwarding) in plan.leaving.iter().zip(&plan.forwarding) {
-        // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already, to a version that leaves
-        // now and may be unmapped soon, somebody may be that no walk finds: on the stack of a coroutine.
+        // Nobody new comes in, so nothing has to be done where nobody is. But where entries lead on already,
+        // to a version that leaves now and may be unmapped soon, somebody may be that no walk finds: on the
+        // stack of a coroutine.
         let led_into = comes_back_to(stopped, old, threads, &translated)?;
         if led_into || !forwarding.is_empty() {
             redirect_old_entries(stopped, plan, old, threads, led_into, forwarding)?;
@@ -76,8 +77,8 @@ impl<'a> Destinations<'a> {
     fn look_up(&self, s: &ReturnSlot) -> Option<Avma> {
         let plan = self.plan;
         let old = plan.leaving.iter().find(|o| o.range.contains(s.value - 1));
-        // A return address stands behind a call. What does not (an unwinder has just put a landing pad there) is left
-        // alone: the byte in front of it belongs to something else, so its copy says nothing.
+        // A return address stands behind a call. What does not (an unwinder has just put a landing pad there)
+        // is left alone: the byte in front of it belongs to something else, so its copy says nothing.
         let returns = |original: Avma| follows_call(self.target, original).then_some(original);
         match (old, s.interrupted) {
             (Some(old), true) => old.to_original(s.value).map(|o| plan.destination_or_original(o)),
@@ -127,7 +128,8 @@ fn follows_call(target: &Target, at: Avma) -> bool {
     })
 }
 
-/// What of a thread leads into `range`: a register, or a word of its stack. `by_pointers`: addresses in it may be on stacks that are no return addresses.
+/// What of a thread leads into `range`: a register, or a word of its stack. `by_pointers`: addresses in it
+/// may be on stacks that are no return addresses.
 pub(crate) fn leads_into(
     stopped: &impl StoppedHost,
     range: AvmaRange,
@@ -154,8 +156,9 @@ fn register_leads_into(r: &Registers, range: AvmaRange) -> bool {
     low.iter().chain(&high).any(|v| range.contains(Avma::new(*v)))
 }
 
-/// Whether a thread is in the version `old`, or has a return address there that was not translated, or what a slot of a v-table held: it goes on there and calls from there. (A stale
-/// address in another register, of a jump table's target say, keeps a version mapped, but leads nobody back to it.)
+/// Whether a thread is in the version `old`, or has a return address there that was not translated, or what a
+/// slot of a v-table held: it goes on there and calls from there. (A stale address in another register, of a
+/// jump table's target say, keeps a version mapped, but leads nobody back to it.)
 fn comes_back_to(
     stopped: &impl StoppedHost,
     old: &InstalledVersion,
@@ -185,7 +188,8 @@ fn stack_leads_into(
 ) -> Option<String> {
     let done = |at: &Avma| translated.contains(at);
     if thread.walk.complete {
-        // Everything else on this stack is data, and what looks like an address in it is a dead one, or a pointer.
+        // Everything else on this stack is data, and what looks like an address in it is a dead one, or a
+        // pointer.
         let leads = |s: &&ReturnSlot| range.contains(s.value - 1) && !done(&s.slot);
         let slot = thread.walk.slots.iter().find(leads);
         if let Some(slot) = slot {
@@ -201,8 +205,9 @@ fn stack_leads_into(
     leads.map(|(at, _)| format!("thread {} {does} (stack word at {at})", thread.tid))
 }
 
-/// The function entries of a version that an earlier switch made lead out of it. Only restitch changes them, which holds the process's lock: so
-/// they can be looked at before the stop. They are in pages that the process has of its own; there are few of these, or none.
+/// The function entries of a version that an earlier switch made lead out of it. Only restitch changes them,
+/// which holds the process's lock: so they can be looked at before the stop. They are in pages that the
+/// process has of its own; there are few of these, or none.
 pub(crate) fn forwarding(memory: &Memory, old: &InstalledVersion) -> BTreeSet<Avma> {
     let states = Pagemap::open(memory.pid()).and_then(|pages| pages.states(old.range));
     let own = |at: Avma| {
@@ -226,8 +231,8 @@ pub(crate) fn forwarding(memory: &Memory, old: &InstalledVersion) -> BTreeSet<Av
         .collect()
 }
 
-/// Makes the function entries of a version that stays lead to the newest code, so that old frames call new functions: those that
-/// are `forwarding` somewhere already, and with `all` the others too.
+/// Makes the function entries of a version that stays lead to the newest code, so that old frames call new
+/// functions: those that are `forwarding` somewhere already, and with `all` the others too.
 fn redirect_old_entries(
     stopped: &impl StoppedHost,
     plan: &SwitchPlan<'_>,

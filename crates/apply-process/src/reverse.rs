@@ -59,7 +59,8 @@ mod tests {
     use proptest::prelude::*;
     use restitch_emit::MapPiece;
 
-    /// A program of blocks of four bytes, the last one a branch; copies of runs of it, some of them of the same blocks.
+    /// A program of blocks of four bytes, the last one a branch; copies of runs of it, some of them of the
+    /// same blocks.
     fn pieces(runs: &[(u64, u64)]) -> Vec<MapPiece> {
         let mut version = 0x10_0000;
         let mut out = Vec::new();
@@ -71,7 +72,8 @@ mod tests {
                     len,
                     kind,
                 };
-                // Every third block runs on into the next one without a branch: its piece may be one with that of the next.
+                // Every third block runs on into the next one without a branch: its piece may be one with
+                // that of the next.
                 if block % 3 == 0 {
                     out.push(piece(0, 4, PieceKind::Linear));
                 } else {

@@ -1,25 +1,34 @@
 //! Slots of procedure linkage tables and of v-tables that lead straight into versions.
 //!
-//! **Problem.** A call from another module goes through a stub and its slot to the callee's old entry, and from there through the redirect
-//! into its version: one more taken branch, in a line and a page with nothing else in them, for every call between two modules. So do calls of virtual methods.
+//! **Problem.** A call from another module goes through a stub and its slot to the callee's old entry, and
+//! from there through the redirect into its version: one more taken branch, in a line and a page with nothing
+//! else in them, for every call between two modules. So do calls of virtual methods.
 //!
-//! **Idea.** Being at the copy of an entry equals being at the entry. So the slot itself may hold the address of the copy, as the redirect at the entry
-//! leads there. That needs nothing new in any version: no version refers to another one, callers that stay and modules without a version go straight
-//! as well, and any subset of such changes is a correct program.
+//! **Idea.** Being at the copy of an entry equals being at the entry. So the slot itself may hold the address
+//! of the copy, as the redirect at the entry leads there. That needs nothing new in any version: no version
+//! refers to another one, callers that stay and modules without a version go straight as well, and any subset
+//! of such changes is a correct program.
 //!
-//! **Which slots.** Those of `R_X86_64_JUMP_SLOT` relocations: a stub jumps through them, and nothing else reads them (a module that makes a function's
-//! address has another slot for it), so that addresses that the program compares stay what they were. The loader has filled them and made
-//! their pages read-only (RELRO), so that nobody else writes there. And those of v-tables in read-only pages, for methods whose address stands nowhere else (`vtable_slots.rs`; OCOLOS, section IV-B).
+//! **Which slots.** Those of `R_X86_64_JUMP_SLOT` relocations: a stub jumps through them, and nothing else
+//! reads them (a module that makes a function's address has another slot for it), so that addresses that the
+//! program compares stay what they were. The loader has filled them and made their pages read-only (RELRO),
+//! so that nobody else writes there. And those of v-tables in read-only pages, for methods whose address
+//! stands nowhere else (`vtable_slots.rs`; OCOLOS, section IV-B).
 //!
-//! **What a slot held may be kept.** A stub loads its slot and jumps. What a v-table's slot held may stay in a register or on a stack, in front of a loop
-//! say. So addresses in a version that v-tables have led into count wherever they stand (`JournalVersion::by_pointers`): its entries lead on when it is left, and it stays mapped for as long as one is there.
+//! **What a slot held may be kept.** A stub loads its slot and jumps. What a v-table's slot held may stay in
+//! a register or on a stack, in front of a loop say. So addresses in a version that v-tables have led into
+//! count wherever they stand (`JournalVersion::by_pointers`): its entries lead on when it is left, and it
+//! stays mapped for as long as one is there.
 //!
-//! **Slots that somebody else takes.** A tool that puts a hook of its own into a slot keeps what the slot held and calls it, and it may keep it where no search finds
-//! it, in code that it makes. So the journal says which slots have led into a version: if one of them holds anything else than its function's entry or a copy of that, the version stays for good.
+//! **Slots that somebody else takes.** A tool that puts a hook of its own into a slot keeps what the slot
+//! held and calls it, and it may keep it where no search finds it, in code that it makes. So the journal says
+//! which slots have led into a version: if one of them holds anything else than its function's entry or a
+//! copy of that, the version stays for good.
 //!
-//! **Undoing.** What a slot held is no secret that could be lost: an address in a version says by the version's map which original address it equals.
-//! So nothing has to be kept for that: every switch makes each slot what it has to be, whatever a restitch that was killed, or the
-//! parent of a process, has left. A slot that cannot be changed back keeps the version mapped ([`leading_into`]).
+//! **Undoing.** What a slot held is no secret that could be lost: an address in a version says by the
+//! version's map which original address it equals. So nothing has to be kept for that: every switch makes
+//! each slot what it has to be, whatever a restitch that was killed, or the parent of a process, has left. A
+//! slot that cannot be changed back keeps the version mapped ([`leading_into`]).
 
 use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
@@ -85,7 +94,8 @@ pub(crate) fn leading_into(target: &Target, ranges: &[AvmaRange]) -> Result<Hits
     Ok(ranges.iter().filter_map(hit).collect())
 }
 
-/// Those versions of which a slot has been taken by somebody else, who may go on calling what it held: their ranges, with the reason why they have to stay.
+/// Those versions of which a slot has been taken by somebody else, who may go on calling what it held: their
+/// ranges, with the reason why they have to stay.
 pub(crate) fn taken(attached: &AttachedProcess, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
     let led = |v: &&JournalVersion| !v.slots.is_empty() && ranges.contains(&v.range());
     let versions: Vec<&JournalVersion> = attached.journal.versions.iter().filter(led).collect();
@@ -93,7 +103,8 @@ pub(crate) fn taken(attached: &AttachedProcess, ranges: &[AvmaRange]) -> Result<
         return Ok(Hits::new());
     }
     let target = attached.now();
-    // (A slot of a module that is gone has nobody who calls through it.) Whoever has changed one may have left its page writable.
+    // (A slot of a module that is gone has nobody who calls through it.) Whoever has changed one may have
+    // left its page writable.
     let slots = target.modules.iter().flat_map(|m| linkage_slots(m).map(|at| m.bias.to_actual(at)));
     let slots: Vec<Avma> = slots.collect();
     let memory = Memory::open_read_only(target.pid())?;
@@ -117,8 +128,8 @@ pub(crate) fn taken(attached: &AttachedProcess, ranges: &[AvmaRange]) -> Result<
     Ok(versions.into_iter().filter_map(hit).collect())
 }
 
-/// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and into no other ones. Of `arriving`
-/// it is noted which slots lead into which ones.
+/// What has to change so that slots lead into the versions of `incoming` that are to be entered by them, and
+/// into no other ones. Of `arriving` it is noted which slots lead into which ones.
 pub(crate) fn plan(
     attached: &AttachedProcess,
     incoming: &[Incoming<'_>],
@@ -210,7 +221,8 @@ fn known_otherwise(target: &Target, memory: &Memory, methods: &HashSet<Avma>) ->
     known
 }
 
-/// Makes those of `changes` whose slots are as they were; the process stands still, and `maps` is its memory map now. Gives their number.
+/// Makes those of `changes` whose slots are as they were; the process stands still, and `maps` is its memory
+/// map now. Gives their number.
 pub(crate) fn write(
     memory: &impl CodeMemory,
     maps: &[Mapping],
@@ -252,7 +264,8 @@ pub(crate) fn write(
 mod tests {
     use super::*;
 
-    /// Our own process: each slot leads to code of a module, and nothing is to be changed where there is no version.
+    /// Our own process: each slot leads to code of a module, and nothing is to be changed where there is no
+    /// version.
     #[test]
     fn slots_of_a_live_process_are_found() {
         let target = Target::open(std::process::id() as i32).expect("our own");

@@ -8,7 +8,8 @@ use restitch_tracee::{
 };
 use std::time::{Duration, Instant};
 
-/// How long a thread may take to end what a restitch has made it begin that was killed. It may wait for a processor, or for a file system.
+/// How long a thread may take to end what a restitch has made it begin that was killed. It may wait for a
+/// processor, or for a file system.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The shortest and the longest pause between two looks at it.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
@@ -40,9 +41,10 @@ impl StubSite {
     }
 }
 
-/// Dead bytes: what fills the last page of an executable segment. Those of the dynamic loader come first, which is
-/// never unmapped and never changed, then those of the program. Where all last pages are full, as that of a static program may be, what else is in the pages of
-/// code and no part of it, gaps between functions, and the program's first instructions ([`crate::dead_bytes`]).
+/// Dead bytes: what fills the last page of an executable segment. Those of the dynamic loader come first,
+/// which is never unmapped and never changed, then those of the program. Where all last pages are full, as
+/// that of a static program may be, what else is in the pages of code and no part of it, gaps between
+/// functions, and the program's first instructions ([`crate::dead_bytes`]).
 pub(crate) fn stub_sites(target: &Target) -> Vec<StubSite> {
     let is_loader = |m: &Module| m.path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ld"));
     // The kernel's pages are shared by all processes.
@@ -82,7 +84,8 @@ fn sites_of(module: &Module) -> impl Iterator<Item = StubSite> + '_ {
     })
 }
 
-/// A place in a module where nothing `changes`, if there is one: its code is not exchanged while the stub is in it.
+/// A place in a module where nothing `changes`, if there is one: its code is not exchanged while the stub is
+/// in it.
 pub(crate) fn stub_site(
     target: &Target,
     changes: impl Fn(AvmaRange) -> bool,
@@ -95,8 +98,8 @@ pub(crate) fn stub_site(
     site.ok_or(ProcessError::NoDeadBytes { pid: target.pid() })
 }
 
-/// Borrows a thread. `maps` is the memory map, read in the stop. The stub's place gets the file's bytes first: a restitch that was
-/// killed may have left its stub there.
+/// Borrows a thread. `maps` is the memory map, read in the stop. The stub's place gets the file's bytes
+/// first: a restitch that was killed may have left its stub there.
 pub(crate) fn borrow<'a>(
     stopped: &'a mut Stopped,
     stub: &StubSite,
@@ -110,12 +113,13 @@ pub(crate) fn borrow<'a>(
     Ok(stopped.borrow_thread(place)?)
 }
 
-/// Waits until no thread is at what a restitch made it begin that was killed, and puts the bytes back that belong where its stub is. Such a thread
-/// ends by itself what it has begun, and needs the stub for that: without it, it would run into whatever the dead bytes are. (The lock of
-/// the process is ours, so nobody else borrows a thread.)
+/// Waits until no thread is at what a restitch made it begin that was killed, and puts the bytes back that
+/// belong where its stub is. Such a thread ends by itself what it has begun, and needs the stub for that:
+/// without it, it would run into whatever the dead bytes are. (The lock of the process is ours, so nobody
+/// else borrows a thread.)
 ///
-/// Where threads cannot be stopped (another one traces them, we ourselves perhaps), the stub stays: nothing leads there but its own thread, and the next
-/// borrow looks again.
+/// Where threads cannot be stopped (another one traces them, we ourselves perhaps), the stub stays: nothing
+/// leads there but its own thread, and the next borrow looks again.
 ///
 /// # Errors
 /// [`ProcessError::HalfDone`] if a thread stays in it.
@@ -165,7 +169,8 @@ fn left_behind(target: &Target) -> Vec<StubSite> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Needs {
     Nobody,
-    /// A thread blocks all signals, as a borrowed one does: it may handle the one that ends a batch, and come back.
+    /// A thread blocks all signals, as a borrowed one does: it may handle the one that ends a batch, and come
+    /// back.
     Perhaps,
     /// This thread stands there.
     ByThread(i32),
@@ -185,8 +190,8 @@ fn who_needs(stopped: &Stopped, site: &StubSite) -> Result<Needs, ProcessError> 
     Ok(needs)
 }
 
-/// Borrows a thread for `work`, and says how long it was held: one of a process that is `held` as a whole, else one of a process
-/// whose other threads run on.
+/// Borrows a thread for `work`, and says how long it was held: one of a process that is `held` as a whole,
+/// else one of a process whose other threads run on.
 pub(crate) fn with_borrowed<T>(
     target: &Target,
     stub: &StubSite,
@@ -224,13 +229,15 @@ int main(void) {
     return 0;
 }
 "#;
-    /// A static program without a C library and without unwind tables, of which nothing but its code is known.
+    /// A static program without a C library and without unwind tables, of which nothing but its code is
+    /// known.
     const BARE: &str =
         r#"__asm__(".globl _start\n_start: jmp _start\n.skip 40, 0xc3\n"); const int behind = 1;"#;
     const KILLED: &str = "RESTITCH_TEST_KILLED";
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Not a test by itself: the program that the next test starts and kills. It makes a thread open a pipe, which waits for somebody who writes.
+    /// Not a test by itself: the program that the next test starts and kills. It makes a thread open a pipe,
+    /// which waits for somebody who writes.
     #[test]
     fn helper_that_waits_for_a_pipe() {
         let Ok(value) = std::env::var(KILLED) else { return };
@@ -245,7 +252,8 @@ int main(void) {
         panic!("it was not killed: {done:?}");
     }
 
-    /// LLVM's linker leaves no padding in the file: what is in the pages of code beside it are other parts of the file.
+    /// LLVM's linker leaves no padding in the file: what is in the pages of code beside it are other parts of
+    /// the file.
     #[test]
     fn a_thread_is_borrowed_where_a_page_of_code_holds_other_bytes() {
         require!(restitch_testkit::find_program("ld.lld"), "lld");

@@ -1,11 +1,13 @@
 //! The switch: from the versions that are in a process to those that are to be.
 //!
-//! Before the stop (`prepare`): the journal is saved, versions and replacement mappings of the code that is to be are mapped.
-//! The order inside the stop, each step harmless if it is the last one that happens (`switch_faults.rs` tries each):
-//! tell the unwinder; move threads that stand where bytes will change or in a leaving version into arriving ones, which is right whatever the
-//! redirects say; put the replacements in place of the code; make slots of linkage tables and v-tables lead to where the versions are; move threads
-//! of leaving versions to the original code, whose bytes are there only now; translate return addresses. All that is written against
-//! [`crate::host`]. After the stop: replacements that were not used are unmapped, and the new code is read back.
+//! Before the stop (`prepare`): the journal is saved, versions and replacement mappings of the code that is
+//! to be are mapped. The order inside the stop, each step harmless if it is the last one that happens
+//! (`switch_faults.rs` tries each): tell the unwinder; move threads that stand where bytes will change or in
+//! a leaving version into arriving ones, which is right whatever the redirects say; put the replacements in
+//! place of the code; make slots of linkage tables and v-tables lead to where the versions are; move threads
+//! of leaving versions to the original code, whose bytes are there only now; translate return addresses. All
+//! that is written against [`crate::host`]. After the stop: replacements that were not used are unmapped, and
+//! the new code is read back.
 
 use crate::attached_process::AttachedProcess;
 use crate::frames::Walker;
@@ -33,11 +35,12 @@ use std::io;
 use std::time::{Duration, Instant};
 
 impl AttachedProcess {
-    /// Makes exactly `incoming` the versions in force: maps them, redirects to them, takes out those of before.
+    /// Makes exactly `incoming` the versions in force: maps them, redirects to them, takes out those of
+    /// before.
     ///
     /// # Errors
-    /// On an error before the code changes the process is as it was; on a later one it is correct, and the journal
-    /// knows what is in it.
+    /// On an error before the code changes the process is as it was; on a later one it is correct, and the
+    /// journal knows what is in it.
     pub fn switch(&mut self, incoming: &[Incoming<'_>]) -> Result<SwitchReport, ProcessError> {
         switch(self, incoming, None)
     }
@@ -54,12 +57,14 @@ impl AttachedProcess {
         switch(self, incoming, Some(held))
     }
 
-    /// Maps tracing versions, which nothing leads to, and their window, in place of earlier ones; unwinders learn of them, in a short
-    /// stop. Gives the window's file. [`AttachedProcess::revert`] and [`AttachedProcess::reclaim`] take them out again. A process that has no versions yet may be
-    /// `held` meanwhile; it runs on afterwards in any case.
+    /// Maps tracing versions, which nothing leads to, and their window, in place of earlier ones; unwinders
+    /// learn of them, in a short stop. Gives the window's file. [`AttachedProcess::revert`] and
+    /// [`AttachedProcess::reclaim`] take them out again. A process that has no versions yet may be `held`
+    /// meanwhile; it runs on afterwards in any case.
     ///
     /// # Errors
-    /// [`ProcessError::Occupied`] if versions of another kind are in the process. On any other error call [`AttachedProcess::revert`].
+    /// [`ProcessError::Occupied`] if versions of another kind are in the process. On any other error call
+    /// [`AttachedProcess::revert`].
     pub fn map_tracing(
         &mut self,
         held: Option<Stopped>,
@@ -94,7 +99,8 @@ impl AttachedProcess {
     }
 }
 
-/// Stops the process (or takes it as it is `held`), switches, lets it run on. Where modules move just then that are none of `incoming`, again.
+/// Stops the process (or takes it as it is `held`), switches, lets it run on. Where modules move just then
+/// that are none of `incoming`, again.
 fn switch(
     attached: &mut AttachedProcess,
     incoming: &[Incoming<'_>],
@@ -198,8 +204,9 @@ fn list(planned: &Journal, attached: &AttachedProcess) -> Result<(), ProcessErro
     listed
 }
 
-/// Unmaps what is left of the replacements. Where no thread can be borrowed just now (they come and go, or all wait in the kernel), it is tried
-/// again for a moment; then they stay, unused, until the next switch. Gives the time for which a thread was held.
+/// Unmaps what is left of the replacements. Where no thread can be borrowed just now (they come and go, or
+/// all wait in the kernel), it is tried again for a moment; then they stay, unused, until the next switch.
+/// Gives the time for which a thread was held.
 fn unmap_replacements_soon(attached: &mut AttachedProcess, plan: &SwitchPlan<'_>) -> Duration {
     for pause in [1, 4, 16, 64] {
         match unmap_replacements(attached, plan) {
@@ -210,9 +217,9 @@ fn unmap_replacements_soon(attached: &mut AttachedProcess, plan: &SwitchPlan<'_>
     unmap_replacements(attached, plan).unwrap_or_default()
 }
 
-/// Stops all threads where a version has original equivalents, by trying again: such windows are a few instructions long.
-/// (Stepping out of them is no way: a thread that is being stepped when this program is killed ends by SIGTRAP.) After
-/// many tries it is accepted; the version is kept then.
+/// Stops all threads where a version has original equivalents, by trying again: such windows are a few
+/// instructions long. (Stepping out of them is no way: a thread that is being stepped when this program is
+/// killed ends by SIGTRAP.) After many tries it is accepted; the version is kept then.
 fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
     const MOST_TRIES: u32 = 40;
     let mut stopped = Stopped::seize_all(pid)?;
@@ -228,7 +235,8 @@ fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped,
     Ok(stopped)
 }
 
-/// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count, whatever is there by now.
+/// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count,
+/// whatever is there by now.
 fn read_back(target: &Target, mut pages: Vec<Page>) -> Result<(), ProcessError> {
     let compare = |pages: &[Page]| {
         let memory = Memory::open_read_only(target.pid())?;
@@ -250,8 +258,9 @@ fn read_back(target: &Target, mut pages: Vec<Page>) -> Result<(), ProcessError> 
     Ok(())
 }
 
-/// Takes out of `pages` those that are the file's, not the process's own, by the page table: whatever was written there, a library was closed and opened again at the same
-/// place since. All stay if the kernel does not tell.
+/// Takes out of `pages` those that are the file's, not the process's own, by the page table: whatever was
+/// written there, a library was closed and opened again at the same place since. All stay if the kernel does
+/// not tell.
 fn retain_own(pid: i32, pages: &mut Vec<Page>) {
     let Ok(table) = Pagemap::open(pid) else { return };
     let is_own = |(at, bytes): &Page| {
@@ -262,7 +271,8 @@ fn retain_own(pid: i32, pages: &mut Vec<Page>) {
     pages.retain(is_own);
 }
 
-/// Takes out of `pages` those of modules that are no longer where they were, by `maps` of the process, and those where no code is mapped.
+/// Takes out of `pages` those of modules that are no longer where they were, by `maps` of the process, and
+/// those where no code is mapped.
 fn retain_there(target: &Target, maps: &[Mapping], pages: &mut Vec<Page>) {
     let gone = target.moved(maps);
     let is_code = |at: Avma| maps.iter().any(|m| m.range.contains(at) && m.permissions.execute);
@@ -345,8 +355,8 @@ impl Stop<'_> {
         Ok(Done { replacements, written, forbidden })
     }
 
-    /// After the stop: changes that somebody else has made to the old code while the replacements were filled are made once more, and
-    /// everything is read back.
+    /// After the stop: changes that somebody else has made to the old code while the replacements were filled
+    /// are made once more, and everything is read back.
     fn look_back(&self, attached: &AttachedProcess, done: Done) -> Result<(), ProcessError> {
         let memory = Memory::open_read_only(self.target.pid())?;
         let sites = self.sites.outside(&[], &done.forbidden);

@@ -1,8 +1,9 @@
-//! Whole stops of a switch on a host in memory, with a fault at each step: afterwards the code is a correct program, and giving the original
-//! code back gives the original bytes back.
+//! Whole stops of a switch on a host in memory, with a fault at each step: afterwards the code is a correct
+//! program, and giving the original code back gives the original bytes back.
 //!
-//! What runs is the code that changes processes ([`Stop::carry_out`]). Not covered: return addresses that a walk finds, and the unwinder's hook, which
-//! need a program with tables (`crates/cli/tests/kill.rs` has these).
+//! What runs is the code that changes processes ([`Stop::carry_out`]). Not covered: return addresses that a
+//! walk finds, and the unwinder's hook, which need a program with tables (`crates/cli/tests/kill.rs` has
+//! these).
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, jump};
@@ -115,8 +116,8 @@ impl World {
         host.map(Avma::new(SLOT).align_down(PAGE), "r--p", vec![0; PAGE as usize]);
         host.map(Avma::new(STACKS), "rw-p", vec![0; PAGE as usize]);
         host.memory.poke(Avma::new(SLOT), &FUNCTIONS[0].to_le_bytes());
-        // At an entry; in the bytes of a redirect, of which there are copies; of which there are none; in the middle; and with a return address in
-        // such bytes.
+        // At an entry; in the bytes of a redirect, of which there are copies; of which there are none; in the
+        // middle; and with a return address in such bytes.
         let stand = [FUNCTIONS[0], FUNCTIONS[0] + 2, BRANCH_ONLY + 2, FUNCTIONS[3] + 0x10, CODE + 0x300];
         for (i, rip) in stand.into_iter().enumerate() {
             let (rip, rsp) = (Avma::new(rip), Avma::new(STACKS + 0x800 + 8 * i as u64));
@@ -190,7 +191,8 @@ impl World {
         Ok(filled)
     }
 
-    /// No context stands, and none returns, in bytes that have become part of a jump; each place holds its original bytes or one whole jump.
+    /// No context stands, and none returns, in bytes that have become part of a jump; each place holds its
+    /// original bytes or one whole jump.
     fn assert_correct(&self, after: &str) {
         for function in FUNCTIONS {
             let at = Avma::new(function);
@@ -231,7 +233,8 @@ fn word(bytes: &[u8]) -> Avma {
 const SWITCHES: [(Option<usize>, Option<usize>); 3] = [(None, Some(0)), (Some(0), Some(1)), (Some(1), None)];
 const WAYS: [By; 3] = [By::Writes, By::Exchange, By::NoExchange];
 
-/// A world before one of them. A return address into the version that is left is on a stack that cannot be walked.
+/// A world before one of them. A return address into the version that is left is on a stack that cannot be
+/// walked.
 fn world(dir: &StateDir, before: Option<usize>) -> World {
     let mut world = World::new(dir.clone());
     if let Some(before) = before {

@@ -14,7 +14,8 @@ use std::collections::BTreeSet;
 pub struct Incoming<'a> {
     /// Index of its module in the target.
     pub module: usize,
-    /// The version, at a place from [`AttachedProcess::reserve`](crate::AttachedProcess::reserve) and with its number.
+    /// The version, at a place from [`AttachedProcess::reserve`](crate::AttachedProcess::reserve) and with
+    /// its number.
     pub version: &'a CheckedVersion,
     /// Its purpose.
     pub kind: VersionKind,
@@ -55,7 +56,8 @@ pub struct SwitchReport {
     pub returns_us: u64,
     /// Part of the pause: from the first thread's release to the last one's.
     pub resume_us: u64,
-    /// Before the pause: how long one thread was held to map versions and prepared code, while the others ran.
+    /// Before the pause: how long one thread was held to map versions and prepared code, while the others
+    /// ran.
     pub borrow_us: u64,
     /// Threads of the process.
     pub threads: usize,
@@ -71,7 +73,8 @@ pub struct SwitchReport {
     pub moved_threads: usize,
     /// Return addresses that were translated.
     pub moved_returns: usize,
-    /// Why the redirects of a mapping were written page by page in the stop, which takes longer: its first address, the reason.
+    /// Why the redirects of a mapping were written page by page in the stop, which takes longer: its first
+    /// address, the reason.
     pub written_in_stop: Vec<(Avma, String)>,
 }
 

@@ -33,18 +33,21 @@ impl Module {
         self.range.contains(at).then(|| self.bias.to_stated(at))
     }
 
-    /// The module whose code a process has just mapped, or had before it ended; nothing if that is no program or library. (A file that another process has at this
-    /// path is known by its device and inode; where a stacked file system makes these up, only processes that are still there can be asked.)
+    /// The module whose code a process has just mapped, or had before it ended; nothing if that is no program
+    /// or library. (A file that another process has at this path is known by its device and inode; where a
+    /// stacked file system makes these up, only processes that are still there can be asked.)
     pub fn of_mapping(pid: i32, code: &Mapping, images: &mut ImageCache) -> Option<Self> {
         load(pid, &[code], images).ok().flatten()
     }
 
-    /// Whether another process has the same content there: the same file, or equal bytes. (A build id does not tell: it stays when a file is changed.)
+    /// Whether another process has the same content there: the same file, or equal bytes. (A build id does
+    /// not tell: it stays when a file is changed.)
     pub fn has_content_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.image, &other.image) || self.image.data() == other.image.data()
     }
 
-    /// Whether it is the kernel's image in the process (`[vdso]`), which is of no file: it may be copied to be traced, and is never changed.
+    /// Whether it is the kernel's image in the process (`[vdso]`), which is of no file: it may be copied to
+    /// be traced, and is never changed.
     pub fn is_vdso(&self) -> bool {
         vdso::is_vdso(&self.path)
     }
@@ -53,15 +56,16 @@ impl Module {
 /// How often a process that opens and closes libraries is looked at again.
 const MOST_LOOKS: u32 = 4;
 
-/// Files that were read, for looking at several processes, or at one again and again. A file that changes in place while the
-/// cache lives is seen as it was.
+/// Files that were read, for looking at several processes, or at one again and again. A file that changes in
+/// place while the cache lives is seen as it was.
 #[derive(Debug, Clone, Default)]
 pub struct ImageCache {
     known: BTreeMap<FileState, Arc<Image>>,
     vdso: vdso::Known,
 }
 
-/// A file as a process maps it, its length, and when it was changed last: what is written into a file that was read makes it another one.
+/// A file as a process maps it, its length, and when it was changed last: what is written into a file that
+/// was read makes it another one.
 type FileState = (procfs::Device, u64, PathBuf, [i64; 3]);
 
 impl ImageCache {
@@ -107,7 +111,8 @@ fn open_here(mapping: &Mapping) -> Option<File> {
 pub struct Target {
     /// The process.
     pub process: ProcessId,
-    /// Its modules, by address, the vdso among them; those that could not be read are left out (see `unreadable`).
+    /// Its modules, by address, the vdso among them; those that could not be read are left out (see
+    /// `unreadable`).
     pub modules: Vec<Module>,
     /// Index of the program itself in `modules`.
     pub program: usize,
@@ -161,8 +166,8 @@ impl Target {
         self.modules[i].range.contains(at).then_some(i)
     }
 
-    /// The indices of those modules that are no longer mapped where they were, by `maps` of the process: the program has closed them, and opened them elsewhere
-    /// perhaps.
+    /// The indices of those modules that are no longer mapped where they were, by `maps` of the process: the
+    /// program has closed them, and opened them elsewhere perhaps.
     pub(crate) fn moved(&self, maps: &[Mapping]) -> Vec<usize> {
         (0..self.modules.len()).filter(|i| !is_in_place(&self.modules[*i], maps)).collect()
     }
@@ -178,7 +183,8 @@ impl Target {
     }
 }
 
-/// Why no program was found in a process. One that has ended has no mappings any more, and one that is ending loses them before it is a zombie.
+/// Why no program was found in a process. One that has ended has no mappings any more, and one that is ending
+/// loses them before it is a zombie.
 pub(crate) fn no_program(process: ProcessId) -> ProcessError {
     let pid = process.pid;
     let has_one_thread = procfs::threads(pid).map_or(true, |threads| threads.len() <= 1);
@@ -212,7 +218,8 @@ fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>
     files
 }
 
-/// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours included).
+/// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours
+/// included).
 fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Option<Module>, String> {
     let candidates: Vec<&Mapping> = mappings.iter().copied().filter(|m| m.permissions.execute).collect();
     let Some(&code) = candidates.first() else { return Ok(None) };
@@ -220,7 +227,8 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         return Ok(None);
     }
     let image = images.image(pid, code)?;
-    // A killed restitch may have left a replacement mapping of the code: the module is where its other segments are too.
+    // A killed restitch may have left a replacement mapping of the code: the module is where its other
+    // segments are too.
     let (code, bias) = candidates
         .into_iter()
         .rev()
@@ -270,7 +278,8 @@ fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
     stated.map(|stated| LoadBias::between(stated, code.range.start))
 }
 
-/// Whether the module's code is mapped where it was. `maps` are sorted by address. (The kernel's image stays.)
+/// Whether the module's code is mapped where it was. `maps` are sorted by address. (The kernel's image
+/// stays.)
 fn is_in_place(module: &Module, maps: &[Mapping]) -> bool {
     let is_its_code = |m: &Mapping| {
         let identity = procfs::FileIdentity { device: m.device, inode: m.inode };
@@ -321,7 +330,8 @@ int main(void) {
 }
 "#;
 
-    /// In all moments between its last instruction and its end as a zombie: who has no memory any more is not alive.
+    /// In all moments between its last instruction and its end as a zombie: who has no memory any more is not
+    /// alive.
     #[test]
     fn a_process_without_memory_is_not_alive() {
         let folder = scratch();

@@ -1,4 +1,5 @@
-//! Readers of the state directory's files, each given any bytes: nothing panics, and what is accepted is sound.
+//! Readers of the state directory's files, each given any bytes: nothing panics, and what is accepted is
+//! sound.
 
 use crate::state::journal::{Journal, JournalVersion, version_in_record};
 use crate::state::map_file::StoredMap;

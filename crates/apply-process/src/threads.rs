@@ -24,11 +24,12 @@ pub(crate) struct ThreadView {
 /// Most bytes of one stack that are looked through.
 const MOST_STACK: u64 = 16 << 20;
 
-/// Bytes of each thread's stack, from its stack pointer on, that are read for all threads together: most stacks of servers
-/// are no deeper, and their frames are followed without another system call.
+/// Bytes of each thread's stack, from its stack pointer on, that are read for all threads together: most
+/// stacks of servers are no deeper, and their frames are followed without another system call.
 const AHEAD: u64 = 16 << 10;
 
-/// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop, by address.
+/// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop, by
+/// address.
 pub(crate) fn survey(
     stopped: &impl StoppedHost,
     walker: &Walker<'_>,
@@ -51,8 +52,9 @@ pub(crate) fn survey(
     Ok(out)
 }
 
-/// Why the kernel may hold return addresses that no search finds, if it does: a probe of function returns (uretprobe) puts the address of its trampoline on
-/// the stack in their place, and has the thread go on where they lead.
+/// Why the kernel may hold return addresses that no search finds, if it does: a probe of function returns
+/// (uretprobe) puts the address of its trampoline on the stack in their place, and has the thread go on where
+/// they lead.
 pub(crate) fn hidden_returns(threads: &[ThreadView], maps: &[Mapping]) -> Option<String> {
     let trampoline = maps.iter().find(|m| m.is_special("[uprobes]"))?.range;
     let holds = |t: &&ThreadView| {
@@ -65,7 +67,8 @@ pub(crate) fn hidden_returns(threads: &[ThreadView], maps: &[Mapping]) -> Option
     ))
 }
 
-/// The lowest word of a thread's stack that may be used: below the stack pointer lies the red zone (System V ABI, 3.2.2).
+/// The lowest word of a thread's stack that may be used: below the stack pointer lies the red zone (System V
+/// ABI, 3.2.2).
 fn lowest_used(registers: &Registers) -> Avma {
     Avma::new((registers.rsp.get() & !7).saturating_sub(128))
 }
@@ -90,8 +93,8 @@ fn word_of((start, bytes): &(Avma, Vec<u8>), at: Avma) -> Option<u64> {
     Some(u64::from_le_bytes(word.try_into().expect("8 bytes")))
 }
 
-/// The stack that the thread is on, and those that its frames lead to (below an alternate signal stack). What is in `ahead` is not read
-/// once more.
+/// The stack that the thread is on, and those that its frames lead to (below an alternate signal stack). What
+/// is in `ahead` is not read once more.
 fn used_stacks(
     memory: &impl CodeMemory,
     registers: &Registers,
@@ -130,8 +133,8 @@ pub(crate) fn words_at(start: Avma, bytes: &[u8]) -> impl Iterator<Item = (Avma,
     })
 }
 
-/// Patch sites that some stack word points into, behind the first byte: an interrupted program counter or a return
-/// address that will come back there. They are left as they are.
+/// Patch sites that some stack word points into, behind the first byte: an interrupted program counter or a
+/// return address that will come back there. They are left as they are.
 pub(crate) fn forbidden_sites(
     stopped: &impl StoppedHost,
     plan: &SwitchPlan<'_>,
@@ -176,8 +179,8 @@ impl SwitchPlan<'_> {
     }
 }
 
-/// Moves threads into the arriving versions, out of leaving ones and out of bytes that are about to change. That is right whatever the original code
-/// holds.
+/// Moves threads into the arriving versions, out of leaving ones and out of bytes that are about to change.
+/// That is right whatever the original code holds.
 pub(crate) fn move_in(
     stopped: &mut impl StoppedHost,
     plan: &SwitchPlan<'_>,
@@ -186,16 +189,17 @@ pub(crate) fn move_in(
     move_threads(stopped, report, |at| {
         let original = match plan.leaving.iter().find(|o| o.range.contains(at)) {
             Some(old) => old.to_original(at)?,
-            // Original code: whoever stands in a block that has a copy goes on in the copy. A loop that never ends would
-            // stay in the old layout for ever otherwise.
+            // Original code: whoever stands in a block that has a copy goes on in the copy. A loop that never
+            // ends would stay in the old layout for ever otherwise.
             None => at,
         };
         plan.destination(original)
     })
 }
 
-/// Moves threads out of leaving versions to the original code, once that holds what it is to hold: before that their place may be inside of a redirect.
-/// Where it is inside of a new one (all but those `forbidden`), they stay in the version.
+/// Moves threads out of leaving versions to the original code, once that holds what it is to hold: before
+/// that their place may be inside of a redirect. Where it is inside of a new one (all but those `forbidden`),
+/// they stay in the version.
 pub(crate) fn move_out(
     stopped: &mut impl StoppedHost,
     plan: &SwitchPlan<'_>,
@@ -238,8 +242,9 @@ pub(crate) fn stands_in(stopped: &impl StoppedHost, range: AvmaRange) -> Result<
     Ok(false)
 }
 
-/// Whether a thread stands where a version has no original equivalent: between the load and the jump of a dispatch, or inside a
-/// flag-keeping counter. It cannot be moved from there, and its frames cannot be followed.
+/// Whether a thread stands where a version has no original equivalent: between the load and the jump of a
+/// dispatch, or inside a flag-keeping counter. It cannot be moved from there, and its frames cannot be
+/// followed.
 pub(crate) fn in_between(stopped: &impl StoppedHost, old: &[InstalledVersion]) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
         old.iter().any(|o| o.range.contains(at) && o.module.is_some() && o.to_original(at).is_none())

@@ -1,11 +1,13 @@
 //! The vdso: a module that is mapped from no file.
 //!
-//! Problem: the kernel maps an image of its own into each process, whose functions read the clock without a system call. It is an ELF image like
-//! any other, but no path leads to it, and what lies there is not what the kernel was built with: the kernel exchanges instructions by the processor that it finds
-//! (alternatives). Idea: it is read from the process's memory, and its content is its identity. It belongs to nobody who could
-//! lay it out anew, so it gets tracing versions and no others.
+//! Problem: the kernel maps an image of its own into each process, whose functions read the clock without a
+//! system call. It is an ELF image like any other, but no path leads to it, and what lies there is not what
+//! the kernel was built with: the kernel exchanges instructions by the processor that it finds
+//! (alternatives). Idea: it is read from the process's memory, and its content is its identity. It belongs to
+//! nobody who could lay it out anew, so it gets tracing versions and no others.
 //!
-//! Limits: a breakpoint that somebody has set in it before it is read passes for its code (as it is executed, so is its copy).
+//! Limits: a breakpoint that somebody has set in it before it is read passes for its code (as it is executed,
+//! so is its copy).
 
 use restitch_image::Image;
 use restitch_procfs::{Device, FileIdentity, Mapping};
@@ -24,8 +26,8 @@ const MOST_BYTES: u64 = 1 << 20;
 pub(crate) struct Known(Vec<Arc<Image>>);
 
 impl Known {
-    /// The vdso of process `pid` among `maps`: its line, what is there, and the identity of that. `None` if the process has none, or it cannot be read or
-    /// understood: its code is in no module then.
+    /// The vdso of process `pid` among `maps`: its line, what is there, and the identity of that. `None` if
+    /// the process has none, or it cannot be read or understood: its code is in no module then.
     pub fn read<'m>(
         &mut self,
         pid: i32,

@@ -1,14 +1,18 @@
 //! Slots of v-tables: where they are, and which methods' addresses stand nowhere else.
 //!
-//! **Idea.** A program calls what a v-table's slot holds, and does nothing else with it: pointers to virtual methods are numbers of slots (Itanium C++ ABI, 2.3), and what
-//! casts and exceptions look at stands in other words of the table. So a slot, like one of a linkage table, may hold the address of the method's copy.
+//! **Idea.** A program calls what a v-table's slot holds, and does nothing else with it: pointers to virtual
+//! methods are numbers of slots (Itanium C++ ABI, 2.3), and what casts and exceptions look at stands in other
+//! words of the table. So a slot, like one of a linkage table, may hold the address of the method's copy.
 //!
-//! **Which ones.** Words of objects that the ABI calls `_ZTV...` (5.1.4.1): the dynamic symbols of libraries, and of programs with plugins, have nearly all of them, with sizes; without a symbol nobody can say where a
+//! **Which ones.** Words of objects that the ABI calls `_ZTV...` (5.1.4.1): the dynamic symbols of libraries,
+//! and of programs with plugins, have nearly all of them, with sizes; without a symbol nobody can say where a
 //! table ends.
 //!
-//! **Compared after all.** To make a virtual call direct where it can be foreseen, compilers compare the slot with the address of the method that they expect (GCC's speculative devirtualization), and
-//! a GNU extension makes ordinary pointers of slots. So methods are left out whose address anything but v-tables makes: relocations, symbols of other modules, `lea`; at fixed addresses any four bytes.
-//! What only slots make is equal where it was equal, whenever it was read.
+//! **Compared after all.** To make a virtual call direct where it can be foreseen, compilers compare the slot
+//! with the address of the method that they expect (GCC's speculative devirtualization), and a GNU extension
+//! makes ordinary pointers of slots. So methods are left out whose address anything but v-tables makes:
+//! relocations, symbols of other modules, `lea`; at fixed addresses any four bytes. What only slots make is
+//! equal where it was equal, whenever it was read.
 
 use restitch_address::Svma;
 use restitch_image::{Image, ImageKind, RelocationKind, Symbol, SymbolKind};
@@ -32,7 +36,8 @@ pub(crate) fn slots(image: &Image) -> Vec<Svma> {
     slots
 }
 
-/// Those of `entries` whose address something in their module makes that is none of the `slots` of its v-tables.
+/// Those of `entries` whose address something in their module makes that is none of the `slots` of its
+/// v-tables.
 pub(crate) fn made_elsewhere(image: &Image, entries: &HashSet<Svma>, slots: &[Svma]) -> HashSet<Svma> {
     let (Some(low), Some(high)) = (entries.iter().min(), entries.iter().max()) else { return HashSet::new() };
     let is_entry = |at: &Svma| (low..=high).contains(&at) && entries.contains(at);

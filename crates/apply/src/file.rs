@@ -1,6 +1,7 @@
 //! Writing a file so that nobody ever sees half of it.
 //!
-//! A path is looked up once ([`resolve`](crate::resolve)); the file is made, and gets its name, in the folder that was found, wherever the path leads meanwhile.
+//! A path is looked up once ([`resolve`](crate::resolve)); the file is made, and gets its name, in the folder
+//! that was found, wherever the path leads meanwhile.
 
 use crate::resolve::{End, Place, end_of, place_of};
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat, renameat, unlinkat};
@@ -30,12 +31,13 @@ pub enum Outlives {
     PowerCut,
 }
 
-/// Writes `bytes` to `path` with the permission bits `mode` (as in `st_mode`; the process's umask does not apply). The
-/// file is written under another name in the same directory and then given its name, so `path` holds the
-/// old content or the new one at every moment.
+/// Writes `bytes` to `path` with the permission bits `mode` (as in `st_mode`; the process's umask does not
+/// apply). The file is written under another name in the same directory and then given its name, so `path`
+/// holds the old content or the new one at every moment.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] if something is there that is to be left alone, else the system's reason; nothing is left behind.
+/// [`io::ErrorKind::AlreadyExists`] if something is there that is to be left alone, else the system's reason;
+/// nothing is left behind.
 pub fn write_atomically(
     path: &Path,
     bytes: &[u8],
@@ -57,8 +59,9 @@ fn write_at(place: Place, bytes: &[u8], mode: u32, existing: Existing, outlives:
     }
 }
 
-/// Writes what the user asked for, to where `path` leads, by links too, but for those of other users: a file as [`write_atomically`] does, in place of one that is there; what is no
-/// file (a pipe, a terminal, `/dev/stdout`) as it is.
+/// Writes what the user asked for, to where `path` leads, by links too, but for those of other users: a file
+/// as [`write_atomically`] does, in place of one that is there; what is no file (a pipe, a terminal,
+/// `/dev/stdout`) as it is.
 ///
 /// # Errors
 /// The system's reason, or that a link is not followed; a file that was there is as before.
@@ -96,8 +99,9 @@ fn itself(object: &impl AsRawFd) -> String {
     format!("/proc/self/fd/{}", object.as_raw_fd())
 }
 
-/// Finds out whether [`write_atomically`] can make a file beside `path`, by making one under another name, which is
-/// removed at once: `path` itself is not touched, so that whoever writes it at the same time is not disturbed.
+/// Finds out whether [`write_atomically`] can make a file beside `path`, by making one under another name,
+/// which is removed at once: `path` itself is not touched, so that whoever writes it at the same time is not
+/// disturbed.
 ///
 /// # Errors
 /// The system's reason; nothing is left behind.
@@ -146,7 +150,8 @@ impl Temporary {
         let Place { folder, name } = &self.place;
         Ok(renameat(folder, &self.name, folder, name)?)
     }
-    /// Gives the file its name, if nothing has that name. File systems without hard links get a check and a rename.
+    /// Gives the file its name, if nothing has that name. File systems without hard links get a check and a
+    /// rename.
     fn link(&self) -> io::Result<()> {
         let Place { folder, name } = &self.place;
         match linkat(folder, &self.name, folder, name, AtFlags::empty()) {

@@ -1,18 +1,19 @@
 //! The contract that every applier keeps: process, ELF file, and (later) kernel.
 //!
 //! Numbered duties of a backend:
-//! 1. **plan** computes everything before anything is touched. A plan is data: ordered [`Write`]s, each with the bytes
-//!    expected before and after.
+//! 1. **plan** computes everything before anything is touched. A plan is data: ordered [`Write`]s, each with
+//!    the bytes expected before and after.
 //! 2. **can_apply** refuses with a reason that names the next step for the user, and touches nothing.
-//! 3. **apply** writes in an order in which every prefix of the writes leaves a correct program (state equivalence
-//!    makes any subset of the redirects correct), so that being killed half-way is harmless.
+//! 3. **apply** writes in an order in which every prefix of the writes leaves a correct program (state
+//!    equivalence makes any subset of the redirects correct), so that being killed half-way is harmless.
 //! 4. **verify** reads back what was written and compares it with the plan.
 //! 5. **revert** restores the exact bytes, also from a later run than the one that applied.
 //! 6. **describe** says in words what will happen.
 //!
 //! Files are written by [`write_atomically`].
 //!
-//! Only a [`CheckedVersion`] can be planned: nothing that has not passed the independent checker is ever applied.
+//! Only a [`CheckedVersion`] can be planned: nothing that has not passed the independent checker is ever
+//! applied.
 
 mod file;
 mod read;

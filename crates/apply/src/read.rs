@@ -5,7 +5,8 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// More than this is no program, library or stored profile: no output can be larger either, whose record of the original has 32-bit offsets.
+/// More than this is no program, library or stored profile: no output can be larger either, whose record of
+/// the original has 32-bit offsets.
 pub const MOST_BYTES: u64 = 4 << 30;
 /// More than this is not read of what a user names: recordings of whole machines are the largest.
 pub const MOST_NAMED: u64 = 16 << 30;
@@ -18,7 +19,8 @@ const NONBLOCK: i32 = 0o4000;
 /// The content of a regular file, whose name need not be the user's.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidInput`] for a pipe, socket or device, [`ErrorKind::FileTooLarge`] for more than [`MOST_BYTES`], else the system's reason.
+/// [`ErrorKind::InvalidInput`] for a pipe, socket or device, [`ErrorKind::FileTooLarge`] for more than
+/// [`MOST_BYTES`], else the system's reason.
 pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     read_opened(&mut open_without_waiting(path)?, MOST_BYTES)
 }

@@ -1,10 +1,13 @@
 //! Where a path that the user has named leads.
 //!
-//! Problem: whoever may write to a folder on the way (`/tmp`, another user's home) can put a symbolic link there at any moment, and a path that is looked up twice leads to two places.
-//! Idea: it is looked up once, name by name, each in the folder that the last one led to, and what is done is done in the folder that was found, by its descriptor.
+//! Problem: whoever may write to a folder on the way (`/tmp`, another user's home) can put a symbolic link
+//! there at any moment, and a path that is looked up twice leads to two places. Idea: it is looked up once,
+//! name by name, each in the folder that the last one led to, and what is done is done in the folder that was
+//! found, by its descriptor.
 //!
-//! Links are followed by the rule that the kernel has for shared folders (`fs.protected_symlinks`, proc_sys_fs(5)), in all folders: only if the link's owner is this user, root or the folder's owner.
-//! The last name says which file is replaced: there only links of this user's and root's are followed.
+//! Links are followed by the rule that the kernel has for shared folders (`fs.protected_symlinks`,
+//! proc_sys_fs(5)), in all folders: only if the link's owner is this user, root or the folder's owner. The
+//! last name says which file is replaced: there only links of this user's and root's are followed.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
 use std::collections::VecDeque;

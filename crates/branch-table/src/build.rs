@@ -7,8 +7,8 @@ use restitch_program::Program;
 use restitch_x86::{Action, CountBranch, Flow, Insn, Operand, Segment, decode_semantic, scan};
 use std::collections::{BTreeSet, HashMap};
 
-/// The bytes of the table of a module: of all its executable code, movable or not. Decoding begins anew at each function,
-/// symbol and linkage stub.
+/// The bytes of the table of a module: of all its executable code, movable or not. Decoding begins anew at
+/// each function, symbol and linkage stub.
 pub fn build(image: &Image, program: &Program) -> Vec<u8> {
     let ranges = image.executable_ranges();
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else {

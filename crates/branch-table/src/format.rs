@@ -1,15 +1,15 @@
 //! What a table holds, and how it is laid out.
 //!
-//! Header, 48 bytes: magic `RSTBRTAB`, u32 version, u32 number of branches, u64 first address, u64 length of the code, u32
-//! number of operands, u32 bytes per index entry's stretch, u64 zero.
-//! Then for each stretch of 256 bytes of code, and once more at the end, the u32 number of its first branch; then the
-//! branches; then (at a multiple of 8) the operands.
+//! Header, 48 bytes: magic `RSTBRTAB`, u32 version, u32 number of branches, u64 first address, u64 length of
+//! the code, u32 number of operands, u32 bytes per index entry's stretch, u64 zero. Then for each stretch of
+//! 256 bytes of code, and once more at the end, the u32 number of its first branch; then the branches; then
+//! (at a multiple of 8) the operands.
 //!
-//! Branch, 8 bytes: bits 0 to 7 the place in the stretch, 8 to 11 the kind, 12 to 15 the detail (condition code), 16 to
-//! 19 the length; 32 to 63 the target as an offset from the first address (wrapping in 32 bits), the number of the operand, or
-//! the bytes that a return pops.
-//! Operand, 16 bytes: u8 base, u8 index (register numbers, 255 for none), u8 scale, u8 place (0 register, 1 memory, 2
-//! RIP-relative memory), u8 segment (0 none, 1 fs, 2 gs), 3 zero bytes, i64 displacement (from the first address for 2).
+//! Branch, 8 bytes: bits 0 to 7 the place in the stretch, 8 to 11 the kind, 12 to 15 the detail (condition
+//! code), 16 to 19 the length; 32 to 63 the target as an offset from the first address (wrapping in 32 bits),
+//! the number of the operand, or the bytes that a return pops. Operand, 16 bytes: u8 base, u8 index (register
+//! numbers, 255 for none), u8 scale, u8 place (0 register, 1 memory, 2 RIP-relative memory), u8 segment (0
+//! none, 1 fs, 2 gs), 3 zero bytes, i64 displacement (from the first address for 2).
 
 use restitch_address::Svma;
 use restitch_x86::Condition;

@@ -30,8 +30,8 @@ const RCX: usize = 1;
 const RSP: usize = 4;
 
 impl Branch {
-    /// Where the branch goes in a thread that is about to execute it, in a module with this `bias`. `load` reads 8
-    /// bytes of the thread's memory. `None` for what cannot be told.
+    /// Where the branch goes in a thread that is about to execute it, in a module with this `bias`. `load`
+    /// reads 8 bytes of the thread's memory. `None` for what cannot be told.
     pub fn resolve(
         &self,
         thread: &Thread,

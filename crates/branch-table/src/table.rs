@@ -47,7 +47,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl<'a> Table<'a> {
-    /// The table in `bytes`. Looks at the header and the sizes only; damage further in makes wrong answers, never a panic.
+    /// The table in `bytes`. Looks at the header and the sizes only; damage further in makes wrong answers,
+    /// never a panic.
     ///
     /// # Errors
     /// [`TableError`].
@@ -92,8 +93,8 @@ impl<'a> Table<'a> {
         u32_at(self.index, usize::try_from(stretch).ok()?.checked_mul(4)?).map(|n| n as usize)
     }
 
-    /// The first branch at or behind `at`, which has to be the start of an instruction. `None` outside of the covered
-    /// range; [`Kind::Unknown`] where the code is not known.
+    /// The first branch at or behind `at`, which has to be the start of an instruction. `None` outside of the
+    /// covered range; [`Kind::Unknown`] where the code is not known.
     pub fn next(&self, at: Svma) -> Option<Branch> {
         let offset = at.offset_from(self.start) as u64;
         if offset >= self.len {

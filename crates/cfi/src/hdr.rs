@@ -55,7 +55,8 @@ pub fn read_eh_frame_hdr<'m>(memory: &impl Memory<'m>, at: Svma) -> Result<EhFra
 }
 
 /// Writes a version-1 header for the address `at`, with the encodings that every run-time reader knows
-/// (`1b 03 3b`): a search table over `entries`, pairs of (start of the code, address of the FDE) in any order.
+/// (`1b 03 3b`): a search table over `entries`, pairs of (start of the code, address of the FDE) in any
+/// order.
 ///
 /// # Errors
 /// If the `.eh_frame`, an entry or its FDE is more than 2 GiB away.

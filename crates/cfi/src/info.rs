@@ -22,7 +22,8 @@ pub struct FrameEntry {
     pub lsda: Option<Svma>,
     /// The "caller" was interrupted at its exact program counter, not behind a call.
     pub signal_frame: bool,
-    /// Another FDE with this start says something else (how long the code is, how to unwind it): unwinders differ in which one they take.
+    /// Another FDE with this start says something else (how long the code is, how to unwind it): unwinders
+    /// differ in which one they take.
     pub disputed: bool,
     /// Address of the FDE itself.
     pub fde: Svma,
@@ -62,8 +63,8 @@ pub struct UnwindInfo {
 }
 
 impl UnwindInfo {
-    /// Reads the `.eh_frame` whose bytes are stored at address `at`: a linear walk up to the zero terminator or the
-    /// end of the bytes.
+    /// Reads the `.eh_frame` whose bytes are stored at address `at`: a linear walk up to the zero terminator
+    /// or the end of the bytes.
     ///
     /// # Errors
     /// If the chain of records is broken. A record that is not understood is dropped and counted instead.
@@ -93,8 +94,8 @@ impl UnwindInfo {
         Ok(Self { bytes: eh_frame[..records.position()].to_vec(), at, cies, entries, dropped })
     }
 
-    /// Reads the `.eh_frame` at address `at` of a module whose section headers are gone: as [`parse`](Self::parse),
-    /// up to the zero terminator.
+    /// Reads the `.eh_frame` at address `at` of a module whose section headers are gone: as
+    /// [`parse`](Self::parse), up to the zero terminator.
     ///
     /// # Errors
     /// If `at` is not in the module, or the chain of records is broken.
@@ -121,8 +122,8 @@ impl UnwindInfo {
         Some(candidate).filter(|entry| entry.range.contains(at))
     }
 
-    /// The full unwind state at every address of `entry`, which must be one of [`entries`](Self::entries): sorted
-    /// rows, the first at the start of the range, neighbours different.
+    /// The full unwind state at every address of `entry`, which must be one of [`entries`](Self::entries):
+    /// sorted rows, the first at the start of the range, neighbours different.
     ///
     /// # Errors
     /// If the entry's call frame program does not decode, or makes no sense.
@@ -147,8 +148,8 @@ impl UnwindInfo {
         Ok(rows)
     }
 
-    /// The canonical frame address at every address of `entry`, as [`rows`](Self::rows) has it, and with the same errors: much
-    /// faster, where the registers are not asked for.
+    /// The canonical frame address at every address of `entry`, as [`rows`](Self::rows) has it, and with the
+    /// same errors: much faster, where the registers are not asked for.
     ///
     /// # Errors
     /// As [`rows`](Self::rows).
@@ -191,8 +192,8 @@ impl UnwindInfo {
     }
 }
 
-/// The row among `rows` (those of one entry or run) that holds at `at`; `None` before the first one. The last one
-/// holds to the end of the entry, which the rows do not know.
+/// The row among `rows` (those of one entry or run) that holds at `at`; `None` before the first one. The last
+/// one holds to the end of the entry, which the rows do not know.
 pub fn row_at(rows: &[Row], at: Svma) -> Option<&Row> {
     let first = rows.first()?.start;
     let behind = rows.partition_point(|row| row.start.offset_from(first) <= at.offset_from(first));
@@ -261,7 +262,8 @@ mod tests {
 
     /// `.eh_frame` at 0x1000 with an FDE for each (start, length, byte of its call frame program).
     fn tables(entries: &[(u32, u32, u8)]) -> UnwindInfo {
-        // CIE: version 1, "zR", factors 1 and -8, return address 16, absolute 4-byte addresses, DW_CFA_def_cfa rsp+8.
+        // CIE: version 1, "zR", factors 1 and -8, return address 16, absolute 4-byte addresses,
+        // DW_CFA_def_cfa rsp+8.
         let mut bytes =
             vec![20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 3, 0x0c, 7, 8, 0x90, 1, 0, 0];
         for (start, len, byte) in entries {

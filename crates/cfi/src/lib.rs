@@ -1,24 +1,24 @@
-//! Unwind tables: reading, translating and writing `.eh_frame`, `.eh_frame_hdr` and language-specific data areas
-//! (LSDA, `.gcc_except_table`), and walking one frame with them.
+//! Unwind tables: reading, translating and writing `.eh_frame`, `.eh_frame_hdr` and language-specific data
+//! areas (LSDA, `.gcc_except_table`), and walking one frame with them.
 //!
-//! **What you do**: give the bytes. [`UnwindInfo::parse`] takes those of an `.eh_frame` and the address at which they
-//! are stored; what is elsewhere is read through [`Memory`], which a closure can be.
+//! **What you do**: give the bytes. [`UnwindInfo::parse`] takes those of an `.eh_frame` and the address at
+//! which they are stored; what is elsewhere is read through [`Memory`], which a closure can be.
 //!
-//! **What this crate does**: it resolves everything that is relative to something into canonical [`Svma`] addresses,
-//! so that a state, a row or a call site means the same wherever it is written again. The writers produce
-//! self-contained tables: [`write_eh_frame`] for runs of moved code, [`write_lsda`] for their exceptions,
-//! [`relocate_eh_frame`] for the existing table of a file that moves to make room.
+//! **What this crate does**: it resolves everything that is relative to something into canonical [`Svma`]
+//! addresses, so that a state, a row or a call site means the same wherever it is written again. The writers
+//! produce self-contained tables: [`write_eh_frame`] for runs of moved code, [`write_lsda`] for their
+//! exceptions, [`relocate_eh_frame`] for the existing table of a file that moves to make room.
 //!
-//! **What it will not do**: input or output; follow the `indirect` bit of personality and type pointers (the slots
-//! are filled at run time); judge whether a state is true at an address; add call sites for code that the caller
-//! forgot (the C++ personality terminates there).
+//! **What it will not do**: input or output; follow the `indirect` bit of personality and type pointers (the
+//! slots are filled at run time); judge whether a state is true at an address; add call sites for code that
+//! the caller forgot (the C++ personality terminates there).
 //!
-//! What holds it together is tested: `tests/real_files.rs` (every entry and LSDA of installed programs survives reading,
-//! writing and relocating, and gimli reads the same), `tests/throwing.rs` (the C++ run time catches by written tables),
-//! `tests/random_rows.rs` (random states; damaged input).
+//! What holds it together is tested: `tests/real_files.rs` (every entry and LSDA of installed programs
+//! survives reading, writing and relocating, and gimli reads the same), `tests/throwing.rs` (the C++ run time
+//! catches by written tables), `tests/random_rows.rs` (random states; damaged input).
 //!
-//! References: DWARF 5 section 6.4; Linux Standard Base core specification section 10.6; GCC's `unwind-dw2.c`,
-//! `unwind-pe.h` and `eh_personality.cc`, whose behaviour decides where the texts are silent.
+//! References: DWARF 5 section 6.4; Linux Standard Base core specification section 10.6; GCC's
+//! `unwind-dw2.c`, `unwind-pe.h` and `eh_personality.cc`, whose behaviour decides where the texts are silent.
 //!
 //! [`Svma`]: restitch_address::Svma
 

@@ -1,7 +1,8 @@
 //! Reading language-specific data areas (`.gcc_except_table`).
 //!
-//! The layout is that of GCC's `unwind-c++` personality: `parse_lsda_header` and the call-site, action, type and
-//! filter tables as `libsupc++/eh_personality.cc` reads them. C++, Rust, C (`cleanup` attribute), D and Ada share it.
+//! The layout is that of GCC's `unwind-c++` personality: `parse_lsda_header` and the call-site, action, type
+//! and filter tables as `libsupc++/eh_personality.cc` reads them. C++, Rust, C (`cleanup` attribute), D and
+//! Ada share it.
 
 use crate::{
     CfiError,
@@ -15,8 +16,8 @@ const WHAT: &str = ".gcc_except_table";
 /// What to do when an exception passes a range of code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LsdaCallSite {
-    /// The code. A return address minus one is looked up in it. Code that no call site covers must not throw: the C++
-    /// personality calls `std::terminate` there.
+    /// The code. A return address minus one is looked up in it. Code that no call site covers must not throw:
+    /// the C++ personality calls `std::terminate` there.
     pub range: SvmaRange,
     /// Where to land; `None`: the exception passes.
     pub landing_pad: Option<Svma>,
@@ -38,13 +39,14 @@ pub struct TypeInfo {
 pub struct Lsda {
     /// In the order of the table, which personalities need to be that of the addresses.
     pub call_sites: Vec<LsdaCallSite>,
-    /// The action table up to the end of its last record that a call site leads to. Position-independent: pairs of
-    /// (type filter, offset of the next record relative to the offset's own field), both signed LEB128.
+    /// The action table up to the end of its last record that a call site leads to. Position-independent:
+    /// pairs of (type filter, offset of the next record relative to the offset's own field), both signed
+    /// LEB128.
     pub actions: Vec<u8>,
     /// The type table; the positive filter `n` of an action means element `n - 1`. `None` catches everything.
     pub types: Vec<Option<TypeInfo>>,
-    /// The exception specifications, each a list of unsigned LEB128 type indices that ends with 0. The negative filter
-    /// `-n` of an action means the list at byte `n - 1`.
+    /// The exception specifications, each a list of unsigned LEB128 type indices that ends with 0. The
+    /// negative filter `-n` of an action means the list at byte `n - 1`.
     pub filters: Vec<u8>,
     /// Whether the type table is one of slots (also when it is empty).
     pub indirect_types: bool,
@@ -54,7 +56,8 @@ impl Lsda {
     /// Reads the LSDA at `at`, which belongs to the FDE that covers `function`.
     ///
     /// # Errors
-    /// If it is cut short, uses an encoding that x86-64 compilers do not, or its tables contradict each other.
+    /// If it is cut short, uses an encoding that x86-64 compilers do not, or its tables contradict each
+    /// other.
     pub fn parse<'m>(memory: &impl Memory<'m>, at: Svma, function: SvmaRange) -> Result<Self, CfiError> {
         let bytes = memory.bytes_from(at).ok_or(CfiError::Unmapped { what: WHAT, at })?;
         let mut c = Cursor::new(WHAT, bytes, at);

@@ -5,11 +5,12 @@ use restitch_address::Svma;
 
 /// Read access to a module's bytes by address, so that this crate needs neither a file nor a process.
 ///
-/// Implemented for closures `Fn(Svma) -> Option<&[u8]>` and for [`Bytes`]. Where a module's pointers are filled in by
-/// dynamic relocations (absolute pointers in position-independent code), the bytes should be the relocated ones.
+/// Implemented for closures `Fn(Svma) -> Option<&[u8]>` and for [`Bytes`]. Where a module's pointers are
+/// filled in by dynamic relocations (absolute pointers in position-independent code), the bytes should be the
+/// relocated ones.
 pub trait Memory<'m> {
-    /// All bytes that are stored contiguously from `at` on (as a rule: to the end of the segment); `None` if `at` is
-    /// not in the module.
+    /// All bytes that are stored contiguously from `at` on (as a rule: to the end of the segment); `None` if
+    /// `at` is not in the module.
     fn bytes_from(&self, at: Svma) -> Option<&'m [u8]>;
 
     /// The `len` bytes at `at`, if all of them are there.
@@ -165,8 +166,8 @@ impl<'a> Cursor<'a> {
             _ => return Err(self.unsupported(encoding)),
         })
     }
-    /// A pointer in `encoding`; the `indirect` bit is not followed. `None` is the null pointer (a raw value of 0,
-    /// whatever it is relative to: libgcc's `read_encoded_value_with_base`).
+    /// A pointer in `encoding`; the `indirect` bit is not followed. `None` is the null pointer (a raw value
+    /// of 0, whatever it is relative to: libgcc's `read_encoded_value_with_base`).
     pub fn pointer(&mut self, encoding: u8) -> Result<Option<Svma>, CfiError> {
         let place = self.address();
         let base = match encoding & 0x70 {

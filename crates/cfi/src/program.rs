@@ -1,7 +1,7 @@
 //! Call frame programs (DWARF 5, section 6.4.2): decoding and evaluation.
 //!
-//! gimli could evaluate them too; it is not used here because it does not tell "undefined" from "no rule", caps the
-//! remember stack at four states, and because the tests then have an independent reader.
+//! gimli could evaluate them too; it is not used here because it does not tell "undefined" from "no rule",
+//! caps the remember stack at four states, and because the tests then have an independent reader.
 
 use crate::{Cfa, CfiError, Register, RegisterRule, memory::Cursor};
 use restitch_address::{Svma, SvmaRange};
@@ -127,8 +127,9 @@ impl RegisterRules for () {
 #[derive(Clone, Default)]
 struct Rules<R> {
     cfa: Option<Cfa>,
-    /// The offset that was stated last. It outlives an expression: assembly in libgcrypt names the register alone when it comes back from
-    /// one, and libgcc (unwind-dw2.c, execute_cfa_program) and gdb understand that.
+    /// The offset that was stated last. It outlives an expression: assembly in libgcrypt names the register
+    /// alone when it comes back from one, and libgcc (unwind-dw2.c, execute_cfa_program) and gdb understand
+    /// that.
     offset: i64,
     registers: R,
 }

@@ -12,14 +12,15 @@ use std::ops::Range;
 
 const WHAT: &str = ".eh_frame";
 
-/// Copies all records of the `.eh_frame` at `old_at` for the address `new_at`; what its PC-relative pointers mean
-/// stays the same, whatever encoding they use. The result has no terminator, so that more records can follow: append
-/// the bytes of a [`write_eh_frame`](crate::write_eh_frame) for the address behind it.
+/// Copies all records of the `.eh_frame` at `old_at` for the address `new_at`; what its PC-relative pointers
+/// mean stays the same, whatever encoding they use. The result has no terminator, so that more records can
+/// follow: append the bytes of a [`write_eh_frame`](crate::write_eh_frame) for the address behind it.
 ///
 /// Entries of empty ranges are copied but not listed.
 ///
 /// # Errors
-/// If the chain of records is broken, a record is not understood, or a pointer does not reach from its new place.
+/// If the chain of records is broken, a record is not understood, or a pointer does not reach from its new
+/// place.
 pub fn relocate_eh_frame(eh_frame: &[u8], old_at: Svma, new_at: Svma) -> Result<EhFrame, CfiError> {
     let mut records = Records::new(eh_frame, old_at);
     let mut mover = Mover { old: eh_frame, old_at, new_at, new: eh_frame.to_vec() };

@@ -89,9 +89,9 @@ impl FrameState {
         Some(&self.registers[i].1)
     }
 
-    /// The same frame while `rsp` is lower by `bytes` than where this state was made for (inserted code has pushed
-    /// something, or raised the stack if negative). Only a CFA that is based on `rsp` changes. `None` if an expression or a register rule
-    /// reads `rsp`, or if the new offset overflows.
+    /// The same frame while `rsp` is lower by `bytes` than where this state was made for (inserted code has
+    /// pushed something, or raised the stack if negative). Only a CFA that is based on `rsp` changes. `None`
+    /// if an expression or a register rule reads `rsp`, or if the new offset overflows.
     pub fn shifted_stack(&self, bytes: i64) -> Option<Self> {
         let reads_rsp = |rule: &RegisterRule| match rule {
             RegisterRule::Register(r) => *r == Register::RSP,
@@ -112,8 +112,8 @@ impl FrameState {
         Some(Self { cfa, ..self.clone() })
     }
 
-    /// Whether an expression of the state reads the program counter, as those of PLT stubs do. Such code may not be
-    /// described by the same state at another address.
+    /// Whether an expression of the state reads the program counter, as those of PLT stubs do. Such code may
+    /// not be described by the same state at another address.
     pub fn depends_on_position(&self) -> bool {
         let reads = |e: &ExpressionBytes| may_read(e, Register::RIP);
         matches!(&self.cfa, Cfa::Expression(e) if reads(e))

@@ -8,24 +8,25 @@ use restitch_address::Avma;
 pub struct Step {
     /// The canonical frame address: the caller's stack pointer, in ordinary frames.
     pub cfa: Avma,
-    /// The caller's registers. `rip` is the return address; `None` there means that this was the outermost frame.
+    /// The caller's registers. `rip` is the return address; `None` there means that this was the outermost
+    /// frame.
     pub caller: Registers,
     /// Where on the stack the return address is stored; `None` if it is in a register or there is none.
     pub return_address_slot: Option<Avma>,
 }
 
-/// The caller of a frame in which `state` holds and the registers are `regs`. `read` gives the 8 bytes at an address
-/// of the process, little-endian.
+/// The caller of a frame in which `state` holds and the registers are `regs`. `read` gives the 8 bytes at an
+/// address of the process, little-endian.
 ///
-/// To find the state of the next frame, look up `rip - 1`: a return address may lie behind the end of its function. Only
-/// where *this* frame's entry is a signal frame, the caller was interrupted exactly at `rip`.
+/// To find the state of the next frame, look up `rip - 1`: a return address may lie behind the end of its
+/// function. Only where *this* frame's entry is a signal frame, the caller was interrupted exactly at `rip`.
 ///
-/// Registers without a rule keep their value, as in libgcc; those whose rule says undefined become unknown, as do
-/// registers that are copied from an unknown one.
+/// Registers without a rule keep their value, as in libgcc; those whose rule says undefined become unknown,
+/// as do registers that are copied from an unknown one.
 ///
 /// # Errors
-/// If the frame address, the return address or a saved register needs a register that is not known or memory that
-/// cannot be read, or an expression cannot be evaluated.
+/// If the frame address, the return address or a saved register needs a register that is not known or memory
+/// that cannot be read, or an expression cannot be evaluated.
 pub fn step(
     state: &FrameState,
     regs: &Registers,

@@ -1,8 +1,8 @@
 //! Writing an `.eh_frame` for new code.
 //!
-//! Idea: a run's rows are full states; the call frame program is the list of differences between neighbours. The
-//! rules of [`FrameState`] are sorted, so a difference is a merge of two lists. A state that comes back (the body
-//! after an early return) is remembered and recalled where that is shorter, as compilers do.
+//! Idea: a run's rows are full states; the call frame program is the list of differences between neighbours.
+//! The rules of [`FrameState`] are sorted, so a difference is a merge of two lists. A state that comes back
+//! (the body after an early return) is remembered and recalled where that is shorter, as compilers do.
 
 use crate::{
     Cfa, CfiError, FrameState, Personality, Register, RegisterRule, Row,
@@ -136,7 +136,8 @@ fn check(run: &Run) -> Result<(), CfiError> {
     Ok(())
 }
 
-/// Writes an `.eh_frame` run by run, so that what there is to say of much code need not be in memory at one time: see [`write_eh_frame`].
+/// Writes an `.eh_frame` run by run, so that what there is to say of much code need not be in memory at one
+/// time: see [`write_eh_frame`].
 #[derive(Debug)]
 pub struct EhFrameWriter {
     at: Svma,
@@ -249,7 +250,8 @@ fn program(run: &Run, shape: &Shape) -> Result<Vec<u8>, CfiError> {
     let (first, mut out) = (&run.rows[0].state, Vec::new());
     differences(&mut out, (initial_cfa.as_ref(), &initial), first)?;
     args_size(&mut out, 0, first.args_size);
-    // Unwinders disagree whether recalling a state also recalls the size of arguments (libgcc: no, LLVM: yes).
+    // Unwinders disagree whether recalling a state also recalls the size of arguments (libgcc: no, LLVM:
+    // yes).
     let may_recall = run.rows.iter().all(|row| row.state.args_size == 0);
     let next_same = if may_recall { next_same(&run.rows) } else { vec![None; run.rows.len()] };
     // Rows that will recall what was remembered, innermost last.

@@ -13,13 +13,16 @@ const SLEB128: u8 = 0x09;
 
 /// Writes an LSDA for the address `at` that belongs to the run whose FDE starts at `run_start`.
 ///
-/// `call_sites` are in new addresses, sorted, at or behind `run_start`; their actions are those of `original`, whose
-/// action, type and filter tables are copied. Landing pads are counted from `run_start`; where one lies below it, by signed numbers. Only a run that begins with one
-/// of its own landing pads writes another base down, as an offset of 0 means "no pad": LLVM's libunwind complains on standard error about every table that has a base, whenever an exception
-/// passes. Code that no call site covers terminates the program if it throws.
+/// `call_sites` are in new addresses, sorted, at or behind `run_start`; their actions are those of
+/// `original`, whose action, type and filter tables are copied. Landing pads are counted from `run_start`;
+/// where one lies below it, by signed numbers. Only a run that begins with one of its own landing pads writes
+/// another base down, as an offset of 0 means "no pad": LLVM's libunwind complains on standard error about
+/// every table that has a base, whenever an exception passes. Code that no call site covers terminates the
+/// program if it throws.
 ///
 /// # Errors
-/// If something is more than 2 GiB away, the call sites are not sorted, or an action is not one of the original's.
+/// If something is more than 2 GiB away, the call sites are not sorted, or an action is not one of the
+/// original's.
 pub fn write_lsda(
     at: Svma,
     run_start: Svma,

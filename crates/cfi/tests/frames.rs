@@ -72,8 +72,8 @@ fn what_is_missing_is_named() {
     assert!(error.to_string().contains("0x7000"));
 }
 
-/// `DW_CFA_def_cfa_expression (breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus)`: a PLT stub pushes at its
-/// 11th byte.
+/// `DW_CFA_def_cfa_expression (breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus)`: a PLT stub pushes
+/// at its 11th byte.
 const PLT: [u8; 11] = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
 
 #[test]

@@ -14,7 +14,8 @@ fn parse(at: u64, bytes: &[u8]) -> Result<Lsda, CfiError> {
     Lsda::parse(&Bytes { at: Svma::new(at), bytes }, Svma::new(at), FUNCTION)
 }
 
-/// What GCC writes for `try { f(); } catch (A&) {} catch (...) {}` in a function with an exception specification.
+/// What GCC writes for `try { f(); } catch (A&) {} catch (...) {}` in a function with an exception
+/// specification.
 #[test]
 fn the_common_form() {
     let mut bytes = vec![0xff, 0x9b, 0, 0x01, 8];
@@ -88,7 +89,8 @@ fn the_pad_base_is_written_only_where_a_pad_begins_the_run() {
 
 #[test]
 fn what_contradicts_itself_is_refused() {
-    // An action without a type table; a type beyond the table; a chain that leaves the table; unsorted call sites.
+    // An action without a type table; a type beyond the table; a chain that leaves the table; unsorted call
+    // sites.
     for bytes in [
         &[0xff, 0xff, 1, 4, 0, 5, 9, 1, 1, 0][..],
         &[0xff, 0x9b, 12, 1, 4, 0, 5, 9, 1, 0x3f, 0, 0, 0, 0, 0][..],

@@ -1,4 +1,5 @@
-//! Any sequence of rows survives being written and read, by our reader and by gimli; damaged input never panics.
+//! Any sequence of rows survives being written and read, by our reader and by gimli; damaged input never
+//! panics.
 
 use proptest::prelude::*;
 use restitch_address::{Svma, SvmaRange};

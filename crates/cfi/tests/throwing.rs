@@ -1,5 +1,5 @@
-//! The judge of written tables is the C++ run time itself: a program's unwind tables are all written anew (each
-//! function cut into several runs), it is pointed to them, and must go on throwing and catching.
+//! The judge of written tables is the C++ run time itself: a program's unwind tables are all written anew
+//! (each function cut into several runs), it is pointed to them, and must go on throwing and catching.
 
 use object::{Object, ObjectSection, ObjectSegment};
 use restitch_address::{Svma, SvmaRange};

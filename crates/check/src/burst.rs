@@ -1,13 +1,14 @@
-//! Tracing versions: each instruction of the text is a copy or belongs to one of the few forms of recording code, which are
-//! written down here a second time, as text.
+//! Tracing versions: each instruction of the text is a copy or belongs to one of the few forms of recording
+//! code, which are written down here a second time, as text.
 //!
 //! Pinned blocks may be copied: what is pinned looks at return addresses, and these are the original's.
 //!
-//! What is proved: copied blocks are the original's, and each way out of one is a recorded branch to the equivalent of its
-//! target, a look-up whose pairs are proved too, or a way out to the very original instruction that comes next. Recording code takes nothing
-//! but `rcx` before it has saved more, gives back what it has taken, and stores into the window only, apart from the
-//! return addresses of calls, which are the original ones. What the tracer is told of inserted code is what is there, and unwinders are
-//! told the same.
+//! What is proved: copied blocks are the original's, and each way out of one is a recorded branch to the
+//! equivalent of its target, a look-up whose pairs are proved too, or a way out to the very original
+//! instruction that comes next. Recording code takes nothing but `rcx` before it has saved more, gives back
+//! what it has taken, and stores into the window only, apart from the return addresses of calls, which are
+//! the original ones. What the tracer is told of inserted code is what is there, and unwinders are told the
+//! same.
 
 use crate::burst_cycles::unrecorded_cycle;
 use crate::burst_forms::{has_memory, has_no_prefix, is_test, is_word, loads_target};
@@ -62,7 +63,8 @@ struct Reader<'s, 'a> {
     pieces: Vec<MapPiece>,
     entries: Vec<(Svma, Svma)>,
     unnamed: Vec<BurstBranch>,
-    /// Where control does not run straight on without a record: direct jumps and calls that are recorded, and ways out.
+    /// Where control does not run straight on without a record: direct jumps and calls that are recorded, and
+    /// ways out.
     ends: Vec<Svma>,
     leaves: Vec<Svma>,
     due: BTreeSet<Due>,
@@ -246,8 +248,9 @@ impl<'s, 'a> Reader<'s, 'a> {
     fn lea(&mut self, address: Svma, register: Register) -> Checked {
         self.plain(Code::Lea_r64_m, [Some(register), None], address)
     }
-    /// The next instruction has to be of this code, with a register and memory at this address, told relative to the program counter. (Most of
-    /// recording code is; as text, that took three quarters of the time of a check.)
+    /// The next instruction has to be of this code, with a register and memory at this address, told relative
+    /// to the program counter. (Most of recording code is; as text, that took three quarters of the time of a
+    /// check.)
     fn plain(&mut self, code: Code, registers: [Option<Register>; 2], address: Svma) -> Checked {
         let at = self.v;
         let instruction = self.next()?;
@@ -620,7 +623,8 @@ impl<'s, 'a> Reader<'s, 'a> {
         Ok(())
     }
 
-    /// A branch over a `lock` prefix and that instruction, with nothing between them. The branch is not recorded.
+    /// A branch over a `lock` prefix and that instruction, with nothing between them. The branch is not
+    /// recorded.
     fn pair(&mut self, pair: &Pair, bytes: &[u8], decoder: &mut Decoder<'_>) -> Checked<Svma> {
         let skip = pair.branch.len();
         self.copied(&pair.branch, &bytes[..skip], 0)?;

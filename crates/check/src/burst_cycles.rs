@@ -3,8 +3,9 @@
 use restitch_address::Svma;
 use restitch_emit::window::BurstBranch;
 
-/// A branch without a record that leads back to itself along none but such branches: control runs straight from each one's target to the next
-/// one at or behind it, unless one of `ends` is before that. (Conditional branches that are taken are recorded.)
+/// A branch without a record that leads back to itself along none but such branches: control runs straight
+/// from each one's target to the next one at or behind it, unless one of `ends` is before that. (Conditional
+/// branches that are taken are recorded.)
 pub(crate) fn unrecorded_cycle(unnamed: &[BurstBranch], ends: &[Svma]) -> Option<Svma> {
     let mut stops: Vec<BurstBranch> = unnamed.to_vec();
     stops.extend(ends.iter().map(|from| BurstBranch { from: *from, to: None }));

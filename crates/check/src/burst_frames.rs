@@ -1,5 +1,6 @@
-//! The unwind tables of a tracing version: at each instruction they lead to the original instruction that is equivalent to it, with
-//! the same stack pointer and with the registers that recording code has taken. From there on unwinders read the original tables.
+//! The unwind tables of a tracing version: at each instruction they lead to the original instruction that is
+//! equivalent to it, with the same stack pointer and with the registers that recording code has taken. From
+//! there on unwinders read the original tables.
 
 use crate::finding::{Findings, Problem};
 use crate::subject::Subject;
@@ -16,8 +17,8 @@ const RCX: u16 = 2;
 const RSP: u16 = 7;
 const RIP: u16 = 16;
 
-/// Checks the row at each of `boundaries`, which ascend, against the address map and the list of inserted code, which have been
-/// proved.
+/// Checks the row at each of `boundaries`, which ascend, against the address map and the list of inserted
+/// code, which have been proved.
 pub(crate) fn check(
     s: &Subject<'_>,
     table: &BurstTable,
@@ -89,7 +90,8 @@ impl Rows<'_> {
 
 /// Of each register, by number: the value of an expression (`true`), or where it is stored.
 type Registers = ArrayVec<(u16, bool, Expression), 5>;
-/// A short DWARF expression: the longest ones here are a displacement of 64 bits and an address with what is done with it.
+/// A short DWARF expression: the longest ones here are a displacement of 64 bits and an address with what is
+/// done with it.
 type Expression = ArrayVec<u8, 11>;
 
 struct Expected<'a> {

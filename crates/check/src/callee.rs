@@ -1,8 +1,9 @@
 //! Whether what is called reads its return address: a copy of the call would hand it another one.
 //!
-//! This is a doubt of the checker's own. It follows the first instructions from where a call leads, each path by itself, knows of `rsp`,
-//! `rbp` and copies of what `rsp` was at the entry where they point, and believes what it sees only: it stops where something is called, or
-//! control goes on at a place that is not named. So it finds less than the analysis (`restitch-program`), and nothing that is not there.
+//! This is a doubt of the checker's own. It follows the first instructions from where a call leads, each path
+//! by itself, knows of `rsp`, `rbp` and copies of what `rsp` was at the entry where they point, and believes
+//! what it sees only: it stops where something is called, or control goes on at a place that is not named. So
+//! it finds less than the analysis (`restitch-program`), and nothing that is not there.
 
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
@@ -99,7 +100,8 @@ fn decoded(image: &Image, at: Svma) -> Option<Instruction> {
 }
 
 fn touch(i: &Instruction, pointers: &Pointers) -> Touch {
-    // `ret` is what the word is for. `push` of the word makes another frame of an aligned stack; a barrier (`lock orl $0,(%rsp)`) leaves it.
+    // `ret` is what the word is for. `push` of the word makes another frame of an aligned stack; a barrier
+    // (`lock orl $0,(%rsp)`) leaves it.
     let is_barrier = i.has_lock_prefix() && i.try_immediate(1).is_ok_and(|n| n == 0);
     let copies = i.mnemonic() == Mnemonic::Push && i.op0_kind() == OpKind::Memory;
     if i.flow_control() == FlowControl::Return || is_barrier || copies {
@@ -160,8 +162,8 @@ fn execute(i: &Instruction, pointers: &mut Pointers) {
     }
 }
 
-/// Whether a register that points there is followed: other registers than those of frames only if they have what `rsp` was at the entry, or
-/// the address of the first argument behind it.
+/// Whether a register that points there is followed: other registers than those of frames only if they have
+/// what `rsp` was at the entry, or the address of the first argument behind it.
 fn is_followed(register: Register, at: i64) -> bool {
     matches!(register, Register::RSP | Register::RBP) || at == 0 || at == WORD
 }

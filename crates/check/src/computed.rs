@@ -1,8 +1,9 @@
 //! Addresses of functions that are computed with.
 //!
-//! A program that adds something to a function's address wants another place than the function: the global offset table, as prologues of the
-//! large code model do, or a part of its code. Such an address has to stay. What an instruction puts into a register is followed through the
-//! function by the registers that instructions use: it may be copied, kept, passed on, called and asked for equality.
+//! A program that adds something to a function's address wants another place than the function: the global
+//! offset table, as prologues of the large code model do, or a part of its code. Such an address has to stay.
+//! What an instruction puts into a register is followed through the function by the registers that
+//! instructions use: it may be copied, kept, passed on, called and asked for equality.
 
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,

@@ -1,8 +1,10 @@
-//! Direct calls and jumps in place of those through slots of the global offset table, and those through slots in place of those of stubs.
+//! Direct calls and jumps in place of those through slots of the global offset table, and those through slots
+//! in place of those of stubs.
 //!
-//! The version says which slots it takes for bound, and to what ([`restitch_emit::Version::assumes`]); that this is true of a process is for the
-//! process applier to see. Here: such a slot is one that the loader fills and then makes read-only, so that it *can* be true for good; and what was
-//! made direct goes to what the slot holds, or to its copy. Stubs are decoded here, not taken from the image's list.
+//! The version says which slots it takes for bound, and to what ([`restitch_emit::Version::assumes`]); that
+//! this is true of a process is for the process applier to see. Here: such a slot is one that the loader
+//! fills and then makes read-only, so that it *can* be true for good; and what was made direct goes to what
+//! the slot holds, or to its copy. Stubs are decoded here, not taken from the image's list.
 
 use crate::finding::{Findings, Problem};
 use crate::map::Boundary;
@@ -62,7 +64,8 @@ impl Subject<'_> {
         self.bound(self.slot_of_stub(at)?)
     }
 
-    /// The slot through which the original code at `at` jumps if it is a stub, `[endbr64] [bnd] jmp *slot(%rip)`.
+    /// The slot through which the original code at `at` jumps if it is a stub,
+    /// `[endbr64] [bnd] jmp *slot(%rip)`.
     fn slot_of_stub(&self, at: Svma) -> Option<Svma> {
         let bytes = (6..=11).rev().find_map(|len| self.image.read(at, len))?;
         let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
@@ -81,7 +84,8 @@ fn slot_of(i: &Instruction, code: Code) -> Option<Svma> {
 }
 
 impl<'a> Walk<'_, 'a> {
-    /// If the copy at `v` of the call or jump `i` through a slot is a direct one: checks it and gives the address behind it.
+    /// If the copy at `v` of the call or jump `i` through a slot is a direct one: checks it and gives the
+    /// address behind it.
     pub fn made_direct(&mut self, c: &Current<'a>, i: &Instruction, v: Svma) -> Option<Svma> {
         let (indirect, direct) = match i.mnemonic() {
             Mnemonic::Call => (Code::Call_rm64, Code::Call_rel32_64),
@@ -95,7 +99,8 @@ impl<'a> Walk<'_, 'a> {
         }
         let o = Svma::new(i.ip());
         let end = v + copy.len() as u64;
-        // Prefix, opcode and displacement: as long as the original, so that each return address has its equivalent.
+        // Prefix, opcode and displacement: as long as the original, so that each return address has its
+        // equivalent.
         if copy.len() != i.len() || i.len() != 6 || self.s.text(v, 1) != Some(&[ADDR32]) {
             self.findings.at(v, o, Problem::Instruction("it became a direct one of another form"));
         }
@@ -125,8 +130,9 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    /// If the copy at `v` of the direct call `i` is a call through a slot: checks that the original calls the stub of that slot, and gives the address
-    /// behind it. What a stub does is to jump through its slot, whatever that holds.
+    /// If the copy at `v` of the direct call `i` is a call through a slot: checks that the original calls the
+    /// stub of that slot, and gives the address behind it. What a stub does is to jump through its slot,
+    /// whatever that holds.
     pub fn called_by_slot(&mut self, c: &Current<'a>, i: &Instruction, v: Svma) -> Option<Svma> {
         if i.code() != Code::Call_rel32_64 {
             return None;
@@ -152,7 +158,8 @@ impl<'a> Walk<'_, 'a> {
         Some(end)
     }
 
-    /// Whether `copy` goes through the slot of the stub that the branch `i` leads to, in the one form that is written.
+    /// Whether `copy` goes through the slot of the stub that the branch `i` leads to, in the one form that is
+    /// written.
     fn is_by_slot(&self, copy: &Instruction, slot: Svma, i: &Instruction) -> bool {
         let stub = Svma::new(i.near_branch_target());
         // Opcode and displacement, no prefix.

@@ -5,7 +5,8 @@ use restitch_program::BlockId;
 use std::fmt;
 use thiserror::Error;
 
-/// At most this many findings are kept; the rest is only counted, so that a thoroughly wrong version cannot fill memory.
+/// At most this many findings are kept; the rest is only counted, so that a thoroughly wrong version cannot
+/// fill memory.
 pub const MAX_FINDINGS: usize = 200;
 
 /// One difference between a version and the program that it should equal.

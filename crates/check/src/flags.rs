@@ -1,12 +1,14 @@
 //! Whether the status flags that a plain counter changes are dead at a point of the original code.
 //!
-//! A search of its own over the original bytes, not the analysis that chose the counter's form: from the point on, every
-//! path must write OF, SF, ZF, AF and PF before one of them is read (CF is not changed by `inc`).
+//! A search of its own over the original bytes, not the analysis that chose the counter's form: from the
+//! point on, every path must write OF, SF, ZF, AF and PF before one of them is read (CF is not changed by
+//! `inc`).
 //!
-//! What it takes from the System V ABI (3.2.1) is that a function returns no flags, and that none are handed to another
-//! module: `ret` and a jump through a slot at a fixed address (`jmp *slot(%rip)`, a tail call through the GOT) end a path.
-//! Flags that are handed *to* a function of this module are looked at: a call is followed into its target. Any other
-//! indirect jump goes to each block of its function that indirect jumps reach, or out of it as a tail call.
+//! What it takes from the System V ABI (3.2.1) is that a function returns no flags, and that none are handed
+//! to another module: `ret` and a jump through a slot at a fixed address (`jmp *slot(%rip)`, a tail call
+//! through the GOT) end a path. Flags that are handed *to* a function of this module are looked at: a call is
+//! followed into its target. Any other indirect jump goes to each block of its function that indirect jumps
+//! reach, or out of it as a tail call.
 
 use crate::subject::Subject;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, RflagsBits};
@@ -83,7 +85,8 @@ impl Flags {
     }
 }
 
-/// The flags that matter afterwards. `syscall` copies all of them to r11, which system calls destroy by convention (System V ABI, A.2.1).
+/// The flags that matter afterwards. `syscall` copies all of them to r11, which system calls destroy by
+/// convention (System V ABI, A.2.1).
 fn reads(instruction: &Instruction) -> u32 {
     match instruction.mnemonic() {
         Mnemonic::Syscall => 0,

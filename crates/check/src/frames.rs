@@ -18,7 +18,8 @@ pub(crate) struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Reads both tables; what cannot be read is a finding. Of the original, programs are run for what has copies only.
+    /// Reads both tables; what cannot be read is a finding. Of the original, programs are run for what has
+    /// copies only.
     pub fn read(s: &Subject<'a>, findings: &mut Findings) -> Self {
         let mut frames = Self {
             ids: Interner::default(),
@@ -96,9 +97,10 @@ impl<'a> Frames<'a> {
         self.version.row(v, &mut self.ids).unwrap_or_default()
     }
 
-    /// Compares what an exception meets that is thrown by the instruction of `len` bytes (in the version, in the original). A call is looked up as an unwinder does, by
-    /// the last byte before its return address; any other instruction by its first byte, and only where the original handles
-    /// exceptions (code compiled with `-fnon-call-exceptions`).
+    /// Compares what an exception meets that is thrown by the instruction of `len` bytes (in the version, in
+    /// the original). A call is looked up as an unwinder does, by the last byte before its return address;
+    /// any other instruction by its first byte, and only where the original handles exceptions (code compiled
+    /// with `-fnon-call-exceptions`).
     pub fn compare_handling(
         &mut self,
         s: &Subject<'_>,
@@ -126,7 +128,8 @@ impl<'a> Frames<'a> {
             Ok(handling) => handling,
             Err(why) => return findings.at(v, o, Problem::Lsda(format!("of the version: {why}"))),
         };
-        // Landing pads included: they have to be those of the original code, because whoever keeps one must not keep the version.
+        // Landing pads included: they have to be those of the original code, because whoever keeps one must
+        // not keep the version.
         if version != original {
             findings.at(v, o, Problem::Lsda(format!("gives {version:?}, and not {original:?}")));
         }

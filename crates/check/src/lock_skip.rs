@@ -1,5 +1,5 @@
-//! A conditional branch over the `lock` prefix of the next instruction (`je .+3; lock cmpxchg ...`), which blocks hold like one
-//! instruction: found here from the original's bytes, whatever the analysis says.
+//! A conditional branch over the `lock` prefix of the next instruction (`je .+3; lock cmpxchg ...`), which
+//! blocks hold like one instruction: found here from the original's bytes, whatever the analysis says.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use restitch_address::Svma;
@@ -23,7 +23,8 @@ impl Pair {
             Decoder::with_ip(64, &bytes[from..], ip, DecoderOptions::NONE).decode()
         };
         let (locked, bare) = (one(2), one(3));
-        // Read from behind the prefix it is the same instruction without it: the same opcode, operands and end.
+        // Read from behind the prefix it is the same instruction without it: the same opcode, operands and
+        // end.
         let mut with = bare;
         with.set_has_lock_prefix(true);
         with.set_len(locked.len());

@@ -1,5 +1,5 @@
-//! A small reader of language-specific data areas (the tables that C++, Rust and C cleanup personalities share: Itanium
-//! C++ ABI, "Exception Handling Tables"; libgcc `unwind-pe.h`, libstdc++ `eh_personality.cc`).
+//! A small reader of language-specific data areas (the tables that C++, Rust and C cleanup personalities
+//! share: Itanium C++ ABI, "Exception Handling Tables"; libgcc `unwind-pe.h`, libstdc++ `eh_personality.cc`).
 
 use restitch_address::Svma;
 use std::collections::HashMap;
@@ -22,7 +22,8 @@ pub(crate) struct Chain(u32);
 /// A type that a handler names: whether through a slot, and the address; `None` catches everything.
 type Type = Option<(bool, u64)>;
 
-/// One action, with what it means rather than where it is stored: the filter value (which the landing pad compares) and its types.
+/// One action, with what it means rather than where it is stored: the filter value (which the landing pad
+/// compares) and its types.
 type Action = (i64, Vec<Type>);
 
 /// Gives equal chains equal numbers.
@@ -53,7 +54,8 @@ pub(crate) struct Lsda {
 impl Lsda {
     /// As the personality routines search: the first site that holds the address.
     pub fn handling(&self, at: Svma) -> Handling {
-        // Sites are sorted (the reader demands it), so the last that starts at or before is the only candidate.
+        // Sites are sorted (the reader demands it), so the last that starts at or before is the only
+        // candidate.
         let i = self.sites.partition_point(|s| s.start <= at);
         match i.checked_sub(1).map(|i| &self.sites[i]) {
             Some(s) if (at.offset_from(s.start) as u64) < s.len => Handling::Covered(s.pad, s.chain),

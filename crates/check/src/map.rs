@@ -8,17 +8,19 @@ use restitch_emit::{AddressMap, MapPiece, PieceKind, Place};
 pub(crate) enum Boundary {
     /// A copy of the instruction at this original address, byte for byte or with another displacement.
     Copied(Svma),
-    /// As [`Boundary::Copied`], but between the load of an entry of a table's copy and its jump: having no equivalent is right too.
+    /// As [`Boundary::Copied`], but between the load of an entry of a table's copy and its jump: having no
+    /// equivalent is right too.
     InTableWindow(Svma),
-    /// The original branch at the first address, written anew; standing before it may also equal standing at the second.
+    /// The original branch at the first address, written anew; standing before it may also equal standing at
+    /// the second.
     Branch(Svma, Option<Svma>),
     /// An added branch: equivalent to its target.
     Added(Svma),
-    /// The first instruction of a counter in front of the first original address; of an original jump to it, if there is a
-    /// second one.
+    /// The first instruction of a counter in front of the first original address; of an original jump to it,
+    /// if there is a second one.
     Inserted(Svma, Option<Svma>),
-    /// The direct call of a promoted one: being at its start equals being at the original call, of this length, and its last byte
-    /// has to be that of the original, so that return addresses are equal.
+    /// The direct call of a promoted one: being at its start equals being at the original call, of this
+    /// length, and its last byte has to be that of the original, so that return addresses are equal.
     Called(Svma, u32),
     /// Inside a counter or a comparison: no equivalent.
     Inside,
@@ -137,8 +139,8 @@ impl<'a> PlaceCursor<'a> {
         Self { places: &map.places, next: 0 }
     }
 
-    /// Where the map sends a thread that stands at the original address: the first of the places that start there, else the
-    /// place that holds it. And the second place that starts there, if there is one.
+    /// Where the map sends a thread that stands at the original address: the first of the places that start
+    /// there, else the place that holds it. And the second place that starts there, if there is one.
     pub fn version_of(&mut self, original: Svma) -> (Option<Svma>, Option<Svma>) {
         let places = self.places;
         let before = |i: usize| i.checked_sub(1).is_none_or(|i| places[i].original < original);

@@ -1,4 +1,5 @@
-//! Where control goes in the version: terminators, and the jumps, stubs and counters that lead from one block to the next.
+//! Where control goes in the version: terminators, and the jumps, stubs and counters that lead from one block
+//! to the next.
 
 use crate::finding::Problem;
 use crate::map::Boundary;
@@ -264,9 +265,10 @@ impl<'a> Walk<'_, 'a> {
         self.reach(c, v, false, outcome, at, true)
     }
 
-    /// Follows the version from `v` until it comes to the equivalent of the original destination. `jumped`: control
-    /// comes from a branch, so any block that starts at `v` is entered; else only those that are placed behind this one.
-    /// `terminator`: the original branch; `rewritten`: the next jump may be its new form.
+    /// Follows the version from `v` until it comes to the equivalent of the original destination. `jumped`:
+    /// control comes from a branch, so any block that starts at `v` is entered; else only those that are
+    /// placed behind this one. `terminator`: the original branch; `rewritten`: the next jump may be its new
+    /// form.
     fn reach(
         &mut self,
         c: &Current<'a>,
@@ -347,8 +349,8 @@ impl<'a> Walk<'_, 'a> {
         None
     }
 
-    /// The last byte of a block that falls out of its function, behind a call that does not return: the unwind state there is
-    /// that of the function, not that of what follows.
+    /// The last byte of a block that falls out of its function, behind a call that does not return: the
+    /// unwind state there is that of the function, not that of what follows.
     fn last_byte(&self, c: &Current<'a>) -> Option<Svma> {
         let function = self.s.program.functions.get(c.block.function.index())?;
         (c.block.end() == function.range.end && c.block.len > 0).then(|| c.block.end() - 1)
@@ -378,8 +380,9 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    /// The boundaries at the start of a block's copy that a redirect may go to, each with what it is equivalent to and
-    /// whether a counter lies before it: the start, behind a prefetch, behind counters and behind `endbr64`.
+    /// The boundaries at the start of a block's copy that a redirect may go to, each with what it is
+    /// equivalent to and whether a counter lies before it: the start, behind a prefetch, behind counters and
+    /// behind `endbr64`.
     pub fn entry_points(&self, index: usize) -> Vec<(Svma, Svma, bool)> {
         let placed = self.s.version.blocks[index];
         let Some(block) = self.s.program.blocks.get(placed.block.index()) else { return Vec::new() };

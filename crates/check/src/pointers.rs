@@ -1,9 +1,10 @@
 //! Functions of which pointers lead to the copy.
 //!
-//! A program may compare addresses of functions, so it must get the same one wherever it asks. For each function that is led to, all that makes its
-//! address in the original is looked for anew: relative relocations, dynamic symbols, every four bytes in code that could be a displacement. The
-//! version has to change exactly these, each to the copy of the entry; two functions never get one address; and what knows an address in
-//! another way must not be there at all.
+//! A program may compare addresses of functions, so it must get the same one wherever it asks. For each
+//! function that is led to, all that makes its address in the original is looked for anew: relative
+//! relocations, dynamic symbols, every four bytes in code that could be a displacement. The version has to
+//! change exactly these, each to the copy of the entry; two functions never get one address; and what knows
+//! an address in another way must not be there at all.
 
 use crate::computed::{instruction_at, is_computed_with};
 use crate::finding::Problem;
@@ -235,7 +236,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether a `lea` of the function at `entry` makes its address to compute something, or in that function itself.
+    /// Whether a `lea` of the function at `entry` makes its address to compute something, or in that function
+    /// itself.
     fn is_computed_with(&self, entry: Svma, lea: &Instruction) -> bool {
         let at = Svma::new(lea.ip());
         let i = self.s.program.functions.partition_point(|f| f.range.start <= at).checked_sub(1);
@@ -263,7 +265,8 @@ impl Walk<'_, '_> {
         None
     }
 
-    /// Whether a redirect overwrites a part of the `lea` with its displacement at `field`: nothing executes that again.
+    /// Whether a redirect overwrites a part of the `lea` with its displacement at `field`: nothing executes
+    /// that again.
     fn is_overwritten(&self, field: Svma) -> bool {
         let lea = SvmaRange::between(field + 4 - LEA, field + 4);
         self.s.version.redirects.iter().any(|r| SvmaRange::new(r.at, PATCH).overlaps(&lea))

@@ -1,7 +1,8 @@
-//! Lines that are fetched ahead: `prefetcht1 disp32(%rip)` in front of a block, which changes no state and cannot fault.
+//! Lines that are fetched ahead: `prefetcht1 disp32(%rip)` in front of a block, which changes no state and
+//! cannot fault.
 //!
-//! It has to stand where the layout asks for it and nowhere else, and to name the byte that the layout names, which makes every changed bit of
-//! it a finding. (For the program it would be enough that it is a prefetch.)
+//! It has to stand where the layout asks for it and nowhere else, and to name the byte that the layout names,
+//! which makes every changed bit of it a finding. (For the program it would be enough that it is a prefetch.)
 
 use crate::finding::Problem;
 use crate::map::Boundary;
@@ -15,7 +16,8 @@ const OPCODE: [u8; 3] = [0x0f, 0x18, 0x15];
 pub(crate) const LEN: u32 = 7;
 
 impl<'a> Walk<'_, 'a> {
-    /// Steps over the prefetch at `v`, the start of a block's copy, if the layout wants one there. `None` if there is none then.
+    /// Steps over the prefetch at `v`, the start of a block's copy, if the layout wants one there. `None` if
+    /// there is none then.
     pub fn prefetch(&mut self, c: &Current<'a>, v: Svma) -> Option<Svma> {
         let o = c.block.start;
         let Some(want) = self.fetched_at(c.index) else { return Some(v) };
@@ -41,8 +43,9 @@ impl<'a> Walk<'_, 'a> {
         Some(end)
     }
 
-    /// The byte of the version that is to be fetched in front of the block that is number `index` of the version. Duplicates, counting versions, blocks that are nothing but a branch
-    /// and blocks whose target was not placed fetch nothing.
+    /// The byte of the version that is to be fetched in front of the block that is number `index` of the
+    /// version. Duplicates, counting versions, blocks that are nothing but a branch and blocks whose target
+    /// was not placed fetch nothing.
     pub fn fetched_at(&self, index: usize) -> Option<Svma> {
         let placed = self.s.version.blocks[index];
         let block = self.s.program.blocks.get(placed.block.index())?;

@@ -1,4 +1,5 @@
-//! Promoted calls: a comparison of an indirect call's operand with one address, a direct call if they are equal, else the original call.
+//! Promoted calls: a comparison of an indirect call's operand with one address, a direct call if they are
+//! equal, else the original call.
 //!
 //! ```text
 //! cmpq $target,operand            or      mov s,-8(%rsp); lea target(%rip),s; cmp s,operand; mov -8(%rsp),s
@@ -6,13 +7,15 @@
 //! call target                             stub:  the original call; jmp behind the direct call
 //! ```
 //!
-//! Nothing that lives on is changed: the status flags are dead at calls, which is looked at in the target and is the convention for all
-//! others; `s` is r9, r10 or r11, none of the operand's, and has its value again at the branch; and the eight bytes below the stack
-//! pointer are where both calls write their return address next. An operand that lies there would be read too late, so an address that is
-//! formed with the stack pointer has to be above it; that no other register is used to read what lies below the stack pointer is
+//! Nothing that lives on is changed: the status flags are dead at calls, which is looked at in the target and
+//! is the convention for all others; `s` is r9, r10 or r11, none of the operand's, and has its value again at
+//! the branch; and the eight bytes below the stack pointer are where both calls write their return address
+//! next. An operand that lies there would be read too late, so an address that is formed with the stack
+//! pointer has to be above it; that no other register is used to read what lies below the stack pointer is
 //! taken on trust (compilers keep nothing there in functions that make calls).
 //!
-//! Memory that another thread changes between the comparison and the original call is read twice, each time as the original could have.
+//! Memory that another thread changes between the comparison and the original call is read twice, each time
+//! as the original could have.
 
 use crate::finding::Problem;
 use crate::map::Boundary;
@@ -44,7 +47,8 @@ impl<'a> Walk<'_, 'a> {
         indirect && self.s.decode(v).is_some_and(|at| matches!(at.mnemonic(), Mnemonic::Mov | Mnemonic::Cmp))
     }
 
-    /// Checks the promoted call at `v` against the original `i`, which consists of `bytes`. Gives the address behind it.
+    /// Checks the promoted call at `v` against the original `i`, which consists of `bytes`. Gives the address
+    /// behind it.
     pub fn promoted(&mut self, c: &Current<'a>, i: &Instruction, bytes: &[u8], v: Svma) -> Option<Svma> {
         let o = Svma::new(i.ip());
         let read = self.guard(i, bytes, v).and_then(|guard| {
@@ -136,7 +140,8 @@ impl<'a> Walk<'_, 'a> {
         Ok(Guard { target, steps, compare: lea + 7, branch: restore + 5 })
     }
 
-    /// The operand of this number of `compare` is that of `call`, in the same encoding: REX `rex`, opcode, register field of the ModRM byte.
+    /// The operand of this number of `compare` is that of `call`, in the same encoding: REX `rex`, opcode,
+    /// register field of the ModRM byte.
     pub fn same_operand(
         &self,
         call: &Instruction,
@@ -173,7 +178,8 @@ impl<'a> Walk<'_, 'a> {
         let old_rex = bytes.first().filter(|b| **b & 0xf0 == 0x40).copied();
         let operand = &bytes[usize::from(old_rex.is_some())..];
         let made = self.s.text(Svma::new(compare.ip()), operand.len() + 1).ok_or("it ends early")?;
-        // The displacement of an operand relative to the program counter was compared by the address that it gives.
+        // The displacement of an operand relative to the program counter was compared by the address that it
+        // gives.
         let rest = if call.is_ip_rel_memory_operand() { 2 } else { operand.len() };
         let same = operand.len() >= 2
             && operand[0] == 0xff

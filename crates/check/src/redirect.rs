@@ -114,8 +114,8 @@ impl Walk<'_, '_> {
         at < block.end() && bytes.is_some_and(|bytes| plain_lengths(bytes, block.start).is_some())
     }
 
-    /// Where the copy of block `id` has the instruction at `at`, if that is one of its first ones: as far behind the first one's copy as it is behind the
-    /// first one, and so are those between.
+    /// Where the copy of block `id` has the instruction at `at`, if that is one of its first ones: as far
+    /// behind the first one's copy as it is behind the first one, and so are those between.
     fn prologue_point(
         &self,
         id: BlockId,
@@ -149,7 +149,8 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The lengths of the instructions that make up `bytes`, which are at `at`, if there are one to four and each goes on to what stands behind it.
+/// The lengths of the instructions that make up `bytes`, which are at `at`, if there are one to four and each
+/// goes on to what stands behind it.
 fn plain_lengths(bytes: &[u8], at: Svma) -> Option<Vec<usize>> {
     let mut lengths = Vec::new();
     for instruction in &mut Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE) {

@@ -1,8 +1,8 @@
 //! Ways from the code that stays straight into the version.
 //!
-//! A branch that goes to a block's copy does what it did, since being there equals being at the block. An address in data may be used for
-//! other things than jumps, so it has to be one of a label: of a block that indirect jumps reach, and that is neither a function's entry nor
-//! called nor named.
+//! A branch that goes to a block's copy does what it did, since being there equals being at the block. An
+//! address in data may be used for other things than jumps, so it has to be one of a label: of a block that
+//! indirect jumps reach, and that is neither a function's entry nor called nor named.
 
 use crate::finding::Problem;
 use crate::walk::Walk;

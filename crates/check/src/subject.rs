@@ -82,12 +82,14 @@ impl<'a> Subject<'a> {
     pub fn place(&self, block: BlockId) -> Option<usize> {
         self.place_of.get(block.index()).copied().filter(|p| *p != NOWHERE).map(|p| p as usize)
     }
-    /// Whether the copy of the block at `want` starts at `at`, not as a duplicate; gives its index in the version's blocks.
+    /// Whether the copy of the block at `want` starts at `at`, not as a duplicate; gives its index in the
+    /// version's blocks.
     pub fn copy_at(&self, at: Svma, want: Svma) -> Option<usize> {
         let place = self.place(self.program.block_starting_at(want)?)?;
         (self.version.blocks[place].version.start == at).then_some(place)
     }
-    /// Whether a copy of the block at `want`, be it a duplicate, starts at `at` and stands behind block number `index` of the version.
+    /// Whether a copy of the block at `want`, be it a duplicate, starts at `at` and stands behind block
+    /// number `index` of the version.
     pub fn copy_behind(&self, index: usize, at: Svma, want: Svma) -> bool {
         let Some(block) = self.program.block_starting_at(want) else { return false };
         let first = self.duplicates.partition_point(|d| d.0 < block);

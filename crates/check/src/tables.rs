@@ -9,8 +9,8 @@ use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_program::{JumpTable, TableEncoding};
 
 impl<'a> Walk<'_, 'a> {
-    /// The load of a table's entry, if the version changes it to load from a copy: the same instruction with another
-    /// displacement. Gives the address behind it; `None` if it is not changed.
+    /// The load of a table's entry, if the version changes it to load from a copy: the same instruction with
+    /// another displacement. Gives the address behind it; `None` if it is not changed.
     pub fn table_load(
         &mut self,
         c: &mut Current<'a>,
@@ -94,8 +94,8 @@ impl<'a> Walk<'_, 'a> {
     }
 }
 
-/// Whether two instructions with a memory operand do the same at another displacement. The displacement may have another
-/// size, so the bytes may differ in length.
+/// Whether two instructions with a memory operand do the same at another displacement. The displacement may
+/// have another size, so the bytes may differ in length.
 fn differs_in_displacement_only(a: &Instruction, b: &Instruction) -> bool {
     let memory = |i: &Instruction| (0..i.op_count()).any(|op| i.op_kind(op) == OpKind::Memory);
     let mut moved = *a;

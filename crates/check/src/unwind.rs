@@ -1,7 +1,8 @@
 //! Unwind rows of the original and of the version, read with gimli and made comparable.
 //!
-//! The version's tables are read as an unwinder reads them: the entry is found through the binary search table. Each
-//! entry is evaluated once. A row, its CIE's facts and its expressions become one number, equal for equal rows.
+//! The version's tables are read as an unwinder reads them: the entry is found through the binary search
+//! table. Each entry is evaluated once. A row, its CIE's facts and its expressions become one number, equal
+//! for equal rows.
 
 use crate::lsda::{self, Lsda};
 use gimli::{
@@ -38,7 +39,8 @@ enum Rule {
     ValExpression(Box<[u8]>),
 }
 
-/// The facts of a CIE that matter to an unwinder: return-address column, signal frame, personality (indirect?, address).
+/// The facts of a CIE that matter to an unwinder: return-address column, signal frame, personality
+/// (indirect?, address).
 type Frame = (u16, bool, Option<(bool, u64)>);
 
 /// What an unwinder finds at an instruction.
@@ -58,7 +60,8 @@ struct Rules {
 /// DWARF number of rsp.
 const RSP: u16 = 7;
 
-/// A hash that multiplies words: rows are many, and what they hold is of restitch's own making or the file's that it was asked to work on.
+/// A hash that multiplies words: rows are many, and what they hold is of restitch's own making or the file's
+/// that it was asked to work on.
 #[derive(Default)]
 struct Words(u64);
 
@@ -139,8 +142,9 @@ impl Interner {
 }
 
 impl Row {
-    /// Whether this is the row of a signal frame without a size: the CFA is one byte above the stack pointer, and of each of these
-    /// registers, which ascend, it says the value of an expression (`true`), or where it is stored.
+    /// Whether this is the row of a signal frame without a size: the CFA is one byte above the stack pointer,
+    /// and of each of these registers, which ascend, it says the value of an expression (`true`), or where it
+    /// is stored.
     pub fn is_exactly<'b>(&self, registers: impl ExactSizeIterator<Item = (u16, bool, &'b [u8])>) -> bool {
         let same = |((register, rule), (number, is_value, bytes)): ((&u16, &Rule), (u16, bool, &[u8]))| {
             let rule = match rule {
@@ -174,7 +178,8 @@ pub(crate) struct Entry {
     pub lsda: Option<Svma>,
     /// Its offset in the section.
     offset: usize,
-    /// What its program gives, once somebody has asked: most functions of a large file have no copy, so nobody asks.
+    /// What its program gives, once somebody has asked: most functions of a large file have no copy, so
+    /// nobody asks.
     rows: Option<Result<Rows, String>>,
 }
 
@@ -214,8 +219,8 @@ impl<'a> Table<'a> {
         Self { reader: Reader::new(&[], Svma::new(0)), entries: Vec::new(), last: (0, 0) }
     }
 
-    /// Reads all entries, in whatever order they stand. Those that overlap are left out: no copy may be made of what they
-    /// describe, since nobody knows which one holds there.
+    /// Reads all entries, in whatever order they stand. Those that overlap are left out: no copy may be made
+    /// of what they describe, since nobody knows which one holds there.
     pub fn linear(eh_frame: &'a [u8], at: Svma) -> Result<Self, String> {
         let reader = Reader::new(eh_frame, at);
         let mut iter = reader.section.entries(&reader.bases);
@@ -334,8 +339,8 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// Shows all rows of all entries with where they hold, from low to high addresses, without keeping any: those of a large tracing version
-    /// would take gigabytes.
+    /// Shows all rows of all entries with where they hold, from low to high addresses, without keeping any:
+    /// those of a large tracing version would take gigabytes.
     ///
     /// # Errors
     /// That of the first entry whose program is none.
@@ -409,10 +414,11 @@ impl<'a> Reader<'a> {
         Entry { range: range_of(fde), lsda, offset: fde.offset(), rows: None }
     }
 
-    /// Where the entry itself stands. (A file without section headers has the exception tables in the same range of bytes
-    /// as the entries, so the section's range would tell nothing.)
+    /// Where the entry itself stands. (A file without section headers has the exception tables in the same
+    /// range of bytes as the entries, so the section's range would tell nothing.)
     fn own_bytes(&self, fde: &FrameDescriptionEntry<Bytes<'a>>) -> SvmaRange {
-        // The length does not count its own field, 4 bytes, or 12 for 64-bit entries; one too many does no harm.
+        // The length does not count its own field, 4 bytes, or 12 for 64-bit entries; one too many does no
+        // harm.
         SvmaRange::new(self.at + fde.offset() as u64, fde.entry_len() as u64 + 4)
     }
 

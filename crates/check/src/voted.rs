@@ -7,9 +7,10 @@
 //!     1: incl hits(%rip); incl balance(%rip); 2: mov -8(%rsp),s; jmp the call
 //! ```
 //!
-//! What is said of promoted calls holds here: status flags are dead at indirect calls by convention, `s` is r9, r10 or r11, none of the operand's, and has its value
-//! again at the jump; the eight bytes below the stack pointer are where the call writes its return address next. All else that is written are words
-//! of this call in the area of the counters, which are nobody else's.
+//! What is said of promoted calls holds here: status flags are dead at indirect calls by convention, `s` is
+//! r9, r10 or r11, none of the operand's, and has its value again at the jump; the eight bytes below the
+//! stack pointer are where the call writes its return address next. All else that is written are words of
+//! this call in the area of the counters, which are nobody else's.
 
 use crate::finding::Problem;
 use crate::map::Boundary;
@@ -171,7 +172,8 @@ impl<'a> Walk<'_, 'a> {
         Ok(end)
     }
 
-    /// Reads the stub at `at` of the original call `i`, which goes on at `back`. Gives its instructions, and where the operand is read.
+    /// Reads the stub at `at` of the original call `i`, which goes on at `back`. Gives its instructions, and
+    /// where the operand is read.
     fn read_stub(
         &self,
         i: &Instruction,

@@ -160,7 +160,8 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.frames.compare_row(at, row, &mut self.findings);
     }
 
-    /// Checks the map's way back for one original instruction: it leads to its copy (no duplicate), or to the counter in front of it.
+    /// Checks the map's way back for one original instruction: it leads to its copy (no duplicate), or to the
+    /// counter in front of it.
     pub fn place(&mut self, c: &Current<'_>, original: Svma, entry: Svma, copy: Svma) {
         if c.duplicate {
             return;
@@ -261,8 +262,9 @@ impl<'s, 'a> Walk<'s, 'a> {
         Some(())
     }
 
-    /// Compares a branch over a `lock` prefix and the instruction of that prefix: both are there, byte for byte, with nothing between
-    /// them, and where the branch leads is the equivalent of where the original leads.
+    /// Compares a branch over a `lock` prefix and the instruction of that prefix: both are there, byte for
+    /// byte, with nothing between them, and where the branch leads is the equivalent of where the original
+    /// leads.
     fn pair(&mut self, c: &Current<'a>, pair: &Pair, bytes: &[u8], v: Svma) -> Option<Svma> {
         let (branch, locked) = (&pair.branch, &pair.locked);
         let (o, skip) = (Svma::new(branch.ip()), branch.len());

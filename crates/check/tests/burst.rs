@@ -84,7 +84,8 @@ fn a_tracing_version_of_the_vdso_is_equal() {
     }
 }
 
-/// What `setjmp` remembers is a return address, and that is the original's: its calls need not stay in the original code.
+/// What `setjmp` remembers is a return address, and that is the original's: its calls need not stay in the
+/// original code.
 #[test]
 fn calls_that_return_twice_are_copied() {
     let path = match compile(&program("setjmp.c"), &["-O2"]) {
@@ -136,7 +137,8 @@ fn every_changed_bit_is_found() {
     assert!(changed > 100, "{changed}");
 }
 
-/// Bytes of the unwind tables: another row is found, or the table says the same in other words (padding, lengths in two forms).
+/// Bytes of the unwind tables: another row is found, or the table says the same in other words (padding,
+/// lengths in two forms).
 #[test]
 fn changed_unwind_tables_are_found() {
     let path = match compile(&program("switch.c"), &["-O2"]) {

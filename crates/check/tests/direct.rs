@@ -1,5 +1,5 @@
-//! Calls and jumps through the global offset table that became direct ones: a correct version is accepted, and whatever is
-//! changed in it, or in what it assumes, is noticed.
+//! Calls and jumps through the global offset table that became direct ones: a correct version is accepted,
+//! and whatever is changed in it, or in what it assumes, is noticed.
 
 mod common;
 
@@ -115,7 +115,8 @@ fn calls_and_jumps_of_stubs_go_through_their_slots() {
         assert!(v.assumes.is_empty());
         let (now, before) = (report(&m, &layout, v.clone()), report(&m, &layout, plain.clone()));
         assert_eq!((now.direct, before.by_slot), (0, 0));
-        // Both calls, and both jumps. (Jumps on a condition have no such form, unless they are followed by a jump.)
+        // Both calls, and both jumps. (Jumps on a condition have no such form, unless they are followed by a
+        // jump.)
         let added = |what| count(&v, what) - count(&plain, what);
         let (calls, jumps) = (added([0xff, 0x15]), added([0xff, 0x25]));
         assert!(calls == 2 && (2..=4).contains(&jumps), "{calls} {jumps}");

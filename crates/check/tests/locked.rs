@@ -1,5 +1,5 @@
-//! A branch over the `lock` prefix of the next instruction: both are copied as one, and whatever is changed in them or between them is
-//! noticed, in versions with and without counters and in tracing versions.
+//! A branch over the `lock` prefix of the next instruction: both are copied as one, and whatever is changed
+//! in them or between them is noticed, in versions with and without counters and in tracing versions.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! A checker that cannot fail is worthless: correct versions of a small module are corrupted in every place, and the checker has
-//! to notice. What it may not notice is listed, with the reason.
+//! A checker that cannot fail is worthless: correct versions of a small module are corrupted in every place,
+//! and the checker has to notice. What it may not notice is listed, with the reason.
 
 mod common;
 
@@ -76,7 +76,8 @@ fn what_was_not_changed_is_equal() {
             case.check(case.version.clone()).unwrap_or_else(|e| panic!("{}: {:#?}", case.name, e.findings));
         assert_eq!(report.blocks, case.version.blocks.len() as u64);
         if case.layout.tails.is_empty() {
-            // Five entries, and the zero behind them: it leads to the table itself, which stands at the end of the last function.
+            // Five entries, and the zero behind them: it leads to the table itself, which stands at the end
+            // of the last function.
             assert_eq!((report.tables, report.table_entries, report.call_sites), (1, 6, 3), "{}", case.name);
         } else {
             assert!(report.duplicates >= 10, "{}: {report:?}", case.name);
@@ -90,7 +91,8 @@ fn what_was_not_changed_is_equal() {
     }
 }
 
-/// Flips every bit of `range` in turn, and the whole byte; gives the offsets where a flip was accepted, with the masks.
+/// Flips every bit of `range` in turn, and the whole byte; gives the offsets where a flip was accepted, with
+/// the masks.
 fn survivors(case: &Case, range: SvmaRange) -> BTreeMap<usize, Vec<u8>> {
     let mut out: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     let from = case.offset(range.start);
@@ -169,10 +171,11 @@ fn every_flipped_bit_of_the_search_table_is_found() {
     }
 }
 
-/// What may change in unwind tables without a change of meaning: padding (`DW_CFA_nop` at the end of an entry may become another
-/// instruction that changes nothing before the end), the high bits of advances that reach the end of the entry's range
-/// anyway; and exception tables: those of stretches of code that holds no call (nobody asks them; many in small shuffled code), unused
-/// type-table offsets, and call sites' lengths where they end in inserted code or filler.
+/// What may change in unwind tables without a change of meaning: padding (`DW_CFA_nop` at the end of an entry
+/// may become another instruction that changes nothing before the end), the high bits of advances that reach
+/// the end of the entry's range anyway; and exception tables: those of stretches of code that holds no call
+/// (nobody asks them; many in small shuffled code), unused type-table offsets, and call sites' lengths where
+/// they end in inserted code or filler.
 #[test]
 fn nearly_every_flipped_bit_of_unwind_and_exception_tables_is_found() {
     for case in cases() {
@@ -190,8 +193,8 @@ fn nearly_every_flipped_bit_of_unwind_and_exception_tables_is_found() {
 #[test]
 fn a_changed_image_header_is_found_where_the_loader_or_the_unwinder_reads_it() {
     for case in cases().into_iter().take(1) {
-        // e_ident up to the version, e_type, e_machine, e_version; e_phoff; the sizes; then both program headers but for
-        // p_paddr and p_align, which nobody reads.
+        // e_ident up to the version, e_type, e_machine, e_version; e_phoff; the sizes; then both program
+        // headers but for p_paddr and p_align, which nobody reads.
         let phoff = 64;
         let mut read: Vec<usize> = (0..7).chain(16..24).chain(32..40).chain(52..58).collect();
         for header in 0..2 {
@@ -262,7 +265,8 @@ fn every_change_of_the_map_is_found() {
     }
 }
 
-/// A piece of one instruction says the same as several kinds; and between a table's load and its jump, an address may be known or not.
+/// A piece of one instruction says the same as several kinds; and between a table's load and its jump, an
+/// address may be known or not.
 fn equal_kinds(case: &Case, i: usize, kind: PieceKind) -> bool {
     use PieceKind as K;
     let piece = case.version.map.pieces[i];
@@ -313,7 +317,8 @@ fn every_change_of_blocks_symbols_redirects_and_counters_is_found() {
                 );
                 let at = case.version.redirects[i];
                 let marked = case.module.image.read(at.at - 4, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
-                // To the marker's copy or behind it: it does nothing. (A counter between them must not be skipped.)
+                // To the marker's copy or behind it: it does nothing. (A counter between them must not be
+                // skipped.)
                 let lone = case.module.program.block_starting_at(at.at).is_some();
                 let skips_endbr = marked && by == if lone { 4 } else { -4 };
                 let accepted = case.accepts(|v| v.redirects[i].to = v.redirects[i].to.offset(by));
@@ -350,8 +355,9 @@ fn table(version: &mut Version) -> &mut restitch_emit::CounterTable {
 
 #[test]
 fn a_plain_counter_where_flags_are_live_is_found_as_such() {
-    // The block at the `js` behind the `je`: its flags are live on entry, so its counter keeps them or stands elsewhere. A plain one in front of the
-    // setb-like readers is what a wrong liveness analysis would emit; claim that they are dead.
+    // The block at the `js` behind the `je`: its flags are live on entry, so its counter keeps them or stands
+    // elsewhere. A plain one in front of the setb-like readers is what a wrong liveness analysis would emit;
+    // claim that they are dead.
     let mut module = small();
     let mut live = 0;
     for block in &mut module.program.blocks {

@@ -1,4 +1,5 @@
-//! Functions of which pointers lead to the copy: what the emitter says is accepted, every change of it is found, and what something else knows is left out.
+//! Functions of which pointers lead to the copy: what the emitter says is accepted, every change of it is
+//! found, and what something else knows is left out.
 
 mod common;
 

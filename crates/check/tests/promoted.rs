@@ -56,7 +56,8 @@ fn calls_of_most_forms_are_promoted() {
             assert_eq!(promote.len(), 14);
             let v = version(&m, &layout, &promote);
             assert_eq!(v, version(&m, &layout, &promote), "same request, same bytes");
-            // Not those that read below the stack pointer or with an index from it, and not the one with a prefix.
+            // Not those that read below the stack pointer or with an index from it, and not the one with a
+            // prefix.
             assert_eq!(report(&m, &layout, v).promoted, 11);
         }
         for seed in 1..40 {
@@ -158,7 +159,8 @@ fn every_change_of_the_map_is_found() {
     }
 }
 
-/// What is moved between versions goes by the map: a thread at the original call, and whoever returns behind it.
+/// What is moved between versions goes by the map: a thread at the original call, and whoever returns behind
+/// it.
 #[test]
 fn the_map_leads_in_front_of_the_comparison_and_behind_the_call() {
     for m in modules() {

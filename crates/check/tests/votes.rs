@@ -1,4 +1,5 @@
-//! Votes of indirect calls: a correct counting version is accepted, and whatever is changed in its code, its map or its table is noticed.
+//! Votes of indirect calls: a correct counting version is accepted, and whatever is changed in its code, its
+//! map or its table is noticed.
 
 mod common;
 
@@ -64,7 +65,8 @@ fn calls_of_most_forms_vote() {
         assert_eq!(all(&m).len(), 14);
         for layout in layouts(&m) {
             for v in versions(&m, &layout) {
-                // Not those that read below the stack pointer or with an index from it, and not the one with a prefix.
+                // Not those that read below the stack pointer or with an index from it, and not the one with
+                // a prefix.
                 assert_eq!(report(&m, &layout, v).votes, 11);
             }
         }
@@ -151,7 +153,8 @@ fn every_change_of_the_table_is_found() {
     }
 }
 
-/// What is moved between versions goes by the map: a thread at the original call votes once more, whoever returns behind it does not.
+/// What is moved between versions goes by the map: a thread at the original call votes once more, whoever
+/// returns behind it does not.
 #[test]
 fn the_map_leads_in_front_of_the_vote_and_behind_the_call() {
     for m in modules() {

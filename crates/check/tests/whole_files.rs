@@ -1,5 +1,5 @@
-//! Versions of all code of whole files: this test program itself. Further files can be named in `RESTITCH_TEST_FILES`,
-//! separated by colons.
+//! Versions of all code of whole files: this test program itself. Further files can be named in
+//! `RESTITCH_TEST_FILES`, separated by colons.
 
 mod common;
 

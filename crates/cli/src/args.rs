@@ -27,8 +27,8 @@ fn exit_codes() -> String {
     format!("Exit codes:\n{}{}", rows.concat(), paragraph("", STAND_IN).trim_end())
 }
 
-/// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out again, and
-/// moves the process over to the new layout. No source, symbols, rebuild or restart needed.
+/// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out
+/// again, and moves the process over to the new layout. No source, symbols, rebuild or restart needed.
 #[derive(Debug, Parser)]
 #[command(version, after_help = exit_codes(), max_term_width = 100)]
 pub struct Args {
@@ -42,7 +42,8 @@ pub struct Args {
 pub enum Command {
     /// Optimize a running process.
     ///
-    /// Asked to end (Ctrl-C, SIGTERM, SIGHUP), it gives the process its original code back, or keeps the new layout if that is in force and only its measurement was left.
+    /// Asked to end (Ctrl-C, SIGTERM, SIGHUP), it gives the process its original code back, or keeps the new
+    /// layout if that is in force and only its measurement was left.
     Attach {
         /// The process.
         pid: i32,
@@ -94,13 +95,15 @@ pub enum Command {
         /// Seconds of sampling and counting together.
         #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
         duration: f64,
-        /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is restitch's own.
+        /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is
+        /// restitch's own.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         /// Count only programs of this name or path that COMMAND executes (may be repeated).
         #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "from_counts"])]
         program: Vec<String>,
-        /// Make the profile of what programs of `restitch instrument` have counted in this file (may be repeated).
+        /// Make the profile of what programs of `restitch instrument` have counted in this file (may be
+        /// repeated).
         #[arg(long, value_name = "FILE", conflicts_with = "command")]
         from_counts: Vec<PathBuf>,
         /// Write the result as JSON ("-" for standard output).
@@ -112,8 +115,9 @@ pub enum Command {
         /// The format of the profile file, where its ending is another.
         #[arg(long, value_name = "FORMAT", value_parser = restitch_session::profiles::Format::named)]
         format: Option<restitch_session::profiles::Format>,
-        /// Branches a sample, for an output in the format of perf.data (32; with --source trace or burst 64; at most 1024), and
-        /// branches a record for --source trace (512) and --source burst (4000, or less where system calls end bursts).
+        /// Branches a sample, for an output in the format of perf.data (32; with --source trace or burst 64;
+        /// at most 1024), and branches a record for --source trace (512) and --source burst (4000, or less
+        /// where system calls end bursts).
         #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
         depth: Option<u16>,
         /// The program and its arguments. A text file without `#!` is run by /bin/sh, as shells do.
@@ -130,8 +134,8 @@ pub enum Command {
         /// The new file.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
-        /// The file to count in. It is made here; its path is fixed in the copy. Where a process cannot write it, it runs
-        /// uncounted.
+        /// The file to count in. It is made here; its path is fixed in the copy. Where a process cannot write
+        /// it, it runs uncounted.
         #[arg(long, value_name = "FILE")]
         counts: PathBuf,
         /// Write the result as JSON ("-" for standard output).
@@ -142,7 +146,8 @@ pub enum Command {
     Optimize {
         /// The file.
         program: PathBuf,
-        /// A profile from `restitch record`, or of another format that `restitch profile formats` lists as read.
+        /// A profile from `restitch record`, or of another format that `restitch profile formats` lists as
+        /// read.
         #[arg(long, value_name = "FILE")]
         profile: PathBuf,
         /// The new file.
@@ -150,15 +155,17 @@ pub enum Command {
         output: PathBuf,
         #[command(flatten)]
         version: VersionArgs,
-        /// Let pointers to functions of a position-independent file lead straight to the new code: everything that makes such an address (data,
-        /// instructions, exported symbols) is changed together, so that comparisons hold; functions of which not all of that is known keep theirs.
+        /// Let pointers to functions of a position-independent file lead straight to the new code: everything
+        /// that makes such an address (data, instructions, exported symbols) is changed together, so that
+        /// comparisons hold; functions of which not all of that is known keep theirs.
         #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
         pointers: Switch,
         /// Write the result as JSON ("-" for standard output).
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
-    /// Run a command whose programs run again and again (a build, a test suite), and optimize them between their runs.
+    /// Run a command whose programs run again and again (a build, a test suite), and optimize them between
+    /// their runs.
     Batch(crate::batch::Batch),
     /// Show, shrink or check the cache of `batch`.
     #[command(subcommand)]
@@ -181,7 +188,8 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
         seconds: f64,
     },
-    /// Give processes their original code back when the restitch that works on them is killed; it is on standard input.
+    /// Give processes their original code back when the restitch that works on them is killed; it is on
+    /// standard input.
     #[command(hide = true)]
     Keep {
         /// The working restitch.
@@ -194,7 +202,8 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Write the manual pages, shell completions and the page of options below a folder like /usr/share, as packages have them.
+    /// Write the manual pages, shell completions and the page of options below a folder like /usr/share, as
+    /// packages have them.
     #[command(hide = true)]
     Pages {
         /// The folder. What is missing of it is made.
@@ -223,32 +232,41 @@ impl Command {
     }
 }
 
-/// Options of `attach` and `run`. (The group has a name of its own: the default would be that of the variant.)
+/// Options of `attach` and `run`. (The group has a name of its own: the default would be that of the
+/// variant.)
 #[derive(Debug, ClapArgs)]
 #[group(id = "attach_options")]
 pub struct Attach {
     /// Optimize once and leave. This is the default.
     #[arg(long)]
     pub once: bool,
-    /// Stay, and optimize again when the work of the process changes, for all kinds of work seen so far. Ends with the process, when `restitch revert` or another attach changes it, or on SIGINT or SIGTERM (the layout stays).
+    /// Stay, and optimize again when the work of the process changes, for all kinds of work seen so far. Ends
+    /// with the process, when `restitch revert` or another attach changes it, or on SIGINT or SIGTERM (the
+    /// layout stays).
     #[arg(long, conflicts_with_all = ["once", "dry_run"])]
     pub continuous: bool,
     /// With --continuous: least seconds between two optimizations.
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds, requires = "continuous")]
     pub rest: f64,
-    /// With --continuous: samples per second and running thread between optimizations. 400 are compared with the work seen so far.
+    /// With --continuous: samples per second and running thread between optimizations. 400 are compared with
+    /// the work seen so far.
     #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
     pub watch_rate: u64,
-    /// Use this profile in place of profiling now: one of `restitch record` on any machine, or of a format that `restitch profile formats` lists as read. The process is stopped once. Modules of other builds than the profile's stay as they are.
+    /// Use this profile in place of profiling now: one of `restitch record` on any machine, or of a format
+    /// that `restitch profile formats` lists as read. The process is stopped once. Modules of other builds
+    /// than the profile's stay as they are.
     #[arg(long, help_heading = PROFILE, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
     pub profile: Option<PathBuf>,
-    /// Where the profile comes from: count (a counting version), trace or burst (branch records by software), lbr (branch records of the hardware), ip (samples of instructions alone: the process is stopped once, and gains least); auto counts.
+    /// Where the profile comes from: count (a counting version), trace or burst (branch records by software),
+    /// lbr (branch records of the hardware), ip (samples of instructions alone: the process is stopped once,
+    /// and gains least); auto counts.
     #[arg(long, help_heading = PROFILE, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
     /// With any source but count: the share of the program's running time that it may cost, in percent.
     #[arg(long, help_heading = PROFILE, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
     pub overhead: f64,
-    /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the profile has settled, after 6 seconds at most.
+    /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the
+    /// profile has settled, after 6 seconds at most.
     #[arg(long, help_heading = PROFILE, value_name = "SECONDS", value_parser = seconds)]
     pub duration: Option<f64>,
     /// Seconds of measuring after the change, for the verdict; with --profile also before it.
@@ -263,21 +281,27 @@ pub struct Attach {
     /// Only say what would be done and what stays in place, and why. The process is sampled, not changed.
     #[arg(long)]
     pub dry_run: bool,
-    /// Also optimize all processes of the same user that run the same program; those forked later start in the new layout. Where only children of PID work, after executing themselves anew, these.
+    /// Also optimize all processes of the same user that run the same program; those forked later start in
+    /// the new layout. Where only children of PID work, after executing themselves anew, these.
     #[arg(long)]
     pub tree: bool,
-    /// Undo the new layout (exit code 8) if it was measured to be slower, or could not be measured. One that makes no difference stays. Without hardware counters this needs --metric.
+    /// Undo the new layout (exit code 8) if it was measured to be slower, or could not be measured. One that
+    /// makes no difference stays. Without hardware counters this needs --metric.
     #[arg(long, help_heading = VERDICT)]
     pub revert_if_slower: bool,
-    /// A shell command that prints a growing number, the work done so far (requests, transactions). The verdict is then about the cost of a unit of work, and the rate where the cost shows no difference. It is run once before anything else.
+    /// A shell command that prints a growing number, the work done so far (requests, transactions). The
+    /// verdict is then about the cost of a unit of work, and the rate where the cost shows no difference. It
+    /// is run once before anything else.
     #[arg(long, help_heading = VERDICT, value_name = "COMMAND")]
     pub metric: Option<String>,
     #[command(flatten)]
     pub version: VersionArgs,
-    /// Let calls from other modules (linkage), and virtual calls too (on), go straight to the new code, through pointers in memory that is read-only by now.
+    /// Let calls from other modules (linkage), and virtual calls too (on), go straight to the new code,
+    /// through pointers in memory that is read-only by now.
     #[arg(long, help_heading = LAYOUT, value_name = "WHICH", default_value = "off")]
     pub slots: SlotChoice,
-    /// With --promote-calls: a profile that knows the targets of indirect calls (as of `restitch record --source trace`), in place of counting them.
+    /// With --promote-calls: a profile that knows the targets of indirect calls (as of
+    /// `restitch record --source trace`), in place of counting them.
     #[arg(long, help_heading = PROFILE, value_name = "FILE")]
     pub call_targets: Option<PathBuf>,
 }
@@ -312,16 +336,20 @@ pub struct Lab {
     /// A profile from `restitch record`.
     #[arg(long, value_name = "FILE")]
     pub profile: PathBuf,
-    /// Layouts to compare, separated by commas; all unless given. Distances may follow a name: `stitch:4K:64K:2M`, `stitch:zen4`; and `+search` or `+search=SECONDS`, for local search afterwards.
+    /// Layouts to compare, separated by commas; all unless given. Distances may follow a name:
+    /// `stitch:4K:64K:2M`, `stitch:zen4`; and `+search` or `+search=SECONDS`, for local search afterwards.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = LayoutNames)]
     pub layouts: Vec<LayoutChoice>,
-    /// Processor to model: haswell, kaby-lake, ice-lake, golden-cove, zen2 to zen5, neoverse-n1, neoverse-v1; this machine unless given.
+    /// Processor to model: haswell, kaby-lake, ice-lake, golden-cove, zen2 to zen5, neoverse-n1, neoverse-v1;
+    /// this machine unless given.
     #[arg(long, value_name = "NAME")]
     pub machine: Option<Machine>,
-    /// Show each layout also with duplicates of blocks that hot jumps lead to: by edge counts, and by paths if the profile has some.
+    /// Show each layout also with duplicates of blocks that hot jumps lead to: by edge counts, and by paths
+    /// if the profile has some.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub duplicate: Switch,
-    /// Show each layout also with lines fetched ahead that the model of the second-level cache misses, and with as many bytes that do nothing.
+    /// Show each layout also with lines fetched ahead that the model of the second-level cache misses, and
+    /// with as many bytes that do nothing.
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub prefetch: Switch,
     /// Model the hot code of the layouts in large pages.
@@ -330,7 +358,8 @@ pub struct Lab {
     /// Steps of the execution, at most; a step is about a basic block.
     #[arg(long, value_name = "NUMBER", default_value = "5000000")]
     pub steps: NonZeroUsize,
-    /// A perf.data file with branch stacks (`restitch record --source trace --depth 1024`): a real execution instead of a made-up one.
+    /// A perf.data file with branch stacks (`restitch record --source trace --depth 1024`): a real execution
+    /// instead of a made-up one.
     #[arg(long, value_name = "FILE", conflicts_with = "seed")]
     pub records: Option<PathBuf>,
     /// Seed of the made-up execution. The same seed gives the same numbers.
@@ -348,7 +377,9 @@ pub struct Lab {
     /// With COMMAND: how often each layout runs; six give intervals of 95 %.
     #[arg(long, value_name = "NUMBER", default_value = "6", requires = "command")]
     pub rounds: NonZeroUsize,
-    /// Also make a file of each layout and run this command with it on this processor, in turns with the original: user cycles and front-end events by the processor's counters, else processor time. The file is run in place of the first word, or wherever `{}` stands.
+    /// Also make a file of each layout and run this command with it on this processor, in turns with the
+    /// original: user cycles and front-end events by the processor's counters, else processor time. The file
+    /// is run in place of the first word, or wherever `{}` stands.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 /// Arguments of `batch`.
 #[derive(Debug, Args)]
 pub struct Batch {
-    /// Only runs of programs of this name (or path), and the libraries that they use. May be given several times.
+    /// Only runs of programs of this name (or path), and the libraries that they use. May be given several
+    /// times.
     #[arg(long, value_name = "NAME")]
     program: Vec<String>,
     /// Never optimize the program or library of this name (or path). May be given several times.
@@ -28,25 +29,30 @@ pub struct Batch {
     /// Optimize whatever runs twice, whether it seems worth it or not.
     #[arg(long)]
     eager: bool,
-    /// A configuration file. Otherwise restitch.toml in the current folder, if it is there, but for what it says of a cache; docs/batch.md describes it.
+    /// A configuration file. Otherwise restitch.toml in the current folder, if it is there, but for what it
+    /// says of a cache; docs/batch.md describes it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The cache. Otherwise the one that the configuration names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    /// The cache. Otherwise the one that the configuration names, $RESTITCH_CACHE_DIR,
+    /// $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Largest size of the cache in MiB (2048). What other builds have replaced goes first, then what was used longest ago.
+    /// Largest size of the cache in MiB (2048). What other builds have replaced goes first, then what was
+    /// used longest ago.
     #[arg(long, value_name = "MIB")]
     cache_size: Option<u64>,
     /// How to lay out; docs/layout.md describes each way.
     #[arg(long, value_name = "NAME", value_parser = LayoutNames)]
     layout: Option<LayoutChoice>,
-    /// Who does what is left when the command ends (profiles without a layout, modules that are worth it): a process in the background, `batch` before it ends, or the next batch.
+    /// Who does what is left when the command ends (profiles without a layout, modules that are worth it): a
+    /// process in the background, `batch` before it ends, or the next batch.
     #[arg(long, value_name = "WHEN", default_value = "background")]
     finish: When,
     /// Count exactly so many runs of each module, instead of as many as are useful.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     profile_runs: Option<u64>,
-    /// Where no gain is seen, let each eighth process, chosen by chance, run the original code, and compare. What is slower for certain is taken back.
+    /// Where no gain is seen, let each eighth process, chosen by chance, run the original code, and compare.
+    /// What is slower for certain is taken back.
     #[arg(long, value_name = "WHETHER", default_value = "on")]
     trials: Switch,
     /// Copy the agent and all optimized code into this folder in the end, for an image or another machine.
@@ -90,7 +96,8 @@ pub enum CacheCommand {
         #[arg(long)]
         background: bool,
     },
-    /// Remove what other builds have replaced and what was used longest ago, until it is small enough; or modules by name.
+    /// Remove what other builds have replaced and what was used longest ago, until it is small enough; or
+    /// modules by name.
     Prune {
         #[command(flatten)]
         cache: CacheArgument,
@@ -110,7 +117,8 @@ pub enum CacheCommand {
 
 #[derive(Debug, Args)]
 pub struct CacheArgument {
-    /// The cache. Otherwise the one that the --config file names, $RESTITCH_CACHE_DIR, $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
+    /// The cache. Otherwise the one that the --config file names, $RESTITCH_CACHE_DIR,
+    /// $XDG_CACHE_HOME/restitch or ~/.cache/restitch.
     #[arg(long = "cache", value_name = "FOLDER")]
     folder: Option<PathBuf>,
     /// A configuration file of `batch`, which may name the cache.

@@ -143,7 +143,8 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     publish(&result, options.json.as_deref(), options.html.as_deref())
 }
 
-/// Goes on until there is nothing more to do. A result is published after each round; in the end, files are written once more.
+/// Goes on until there is nothing more to do. A result is published after each round; in the end, files are
+/// written once more.
 fn continuous_command(
     pid: i32,
     options: &Attach,

@@ -1,7 +1,8 @@
 //! The keeper: a second process that gives processes their original code back if the working one is killed.
 //!
-//! It is this program again, started before anything is changed, in a process group of its own so that what the terminal sends does not end it. It reads from a pipe whose other end
-//! only the working one has: a byte means that all is well; the pipe's end without one, that the other has died.
+//! It is this program again, started before anything is changed, in a process group of its own so that what
+//! the terminal sends does not end it. It reads from a pipe whose other end only the working one has: a byte
+//! means that all is well; the pipe's end without one, that the other has died.
 
 use restitch_session::{AskedToEnd, ExitCode, GivenBack, SessionError, await_end, give_back_abandoned};
 use std::io::{Read, Write};

@@ -5,8 +5,8 @@ use clap::{Arg, Command, Error};
 use restitch_session::{LayoutChoice, layout_algorithms, layout_choice};
 use std::ffi::OsStr;
 
-/// Reads what [`layout_choice`] reads. Help and shells are told the algorithms, each with its meaning; what may stand behind a name, the argument's
-/// own help says.
+/// Reads what [`layout_choice`] reads. Help and shells are told the algorithms, each with its meaning; what
+/// may stand behind a name, the argument's own help says.
 #[derive(Debug, Clone, Copy)]
 pub struct LayoutNames;
 

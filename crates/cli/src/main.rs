@@ -49,7 +49,8 @@ fn main() -> ProcessExit {
     }
     let is_stand_in = parsed.command.is_stand_in();
     match commands::run(parsed) {
-        // The exit code of a command that has run says more than that not all that could be said of it was printed.
+        // The exit code of a command that has run says more than that not all that could be said of it was
+        // printed.
         Ok(code) if is_stand_in => exit_as(code, code),
         Ok(code) => exit(code),
         Err(error) => {

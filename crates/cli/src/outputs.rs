@@ -35,7 +35,8 @@ pub(crate) fn publish(
     Ok(result.exit_code)
 }
 
-/// The exit code of a recording, which is that of the command if one was recorded. One that this program was asked to end is as good as it goes, and says so.
+/// The exit code of a recording, which is that of the command if one was recorded. One that this program was
+/// asked to end is as good as it goes, and says so.
 pub(crate) fn ended_early(result: &mut RunResult, status: Option<i32>) -> i32 {
     let Some(signal) = AskedToEnd::signal().filter(|_| status.is_none()) else {
         return status.unwrap_or(ExitCode::Done.number());
@@ -48,7 +49,8 @@ pub(crate) fn ended_early(result: &mut RunResult, status: Option<i32>) -> i32 {
     result.exit_code
 }
 
-/// Runs `work` on `target` and, if it fails, writes that to the JSON file that was asked for: whoever reads it in the end is to find more than nothing.
+/// Runs `work` on `target` and, if it fails, writes that to the JSON file that was asked for: whoever reads
+/// it in the end is to find more than nothing.
 pub(crate) fn or_say_why(
     command: &str,
     target: Target,

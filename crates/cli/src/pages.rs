@@ -1,4 +1,5 @@
-//! Manual pages, shell completions and `docs/options.md`, made from the definition of the command line. `scripts/package` puts them into the package.
+//! Manual pages, shell completions and `docs/options.md`, made from the definition of the command line.
+//! `scripts/package` puts them into the package.
 
 use crate::args::{Args, STAND_IN};
 use crate::options;
@@ -10,7 +11,8 @@ use restitch_session::{ExitCode, SessionError, write_result};
 use std::io::Error;
 use std::path::Path;
 
-/// Something outside of the command line that commands use: its name, what it is for, and the commands (`cache-list` for `restitch cache list`).
+/// Something outside of the command line that commands use: its name, what it is for, and the commands
+/// (`cache-list` for `restitch cache list`).
 struct Outside {
     name: &'static str,
     meaning: &'static str,

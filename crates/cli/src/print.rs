@@ -1,14 +1,17 @@
 //! Printing that cannot fail half-way.
 //!
-//! **Problem.** The standard library's macros of these names panic where nobody reads (`restitch status | head -1`) or a disk is full, and by then a process may have been
-//! changed, or a command may be running whose exit code is to be passed on.
+//! **Problem.** The standard library's macros of these names panic where nobody reads
+//! (`restitch status | head -1`) or a disk is full, and by then a process may have been changed, or a command
+//! may be running whose exit code is to be passed on.
 //!
-//! **Idea.** The macros of this crate take their place. What could not be printed is remembered until the program ends: a reader who has seen enough is no
-//! failure, anything else makes a success one. Messages that cannot be written are lost, as there is nobody left to tell.
+//! **Idea.** The macros of this crate take their place. What could not be printed is remembered until the
+//! program ends: a reader who has seen enough is no failure, anything else makes a success one. Messages that
+//! cannot be written are lost, as there is nobody left to tell.
 //!
-//! **Names command no terminal.** They come from programs, files and other users' processes, and may hold anything. `println!` and `eprintln!` write one line, in which line ends are
-//! escaped as all that would not be seen ([`visible_line`]); `print!` and `eprint!` write texts of several lines, whose makers see to the names in them. JSON is written by `print_json!`,
-//! which changes no value.
+//! **Names command no terminal.** They come from programs, files and other users' processes, and may hold
+//! anything. `println!` and `eprintln!` write one line, in which line ends are escaped as all that would not
+//! be seen ([`visible_line`]); `print!` and `eprint!` write texts of several lines, whose makers see to the
+//! names in them. JSON is written by `print_json!`, which changes no value.
 
 use restitch_report::{visible, visible_json, visible_line};
 use std::backtrace::{Backtrace, BacktraceStatus};

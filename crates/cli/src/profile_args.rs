@@ -66,7 +66,8 @@ pub enum ProfileCommand {
         profiles: Vec<PathBuf>,
         #[command(flatten)]
         input: Input,
-        /// Leave out code that cannot be moved, which counting versions do not count, and functions whose entry cannot lead to a copy, of which they count a part.
+        /// Leave out code that cannot be moved, which counting versions do not count, and functions whose
+        /// entry cannot lead to a copy, of which they count a part.
         #[arg(long)]
         movable: bool,
         /// Write the tables as JSON, as docs/json.md describes it ("-" for standard output).
@@ -90,14 +91,15 @@ pub enum ProfileCommand {
 /// What inputs need.
 #[derive(Debug, Args)]
 pub struct Input {
-    /// The program or library that the profile is of; may be given several times. Needed for formats that do not say it, and where the
-    /// profiled file is not in its place any more.
+    /// The program or library that the profile is of; may be given several times. Needed for formats that do
+    /// not say it, and where the profiled file is not in its place any more.
     #[arg(long, value_name = "FILE")]
     pub program: Vec<PathBuf>,
     /// The format of the input, where it is not to be found out.
     #[arg(long, value_name = "FORMAT", value_parser = Format::named)]
     pub from: Option<Format>,
-    /// How counts are made of a profile that has instruction samples only: the nearest flow, or what the flow equations and bounds give.
+    /// How counts are made of a profile that has instruction samples only: the nearest flow, or what the flow
+    /// equations and bounds give.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Edges::Repaired)]
     pub edges: Edges,
 }
@@ -123,7 +125,8 @@ impl From<Edges> for Sampled {
 /// What is written.
 #[derive(Debug, Args)]
 pub struct Output {
-    /// The new file. Its ending chooses the format (.profile .perf.data .fdata .no_lbr.fdata .yaml .pa .afdo .propeller .order).
+    /// The new file. Its ending chooses the format (.profile .perf.data .fdata .no_lbr.fdata .yaml .pa .afdo
+    /// .propeller .order).
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// The format, where the ending is another.

@@ -61,7 +61,8 @@ impl Drop for Progress {
     }
 }
 
-/// A thread that does something again and again until it is dropped, which takes no time: phases are measured, and some are short.
+/// A thread that does something again and again until it is dropped, which takes no time: phases are
+/// measured, and some are short.
 struct Ticker {
     /// Hung up to stop the thread, which waits at the other end.
     stop: Option<Sender<()>>,

@@ -14,16 +14,21 @@ use restitch_session::{
 /// Options of `record` that choose the source.
 #[derive(Debug, Args)]
 pub struct SourceOptions {
-    /// Where the profile comes from: count (counting versions), trace or burst (branch records by software), lbr (branch records of the hardware), ip (samples of instructions alone); auto counts.
+    /// Where the profile comes from: count (counting versions), trace or burst (branch records by software),
+    /// lbr (branch records of the hardware), ip (samples of instructions alone); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: Source,
     /// With any source but count: the share of the program's running time that it may cost, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
-    /// With any source but count, how far apart records or samples of a thread are, in place of --overhead: so much of its processor time (500us, 5ms), or with --source trace, where the processor counts them, so many taken branches (500k, 2M).
+    /// With any source but count, how far apart records or samples of a thread are, in place of --overhead:
+    /// so much of its processor time (500us, 5ms), or with --source trace, where the processor counts them,
+    /// so many taken branches (500k, 2M).
     #[arg(long, value_name = "PERIOD", conflicts_with = "overhead")]
     pub period: Option<Period>,
-    /// With --source trace, how the code ahead is followed: evaluate (with the values of registers and memory), or fixed (over branches that the instruction alone decides, with a breakpoint at all others: to compare).
+    /// With --source trace, how the code ahead is followed: evaluate (with the values of registers and
+    /// memory), or fixed (over branches that the instruction alone decides, with a breakpoint at all others:
+    /// to compare).
     #[arg(long, value_name = "HOW", default_value = "evaluate", value_parser = look_ahead)]
     pub look_ahead: LookAhead,
 }
@@ -45,8 +50,8 @@ pub fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl SourceOptions {
-    /// Records by tracing, if that is the source; `None` if `record` shall count. `publish` gets the result before the exit code is
-    /// that of the command.
+    /// Records by tracing, if that is the source; `None` if `record` shall count. `publish` gets the result
+    /// before the exit code is that of the command.
     pub fn record(
         &self,
         subject: TraceSubject,

@@ -32,10 +32,13 @@ impl From<Huge> for LargePages {
 /// How a version is made.
 #[derive(Debug, Clone, Args)]
 pub struct VersionArgs {
-    /// How to order the code: a name of the list of layouts. Those that go by distances may name them (`stitch:4K:64K:2M`, `stitch:machine`); `+search` behind any name adds a local search. docs/layout.md describes each.
+    /// How to order the code: a name of the list of layouts. Those that go by distances may name them
+    /// (`stitch:4K:64K:2M`, `stitch:machine`); `+search` behind any name adds a local search. docs/layout.md
+    /// describes each.
     #[arg(long, help_heading = LAYOUT, value_name = "NAME", default_value_t = LayoutChoice::default(), value_parser = LayoutNames)]
     pub layout: LayoutChoice,
-    /// Call other modules through the slots of the global offset table (GOT), in a process directly where that is read-only by now; never through linkage stubs (PLT).
+    /// Call other modules through the slots of the global offset table (GOT), in a process directly where
+    /// that is read-only by now; never through linkage stubs (PLT).
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub direct_calls: Switch,
     /// Large pages for hot code; auto where there is more of it than an instruction TLB reaches.
@@ -44,13 +47,15 @@ pub struct VersionArgs {
     /// Place hot code within cache lines by how often it runs: loops in as few as they need.
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub align: Switch,
-    /// Invert conditional branches neither of whose targets follows them, so that the likelier way takes no second jump.
+    /// Invert conditional branches neither of whose targets follows them, so that the likelier way takes no
+    /// second jump.
     #[arg(long, alias = "turn", help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub invert_branches: Switch,
     /// Copy jump tables, so that their jumps go straight to the new code.
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub copy_tables: Switch,
-    /// Compare indirect calls with their usual target, where the profile knows one, and call it directly (indirect call promotion).
+    /// Compare indirect calls with their usual target, where the profile knows one, and call it directly
+    /// (indirect call promotion).
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
     pub promote_calls: Switch,
     /// Leave functions in place that would lose more by the jumps to their copy than they gain by its order.

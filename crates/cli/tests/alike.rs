@@ -1,4 +1,5 @@
-//! Versions whose code is the same bytes at different places, and so are their images: each is known by a map of its own.
+//! Versions whose code is the same bytes at different places, and so are their images: each is known by a map
+//! of its own.
 
 mod common;
 
@@ -7,8 +8,9 @@ use restitch_testkit::{find_program, require, scratch};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Nearly all time is spent in one function that refers to nothing outside itself. Its loop is one block, so its copies have one order: of a loop of several blocks two rotations can be equally
-/// good, and which one is taken depends on the last count.
+/// Nearly all time is spent in one function that refers to nothing outside itself. Its loop is one block, so
+/// its copies have one order: of a loop of several blocks two rotations can be equally good, and which one is
+/// taken depends on the last count.
 const LIBRARY: &str = r#"
 #include <cstdint>
 extern "C" uint32_t alone(uint32_t x, unsigned n) {

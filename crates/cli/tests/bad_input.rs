@@ -1,5 +1,5 @@
-//! Input that is missing, foreign or broken, and processes that cannot be changed: a message that names the thing, the documented
-//! exit code, and nothing touched.
+//! Input that is missing, foreign or broken, and processes that cannot be changed: a message that names the
+//! thing, the documented exit code, and nothing touched.
 
 mod common;
 
@@ -245,7 +245,8 @@ fn processes_that_are_not_there() {
     }
 }
 
-/// What belongs to a process that has ended and was not collected yet belongs to root; that is no lack of permission.
+/// What belongs to a process that has ended and was not collected yet belongs to root; that is no lack of
+/// permission.
 #[test]
 fn processes_that_have_ended_and_were_not_collected() {
     let mut zombie = Guarded::start(Path::new("/bin/true"), &[]).expect("started");
@@ -421,7 +422,8 @@ fn gdb_on(pid: u32) -> std::io::Result<Guarded> {
     )
 }
 
-/// Starts the program that its first argument names with `mmap` of executable memory forbidden on pain of death.
+/// Starts the program that its first argument names with `mmap` of executable memory forbidden on pain of
+/// death.
 const SECCOMP: &str = r#"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -500,7 +502,8 @@ fn a_process_of_32_bits_is_refused() {
     assert!(small.is_running());
 }
 
-/// A process that is ending has no mappings any more, and is no zombie yet: the more memory it had, the longer.
+/// A process that is ending has no mappings any more, and is no zombie yet: the more memory it had, the
+/// longer.
 #[test]
 fn a_process_that_is_ending() {
     const LARGE: &str = "

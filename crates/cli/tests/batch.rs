@@ -54,7 +54,8 @@ fn programs_are_optimized_between_their_runs() {
     assert_eq!(batch.kinds_with(&["--exclude", &throw.to_string_lossy()], throw), (2, 0));
     assert_eq!(batch.kinds(throw), (0, 2));
 
-    // One that others may write to, or that is damaged where it says what it is, is made again; one that is damaged in force is put in force again.
+    // One that others may write to, or that is damaged where it says what it is, is made again; one that is
+    // damaged in force is put in force again.
     let overlays =
         || -> Vec<PathBuf> { compiled.iter().flat_map(|p| batch.files_of("overlay", p)).collect() };
     let mode = |files: &[PathBuf]| {

@@ -158,7 +158,8 @@ fn scripts_and_git_print_the_same_and_what_is_left_alone_has_a_reason() {
         (done.stdout, done.stderr)
     };
     let plain = run(Command::new("env"));
-    // A loop of the same, eagerly, is optimized on the way; then from the warm cache, and in one that does nothing at a loss.
+    // A loop of the same, eagerly, is optimized on the way; then from the warm cache, and in one that does
+    // nothing at a loss.
     for options in [&["--quiet", "--eager"][..], &["--quiet", "--eager"], &["--quiet"]] {
         assert_eq!(run(batch.command(options)), plain, "{options:?}");
     }

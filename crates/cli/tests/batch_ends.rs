@@ -8,7 +8,8 @@ use restitch_testkit::{Guarded, wait_until};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
-/// The signals that end a command, as a terminal's shell has them: who starts these tests in the background may ignore some, and all that they start would, too.
+/// The signals that end a command, as a terminal's shell has them: who starts these tests in the background
+/// may ignore some, and all that they start would, too.
 const HEEDED: [&str; 1] = ["--default-signal=INT,QUIT,TERM,HUP"];
 
 /// `inner`, to be started with other `settings` of its signals (options of `env`).
@@ -21,7 +22,8 @@ fn with_signals(settings: &[&str], inner: &Command) -> Command {
     outer
 }
 
-/// A `batch` of its own group whose command has set up its traps: what it does first is `script`, then it waits.
+/// A `batch` of its own group whose command has set up its traps: what it does first is `script`, then it
+/// waits.
 fn waiting(batch: &Batch, script: &str) -> (Guarded, u32) {
     let ready = batch.folder.path().join("ready");
     let script = format!(

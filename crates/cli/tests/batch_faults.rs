@@ -1,4 +1,5 @@
-//! `batch` when something goes wrong around it: the command goes on in its original code, and what is in the cache stays whole.
+//! `batch` when something goes wrong around it: the command goes on in its original code, and what is in the
+//! cache stays whole.
 
 mod common;
 

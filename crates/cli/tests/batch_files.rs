@@ -1,5 +1,5 @@
-//! `batch` with programs and libraries that have no build id: they are known by their files, and a file that has changed is another one. And with libraries that
-//! programs open themselves: they are left alone.
+//! `batch` with programs and libraries that have no build id: they are known by their files, and a file that
+//! has changed is another one. And with libraries that programs open themselves: they are left alone.
 
 mod common;
 
@@ -156,7 +156,8 @@ fn they_run_in_overlays_for_as_long_as_their_files_are_the_same() {
     let (program, library) = (read(&built.program), read(&built.library));
     assert_eq!(program.len(), read(&other.program).len(), "the files differ in some bytes only");
 
-    // A copy is another file, a second name the same; but to give it one is a change, and it has to be looked at again.
+    // A copy is another file, a second name the same; but to give it one is a change, and it has to be looked
+    // at again.
     let copy = folder.path().join("one/copy");
     std::fs::copy(&built.program, &copy).expect("copied");
     assert_eq!(built.run_as(&copy, &batch), (sum, false, true));
@@ -177,7 +178,8 @@ fn they_run_in_overlays_for_as_long_as_their_files_are_the_same() {
         "what was made of the content is used, nothing is counted again"
     );
 
-    // Other content is never met by the old overlay, whether it was written in place with the old time, or renamed into it.
+    // Other content is never met by the old overlay, whether it was written in place with the old time, or
+    // renamed into it.
     for change in [overwrite, replace] {
         change(&built.program, &read(&other.program));
         let (_, by_program, by_library) = built.run(&batch);
@@ -208,8 +210,8 @@ fn a_note_that_does_not_fit_what_is_mapped_is_not_used() {
     assert_eq!(built.run(&batch), (sum, true, true));
     let notes = batch.files("file");
     assert!(notes.len() >= 2, "{notes:?}");
-    // Device, inode, length and times of the file; device and inode in the maps (another file was mapped than the path names now);
-    // length of the identity; samples of the code (the content is another one).
+    // Device, inode, length and times of the file; device and inode in the maps (another file was mapped than
+    // the path names now); length of the identity; samples of the code (the content is another one).
     for field in 0..11 {
         for note in &notes {
             let mut bytes = std::fs::read(note).expect("read");

@@ -1,4 +1,5 @@
-//! `batch`: to which programs the agent is passed on, and that those that it is not passed on to have nothing to say about it.
+//! `batch`: to which programs the agent is passed on, and that those that it is not passed on to have nothing
+//! to say about it.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! `batch` with commands that are too short: what one has begun the next one goes on with, and runs that do next to nothing decide nothing.
+//! `batch` with commands that are too short: what one has begun the next one goes on with, and runs that do
+//! next to nothing decide nothing.
 
 mod common;
 
@@ -148,8 +149,9 @@ fn runs_that_do_next_to_nothing_decide_nothing() {
     let Some(module) = compiled(&program("switch.c"), &["-O2"]) else { return };
     let batch = Batch::new();
     let folder = batch.folder.path().to_path_buf();
-    // Typical runs until runs are counted (the module is noted just before that; at most one of these runs begins in between), then such that end
-    // at once, until some of them were counted, with time enough for a profile to be made of them; then typical ones.
+    // Typical runs until runs are counted (the module is noted just before that; at most one of these runs
+    // begins in between), then such that end at once, until some of them were counted, with time enough for a
+    // profile to be made of them; then typical ones.
     let script = "until grep -lqF \"$0\" \"$STORE\"/*.path 2>/dev/null; do \"$0\" --busy 0.4; [ $? = 42 ] || exit 9; done; sleep 1
         while [ ! -e \"$MARKS/enough\" ]; do \"$0\"; sleep 0.3; done; sleep 2; : > \"$MARKS/short\"
         while [ ! -e \"$MARKS/go\" ]; do sleep 0.1; done

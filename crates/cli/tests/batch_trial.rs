@@ -1,4 +1,5 @@
-//! `batch`: where optimized code is not seen to save time, some runs are in the original code for comparison, and what is slower is taken back.
+//! `batch`: where optimized code is not seen to save time, some runs are in the original code for comparison,
+//! and what is slower is taken back.
 
 mod common;
 
@@ -8,7 +9,8 @@ use restitch_testkit::program;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Runs `program` so often, in a command of its own; what is said of it, and how many runs of it were held out, and were in optimized code.
+/// Runs `program` so often, in a command of its own; what is said of it, and how many runs of it were held
+/// out, and were in optimized code.
 #[track_caller]
 fn runs(batch: &Batch, trials: &str, program: &Path, times: u32) -> (Value, u64, u64) {
     let script = "i=0; while [ $i -lt \"$1\" ]; do \"$0\" --busy 0.05; [ $? = 42 ] || exit 9; i=$((i + 1)); done; sleep 0.3";

@@ -1,4 +1,6 @@
-//! `batch` trusts nobody: an overlay takes the place of the very bytes that it was made of and of no others, whatever the build id says; and what lies in the cache, above it or beside a command is believed only if nobody else can have put it there.
+//! `batch` trusts nobody: an overlay takes the place of the very bytes that it was made of and of no others,
+//! whatever the build id says; and what lies in the cache, above it or beside a command is believed only if
+//! nobody else can have put it there.
 
 mod common;
 
@@ -12,7 +14,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Works for some seconds; says what it has computed, and whether it runs in an overlay. Where the file FLAG is there, it changes a constant in its own code before anything of it runs.
+/// Works for some seconds; says what it has computed, and whether it runs in an overlay. Where the file FLAG
+/// is there, it changes a constant in its own code before anything of it runs.
 const MAIN: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,7 +238,8 @@ fn a_program_that_was_patched_runs_as_it_is_whatever_its_build_id_says() {
     executable(&copy, &program.with_other_table());
     assert!(constant != sum && plain(&copy).0 != sum, "these patches change what is computed");
 
-    // A session does not take the one for the other: beside it, it is left alone; in its place, all is made anew.
+    // A session does not take the one for the other: beside it, it is left alone; in its place, all is made
+    // anew.
     executable(&copy, &program.with_other_constant());
     let mut both = batch.command(&["--eager"]);
     both.args(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do \"$0\" --seconds 0.2; done; exit 0"])

@@ -1,5 +1,5 @@
-//! `record --source burst` in a program that opens and closes libraries (`dlopen`, `dlclose`): what has gone is not executed in its copy, whatever has come
-//! in its place.
+//! `record --source burst` in a program that opens and closes libraries (`dlopen`, `dlclose`): what has gone
+//! is not executed in its copy, whatever has come in its place.
 
 mod common;
 
@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Opens one after the other until there is a file: ends with 0 if all results were right, with 3 if two never stood at the same address.
+/// Opens one after the other until there is a file: ends with 0 if all results were right, with 3 if two
+/// never stood at the same address.
 const PROGRAM: &str = "
 // flags: -ldl
 #include <dlfcn.h>

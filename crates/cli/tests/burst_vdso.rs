@@ -1,5 +1,5 @@
-//! `record --source burst` goes on through the vdso: programs that read the clock all the time have long bursts, right results, and the vdso's branches in
-//! records of `perf`.
+//! `record --source burst` goes on through the vdso: programs that read the clock all the time have long
+//! bursts, right results, and the vdso's branches in records of `perf`.
 
 mod common;
 
@@ -32,7 +32,8 @@ fn went_on_in_the_vdso(told: &str, json: &Path) {
     let result = RunResult::from_json(&std::fs::read_to_string(json).unwrap()).unwrap();
     let records = result.branch_records.expect("they were recorded");
     assert!(records.in_vdso > 0 && records.in_vdso < records.branches, "{records:?}: {told}");
-    // What the vdso leaves to the kernel (clocks of processor time) ends a few; without a copy nearly all end there.
+    // What the vdso leaves to the kernel (clocks of processor time) ends a few; without a copy nearly all end
+    // there.
     let ended = ended_in_the_vdso(told);
     assert!(!is_fast() || 10 * ended < records.records, "{ended} of {}: {told}", records.records);
 }

@@ -1,5 +1,5 @@
-//! `record --source burst`: every test program goes on with right results while threads are put into tracing versions and out of
-//! them, and is as it was afterwards; also when restitch is killed at any moment.
+//! `record --source burst`: every test program goes on with right results while threads are put into tracing
+//! versions and out of them, and is as it was afterwards; also when restitch is killed at any moment.
 
 mod common;
 
@@ -9,8 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Signals that interrupt recording code, exceptions that are thrown from bursts, forks, threads, `longjmp`, computed gotos,
-/// jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock prefixes, readers of headers, readers of clocks in the vdso.
+/// Signals that interrupt recording code, exceptions that are thrown from bursts, forks, threads, `longjmp`,
+/// computed gotos, jump tables, tail calls, virtual calls, stack walks, cancellation, branches over lock
+/// prefixes, readers of headers, readers of clocks in the vdso.
 const PROGRAMS: &[&str] = &[
     "backtrace.c",
     "cancel.cc",
@@ -77,7 +78,8 @@ fn programs_go_on_with_right_results() {
     PROGRAMS.iter().for_each(|source| bursts_of(source, &["-O2"]));
 }
 
-/// A thread of `threads.c` that is joined lives for less time than there is between two alarms, and `mix` runs in nothing else that lives longer.
+/// A thread of `threads.c` that is joined lives for less time than there is between two alarms, and `mix`
+/// runs in nothing else that lives longer.
 #[test]
 fn threads_that_live_shortly_have_their_share() {
     let Some(program) = stoppable("threads.c", &["-O2", "-pthread"]) else { return };
@@ -142,8 +144,8 @@ fn attach_takes_its_profile_from_records() {
     }
 }
 
-/// What goes on while restitch is killed: exceptions, cancellation, walks of stacks from inside of the vdso, forks, threads that come and go, and programs that miss a single
-/// lost signal (signals.c, setjmp.c).
+/// What goes on while restitch is killed: exceptions, cancellation, walks of stacks from inside of the vdso,
+/// forks, threads that come and go, and programs that miss a single lost signal (signals.c, setjmp.c).
 const KILLED: &[&str] = &[
     "throw.cc",
     "virt.cc",

@@ -1,4 +1,5 @@
-//! Processes as containers and hardened services are: in namespaces of their own, without sight of the state directory, under system call filters.
+//! Processes as containers and hardened services are: in namespaces of their own, without sight of the state
+//! directory, under system call filters.
 
 mod common;
 
@@ -25,7 +26,8 @@ fn attach_tree(restitch: &Restitch, target: &Target) {
     assert!(told.stdout.contains("optimized"), "{}", told.stdout);
 }
 
-/// Children that are forked after the switch have the versions as memory files that have no other trace of where they come from than their names.
+/// Children that are forked after the switch have the versions as memory files that have no other trace of
+/// where they come from than their names.
 #[test]
 fn a_tree_of_processes_is_moved_and_given_back() {
     let Some(program) = stoppable("workers.c", &["-O2"]) else { return };

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Works in one of four ways until there is a file; with each SIGUSR1 in the next one. With one more argument it does nothing before the first. Ends with 0 if all results were right.
+/// Works in one of four ways until there is a file; with each SIGUSR1 in the next one. With one more argument
+/// it does nothing before the first. Ends with 0 if all results were right.
 const PROGRAM: &str = "
 #include <signal.h>
 #include <stdio.h>
@@ -117,7 +118,8 @@ fn signal(name: &str, pid: u32) {
     assert!(sent.expect("started").success());
 }
 
-/// What ends a session from a terminal; TERM where whoever has started the tests has them ignore that (a shell's background jobs), as restitch then does, too.
+/// What ends a session from a terminal; TERM where whoever has started the tests has them ignore that (a
+/// shell's background jobs), as restitch then does, too.
 fn interrupting() -> &'static str {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("in every kernel");
@@ -270,7 +272,8 @@ fn libraries_that_were_opened_anew_are_optimized_again() {
     let restitch = Restitch::new();
     let session = Session::start(&restitch, moving.pid());
     session.waits_for(1);
-    // A round in which one of them has counted too little is followed by another one only if the program does something else.
+    // A round in which one of them has counted too little is followed by another one only if the program does
+    // something else.
     let all = moving.redirected();
     session.waits_for_note("is done in the new layout");
     moving.moves();

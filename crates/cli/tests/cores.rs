@@ -1,4 +1,5 @@
-//! Core files of attached processes: a debugger reads the moved code from the versions' files, which are kept for a while.
+//! Core files of attached processes: a debugger reads the moved code from the versions' files, which are kept
+//! for a while.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Coroutines, whose return addresses lie on stacks that no thread is on, under attach and revert again and again.
+//! Coroutines, whose return addresses lie on stacks that no thread is on, under attach and revert again and
+//! again.
 //!
 //! `RESTITCH_CYCLES` sets how often (default 12).
 

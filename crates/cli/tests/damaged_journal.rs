@@ -1,4 +1,5 @@
-//! A journal that was damaged: it is made anew of the records and maps beside the version files, or refused where those are gone; nothing is written into the process that is not the file's.
+//! A journal that was damaged: it is made anew of the records and maps beside the version files, or refused
+//! where those are gone; nothing is written into the process that is not the file's.
 
 mod common;
 

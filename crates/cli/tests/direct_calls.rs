@@ -1,12 +1,13 @@
-//! Calls through the global offset table that become direct ones: a library whose functions call each other, the C library and
-//! throw exceptions through its stubs goes on being right, and gets its bytes back.
+//! Calls through the global offset table that become direct ones: a library whose functions call each other,
+//! the C library and throw exceptions through its stubs goes on being right, and gets its bytes back.
 
 mod common;
 
 use common::{Restitch, Target, code, linked, look};
 use restitch_testkit::{Finished, TempDir, find_program, require, scratch};
 
-/// Every function can be preempted, so that each call goes through a slot, those of the library's own functions too.
+/// Every function can be preempted, so that each call goes through a slot, those of the library's own
+/// functions too.
 const LIBRARY: &str = r#"
 #include <cstdint>
 #include <cstdlib>
@@ -75,7 +76,8 @@ static void one_round(unsigned n) {
 int main(int argc, char **argv) { return run_rounds(argc, argv, one_round); }
 "#;
 
-/// What the checker counted of direct calls and jumps, and of those through stubs' slots, in the library's version, in a result as JSON.
+/// What the checker counted of direct calls and jumps, and of those through stubs' slots, in the library's
+/// version, in a result as JSON.
 fn ways(attached: &Finished) -> [u64; 2] {
     attached.expect(code::DONE);
     let result: serde_json::Value = serde_json::from_str(&attached.stdout).expect("JSON");

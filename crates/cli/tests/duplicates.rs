@@ -1,5 +1,5 @@
-//! Duplicates in a live process: control falls into second copies of blocks that call, throw, are unwound through by signals and are
-//! returned into after the layout has changed or gone.
+//! Duplicates in a live process: control falls into second copies of blocks that call, throw, are unwound
+//! through by signals and are returned into after the layout has changed or gone.
 
 mod common;
 
@@ -8,7 +8,8 @@ use restitch_testkit::{Finished, TempDir, find_program, require, scratch};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Both ways of each `if` run equally often and meet in a block that calls: one of them needs a jump, or a duplicate.
+/// Both ways of each `if` run equally often and meet in a block that calls: one of them needs a jump, or a
+/// duplicate.
 const PROGRAM: &str = r#"
 #include "check.h"
 #include <execinfo.h>

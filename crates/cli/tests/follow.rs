@@ -117,7 +117,8 @@ fn a_process_that_outlives_the_command_gets_its_code_back() {
     let switch = require!(compiled("switch.c", &["-O2"]), "a compiler");
     let (restitch, folder) = (Restitch::new(), scratch());
     let (profile, end) = (folder.path().join("profile"), folder.path().join("end"));
-    // The command ends once the program has its counting version; what was forked off to execute it has the shell's before.
+    // The command ends once the program has its counting version; what was forked off to execute it has the
+    // shell's before.
     let script = "(\"$1\" --seconds 8 & p=$!; echo $p >\"$2.pid\"; wait $p; echo $? >\"$2\") </dev/null >/dev/null 2>&1 &
         until [ -s \"$2.pid\" ] && read p <\"$2.pid\" && grep -q \"${1##*/}\" /proc/$p/maps && grep -q restitch- /proc/$p/maps || [ -s \"$2\" ]; do sleep 0.05; done; exit 5";
     let (status, result) = record(&restitch, &profile, &[], script, &[&switch, &end]);

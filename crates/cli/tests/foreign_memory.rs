@@ -12,8 +12,8 @@ fn data_of(pid: u32) -> Vec<Line> {
     maps(pid).into_iter().filter(|l| l.permissions.starts_with("rw-p") && l.name == program).collect()
 }
 
-/// A restitch that is killed between mapping a counting version and mapping its counters leaves a journal that names memory in which
-/// the program may map something of its own later.
+/// A restitch that is killed between mapping a counting version and mapping its counters leaves a journal
+/// that names memory in which the program may map something of its own later.
 #[test]
 fn counters_that_were_never_mapped_are_not_unmapped() {
     let program = require!(stoppable("switch.c", &["-O2"]), "gcc");

@@ -1,4 +1,5 @@
-//! A state directory that takes nothing any more in the middle: the process gets its original code back all the same, also by a later `revert`.
+//! A state directory that takes nothing any more in the middle: the process gets its original code back all
+//! the same, also by a later `revert`.
 
 mod common;
 
@@ -34,7 +35,8 @@ impl Small {
         while std::io::Write::write_all(&mut file, &zeros).is_ok() {}
     }
 
-    /// By a mount over it: the file system itself has a file that is open for writing, the lock of the restitch that is at work.
+    /// By a mount over it: the file system itself has a file that is open for writing, the lock of the
+    /// restitch that is at work.
     fn make_read_only(&self) {
         let path = self.state.to_str().expect("a plain name");
         assert!(mount(&["--bind", path], &self.state) && mount(&["-o", "remount,bind,ro"], &self.state));

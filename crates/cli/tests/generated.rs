@@ -1,5 +1,6 @@
-//! Programs that no compiler writes (`restitch_testkit::odd_code`), by the whole pipeline: each prints what it prints without restitch, or is
-//! refused in words. `cargo run -p restitch-fuzz --bin odd_code` tries as many as you like.
+//! Programs that no compiler writes (`restitch_testkit::odd_code`), by the whole pipeline: each prints what
+//! it prints without restitch, or is refused in words. `cargo run -p restitch-fuzz --bin odd_code` tries as
+//! many as you like.
 
 mod common;
 

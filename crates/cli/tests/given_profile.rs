@@ -1,4 +1,5 @@
-//! `attach --profile`: a process gets the layout for a profile that was recorded before, without being profiled.
+//! `attach --profile`: a process gets the layout for a profile that was recorded before, without being
+//! profiled.
 
 mod common;
 

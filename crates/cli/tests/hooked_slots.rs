@@ -1,12 +1,14 @@
-//! A tool in the process that puts hooks of its own into linkage tables keeps what slots held, in code that it makes: what that leads to has to stay.
+//! A tool in the process that puts hooks of its own into linkage tables keeps what slots held, in code that
+//! it makes: what that leads to has to stay.
 
 mod common;
 
 use common::{PATIENCE, Restitch, Target, code, linked, look};
 use restitch_testkit::{find_program, require, scratch, wait_until};
 
-/// A library whose functions call each other through slots. Told by SIGUSR2, it leads the slot of `mix` to new code that jumps to what the slot held, as
-/// libraries for hooks do; whether the page is read-only afterwards, LEAVE_WRITABLE says. From then on nobody calls it until SIGUSR1 comes.
+/// A library whose functions call each other through slots. Told by SIGUSR2, it leads the slot of `mix` to
+/// new code that jumps to what the slot held, as libraries for hooks do; whether the page is read-only
+/// afterwards, LEAVE_WRITABLE says. From then on nobody calls it until SIGUSR1 comes.
 const LIBRARY: &str = r#"
 #include <csignal>
 #include <cstdint>

@@ -1,4 +1,5 @@
-//! Hostile targets, and others who share the machine: root's restitch neither writes nor reads where they lead it, does not wait for them, and changes nobody else's process.
+//! Hostile targets, and others who share the machine: root's restitch neither writes nor reads where they
+//! lead it, does not wait for them, and changes nobody else's process.
 //!
 //! Where the tests run as root the hostile processes are of a user of their own, else of the same one.
 
@@ -51,7 +52,8 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own");
 }
 
-/// A thread of the target puts a file that only we may read in place of each memory file that restitch has it make.
+/// A thread of the target puts a file that only we may read in place of each memory file that restitch has it
+/// make.
 #[test]
 fn exchanged_descriptors_lead_nowhere() {
     let folder = scratch();
@@ -83,7 +85,8 @@ fn exchanged_descriptors_lead_nowhere() {
     target.assert_computing("in the end");
 }
 
-/// A target has a file mapped whose name is that of a version, with a record beside it that waits for ever, and one that lists files elsewhere.
+/// A target has a file mapped whose name is that of a version, with a record beside it that waits for ever,
+/// and one that lists files elsewhere.
 #[test]
 fn records_beside_a_targets_own_files_are_not_read() {
     let (theirs, elsewhere) = (scratch(), scratch());
@@ -187,7 +190,8 @@ fn what_is_no_journal_is_no_journal() {
     target.stop();
 }
 
-/// A pipe is where a module was: nobody who is not root can open the module any more, and nobody waits for the pipe.
+/// A pipe is where a module was: nobody who is not root can open the module any more, and nobody waits for
+/// the pipe.
 #[test]
 fn a_pipe_in_place_of_a_module_is_not_waited_for() {
     let Some(program) = stoppable("switch.c", &["-O2"]) else { return };

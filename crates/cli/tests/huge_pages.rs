@@ -1,5 +1,6 @@
-//! Large pages for hot code: where versions come to lie, that programs go on being right, and that everything goes again.
-//! Whether the kernel really gives large pages depends on it and on the file system, so that is told, not asserted.
+//! Large pages for hot code: where versions come to lie, that programs go on being right, and that everything
+//! goes again. Whether the kernel really gives large pages depends on it and on the file system, so that is
+//! told, not asserted.
 
 mod common;
 

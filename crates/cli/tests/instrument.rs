@@ -1,5 +1,5 @@
-//! Counting copies: they do what their original does, in whatever way their counts file is there or not; their counts are
-//! those of all processes that run them.
+//! Counting copies: they do what their original does, in whatever way their counts file is there or not;
+//! their counts are those of all processes that run them.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! restitch asked to end, or killed, in the middle of its work: processes have their original code or a finished layout, recordings are written, and commands get what was meant for them.
+//! restitch asked to end, or killed, in the middle of its work: processes have their original code or a
+//! finished layout, recordings are written, and commands get what was meant for them.
 
 mod common;
 
@@ -10,7 +11,8 @@ use std::process::{Command, Stdio};
 
 const TERM: i32 = 15;
 
-/// The signals that ask to end, and their names; those that whoever has started the tests ignores, restitch ignores as well.
+/// The signals that ask to end, and their names; those that whoever has started the tests ignores, restitch
+/// ignores as well.
 fn signals() -> Vec<(i32, &'static str)> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:")).unwrap().trim();
@@ -227,7 +229,8 @@ fn a_command_gets_the_signals_and_its_end_is_that_of_restitch() {
     }
 }
 
-/// A process that [`a_panic_gives_the_code_back`] is to attach to, in a process of its own, which has a state directory of its own.
+/// A process that [`a_panic_gives_the_code_back`] is to attach to, in a process of its own, which has a state
+/// directory of its own.
 const INNER: &str = "RESTITCH_TEST_PANIC";
 
 /// Panics when the process counts.

@@ -1,7 +1,9 @@
-//! restitch killed at any moment: the target goes on, `status` tells what was left, `revert` and the next `attach` put it right.
+//! restitch killed at any moment: the target goes on, `status` tells what was left, `revert` and the next
+//! `attach` put it right.
 //!
-//! The moments are random ones of the whole run, and random ones just after each change of the journal, around which the
-//! switches are. `RESTITCH_KILLS` sets the number of kills (default 60), `RESTITCH_SEED` the random numbers.
+//! The moments are random ones of the whole run, and random ones just after each change of the journal,
+//! around which the switches are. `RESTITCH_KILLS` sets the number of kills (default 60), `RESTITCH_SEED` the
+//! random numbers.
 
 mod common;
 
@@ -46,8 +48,9 @@ fn journal_state(restitch: &Restitch) -> Option<(u64, i64)> {
     Some((meta.ino(), meta.mtime_nsec()))
 }
 
-/// Starts restitch with `arguments` and kills it at `moment`, or lets it end if it does so before. Its keeper, which gives the process back, is killed just before it
-/// (`alone`), so that all is left to the next command; or its end is waited for.
+/// Starts restitch with `arguments` and kills it at `moment`, or lets it end if it does so before. Its
+/// keeper, which gives the process back, is killed just before it (`alone`), so that all is left to the next
+/// command; or its end is waited for.
 fn killed(restitch: &Restitch, arguments: &[&str], moment: Moment, alone: bool) {
     let mut command = restitch.command(arguments);
     let mut last = journal_state(restitch);
@@ -185,8 +188,8 @@ fn a_program_that_throws_survives_every_kill() {
     target.stop();
 }
 
-/// Its unwinder's lookup function is found by its shape alone, also by the run that has to undo what the killed one did. Versions stay
-/// mapped in such a program, so each kill has one of its own.
+/// Its unwinder's lookup function is found by its shape alone, also by the run that has to undo what the
+/// killed one did. Versions stay mapped in such a program, so each kill has one of its own.
 #[test]
 fn a_stripped_static_rust_program_that_panics_survives_every_kill() {
     let program = match restitch_testkit::compile_rust_with_musl(&program("panics.rs")) {
@@ -265,8 +268,8 @@ fn a_busy_server_survives_every_kill() {
     assert!(server.process().is_running());
 }
 
-/// Programs come and go under a `record` that is killed at any moment; all of them do their work, also those that were on their way
-/// to their entry points.
+/// Programs come and go under a `record` that is killed at any moment; all of them do their work, also those
+/// that were on their way to their entry points.
 #[test]
 fn commands_that_record_follows_survive_every_kill() {
     const ROUNDS: u32 = 40;

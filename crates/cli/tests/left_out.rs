@@ -10,8 +10,8 @@ use std::process::Command;
 /// The command line's help gives this code where the checker has refused everything.
 const CHECK_FAILED: i32 = 9;
 
-/// Unwind information of a version that there is not, which no function uses. The analysis reads what functions use only; the checker
-/// reads it all.
+/// Unwind information of a version that there is not, which no function uses. The analysis reads what
+/// functions use only; the checker reads it all.
 const UNKNOWN: &str = r#"
 __asm__(".pushsection .eh_frame,\"a\"\n"
         "1: .long 3f-2f\n2: .long 0\n .byte 9\n .asciz \"zR\"\n .uleb128 1\n .sleb128 -8\n .uleb128 16\n .uleb128 1\n"

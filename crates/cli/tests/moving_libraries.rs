@@ -1,5 +1,6 @@
-//! Programs that close their libraries and open them elsewhere while versions of them are in place, as servers do that read their configuration anew: what is
-//! mapped in their old places by then is left alone, and the process can be reverted and attached to as before.
+//! Programs that close their libraries and open them elsewhere while versions of them are in place, as
+//! servers do that read their configuration anew: what is mapped in their old places by then is left alone,
+//! and the process can be reverted and attached to as before.
 
 mod common;
 
@@ -11,7 +12,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Attaches until all three files are in the new layout: on a busy machine one may be left out, which has counted too little. What is said to be in force is.
+/// Attaches until all three files are in the new layout: on a busy machine one may be left out, which has
+/// counted too little. What is said to be in force is.
 fn attached(restitch: &Restitch, moving: &Moving) {
     let json = restitch.state().join("result");
     let mut told = Vec::new();

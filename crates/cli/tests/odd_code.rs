@@ -1,4 +1,5 @@
-//! Code that no compiler writes: it computes what it did, under every command; what cannot be understood stays, with a reason.
+//! Code that no compiler writes: it computes what it did, under every command; what cannot be understood
+//! stays, with a reason.
 
 mod common;
 

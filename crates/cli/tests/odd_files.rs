@@ -1,4 +1,5 @@
-//! Files with more in them than compilers of today write: code that the loader writes into, data behind the end.
+//! Files with more in them than compilers of today write: code that the loader writes into, data behind the
+//! end.
 
 mod common;
 
@@ -8,7 +9,8 @@ use restitch_testkit::{Finished, TempDir, compile_with, require, run, scratch};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Code that holds addresses of its own module, which the loader has to fill in where the module can be anywhere.
+/// Code that holds addresses of its own module, which the loader has to fill in where the module can be
+/// anywhere.
 const WRITTEN: &str = r#"
 __asm__(
     ".text\n.type absolute, @function\n.p2align 4\nabsolute: .cfi_startproc\n"

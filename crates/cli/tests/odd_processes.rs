@@ -1,4 +1,5 @@
-//! Processes that are not as most are: the first thread has ended, terabytes are reserved that are never touched, a control group is frozen, sanitizers watch.
+//! Processes that are not as most are: the first thread has ended, terabytes are reserved that are never
+//! touched, a control group is frozen, sanitizers watch.
 
 mod common;
 
@@ -47,7 +48,8 @@ fn branches_of_a_process_without_its_first_thread_are_recorded() {
     target.stop();
 }
 
-/// Looking page by page, 4 TB take two minutes; what is really there takes no time. (So does 1 GB: what else there is to do is the same.)
+/// Looking page by page, 4 TB take two minutes; what is really there takes no time. (So does 1 GB: what else
+/// there is to do is the same.)
 #[test]
 fn what_is_reserved_and_never_touched_is_not_looked_through() {
     let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
@@ -160,7 +162,8 @@ fn filled(compiler: &str) -> Option<PathBuf> {
     panic!("the last page cannot be filled");
 }
 
-/// The stub of a borrowed thread goes elsewhere: into a gap between functions (glibc) or over instructions that were executed for the last time (musl).
+/// The stub of a borrowed thread goes elsewhere: into a gap between functions (glibc) or over instructions
+/// that were executed for the last time (musl).
 #[test]
 fn static_programs_without_room_behind_their_code_are_moved_and_given_back() {
     for compiler in ["gcc", "musl-gcc"] {

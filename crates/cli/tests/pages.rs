@@ -213,7 +213,8 @@ fn package() -> toml::Table {
     manifest["package"]["metadata"]["deb"].as_table().expect("a table").clone()
 }
 
-/// The assets, those with a pattern once for each file that there is; `made` has what the script makes in `out/package/share`.
+/// The assets, those with a pattern once for each file that there is; `made` has what the script makes in
+/// `out/package/share`.
 fn assets(made: &Path) -> Vec<Asset> {
     let package = package();
     let listed = package["assets"].as_array().expect("a list");

@@ -1,5 +1,5 @@
-//! Probes of the kernel (uprobes, as bpftrace and perf probe set them) on functions of a process that is under restitch: it goes on, and they see what they
-//! are to see.
+//! Probes of the kernel (uprobes, as bpftrace and perf probe set them) on functions of a process that is
+//! under restitch: it goes on, and they see what they are to see.
 
 mod common;
 
@@ -59,7 +59,8 @@ struct Probe {
 }
 
 impl Probe {
-    /// Of the function `name` of `program`: of its entry (`p`) or its return (`r`). `None` if this machine has no such probes.
+    /// Of the function `name` of `program`: of its entry (`p`) or its return (`r`). `None` if this machine
+    /// has no such probes.
     fn set(kind: char, program: &Path, name: &str) -> Option<Self> {
         let symbols = Command::new("nm").arg(program).output().expect("binutils");
         let symbols = String::from_utf8_lossy(&symbols.stdout).into_owned();
@@ -230,7 +231,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// A probe may come and go at any time, also while a counting version is in force and while the layout is put in its place.
+/// A probe may come and go at any time, also while a counting version is in force and while the layout is put
+/// in its place.
 #[test]
 fn probes_come_and_go_while_a_program_is_attached() {
     if !can_probe() {
@@ -273,7 +275,8 @@ fn probes_come_and_go_while_a_program_is_attached() {
     restitch.revert(pid).expect(code::DONE);
 }
 
-/// The kernel holds the address to which a probed function returns: the version that it leads into has to stay.
+/// The kernel holds the address to which a probed function returns: the version that it leads into has to
+/// stay.
 #[test]
 fn a_version_into_which_a_probed_function_returns_stays() {
     if !can_probe() {
@@ -310,8 +313,8 @@ fn a_version_into_which_a_probed_function_returns_stays() {
     running.assert_computing("in the end");
 }
 
-/// Static probes may lie just behind an entry: no redirect covers them. Where their code was copied, the version's file names them; one that is only
-/// passed while somebody looks stays where it is.
+/// Static probes may lie just behind an entry: no redirect covers them. Where their code was copied, the
+/// version's file names them; one that is only passed while somebody looks stays where it is.
 #[test]
 fn static_probes_of_a_moved_program_are_seen() {
     if !can_probe() {

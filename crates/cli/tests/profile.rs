@@ -213,8 +213,8 @@ fn bolt_optimizes_with_what_is_written() {
     }
 }
 
-/// Branch records of a run, traced, as `perf.data`, `fdata` and pre-aggregated text: `perf` and BOLT take all of them for
-/// what a processor has recorded.
+/// Branch records of a run, traced, as `perf.data`, `fdata` and pre-aggregated text: `perf` and BOLT take all
+/// of them for what a processor has recorded.
 #[test]
 fn perf_and_bolt_read_traced_records() {
     // Profiles of AutoFDO are of source lines; llvm-profgen 14 knows DWARF 4.

@@ -1,5 +1,5 @@
-//! Every test program under attach, revert and attach again: its self-check goes on, and revert gives its bytes back.
-//! In some variants of compiling a program may be refused; then it has to be untouched.
+//! Every test program under attach, revert and attach again: its self-check goes on, and revert gives its
+//! bytes back. In some variants of compiling a program may be refused; then it has to be untouched.
 
 mod common;
 
@@ -39,7 +39,8 @@ const PROGRAMS: &[&str] = &[
 /// Programs whose first process only waits: `tree_records.rs` has them.
 const WAITING: &[&str] = &["workers.c"];
 
-/// Programs that spend their time in the kernel, starting and ending threads: there may be too few samples of their own code.
+/// Programs that spend their time in the kernel, starting and ending threads: there may be too few samples of
+/// their own code.
 const MOSTLY_KERNEL: &[&str] = &["cancel.cc", "threads.c"];
 
 #[test]
@@ -139,9 +140,10 @@ fn reverted(restitch: &Restitch, target: &mut Target, round: usize) {
     target.assert_computing("after revert");
 }
 
-/// Coroutines keep return addresses on stacks that no thread is on; what is left of an exception in freed memory, often of threads that
-/// have ended, keeps its landing pad (in a static program nearly all that throws is one module, and so one version). Versions of a
-/// static program at a fixed address lie below 4 MiB, where plain numbers look like addresses (a size in the C library does).
+/// Coroutines keep return addresses on stacks that no thread is on; what is left of an exception in freed
+/// memory, often of threads that have ended, keeps its landing pad (in a static program nearly all that
+/// throws is one module, and so one version). Versions of a static program at a fixed address lie below 4
+/// MiB, where plain numbers look like addresses (a size in the C library does).
 fn may_keep(name: &str) -> bool {
     let at_fixed_address = name.ends_with("-static");
     name.starts_with("setjmp.c")

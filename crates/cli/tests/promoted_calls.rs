@@ -1,6 +1,6 @@
-//! Promoted calls in a live process: function pointers that threads change meanwhile, virtual calls that throw through the promoted call,
-//! jumps out of it, signals that unwind in the middle of it. What calls call is given in a profile, or was found by a counting version: no branch records
-//! are needed.
+//! Promoted calls in a live process: function pointers that threads change meanwhile, virtual calls that
+//! throw through the promoted call, jumps out of it, signals that unwind in the middle of it. What calls call
+//! is given in a profile, or was found by a counting version: no branch records are needed.
 
 mod common;
 
@@ -176,7 +176,8 @@ fn promoted(attached: &Finished) -> u64 {
     modules.iter().filter_map(|m| m["version"]["checked"]["promoted"].as_u64()).sum()
 }
 
-/// Attaches over and over. With `known`, a profile says what calls call, else the votes of the counting version do.
+/// Attaches over and over. With `known`, a profile says what calls call, else the votes of the counting
+/// version do.
 fn cycle(flags: &[&str], known: bool) {
     let folder: TempDir = scratch();
     let program = build(folder.path(), flags);
@@ -187,7 +188,8 @@ fn cycle(flags: &[&str], known: bool) {
         true => &["--call-targets", file][..],
         false => &["--source", "count", "--keep-in-place", "off"],
     };
-    // By counting, those of objects and by register for certain: what the variable holds is a matter of time, and behind setjmp little is counted.
+    // By counting, those of objects and by register for certain: what the variable holds is a matter of time,
+    // and behind setjmp little is counted.
     let least = if known { 3 } else { 2 };
     let restitch = Restitch::new();
     let mut target = Target::start(&program);

@@ -261,7 +261,8 @@ fn run_ends_with_the_status_of_its_program() {
         }
         assert!(seconds != "100", "{}\n{}", finished.stdout, finished.stderr);
     }
-    // One that ends while it is recorded. (It is traced by its own parent then, whose tracing thread is told of the end.)
+    // One that ends while it is recorded. (It is traced by its own parent then, whose tracing thread is told
+    // of the end.)
     for source in ["trace", "burst"] {
         let arguments = ["run", "--warm-up", "0.2", "--duration", "6", "--measure", "0", "--source", source];
         let mut command = restitch.command(&arguments);

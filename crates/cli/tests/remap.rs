@@ -1,5 +1,5 @@
-//! Code is exchanged by remapping: the memory map stays as it was, what others have changed stays changed, and a revert gives
-//! private page copies back.
+//! Code is exchanged by remapping: the memory map stays as it was, what others have changed stays changed,
+//! and a revert gives private page copies back.
 
 mod common;
 

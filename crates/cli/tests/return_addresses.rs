@@ -1,5 +1,6 @@
-//! Code that looks at its return address does what it does, under every command that runs it in a version: positions by `call` and `pop`, data
-//! behind calls, callees that come back elsewhere (`returns.c`), and split stacks, whose `__morestack` does all of that.
+//! Code that looks at its return address does what it does, under every command that runs it in a version:
+//! positions by `call` and `pop`, data behind calls, callees that come back elsewhere (`returns.c`), and
+//! split stacks, whose `__morestack` does all of that.
 
 mod common;
 
@@ -8,7 +9,8 @@ use restitch_testkit::{compile, compile_with, find_program, program, run, scratc
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `original` under `record`, and the files that `optimize` and `instrument` make of it: all end as `original` does, and say the same.
+/// Runs `original` under `record`, and the files that `optimize` and `instrument` make of it: all end as
+/// `original` does, and say the same.
 #[track_caller]
 fn files_of(original: &Path) {
     let (restitch, folder) = (Restitch::new(), scratch());
@@ -62,7 +64,8 @@ fn processes_keep_return_addresses() {
     target.stop();
 }
 
-/// Branches of each way of recording them: their versions, or what follows the process, push and know original return addresses.
+/// Branches of each way of recording them: their versions, or what follows the process, push and know
+/// original return addresses.
 fn recorded_by(source: &str) {
     let Some(program) = stoppable("returns.c", &["-O2"]) else { return };
     let (restitch, folder) = (Restitch::new(), scratch());

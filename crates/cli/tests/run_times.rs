@@ -1,5 +1,6 @@
-//! Programs whose run time looks code addresses up in tables of its own: every command that would make versions refuses them, and says why; what does
-//! not change the program profiles it. docs/usage/run-times.md is the table of those that were tried.
+//! Programs whose run time looks code addresses up in tables of its own: every command that would make
+//! versions refuses them, and says why; what does not change the program profiles it. docs/usage/run-times.md
+//! is the table of those that were tried.
 
 mod common;
 
@@ -38,7 +39,8 @@ fn ocaml(folder: &Path) -> Option<[PathBuf; 2]> {
     Some([strip(&path).unwrap(), path])
 }
 
-/// The Go program for so many rounds. The compiler keeps what it has made of the run time in a folder of all tests.
+/// The Go program for so many rounds. The compiler keeps what it has made of the run time in a folder of all
+/// tests.
 fn go(folder: &Path, rounds: u64) -> Option<PathBuf> {
     let compiler = find_program("go")?;
     std::fs::write(folder.join("trees.go"), GO.replace("ROUNDS", &rounds.to_string())).unwrap();

@@ -1,4 +1,5 @@
-//! Programs with one build id and other content, as a patch makes them: versions of the one are none of the other.
+//! Programs with one build id and other content, as a patch makes them: versions of the one are none of the
+//! other.
 
 mod common;
 

@@ -74,7 +74,8 @@ fn all_that_a_command_starts_is_sampled() {
     let [first, second] = &require!((programs.len() == 2).then_some(programs), "gcc")[..] else { return };
     let (profile, json) = (folder.path().join("profile"), folder.path().join("json"));
     let recorded = with_time(["0.3", "2", "10"], |busy| {
-        // The second one in a process of its own, the first in that of the shell; what it ends with is told on.
+        // The second one in a process of its own, the first in that of the shell; what it ends with is told
+        // on.
         let (first, second) = (first.display(), second.display());
         let script = format!("{second} --busy {busy}; test $? = {SUCCESS} && exec {first} --busy {busy}");
         let mut command = restitch.command(&["record", "--source", "ip", "--overhead", "20%", "-o"]);

@@ -1,4 +1,5 @@
-//! `record --source`: branch records without branch hardware, and what is said where a source is not to be had.
+//! `record --source`: branch records without branch hardware, and what is said where a source is not to be
+//! had.
 
 mod common;
 
@@ -161,8 +162,8 @@ fn branches(recorded: &Finished) -> u64 {
     lines.find_map(|line| line.split_once(" branches in")?.0.parse().ok()).unwrap_or(0)
 }
 
-/// All code of a small program is copied before it runs: what it does in two seconds is recorded from its beginning on, however long the
-/// making takes, and bursts do not end at code that nobody has thought of.
+/// All code of a small program is copied before it runs: what it does in two seconds is recorded from its
+/// beginning on, however long the making takes, and bursts do not end at code that nobody has thought of.
 #[test]
 fn a_short_command_gives_bursts_or_says_why_not() {
     let Some(original) = compiled("switch.c") else { return };

@@ -1,4 +1,5 @@
-//! Processes with limits and locks: the attach does without what it cannot have, or says why not and leaves the process as it was.
+//! Processes with limits and locks: the attach does without what it cannot have, or says why not and leaves
+//! the process as it was.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Programs at low fixed addresses whose data hold numbers that look like addresses where their versions would lie: a version gets another place, and
-//! nothing keeps it mapped after a revert.
+//! Programs at low fixed addresses whose data hold numbers that look like addresses where their versions
+//! would lie: a version gets another place, and nothing keeps it mapped after a revert.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! What names hold commands no terminal: those of files, processes and functions with control characters in them are shown with visible escapes, and are exact in JSON.
+//! What names hold commands no terminal: those of files, processes and functions with control characters in
+//! them are shown with visible escapes, and are exact in JSON.
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Profilers and tools on an attached process: perf, readelf.
 //!
-//! What works by itself: unwinding and symbols in perf (it reads the mapped version file). gdb is in `unwinders.rs`.
+//! What works by itself: unwinding and symbols in perf (it reads the mapped version file). gdb is in
+//! `unwinders.rs`.
 
 mod common;
 

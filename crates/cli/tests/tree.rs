@@ -1,4 +1,5 @@
-//! A process and those that were forked off it: children from before, from the time of counting and from afterwards.
+//! A process and those that were forked off it: children from before, from the time of counting and from
+//! afterwards.
 
 mod common;
 
@@ -7,8 +8,9 @@ use restitch_testkit::{Guarded, TempDir, require, scratch, skipped, wait_until};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// A server in the manner of PostgreSQL: the parent waits, and forks a child for each line that it reads; the children
-/// compute until their parent is gone, check their results, and write a line for every hundred rounds. For an `x` it executes itself anew.
+/// A server in the manner of PostgreSQL: the parent waits, and forks a child for each line that it reads; the
+/// children compute until their parent is gone, check their results, and write a line for every hundred
+/// rounds. For an `x` it executes itself anew.
 const FORKER: &str = r#"
 #include <signal.h>
 #include <stdint.h>
@@ -126,7 +128,8 @@ impl Forker {
     }
 }
 
-/// `attach --tree`, its exit code, and children that are forked while the command works: some of them while the counting version is in force.
+/// `attach --tree`, its exit code, and children that are forked while the command works: some of them while
+/// the counting version is in force.
 fn attach_while_it_forks(restitch: &Restitch, forker: &mut Forker, pid: &str, duration: &str) -> Option<i32> {
     let mut command = restitch.command(&["attach", pid, "--tree", "--duration", duration, "--measure", "0"]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
@@ -183,7 +186,8 @@ fn a_tree_is_moved_and_given_back() {
     assert_eq!(restitch.journals(), Vec::<PathBuf>::new());
 }
 
-/// As HAProxy does: the first process executes itself anew and waits, and those that work have the addresses that it had before.
+/// As HAProxy does: the first process executes itself anew and waits, and those that work have the addresses
+/// that it had before.
 #[test]
 fn children_of_a_process_that_executed_itself_anew_are_found() {
     let mut forker = require!(Forker::start(), "gcc");
@@ -269,7 +273,8 @@ fn without_tree_only_the_process_is_moved() {
     forker.assert_well("after all");
 }
 
-/// fork.c checks every child's result; children live for milliseconds and begin in whatever version is in force.
+/// fork.c checks every child's result; children live for milliseconds and begin in whatever version is in
+/// force.
 #[test]
 fn children_of_all_moments_compute_right() {
     let path = require!(common::stoppable("fork.c", &["-O2"]), "gcc");

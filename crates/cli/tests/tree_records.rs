@@ -1,4 +1,5 @@
-//! `attach --tree` with a profile of branch records: of the processes that work, where the one that is named only waits.
+//! `attach --tree` with a profile of branch records: of the processes that work, where the one that is named
+//! only waits.
 
 mod common;
 
@@ -8,7 +9,8 @@ use restitch_testkit::{Finished, Guarded, scratch, skipped, wait_until};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// The processes of workers.c that are there for as long as the program is: the first one, and three that work. (A fourth one is always another.)
+/// The processes of workers.c that are there for as long as the program is: the first one, and three that
+/// work. (A fourth one is always another.)
 const LASTING: usize = 4;
 
 /// The first process, and those that it has forked.
@@ -61,8 +63,8 @@ fn revert(restitch: &Restitch, target: &Target) {
     common::revert_tree_until(restitch, target.pid(), is_clean);
 }
 
-/// The relatives are recorded, the first process gets the layout that they need, and so does whoever is forked later; the one that ends while
-/// it is recorded is no error.
+/// The relatives are recorded, the first process gets the layout that they need, and so does whoever is
+/// forked later; the one that ends while it is recorded is no error.
 fn relatives_are_recorded(source: &str) {
     let Some(program) = stoppable("workers.c", &["-O2"]) else { return };
     let restitch = Restitch::new();
@@ -139,7 +141,8 @@ fn record_takes_relatives_in_and_leaves_nothing() {
     target.stop();
 }
 
-/// Killed while relatives are recorded: all go on with right results, what is mapped is known, and can be taken out.
+/// Killed while relatives are recorded: all go on with right results, what is mapped is known, and can be
+/// taken out.
 #[test]
 fn restitch_may_be_killed_while_relatives_are_recorded() {
     let number = std::env::var("RESTITCH_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(6);

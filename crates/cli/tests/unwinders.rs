@@ -1,5 +1,6 @@
-//! Unwinders of all kinds and debuggers on processes that are changed again and again: exceptions through LLVM's libunwind,
-//! backtraces by nongnu libunwind, namespaces of `dlmopen` beside the list of versions for debuggers.
+//! Unwinders of all kinds and debuggers on processes that are changed again and again: exceptions through
+//! LLVM's libunwind, backtraces by nongnu libunwind, namespaces of `dlmopen` beside the list of versions for
+//! debuggers.
 
 mod common;
 
@@ -8,7 +9,8 @@ use restitch_testkit::{Error, Guarded, compile_with, find_program, program, requ
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// `source` of tests/programs by clang, made to end when its test does. `None`, with a message, if that is missing.
+/// `source` of tests/programs by clang, made to end when its test does. `None`, with a message, if that is
+/// missing.
 fn stoppable_by_clang(source: &str, flags: &[&str]) -> Option<PathBuf> {
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
     let mut all = vec!["-D_GNU_SOURCE", "-DSTOPPABLE=1", "-include", header];
@@ -23,7 +25,8 @@ fn stoppable_by_clang(source: &str, flags: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// Attaches and reverts `rounds` times; the target's self-check goes on all the time. Versions may stay mapped.
+/// Attaches and reverts `rounds` times; the target's self-check goes on all the time. Versions may stay
+/// mapped.
 #[track_caller]
 fn cycles(target: &mut Target, rounds: u32) {
     let restitch = Restitch::new();
@@ -120,7 +123,8 @@ fn panics_in_stripped_static_rust_programs_pass_moved_frames() {
     target.stop();
 }
 
-/// A program that makes and removes namespaces of objects when it is told to: for each file FOLDER/N, N rising.
+/// A program that makes and removes namespaces of objects when it is told to: for each file FOLDER/N, N
+/// rising.
 const NAMESPACES: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -175,7 +179,8 @@ fn namespaces_come_and_go_beside_the_list_for_debuggers() {
         let made = wait_until(PATIENCE, || (!file.exists() || !process.is_running()).then_some(()));
         assert!(made.is_some() && !file.exists(), "{when}: it ended");
     };
-    // The chain of lists: as the loader made it, with ours, and both ways of taking ours out: before and after another was appended.
+    // The chain of lists: as the loader made it, with ours, and both ways of taking ours out: before and
+    // after another was appended.
     for round in 1..=3 {
         restitch.attach(process.pid(), &[]).expect(code::DONE);
         if find_program("gdb").is_some() {

@@ -1,5 +1,6 @@
-//! The verdict of `attach`: what it is measured by, and what `--revert-if-slower` makes of it. The metrics are scripts that look at the
-//! process's mappings, so that how fast the work seems to go is known whatever the machine does.
+//! The verdict of `attach`: what it is measured by, and what `--revert-if-slower` makes of it. The metrics
+//! are scripts that look at the process's mappings, so that how fast the work seems to go is known whatever
+//! the machine does.
 
 mod common;
 
@@ -16,7 +17,8 @@ fn attach(restitch: &Restitch, target: &Target, arguments: &[&str]) -> Finished 
     })
 }
 
-/// A metric that grows by a thousand each time that it is read; once a version is in the process, `then` happens first.
+/// A metric that grows by a thousand each time that it is read; once a version is in the process, `then`
+/// happens first.
 struct Script {
     folder: TempDir,
     command: String,

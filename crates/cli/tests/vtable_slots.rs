@@ -1,5 +1,6 @@
-//! Slots of v-tables that lead into versions: virtual calls go on being right, methods whose addresses are compared are left out, and what
-//! a slot held keeps the version that it led into, wherever the program has put it.
+//! Slots of v-tables that lead into versions: virtual calls go on being right, methods whose addresses are
+//! compared are left out, and what a slot held keeps the version that it led into, wherever the program has
+//! put it.
 
 mod common;
 
@@ -7,7 +8,8 @@ use common::{PATIENCE, Restitch, Target, code, linked, look};
 use restitch_testkit::{TempDir, find_program, require, scratch, wait_until};
 use std::path::Path;
 
-/// Two classes with an interface each (one of which needs thunks), exceptions through virtual calls, and pointers that are made of slots.
+/// Two classes with an interface each (one of which needs thunks), exceptions through virtual calls, and
+/// pointers that are made of slots.
 const LIBRARY: &str = r#"
 #include <cstdint>
 #include <cstdlib>
@@ -161,7 +163,8 @@ fn virtual_calls_lead_into_versions() {
     cycle(&[]);
 }
 
-/// Here the address that is compared is made by an instruction, in place of a slot of the global offset table.
+/// Here the address that is compared is made by an instruction, in place of a slot of the global offset
+/// table.
 #[test]
 fn methods_of_which_code_makes_the_address_are_left_out() {
     cycle(&["-Wl,-Bsymbolic"]);

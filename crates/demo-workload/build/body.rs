@@ -1,8 +1,9 @@
 //! Writes the text of one function.
 //!
-//! Every function is `fn(&mut State, u64) -> u64` and mixes its argument `x` with a second value `y` and with words
-//! of the state. What makes a step hot or cold is the data alone: `State::limits` is never exceeded, `State::modes`
-//! never holds the numbers that are asked for, and bits of `x` equal a given value in one of 32 or 256 requests.
+//! Every function is `fn(&mut State, u64) -> u64` and mixes its argument `x` with a second value `y` and with
+//! words of the state. What makes a step hot or cold is the data alone: `State::limits` is never exceeded,
+//! `State::modes` never holds the numbers that are asked for, and bits of `x` equal a given value in one of
+//! 32 or 256 requests.
 
 use crate::rng::Rng;
 use std::fmt::Write;
@@ -15,7 +16,8 @@ pub struct Callees {
 }
 
 impl Callees {
-    /// `count` calls of functions of `level`, which has `available` of them; every fourth goes through a table.
+    /// `count` calls of functions of `level`, which has `available` of them; every fourth goes through a
+    /// table.
     pub fn new(rng: &mut Rng, level: usize, available: Option<usize>, count: usize, table: usize) -> Self {
         let mut made = Self { calls: Vec::new(), tables: String::new() };
         let Some(available) = available else { return made };

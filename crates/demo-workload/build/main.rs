@@ -1,8 +1,9 @@
 //! Generates the workload's code: request handlers, the stages and helpers that they call, and error paths.
 //!
-//! The point is a program with the front-end behaviour of a large server: every request runs through more code than
-//! the first-level instruction cache holds, straight-line stretches are short, and the code that is never or seldom
-//! executed stands between the code that always is, because the compiler is told nothing about likelihood.
+//! The point is a program with the front-end behaviour of a large server: every request runs through more
+//! code than the first-level instruction cache holds, straight-line stretches are short, and the code that is
+//! never or seldom executed stands between the code that always is, because the compiler is told nothing
+//! about likelihood.
 
 mod body;
 mod rng;

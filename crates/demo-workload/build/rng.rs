@@ -23,8 +23,8 @@ impl Rng {
         (self.next() % n as u64) as usize
     }
 
-    /// A number in `0..n` of which the small ones are likelier (density falls with the square root): some helpers
-    /// are used by almost everybody.
+    /// A number in `0..n` of which the small ones are likelier (density falls with the square root): some
+    /// helpers are used by almost everybody.
     pub fn skewed(&mut self, n: usize) -> usize {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         ((unit * unit * n as f64) as usize).min(n - 1)

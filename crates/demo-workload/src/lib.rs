@@ -1,14 +1,16 @@
-//! A server-like program whose speed is decided by the processor's front end: what `restitch demo` makes faster.
+//! A server-like program whose speed is decided by the processor's front end: what `restitch demo` makes
+//! faster.
 //!
-//! * **What the user must do**: call [`run`] with command-line arguments (the program `restitch-demo-workload` is
-//!   nothing more), best as a process of its own. The code must be built with optimization.
-//! * **What it does**: some 2,300 functions, generated with a fixed seed when the crate is built, serve requests that
-//!   are drawn from a fixed sequence with a Zipf-like mix of 128 kinds. A request runs 125 functions; code that never
-//!   or seldom runs stands between the code that always does, as in a program that was built without a profile.
-//!   Threads that serve requests check the sum of their results against [`LAP_CHECKSUM`], so a wrong instruction
-//!   anywhere ends the program with status 1.
-//! * **What it will not do**: use the network, allocate while it serves, or depend on time, addresses or the number of
-//!   threads for its results.
+//! * **What the user must do**: call [`run`] with command-line arguments (the program
+//!   `restitch-demo-workload` is nothing more), best as a process of its own. The code must be built with
+//!   optimization.
+//! * **What it does**: some 2,300 functions, generated with a fixed seed when the crate is built, serve
+//!   requests that are drawn from a fixed sequence with a Zipf-like mix of 128 kinds. A request runs 125
+//!   functions; code that never or seldom runs stands between the code that always does, as in a program that
+//!   was built without a profile. Threads that serve requests check the sum of their results against
+//!   [`LAP_CHECKSUM`], so a wrong instruction anywhere ends the program with status 1.
+//! * **What it will not do**: use the network, allocate while it serves, or depend on time, addresses or the
+//!   number of threads for its results.
 
 mod args;
 mod progress;
@@ -43,8 +45,8 @@ use std::process::ExitCode;
 
 /// Runs the workload as `args` (without the program's name) say.
 ///
-/// Prints nothing but what was asked for. Status 0: all served and correct; 1: a wrong result or an unusable progress
-/// file; 2: bad arguments.
+/// Prints nothing but what was asked for. Status 0: all served and correct; 1: a wrong result or an unusable
+/// progress file; 2: bad arguments.
 pub fn run(args: impl IntoIterator<Item = String>) -> ExitCode {
     let options = match Options::parse(args) {
         Ok(Some(options)) => options,

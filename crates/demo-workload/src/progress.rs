@@ -16,8 +16,8 @@ pub const PROGRESS_BYTES: usize = 16;
 pub struct Progress {
     /// Requests finished since the start, by all threads.
     pub requests: u64,
-    /// The time since the start when they were counted. Rates taken from two readings are exact, however late the
-    /// file was read.
+    /// The time since the start when they were counted. Rates taken from two readings are exact, however late
+    /// the file was read.
     pub elapsed: Duration,
 }
 

@@ -19,7 +19,8 @@ const BATCH: u64 = 32;
 pub struct Served {
     /// Requests finished.
     pub requests: u64,
-    /// The wrapping sum of their results. It depends on the number of requests only (with [`Amount::Requests`]).
+    /// The wrapping sum of their results. It depends on the number of requests only (with
+    /// [`Amount::Requests`]).
     pub checksum: u64,
 }
 

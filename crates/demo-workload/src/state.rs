@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 
-/// The state of one serving thread. The compiler must not know what is in it: the generated code would shrink to
-/// what really runs.
+/// The state of one serving thread. The compiler must not know what is in it: the generated code would shrink
+/// to what really runs.
 pub(crate) struct State {
     /// The kind of the request at hand; switches and call tables look at its bits.
     pub kind: u64,

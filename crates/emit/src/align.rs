@@ -1,15 +1,18 @@
 //! Where hot code stands within cache lines.
 //!
-//! **Problem.** A front end fetches within a line of 64 bytes; each line that straight code runs on into costs a fetch of its own. A loop
-//! of 50 bytes takes one line a round or two, by luck. Compilers align loops and functions; a new order loses that.
+//! **Problem.** A front end fetches within a line of 64 bytes; each line that straight code runs on into
+//! costs a fetch of its own. A loop of 50 bytes takes one line a round or two, by luck. Compilers align loops
+//! and functions; a new order loses that.
 //!
-//! **Idea.** Padding is free where control never comes from above: behind jumps and returns. Between two such places the code is a *run*, of
-//! which it is known how often each byte is executed, and so what each place in a line would cost. A run begins at the place in a line
-//! for which the executions of line crossings, plus a price for each byte of padding, are least.
+//! **Idea.** Padding is free where control never comes from above: behind jumps and returns. Between two such
+//! places the code is a *run*, of which it is known how often each byte is executed, and so what each place
+//! in a line would cost. A run begins at the place in a line for which the executions of line crossings, plus
+//! a price for each byte of padding, are least.
 //!
-//! **The price** is what a byte of hot code costs by itself: [`PRICE`] times the crossings of an average byte. So loops that are hotter than
-//! their surroundings are aligned, flat code (which waits for the instruction cache, not for fetches) is left as dense as it is. Padding is
-//! at most a [`PADDING`]th of the hot code in any case.
+//! **The price** is what a byte of hot code costs by itself: [`PRICE`] times the crossings of an average
+//! byte. So loops that are hotter than their surroundings are aligned, flat code (which waits for the
+//! instruction cache, not for fetches) is left as dense as it is. Padding is at most a [`PADDING`]th of the
+//! hot code in any case.
 
 use crate::areas::HEADERS;
 use crate::bound::PADDING;
@@ -21,8 +24,8 @@ use restitch_program::{BlockId, Program, Terminator};
 const LINE: u32 = 64;
 /// What a byte of padding costs, in line crossings of an average byte of hot code.
 const PRICE: f64 = 16.0;
-/// Chooses places within lines for the runs of the hot code of a plan whose branches have their lengths. `heat`: executions by block;
-/// blocks behind its end never ran.
+/// Chooses places within lines for the runs of the hot code of a plan whose branches have their lengths.
+/// `heat`: executions by block; blocks behind its end never ran.
 pub(crate) fn align(plan: &mut Plan, program: &Program, heat: &[u64]) {
     let order: Vec<usize> = plan.order().take(plan.hot_len()).collect();
     let heat_of = |plan: &Plan, slot: usize| heat_of(heat, plan.slots[slot].block);
@@ -77,8 +80,8 @@ fn skips_to_end(ops: &[Op]) -> bool {
     skips.any(|(i, op)| matches!(op, Op::Short { over, .. } if i + 1 + usize::from(*over) == ops.len()))
 }
 
-/// For each place in a line at which a run may begin, how often execution crosses from one line into the next. The run is given
-/// as bytes and executions of its slots.
+/// For each place in a line at which a run may begin, how often execution crosses from one line into the
+/// next. The run is given as bytes and executions of its slots.
 fn crossings(run: &[(u32, f64)]) -> [f64; LINE as usize] {
     let mut out = [0.0; LINE as usize];
     // The line border is in front of the byte at `offset`.
@@ -98,7 +101,8 @@ fn crossings(run: &[(u32, f64)]) -> [f64; LINE as usize] {
     out
 }
 
-/// The padding in front of a run that costs least: the smallest of several; a multiple of `align`, at most `most`.
+/// The padding in front of a run that costs least: the smallest of several; a multiple of `align`, at most
+/// `most`.
 fn best_padding(crossings: &[f64; LINE as usize], at: u32, align: u32, price: f64, most: u32) -> u32 {
     let cost = |padding: u32| crossings[((at + padding) % LINE) as usize] + price * f64::from(padding);
     let possible = (0..LINE.min(most + 1)).step_by(align.min(LINE) as usize);

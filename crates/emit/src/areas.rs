@@ -3,8 +3,9 @@
 use restitch_address::{PAGE, SvmaRange};
 use restitch_program::TableId;
 
-/// Room for the ELF header and three program headers, in bytes: a page of their own. Pages of code hold nothing but code, so that
-/// whether one was touched tells whether it was executed (unwinders read headers and tables at any time).
+/// Room for the ELF header and three program headers, in bytes: a page of their own. Pages of code hold
+/// nothing but code, so that whether one was touched tells whether it was executed (unwinders read headers
+/// and tables at any time).
 pub(crate) const HEADERS: u32 = PAGE as u32;
 
 /// Where code and tables are, in offsets from the start of the version.
@@ -16,7 +17,8 @@ pub(crate) struct Areas {
     pub text_end: u32,
     /// Start of the tables.
     pub tables: u32,
-    /// Start of the copy for each of [`copies`](crate::plan::Plan::copies); jumps through one table share one copy.
+    /// Start of the copy for each of [`copies`](crate::plan::Plan::copies); jumps through one table share one
+    /// copy.
     pub copies: Vec<u32>,
     /// The copies themselves: start, and the longest of the tables that begin there.
     pub shared: Vec<(u32, TableId)>,

@@ -1,8 +1,9 @@
 //! Where the counters of a counting version go, and in which form.
 //!
-//! The cheap form, one `incq`, overwrites the status flags. A block's counter may stand at any instruction boundary
-//! before its first call where they are dead; only where there is none, and on edges into blocks that read the flags,
-//! the form that keeps them is used. It lowers the stack for a moment, which the unwind tables have to be able to say.
+//! The cheap form, one `incq`, overwrites the status flags. A block's counter may stand at any instruction
+//! boundary before its first call where they are dead; only where there is none, and on edges into blocks
+//! that read the flags, the form that keeps them is used. It lowers the stack for a moment, which the unwind
+//! tables have to be able to say.
 
 use crate::ends::{copied_len, tail_frame};
 use crate::entry;
@@ -192,7 +193,8 @@ fn block_spot(
     // Redirects lead behind `endbr64`, which leaves the flags alone.
     let first = entry_marker(bytes) as u32;
     let plain = |at| Some((at, Counter { number, keeps: false, width }));
-    // A redirect behind the first instructions of a function must not pass it by, and shall be possible where the counter costs no more.
+    // A redirect behind the first instructions of a function must not pass it by, and shall be possible where
+    // the counter costs no more.
     if let Some(at) = behind_the_redirect(request, selection, id, bytes) {
         return plain(at);
     }
@@ -243,7 +245,8 @@ fn writes_no_flags(mut bytes: &[u8], mut at: Svma) -> bool {
 fn dead_flags(request: &Request<'_>, id: BlockId, bytes: &[u8], first: u32) -> Option<u32> {
     let program = request.program;
     let block = program.block(id);
-    // (offset, flags read, flags written) of the instructions before the first call or the load of a table's entry.
+    // (offset, flags read, flags written) of the instructions before the first call or the load of a table's
+    // entry.
     let mut straight: Vec<(u32, u8, u8)> = Vec::new();
     let mut offset = first;
     let mut end = copied_len(block);

@@ -1,13 +1,16 @@
 //! Calls and jumps through the global offset table that become direct ones.
 //!
-//! A slot of the table that was filled before its page became read-only (RELRO) holds the same address for as long as the module
-//! is loaded: the original code would go there, too, whatever happens to the target. So a call of the slot's PLT stub
-//! can call the target; and `call *slot(%rip)` and `jmp *slot(%rip)` become `addr32 call` and `addr32 jmp`, which are as long
-//! (x86-64 psABI, section B.2, where linkers do the same). The state at the target is the same: a stub that is bound changes no
-//! register. Where the target has a copy, that is called.
+//! A slot of the table that was filled before its page became read-only (RELRO) holds the same address for as
+//! long as the module is loaded: the original code would go there, too, whatever happens to the target. So a
+//! call of the slot's PLT stub can call the target; and `call *slot(%rip)` and `jmp *slot(%rip)` become
+//! `addr32 call` and `addr32 jmp`, which are as long (x86-64 psABI, section B.2, where linkers do the same).
+//! The state at the target is the same: a stub that is bound changes no register. Where the target has a
+//! copy, that is called.
 //!
-//! Where the content of a slot is not known, or out of reach, a call or jump to its stub becomes `call *slot(%rip)` or `jmp *slot(%rip)`: what the stub would do. Nothing is assumed for it, so
-//! that it is right in files, too, and while a slot is bound lazily. It is a byte longer and saves a taken branch, and the stub's cache line (llvm-bolt: `-plt`).
+//! Where the content of a slot is not known, or out of reach, a call or jump to its stub becomes
+//! `call *slot(%rip)` or `jmp *slot(%rip)`: what the stub would do. Nothing is assumed for it, so that it is
+//! right in files, too, and while a slot is bound lazily. It is a byte longer and saves a taken branch, and
+//! the stub's cache line (llvm-bolt: `-plt`).
 
 use crate::reach::Reach;
 use crate::{BoundSlot, Request};
@@ -27,7 +30,8 @@ pub(crate) enum Form {
     Operand,
     /// A direct call: goes to the target's copy, if there is one.
     Call,
-    /// A direct call of a stub that goes through this slot of the stub's (in a stretch that is copied as it is: a call).
+    /// A direct call of a stub that goes through this slot of the stub's (in a stretch that is copied as it
+    /// is: a call).
     BySlot(Svma),
     /// A call or jump through a slot that becomes a direct one, to the target's copy if there is one.
     Direct(SlotBranch),
@@ -54,7 +58,8 @@ impl<'a> Direct<'a> {
         Self { image, program, bound, by_slots, reach }
     }
 
-    /// What `slot` is bound to. (A target inside of a block of this module might be covered by a redirect: nobody is sent there.)
+    /// What `slot` is bound to. (A target inside of a block of this module might be covered by a redirect:
+    /// nobody is sent there.)
     pub fn slot(&self, slot: Svma) -> Option<BoundSlot> {
         let i = self.bound.binary_search_by_key(&slot, |b| b.slot).ok()?;
         let target = self.bound[i].target;
@@ -72,8 +77,8 @@ impl<'a> Direct<'a> {
         self.slot(stub.slot)
     }
 
-    /// The slot that a call or jump to the stub at `at` is to go through. (One to which a slot is bound stays as it is: a jump to it may be what has become of a jump
-    /// to another stub.)
+    /// The slot that a call or jump to the stub at `at` is to go through. (One to which a slot is bound stays
+    /// as it is: a jump to it may be what has become of a jump to another stub.)
     pub fn slot_of_stub(&self, at: Svma) -> Option<Svma> {
         if !self.by_slots {
             return None;

@@ -52,8 +52,8 @@ pub(crate) struct Names<'a> {
     pub probes: Vec<u8>,
 }
 
-/// Completes the image in `bytes`, which ends with the unwind tables: pads it to whole pages, adds names and section
-/// headers behind them, and fills in the headers. Returns how many bytes are to be mapped.
+/// Completes the image in `bytes`, which ends with the unwind tables: pads it to whole pages, adds names and
+/// section headers behind them, and fills in the headers. Returns how many bytes are to be mapped.
 pub(crate) fn finish(
     bytes: &mut Vec<u8>,
     start: Svma,

@@ -1,13 +1,14 @@
 //! Where in the original code there is room for a patch, and where that of a function goes.
 //!
-//! A patch overwrites five bytes. Nothing but a thread that already stands there may come to the bytes behind the
-//! first one: no call returns there and no block starts there, and no static probe is among all five, since a tracer
-//! would write a breakpoint into them. (A block that only control from above reaches would do
-//! no harm now, but an older version that left it in the original code jumps to it. The strict rule costs less
-//! than two entries in a thousand.)
+//! A patch overwrites five bytes. Nothing but a thread that already stands there may come to the bytes behind
+//! the first one: no call returns there and no block starts there, and no static probe is among all five,
+//! since a tracer would write a breakpoint into them. (A block that only control from above reaches would do
+//! no harm now, but an older version that left it in the original code jumps to it. The strict rule costs
+//! less than two entries in a thousand.)
 //!
-//! Probes of the kernel (uprobes) and breakpoints of debuggers are set on the first instruction of a function, or behind those that make its
-//! frame. So these stay, where there is room for the patch behind them.
+//! Probes of the kernel (uprobes) and breakpoints of debuggers are set on the first instruction of a
+//! function, or behind those that make its frame. So these stay, where there is room for the patch behind
+//! them.
 
 use crate::Request;
 use crate::lookup::Lookup;
@@ -18,11 +19,12 @@ use restitch_x86::kernel::KernelEntry;
 use restitch_x86::patch::Patch;
 use restitch_x86::{Flow, LONGEST, decode_one};
 
-/// How many instructions may stay in front of an entry's patch: those that make a frame and a static probe behind them.
+/// How many instructions may stay in front of an entry's patch: those that make a frame and a static probe
+/// behind them.
 const PROLOGUE: usize = 4;
 
-/// The places behind the first instructions of a function where its patch may go, the best one first: behind what makes a frame, behind the first
-/// one, behind static probes.
+/// The places behind the first instructions of a function where its patch may go, the best one first: behind
+/// what makes a frame, behind the first one, behind static probes.
 pub(crate) fn behind_the_first(request: &Request<'_>, lookup: &Lookup<'_>, id: FuncId) -> Vec<Svma> {
     let function = request.program.function(id);
     let start = function.range.start;
@@ -55,7 +57,8 @@ fn is_free(program: &Program, bytes: SvmaRange) -> bool {
     program.blocks.get(next).is_none_or(|b| b.start >= bytes.end)
 }
 
-/// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to the next one by itself, without the kernel.
+/// The addresses behind each of the instructions at `at`, up to [`PROLOGUE`] and as long as each goes on to
+/// the next one by itself, without the kernel.
 fn behind_plain(bytes: &[u8], at: Svma) -> Vec<Svma> {
     let mut behind = Vec::with_capacity(PROLOGUE);
     let mut next = at;

@@ -5,7 +5,8 @@ use restitch_cfi::CfiError;
 use restitch_program::{BlockId, EdgeId};
 use thiserror::Error;
 
-/// Why there is no version. (What merely stays in the original code is [`Skipped`](crate::Skipped), not an error.)
+/// Why there is no version. (What merely stays in the original code is [`Skipped`](crate::Skipped), not an
+/// error.)
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EmitError {

@@ -11,7 +11,8 @@ use restitch_x86::patch::Patch;
 /// Alignment of entries that programs may rely on, in bytes: low bits of pointers that hold something else.
 const MOST: u64 = 16;
 
-/// Chooses those of the functions that are asked for whose entry is placed and not run into from above, and aligns them.
+/// Chooses those of the functions that are asked for whose entry is placed and not run into from above, and
+/// aligns them.
 pub(crate) fn lead(request: &Request<'_>, selection: &mut Selection<'_>) {
     let program = request.program;
     let asked = request.pointers.filter(|_| request.bias.is_none() && request.counters.is_none());
@@ -58,7 +59,8 @@ pub(crate) fn led(selection: &Selection<'_>, plan: &Plan) -> Vec<Led> {
     selection.led.iter().map(led).collect()
 }
 
-/// What makes the addresses of the functions that are led to, but for what a redirect overwrites, which is never executed again.
+/// What makes the addresses of the functions that are led to, but for what a redirect overwrites, which is
+/// never executed again.
 pub(crate) fn retargets(
     request: &Request<'_>,
     led: &[Led],

@@ -1,17 +1,19 @@
 //! `Version`: the bytes of a new version of a module's hot code, and everything that is known about them.
 //!
 //! Stage five of the pipeline. **You** say what goes where in a [`Request`]; [`emit`] copies the blocks of a
-//! [`Layout`](restitch_layout::Layout) as they are, byte for byte, apart from RIP-relative displacements (which keep
-//! their absolute target), direct calls (which go to the callee's copy, if there is one), calls and jumps through slots that
-//! are bound for good (which become direct), indirect calls that are promoted (which get a comparison and a direct call in front) and direct branches (which change form only). The result is a small ELF image with its own unwind tables, the map between its addresses and the
-//! original ones, and the patches that lead into it.
+//! [`Layout`](restitch_layout::Layout) as they are, byte for byte, apart from RIP-relative displacements
+//! (which keep their absolute target), direct calls (which go to the callee's copy, if there is one), calls
+//! and jumps through slots that are bound for good (which become direct), indirect calls that are promoted
+//! (which get a comparison and a direct call in front) and direct branches (which change form only). The
+//! result is a small ELF image with its own unwind tables, the map between its addresses and the original
+//! ones, and the patches that lead into it.
 //!
-//! **It does not** do I/O, read processes or decide on an order. What cannot be copied stays where it is and is listed
-//! in [`Version::skipped`]: a jump to the original code is always right. What it returns is not yet trusted:
-//! `restitch-check` proves it equal to the `Program`.
+//! **It does not** do I/O, read processes or decide on an order. What cannot be copied stays where it is and
+//! is listed in [`Version::skipped`]: a jump to the original code is always right. What it returns is not yet
+//! trusted: `restitch-check` proves it equal to the `Program`.
 //!
-//! Invariants: same request, same bytes. At every instruction boundary but those in [`PieceKind::Opaque`] pieces, the
-//! machine's state equals the one that the original code has at [`AddressMap::to_original`].
+//! Invariants: same request, same bytes. At every instruction boundary but those in [`PieceKind::Opaque`]
+//! pieces, the machine's state equals the one that the original code has at [`AddressMap::to_original`].
 
 mod align;
 mod areas;
@@ -61,13 +63,15 @@ use restitch_address::SvmaRange;
 /// Makes the version that `request` asks for.
 ///
 /// # Errors
-/// If the request contradicts itself or the program: see [`EmitError`]. That a block cannot be copied is none.
+/// If the request contradicts itself or the program: see [`EmitError`]. That a block cannot be copied is
+/// none.
 pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
     emit_for(request, Executions::default())
 }
 
-/// As [`emit`], with what is free to choose chosen by how often code runs: where hot code stands within cache lines (padding is at most
-/// a sixteenth of the hot code), and which way of a conditional branch needs no jump where neither stands behind it.
+/// As [`emit`], with what is free to choose chosen by how often code runs: where hot code stands within cache
+/// lines (padding is at most a sixteenth of the hot code), and which way of a conditional branch needs no
+/// jump where neither stands behind it.
 ///
 /// # Errors
 /// As [`emit`].

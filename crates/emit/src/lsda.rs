@@ -1,11 +1,11 @@
 //! Exception tables for the version.
 //!
-//! A call that had a call site has one, a call that had none (it must not throw) has none. Inserted code and branches
-//! do not throw: they are covered where that joins two call sites into one.
+//! A call that had a call site has one, a call that had none (it must not throw) has none. Inserted code and
+//! branches do not throw: they are covered where that joins two call sites into one.
 //!
-//! Landing pads are always those of the original code, also where they have a copy (a redirect leads on to it): personality
-//! routines keep the pad that they have found in the exception object, on the heap, where a freed one may lie for as long as the
-//! process lives; a version could never be known to be out of use.
+//! Landing pads are always those of the original code, also where they have a copy (a redirect leads on to
+//! it): personality routines keep the pad that they have found in the exception object, on the heap, where a
+//! freed one may lie for as long as the process lives; a version could never be known to be out of use.
 
 use crate::direct::STUB_CALL;
 use crate::plan::{Op, Plan};

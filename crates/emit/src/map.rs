@@ -88,10 +88,10 @@ fn original_target(request: &Request<'_>, plan: &Plan, dest: Dest) -> Svma {
     }
 }
 
-/// The pieces of a promoted call. Its comparison changes nothing that lives on, so all but where the scratch register holds something
-/// else equals standing at the original call. The last byte of the direct call is that of the original: a return address behind
-/// the one is equal to that behind the other. (Nobody is sent to the direct call from the original code: it is no
-/// [`PieceKind::Branch`].)
+/// The pieces of a promoted call. Its comparison changes nothing that lives on, so all but where the scratch
+/// register holds something else equals standing at the original call. The last byte of the direct call is
+/// that of the original: a return address behind the one is equal to that behind the other. (Nobody is sent
+/// to the direct call from the original code: it is no [`PieceKind::Branch`].)
 fn guarded(out: &mut Vec<MapPiece>, code: &GuardedCall, version: Svma, original: Svma, old: u8) {
     let mut add = |from: u32, to: u32, original, kind| {
         out.push(MapPiece { version: version + u64::from(from), original, len: to - from, kind });

@@ -8,21 +8,22 @@ use restitch_program::{BlockId, CallId, FuncId};
 
 /// A code version of one module, ready to be checked and applied.
 ///
-/// All addresses are canonical: a version has a fixed place relative to its module, so RIP-relative operands do not
-/// depend on where the module is loaded.
+/// All addresses are canonical: a version has a fixed place relative to its module, so RIP-relative operands
+/// do not depend on where the module is loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Version {
     /// Number of the version, from 1.
     pub number: u32,
     /// Place and size of `bytes`; page-aligned start. What is mapped is [`Version::loaded`].
     pub range: SvmaRange,
-    /// A complete ELF image (ET_DYN, one R+X PT_LOAD with offset = address = 0 relative to `range.start`, PT_GNU_EH_FRAME, then
-    /// unloaded section headers and symbols behind `loaded_len`).
+    /// A complete ELF image (ET_DYN, one R+X PT_LOAD with offset = address = 0 relative to `range.start`,
+    /// PT_GNU_EH_FRAME, then unloaded section headers and symbols behind `loaded_len`).
     pub bytes: Vec<u8>,
-    /// How many bytes of `bytes` are mapped (a multiple of the page size); symbols and section headers follow.
+    /// How many bytes of `bytes` are mapped (a multiple of the page size); symbols and section headers
+    /// follow.
     pub loaded_len: u64,
-    /// How many bytes from the start are to be mapped by large pages: a multiple of [`LARGE_PAGE`](crate::LARGE_PAGE), 0 for none, not more than
-    /// `loaded_len`.
+    /// How many bytes from the start are to be mapped by large pages: a multiple of
+    /// [`LARGE_PAGE`](crate::LARGE_PAGE), 0 for none, not more than `loaded_len`.
     pub large: u64,
     /// The instructions, hot and cold (stubs included).
     pub text: SvmaRange,
@@ -36,26 +37,29 @@ pub struct Version {
     pub eh_frame_hdr: SvmaRange,
     /// Translated LSDAs.
     pub lsda: SvmaRange,
-    /// Where each block went, sorted by `version`. A block that only jumped to its successor has an empty range.
+    /// Where each block went, sorted by `version`. A block that only jumped to its successor has an empty
+    /// range.
     pub blocks: Vec<PlacedBlock>,
     /// Instruction-exact map between version and original addresses.
     pub map: AddressMap,
     /// 5-byte jumps that make the original code go to this version.
     pub redirects: Vec<Redirect>,
-    /// Places of the module, outside of the version, that may lead straight into it in an output file. Sorted by address. Any subset of those
-    /// whose kind [is optional](RetargetKind::is_optional); the others all together.
+    /// Places of the module, outside of the version, that may lead straight into it in an output file. Sorted
+    /// by address. Any subset of those whose kind [is optional](RetargetKind::is_optional); the others all
+    /// together.
     pub retargets: Vec<Retarget>,
-    /// Functions of which every pointer leads to the copy, sorted by original entry: all of the retargets that make these addresses are
-    /// made, or the file is wrong. The version's own code relies on it.
+    /// Functions of which every pointer leads to the copy, sorted by original entry: all of the retargets
+    /// that make these addresses are made, or the file is wrong. The version's own code relies on it.
     pub led: Vec<Led>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
     pub symbols: Vec<VersionSymbol>,
-    /// What the version takes for granted of the process, sorted by slot: it is equal to the module only where these slots hold these
-    /// addresses, for good.
+    /// What the version takes for granted of the process, sorted by slot: it is equal to the module only
+    /// where these slots hold these addresses, for good.
     pub assumes: Vec<BoundSlot>,
     /// What the counters count, if this is a counting version.
     pub counters: Option<CounterTable>,
-    /// What a tracing version records, if it is one ([`emit_burst`](crate::emit_burst)). Its map has no places.
+    /// What a tracing version records, if it is one ([`emit_burst`](crate::emit_burst)). Its map has no
+    /// places.
     pub burst: Option<BurstTable>,
     /// What was asked for and left in the original code, with the reason.
     pub skipped: Vec<Skipped>,
@@ -67,15 +71,17 @@ impl Version {
         SvmaRange::new(self.range.start, self.loaded_len)
     }
 
-    /// Where execution goes on in the version if it stands at `original`, an instruction boundary of the original code.
-    /// `None` if that instruction was not copied. For a jump that the new order made superfluous, where it leads to.
+    /// Where execution goes on in the version if it stands at `original`, an instruction boundary of the
+    /// original code. `None` if that instruction was not copied. For a jump that the new order made
+    /// superfluous, where it leads to.
     pub fn to_version(&self, original: Svma) -> Option<Svma> {
         self.map.to_version(original)
     }
 }
 
-/// A slot of the module's global offset table, and the address that it holds in the process for as long as the module is loaded:
-/// the loader has filled it and made its page read-only. Both in the module's coordinates.
+/// A slot of the module's global offset table, and the address that it holds in the process for as long as
+/// the module is loaded: the loader has filled it and made its page read-only. Both in the module's
+/// coordinates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BoundSlot {
     /// The slot's address, a multiple of 8.
@@ -89,7 +95,8 @@ pub struct BoundSlot {
 pub struct PlacedBlock {
     /// Which block.
     pub block: BlockId,
-    /// A second copy, into which control only falls: the map's way back, redirects and all branches know the other one.
+    /// A second copy, into which control only falls: the map's way back, redirects and all branches know the
+    /// other one.
     pub duplicate: bool,
     /// Where its copy is: body, terminator in its new form, inserted code.
     pub version: SvmaRange,
@@ -98,7 +105,8 @@ pub struct PlacedBlock {
 /// A patch of the original code: `jmp to` over the 5 bytes at `at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Redirect {
-    /// Address in the original code of the first patched byte: behind `endbr64`, if there is one; of an entry behind the first instructions, where there is room.
+    /// Address in the original code of the first patched byte: behind `endbr64`, if there is one; of an entry
+    /// behind the first instructions, where there is room.
     pub at: Svma,
     /// Address in the version: the equivalent of `at`.
     pub to: Svma,
@@ -115,11 +123,12 @@ pub enum RedirectKind {
     Landing,
 }
 
-/// A place of the module that may lead into the version instead of to the original code: not needed, but shorter than the way through a
-/// redirect.
+/// A place of the module that may lead into the version instead of to the original code: not needed, but
+/// shorter than the way through a redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Retarget {
-    /// What is written: the displacement of a branch or `lea`, the address that the loader relocates, or the value of a symbol.
+    /// What is written: the displacement of a branch or `lea`, the address that the loader relocates, or the
+    /// value of a symbol.
     pub at: Svma,
     /// Where it leads in the original module.
     pub original: Svma,
@@ -145,7 +154,8 @@ pub enum RetargetKind {
 }
 
 impl RetargetKind {
-    /// Whether the file is right without it. What makes the address of a function has to go with all others that do.
+    /// Whether the file is right without it. What makes the address of a function has to go with all others
+    /// that do.
     pub fn is_optional(self) -> bool {
         matches!(self, Self::Displacement | Self::Pointer)
     }
@@ -179,14 +189,15 @@ pub struct VersionSymbol {
     pub range: SvmaRange,
 }
 
-/// The map between a version's addresses and the original's: piecewise linear, because instructions are copied whole.
+/// The map between a version's addresses and the original's: piecewise linear, because instructions are
+/// copied whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressMap {
-    /// Sorted by `version`, disjoint. Filler between fragments belongs to no piece. Several pieces may have the same original addresses
-    /// (duplicates).
+    /// Sorted by `version`, disjoint. Filler between fragments belongs to no piece. Several pieces may have
+    /// the same original addresses (duplicates).
     pub pieces: Vec<MapPiece>,
-    /// The way back: sorted by `original`. Where two places have the same `original`, the first one is where control
-    /// comes in (a counter), the second the copied instruction.
+    /// The way back: sorted by `original`. Where two places have the same `original`, the first one is where
+    /// control comes in (a counter), the second the copied instruction.
     pub places: Vec<Place>,
 }
 
@@ -219,31 +230,33 @@ pub struct MapPiece {
 pub enum PieceKind {
     /// Byte for byte: `original + (pc - version)`. Holds for each instruction boundary in it.
     Linear,
-    /// The piece is one instruction that was written anew, a branch or the load of a jump-table entry; only its first
-    /// byte is a boundary.
+    /// The piece is one instruction that was written anew, a branch or the load of a jump-table entry; only
+    /// its first byte is a boundary.
     Branch,
     /// A branch added for the new order: being at its start equals being at `original` (its target).
     Added,
-    /// Inserted code that leaves the state alone (a counter, the comparison in front of a promoted call, and all but the last byte of
-    /// its direct call): being at its start, or at any boundary in it that is
-    /// listed as a piece of its own, equals being at `original`.
+    /// Inserted code that leaves the state alone (a counter, the comparison in front of a promoted call, and
+    /// all but the last byte of its direct call): being at its start, or at any boundary in it that is listed
+    /// as a piece of its own, equals being at `original`.
     Inserted,
-    /// Inside inserted code where registers or stack hold temporary values: no equivalent. A thread that stands here has to be stepped on.
+    /// Inside inserted code where registers or stack hold temporary values: no equivalent. A thread that
+    /// stands here has to be stepped on.
     Opaque,
 }
 
-/// What each counter of a counting version counts. Counter `i` is the little-endian word of [`CounterTable::width`]
-/// at that many bytes times `i` of a writable area at [`CounterTable::area`].
+/// What each counter of a counting version counts. Counter `i` is the little-endian word of
+/// [`CounterTable::width`] at that many bytes times `i` of a writable area at [`CounterTable::area`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterTable {
-    /// Where the area is, in canonical coordinates (it moves with the module): counters, then the words of votes.
+    /// Where the area is, in canonical coordinates (it moves with the module): counters, then the words of
+    /// votes.
     pub area: SvmaRange,
     /// How wide a counter is.
     pub width: CounterWidth,
     /// What each counter counts, in counter order: exactly what was asked for.
     pub counted: Vec<Counted>,
-    /// Counters that nothing increments, sorted: their block was not placed, or the flags are live and the unwind
-    /// state does not allow for temporary values on the stack. Take them as unknown, not as 0.
+    /// Counters that nothing increments, sorted: their block was not placed, or the flags are live and the
+    /// unwind state does not allow for temporary values on the stack. Take them as unknown, not as 0.
     pub missing: Vec<u32>,
     /// The indirect calls that have words for votes, sorted: exactly what was asked for.
     pub votes: Vec<CallId>,
@@ -304,8 +317,8 @@ impl AddressMap {
         (delta < u64::from(place.len)).then(|| place.version + delta)
     }
 
-    /// The original address that is equivalent to standing at `version`, if it is an instruction boundary with one.
-    /// (For [`PieceKind::Linear`] the caller vouches for the boundary.)
+    /// The original address that is equivalent to standing at `version`, if it is an instruction boundary
+    /// with one. (For [`PieceKind::Linear`] the caller vouches for the boundary.)
     pub fn to_original(&self, version: Svma) -> Option<Svma> {
         // Distances, not addresses: a version below a module may wrap around the top of the address space.
         let first = self.pieces.first()?.version;

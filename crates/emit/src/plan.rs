@@ -1,7 +1,9 @@
-//! The version as a list of small operations: what is copied, which branches are written, where counters stand.
+//! The version as a list of small operations: what is copied, which branches are written, where counters
+//! stand.
 //!
-//! A *slot* is one block's copy, or a stub: a counter on a taken branch, the original of a promoted call or the vote of one that is counted, out of line. Slots are numbered in layout order,
-//! stubs last; they are emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
+//! A *slot* is one block's copy, or a stub: a counter on a taken branch, the original of a promoted call or
+//! the vote of one that is counted, out of line. Slots are numbered in layout order, stubs last; they are
+//! emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
 
 use crate::BoundSlot;
 use crate::counters::Counter;
@@ -132,7 +134,8 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// The offset in the block at which control is behind it, if it copies original instructions or stands in front of a call.
+    /// The offset in the block at which control is behind it, if it copies original instructions or stands in
+    /// front of a call.
     pub fn copied_to(&self) -> Option<u32> {
         match *self {
             Self::Copy { from, len, .. } => Some(from + len),
@@ -291,8 +294,8 @@ impl Plan {
             (start, op)
         })
     }
-    /// Puts the slots in order of address: the stubs of hot code that lead to hot code behind the fragment of their branch, so that
-    /// they share its lines and pages; all others in front of the cold code.
+    /// Puts the slots in order of address: the stubs of hot code that lead to hot code behind the fragment of
+    /// their branch, so that they share its lines and pages; all others in front of the cold code.
     pub fn set_order(&mut self, slot_of: &[u32]) {
         let source = |stub: usize| slot_of[self.slots[stub].block.index()] as usize;
         let is_hot =

@@ -1,6 +1,7 @@
 //! Makes the [plan](crate::plan): which operations each block becomes.
 //!
-//! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into filler.
+//! Each block ends in an explicit transfer unless its successor is the next slot, so control never runs into
+//! filler.
 
 use crate::counters::{Counter, Counters};
 use crate::direct::{Form, STUB_CALL};
@@ -261,7 +262,8 @@ impl Planner<'_, '_> {
         self.as_it_is(load + old, block.len, true);
     }
 
-    /// The way out over edges of this kind, which leads to `target`: to a duplicate of it that stands `next`, else to the other copy.
+    /// The way out over edges of this kind, which leads to `target`: to a duplicate of it that stands `next`,
+    /// else to the other copy.
     fn arm(&self, id: BlockId, kind: EdgeKind, target: Svma, next: Option<Dest>) -> Arm {
         let mut arm = Arm { dest: Dest::Outside(target), original: target, counter: None };
         if let Some((edge, to)) = self.request.program.out_edges(id).find(|(_, edge)| edge.kind == kind) {
@@ -329,8 +331,9 @@ impl Planner<'_, '_> {
         }
     }
 
-    /// Whether the conditional branch at the end of a block is taken less often than not. (Where neither way stands behind it, one of them
-    /// takes a branch, and the other one a branch that is not taken and a jump.)
+    /// Whether the conditional branch at the end of a block is taken less often than not. (Where neither way
+    /// stands behind it, one of them takes a branch, and the other one a branch that is not taken and a
+    /// jump.)
     fn mostly_falls(&self, id: BlockId) -> bool {
         let count = |kind: EdgeKind| {
             let ways = self.request.program.out_edges(id).filter(|(_, edge)| edge.kind == kind);
@@ -340,7 +343,8 @@ impl Planner<'_, '_> {
         count(EdgeKind::FallThrough) > count(EdgeKind::Taken)
     }
 
-    /// `jcc away; straight on`. A counter on the way away goes out of line, so that the other way does not pass it.
+    /// `jcc away; straight on`. A counter on the way away goes out of line, so that the other way does not
+    /// pass it.
     fn fork(&mut self, id: BlockId, condition: Condition, away: Arm, on: Arm, next: Option<Dest>) {
         let mut dest = away.dest;
         if away.counter.is_some() {
@@ -351,7 +355,8 @@ impl Planner<'_, '_> {
         self.straight(on, next);
     }
 
-    /// `loop island; jmp fall; island: jmp taken`, both with their counters. The second jump goes if its target is next.
+    /// `loop island; jmp fall; island: jmp taken`, both with their counters. The second jump goes if its
+    /// target is next.
     fn short_fork(&mut self, block: &Block, fall: Arm, taken: Arm, next: Option<Dest>) {
         let over = 1 + u8::from(fall.counter.is_some());
         self.plan.ops.push(Op::Short { over, len: block.terminator_len });

@@ -1,20 +1,25 @@
 //! Functions whose address may be that of their copy: everything that makes it is known.
 //!
-//! **Problem.** What calls a function through a pointer comes to its old entry and goes on by the redirect there: a line of the
-//! instruction cache with five useful bytes, each time.
+//! **Problem.** What calls a function through a pointer comes to its old entry and goes on by the redirect
+//! there: a line of the instruction cache with five useful bytes, each time.
 //!
-//! **Idea.** In a position-independent file the address of a function is made in a few ways only: by relative relocations, by the dynamic symbol table, through
-//! which all modules get it, and by `lea`. If all of them make the address of the copy, programs that compare such addresses find equal what
-//! was equal and different what was different. So either all of a function's makers are changed, or none.
+//! **Idea.** In a position-independent file the address of a function is made in a few ways only: by relative
+//! relocations, by the dynamic symbol table, through which all modules get it, and by `lea`. If all of them
+//! make the address of the copy, programs that compare such addresses find equal what was equal and different
+//! what was different. So either all of a function's makers are changed, or none.
 //!
-//! **Left out** are functions that something else might know: what the loader enters by a header or asks for an address (IFUNCs, IRELATIVE), an
-//! address that is also a label's or an object's, operands that read a function's bytes or lead into its middle (code that is measured or compared
-//! with a program counter), addresses that something is computed from (the large code model's way to the global offset table), entries of tables of offsets, symbols with addends, data directly in front of the entry (which is found through
-//! the function's address), and in code that is not understood any four bytes that could be such a displacement.
+//! **Left out** are functions that something else might know: what the loader enters by a header or asks for
+//! an address (IFUNCs, IRELATIVE), an address that is also a label's or an object's, operands that read a
+//! function's bytes or lead into its middle (code that is measured or compared with a program counter),
+//! addresses that something is computed from (the large code model's way to the global offset table), entries
+//! of tables of offsets, symbols with addends, data directly in front of the entry (which is found through
+//! the function's address), and in code that is not understood any four bytes that could be such a
+//! displacement.
 //!
-//! **Limits.** Arithmetic whose parts nobody can see (offsets from an unknown base) makes the old address: what is called through it
-//! does what it did, but it differs from the address that all others make. A function that also marks where some part of the code begins cannot be told from others
-//! where no symbol says so.
+//! **Limits.** Arithmetic whose parts nobody can see (offsets from an unknown base) makes the old address:
+//! what is called through it does what it did, but it differs from the address that all others make. A
+//! function that also marks where some part of the code begins cannot be told from others where no symbol
+//! says so.
 
 use crate::RetargetKind;
 use restitch_address::{Svma, SvmaRange};
@@ -191,7 +196,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks at every four bytes of code that could be the displacement of an operand, whether they are known to be one or not.
+    /// Looks at every four bytes of code that could be the displacement of an operand, whether they are known
+    /// to be one or not.
     fn code(&mut self) {
         let image = self.image;
         for segment in image.segments().iter().filter(|s| s.executable) {
@@ -225,8 +231,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether the address of the entry `target`, which the `lea` with its displacement at `field` makes, is copied, kept, passed on,
-    /// called and asked for equality only; and not made in that function itself, which knows where it is.
+    /// Whether the address of the entry `target`, which the `lea` with its displacement at `field` makes, is
+    /// copied, kept, passed on, called and asked for equality only; and not made in that function itself,
+    /// which knows where it is.
     fn is_only_kept(&self, field: Svma, target: Svma) -> bool {
         let at = field.offset(4 - LEA as i64);
         let decode = |at: Svma| {
@@ -239,7 +246,8 @@ impl<'a> Search<'a> {
         !range.contains(target) && !uses.computed && !uses.lost && uses.accessed.is_empty()
     }
 
-    /// Something leads into a function, or to its end: its code may be measured, or compared with program counters.
+    /// Something leads into a function, or to its end: its code may be measured, or compared with program
+    /// counters.
     fn lose_around(&mut self, at: Svma) {
         let functions = &self.program.functions;
         let i = functions.partition_point(|f| f.range.start < at);
@@ -251,7 +259,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The instruction whose displacement is at `field`: whether it is a `lea` into a register of 64 bits, and what it leads to.
+    /// The instruction whose displacement is at `field`: whether it is a `lea` into a register of 64 bits,
+    /// and what it leads to.
     fn instruction(&self, field: Svma) -> Option<(bool, Svma)> {
         let block = self.program.block(self.block_around(field)?);
         let bytes = self.image.read(block.start, block.len as usize)?;
@@ -298,7 +307,8 @@ impl<'a> Search<'a> {
         at_entry.into_iter().chain(tables).for_each(|at| self.lose(at));
     }
 
-    /// Leaves out functions that have something directly in front of their entry, or an entry that gets no copy of its own.
+    /// Leaves out functions that have something directly in front of their entry, or an entry that gets no
+    /// copy of its own.
     fn surroundings(&mut self) {
         let code = self.image.executable_ranges();
         for (&entry, &f) in &self.entries {
@@ -312,7 +322,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether in front of `entry` there is code, or padding behind code or at the start of one of the ranges that hold `code`.
+    /// Whether in front of `entry` there is code, or padding behind code or at the start of one of the ranges
+    /// that hold `code`.
     fn is_padding_in_front(&self, entry: Svma, code: &[SvmaRange]) -> bool {
         let blocks = &self.program.blocks;
         let before = blocks.partition_point(|b| b.start < entry).checked_sub(1);

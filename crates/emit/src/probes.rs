@@ -1,7 +1,7 @@
 //! Static probes (USDT) in a version.
 //!
-//! A tracer sets its breakpoint on the places that the file's notes name. Where such a place was copied, the copy is executed in its stead, so
-//! the version names it, too.
+//! A tracer sets its breakpoint on the places that the file's notes name. Where such a place was copied, the
+//! copy is executed in its stead, so the version names it, too.
 
 use crate::{AddressMap, PieceKind, Request};
 use restitch_address::{Svma, SvmaRange};

@@ -1,9 +1,11 @@
-//! Indirect calls that become a comparison with their usual target and a direct call ([`restitch_x86::guarded_call`]).
+//! Indirect calls that become a comparison with their usual target and a direct call
+//! ([`restitch_x86::guarded_call`]).
 //!
-//! What is compared is what the program would call: the address of the target in the original code. The direct call goes to the
-//! target's copy, past the redirect at its entry. Any other target is called by the original instruction, in a stub among cold
-//! code. Both calls return to the equivalent of the one return address. No register and no stack word is needed but those that
-//! a call overwrites, so unwind rows stay as they are.
+//! What is compared is what the program would call: the address of the target in the original code. The
+//! direct call goes to the target's copy, past the redirect at its entry. Any other target is called by the
+//! original instruction, in a stub among cold code. Both calls return to the equivalent of the one return
+//! address. No register and no stack word is needed but those that a call overwrites, so unwind rows stay as
+//! they are.
 
 use crate::direct::Form;
 use crate::select::Selection;

@@ -80,7 +80,8 @@ impl Chooser<'_, '_> {
         self.behind_the_first(id).or_else(|| self.redirect(start, function.range, RedirectKind::Entry))
     }
 
-    /// The redirect of a function behind its first instructions, if there is room for one; a counting version's not behind the block's counter.
+    /// The redirect of a function behind its first instructions, if there is room for one; a counting
+    /// version's not behind the block's counter.
     fn behind_the_first(&self, id: FuncId) -> Option<Redirect> {
         let places = entry::behind_the_first(self.request, &self.selection.lookup, id);
         let start = self.request.program.function(id).range.start;
@@ -122,8 +123,8 @@ impl Chooser<'_, '_> {
         if !entry::has_room(self.request, at, function) {
             return None;
         }
-        // Where a branch goes to the instruction behind it, the marker is a block of its own. Its copy is entered then, so
-        // that it is counted; to run the marker again changes nothing.
+        // Where a branch goes to the instruction behind it, the marker is a block of its own. Its copy is
+        // entered then, so that it is counted; to run the marker again changes nothing.
         let is_block = marker > 0 && self.selection.lookup.starting_at(at).is_some();
         Some(Redirect { at, to: self.map.to_version(if is_block { start } else { at })?, kind })
     }

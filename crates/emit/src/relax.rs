@@ -1,7 +1,8 @@
-//! Branch relaxation: every branch begins short and grows to its long form where its target turns out to be too far.
+//! Branch relaxation: every branch begins short and grows to its long form where its target turns out to be
+//! too far.
 //!
-//! Growing never goes back, so the fixpoint is reached after at most as many rounds as there are branches; in practice
-//! five to eight. The result need not be the smallest (alignment), but it is always right.
+//! Growing never goes back, so the fixpoint is reached after at most as many rounds as there are branches; in
+//! practice five to eight. The result need not be the smallest (alignment), but it is always right.
 
 use crate::areas::HEADERS;
 use crate::plan::{Dest, Op, Plan};

@@ -21,24 +21,25 @@ pub struct Request<'a> {
     pub layout: &'a Layout,
     /// Where the version goes: page-aligned, within 2 GiB of the module; may be below it (an [`Svma`] wraps).
     pub start: Svma,
-    /// `None` for an ELF file; known for a live process. Position-independent modules need it for copies of jump tables
-    /// with absolute entries.
+    /// `None` for an ELF file; known for a live process. Position-independent modules need it for copies of
+    /// jump tables with absolute entries.
     pub bias: Option<LoadBias>,
     /// Number of the version, from 1.
     pub number: u32,
-    /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot. Calls and jumps
-    /// through them become direct ones. Empty for an ELF file.
+    /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot.
+    /// Calls and jumps through them become direct ones. Empty for an ELF file.
     pub bound: &'a [BoundSlot],
-    /// Calls and jumps to stubs of the procedure linkage table that do not become direct ones go through the stub's slot themselves.
+    /// Calls and jumps to stubs of the procedure linkage table that do not become direct ones go through the
+    /// stub's slot themselves.
     pub by_slots: bool,
-    /// Indirect calls that become a comparison with their usual target and a direct call of it, sorted. What cannot become one
-    /// stays as it is; a counting version has none.
+    /// Indirect calls that become a comparison with their usual target and a direct call of it, sorted. What
+    /// cannot become one stays as it is; a counting version has none.
     pub promote: &'a [Promotion],
-    /// Functions of which pointers are to lead to the copy, as far as it has a place for that. `None` for a process, where pointers
-    /// have been made already.
+    /// Functions of which pointers are to lead to the copy, as far as it has a place for that. `None` for a
+    /// process, where pointers have been made already.
     pub pointers: Option<&'a Pointers>,
-    /// The hot code is to be mapped by large pages: what is mapped covers the last one that holds hot code. `start` has to be a
-    /// multiple of [`LARGE_PAGE`](crate::LARGE_PAGE) then, or it is in vain.
+    /// The hot code is to be mapped by large pages: what is mapped covers the last one that holds hot code.
+    /// `start` has to be a multiple of [`LARGE_PAGE`](crate::LARGE_PAGE) then, or it is in vain.
     pub large_pages: bool,
     /// Asks for a counting version.
     pub counters: Option<CounterRequest<'a>>,
@@ -50,7 +51,8 @@ pub enum CounterWidth {
     /// They never overflow.
     #[default]
     Bits64,
-    /// Twice as many in a cache line, and shorter code; whoever reads them has to do so before they have gone once round.
+    /// Twice as many in a cache line, and shorter code; whoever reads them has to do so before they have gone
+    /// once round.
     Bits32,
 }
 
@@ -67,13 +69,16 @@ impl CounterWidth {
 /// What a counting version counts.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterRequest<'a> {
-    /// Where the writable counter area starts, which has the words of the votes behind the counters: 8-aligned, within 2 GiB of the version.
+    /// Where the writable counter area starts, which has the words of the votes behind the counters:
+    /// 8-aligned, within 2 GiB of the version.
     pub area_start: Svma,
     /// How wide each counter is.
     pub width: CounterWidth,
-    /// What is to be counted, each once. Not every one gets a counter: see [`CounterTable`](crate::CounterTable).
+    /// What is to be counted, each once. Not every one gets a counter: see
+    /// [`CounterTable`](crate::CounterTable).
     pub counted: &'a [Counted],
-    /// Indirect calls that vote for their usual target, sorted. Those of which it cannot be found out have words that stay zero.
+    /// Indirect calls that vote for their usual target, sorted. Those of which it cannot be found out have
+    /// words that stay zero.
     pub votes: &'a [CallId],
 }
 
@@ -97,12 +102,14 @@ pub fn votes_offset(width: CounterWidth, counters: usize) -> u64 {
     (width.bytes() * counters as u64).next_multiple_of(8)
 }
 
-/// How often code ran. Nothing of it changes what a version means; parts may be empty, and what is behind the end of one counts as never executed.
+/// How often code ran. Nothing of it changes what a version means; parts may be empty, and what is behind the
+/// end of one counts as never executed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Executions<'a> {
-    /// By [`BlockId`](restitch_program::BlockId): to place hot code within cache lines by. Empty: it stands as it comes.
+    /// By [`BlockId`](restitch_program::BlockId): to place hot code within cache lines by. Empty: it stands
+    /// as it comes.
     pub blocks: &'a [u64],
-    /// By [`EdgeId`](restitch_program::EdgeId): to turn conditional branches by. Empty: they keep their sense, unless what they lead to
-    /// stands behind them.
+    /// By [`EdgeId`](restitch_program::EdgeId): to turn conditional branches by. Empty: they keep their
+    /// sense, unless what they lead to stands behind them.
     pub edges: &'a [u64],
 }

@@ -1,16 +1,20 @@
 //! Ways from the code that stays straight into the version, for output files.
 //!
-//! **Problem.** A direct call in a function that did not move goes to the callee's old entry and from there, through the redirect,
-//! to its copy: one more jump, in a line and a page of the instruction cache that hold nothing else of use. And the labels of computed gotos
-//! stand as addresses in data: python's interpreter takes such a jump for each of its instructions.
+//! **Problem.** A direct call in a function that did not move goes to the callee's old entry and from there,
+//! through the redirect, to its copy: one more jump, in a line and a page of the instruction cache that hold
+//! nothing else of use. And the labels of computed gotos stand as addresses in data: python's interpreter
+//! takes such a jump for each of its instructions.
 //!
-//! **Idea.** Being at the copy of a block equals being at the block. So the displacement of a direct call or jump may lead to the
-//! copy; and so may the address of a *label*, which a program can do nothing with but jump there.
+//! **Idea.** Being at the copy of a block equals being at the block. So the displacement of a direct call or
+//! jump may lead to the copy; and so may the address of a *label*, which a program can do nothing with but
+//! jump there.
 //!
-//! **Addresses of functions** are none of this file's: programs compare them, so all that makes one changes or nothing (`pointers.rs`, `lead.rs`). What is taken for a
-//! label: it begins a block inside of a movable function, is neither its entry nor a landing pad, no symbol and no call is there, and
-//! no instruction of the program makes the address of any place inside of that function: all addresses of its labels come from data, through relocations
-//! of the loader, and all of them are changed together or (where a block has no copy) remain what they were.
+//! **Addresses of functions** are none of this file's: programs compare them, so all that makes one changes
+//! or nothing (`pointers.rs`, `lead.rs`). What is taken for a label: it begins a block inside of a movable
+//! function, is neither its entry nor a landing pad, no symbol and no call is there, and no instruction of
+//! the program makes the address of any place inside of that function: all addresses of its labels come from
+//! data, through relocations of the loader, and all of them are changed together or (where a block has no
+//! copy) remain what they were.
 
 use crate::ends::copied_len;
 use crate::select::{NONE, Selection};
@@ -119,7 +123,8 @@ impl Finder<'_, '_> {
         (possible && self.request.image.symbol_at(at).is_none()).then_some(block)
     }
 
-    /// Leaves the functions of which no instruction makes an address inside, and into which no call goes but to the entry.
+    /// Leaves the functions of which no instruction makes an address inside, and into which no call goes but
+    /// to the entry.
     fn keep_private(&self, functions: &mut BTreeSet<FuncId>) {
         let program = self.request.program;
         let mut named = |target: Svma| {

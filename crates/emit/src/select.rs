@@ -1,5 +1,5 @@
-//! Which blocks are placed: decided before anything else, because whether a branch goes to a copy or to the original
-//! code depends on it.
+//! Which blocks are placed: decided before anything else, because whether a branch goes to a copy or to the
+//! original code depends on it.
 
 use crate::bound::upper_bound;
 use crate::direct::{Direct, Form, STUB_CALL, with_direct_form};
@@ -184,7 +184,8 @@ impl Select<'_, '_> {
         Ok(())
     }
 
-    /// Whether a cold block stays where tracers look for the static probe that is in it: mostly the program goes there only while one does.
+    /// Whether a cold block stays where tracers look for the static probe that is in it: mostly the program
+    /// goes there only while one does.
     fn stays_for_a_probe(&mut self, id: BlockId) -> bool {
         // A block that does not exist has been refused before.
         let block = self.request.program.block(id);
@@ -198,7 +199,8 @@ impl Select<'_, '_> {
         stays
     }
 
-    /// Takes the duplicates behind `block`, up to the first one that cannot be copied. A counting version has none.
+    /// Takes the duplicates behind `block`, up to the first one that cannot be copied. A counting version has
+    /// none.
     fn tail(&mut self, block: BlockId) -> Result<(), EmitError> {
         let tail = self.request.layout.tail_behind(block).filter(|_| self.request.counters.is_none());
         for copy in tail.into_iter().flat_map(Tail::copies) {
@@ -308,7 +310,8 @@ fn frames<'a>(request: &Request<'a>, function: SvmaRange) -> Option<Frames<'a>> 
 
 fn lsda(request: &Request<'_>, at: Svma, entry: &FrameEntry) -> Option<Lsda> {
     let image = request.image;
-    // A table that the loader relocates is not what the file says. (4096 bytes: as far as most of them reach.)
+    // A table that the loader relocates is not what the file says. (4096 bytes: as far as most of them
+    // reach.)
     if image.is_writable(at) && !image.relocations_in(SvmaRange::new(at, 4096)).is_empty() {
         return None;
     }
@@ -328,7 +331,8 @@ fn targets_in_reach(block: &Block, reach: Reach) -> bool {
     }
 }
 
-/// Decodes the part of the block that is copied and notes what has to be fixed. `false` if something cannot be copied.
+/// Decodes the part of the block that is copied and notes what has to be fixed. `false` if something cannot
+/// be copied.
 fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
     let len = copied_len(block);
     let mut offset = 0u32;

@@ -20,7 +20,8 @@ pub(crate) fn size(table: &JumpTable) -> u64 {
     entry_size(table) * (table.targets.len() + table.tail.len()) as u64
 }
 
-/// Whether the table that ends `block` can have a copy that is right wherever in `reach` things come to stand.
+/// Whether the table that ends `block` can have a copy that is right wherever in `reach` things come to
+/// stand.
 pub(crate) fn may_copy(request: &Request<'_>, block: &Block, table: &JumpTable, reach: Reach) -> bool {
     if !table.copyable || table.load_at < block.start || table.load_at > table.jump_at {
         return false;

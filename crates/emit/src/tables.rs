@@ -1,7 +1,8 @@
 //! Copies of jump tables.
 //!
-//! A copy's entries mean: the target's copy, or the original target. Registers keep their original values, so that
-//! entries stay relative to the *original* table's base, and only the load's displacement says where the copy is.
+//! A copy's entries mean: the target's copy, or the original target. Registers keep their original values, so
+//! that entries stay relative to the *original* table's base, and only the load's displacement says where the
+//! copy is.
 
 use crate::Request;
 use crate::areas::{Areas, HEADERS};

@@ -1,7 +1,8 @@
 //! Indirect calls of a counting version that vote for their usual target ([`restitch_x86::vote_stub`]).
 //!
-//! A countdown and a branch stand in front of the call. The rest is out of line, and runs once in [`restitch_x86::VOTE_PERIOD`] executions. Everything equals
-//! standing at the call, but for where a register holds the distance to the target; what that register is follows from the operand.
+//! A countdown and a branch stand in front of the call. The rest is out of line, and runs once in
+//! [`restitch_x86::VOTE_PERIOD`] executions. Everything equals standing at the call, but for where a register
+//! holds the distance to the target; what that register is follows from the operand.
 
 use crate::direct::Form;
 use crate::select::Selection;

@@ -1,5 +1,6 @@
-//! What a tracing version and its tracer share: a window of memory near each module, all windows being one file. That of the first module is
-//! the whole file; the others have the words, which code reaches relative to the program counter. The table is found by its address.
+//! What a tracing version and its tracer share: a window of memory near each module, all windows being one
+//! file. That of the first module is the whole file; the others have the words, which code reaches relative
+//! to the program counter. The table is found by its address.
 //!
 //! ```text
 //! 0        words: where to write next, whether a burst is under way, registers that inserted code has taken
@@ -11,7 +12,8 @@
 use crate::LARGE_PAGE;
 use restitch_address::{Avma, PAGE, Svma, SvmaRange};
 
-/// Where the next record is written: the address in the first module's window. A burst is over when its low 16 bits are zero.
+/// Where the next record is written: the address in the first module's window. A burst is over when its low
+/// 16 bits are zero.
 pub const CURSOR: u64 = 0;
 /// [`RUNNING`] while a thread is in a burst; else why the last one ended.
 pub const STATE: u64 = 8;
@@ -33,7 +35,8 @@ pub const ORIGINAL: u64 = 64;
 pub const RETURN: u64 = 72;
 /// Bytes of a window that has the words only.
 pub const WORDS_LEN: u64 = PAGE;
-/// In records of indirect branches; numbers of direct ones have not this bit. The others are the offset of the target's pair in the table.
+/// In records of indirect branches; numbers of direct ones have not this bit. The others are the offset of
+/// the target's pair in the table.
 pub const INDIRECT: u32 = 1 << 31;
 
 /// [`STATE`]: a thread is in a burst.
@@ -57,12 +60,13 @@ pub const MOST_RECORDS: u64 = 62 << 10;
 pub const TABLE: u64 = RECORDS + 2 * RECORDS_END + PAGE;
 /// Further pairs behind the table, so that no search has to wrap. The last ones stay empty.
 pub const TABLE_SLACK: u64 = 1024;
-/// Where a stretch of code begins in the table: at the high bits of the product of this and the stretch's number (Knuth's
-/// multiplicative hashing).
+/// Where a stretch of code begins in the table: at the high bits of the product of this and the stretch's
+/// number (Knuth's multiplicative hashing).
 pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Addresses of one stretch of `2^STRETCH` bytes are near each other in the table. A burst begins with cold caches and address translations;
-/// were each address anywhere, its look-ups would touch nearly as many pages as there are targets (cc1plus: 376 pages for 400 return addresses
-/// of 100 places, 138 with stretches, at the same mean length of searches).
+/// Addresses of one stretch of `2^STRETCH` bytes are near each other in the table. A burst begins with cold
+/// caches and address translations; were each address anywhere, its look-ups would touch nearly as many pages
+/// as there are targets (cc1plus: 376 pages for 400 return addresses of 100 places, 138 with stretches, at
+/// the same mean length of searches).
 pub const STRETCH: u8 = 9;
 /// ... a pair apart for each `2^APART` bytes: blocks have more on average.
 pub const APART: u8 = 3;
@@ -74,15 +78,16 @@ pub fn slot(address: Avma, bits: u8) -> usize {
     stretch as usize + ((address >> APART) & within) as usize
 }
 
-/// Length in bytes of a whole window whose table has `2^bits` pairs. Large ones are made of whole [`LARGE_PAGE`]s: a look-up touches any of
-/// their small pages, which costs an address translation that is not cached, and the first time a fault (3 to 6 us for sixteen pages).
+/// Length in bytes of a whole window whose table has `2^bits` pairs. Large ones are made of whole
+/// [`LARGE_PAGE`]s: a look-up touches any of their small pages, which costs an address translation that is
+/// not cached, and the first time a fault (3 to 6 us for sixteen pages).
 pub fn window_len(bits: u8) -> u64 {
     let len = TABLE + 16 * ((1 << bits) + TABLE_SLACK);
     len.next_multiple_of(if len < LARGE_PAGE { PAGE } else { LARGE_PAGE })
 }
 
-/// The table that leads from `pairs` of original and copied addresses, from the first to the second; `None` if they are
-/// too many for `2^bits`.
+/// The table that leads from `pairs` of original and copied addresses, from the first to the second; `None`
+/// if they are too many for `2^bits`.
 pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
     let len = (1usize << bits) + TABLE_SLACK as usize;
     let mut slots = vec![(0u64, 0u64); len];
@@ -100,8 +105,8 @@ pub fn table(pairs: &[(Avma, Avma)], bits: u8) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Takes the pair of `from` out of a table with `2^bits` pairs; all others stay where they are. What is left is an address that nobody can come from, and
-/// that leads to itself.
+/// Takes the pair of `from` out of a table with `2^bits` pairs; all others stay where they are. What is left
+/// is an address that nobody can come from, and that leads to itself.
 pub fn strike(table: &mut [u8], from: Avma, bits: u8) {
     let (pairs, _) = table.as_chunks_mut::<16>();
     for pair in &mut pairs[slot(from, bits)..] {
@@ -127,9 +132,11 @@ pub struct BurstTable {
     pub first: u32,
     /// What the numbers mean.
     pub branches: Vec<BurstBranch>,
-    /// Branches that no record names, by address: who comes to one takes it, and where it goes is known, or is what the next record says.
+    /// Branches that no record names, by address: who comes to one takes it, and where it goes is known, or
+    /// is what the next record says.
     pub unnamed: Vec<BurstBranch>,
-    /// Where code is left that a thread has come to without a branch, by address: the original instructions that come next.
+    /// Where code is left that a thread has come to without a branch, by address: the original instructions
+    /// that come next.
     pub leaves: Vec<Svma>,
     /// Where indirect branches may come in: original address and its copy, by original address.
     pub entries: Vec<(Svma, Svma)>,

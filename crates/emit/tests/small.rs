@@ -281,7 +281,8 @@ fn the_first_instruction_stays_where_there_is_room_behind_it() {
     let marked = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5];
     assert_eq!(redirected(&nops(&marked, 4)), [8, 8]);
     assert_eq!(redirected(&nops(&marked, 0)), [4, 4]);
-    // test %edi,%edi; setne %al: the counter would have to keep the flags behind the first one, so it stays in front of both.
+    // test %edi,%edi; setne %al: the counter would have to keep the flags behind the first one, so it stays
+    // in front of both.
     assert_eq!(redirected(&nops(&[0x85, 0xff, 0x0f, 0x95, 0xc0], 4)), [2, 0]);
     // The same, and the flags are dead again behind them: mov %eax,%ecx; xor %eax,%eax
     assert_eq!(redirected(&nops(&[0x85, 0xff, 0x0f, 0x95, 0xc0, 0x89, 0xc1, 0x31, 0xc0], 4)), [2, 2]);

@@ -1,5 +1,5 @@
-//! Versions of all code of whole files: this test program itself, and the C library that it runs with. Further files can
-//! be named in `RESTITCH_TEST_FILES`, separated by colons.
+//! Versions of all code of whole files: this test program itself, and the C library that it runs with.
+//! Further files can be named in `RESTITCH_TEST_FILES`, separated by colons.
 
 mod support;
 

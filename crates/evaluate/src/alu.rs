@@ -51,7 +51,8 @@ fn logic(result: u64, size: u8, flags: &mut Flags) -> u64 {
     result
 }
 
-/// `a op b` on `size` bytes; both operands are within them. `None` where the carry flag is needed and not known.
+/// `a op b` on `size` bytes; both operands are within them. `None` where the carry flag is needed and not
+/// known.
 pub(crate) fn binary(op: Binary, a: u64, b: u64, size: u8, flags: &mut Flags) -> Option<u64> {
     Some(match op {
         Binary::Add => add(a, b, false, size, flags),

@@ -15,7 +15,8 @@ pub struct Run<'a> {
 
 /// The code of a process.
 pub trait Code {
-    /// The instructions from `at` up to a branch or as far as they are known; `None` if nothing is known there.
+    /// The instructions from `at` up to a branch or as far as they are known; `None` if nothing is known
+    /// there.
     fn run(&mut self, at: Avma) -> Option<Run<'_>>;
 }
 
@@ -28,8 +29,8 @@ pub struct Taken {
     pub to: Avma,
 }
 
-/// How many branches were met, for the paper's figures: `t` is `dynamic_taken` among the dynamic ones, `s` the share of
-/// `fixed` among all.
+/// How many branches were met, for the paper's figures: `t` is `dynamic_taken` among the dynamic ones, `s`
+/// the share of `fixed` among all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
     /// Instructions executed.
@@ -70,7 +71,8 @@ pub enum Ended {
 /// No straight piece of code is that long; it ends runs through data that looks like code.
 const MOST_WITHOUT_BRANCH: u32 = 100_000;
 
-/// Follows the code from `state` until `limit` taken branches were reported to `sink`, or something is not known.
+/// Follows the code from `state` until `limit` taken branches were reported to `sink`, or something is not
+/// known.
 pub fn follow(
     state: &mut State,
     code: &mut impl Code,

@@ -63,7 +63,8 @@ impl Overlay {
         Value::partly(u64::from_le_bytes(below) & spread(from_below) | stored, known | from_below)
     }
 
-    /// What was stored of the `size` bytes at `at`: the bits of the known ones, which were written, and which of these are known.
+    /// What was stored of the `size` bytes at `at`: the bits of the known ones, which were written, and which
+    /// of these are known.
     fn stored(&self, at: Avma, size: u8) -> (u64, u8, u8) {
         if self.words.is_empty() {
             return (0, 0, 0);

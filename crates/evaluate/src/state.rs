@@ -75,8 +75,8 @@ pub struct State {
 }
 
 impl State {
-    /// A thread at `pc` with all general registers (in encoding order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to
-    /// r15), the flags register and the bases of fs and gs.
+    /// A thread at `pc` with all general registers (in encoding order: rax, rcx, rdx, rbx, rsp, rbp, rsi,
+    /// rdi, r8 to r15), the flags register and the bases of fs and gs.
     pub fn new(pc: Avma, registers: [u64; 16], rflags: u64, fs_base: Avma, gs_base: Avma) -> Self {
         Self {
             pc,
@@ -118,7 +118,8 @@ impl State {
         !self.overlay.is_lost()
     }
 
-    /// Whether real registers (in the same order as in [`State::new`]) or flags differ from what is known here.
+    /// Whether real registers (in the same order as in [`State::new`]) or flags differ from what is known
+    /// here.
     pub fn contradicts(&self, registers: &[u64; 16], rflags: u64) -> bool {
         self.flags.contradicts(rflags)
             || self.registers.iter().zip(registers).any(|(value, &real)| value.contradicts(real))

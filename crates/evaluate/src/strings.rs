@@ -1,4 +1,5 @@
-//! `pcmpistri`: the comparison of strings of SSE4.2, which the C library uses to search for sets of characters.
+//! `pcmpistri`: the comparison of strings of SSE4.2, which the C library uses to search for sets of
+//! characters.
 //!
 //! Reference: Intel SDM volume 2, section 4.1, "Imm8 control byte operation for PCMPESTRI / ...".
 

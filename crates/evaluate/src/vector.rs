@@ -168,7 +168,8 @@ fn bit(mask: Value, number: usize) -> Option<bool> {
     is_known.then_some(mask.bits() >> number & 1 != 0)
 }
 
-/// An operation on whole registers. `same`: both operands are one register, so some results do not depend on its value.
+/// An operation on whole registers. `same`: both operands are one register, so some results do not depend on
+/// its value.
 fn combine(op: VectorOp, a: &Wide, b: &Wide, same: bool) -> Wide {
     match op {
         VectorOp::Xor | VectorOp::AndNot | VectorOp::Subtract(_) | VectorOp::Greater(_) if same => {
@@ -300,8 +301,8 @@ fn mask_flags(zero: Option<bool>, carry: Option<bool>) -> Flags {
     flags
 }
 
-/// The flags of `ucomisd`: ZF, PF, CF all set for "unordered", CF for less, ZF for equal. Denormal numbers count as 0 if a
-/// control register says so, which is not known here.
+/// The flags of `ucomisd`: ZF, PF, CF all set for "unordered", CF for less, ZF for equal. Denormal numbers
+/// count as 0 if a control register says so, which is not known here.
 fn scalar_flags(a: Option<u64>, b: Option<u64>, size: u8) -> Flags {
     let number = |bits: u64| match size {
         4 => f64::from(f32::from_bits(bits as u32)),

@@ -1,7 +1,7 @@
 //! Vector and mask registers.
 //!
-//! They are not known at first: reading them from a stopped thread costs as much as a stop's other requests together, and
-//! what decides branches is mostly loaded after that.
+//! They are not known at first: reading them from a stopped thread costs as much as a stop's other requests
+//! together, and what decides branches is mostly loaded after that.
 
 use crate::value::Value;
 use crate::wide::Wide;

@@ -1,7 +1,9 @@
-//! `.gnu_debugdata`: an xz-compressed ELF file whose .symtab names the functions that .dynsym does not (MiniDebugInfo).
+//! `.gnu_debugdata`: an xz-compressed ELF file whose .symtab names the functions that .dynsym does not
+//! (MiniDebugInfo).
 //!
-//! The decompressor keeps what it unpacks in memory, so the size is found first, by walking the chunk headers of the
-//! LZMA2 data of all blocks (xz file format 1.2, sections 2 and 3); output above [`MAX_OUTPUT`] in sum is refused.
+//! The decompressor keeps what it unpacks in memory, so the size is found first, by walking the chunk headers
+//! of the LZMA2 data of all blocks (xz file format 1.2, sections 2 and 3); output above [`MAX_OUTPUT`] in sum
+//! is refused.
 
 /// Largest accepted uncompressed size: several times the largest symbol table of any distribution's package.
 const MAX_OUTPUT: u64 = 256 << 20;
@@ -21,7 +23,8 @@ const CHECKS: [usize; 16] = [0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64
 /// Bytes of the stream header.
 const STREAM_HEADER: usize = 12;
 
-/// Sum of the chunk sizes of all blocks of an xz stream. None, too, if a block's data are packed more than once.
+/// Sum of the chunk sizes of all blocks of an xz stream. None, too, if a block's data are packed more than
+/// once.
 fn stated_size(xz: &[u8]) -> Option<u64> {
     let check = CHECKS[usize::from(*xz.get(7)? & 15)];
     let (mut at, mut total) = (STREAM_HEADER, 0u64);

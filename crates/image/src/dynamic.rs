@@ -1,4 +1,5 @@
-//! The dynamic section (System V gABI, chapter 5), read through PT_DYNAMIC so that it needs no section headers.
+//! The dynamic section (System V gABI, chapter 5), read through PT_DYNAMIC so that it needs no section
+//! headers.
 
 use crate::ProgramHeader;
 use crate::bytes::{c_string, u16_at, u32_at, u64_at};
@@ -33,7 +34,8 @@ pub struct DynamicInfo {
     pub fini: Option<Svma>,
 }
 
-/// An entry of the dynamic symbol table that has an address in this module: functions, objects, labels, resolvers of IFUNCs.
+/// An entry of the dynamic symbol table that has an address in this module: functions, objects, labels,
+/// resolvers of IFUNCs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportedSymbol {
     /// Where the entry (`Elf64_Sym`) is.

@@ -1,16 +1,16 @@
 //! Stage one: an ELF file as the rest of restitch sees it.
 //!
 //! **You** read the file's bytes (from a path, from `/proc/PID/map_files`, from memory) and hand them to
-//! [`Image::parse`]. **This crate** reads headers, segments, symbols, dynamic relocations, build id, static probes, PLT stubs and the
-//! place of the unwind tables, and answers questions by [`Svma`]. Stripped files and files without section headers are
-//! normal input; what they lack is empty, not an error. **It does not** do I/O, look at processes, decode
-//! instructions or unwind tables, or change anything.
+//! [`Image::parse`]. **This crate** reads headers, segments, symbols, dynamic relocations, build id, static
+//! probes, PLT stubs and the place of the unwind tables, and answers questions by [`Svma`]. Stripped files
+//! and files without section headers are normal input; what they lack is empty, not an error. **It does not**
+//! do I/O, look at processes, decode instructions or unwind tables, or change anything.
 //!
-//! Supported: ELF64 little-endian x86-64, ET_EXEC and ET_DYN. Everything else is refused with an [`ImageError`] whose
-//! text says what to do. The bytes are foreign: no input makes this crate panic.
+//! Supported: ELF64 little-endian x86-64, ET_EXEC and ET_DYN. Everything else is refused with an
+//! [`ImageError`] whose text says what to do. The bytes are foreign: no input makes this crate panic.
 //!
-//! Invariants: segments are sorted and do not overlap, their file parts lie inside the file; symbols, relocations and
-//! PLT stubs are sorted by address. Equal bytes give equal images.
+//! Invariants: segments are sorted and do not overlap, their file parts lie inside the file; symbols,
+//! relocations and PLT stubs are sorted by address. Equal bytes give equal images.
 
 mod bytes;
 mod debugdata;
@@ -169,9 +169,10 @@ impl Image {
         let end = self.segments.last().map_or(start, |s| s.range.end);
         SvmaRange::between(start, end)
     }
-    /// What code elsewhere has to be near to, if that can be within `most` bytes: the whole [`span`](Self::span); if that is longer, what the file holds
-    /// bytes for (most of a long span is zeroed data, which code of the larger models does not reach by displacements either); else what is executable.
-    /// Nothing, if the code itself is further apart.
+    /// What code elsewhere has to be near to, if that can be within `most` bytes: the whole
+    /// [`span`](Self::span); if that is longer, what the file holds bytes for (most of a long span is zeroed
+    /// data, which code of the larger models does not reach by displacements either); else what is
+    /// executable. Nothing, if the code itself is further apart.
     pub fn span_within(&self, most: u64) -> Option<SvmaRange> {
         let hull = |ranges: &mut dyn Iterator<Item = SvmaRange>| {
             ranges
@@ -196,7 +197,8 @@ impl Image {
         self.sections.iter().find(|s| s.name == name)
     }
 
-    /// `len` bytes at `at`, if they all lie in one segment and in the file. Zero-filled memory (`.bss`) gives none.
+    /// `len` bytes at `at`, if they all lie in one segment and in the file. Zero-filled memory (`.bss`) gives
+    /// none.
     pub fn read(&self, at: Svma, len: usize) -> Option<&[u8]> {
         self.view().read(at, len)
     }
@@ -221,7 +223,8 @@ impl Image {
         let segment = self.segment_at(at).filter(|s| s.file_backed().contains(at))?;
         Some(segment.file_offset + (at.get() - segment.range.start.get()))
     }
-    /// The address of the byte at `offset`, as far as a segment loads it. Where two do, the executable one wins.
+    /// The address of the byte at `offset`, as far as a segment loads it. Where two do, the executable one
+    /// wins.
     pub fn address_of(&self, offset: FileOffset) -> Option<Svma> {
         let into = |s: &Segment| offset.get().checked_sub(s.file_offset.get()).filter(|&n| n < s.file_len);
         let loading = || self.segments.iter().filter_map(|s| Some((s, s.range.start + into(s)?)));
@@ -238,14 +241,14 @@ impl Image {
     pub fn is_writable(&self, at: Svma) -> bool {
         self.segment_at(at).is_some_and(|s| s.writable)
     }
-    /// Where code is, sorted, without overlaps: the sections that hold instructions (so that read-only data in an
-    /// executable segment is not code); in a file without them, the executable segments.
+    /// Where code is, sorted, without overlaps: the sections that hold instructions (so that read-only data
+    /// in an executable segment is not code); in a file without them, the executable segments.
     pub fn executable_ranges(&self) -> Vec<SvmaRange> {
         self.executable.clone()
     }
 
-    /// Functions and objects that the module defines, from .symtab, .dynsym and MiniDebugInfo, sorted by address, one
-    /// for each address: functions before objects, global names before weak and local ones.
+    /// Functions and objects that the module defines, from .symtab, .dynsym and MiniDebugInfo, sorted by
+    /// address, one for each address: functions before objects, global names before weak and local ones.
     pub fn symbols(&self) -> &[Symbol] {
         &self.symbols
     }
@@ -253,17 +256,18 @@ impl Image {
     pub fn symbols_with_aliases(&self) -> &[Symbol] {
         &self.aliases
     }
-    /// The entries of the dynamic symbol table that have an address in this module, in the table's order: what other modules and `dlsym` find.
+    /// The entries of the dynamic symbol table that have an address in this module, in the table's order:
+    /// what other modules and `dlsym` find.
     pub fn exported(&self) -> &[ExportedSymbol] {
         &self.exported
     }
-    /// Addresses that .symtab gives to names which are neither functions nor objects (labels of assembly, bounds that the linker sets), in the
-    /// table's order.
+    /// Addresses that .symtab gives to names which are neither functions nor objects (labels of assembly,
+    /// bounds that the linker sets), in the table's order.
     pub fn labels(&self) -> Vec<Svma> {
         symbol::labels(&self.data, &self.sections)
     }
-    /// The names in .symtab and in the dynamic symbol table, of whatever kind, also of what other modules define; in the tables' order, the
-    /// same name more than once where several entries have it.
+    /// The names in .symtab and in the dynamic symbol table, of whatever kind, also of what other modules
+    /// define; in the tables' order, the same name more than once where several entries have it.
     pub fn names(&self) -> impl Iterator<Item = NameInTable<'_>> {
         let dynamic = self.dynamic_names.iter();
         let dynamic =
@@ -278,8 +282,8 @@ impl Image {
     pub fn constants(&self) -> Vec<&[u8]> {
         names::constants(self.view(), &self.sections)
     }
-    /// The run time that is linked into the file, if it is one that looks code addresses up in tables of its own: then the code has to stay where
-    /// it is. Looked for when it is first asked for.
+    /// The run time that is linked into the file, if it is one that looks code addresses up in tables of its
+    /// own: then the code has to stay where it is. Looked for when it is first asked for.
     pub fn run_time(&self) -> Option<RunTime> {
         *self.run_time.get_or_init(|| run_time::of(self))
     }
@@ -301,8 +305,8 @@ impl Image {
         self.symbol_at(at).filter(|s| s.is_function()).map(|s| &*s.name)
     }
 
-    /// What the loader writes, sorted by address: DT_RELA, DT_JMPREL, DT_RELR; of a static program the IRELATIVE
-    /// entries, if it has section headers.
+    /// What the loader writes, sorted by address: DT_RELA, DT_JMPREL, DT_RELR; of a static program the
+    /// IRELATIVE entries, if it has section headers.
     pub fn relocations(&self) -> &[DynamicRelocation] {
         &self.relocations
     }
@@ -316,7 +320,8 @@ impl Image {
         let to = self.relocations.partition_point(|r| r.at < range.end);
         &self.relocations[from..to.max(from)]
     }
-    /// Whether the loader may write into `range`: a relocation's place is taken for eight bytes long, the most that there is for code.
+    /// Whether the loader may write into `range`: a relocation's place is taken for eight bytes long, the
+    /// most that there is for code.
     pub fn is_relocated(&self, range: SvmaRange) -> bool {
         let from = Svma::new(range.start.get().saturating_sub(7));
         !range.is_empty() && !self.relocations_in(SvmaRange::between(from, range.end)).is_empty()
@@ -344,16 +349,16 @@ impl Image {
     pub fn build_id(&self) -> Option<&BuildId> {
         self.build_id.as_ref()
     }
-    /// The build id; of a file without one (or with one of more than 64 bytes), a hash of its content in a build id's form ([`BuildId::is_of_content`]), which is computed
-    /// when it is first asked for.
+    /// The build id; of a file without one (or with one of more than 64 bytes), a hash of its content in a
+    /// build id's form ([`BuildId::is_of_content`]), which is computed when it is first asked for.
     pub fn identity(&self) -> &BuildId {
         self.identity.get_or_init(|| match self.build_id() {
             Some(id) if id.is_usable() => id.clone(),
             _ => BuildId::of_content(&self.data),
         })
     }
-    /// The unwind tables. Without section headers the range goes on to the end of the segment, and the reader stops at
-    /// the zero terminator.
+    /// The unwind tables. Without section headers the range goes on to the end of the segment, and the reader
+    /// stops at the zero terminator.
     pub fn eh_frame(&self) -> Option<SvmaRange> {
         self.eh_frame
     }

@@ -30,7 +30,8 @@ pub(crate) fn in_sections<'a>(
     })
 }
 
-/// The loaded bytes that nobody writes, code aside; of a file without section headers, those of all segments that are not writable.
+/// The loaded bytes that nobody writes, code aside; of a file without section headers, those of all segments
+/// that are not writable.
 pub(crate) fn constants<'a>(view: View<'a>, sections: &[Section]) -> Vec<&'a [u8]> {
     let is_writable = |s: &Section| s.flags & u64::from(elf::SHF_WRITE) != 0;
     let constant = |s: &&Section| s.is_loaded() && !s.is_code() && !is_writable(s);

@@ -46,7 +46,8 @@ impl BuildId {
         (1..=LONGEST).contains(&self.0.len())
     }
 
-    /// Whether it was made from the content of a file that has none of its own: nothing in a process's memory says so.
+    /// Whether it was made from the content of a file that has none of its own: nothing in a process's memory
+    /// says so.
     pub fn is_of_content(&self) -> bool {
         self.0.len() == OF_CONTENT.len() + 32 && self.0.starts_with(OF_CONTENT)
     }

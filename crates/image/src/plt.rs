@@ -1,8 +1,8 @@
 //! PLT stubs: code that jumps through a GOT slot.
 //!
-//! They are recognised by their bytes, in the sections named `.plt*` and `.iplt`; in a file without section headers,
-//! anywhere in executable segments, but then only where the loader fills the slot. A function that consists of such a
-//! jump is found as well, which is harmless: it behaves like a stub.
+//! They are recognised by their bytes, in the sections named `.plt*` and `.iplt`; in a file without section
+//! headers, anywhere in executable segments, but then only where the loader fills the slot. A function that
+//! consists of such a jump is found as well, which is harmless: it behaves like a stub.
 
 use crate::relocation::{DynamicRelocation, RelocationKind};
 use crate::section::Section;
@@ -18,7 +18,8 @@ pub struct PltSlot {
     pub stub: SvmaRange,
     /// The GOT slot that it jumps through.
     pub slot: Svma,
-    /// The function that the slot is bound to, where a relocation names it (not for IFUNCs of the module itself).
+    /// The function that the slot is bound to, where a relocation names it (not for IFUNCs of the module
+    /// itself).
     pub name: Option<Arc<str>>,
 }
 

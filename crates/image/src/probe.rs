@@ -1,7 +1,8 @@
 //! Static probes (USDT): places that a program's author has marked for tracers by `<sys/sdt.h>`.
 //!
-//! Each is a `nop` on which a tracer (bpftrace, perf, SystemTap, gdb) sets a breakpoint, and a note that says where it is. The format is that of
-//! SystemTap's "User Space Probe Implementation", version 3. `strip` leaves the notes.
+//! Each is a `nop` on which a tracer (bpftrace, perf, SystemTap, gdb) sets a breakpoint, and a note that says
+//! where it is. The format is that of SystemTap's "User Space Probe Implementation", version 3. `strip`
+//! leaves the notes.
 
 use crate::bytes::{u32_at, u64_at};
 use crate::section::Section;
@@ -41,12 +42,13 @@ impl StaticProbe {
 
     /// The note of a copy of this probe at `at` in the same file.
     pub fn note_at(&self, at: Svma) -> Vec<u8> {
-        // An address in a note counts from where the base was, so it is put back by what the base has moved by.
+        // An address in a note counts from where the base was, so it is put back by what the base has moved
+        // by.
         self.note([at.get(), self.base, self.semaphore])
     }
 
-    /// The note of a copy at `at` of a file of its own, which has neither a base nor a semaphore: who looks at the probe counts itself in the
-    /// semaphore of the original one, which has the same name.
+    /// The note of a copy at `at` of a file of its own, which has neither a base nor a semaphore: who looks
+    /// at the probe counts itself in the semaphore of the original one, which has the same name.
     pub fn note_elsewhere(&self, at: u64) -> Vec<u8> {
         self.note([at, 0, 0])
     }

@@ -85,7 +85,8 @@ pub(crate) fn relocations(
     (all, symbols)
 }
 
-/// DT_RELA and DT_JMPREL; a static program, which has no dynamic section, keeps its IRELATIVE entries in a section.
+/// DT_RELA and DT_JMPREL; a static program, which has no dynamic section, keeps its IRELATIVE entries in a
+/// section.
 fn raw_relocations(view: View<'_>, dynamic: &DynamicTable<'_>, sections: &[Section]) -> Vec<RawRelocation> {
     if dynamic.is_empty() {
         let tables = sections.iter().filter(|s| s.kind == elf::SHT_RELA && s.is_loaded());
@@ -129,8 +130,8 @@ impl RawRelocation {
     }
 }
 
-/// DT_RELR: an even entry is an address, an odd one a bitmap over the 63 words behind the last address. The targets
-/// are in the places themselves.
+/// DT_RELR: an even entry is an address, an odd one a bitmap over the 63 words behind the last address. The
+/// targets are in the places themselves.
 fn relative_relocations(view: View<'_>, dynamic: &DynamicTable<'_>) -> Vec<DynamicRelocation> {
     let table = dynamic.table(DT_RELR, DT_RELRSZ);
     // A well-formed table names each word of the file at most once.

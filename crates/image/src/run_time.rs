@@ -1,15 +1,19 @@
 //! Run times that look code addresses up in tables of their own.
 //!
-//! Problem: a version differs from the original in program counters and return addresses alone, which is nothing to a program, and to the
-//! unwinders that ask for `.eh_frame`. A run time that walks its stack by its own tables (to collect garbage, to grow stacks, to unwind) finds an address of a
-//! copy in none of them, and ends the process, or frees what is in use.
+//! Problem: a version differs from the original in program counters and return addresses alone, which is
+//! nothing to a program, and to the unwinders that ask for `.eh_frame`. A run time that walks its stack by
+//! its own tables (to collect garbage, to grow stacks, to unwind) finds an address of a copy in none of them,
+//! and ends the process, or frees what is in use.
 //!
-//! Idea: such a run time leaves marks in every file that it is linked into, which `strip` keeps: names of sections, names of symbols (of whatever kind,
-//! defined or not: files of `ocamlopt` have its tables as labels without a type), the name of a note, the environment variable that it reads. The code of such a file stays where it is,
-//! all of it (`restitch_program::Movability::RunTime`), whatever command asks. File names are no marks.
+//! Idea: such a run time leaves marks in every file that it is linked into, which `strip` keeps: names of
+//! sections, names of symbols (of whatever kind, defined or not: files of `ocamlopt` have its tables as
+//! labels without a type), the name of a note, the environment variable that it reads. The code of such a
+//! file stays where it is, all of it (`restitch_program::Movability::RunTime`), whatever command asks. File
+//! names are no marks.
 //!
-//! Limits: a file that was stripped of its section headers and whose marks were renamed or packed is not recognised. Which run times were tried, and which need nothing of this, is
-//! written in docs/usage/run-times.md.
+//! Limits: a file that was stripped of its section headers and whose marks were renamed or packed is not
+//! recognised. Which run times were tried, and which need nothing of this, is written in
+//! docs/usage/run-times.md.
 
 use crate::Image;
 use restitch_address::Svma;
@@ -48,8 +52,10 @@ struct Marks {
     note: Option<&'static str>,
 }
 
-/// Sources: OCaml, runtime/amd64.S and asmcomp; Go, cmd/link/internal/ld/pcln.go and cmd/internal/buildid/note.go; JDK, hotspot/share/prims/jni.cpp; .NET,
-/// src/coreclr/dlls/mscoree and ILCompiler's ObjectNodeSection.cs; Graal, substratevm's NativeImage.java; Dart, runtime/vm/dart_api_impl.h; Mono, mono/mini/aot-compiler.c.
+/// Sources: OCaml, runtime/amd64.S and asmcomp; Go, cmd/link/internal/ld/pcln.go and
+/// cmd/internal/buildid/note.go; JDK, hotspot/share/prims/jni.cpp; .NET, src/coreclr/dlls/mscoree and
+/// ILCompiler's ObjectNodeSection.cs; Graal, substratevm's NativeImage.java; Dart,
+/// runtime/vm/dart_api_impl.h; Mono, mono/mini/aot-compiler.c.
 const MARKS: &[Marks] = &[
     Marks {
         run_time: RunTime::OCaml,
@@ -137,8 +143,8 @@ impl RunTime {
         }
     }
 
-    /// Whether other modules of a process that has such code may have versions: what the run time's tables and handlers know is this code alone, and
-    /// it is tried.
+    /// Whether other modules of a process that has such code may have versions: what the run time's tables
+    /// and handlers know is this code alone, and it is tried.
     pub fn leaves_other_modules(self) -> bool {
         matches!(self, Self::OCaml | Self::MonoAot)
     }
@@ -168,14 +174,15 @@ fn by_marks(image: &Image) -> Option<RunTime> {
     })
 }
 
-/// `caml_system__frametable`, `camlStdlib.frametable` (5.3), `camlStdlib$frametable` (5.4) and the like: one a compilation unit.
+/// `caml_system__frametable`, `camlStdlib.frametable` (5.3), `camlStdlib$frametable` (5.4) and the like: one
+/// a compilation unit.
 fn is_frame_table(name: &[u8]) -> bool {
     let unit = name.strip_prefix(b"caml").and_then(|rest| rest.strip_suffix(b"frametable"));
     unit.is_some_and(|unit| unit.last().is_some_and(|c| matches!(c, b'_' | b'.' | b'$')))
 }
 
-/// Whether 16 bytes begin what `go version` reads: behind the mark are the size of a pointer and flags. (The library of gccgo, whose programs go
-/// by `.eh_frame`, has the mark as a constant.)
+/// Whether 16 bytes begin what `go version` reads: behind the mark are the size of a pointer and flags. (The
+/// library of gccgo, whose programs go by `.eh_frame`, has the mark as a constant.)
 fn is_build_info(bytes: &[u8]) -> bool {
     bytes.starts_with(GO_BUILD_INFO) && matches!(bytes[GO_BUILD_INFO.len()..], [4 | 8, 0..=3])
 }

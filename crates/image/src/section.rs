@@ -80,8 +80,8 @@ fn section(s: &[u8], names: &[u8]) -> Option<Section> {
     })
 }
 
-/// Where code is: the code sections inside executable segments; without such sections, the executable segments'
-/// file-backed part. Sorted, without overlaps.
+/// Where code is: the code sections inside executable segments; without such sections, the executable
+/// segments' file-backed part. Sorted, without overlaps.
 pub(crate) fn executable_ranges(segments: &[Segment], sections: &[Section]) -> Vec<SvmaRange> {
     let executable = || segments.iter().filter(|s| s.executable && s.file_len != 0);
     let inside = |r: &SvmaRange| !r.is_empty() && executable().any(|s| s.file_backed().covers(r));

@@ -1,4 +1,5 @@
-//! Where the unwind tables are (Linux Standard Base, `.eh_frame_hdr`). Their content belongs to the unwind crate.
+//! Where the unwind tables are (Linux Standard Base, `.eh_frame_hdr`). Their content belongs to the unwind
+//! crate.
 
 use crate::ProgramHeader;
 use crate::bytes::{i32_at, u32_at, u64_at};
@@ -37,8 +38,8 @@ fn is_in_file(view: View<'_>, range: &SvmaRange) -> bool {
     !range.is_empty() && usize::try_from(range.len()).is_ok_and(|len| view.read(range.start, len).is_some())
 }
 
-/// The `eh_frame_ptr` field, in the encodings that linkers use: 4 or 8 bytes, absolute or relative to the field or
-/// to the header.
+/// The `eh_frame_ptr` field, in the encodings that linkers use: 4 or 8 bytes, absolute or relative to the
+/// field or to the header.
 fn eh_frame_pointer(view: View<'_>, hdr: Svma) -> Option<Svma> {
     let bytes = view.tail(hdr)?;
     let (version, encoding) = (*bytes.first()?, *bytes.get(1)?);

@@ -1,4 +1,5 @@
-//! Run times are recognised by marks in the file, whatever it is called and however it was stripped; what only resembles them is not.
+//! Run times are recognised by marks in the file, whatever it is called and however it was stripped; what
+//! only resembles them is not.
 
 use restitch_image::{Image, RunTime};
 use restitch_testkit::{compile, scratch, skipped, strip, without_section_headers};

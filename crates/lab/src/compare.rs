@@ -138,8 +138,8 @@ impl Comparison {
         out
     }
 
-    /// What fetching ahead does, of the layouts that do: each stands behind itself without it, and behind itself with as many instructions
-    /// that fetch nothing new, which shows what the mere bytes do.
+    /// What fetching ahead does, of the layouts that do: each stands behind itself without it, and behind
+    /// itself with as many instructions that fetch nothing new, which shows what the mere bytes do.
     fn prefetches_to_text(&self, out: &mut String) {
         for three in self.entries.windows(3).filter(|e| e[0].prefetches == 0 && e[1].prefetches > 0) {
             let rate = |e: &Entry, n: u64| 1000.0 * n as f64 / e.counts.bytes.max(1) as f64;

@@ -24,8 +24,8 @@ impl Geometry {
     }
 }
 
-/// A front end. Figures are those of the manufacturers' manuals and of published measurements; where a structure has several levels
-/// (branch target buffers), the last one.
+/// A front end. Figures are those of the manufacturers' manuals and of published measurements; where a
+/// structure has several levels (branch target buffers), the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Its name.
@@ -40,8 +40,9 @@ pub struct Machine {
     pub l2: Geometry,
     /// The first-level instruction TLB.
     pub itlb: Geometry,
-    /// Entries of a first-level instruction TLB of its own for large pages; 0 where they share `itlb`. (Intel has 8, fully associative, from
-    /// Haswell on, 16 from Ice Lake, 32 from Golden Cove: Optimization Reference Manual, "Cache Parameters" and the sections on these cores.)
+    /// Entries of a first-level instruction TLB of its own for large pages; 0 where they share `itlb`. (Intel
+    /// has 8, fully associative, from Haswell on, 16 from Ice Lake, 32 from Golden Cove: Optimization
+    /// Reference Manual, "Cache Parameters" and the sections on these cores.)
     pub large_itlb: usize,
     /// Whether the hot code of versions lies in large pages of 2 MiB.
     pub large_pages: bool,
@@ -71,8 +72,9 @@ impl Machine {
         "neoverse-v1",
     ];
 
-    /// The machine that this code runs on: TLBs and branch target buffer of the named machine that is most like it by `vendor`,
-    /// `family` and `model` (as in `/proc/cpuinfo`), caches as given where they are known.
+    /// The machine that this code runs on: TLBs and branch target buffer of the named machine that is most
+    /// like it by `vendor`, `family` and `model` (as in `/proc/cpuinfo`), caches as given where they are
+    /// known.
     pub fn like(vendor: &str, family: u32, model: u32, l1i: Option<Geometry>, l2: Option<Geometry>) -> Self {
         let name = match (vendor, family) {
             ("AuthenticAMD", 26..) => "zen5",
@@ -97,7 +99,8 @@ impl Machine {
         machine
     }
 
-    /// Sizes in bytes of what near code shares: page, caches, reach of the TLBs, large page. (Of the L2 half as well, which is what code is given.)
+    /// Sizes in bytes of what near code shares: page, caches, reach of the TLBs, large page. (Of the L2 half
+    /// as well, which is what code is given.)
     pub fn levels(&self) -> [u64; 7] {
         let entries = |g: Geometry| (g.sets * g.ways) as u64;
         let l2 = entries(self.l2) * self.line;

@@ -14,7 +14,8 @@ pub struct Measured {
     pub events: Vec<String>,
     /// The layouts, in the order asked for.
     pub layouts: Vec<MeasuredLayout>,
-    /// Pearson's correlation of the models' cost with what decides, over the layouts and the original; nothing, if there are fewer than three or all are alike.
+    /// Pearson's correlation of the models' cost with what decides, over the layouts and the original;
+    /// nothing, if there are fewer than three or all are alike.
     pub correlation: Option<f64>,
 }
 
@@ -41,7 +42,8 @@ pub struct Ratio {
 }
 
 impl Measured {
-    /// Finds out how far the models' `costs` of the original, which comes first, and of layouts by name go with what was measured.
+    /// Finds out how far the models' `costs` of the original, which comes first, and of layouts by name go
+    /// with what was measured.
     pub(crate) fn correlate(&mut self, costs: &[(&str, f64)]) {
         let first = |layout: &MeasuredLayout| layout.ratios.first().map(|ratio| ratio.median);
         let cost = |name: &str| costs.iter().find(|cost| cost.0 == name).map(|cost| cost.1);

@@ -16,7 +16,8 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// The lines that hold `share` (0 to 1) of all executed bytes, the fullest first, by the set that they fall into.
+    /// The lines that hold `share` (0 to 1) of all executed bytes, the fullest first, by the set that they
+    /// fall into.
     pub fn of(
         program: &Program,
         profile: &Profile,

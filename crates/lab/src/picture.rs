@@ -20,7 +20,8 @@ const LAID_OUT: RGBColor = RGBColor(31, 119, 180);
 /// A caption, and what is shown.
 type Panel = (&'static str, fn(&Entry) -> f64);
 
-/// Each kind of event, for each layout, relative to the program as it is; what decides on a real processor, where that was measured.
+/// Each kind of event, for each layout, relative to the program as it is; what decides on a real processor,
+/// where that was measured.
 ///
 /// # Errors
 /// If the drawing library fails.

@@ -1,17 +1,19 @@
 //! Code prefetch: which lines to fetch ahead, and where.
 //!
-//! **Problem.** Code that is larger than the second-level cache waits for lines. A processor's own prefetchers follow straight code, not calls
-//! and branches that lead elsewhere.
+//! **Problem.** Code that is larger than the second-level cache waits for lines. A processor's own
+//! prefetchers follow straight code, not calls and branches that lead elsewhere.
 //!
-//! **Idea.** A run of a trace shows which lines the L2 does not have, and what ran before. Where a block nearly always runs some 50 to 400
-//! instructions before a line is missed, and seldom without that, it asks for the line (Luk and Mowry, *Cooperative prefetching*, MICRO 1998;
-//! Ayers et al., *AsmDB*, ISCA 2019, whose fan-in and distance the limits are like).
+//! **Idea.** A run of a trace shows which lines the L2 does not have, and what ran before. Where a block
+//! nearly always runs some 50 to 400 instructions before a line is missed, and seldom without that, it asks
+//! for the line (Luk and Mowry, *Cooperative prefetching*, MICRO 1998; Ayers et al., *AsmDB*, ISCA 2019,
+//! whose fan-in and distance the limits are like).
 //!
-//! **The price** is an instruction at every execution of that block, seven bytes of hot code, and lines brought in for nothing, which take
-//! the place of others. So a site has to lead to the line with some probability, and to save more than it costs.
+//! **The price** is an instruction at every execution of that block, seven bytes of hot code, and lines
+//! brought in for nothing, which take the place of others. So a site has to lead to the line with some
+//! probability, and to save more than it costs.
 //!
-//! **What it does not know**: what the processor's own prefetchers do, what the memory is busy with, and that a software prefetch goes
-//! through the data TLB.
+//! **What it does not know**: what the processor's own prefetchers do, what the memory is busy with, and that
+//! a software prefetch goes through the data TLB.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -61,8 +63,9 @@ struct Missed {
     total: usize,
 }
 
-/// Chooses what to fetch ahead in the hot code of `layout`, by a run of `trace` through the models of `machine`. Same input, same output. What the
-/// layout fetches already is left out of account. The result is what [`Layout::prefetches`] wants.
+/// Chooses what to fetch ahead in the hot code of `layout`, by a run of `trace` through the models of
+/// `machine`. Same input, same output. What the layout fetches already is left out of account. The result is
+/// what [`Layout::prefetches`] wants.
 pub fn choose_prefetches(
     program: &Program,
     trace: &Trace,
@@ -138,8 +141,8 @@ fn misses(
     lines
 }
 
-/// The best places for one line: each saves misses that those before it do not. Of places that save as much the nearest, so that the line is
-/// there in time and is not pushed out before it is wanted.
+/// The best places for one line: each saves misses that those before it do not. Of places that save as much
+/// the nearest, so that the line is there in time and is not pushed out before it is wanted.
 fn sites(
     missed: &Missed,
     executed: &[u64],

@@ -10,8 +10,9 @@ use crate::{How, Step, Trace};
 pub type RecordedBranch = (Option<Svma>, Option<Svma>);
 
 impl Trace {
-    /// What ran between the branches of each stack (**oldest first**), stack after stack, up to `most` steps. Where a record leaves the
-    /// module, or does not fit the program, the trace goes on at the next place that is known.
+    /// What ran between the branches of each stack (**oldest first**), stack after stack, up to `most` steps.
+    /// Where a record leaves the module, or does not fit the program, the trace goes on at the next place
+    /// that is known.
     pub fn of_records<'a>(
         program: &Program,
         stacks: impl IntoIterator<Item = &'a [RecordedBranch]>,

@@ -31,15 +31,16 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The share of the bytes of all fetched lines that ran before they were displaced: what blocks that are wanted together, and no others,
-    /// share. `line`: bytes of a line.
+    /// The share of the bytes of all fetched lines that ran before they were displaced: what blocks that are
+    /// wanted together, and no others, share. `line`: bytes of a line.
     pub fn used_share(&self, line: u64) -> f64 {
         self.used as f64 / (self.l1i * line).max(1) as f64
     }
 
-    /// Cycles that the front end may lose by all this, per 1,000 bytes of code: a weighted sum that serves to rank layouts. The
-    /// weights are the usual latencies: 12 for a line from the L2, 40 more from behind it, 7 for a page from the second-level TLB,
-    /// 25 more for a page walk, 8 for a branch found in decoding, and half a cycle for each taken branch and for each line fetched ahead.
+    /// Cycles that the front end may lose by all this, per 1,000 bytes of code: a weighted sum that serves to
+    /// rank layouts. The weights are the usual latencies: 12 for a line from the L2, 40 more from behind it,
+    /// 7 for a page from the second-level TLB, 25 more for a page walk, 8 for a branch found in decoding, and
+    /// half a cycle for each taken branch and for each line fetched ahead.
     pub fn cost(&self) -> f64 {
         let sum = 12.0 * self.l1i as f64
             + 40.0 * self.l2 as f64
@@ -51,7 +52,8 @@ impl Counts {
     }
 }
 
-/// The number of the page that holds `at`, and whether it is a large one. (A version begins at a large page's start.)
+/// The number of the page that holds `at`, and whether it is a large one. (A version begins at a large page's
+/// start.)
 fn page_of(at: u64, placement: &Placement, machine: &Machine) -> (u64, bool) {
     const LARGE: u64 = 2 << 20;
     if machine.large_pages && placement.hot.contains(&at) {
@@ -61,8 +63,8 @@ fn page_of(at: u64, placement: &Placement, machine: &Machine) -> (u64, bool) {
     (at / machine.page, false)
 }
 
-/// A line that is fetched ahead is there when so many bytes of code have run: some 50 instructions, the time that the L2 waits for the
-/// next level.
+/// A line that is fetched ahead is there when so many bytes of code have run: some 50 instructions, the time
+/// that the L2 waits for the next level.
 pub(crate) const LATE: u64 = 200;
 
 /// Runs `trace` over code that stands like this.

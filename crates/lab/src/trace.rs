@@ -1,9 +1,9 @@
 //! A made-up execution: a weighted random walk over a profile.
 //!
-//! Branches are taken as often as the profile says, independently of what was before. Direct calls lead to their callee, and
-//! its returns back. Where control goes by an indirect call or jump is unknown; but a block that ran more often than known
-//! transfers explain must have been reached that way, so targets are drawn by that surplus: of indirect jumps within
-//! the function where it has one, else over all functions.
+//! Branches are taken as often as the profile says, independently of what was before. Direct calls lead to
+//! their callee, and its returns back. Where control goes by an indirect call or jump is unknown; but a block
+//! that ran more often than known transfers explain must have been reached that way, so targets are drawn by
+//! that surplus: of indirect jumps within the function where it has one, else over all functions.
 
 use restitch_profile::Profile;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, Program, Terminator};

@@ -66,7 +66,8 @@ fn a_walk_follows_branches_calls_and_returns() {
     assert!(call.is_some() && back.is_some_and(|s| name(s) == 0x1050 && s.to == Step::END));
 }
 
-/// The branches of a trace, oldest first, as a processor would record them, and the runs between them that end in a branch.
+/// The branches of a trace, oldest first, as a processor would record them, and the runs between them that
+/// end in a branch.
 fn as_records(program: &Program, steps: &[Step]) -> (Vec<RecordedBranch>, Vec<Vec<Step>>) {
     let (mut records, mut runs) = (Vec::new(), vec![Vec::new()]);
     for pair in steps.windows(2) {
@@ -125,8 +126,8 @@ fn a_straightened_loop_takes_half_of_the_branches_and_saves_its_jumps() {
     assert_eq!((before.l1i, before.itlb, after.itlb), (2, 1, 1));
 }
 
-/// Functions of one block of 50 bytes, each in a line of its own, and one execution of them in turn, again and again; a machine whose L2 is
-/// smaller than they are.
+/// Functions of one block of 50 bytes, each in a line of its own, and one execution of them in turn, again
+/// and again; a machine whose L2 is smaller than they are.
 fn in_turn(functions: u64) -> (Program, Layout, Trace, Machine) {
     let text: String = (0..functions)
         .map(|i| {
@@ -154,7 +155,8 @@ fn lines_that_are_always_missed_are_fetched_in_time() {
         (40 * 50, 0),
         "least recently used: each is gone when its turn comes"
     );
-    // Half of the L2 holds 16 functions: what is fetched more than 800 bytes ahead is gone before its turn. All distances save as much.
+    // Half of the L2 holds 16 functions: what is fetched more than 800 bytes ahead is gone before its turn.
+    // All distances save as much.
     let limits = PrefetchLimits { growth: 1.0, sites: 1, ..PrefetchLimits::default() };
     layout.prefetches = choose_prefetches(&program, &trace, &layout, &machine, &limits);
     assert_eq!(layout.validate(&program), Ok(()));
@@ -274,7 +276,8 @@ proptest! {
         let between: Vec<Step> = runs.get(1..runs.len() - 1).unwrap_or_default().concat();
         let differs = between.iter().zip(&again.steps).position(|(a, b)| (a.block, a.from, a.to) != (b.block, b.from, b.to));
         prop_assert_eq!((again.steps.len(), differs), (between.len(), None));
-        // A walk without a counted way on leaves by a jump as by a return; everything else is of the same kind.
+        // A walk without a counted way on leaves by a jump as by a return; everything else is of the same
+        // kind.
         let direct = |s: &Step| matches!(program.block(s.block).terminator, Terminator::Jump(_) | Terminator::Conditional(..) | Terminator::ShortConditional(_));
         let differs = between.iter().zip(&again.steps).find(|(a, b)| a.how != b.how && !direct(a));
         prop_assert_eq!(differs, None);

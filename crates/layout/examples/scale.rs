@@ -1,4 +1,5 @@
-//! Time and memory of every layout on generated programs of 100,000, 300,000 and 1,000,000 executed blocks with three edges each.
+//! Time and memory of every layout on generated programs of 100,000, 300,000 and 1,000,000 executed blocks
+//! with three edges each.
 //!
 //! ```sh
 //! cargo run --release -p restitch-layout --example scale            # all layouts
@@ -6,7 +7,8 @@
 //! cargo run --release -p restitch-layout --example scale 50000      # of another size
 //! ```
 //!
-//! Seconds are CPU time. Memory is the process's peak so far, so that it only says something for the first layout that raises it.
+//! Seconds are CPU time. Memory is the process's peak so far, so that it only says something for the first
+//! layout that raises it.
 
 use restitch_address::Svma;
 use restitch_layout::{LayoutChoice, Score};
@@ -44,7 +46,8 @@ fn main() {
     }
 }
 
-/// Turns every third block's end into a switch of seven ways within its function, so that there are three edges for each block.
+/// Turns every third block's end into a switch of seven ways within its function, so that there are three
+/// edges for each block.
 fn with_switches(mut program: Program) -> Program {
     let mut random = Random::new(5);
     for id in (0..program.blocks.len()).step_by(3) {

@@ -1,9 +1,12 @@
 //! Inter-procedural extended TSP: the default, before local search ([`search`](crate::search())).
 //!
-//! 1. **Hot code**, the blocks that make up [`ExtTspAcross::hot_share`] of all executed bytes, becomes extended-TSP chains over all functions at once: branches, calls and
-//!    returns alike. The chains are collocated by nearness, as those of [`Stitch`](crate::Stitch) are, and the densest sequences come first.
-//! 2. **The rest** of the functions that ran, what training hardly met and what it never met, stands behind that by function (`rest.rs`). Between the hot code it would take up
-//!    lines and pages; and another input executes other parts of it, of which only those of one function are known to belong together.
+//! 1. **Hot code**, the blocks that make up [`ExtTspAcross::hot_share`] of all executed bytes, becomes
+//!    extended-TSP chains over all functions at once: branches, calls and returns alike. The chains are
+//!    collocated by nearness, as those of [`Stitch`](crate::Stitch) are, and the densest sequences come
+//!    first.
+//! 2. **The rest** of the functions that ran, what training hardly met and what it never met, stands behind
+//!    that by function (`rest.rs`). Between the hot code it would take up lines and pages; and another input
+//!    executes other parts of it, of which only those of one function are known to belong together.
 //!
 //! Near-linear; ties go to the lower blocks.
 
@@ -73,8 +76,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Hot code holds the wanted share of what ran, and nothing colder than what is left out. All else of functions that ran follows in one piece a function, by address:
-        /// first what ran, each chain in order, then what never did.
+        /// Hot code holds the wanted share of what ran, and nothing colder than what is left out. All else of
+        /// functions that ran follows in one piece a function, by address: first what ran, each chain in
+        /// order, then what never did.
         #[test]
         fn what_is_not_hot_stays_with_its_function(seed: u64, hot_share in 0.5f64..1.0) {
             let random = RandomProgram::new(seed);

@@ -1,9 +1,9 @@
 //! Call-chain clustering, C3 (Ottoni and Maher, *Optimizing function placement for large-scale data-center
 //! applications*, CGO 2017): callers before callees, dense clusters first.
 //!
-//! Nodes are visited from the most executed to the least. Each node's cluster is appended to the cluster of the node's
-//! most likely predecessor, unless the two together exceed the size limit. Clusters are then ordered by executed bytes per
-//! byte. Ties go to the lower node number.
+//! Nodes are visited from the most executed to the least. Each node's cluster is appended to the cluster of
+//! the node's most likely predecessor, unless the two together exceed the size limit. Clusters are then
+//! ordered by executed bytes per byte. Ties go to the lower node number.
 
 use std::cmp::Ordering;
 
@@ -64,8 +64,9 @@ impl LayoutAlgorithm for C3 {
     }
 }
 
-/// The order of `nodes`, as a permutation of their indices. `arcs` may name a pair several times; `limit` is the size in
-/// bytes that no cluster of several nodes exceeds. Arcs that name nodes that do not exist are ignored.
+/// The order of `nodes`, as a permutation of their indices. `arcs` may name a pair several times; `limit` is
+/// the size in bytes that no cluster of several nodes exceeds. Arcs that name nodes that do not exist are
+/// ignored.
 pub fn call_chain_order(nodes: &[Node], arcs: &[Arc], limit: u64) -> Vec<usize> {
     let callers = likeliest_callers(nodes.len(), arcs);
     let mut by_weight: Vec<usize> = (0..nodes.len()).collect();

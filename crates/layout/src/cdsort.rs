@@ -1,8 +1,8 @@
 //! CDSort, cache-directed sort (Pupyrev; in LLVM since 2023, BOLT's and lld's best function order).
 //!
-//! The gain of a join is the growth of locality by distance (each call is worth its count times distance^(-1/4)) plus a
-//! quarter of the fall in expected misses (16 entries of 2 KiB, touched at random as in hfsort+), over the smaller size.
-//! Chains of at most 128 functions, then by density.
+//! The gain of a join is the growth of locality by distance (each call is worth its count times
+//! distance^(-1/4)) plus a quarter of the fall in expected misses (16 entries of 2 KiB, touched at random as
+//! in hfsort+), over the smaller size. Chains of at most 128 functions, then by density.
 //!
 //! O((n + m) log n) but for hubs; ties go to the lower numbers.
 
@@ -57,8 +57,8 @@ impl LayoutAlgorithm for CdSort {
     }
 }
 
-/// The order of `nodes`, as a permutation of their indices; a node weighs its calls. Arcs that name nodes that do not exist
-/// are ignored.
+/// The order of `nodes`, as a permutation of their indices; a node weighs its calls. Arcs that name nodes
+/// that do not exist are ignored.
 pub fn cache_directed_order(nodes: &[Node], arcs: &[Arc], model: CacheDirected) -> Vec<usize> {
     let sizes: Vec<u64> = nodes.iter().map(|n| n.size.max(1)).collect();
     let links = links(nodes.len(), arcs);

@@ -1,19 +1,21 @@
 //! The engine that most algorithms run on: chains of nodes are joined, the pair that gains most first.
 //!
-//! **Problem.** After each join the gains of all pairs with one of the two chains change. To compute them all again makes
-//! the whole thing quadratic as soon as there is one node with many neighbours.
+//! **Problem.** After each join the gains of all pairs with one of the two chains change. To compute them all
+//! again makes the whole thing quadratic as soon as there is one node with many neighbours.
 //!
-//! **Idea.** Gains are kept in order (`queue`) and computed again only when they come to the top and one of the chains has changed
-//! since; a pair whose links were united takes the sum of the gains as its bound until then. A gain that has just been computed is
-//! good enough if it is at least nine tenths of what stands next: without this, each growth of a chain with
-//! a thousand neighbours would put a thousand gains, all smaller by the same little, out of order. The smaller chain is always
-//! renumbered into the larger one (`members`), and lists of links are united by linking, so that all bookkeeping together takes
-//! O((n + m) log n).
+//! **Idea.** Gains are kept in order (`queue`) and computed again only when they come to the top and one of
+//! the chains has changed since; a pair whose links were united takes the sum of the gains as its bound until
+//! then. A gain that has just been computed is good enough if it is at least nine tenths of what stands next:
+//! without this, each growth of a chain with a thousand neighbours would put a thousand gains, all smaller by
+//! the same little, out of order. The smaller chain is always renumbered into the larger one (`members`), and
+//! lists of links are united by linking, so that all bookkeeping together takes O((n + m) log n).
 //!
-//! With a million nodes time goes by cache misses, not by instructions. So what is needed together stands together, in records of 24 to
-//! 32 bytes in a few arrays, numbered as the program is; nothing is allocated for a single chain, and no table of pairs is asked (`neighbours`).
+//! With a million nodes time goes by cache misses, not by instructions. So what is needed together stands
+//! together, in records of 24 to 32 bytes in a few arrays, numbered as the program is; nothing is allocated
+//! for a single chain, and no table of pairs is asked (`neighbours`).
 //!
-//! **Limits.** A gain that has grown by more than that is found late. Ties go to the edge that was made first.
+//! **Limits.** A gain that has grown by more than that is found late. Ties go to the edge that was made
+//! first.
 
 mod edge;
 mod members;
@@ -67,7 +69,8 @@ pub(crate) struct Candidate {
 pub(crate) trait Objective {
     /// The best way to join the two chains of an edge; `None` if there is none that gains.
     fn best(&mut self, chains: &Chains<'_>, edge: u32) -> Option<Candidate>;
-    /// What [`Objective::best`] left open of a join that is about to be made: of joins that gain the same, which one it is.
+    /// What [`Objective::best`] left open of a join that is about to be made: of joins that gain the same,
+    /// which one it is.
     fn settle(&mut self, chains: &Chains<'_>, edge: u32, join: Join) -> Join {
         let _ = (chains, edge);
         join
@@ -76,7 +79,8 @@ pub(crate) trait Objective {
     fn joined(&mut self, kept: u32, gone: u32) {
         let _ = (kept, gone);
     }
-    /// Whether a join of an edge's chains that [`Objective::best`] has proposed may be made. Asked right before.
+    /// Whether a join of an edge's chains that [`Objective::best`] has proposed may be made. Asked right
+    /// before.
     fn permits(&mut self, chains: &Chains<'_>, edge: u32, join: Join) -> bool {
         let _ = (chains, edge, join);
         true
@@ -272,7 +276,8 @@ impl<'g> Chains<'g> {
         Some(Entry::new(gain, edge, self.version_of(edge)))
     }
 
-    /// Joins; puts the edges that were united with another into the queue, to be computed when they come to the top.
+    /// Joins; puts the edges that were united with another into the queue, to be computed when they come to
+    /// the top.
     fn apply(&mut self, edge: u32, join: Join, objective: &mut impl Objective, queue: &mut Queue) {
         let [a, b] = self.ends(edge);
         let kept = match join {
@@ -402,7 +407,8 @@ mod tests {
         }
     }
 
-    /// After any run, also with hubs, there is one edge for each pair of chains that links connect, and it has all of these links.
+    /// After any run, also with hubs, there is one edge for each pair of chains that links connect, and it
+    /// has all of these links.
     #[test]
     fn edges_agree_with_the_links() {
         let mut hubs = 0;

@@ -1,12 +1,14 @@
 //! Greedy chains (Pettis and Hansen, *Profile guided code positioning*, PLDI 1990, section 4.2.2, bottom-up).
 //!
-//! The heaviest edge first, two chains are joined if the edge goes from the tail of one to the head of the other. An edge
-//! can be made a fall-through whatever it was before, except through a jump table and for the taken side of branches that
-//! cannot be inverted (`loop`, `jrcxz`). Ties go to the lower source address, then the lower target address.
+//! The heaviest edge first, two chains are joined if the edge goes from the tail of one to the head of the
+//! other. An edge can be made a fall-through whatever it was before, except through a jump table and for the
+//! taken side of branches that cannot be inverted (`loop`, `jrcxz`). Ties go to the lower source address,
+//! then the lower target address.
 //!
-//! Greedy reaches at least a third of the best possible fall-through weight (three matroid constraints: one successor, one
-//! predecessor, no cycle) and usually nearly all. It can, on contrived graphs, be worse than the order that is there; then
-//! that order is kept, so that a layout never has fewer fall-throughs than the original.
+//! Greedy reaches at least a third of the best possible fall-through weight (three matroid constraints: one
+//! successor, one predecessor, no cycle) and usually nearly all. It can, on contrived graphs, be worse than
+//! the order that is there; then that order is kept, so that a layout never has fewer fall-throughs than the
+//! original.
 
 use std::cmp::Reverse;
 

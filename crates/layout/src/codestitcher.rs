@@ -1,16 +1,18 @@
-//! Codestitcher (Lavaee, Criswell and Ding, *Codestitcher: inter-procedural basic block layout optimization*, CC 2019).
+//! Codestitcher (Lavaee, Criswell and Ding, *Codestitcher: inter-procedural basic block layout optimization*,
+//! CC 2019).
 //!
 //! 1. Chains by maximum cycle cover, joined across functions at tail calls (`cycle_cover`).
-//! 2. For each distance d, from small to large: sequences are joined, most transfers over at most d bytes for each
-//!    byte of the two first (section 2.4, with heap entries that are brought up to date when they come to the top), until no join
-//!    adds any. Branches, calls and returns count alike.
+//! 2. For each distance d, from small to large: sequences are joined, most transfers over at most d bytes for
+//!    each byte of the two first (section 2.4, with heap entries that are brought up to date when they come
+//!    to the top), until no join adds any. Branches, calls and returns count alike.
 //! 3. Sequences go by executed bytes per byte.
 //!
-//! With `partial_order`, a stage between 1 and 2 fixes for each pair of chains which one comes first, where a static
-//! predictor of the kind "backward taken, forward not taken" gains by it (CS+PO, section 2.6; see `partial_order`).
+//! With `partial_order`, a stage between 1 and 2 fixes for each pair of chains which one comes first, where a
+//! static predictor of the kind "backward taken, forward not taken" gains by it (CS+PO, section 2.6; see
+//! `partial_order`).
 //!
-//! O(levels (n + m) log n) but for hubs. Ties between the two directions of a join go to the one in which calls and jumps go
-//! forward, ties between joins to the lower addresses.
+//! O(levels (n + m) log n) but for hubs. Ties between the two directions of a join go to the one in which
+//! calls and jumps go forward, ties between joins to the lower addresses.
 
 use restitch_profile::Profile;
 use restitch_program::Program;
@@ -171,8 +173,8 @@ impl Close<'_> {
         None
     }
 
-    /// Transfers that are close if the first chain of an edge stands in front, and, for ties, how many of them go forward; the same
-    /// if the second does.
+    /// Transfers that are close if the first chain of an edge stands in front, and, for ties, how many of
+    /// them go forward; the same if the second does.
     fn close(&self, chains: &Chains<'_>, edge: u32) -> [(f64, f64); 2] {
         let [a, b] = chains.ends(edge);
         let (sizes, starts) = ([a, b].map(|c| chains.size(c)), [a, b].map(|c| chains.start(c)));
@@ -217,7 +219,8 @@ mod tests {
         links.iter().filter(|l| distance(l).is_some_and(|d| d <= reach)).map(|l| l.weight).sum()
     }
 
-    /// The greedy partial layout against the best of all orders (which is an upper bound for partial layouts too).
+    /// The greedy partial layout against the best of all orders (which is an upper bound for partial layouts
+    /// too).
     #[test]
     fn close_transfers_come_near_the_optimum() {
         let (mut reached, mut possible) = (0.0, 0.0);

@@ -1,15 +1,17 @@
 //! Chains by maximum-weight cycle cover (Lavaee, Criswell and Ding, *Codestitcher*, CC 2019, section 2.2.3).
 //!
-//! **Problem.** As many executions as possible shall fall through: a maximum-weight path cover, which is NP-hard.
+//! **Problem.** As many executions as possible shall fall through: a maximum-weight path cover, which is
+//! NP-hard.
 //!
-//! **Idea.** A cycle cover may also close cycles, and its best one is an assignment problem: give each block at most one
-//! successor and at most one predecessor. Dropping the lightest edge of each cycle leaves paths of at least half the
-//! best weight. Greedy additions follow; where plain greedy is better for a function, that is taken.
+//! **Idea.** A cycle cover may also close cycles, and its best one is an assignment problem: give each block
+//! at most one successor and at most one predecessor. Dropping the lightest edge of each cycle leaves paths
+//! of at least half the best weight. Greedy additions follow; where plain greedy is better for a function,
+//! that is taken.
 //!
-//! **Limits.** The assignment is solved by successive shortest paths with potentials: O(n m log n) for a function of n blocks and m
-//! edges, usually far less, because paths are short. Functions of more than [`COVER_LIMIT`] hot blocks get greedy chains.
-//! Branches between functions, tail calls above all, are added greedily at the end; if greedy over the whole program is heavier
-//! then, that is taken.
+//! **Limits.** The assignment is solved by successive shortest paths with potentials: O(n m log n) for a
+//! function of n blocks and m edges, usually far less, because paths are short. Functions of more than
+//! [`COVER_LIMIT`] hot blocks get greedy chains. Branches between functions, tail calls above all, are added
+//! greedily at the end; if greedy over the whole program is heavier then, that is taken.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

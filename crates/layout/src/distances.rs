@@ -1,12 +1,15 @@
-//! Distances within which layouts bring transfers, level by level (Lavaee, Criswell and Ding, CC 2019, section 2.5).
+//! Distances within which layouts bring transfers, level by level (Lavaee, Criswell and Ding, CC 2019,
+//! section 2.5).
 //!
-//! Each level stands for something that near code shares: a page, a cache, the reach of a TLB. The paper's list is the default; a machine's own follows from the sizes of its
-//! caches and pages ([`Distances::of_levels`]).
+//! Each level stands for something that near code shares: a page, a cache, the reach of a TLB. The paper's
+//! list is the default; a machine's own follows from the sizes of its caches and pages
+//! ([`Distances::of_levels`]).
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
-/// The paper's distances in bytes (section 2.5): page; instruction cache; a part and the whole of the L2; reach of the TLB; large page.
+/// The paper's distances in bytes (section 2.5): page; instruction cache; a part and the whole of the L2;
+/// reach of the TLB; large page.
 pub const DISTANCES: [u64; 6] = [4 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 2 << 20];
 
 /// As many levels as a list has at most.
@@ -50,8 +53,9 @@ impl Distances {
         Ok(Self { bytes: own, count: bytes.len() })
     }
 
-    /// The distances that the sizes of a machine's structures say (caches, pages, reaches of TLBs; bytes, in any order). Those of 0 bytes are left out, as are the largest if there are
-    /// more than twelve; the paper's list, if none is left.
+    /// The distances that the sizes of a machine's structures say (caches, pages, reaches of TLBs; bytes, in
+    /// any order). Those of 0 bytes are left out, as are the largest if there are more than twelve; the
+    /// paper's list, if none is left.
     pub fn of_levels(levels: &[u64]) -> Self {
         let mut levels: Vec<u64> = levels.iter().copied().filter(|&l| l > 0).collect();
         levels.sort_unstable();

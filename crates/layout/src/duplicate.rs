@@ -1,22 +1,27 @@
 //! Tail duplication: superblocks.
 //!
-//! **Problem.** Where several blocks lead to one, only one of them can stand in front of it. All others jump, however often they run: to the
-//! code behind an `if`, to the common end of a function, to the dispatch of an interpreter, to the condition of a loop.
+//! **Problem.** Where several blocks lead to one, only one of them can stand in front of it. All others jump,
+//! however often they run: to the code behind an `if`, to the common end of a function, to the dispatch of an
+//! interpreter, to the condition of a loop.
 //!
-//! **Idea.** State equivalence permits several copies of a block. A copy behind the block that jumps makes the jump superfluous, and
-//! goes on as far as that pays: best up to a return or an indirect jump, which never need a branch to somewhere else.
+//! **Idea.** State equivalence permits several copies of a block. A copy behind the block that jumps makes
+//! the jump superfluous, and goes on as far as that pays: best up to a return or an indirect jump, which
+//! never need a branch to somewhere else.
 //!
-//! **The price.** Code gets larger, and the instruction cache does not. What a tail saves (taken branches, and jumps that are not
-//! executed) has to be worth more than its bytes, each at [`DuplicateLimits::price`] executions of an average byte of hot code; all tails together take at most
-//! [`DuplicateLimits::growth`] of the hot code. So the hottest jumps of programs with hot spots are removed, and
-//! flat code, which waits for the cache, stays as it is.
+//! **The price.** Code gets larger, and the instruction cache does not. What a tail saves (taken branches,
+//! and jumps that are not executed) has to be worth more than its bytes, each at [`DuplicateLimits::price`]
+//! executions of an average byte of hot code; all tails together take at most [`DuplicateLimits::growth`] of
+//! the hot code. So the hottest jumps of programs with hot spots are removed, and flat code, which waits for
+//! the cache, stays as it is.
 //!
-//! **Ways through joins.** Where the profile has counts of edges by the edge before ([`Profile::paths`], of branch records), a duplicate is left as
-//! its block is when control comes from that side, and the block's own place as it is for the rest. Otherwise it is taken to be left
-//! as its block is left on average. Calls and returns inside of duplicates are as in the original.
+//! **Ways through joins.** Where the profile has counts of edges by the edge before ([`Profile::paths`], of
+//! branch records), a duplicate is left as its block is when control comes from that side, and the block's
+//! own place as it is for the rest. Otherwise it is taken to be left as its block is left on average. Calls
+//! and returns inside of duplicates are as in the original.
 //!
-//! Sources: Hwu et al., *The Superblock* (J. Supercomputing 1993); Mueller and Whalley, *Avoiding unconditional jumps by code
-//! replication* (PLDI 1992), which duplicates up to returns and loop ends for the same reason.
+//! Sources: Hwu et al., *The Superblock* (J. Supercomputing 1993); Mueller and Whalley, *Avoiding
+//! unconditional jumps by code replication* (PLDI 1992), which duplicates up to returns and loop ends for the
+//! same reason.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -28,7 +33,8 @@ use crate::{Layout, Tail};
 
 /// What an instruction is worth, measured in taken branches.
 const INSTRUCTION: f64 = 0.25;
-/// Bytes of a jump that stands for a fall-through; mostly the long form, since duplicates lie far from what they lead to.
+/// Bytes of a jump that stands for a fall-through; mostly the long form, since duplicates lie far from what
+/// they lead to.
 const JUMP: f64 = 5.0;
 
 /// Fewer executions of an edge do not tell how control goes on behind it.
@@ -64,8 +70,8 @@ pub struct Duplicated {
     pub taken: u64,
 }
 
-/// Adds duplicates to the hot code of `layout` where `profile` says that they save taken branches. Same input, same output; tails that the layout
-/// has already are replaced.
+/// Adds duplicates to the hot code of `layout` where `profile` says that they save taken branches. Same
+/// input, same output; tails that the layout has already are replaced.
 pub fn duplicate_tails(
     program: &Program,
     profile: &Profile,
@@ -137,7 +143,8 @@ impl<'a> Search<'a> {
         Self { program, profile, limits, hot, next, left, bytes, price }
     }
 
-    /// Takes the densest tails first. What was taken makes others worth less: they are looked at again when it is their turn.
+    /// Takes the densest tails first. What was taken makes others worth less: they are looked at again when
+    /// it is their turn.
     fn run(&mut self) -> (Vec<Tail>, Duplicated) {
         let mut heap: BinaryHeap<(u64, Reverse<u32>)> = BinaryHeap::new();
         let key = |c: &Candidate| c.density().to_bits();
@@ -297,7 +304,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Bytes of the jump that a block needs, or (negative) does not need any more, if `next` stands behind it.
+    /// Bytes of the jump that a block needs, or (negative) does not need any more, if `next` stands behind
+    /// it.
     fn extra_bytes(&self, block: BlockId, next: Option<BlockId>) -> f64 {
         let b = self.program.block(block);
         let next = next.map(|n| self.program.block(n).start);

@@ -1,16 +1,19 @@
-//! Extended TSP (Newell and Pupyrev, *Improved basic block reordering*, IEEE Transactions on Computers 2020), our own
-//! implementation of the published score and merge.
+//! Extended TSP (Newell and Pupyrev, *Improved basic block reordering*, IEEE Transactions on Computers 2020),
+//! our own implementation of the published score and merge.
 //!
-//! **Problem.** Fall-throughs are not all: a short jump over a few bytes costs less than a far one. Maximise, over all
-//! branches, 1 for a fall-through and up to 0.1 for a jump over at most 1024 bytes forward or 640 backward.
+//! **Problem.** Fall-throughs are not all: a short jump over a few bytes costs less than a far one. Maximise,
+//! over all branches, 1 for a fall-through and up to 0.1 for a jump over at most 1024 bytes forward or 640
+//! backward.
 //!
-//! **Idea.** Chains begin as single blocks. The pair of chains whose merge gains most is merged, until nothing gains. A merge
-//! of X and Y may also split X: of XY, YX, X1 Y X2, Y X2 X1 and X2 X1 Y the best is taken. Only the cuts that make a new
-//! fall-through between X and Y are looked at; others gain a tenth at most. Gains are computed from the links between
-//! X and Y and, for a cut, those inside X; see [`Chains`] for what keeps the whole near-linear.
+//! **Idea.** Chains begin as single blocks. The pair of chains whose merge gains most is merged, until
+//! nothing gains. A merge of X and Y may also split X: of XY, YX, X1 Y X2, Y X2 X1 and X2 X1 Y the best is
+//! taken. Only the cuts that make a new fall-through between X and Y are looked at; others gain a tenth at
+//! most. Gains are computed from the links between X and Y and, for a cut, those inside X; see [`Chains`] for
+//! what keeps the whole near-linear.
 //!
-//! **Limits.** Within one function; a branch between functions joins finished chains end to end afterwards. Chains of more than
-//! [`SPLIT_NODES`] blocks or with more than [`SPLIT_EDGES`] neighbours are not cut. Ties go to the lower blocks.
+//! **Limits.** Within one function; a branch between functions joins finished chains end to end afterwards.
+//! Chains of more than [`SPLIT_NODES`] blocks or with more than [`SPLIT_EDGES`] neighbours are not cut. Ties
+//! go to the lower blocks.
 
 use restitch_profile::Profile;
 use restitch_program::Program;
@@ -65,7 +68,8 @@ pub(crate) fn ext_tsp_chains(graph: &HotGraph) -> Vec<Vec<u32>> {
 pub(crate) struct TspScore {
     /// The links of the edge under consideration.
     between: Vec<Transfer>,
-    /// Where the chain under consideration may be cut: bytes from its start to the node in front of which that is.
+    /// Where the chain under consideration may be cut: bytes from its start to the node in front of which
+    /// that is.
     borders: Vec<i64>,
     /// The links within that chain that a cut parts, and what they are worth without it.
     crossing: Vec<(Transfer, f64)>,
@@ -118,7 +122,8 @@ impl Objective for TspScore {
 }
 
 impl TspScore {
-    /// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`, if it has few neighbours.
+    /// All cuts of `outer` that make a fall-through to the head or from the tail of `inner`, if it has few
+    /// neighbours.
     fn cut(&mut self, chains: &Chains<'_>, outer: u32, inner: u32, best: &mut Option<Candidate>) {
         self.find_borders(chains, outer, inner);
         if self.borders.is_empty() || chains.degree(outer) > SPLIT_EDGES {
@@ -170,7 +175,8 @@ impl TspScore {
         at
     }
 
-    /// What it gains to part a chain, of which `head` bytes are in front of the cut and `tail` behind it, and to put it together with the chain `inner` of `whole` bytes like this.
+    /// What it gains to part a chain, of which `head` bytes are in front of the cut and `tail` behind it, and
+    /// to put it together with the chain `inner` of `whole` bytes like this.
     fn gain_of_cut(&self, inner: u32, (head, tail, whole): (i64, i64, i64), shape: Shape) -> f64 {
         // Where X1, X2 and Y begin.
         let (x1, x2, y) = match shape {

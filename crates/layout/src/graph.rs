@@ -1,8 +1,9 @@
 //! The executed code as a graph: blocks, and every way in which control moves between them.
 //!
-//! Branches come from the program's edges. Calls go from behind the call instruction to the callee's entry. A return goes
-//! from the callee's most executed return to the instruction behind the call: the profile does not say which return served
-//! which call, and the hottest is right for most. Indirect calls have no known callee and make no links.
+//! Branches come from the program's edges. Calls go from behind the call instruction to the callee's entry. A
+//! return goes from the callee's most executed return to the instruction behind the call: the profile does
+//! not say which return served which call, and the hottest is right for most. Indirect calls have no known
+//! callee and make no links.
 
 use crate::Node;
 use restitch_profile::Profile;
@@ -22,7 +23,8 @@ pub(crate) enum LinkKind {
     Call,
     /// The way back from a direct call.
     Return,
-    /// No way at all: both run at the same time. From the start of the one to its end (`leaves`), and of the other (`arrives`).
+    /// No way at all: both run at the same time. From the start of the one to its end (`leaves`), and of the
+    /// other (`arrives`).
     Together,
 }
 
@@ -173,7 +175,8 @@ impl HotGraph {
     }
 }
 
-/// The links by source and target, those between the same nodes in the order that they had. O(n + m): a node has few links.
+/// The links by source and target, those between the same nodes in the order that they had. O(n + m): a node
+/// has few links.
 fn sorted_links(nodes: usize, links: &[Link]) -> Vec<Link> {
     let mut behind = vec![0u32; nodes + 1];
     links.iter().for_each(|l| behind[l.from as usize + 1] += 1);

@@ -1,15 +1,15 @@
-//! hfsort+ (HHVM and BOLT; described by Lavaee, Criswell and Ding and in the sources of BOLT): functions, for the
-//! instruction TLB.
+//! hfsort+ (HHVM and BOLT; described by Lavaee, Criswell and Ding and in the sources of BOLT): functions, for
+//! the instruction TLB.
 //!
 //! **Problem.** Calls within a page hit the TLB. Of the others, those hit whose page was touched lately.
 //!
-//! **Idea.** A page of density d is missing with probability (1 - p)^16, where p is its share of all samples: 16
-//! entries, touched at random. A chain's cost is its long calls times that probability. First, chains are joined where a call is
-//! nearly all that its caller makes and its callee gets; then the join that saves most for its size is made, until none
-//! saves. Chains go by density.
+//! **Idea.** A page of density d is missing with probability (1 - p)^16, where p is its share of all samples:
+//! 16 entries, touched at random. A chain's cost is its long calls times that probability. First, chains are
+//! joined where a call is nearly all that its caller makes and its callee gets; then the join that saves most
+//! for its size is made, until none saves. Chains go by density.
 //!
-//! O((n + m) log n) but for hubs; ties go to the lower numbers. Gains may grow when a chain grows denser, which is noticed late
-//! (see [`Chains`]).
+//! O((n + m) log n) but for hubs; ties go to the lower numbers. Gains may grow when a chain grows denser,
+//! which is noticed late (see [`Chains`]).
 
 use restitch_profile::Profile;
 use restitch_program::Program;
@@ -46,8 +46,8 @@ impl LayoutAlgorithm for HfsortPlus {
     }
 }
 
-/// The order of `nodes`, as a permutation of their indices; a node weighs its calls. Arcs that name nodes that do not exist
-/// are ignored.
+/// The order of `nodes`, as a permutation of their indices; a node weighs its calls. Arcs that name nodes
+/// that do not exist are ignored.
 pub fn hfsort_plus_order(nodes: &[Node], arcs: &[Arc]) -> Vec<usize> {
     let sizes: Vec<u64> = nodes.iter().map(|n| n.size.max(1)).collect();
     let links = links(nodes.len(), arcs);

@@ -1,9 +1,11 @@
-//! Greedy chains over all hot blocks, also across functions, then C3 over their functions: the fastest of the good ones.
+//! Greedy chains over all hot blocks, also across functions, then C3 over their functions: the fastest of the
+//! good ones.
 //!
-//! 1. A block is hot if it ran more often than the threshold. Hot movable blocks are joined to chains; tail calls
-//!    and jumps between a function and its split-off cold part join chains as any branch does, calls do not.
-//! 2. Chains are grouped by the function of their most executed block. The chain that holds that function's entry comes
-//!    first in its group, the others follow by density.
+//! 1. A block is hot if it ran more often than the threshold. Hot movable blocks are joined to chains; tail
+//!    calls and jumps between a function and its split-off cold part join chains as any branch does, calls do
+//!    not.
+//! 2. Chains are grouped by the function of their most executed block. The chain that holds that function's
+//!    entry comes first in its group, the others follow by density.
 //! 3. C3 orders the groups; arcs are calls, and branches between chains of different groups.
 //! 4. The other movable blocks of functions with a hot block follow far behind, by function in address order.
 
@@ -35,8 +37,8 @@ pub struct HotChains {
     pub threshold: u64,
     /// Alignment in bytes of the first fragment of each group, a power of two; 1 turns alignment off.
     pub align: u32,
-    /// Largest size in bytes of a C3 cluster of several groups. The default of 16 pages is a guess that no measurement
-    /// backs yet.
+    /// Largest size in bytes of a C3 cluster of several groups. The default of 16 pages is a guess that no
+    /// measurement backs yet.
     pub cluster_limit: u64,
     /// What C3 orders.
     pub grouping: Grouping,

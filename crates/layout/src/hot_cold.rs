@@ -1,11 +1,13 @@
-//! Hot and cold chunks of a group of functions (Tamches and Miller, *Dynamic kernel code optimization*, section 2.2).
+//! Hot and cold chunks of a group of functions (Tamches and Miller, *Dynamic kernel code optimization*,
+//! section 2.2).
 //!
-//! A block is hot if it runs more than 5 % as often as the root function is called. The group is the functions with a hot
-//! block. Each function's hot blocks make a chunk that begins with its entry; then come its chains, the one with most branches
-//! from those before it first. All hot chunks stand in front of all cold ones, each in address order.
+//! A block is hot if it runs more than 5 % as often as the root function is called. The group is the
+//! functions with a hot block. Each function's hot blocks make a chunk that begins with its entry; then come
+//! its chains, the one with most branches from those before it first. All hot chunks stand in front of all
+//! cold ones, each in address order.
 //!
-//! The paper counts only what runs beneath the root. A profile does not tell; without a root, each function's blocks are measured
-//! by its own entry.
+//! The paper counts only what runs beneath the root. A profile does not tell; without a root, each function's
+//! blocks are measured by its own entry.
 
 use restitch_profile::Profile;
 use restitch_program::{BlockAttrs, BlockId, FuncId, Program};

@@ -1,13 +1,17 @@
 //! Functions that are better off where they are.
 //!
-//! **Problem.** A function that is called through pointers (methods in tables, callbacks) is entered at its old address for ever, and from there through a
-//! redirect: one more taken branch each time, in a line and a page with five useful bytes. In python3 that was 7 % of all taken branches. A short function
-//! that hardly branches gains less by a new order than it loses by this. The same goes for the labels of computed gotos, whose addresses are in the
-//! program's memory: half of all redirects that PostgreSQL ran through with mixed SQL were those of one function, `ExecInterpExpr`.
+//! **Problem.** A function that is called through pointers (methods in tables, callbacks) is entered at its
+//! old address for ever, and from there through a redirect: one more taken branch each time, in a line and a
+//! page with five useful bytes. In python3 that was 7 % of all taken branches. A short function that hardly
+//! branches gains less by a new order than it loses by this. The same goes for the labels of computed gotos,
+//! whose addresses are in the program's memory: half of all redirects that PostgreSQL ran through with mixed
+//! SQL were those of one function, `ExecInterpExpr`.
 //!
-//! **Idea.** Compare both. A function that stays has no copy and no redirect; calls from copies go to it directly, and in output files its own direct calls and
-//! jumps lead straight to copies (`restitch_emit`, retargets). What it costs to stay is known from the profile: its taken branches in the original order
-//! against those in the new one, and the lines that its executed code is spread over against those that it would fill.
+//! **Idea.** Compare both. A function that stays has no copy and no redirect; calls from copies go to it
+//! directly, and in output files its own direct calls and jumps lead straight to copies (`restitch_emit`,
+//! retargets). What it costs to stay is known from the profile: its taken branches in the original order
+//! against those in the new one, and the lines that its executed code is spread over against those that it
+//! would fill.
 //!
 //! Which blocks a version holds is free to choose (state equivalence), so this needs no proof.
 
@@ -35,8 +39,8 @@ const LEAST: f64 = 0.1;
 /// Blocks that run less than once in this many calls do not count for lines.
 const SELDOM: u64 = 16;
 
-/// Takes the functions out of `layout` that are better off where they are; in address order. `led`, sorted: functions of which pointers lead to the
-/// copy, so that nothing comes to it by a redirect.
+/// Takes the functions out of `layout` that are better off where they are; in address order. `led`, sorted:
+/// functions of which pointers lead to the copy, so that nothing comes to it by a redirect.
 pub fn leave_in_place(
     program: &Program,
     profile: &Profile,
@@ -61,7 +65,8 @@ pub fn leave_in_place(
     left
 }
 
-/// For each function how often it was entered by other ways than the direct calls and jumps of its module: through pointers and from other modules.
+/// For each function how often it was entered by other ways than the direct calls and jumps of its module:
+/// through pointers and from other modules.
 pub fn called_through_pointers(program: &Program, profile: &Profile) -> Vec<f64> {
     let nothing_moves = Placement::of(program, &Layout::default());
     Costs::of(program, profile, &nothing_moves, Reaching::Straight).redirected
@@ -93,7 +98,8 @@ impl Placement {
 struct Costs {
     /// Executions of the entry that come through its redirect.
     redirected: Vec<f64>,
-    /// By block: executions of a label that come through its redirect, from indirect jumps whose targets are in no table of the code.
+    /// By block: executions of a label that come through its redirect, from indirect jumps whose targets are
+    /// in no table of the code.
     labels: Vec<u64>,
     /// Taken branches that staying adds to those of the layout; less than 0 if it saves some.
     added: Vec<f64>,
@@ -167,7 +173,8 @@ impl Costs {
         taken - LINE_COST * self.more_lines(program, profile, f, calls)
     }
 
-    /// How many lines more the function's code is spread over where it is than if it stood close, with the lines of its redirects.
+    /// How many lines more the function's code is spread over where it is than if it stood close, with the
+    /// lines of its redirects.
     fn more_lines(&self, program: &Program, profile: &Profile, f: FuncId, calls: u64) -> f64 {
         let often = |count: u64| count.saturating_mul(SELDOM) >= calls;
         let (mut lines, mut redirects, mut bytes) = (Vec::new(), Vec::new(), 0);
@@ -209,8 +216,8 @@ mod tests {
     use crate::{ExtTspAcross, LayoutAlgorithm};
     use restitch_profile::testing::{RandomProgram, Shape, walk};
 
-    /// `plain` and `caller` are straight, `twisted` has its usual way behind a branch; all three are called through pointers. `direct` is
-    /// called by `caller` only.
+    /// `plain` and `caller` are straight, `twisted` has its usual way behind a branch; all three are called
+    /// through pointers. `direct` is called by `caller` only.
     const PROGRAM: &str = "\
 function 0x1000..0x1010 plain movable
   0x1000 +16 entry return/1
@@ -269,7 +276,8 @@ edge 0x10e0 taken 0x10f0 = 100
         assert_eq!(left, [FuncId(1)], "`caller` only");
     }
 
-    /// What is not known to be code has no blocks: `data` at the end, `island` in front of `direct`, whose counts are not its own.
+    /// What is not known to be code has no blocks: `data` at the end, `island` in front of `direct`, whose
+    /// counts are not its own.
     #[test]
     fn functions_without_blocks_are_entered_by_nobody() {
         let text =
@@ -287,7 +295,8 @@ edge 0x10e0 taken 0x10f0 = 100
         }
     }
 
-    /// `run` goes from label to label by addresses in memory, which a table knows in `table`. Both have their usual way behind a branch.
+    /// `run` goes from label to label by addresses in memory, which a table knows in `table`. Both have their
+    /// usual way behind a branch.
     const GOTOS: &str = "\
 function 0x1000..0x1080 run movable
   0x1000 +16 entry indirect/2

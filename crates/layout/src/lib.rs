@@ -1,11 +1,13 @@
 //! `Layout`: in which order the blocks of a new version stand.
 //!
-//! Stage four of the pipeline. Every algorithm is a [`LayoutAlgorithm`] in a file of its own; the cost model that
-//! scores a layout ([`Score`]) is apart from all of them and shares no code with them.
+//! Stage four of the pipeline. Every algorithm is a [`LayoutAlgorithm`] in a file of its own; the cost model
+//! that scores a layout ([`Score`]) is apart from all of them and shares no code with them.
 //!
 //! The caller brings a program and a profile that is parallel to its tables, and picks an algorithm by name
-//! ([`LayoutChoice`]) or by type: [`ExtTspAcross`] unless there is a reason, and [`search()`] behind it. `docs/layout.md` compares them. A layout holds movable blocks only, each at most once ([`Layout::validate`]), and the same input
-//! gives the same layout. Nothing here emits code: sizes are those of the original blocks.
+//! ([`LayoutChoice`]) or by type: [`ExtTspAcross`] unless there is a reason, and [`search()`] behind it.
+//! `docs/layout.md` compares them. A layout holds movable blocks only, each at most once
+//! ([`Layout::validate`]), and the same input gives the same layout. Nothing here emits code: sizes are those
+//! of the original blocks.
 
 mod across;
 mod c3;

@@ -12,23 +12,28 @@ pub struct Fragment {
     pub align: u32,
 }
 
-/// Second copies of blocks, one behind the other, where control would have to jump to the first ones: tail duplication. Nobody branches to a
-/// duplicate; control falls into it from the copy in front of it. Everything else goes to the block's place in a [`Fragment`].
+/// Second copies of blocks, one behind the other, where control would have to jump to the first ones: tail
+/// duplication. Nobody branches to a duplicate; control falls into it from the copy in front of it.
+/// Everything else goes to the block's place in a [`Fragment`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tail {
-    /// They stand directly behind this block's place in a fragment. It falls or jumps (not by `loop` or `jrcxz`) to the first one.
+    /// They stand directly behind this block's place in a fragment. It falls or jumps (not by `loop` or
+    /// `jrcxz`) to the first one.
     pub behind: BlockId,
-    /// The blocks, in order: each can fall or jump to the next. Never empty; each one also stands in a fragment.
+    /// The blocks, in order: each can fall or jump to the next. Never empty; each one also stands in a
+    /// fragment.
     pub blocks: Vec<BlockId>,
-    /// The conditional branch at the end of the last one branches where it fell through, and jumps where it branched.
+    /// The conditional branch at the end of the last one branches where it fell through, and jumps where it
+    /// branched.
     pub turned: bool,
 }
 
-/// A `prefetcht1` of a line of the version, in front of a block: it changes no state, and brings a line into the second-level cache that will be
-/// wanted some time after the block has run.
+/// A `prefetcht1` of a line of the version, in front of a block: it changes no state, and brings a line into
+/// the second-level cache that will be wanted some time after the block has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefetch {
-    /// It stands in front of this block's place in a fragment. The block has an instruction besides the branch at its end.
+    /// It stands in front of this block's place in a fragment. The block has an instruction besides the
+    /// branch at its end.
     pub at: BlockId,
     /// The line is one of this block's place in a fragment.
     pub target: BlockId,
@@ -47,7 +52,8 @@ pub struct Layout {
     pub cold: Vec<Fragment>,
     /// Duplicates, sorted by the block that they stand behind; at most one tail for each.
     pub tails: Vec<Tail>,
-    /// Lines that are fetched ahead, sorted by the block that the instruction stands in front of; at most one for each.
+    /// Lines that are fetched ahead, sorted by the block that the instruction stands in front of; at most one
+    /// for each.
     pub prefetches: Vec<Prefetch>,
 }
 

@@ -1,14 +1,16 @@
 //! The branch-prediction partial order of Codestitcher (CS+PO, section 2.6).
 //!
-//! **Problem.** A predictor without history takes backward branches as taken and forward ones as not taken. So chains that
-//! are branched to often should stand in front of the branch, others behind it, without being joined.
+//! **Problem.** A predictor without history takes backward branches as taken and forward ones as not taken.
+//! So chains that are branched to often should stand in front of the branch, others behind it, without being
+//! joined.
 //!
-//! **Idea.** A conditional branch whose two counts differ by k speaks with weight k: its target's chain shall come first if
-//! the branch is mostly taken, last if not. The heaviest wishes are granted first, unless what was granted before already says
-//! the contrary; later joins and the final order keep to what was granted.
+//! **Idea.** A conditional branch whose two counts differ by k speaks with weight k: its target's chain shall
+//! come first if the branch is mostly taken, last if not. The heaviest wishes are granted first, unless what
+//! was granted before already says the contrary; later joins and the final order keep to what was granted.
 //!
-//! **Limits.** Whether one chain must precede another is found by a search over at most [`SEARCH_LIMIT`] chains. A search that
-//! ends there counts as "yes", so that a wish is dropped or a join not made, never an order broken.
+//! **Limits.** Whether one chain must precede another is found by a search over at most [`SEARCH_LIMIT`]
+//! chains. A search that ends there counts as "yes", so that a wish is dropped or a join not made, never an
+//! order broken.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -91,7 +93,8 @@ impl Order {
         }
     }
 
-    /// Whether a chain of the one must stand in front of a chain of the other (or that could not be found out).
+    /// Whether a chain of the one must stand in front of a chain of the other (or that could not be found
+    /// out).
     fn reaches(&mut self, from: u32, to: u32) -> bool {
         let (from, to) = (self.find(from), self.find(to));
         self.stack.push(from);
@@ -126,8 +129,8 @@ impl Order {
         }
     }
 
-    /// Whether the sequence `first` may be put right in front of `second`: nothing must stand between them or the other way
-    /// round.
+    /// Whether the sequence `first` may be put right in front of `second`: nothing must stand between them or
+    /// the other way round.
     pub fn allows(&mut self, first: u32, second: u32) -> bool {
         let (a, b) = (self.find(first), self.find(second));
         self.stack.push(b);

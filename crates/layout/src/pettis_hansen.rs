@@ -1,8 +1,10 @@
-//! Pettis and Hansen's order of procedures (*Profile guided code positioning*, PLDI 1990, section 3): "closest is best".
+//! Pettis and Hansen's order of procedures (*Profile guided code positioning*, PLDI 1990, section 3):
+//! "closest is best".
 //!
-//! The call graph is undirected. The heaviest edge's two chains are joined until no edge is left; weights of edges between
-//! the same two chains add up. A chain may be turned round before it is joined: of the four ways to join two chains, the
-//! one is taken whose two touching procedures call each other most. Chains that no call connects go by density.
+//! The call graph is undirected. The heaviest edge's two chains are joined until no edge is left; weights of
+//! edges between the same two chains add up. A chain may be turned round before it is joined: of the four
+//! ways to join two chains, the one is taken whose two touching procedures call each other most. Chains that
+//! no call connects go by density.
 //!
 //! O((n + m) log n); ties go to the lower numbers.
 
@@ -34,8 +36,8 @@ impl LayoutAlgorithm for PettisHansen {
     }
 }
 
-/// The order of `nodes`, as a permutation of their indices. `arcs` may name a pair several times. Arcs that name nodes that
-/// do not exist are ignored.
+/// The order of `nodes`, as a permutation of their indices. `arcs` may name a pair several times. Arcs that
+/// name nodes that do not exist are ignored.
 pub fn pettis_hansen_order(nodes: &[Node], arcs: &[Arc]) -> Vec<usize> {
     let sizes: Vec<u64> = nodes.iter().map(|n| n.size).collect();
     let links = links(nodes.len(), arcs);

@@ -1,8 +1,9 @@
-//! PH.BB: all of Pettis and Hansen (*Profile guided code positioning*, PLDI 1990): procedures are split, the blocks of their
-//! hot parts chained, and the hot parts ordered by "closest is best". The Codestitcher paper's strongest rival.
+//! PH.BB: all of Pettis and Hansen (*Profile guided code positioning*, PLDI 1990): procedures are split, the
+//! blocks of their hot parts chained, and the hot parts ordered by "closest is best". The Codestitcher
+//! paper's strongest rival.
 //!
-//! Within a function, the chain of the entry comes first; then, again and again, the chain to which the ones already placed
-//! branch most, so that unlikely branches go forward, as old static predictors want.
+//! Within a function, the chain of the entry comes first; then, again and again, the chain to which the ones
+//! already placed branch most, so that unlikely branches go forward, as old static predictors want.
 
 use restitch_profile::Profile;
 use restitch_program::Program;
@@ -70,7 +71,8 @@ pub(crate) fn functions(
     groups
 }
 
-/// The order of a function's chains: that of the entry, then always the one with most branches from those before it.
+/// The order of a function's chains: that of the entry, then always the one with most branches from those
+/// before it.
 fn by_branches(
     program: &Program,
     profile: &Profile,

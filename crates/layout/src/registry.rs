@@ -13,7 +13,8 @@ use crate::{
     Together, search,
 };
 
-/// The name of the algorithm that is used unless another is asked for; local search follows it ([`LayoutChoice::default`]).
+/// The name of the algorithm that is used unless another is asked for; local search follows it
+/// ([`LayoutChoice::default`]).
 pub const DEFAULT_LAYOUT: &str = "ext-tsp-across";
 
 /// What stands behind an algorithm whose order is to be improved by local search.
@@ -84,9 +85,9 @@ fn with_distances() -> Vec<&'static str> {
     at_distances(Distances::default()).iter().map(|a| a.name()).collect()
 }
 
-/// An algorithm, chosen by name, with distances of its own where it brings transfers within such: `stitch`, `codestitcher:4K:64K:2M`; and `+search` or `+search=SECONDS` behind it for
-/// [`search`](crate::search()) afterwards. The default is what measurements found best;
-/// `docs/layout.md` has them.
+/// An algorithm, chosen by name, with distances of its own where it brings transfers within such: `stitch`,
+/// `codestitcher:4K:64K:2M`; and `+search` or `+search=SECONDS` behind it for [`search`](crate::search())
+/// afterwards. The default is what measurements found best; `docs/layout.md` has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutChoice {
     name: &'static str,

@@ -1,8 +1,9 @@
 //! What is not hot, function by function.
 //!
-//! Which of the blocks that training hardly ran, or never, will run together with another input, counts cannot tell; that those of one function do is the best guess.
-//! So they keep the order of functions that the compiler gave them. Within a function those that ran come first, in extended-TSP chains, and what never ran
-//! follows.
+//! Which of the blocks that training hardly ran, or never, will run together with another input, counts
+//! cannot tell; that those of one function do is the best guess. So they keep the order of functions that the
+//! compiler gave them. Within a function those that ran come first, in extended-TSP chains, and what never
+//! ran follows.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use crate::ext_tsp::ext_tsp_chains;
 use crate::graph::{HotGraph, Links};
 use crate::hot_chains::cold_blocks;
 
-/// All movable blocks of functions with an `executed` block that are not hot: the `warm` ones and what never ran, one fragment a function.
+/// All movable blocks of functions with an `executed` block that are not hot: the `warm` ones and what never
+/// ran, one fragment a function.
 pub(crate) fn rest_by_function(
     program: &Program,
     profile: &Profile,

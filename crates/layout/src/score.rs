@@ -1,8 +1,8 @@
 //! The cost model: what a layout does to the processor's front end, in numbers that need no run.
 //!
-//! It shares nothing with the algorithms. Blocks of the layout stand one behind the other, aligned, at their original
-//! lengths; all others stand where they are. Calls and returns are the same in every layout and are not counted. Duplicates
-//! ([`crate::Tail`]) are left out: the score is that of the fragments alone.
+//! It shares nothing with the algorithms. Blocks of the layout stand one behind the other, aligned, at their
+//! original lengths; all others stand where they are. Calls and returns are the same in every layout and are
+//! not counted. Duplicates ([`crate::Tail`]) are left out: the score is that of the fragments alone.
 
 use restitch_address::PAGE;
 use restitch_profile::Profile;
@@ -20,8 +20,8 @@ pub struct Score {
     pub taken: u64,
     /// Executed edges that fall through.
     pub fall_through: u64,
-    /// Extended-TSP score (Newell and Pupyrev, *Improved basic block reordering*, IEEE ToC 2020): 1 for each fall-through,
-    /// up to 0.1 for jumps over at most 1024 bytes forward or 640 backward.
+    /// Extended-TSP score (Newell and Pupyrev, *Improved basic block reordering*, IEEE ToC 2020): 1 for each
+    /// fall-through, up to 0.1 for jumps over at most 1024 bytes forward or 640 backward.
     pub ext_tsp: f64,
     /// 64-byte lines.
     pub lines: Coverage,

@@ -1,18 +1,25 @@
 //! Local search: an order of hot blocks, improved within a budget.
 //!
-//! **Problem.** All algorithms here join chains for good: what a later join would have wanted otherwise stays as it is.
+//! **Problem.** All algorithms here join chains for good: what a later join would have wanted otherwise stays
+//! as it is.
 //!
-//! **Idea.** A *unit*, one or more blocks that stand one behind the other, moves beside a block that it is linked with, if that makes the whole order worth more. What an order is worth is a sum over
-//! transfers (`search/worth.rs`: fall-throughs, short jumps, nearness by levels as in [`Stitch`](crate::Stitch), and lines and pages shared by what branch records saw together), so a move is priced
-//! exactly by the links of all that moves (`search/order.rs`); before that it is sketched by those of the unit. Units are chains first, parted where control seldom falls through, then single
-//! blocks, in turns. Whoever has other neighbours is looked at again, until nothing gains or the budget is used up. (Or-opt, as for the travelling salesman: Or, *Traveling salesman-type
-//! combinatorial problems and their relation to the logistics of regional blood banking*, 1976.)
+//! **Idea.** A *unit*, one or more blocks that stand one behind the other, moves beside a block that it is
+//! linked with, if that makes the whole order worth more. What an order is worth is a sum over transfers
+//! (`search/worth.rs`: fall-throughs, short jumps, nearness by levels as in [`Stitch`](crate::Stitch), and
+//! lines and pages shared by what branch records saw together), so a move is priced exactly by the links of
+//! all that moves (`search/order.rs`); before that it is sketched by those of the unit. Units are chains
+//! first, parted where control seldom falls through, then single blocks, in turns. Whoever has other
+//! neighbours is looked at again, until nothing gains or the budget is used up. (Or-opt, as for the
+//! travelling salesman: Or, *Traveling salesman-type combinatorial problems and their relation to the
+//! logistics of regional blood banking*, 1976.)
 //!
-//! **The budget** is a number of links looked at and not a time, so that the same budget makes the same order on any machine; [`SearchBudget::of_time`] takes for a second what the machine
-//! that it was measured on looks at in one.
+//! **The budget** is a number of links looked at and not a time, so that the same budget makes the same order
+//! on any machine; [`SearchBudget::of_time`] takes for a second what the machine that it was measured on
+//! looks at in one.
 //!
-//! **Limits.** Units move by at most [`REACH`] bytes: what is far away is left to the algorithm that made the order. Alignment is not modelled. Units with more than [`HUB`] links stay. It ends
-//! where no move beside a linked block gains by itself.
+//! **Limits.** Units move by at most [`REACH`] bytes: what is far away is left to the algorithm that made the
+//! order. Alignment is not modelled. Units with more than [`HUB`] links stay. It ends where no move beside a
+//! linked block gains by itself.
 
 mod order;
 mod worth;
@@ -36,7 +43,8 @@ const PRICED: usize = 2;
 const HUB: usize = 4096;
 /// What gains less is rounding, or not worth the move: a share of what the order is worth.
 const EPSILON: f64 = 1e-9;
-/// Links that are looked at in a second on one core of the machine that this was measured on (Intel Xeon, 2.8 GHz).
+/// Links that are looked at in a second on one core of the machine that this was measured on (Intel Xeon, 2.8
+/// GHz).
 const PER_SECOND: f64 = 25e6;
 /// Chains are parted where control falls through in a smaller share of a block's executions.
 const PARTED: f64 = 0.5;
@@ -86,8 +94,9 @@ pub struct Searched {
     pub finished: bool,
 }
 
-/// Improves the order of the hot code of `layout`: same blocks, never worth less than before. A fragment begins where one began, unless control falls into that block now. Duplicates and prefetches, which are chosen for
-/// an order, are taken out.
+/// Improves the order of the hot code of `layout`: same blocks, never worth less than before. A fragment
+/// begins where one began, unless control falls into that block now. Duplicates and prefetches, which are
+/// chosen for an order, are taken out.
 pub fn search(
     program: &Program,
     profile: &Profile,
@@ -146,7 +155,8 @@ fn improve(order: &mut Order<'_>, worth: &Worth, budget: u64) -> Searched {
     done
 }
 
-/// Moves units until none gains. They are parted where less than `parted` of a block's executions fall through. Returns the gain.
+/// Moves units until none gains. They are parted where less than `parted` of a block's executions fall
+/// through. Returns the gain.
 fn sweep(
     order: &mut Order<'_>,
     worth: &Worth,
@@ -214,7 +224,8 @@ mod tests {
     }
 
     proptest! {
-        /// What a move is said to gain is what the worth of the whole order grows by, computed anew; and no node gets lost.
+        /// What a move is said to gain is what the worth of the whole order grows by, computed anew; and no
+        /// node gets lost.
         #[test]
         fn moves_gain_what_they_are_priced_at(seed: u64, nodes in 2u32..40, parted in 0.0f64..1.5) {
             let graph = graph(seed, nodes);
@@ -237,7 +248,8 @@ mod tests {
             }
         }
 
-        /// All algorithms' orders: the same blocks, a valid layout, worth no less, the same twice; without a budget nothing changes.
+        /// All algorithms' orders: the same blocks, a valid layout, worth no less, the same twice; without a
+        /// budget nothing changes.
         #[test]
         fn a_search_keeps_all_blocks_and_loses_nothing(seed: u64, which in 0usize..16, links in 0u64..20_000) {
             let random = RandomProgram::new(seed);

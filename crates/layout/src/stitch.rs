@@ -1,14 +1,15 @@
-//! Stitch: Codestitcher with two changes. Best in the laboratory's models; where the profile does not fit the work,
-//! [`ExtTspAcross`](crate::ExtTspAcross) is safer.
+//! Stitch: Codestitcher with two changes. Best in the laboratory's models; where the profile does not fit the
+//! work, [`ExtTspAcross`](crate::ExtTspAcross) is safer.
 //!
-//! 1. **Split by heat.** The blocks that make up [`Stitch::hot_share`] of all executed bytes are laid out first; those that ran,
-//!    but hardly ever, behind them by the same method, and those that never ran at the far end. In a compiler a quarter of the
-//!    executed blocks make less than a thousandth of the execution; between the others they only take up lines and pages.
+//! 1. **Split by heat.** The blocks that make up [`Stitch::hot_share`] of all executed bytes are laid out
+//!    first; those that ran, but hardly ever, behind them by the same method, and those that never ran at the
+//!    far end. In a compiler a quarter of the executed blocks make less than a thousandth of the execution;
+//!    between the others they only take up lines and pages.
 //! 2. Chains by maximum cycle cover, across functions at tail calls, as in Codestitcher.
-//! 3. **Nearness instead of a limit.** Codestitcher counts transfers within a distance d, near ones and those just within d alike.
-//!    Here one over x bytes counts 1 - x/d, measured from the branch to its target: of two orders within reach, the tighter one
-//!    is taken, and the direction of a join is decided by distances instead of ties. Gain is again over the size of both
-//!    sequences, level by level.
+//! 3. **Nearness instead of a limit.** Codestitcher counts transfers within a distance d, near ones and those
+//!    just within d alike. Here one over x bytes counts 1 - x/d, measured from the branch to its target: of
+//!    two orders within reach, the tighter one is taken, and the direction of a join is decided by distances
+//!    instead of ties. Gain is again over the size of both sequences, level by level.
 //! 4. Sequences go by executed bytes per byte.
 //!
 //! O(levels (n + m) log n) but for hubs; ties go to the lower addresses.
@@ -83,8 +84,8 @@ pub(crate) fn collocate_near(graph: &HotGraph, sequences: Vec<Vec<u32>>, distanc
     chains.into_chains()
 }
 
-/// Step 1: the most executed blocks, until they make up `share` of all executed bytes, and the rest of the executed ones. Blocks
-/// with equal counts stay on one side.
+/// Step 1: the most executed blocks, until they make up `share` of all executed bytes, and the rest of the
+/// executed ones. Blocks with equal counts stay on one side.
 pub(crate) fn split_by_heat(
     program: &Program,
     profile: &Profile,

@@ -1,10 +1,11 @@
 //! [`ExtTspAcross`] with time.
 //!
-//! **Problem.** What shares a line, and is not wanted at the same time, is fetched in vain. Counts do not say what is wanted at the same time.
+//! **Problem.** What shares a line, and is not wanted at the same time, is fetched in vain. Counts do not say
+//! what is wanted at the same time.
 //!
-//! **Idea.** Branch records do ([`Profile::together`]): blocks that ran in the same windows are linked in the graph of which the extended-TSP search
-//! makes chains (`ext_tsp.rs` knows what such a link is worth), whether or not control goes from the one to the other. All other steps are those of
-//! [`ExtTspAcross`].
+//! **Idea.** Branch records do ([`Profile::together`]): blocks that ran in the same windows are linked in the
+//! graph of which the extended-TSP search makes chains (`ext_tsp.rs` knows what such a link is worth),
+//! whether or not control goes from the one to the other. All other steps are those of [`ExtTspAcross`].
 //!
 //! **Limits.** Without such knowledge both layouts are the same. `docs/layout.md` says what it is worth.
 //!

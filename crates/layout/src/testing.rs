@@ -69,7 +69,8 @@ pub fn duplicated(program: &Program, mut layout: Layout, mut seed: u64) -> Layou
     layout
 }
 
-/// A third of the blocks that can fetch a byte of a random block ahead; some of these blocks may be in no fragment of the layout.
+/// A third of the blocks that can fetch a byte of a random block ahead; some of these blocks may be in no
+/// fragment of the layout.
 pub fn fetching(program: &Program, mut layout: Layout, mut seed: u64) -> Layout {
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -6,8 +6,9 @@
 //! prefetch at 0x1000: 0x1020+24
 //! ```
 //!
-//! One fragment a line, by the start addresses of its blocks; `+` marks duplicates behind the block before them, `!` a last one whose conditional
-//! branch is turned round ([`Tail::turned`]); `prefetch` a line that is fetched ahead in front of a block ([`Prefetch`]); `#` begins a comment.
+//! One fragment a line, by the start addresses of its blocks; `+` marks duplicates behind the block before
+//! them, `!` a last one whose conditional branch is turned round ([`Tail::turned`]); `prefetch` a line that
+//! is fetched ahead in front of a block ([`Prefetch`]); `#` begins a comment.
 
 use std::fmt::Write as _;
 

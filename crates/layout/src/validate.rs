@@ -5,9 +5,11 @@ use restitch_program::{EdgeKind, Program, Terminator};
 use crate::{Layout, Prefetch, Tail};
 
 impl Layout {
-    /// Checks that each block occurs at most once, exists and is movable, that no fragment is empty, and that alignments
-    /// are powers of two; that what is fetched ahead is in a fragment, and a block with an instruction in front of its branch fetches it; that duplicates are sorted, of blocks that are in a fragment too, and such that control can fall into each from the
-    /// one in front of it. Each fault gives a sentence.
+    /// Checks that each block occurs at most once, exists and is movable, that no fragment is empty, and that
+    /// alignments are powers of two; that what is fetched ahead is in a fragment, and a block with an
+    /// instruction in front of its branch fetches it; that duplicates are sorted, of blocks that are in a
+    /// fragment too, and such that control can fall into each from the one in front of it. Each fault gives a
+    /// sentence.
     pub fn validate(&self, program: &Program) -> Result<(), Vec<String>> {
         let mut wrong = Vec::new();
         let mut seen = vec![false; program.blocks.len()];

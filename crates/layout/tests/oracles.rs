@@ -1,4 +1,5 @@
-//! Each algorithm against what its source says of it: by a plain way to find that out, or by all orders of a small program.
+//! Each algorithm against what its source says of it: by a plain way to find that out, or by all orders of a
+//! small program.
 
 use restitch_layout::{
     Arc, CacheDirected, Distances, Fragment, HotColdChunks, Layout, LayoutAlgorithm, Node, Score,
@@ -30,8 +31,8 @@ fn call_graph(seed: u64, functions: usize) -> (Vec<Node>, Vec<Arc>) {
     (nodes, arcs)
 }
 
-/// Pettis and Hansen, section 3, by going through all pairs again and again. Which functions are joined follows from the sums alone; how they
-/// stand is read from the order that is to be judged.
+/// Pettis and Hansen, section 3, by going through all pairs again and again. Which functions are joined
+/// follows from the sums alone; how they stand is read from the order that is to be judged.
 #[test]
 fn closest_is_best_as_the_paper_says() {
     for seed in 0..200 {
@@ -84,7 +85,8 @@ fn worth(nodes: &[Node], arcs: &[Arc], order: &[usize], of: impl Fn(f64) -> f64)
     arcs.iter().map(|a| a.count as f64 * of(distance(a))).sum()
 }
 
-/// What the two orders for TLBs make of the distances of calls, against the best of all orders and that of the addresses.
+/// What the two orders for TLBs make of the distances of calls, against the best of all orders and that of
+/// the addresses.
 #[test]
 fn orders_for_tlbs_keep_calls_short() {
     let locality = |distance: f64| distance.max(0.1).powf(-0.25);
@@ -158,8 +160,10 @@ fn hot_chunks_stand_in_front_of_cold_ones_as_the_paper_says() {
     assert!(parted > 100, "{parted} cold blocks of groups");
 }
 
-/// Fall-throughs of each order of blocks against the most that any order has (a maximum path cover), in programs of one function with four to seven executed blocks. Chains by
-/// cycle cover keep half of it in any case; greedy ones are only known to keep a third, and the others want something else, but all are held to it here.
+/// Fall-throughs of each order of blocks against the most that any order has (a maximum path cover), in
+/// programs of one function with four to seven executed blocks. Chains by cycle cover keep half of it in any
+/// case; greedy ones are only known to keep a third, and the others want something else, but all are held to
+/// it here.
 #[test]
 fn orders_of_blocks_keep_half_of_the_fall_throughs() {
     let wanted = ["ph.bb", "hot-chains", "ext-tsp", "codestitcher", "codestitcher+po", "ext-tsp-across"];

@@ -77,7 +77,8 @@ fn with_together(program: &Program, mut profile: Profile, seed: u64) -> Profile 
     profile
 }
 
-/// Functions of one block of 16 bytes each, of which every fourth runs in the same windows; all as often, called by nobody known.
+/// Functions of one block of 16 bytes each, of which every fourth runs in the same windows; all as often,
+/// called by nobody known.
 #[test]
 fn what_runs_together_shares_lines() {
     const FUNCTIONS: u32 = 64;
@@ -91,7 +92,8 @@ fn what_runs_together_shares_lines() {
         let same = (a + 1..FUNCTIONS).filter(|b| (b - a) % 4 == 0);
         profile.together.extend(same.map(|b| ((BlockId(a), BlockId(b)), 10)));
     }
-    // Lines that the windows of all four kinds take together: as few as there are bytes, or four times as many.
+    // Lines that the windows of all four kinds take together: as few as there are bytes, or four times as
+    // many.
     let lines = |layout: &Layout| -> usize {
         let order: Vec<BlockId> = layout.blocks().collect();
         let line_of =
@@ -136,7 +138,8 @@ cold align 1: 0x1020
     assert_eq!(Layout::from_text(expected, &program).unwrap(), layout);
 }
 
-/// The loop's condition is copied to its end, where the jump to it was; turned round, so that the hot way needs no jump either.
+/// The loop's condition is copied to its end, where the jump to it was; turned round, so that the hot way
+/// needs no jump either.
 #[test]
 fn a_hot_jump_gives_way_to_a_duplicate() {
     let program = Program::from_text(LOOP).unwrap();
@@ -452,7 +455,8 @@ fn names_choose_algorithms_and_unknown_ones_are_refused_with_the_list() {
     assert!(error.contains("nonsense") && error.contains("codestitcher+po"), "{error}");
 }
 
-/// Section 2.2.1 of the Codestitcher paper: M calls A 100 times; A0 goes to A1 80 times and to A2 20 times; A1 calls B, A2 calls C.
+/// Section 2.2.1 of the Codestitcher paper: M calls A 100 times; A0 goes to A1 80 times and to A2 20 times;
+/// A1 calls B, A2 calls C.
 const PAPER: &str = "\
 function 0x1000..0x1010 M movable
   0x1000 +16 entry return/1

@@ -1,8 +1,8 @@
 //! Which event starts a record of branches.
 //!
-//! Records shall start where branches are taken, in proportion; so taken branches are the event of choice, cycles the next
-//! best, and time what every machine has (Marin et al., "Break Dancing", section 3.1). Periods are jittered by whoever
-//! sets them.
+//! Records shall start where branches are taken, in proportion; so taken branches are the event of choice,
+//! cycles the next best, and time what every machine has (Marin et al., "Break Dancing", section 3.1).
+//! Periods are jittered by whoever sets them.
 
 use crate::event::{Attributes, Event, attributes, bindings, cycles};
 use crate::thread_event::AlarmEvent;
@@ -18,9 +18,11 @@ pub enum Vendor {
     Other,
 }
 
-/// `EX_RET_BRN_TKN`, taken branches retired (AMD Processor Programming Reference, PMCx0C4; families 10h to 1Ah).
+/// `EX_RET_BRN_TKN`, taken branches retired (AMD Processor Programming Reference, PMCx0C4; families 10h to
+/// 1Ah).
 pub(crate) const AMD_TAKEN: u64 = 0xc4;
-/// `BR_INST_RETIRED.NEAR_TAKEN`: event 0xC4, unit mask 0x20 (Intel SDM volume 3, performance monitoring events).
+/// `BR_INST_RETIRED.NEAR_TAKEN`: event 0xC4, unit mask 0x20 (Intel SDM volume 3, performance monitoring
+/// events).
 pub(crate) const INTEL_TAKEN: u64 = 0x20c4;
 
 impl Vendor {

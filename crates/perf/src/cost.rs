@@ -1,9 +1,11 @@
 //! What a sample costs the program that it is taken of.
 //!
-//! **Problem.** A sample of the CPU clock is a timer interrupt. On bare metal that is a few microseconds; in a virtual machine setting and taking it may be exits
-//! to the host, and one was seen to cost 100 microseconds. At 4,000 samples a second that is nothing, or a third of the program's time.
+//! **Problem.** A sample of the CPU clock is a timer interrupt. On bare metal that is a few microseconds; in
+//! a virtual machine setting and taking it may be exits to the host, and one was seen to cost 100
+//! microseconds. At 4,000 samples a second that is nothing, or a third of the program's time.
 //!
-//! **Idea.** Measure it here: this thread does the same work with and without samples in turns, and compares its own processor time.
+//! **Idea.** Measure it here: this thread does the same work with and without samples in turns, and compares
+//! its own processor time.
 
 use crate::{IpSampler, PerfError, Record, SampleEvent, SampleOptions};
 use std::hint::black_box;
@@ -18,8 +20,8 @@ const WORK: Duration = Duration::from_millis(2);
 /// Steps that are timed to know how many of them are that much.
 const TRIAL: u64 = 200_000;
 
-/// Processor time that one sample of this kind takes from the sampled thread, measured on the calling thread: about 50 ms of processor time. Zero if it
-/// is too little to be told.
+/// Processor time that one sample of this kind takes from the sampled thread, measured on the calling thread:
+/// about 50 ms of processor time. Zero if it is too little to be told.
 ///
 /// # Errors
 /// If sampling is not permitted.
@@ -77,7 +79,8 @@ fn time_of(f: impl FnOnce()) -> Duration {
 
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a live timespec that nobody else has. The clock is there on every Linux; failing, the time stays 0.
+    // SAFETY: `time` is a live timespec that nobody else has. The clock is there on every Linux; failing, the
+    // time stays 0.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

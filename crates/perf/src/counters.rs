@@ -70,8 +70,8 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The count scaled up for the time in which the hardware was counting something else; `None` if it never counted
-    /// although threads ran.
+    /// The count scaled up for the time in which the hardware was counting something else; `None` if it never
+    /// counted although threads ran.
     pub fn scaled(&self) -> Option<f64> {
         match (self.running, self.enabled) {
             (0, 0) => Some(self.value as f64),
@@ -91,7 +91,8 @@ impl Reading {
     }
 }
 
-/// Most events in one group: what AMD processors can count at once less one, which the kernel's watchdog may hold.
+/// Most events in one group: what AMD processors can count at once less one, which the kernel's watchdog may
+/// hold.
 const GROUP: usize = 5;
 
 /// Counters over a set of processes, running until dropped.
@@ -104,9 +105,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens and starts counters for all present threads of `pids`. Hardware events are counted in groups of at most
-    /// five, whose members count at the same times. Events that this machine does not have are left out and can be
-    /// asked for with [`Counters::unavailable`]; if nothing is left, the task clock is counted.
+    /// Opens and starts counters for all present threads of `pids`. Hardware events are counted in groups of
+    /// at most five, whose members count at the same times. Events that this machine does not have are left
+    /// out and can be asked for with [`Counters::unavailable`]; if nothing is left, the task clock is
+    /// counted.
     pub fn open(pids: &[i32], wanted: &[CounterEvent], options: CounterOptions) -> Result<Self, PerfError> {
         let threads = threads_of(pids)?;
         event::raise_file_limit();

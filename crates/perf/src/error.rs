@@ -112,8 +112,9 @@ pub(crate) fn explain(errno: i32, circumstances: Circumstances) -> Refusal {
     }
 }
 
-/// Levels of `kernel.perf_event_paranoid` (Documentation/admin-guide/sysctl/kernel.rst): user code of one's own
-/// processes may be measured up to 2; Debian and Ubuntu add 3 and 4, which forbid everything to ordinary users.
+/// Levels of `kernel.perf_event_paranoid` (Documentation/admin-guide/sysctl/kernel.rst): user code of one's
+/// own processes may be measured up to 2; Debian and Ubuntu add 3 and 4, which forbid everything to ordinary
+/// users.
 fn denied(paranoid: Option<i32>, euid: u32) -> Refusal {
     let (reason, remedy) = match paranoid {
         _ if euid == 0 => (

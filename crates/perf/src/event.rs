@@ -55,7 +55,8 @@ impl Event {
         let mut attributes = *attributes;
         let group = group.map_or(-1, |leader| leader.raw());
         let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
-        // SAFETY: the kernel reads `attributes`, a live local whose `size` field is its size, and may write that field.
+        // SAFETY: the kernel reads `attributes`, a live local whose `size` field is its size, and may write
+        // that field.
         let fd = unsafe { sys::perf_event_open(&raw mut attributes, tid, cpu, group, flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -98,7 +99,8 @@ impl Event {
     /// Reads `buffer.len()` words.
     pub(crate) fn read_words(&self, buffer: &mut [u64]) -> io::Result<()> {
         let wanted = size_of_val(buffer);
-        // SAFETY: the kernel writes at most `wanted` bytes, the size of the exclusively borrowed buffer of integers.
+        // SAFETY: the kernel writes at most `wanted` bytes, the size of the exclusively borrowed buffer of
+        // integers.
         let read = unsafe { libc::read(self.raw(), buffer.as_mut_ptr().cast(), wanted) };
         match usize::try_from(read) {
             Ok(read) if read == wanted => Ok(()),

@@ -3,15 +3,17 @@
 use crate::alarm_choice::{AMD_TAKEN, INTEL_TAKEN};
 use crate::{CounterEvent, Vendor};
 
-/// Slots of the dispatch stage that stay empty for want of instructions (AMD Processor Programming Reference for families 19h and 1Ah, `de_no_dispatch_per_slot`).
+/// Slots of the dispatch stage that stay empty for want of instructions (AMD Processor Programming Reference
+/// for families 19h and 1Ah, `de_no_dispatch_per_slot`).
 const AMD_EMPTY_SLOTS: u64 = 0x1_0000_01a0;
 /// Lines that the instruction cache asks the second level for (the same, event `0x64`, unit mask 7).
 const AMD_L1I_MISSES: u64 = 0x0764;
 /// `IDQ_UOPS_NOT_DELIVERED.CORE` (Intel SDM volume 3, performance monitoring events).
 const INTEL_EMPTY_SLOTS: u64 = 0x019c;
 
-/// What to count to compare layouts on this processor, with names for people, what decides first; at most five of the hardware's, as many as count at the same time. Which of them the machine
-/// has is for [`Counters::open`](crate::Counters::open) to find out.
+/// What to count to compare layouts on this processor, with names for people, what decides first; at most
+/// five of the hardware's, as many as count at the same time. Which of them the machine has is for
+/// [`Counters::open`](crate::Counters::open) to find out.
 pub fn front_end_events() -> Vec<(CounterEvent, &'static str)> {
     events_of(Vendor::of_this_machine())
 }

@@ -83,8 +83,9 @@ pub enum Record {
         /// When.
         time: u64,
     },
-    /// A thread has ended, and its event has counted so much: processor time in nanoseconds, in user and system, if that is what it samples by.
-    /// There is one of each processor's event, and they may come after [`Exit`](Self::Exit).
+    /// A thread has ended, and its event has counted so much: processor time in nanoseconds, in user and
+    /// system, if that is what it samples by. There is one of each processor's event, and they may come after
+    /// [`Exit`](Self::Exit).
     Time {
         /// Its process.
         pid: i32,
@@ -124,8 +125,8 @@ impl Record {
     }
 }
 
-/// Which fields the records have: what was asked for when the event was opened. Samples hold address, thread and time
-/// always; other records end in thread and time.
+/// Which fields the records have: what was asked for when the event was opened. Samples hold address, thread
+/// and time always; other records end in thread and time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RecordLayout {
     /// Samples end in a branch stack.
@@ -148,8 +149,8 @@ const MISC_EXEC: u16 = 1 << 13;
 /// One `perf_branch_entry`.
 const BRANCH: usize = 24;
 
-/// Parses one record, given its type, the `misc` word of its header, and the bytes behind that 8-byte header. `None` for one that is too short for
-/// what it claims to hold.
+/// Parses one record, given its type, the `misc` word of its header, and the bytes behind that 8-byte header.
+/// `None` for one that is too short for what it claims to hold.
 pub fn parse_record(kind: u32, misc: u16, body: &[u8], layout: RecordLayout) -> Option<Record> {
     let mut cursor = Cursor(body);
     match kind {

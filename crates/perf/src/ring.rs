@@ -18,8 +18,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Maps the ring of `event` with `pages` data pages, or fewer (halving down to 8) if so much memory may not be
-    /// locked (`kernel.perf_event_mlock_kb`).
+    /// Maps the ring of `event` with `pages` data pages, or fewer (halving down to 8) if so much memory may
+    /// not be locked (`kernel.perf_event_mlock_kb`).
     pub(crate) fn map(event: &Event, pages: usize) -> io::Result<Self> {
         let mut pages = pages.next_power_of_two().max(8);
         loop {
@@ -45,8 +45,8 @@ impl Ring {
     }
 
     fn control(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `base` is the live, page-aligned control page of this mapping, `offset` that of an aligned u64 within
-        // it; kernel and user access the word atomically only.
+        // SAFETY: `base` is the live, page-aligned control page of this mapping, `offset` that of an aligned
+        // u64 within it; kernel and user access the word atomically only.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -62,8 +62,8 @@ impl Ring {
     fn copy(&self, position: u64, out: &mut [u8]) {
         let start = (position % self.data_len as u64) as usize;
         let first = out.len().min(self.data_len - start);
-        // SAFETY: both pieces lie within the data pages (`start + first <= data_len`, the rest is shorter than
-        // `out.len() <= data_len`), and the kernel does not write between tail and head.
+        // SAFETY: both pieces lie within the data pages (`start + first <= data_len`, the rest is shorter
+        // than `out.len() <= data_len`), and the kernel does not write between tail and head.
         unsafe {
             let data = self.base.as_ptr().add(PAGE);
             data.add(start).copy_to_nonoverlapping(out.as_mut_ptr(), first);

@@ -24,7 +24,8 @@ pub enum SampleEvent {
 /// Settings of a sampler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SampleOptions {
-    /// Samples per second of CPU time of each thread; lowered to what `kernel.perf_event_max_sample_rate` permits.
+    /// Samples per second of CPU time of each thread; lowered to what `kernel.perf_event_max_sample_rate`
+    /// permits.
     pub frequency: u64,
     /// What triggers samples.
     pub event: SampleEvent,
@@ -34,9 +35,11 @@ pub struct SampleOptions {
     pub exclude_kernel: bool,
     /// Take the hardware's branch records along (needs cycles).
     pub branch_stack: bool,
-    /// Report programs, mappings, threads and ends beside the samples. Of two samplers of the same processes one is enough.
+    /// Report programs, mappings, threads and ends beside the samples. Of two samplers of the same processes
+    /// one is enough.
     pub tasks: bool,
-    /// Report the processor time of each thread when it ends ([`Record::Time`]): of threads and processes that are started later only, and now and then of one of them not.
+    /// Report the processor time of each thread when it ends ([`Record::Time`]): of threads and processes
+    /// that are started later only, and now and then of one of them not.
     pub times: bool,
     /// Size of each CPU's ring in 4 KiB pages, a power of two.
     pub ring_pages: usize,
@@ -68,8 +71,8 @@ pub struct IpSampler {
 }
 
 impl IpSampler {
-    /// Opens and starts sampling of all present threads of `pids`: one event for each thread and CPU (the kernel
-    /// permits no ring for inherited events otherwise), one ring for each CPU.
+    /// Opens and starts sampling of all present threads of `pids`: one event for each thread and CPU (the
+    /// kernel permits no ring for inherited events otherwise), one ring for each CPU.
     pub fn open(pids: &[i32], options: SampleOptions) -> Result<Self, PerfError> {
         let event = chosen(options.event);
         let threads = threads_of(pids)?;
@@ -88,12 +91,16 @@ impl IpSampler {
         Ok(sampler)
     }
 
-    /// The same for whatever runs on the machine, with the beginnings of threads and processes ([`Record::Fork`]) and of programs ([`Record::Exec`]), and no other records of tasks. Nothing is to be done when threads take turns, while
-    /// an event of their own has its timer set each time. (A server that wakes for each request took 1.2 times its processor time with 50 samples a second of its own, and no more than before with as
-    /// many of each processor: MariaDB under point-select, 14 rounds in a virtual machine, by a script that is not kept.)
+    /// The same for whatever runs on the machine, with the beginnings of threads and processes
+    /// ([`Record::Fork`]) and of programs ([`Record::Exec`]), and no other records of tasks. Nothing is to be
+    /// done when threads take turns, while an event of their own has its timer set each time. (A server that
+    /// wakes for each request took 1.2 times its processor time with 50 samples a second of its own, and no
+    /// more than before with as many of each processor: MariaDB under point-select, 14 rounds in a virtual
+    /// machine, by a script that is not kept.)
     ///
     /// # Errors
-    /// As for [`open`](Self::open); users without `CAP_PERFMON` need a `kernel.perf_event_paranoid` of 0 or less.
+    /// As for [`open`](Self::open); users without `CAP_PERFMON` need a `kernel.perf_event_paranoid` of 0 or
+    /// less.
     pub fn open_machine(options: SampleOptions) -> Result<Self, PerfError> {
         const ALL: i32 = -1;
         let options = SampleOptions { inherit: false, tasks: false, times: false, ..options };
@@ -173,7 +180,8 @@ impl IpSampler {
         events.try_for_each(Event::disable).map_err(|source| PerfError::Io { operation: "halting", source })
     }
 
-    /// Takes all records that have come since the last time, ordered by time within this batch. Losses come first.
+    /// Takes all records that have come since the last time, ordered by time within this batch. Losses come
+    /// first.
     pub fn drain(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
         for (_, ring) in &self.rings {
@@ -183,8 +191,8 @@ impl IpSampler {
         records
     }
 
-    /// Descriptors that can be read when a ring is a quarter full, one for each ring: for those who wait for other things as well. Being asked about makes them
-    /// unreadable again, until the next quarter.
+    /// Descriptors that can be read when a ring is a quarter full, one for each ring: for those who wait for
+    /// other things as well. Being asked about makes them unreadable again, until the next quarter.
     ///
     /// # Errors
     /// If there may be no more descriptors.
@@ -201,8 +209,8 @@ impl IpSampler {
         };
         let mut entries: Vec<libc::pollfd> = self.rings.iter().map(entry).collect();
         let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: `entries` is a live, exclusively borrowed array of the stated length. An early return, for a signal or
-        // otherwise, is harmless.
+        // SAFETY: `entries` is a live, exclusively borrowed array of the stated length. An early return, for
+        // a signal or otherwise, is harmless.
         unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, milliseconds) };
     }
 }
@@ -234,7 +242,8 @@ pub(crate) fn threads_of(pids: &[i32]) -> Result<Vec<i32>, PerfError> {
     }
 }
 
-/// Whether a thread has ended or is ending: what the kernel then refuses, it does not refuse for lack of permission.
+/// Whether a thread has ended or is ending: what the kernel then refuses, it does not refuse for lack of
+/// permission.
 pub(crate) fn has_ended(tid: i32) -> bool {
     match restitch_procfs::thread_stat(tid, tid) {
         Ok(stat) => stat.state.is_ended() || stat.is_exiting,
@@ -314,7 +323,8 @@ fn online_cpus() -> Vec<i32> {
     }
 }
 
-/// Parses a list such as `0-3,8`. Parts that are no numbers are skipped, numbers above 65535 are not believed.
+/// Parses a list such as `0-3,8`. Parts that are no numbers are skipped, numbers above 65535 are not
+/// believed.
 fn parse_cpu_list(text: &str) -> Vec<i32> {
     let number = |text: &str| text.trim().parse::<u16>().ok().map(i32::from);
     let part = |part: &str| match part.split_once('-') {

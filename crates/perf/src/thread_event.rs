@@ -1,14 +1,15 @@
 //! Events of one thread that tell about themselves by a signal to that thread.
 //!
-//! Problem: a tracer that wants to see a thread *at* an instruction, or in the middle of its work, needs it held there, and
-//! yet nothing may be left behind if the tracer dies: debug registers that `ptrace` has set stay set and then kill
-//! the thread by SIGTRAP, and so does a SIGTRAP of `attr.sigtrap` that is under way. Idea: the event belongs to a
-//! descriptor of *ours* and goes with it; its overflow sends (`F_SETSIG`, `F_SETOWN_EX`) a signal whose default is
-//! to be ignored to the *thread*. A tracer sees ignored signals too, as a stop before the instruction is executed; if it
-//! dies, at whatever moment, the signal is ignored and the thread runs on.
+//! Problem: a tracer that wants to see a thread *at* an instruction, or in the middle of its work, needs it
+//! held there, and yet nothing may be left behind if the tracer dies: debug registers that `ptrace` has set
+//! stay set and then kill the thread by SIGTRAP, and so does a SIGTRAP of `attr.sigtrap` that is under way.
+//! Idea: the event belongs to a descriptor of *ours* and goes with it; its overflow sends (`F_SETSIG`,
+//! `F_SETOWN_EX`) a signal whose default is to be ignored to the *thread*. A tracer sees ignored signals too,
+//! as a stop before the instruction is executed; if it dies, at whatever moment, the signal is ignored and
+//! the thread runs on.
 //!
-//! Limits: a thread that blocks the signal is not stopped until it unblocks it. References: perf_event_open(2), "Overflow
-//! handling"; fcntl(2), "Managing signals"; ptrace(2), "Signal-delivery-stop".
+//! Limits: a thread that blocks the signal is not stopped until it unblocks it. References:
+//! perf_event_open(2), "Overflow handling"; fcntl(2), "Managing signals"; ptrace(2), "Signal-delivery-stop".
 
 use crate::PerfError;
 use crate::event::{Attributes, Event, execution_breakpoint};
@@ -58,8 +59,9 @@ impl ThreadAlarm {
         self.event.enable().map_err(|source| PerfError::Io { operation: "starting", source })
     }
 
-    /// How many of its events the thread has had since the alarm was started: of [`AlarmEvent::TaskClock`], nanoseconds of its own CPU time,
-    /// in the kernel too, up to now. (A thread that runs is interrupted for that.)
+    /// How many of its events the thread has had since the alarm was started: of [`AlarmEvent::TaskClock`],
+    /// nanoseconds of its own CPU time, in the kernel too, up to now. (A thread that runs is interrupted for
+    /// that.)
     pub fn count(&self) -> Result<u64, PerfError> {
         let mut count = [0];
         self.event
@@ -91,7 +93,8 @@ pub struct ThreadBreakpoint {
 const NOWHERE: Avma = Avma::new(0x1000);
 
 impl ThreadBreakpoint {
-    /// Opens a breakpoint for thread `tid` that sends it `signal` before it executes the instruction. It is not set yet.
+    /// Opens a breakpoint for thread `tid` that sends it `signal` before it executes the instruction. It is
+    /// not set yet.
     pub fn open(tid: i32, signal: i32) -> Result<Self, PerfError> {
         let event = open(&breakpoint_at(NOWHERE, false), tid, "a hardware breakpoint")?;
         notify(&event, tid, signal)?;
@@ -169,7 +172,8 @@ const F_SETSIG: libc::c_int = 10;
 /// Makes overflows of `event` send `signal` to thread `tid`.
 fn notify(event: &Event, tid: i32, signal: i32) -> Result<(), PerfError> {
     let owner = Owner { kind: F_OWNER_TID, pid: tid };
-    // SAFETY: `fcntl` on an owned descriptor; the first call reads the live local `owner`, the others take numbers.
+    // SAFETY: `fcntl` on an owned descriptor; the first call reads the live local `owner`, the others take
+    // numbers.
     let results = unsafe {
         [
             libc::fcntl(event.raw(), F_SETOWN_EX, &raw const owner),

@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A program that spins in one function, in the main thread and (after a line of input) in two later ones and a child.
+/// A program that spins in one function, in the main thread and (after a line of input) in two later ones and
+/// a child.
 const SOURCE: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -263,7 +264,8 @@ fn the_probe_gives_a_reason_for_everything_that_is_missing() {
     assert!(matches!(gone, Err(PerfError::NoProcess { .. } | PerfError::Denied { .. })), "{gone:?}");
 }
 
-/// The processor time of a shell that counts, in seconds: as its parent is told, and as the sampler is, and what has passed meanwhile.
+/// The processor time of a shell that counts, in seconds: as its parent is told, and as the sampler is, and
+/// what has passed meanwhile.
 fn counting_shell(sampler: &mut IpSampler) -> (f64, f64, f64) {
     let start = std::time::Instant::now();
     let script = "i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); done";
@@ -302,6 +304,7 @@ fn ended_processes_tell_their_time() {
         assert!(said <= elapsed, "{said} s of {used} s in {elapsed} s");
         told += usize::from(said > 0.5 * used);
     }
-    // A child may exchange its events with the thread that it was started by (`perf_event_context_sched_out`), and takes those with it that tell nothing: once.
+    // A child may exchange its events with the thread that it was started by
+    // (`perf_event_context_sched_out`), and takes those with it that tell nothing: once.
     assert!(told >= 4, "{told} of 6");
 }

@@ -1,4 +1,5 @@
-//! Environments for other programs: whether `LD_PRELOAD` names this library, and copies in which it does, or does not.
+//! Environments for other programs: whether `LD_PRELOAD` names this library, and copies in which it does, or
+//! does not.
 //!
 //! Copies lie on the stack: a child of `vfork` must leave no traces in its parent's memory.
 
@@ -71,7 +72,8 @@ impl Environment {
         unsafe { self.copy(given, before.map(|(place, _)| place), true) }
     }
 
-    /// A copy of `given` that does not preload `own`: without the variable, if that is all of it; nothing if it is too large.
+    /// A copy of `given` that does not preload `own`: without the variable, if that is all of it; nothing if
+    /// it is too large.
     ///
     /// # Safety
     /// As above.
@@ -87,7 +89,8 @@ impl Environment {
         unsafe { self.copy(given, Some(place), is_any_left) }
     }
 
-    /// Copies the entries of `given`, with our `LD_PRELOAD` (or without one) for that at `place`, or behind all.
+    /// Copies the entries of `given`, with our `LD_PRELOAD` (or without one) for that at `place`, or behind
+    /// all.
     ///
     /// # Safety
     /// As above.

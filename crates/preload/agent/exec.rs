@@ -1,8 +1,10 @@
-//! Starting other programs: `LD_PRELOAD` keeps naming the agent, whatever environment a program gives to the next one.
+//! Starting other programs: `LD_PRELOAD` keeps naming the agent, whatever environment a program gives to the
+//! next one.
 //!
-//! Each function adds the agent to the environment that it was given, if it is not there, and calls the C library's function of the same name. `system` and
-//! `popen` give their shell the process's own environment, which is exchanged for such a copy meanwhile, where no other thread can look. Where the next program
-//! could not be given the agent, or would tell of it ([`is_of_use`]), it is taken out instead.
+//! Each function adds the agent to the environment that it was given, if it is not there, and calls the C
+//! library's function of the same name. `system` and `popen` give their shell the process's own environment,
+//! which is exchanged for such a copy meanwhile, where no other thread can look. Where the next program could
+//! not be given the agent, or would tell of it ([`is_of_use`]), it is taken out instead.
 
 use crate::environment::{Environment, List, Text, value};
 use crate::libc::{self, Next};
@@ -25,8 +27,9 @@ pub fn find() {
     }
 }
 
-/// Calls `call` with an environment that has the agent in it, or not where it is of no use: `given`, or a copy. The copy needs 20 KiB of stack, which threads with
-/// small stacks may not have; but it is needed only where a program has made its own environment, or has changed what it may see.
+/// Calls `call` with an environment that has the agent in it, or not where it is of no use: `given`, or a
+/// copy. The copy needs 20 KiB of stack, which threads with small stacks may not have; but it is needed only
+/// where a program has made its own environment, or has changed what it may see.
 ///
 /// # Safety
 /// `given` is null or a list of texts that ends in a null pointer.
@@ -44,8 +47,9 @@ unsafe fn with_agent(given: List, call: impl FnOnce(List) -> c_int) -> c_int {
     unsafe { with_copy(given, own, is_wanted, call) }
 }
 
-/// Whether the agent may be given to the next program. Its loader says on standard error what it cannot preload: this process may have another user or
-/// another root folder by now than when it began, or the agent's file is gone. And a program of which the loader is to list the libraries (as `ldd` has it do, and
+/// Whether the agent may be given to the next program. Its loader says on standard error what it cannot
+/// preload: this process may have another user or another root folder by now than when it began, or the
+/// agent's file is gone. And a program of which the loader is to list the libraries (as `ldd` has it do, and
 /// those who copy them) has not asked for this one.
 ///
 /// # Safety
@@ -192,9 +196,9 @@ macro_rules! spawn {
 spawn!(posix_spawn, SPAWN);
 spawn!(posix_spawnp, SPAWNP);
 
-// `execl`, `execlp` and `execle` take their arguments one by one. They are put in a row with those that are on the stack
-// already: the return address is taken away, the five registers are pushed, and what lies there is the list. They return only
-// if they fail, and give the stack back as it was.
+// `execl`, `execlp` and `execle` take their arguments one by one. They are put in a row with those that are
+// on the stack already: the return address is taken away, the five registers are pushed, and what lies there
+// is the list. They return only if they fail, and give the stack back as it was.
 macro_rules! variadic {
     ($name:ident, $with:ident) => {
         /// # Safety
@@ -234,8 +238,8 @@ variadic!(execl, execv);
 variadic!(execlp, execvp);
 variadic!(execle, execv_with_environment);
 
-/// Calls `call` while the process's own environment has the agent in it. With other threads, which could change the environment
-/// meanwhile, it stays as it is.
+/// Calls `call` while the process's own environment has the agent in it. With other threads, which could
+/// change the environment meanwhile, it stays as it is.
 ///
 /// # Safety
 /// As for the C library's function that is called.
@@ -244,7 +248,8 @@ unsafe fn with_agent_in_own<T>(mut call: impl FnMut() -> T) -> T {
     if let Some(slot) = libc::environment_slot()
         && libc::is_single_threaded_glibc()
     {
-        // SAFETY: there is one thread, which waits here; the copy lives until the C library's function has returned.
+        // SAFETY: there is one thread, which waits here; the copy lives until the C library's function has
+        // returned.
         unsafe {
             let own = *slot;
             with_agent(own, |list| {

@@ -1,7 +1,8 @@
 //! The files beside this library: their names, and which of them are trusted.
 //!
-//! A file is what the folder has under its name, no link to something else, except where the cache itself leads to one of its own files; it belongs to this user or to root, and nobody
-//! else may write to it or to the folder. What is no regular file is never waited for.
+//! A file is what the folder has under its name, no link to something else, except where the cache itself
+//! leads to one of its own files; it belongs to this user or to root, and nobody else may write to it or to
+//! the folder. What is no regular file is never waited for.
 
 use crate::modules::Module;
 use crate::sys::{self, File};
@@ -81,7 +82,8 @@ impl Folder {
     }
 }
 
-/// The file's length, if it is a regular one that belongs to this user or to root, and nobody else may write to it.
+/// The file's length, if it is a regular one that belongs to this user or to root, and nobody else may write
+/// to it.
 fn is_trusted(file: &File) -> Option<u64> {
     let status = file.status()?;
     (status.is_regular() && status.is_safe()).then_some(status.len)

@@ -1,7 +1,9 @@
-//! Modules that are known by their files: which content a file has that is as it was when somebody has read all of it.
+//! Modules that are known by their files: which content a file has that is as it was when somebody has read
+//! all of it.
 //!
-//! The file that is mapped may not be the one that its path names by now, so three things have to be right: the path's file is one that is known, in the state that it is known in;
-//! what the kernel says is mapped is that very file; and some words of the code in memory are those of the file that was read.
+//! The file that is mapped may not be the one that its path names by now, so three things have to be right:
+//! the path's file is one that is known, in the state that it is known in; what the kernel says is mapped is
+//! that very file; and some words of the code in memory are those of the file that was read.
 
 use crate::files::Folder;
 use crate::known::{FileKey, KNOWN_LEN, Known, code_samples};
@@ -37,12 +39,14 @@ fn noted(key: &FileKey, folder: &Folder) -> Option<Known> {
 /// [`code_samples`] of the code in memory.
 fn samples(module: &Module) -> Option<u64> {
     let start = module.bias.wrapping_add(module.segment.0);
-    // SAFETY: within the module's executable segment, which is mapped from a file of this length and may be read.
+    // SAFETY: within the module's executable segment, which is mapped from a file of this length and may be
+    // read.
     let word = |at: u64| unsafe { (start.wrapping_add(at) as *const u64).read_unaligned() };
     module.readable.then(|| code_samples(module.segment.1, word))
 }
 
-/// Whether what is mapped at an address is the file with this device and inode, as `/proc/self/maps` names it.
+/// Whether what is mapped at an address is the file with this device and inode, as `/proc/self/maps` names
+/// it.
 fn is_mapped(address: u64, device: u64, inode: u64) -> bool {
     let Some(file) = sys::open(b"/proc/self/maps\0") else { return false };
     let (mut bytes, mut line) = ([0; 1024], Line::default());

@@ -70,8 +70,8 @@ impl Next {
         Self { address: AtomicUsize::new(0), name }
     }
 
-    /// Its address; 0 if there is none. Once the library is initialized nothing is looked up any more: `dlsym` takes a lock, and a
-    /// forked child may have inherited it from a thread that it does not have.
+    /// Its address; 0 if there is none. Once the library is initialized nothing is looked up any more:
+    /// `dlsym` takes a lock, and a forked child may have inherited it from a thread that it does not have.
     pub fn get(&self) -> usize {
         match self.address.load(Ordering::Relaxed) {
             0 if !INITIALIZED.load(Ordering::Relaxed) => self.find(),
@@ -85,8 +85,8 @@ impl Next {
         if dlsym == 0 || self.name.last() != Some(&0) {
             return 0;
         }
-        // SAFETY: the C library's `dlsym`; the name ends in a zero byte. The call is made from this library, so that "next" means
-        // behind it.
+        // SAFETY: the C library's `dlsym`; the name ends in a zero byte. The call is made from this library,
+        // so that "next" means behind it.
         let found = unsafe {
             let dlsym: extern "C" fn(*mut c_void, *const c_char) -> *mut c_void = core::mem::transmute(dlsym);
             dlsym(NEXT, self.name.as_ptr().cast())
@@ -135,7 +135,8 @@ pub fn random_bytes() -> Option<[u8; 16]> {
         let getauxval: extern "C" fn(usize) -> usize = core::mem::transmute(getauxval);
         getauxval(AT_RANDOM)
     };
-    // SAFETY: the kernel's sixteen bytes on the stack, which stay there. Read as they are: nobody writes them.
+    // SAFETY: the kernel's sixteen bytes on the stack, which stay there. Read as they are: nobody writes
+    // them.
     (at != 0).then(|| unsafe { (at as *const [u8; 16]).read() })
 }
 

@@ -1,10 +1,12 @@
-//! The agent: maps prepared code versions into the process that it is loaded into, before that process's first instruction.
+//! The agent: maps prepared code versions into the process that it is loaded into, before that process's
+//! first instruction.
 //!
-//! It is a library of its own, without the standard library and without any library that it would have to bring along; what it
-//! needs of the C library it finds by weak symbols, so that it is loaded, and then does nothing, beside an unknown one.
+//! It is a library of its own, without the standard library and without any library that it would have to
+//! bring along; what it needs of the C library it finds by weak symbols, so that it is loaded, and then does
+//! nothing, beside an unknown one.
 //!
-//! Every function here runs in a process that somebody else wrote: nothing is allocated, nothing printed, no error reported. Where
-//! anything is not as expected, the process runs its original code.
+//! Every function here runs in a process that somebody else wrote: nothing is allocated, nothing printed, no
+//! error reported. Where anything is not as expected, the process runs its original code.
 #![no_std]
 
 #[path = "../src/content.rs"]

@@ -96,15 +96,16 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// Those that are loaded; nothing in a process that is not single-threaded, or whose C library is not known.
+    /// Those that are loaded; nothing in a process that is not single-threaded, or whose C library is not
+    /// known.
     pub fn of_process() -> Option<Self> {
         let next = ITERATE_OBJECTS.get();
         if next == 0 || !libc::is_single_threaded_glibc() {
             return None;
         }
         let mut modules = Self { list: [NONE; MOST], count: 0 };
-        // SAFETY: the C library's `dl_iterate_phdr`; `collect` gets the list back, which outlives the call. The modules are only noted
-        // here: when their code is replaced, none of it must be running.
+        // SAFETY: the C library's `dl_iterate_phdr`; `collect` gets the list back, which outlives the call.
+        // The modules are only noted here: when their code is replaced, none of it must be running.
         unsafe {
             core::mem::transmute::<usize, IterateObjects>(next)(collect, (&raw mut modules).cast());
         }

@@ -1,9 +1,13 @@
 //! Whether a module is what its overlay was made of, byte for byte.
 //!
-//! **Problem.** A build id stays when a program is changed: a constant in its code, an entry of a table. An overlay brings the code of before.
+//! **Problem.** A build id stays when a program is changed: a constant in its code, an entry of a table. An
+//! overlay brings the code of before.
 //!
-//! **Idea.** Either the module's file is known ([`Known`](crate::known::Known)), in the state in which somebody has read all of it, and this process has no pages of its own in the module's code (a debugger's breakpoints); that takes some
-//! system calls. Or all that is loaded from the file is hashed: what nobody writes in memory, what the loader relocates in the file. That takes as long as memory is read, a millisecond for some MiB.
+//! **Idea.** Either the module's file is known ([`Known`](crate::known::Known)), in the state in which
+//! somebody has read all of it, and this process has no pages of its own in the module's code (a debugger's
+//! breakpoints); that takes some system calls. Or all that is loaded from the file is hashed: what nobody
+//! writes in memory, what the loader relocates in the file. That takes as long as memory is read, a
+//! millisecond for some MiB.
 
 use crate::content::{BLOCK, ContentHash};
 use crate::files::Folder;
@@ -19,7 +23,8 @@ const PAGE: u64 = 4096;
 
 const _: () = assert!(PIECE.is_multiple_of(BLOCK));
 
-/// Whether the module has the content of this [`ContentHash`]. What is `noted` of its file is known already, or it is looked for.
+/// Whether the module has the content of this [`ContentHash`]. What is `noted` of its file is known already,
+/// or it is looked for.
 pub fn is_original(module: &Module, noted: Option<u64>, original: u64, folder: &Folder) -> bool {
     let noted = noted.or_else(|| {
         let known = identify::known(module, folder)?;
@@ -54,7 +59,8 @@ fn try_is_untouched(module: &Module) -> Option<()> {
     Some(())
 }
 
-/// Whether a page, as `/proc/PID/pagemap` tells of it, is the file's, or not there yet: not (present or swapped, and not of a file).
+/// Whether a page, as `/proc/PID/pagemap` tells of it, is the file's, or not there yet: not (present or
+/// swapped, and not of a file).
 fn is_of_file(state: &[u8]) -> bool {
     let state = state.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     state >> 62 == 0 || state & 1 << 61 != 0
@@ -83,7 +89,8 @@ fn of_memory(module: &Module, load: &Load, hash: &mut ContentHash) -> Option<()>
     if !load.readable || !sys::populate(start, load.file_len) {
         return None;
     }
-    // SAFETY: mapped from a file of at least this length, and may be read; there is one thread, which writes nowhere meanwhile.
+    // SAFETY: mapped from a file of at least this length, and may be read; there is one thread, which writes
+    // nowhere meanwhile.
     let bytes = unsafe { core::slice::from_raw_parts(start as *const u8, load.file_len as usize) };
     hash.bytes(load.offset, bytes);
     Some(())

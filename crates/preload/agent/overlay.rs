@@ -22,7 +22,8 @@ pub fn install_all() {
     }
 }
 
-/// Tells observers that all modules were looked at which this process has begun with: what is mapped from now on was opened by the program itself.
+/// Tells observers that all modules were looked at which this process has begun with: what is mapped from now
+/// on was opened by the program itself.
 pub fn tell() {
     let own = versions::own_path();
     if !own.is_null() {
@@ -33,7 +34,8 @@ pub fn tell() {
     }
 }
 
-/// Maps the overlay of a module, if it has one that fits. `noted` is the hash of what is loaded of it, if its file is known.
+/// Maps the overlay of a module, if it has one that fits. `noted` is the hash of what is loaded of it, if its
+/// file is known.
 fn install(module: &Module, noted: Option<u64>, folder: &Folder) -> Option<()> {
     let (file, len) = folder.open(module, b".overlay", false)?;
     let mut page = [0; PAGE as usize];
@@ -65,9 +67,9 @@ fn install(module: &Module, noted: Option<u64>, folder: &Folder) -> Option<()> {
         module: actual(meta.segment_start),
         link_map: versions::link_map_of(actual(meta.segment_start)),
     };
-    // SAFETY: there is one thread. The code that is replaced is that of a module whose functions do not run: on the stack are the
-    // loader, which has no overlay, and this library. Its new bytes are the same but for jumps over instructions that the
-    // version has copies of.
+    // SAFETY: there is one thread. The code that is replaced is that of a module whose functions do not run:
+    // on the stack are the loader, which has no overlay, and this library. Its new bytes are the same but for
+    // jumps over instructions that the version has copies of.
     unsafe {
         if !versions::add(version) {
             sys::unmap(start, meta.version_len);
@@ -83,7 +85,8 @@ fn install(module: &Module, noted: Option<u64>, folder: &Folder) -> Option<()> {
     Some(())
 }
 
-/// Whether this process is one of those that run the original code for comparison. The kernel's random bytes decide, for each module anew: nothing else that the process does depends on it.
+/// Whether this process is one of those that run the original code for comparison. The kernel's random bytes
+/// decide, for each module anew: nothing else that the process does depends on it.
 fn is_held_out(meta: &Meta) -> bool {
     if meta.held_out == 0 {
         return false;
@@ -129,7 +132,8 @@ unsafe fn try_map_counters(meta: &Meta, module: &Module, folder: &Folder) -> Opt
     if !unsafe { file.map(at, len, READ | WRITE, SHARED | NO_REPLACE, 0) } {
         return None;
     }
-    // SAFETY: mapped a moment ago, for as long as the process lives; aligned; everybody changes it by atomic operations only.
+    // SAFETY: mapped a moment ago, for as long as the process lives; aligned; everybody changes it by atomic
+    // operations only.
     let tickets = unsafe { AtomicI64::from_ptr((at + Counts::TICKETS_AT) as *mut i64) };
     let slot = COUNTING.iter().find(|s| s.load(Ordering::Relaxed) == 0);
     if tickets.fetch_sub(1, Ordering::Relaxed) <= 0 || slot.is_none() {

@@ -59,7 +59,8 @@ impl Status {
         (self.owner == user() || self.owner == 0) && self.mode & 0o022 == 0
     }
 
-    /// Of `struct stat` of x86-64, in words: st_dev, st_ino, st_nlink, st_mode and st_uid, st_gid, st_rdev, st_size, st_blksize, st_blocks, st_atim, st_mtim, st_ctim.
+    /// Of `struct stat` of x86-64, in words: st_dev, st_ino, st_nlink, st_mode and st_uid, st_gid, st_rdev,
+    /// st_size, st_blksize, st_blocks, st_atim, st_mtim, st_ctim.
     fn of(stat: [u64; 18]) -> Self {
         let key = FileKey {
             device: stat[0],
@@ -117,7 +118,8 @@ pub unsafe fn open_text(path: *const u8) -> Option<File> {
     checked(unsafe { call(257, [AT_FDCWD, path as usize, READ_ONLY | AT_ONCE, 0, 0, 0]) }).map(File)
 }
 
-/// Maps in what is there of a private file mapping that may be read; whether all of it is. (A kernel before 5.14 does that when it is read.)
+/// Maps in what is there of a private file mapping that may be read; whether all of it is. (A kernel before
+/// 5.14 does that when it is read.)
 pub fn populate(start: u64, len: u64) -> bool {
     const POPULATE_READ: usize = 22;
     const UNKNOWN_ADVICE: isize = -22;
@@ -128,8 +130,9 @@ pub fn populate(start: u64, len: u64) -> bool {
     done == 0 || done == UNKNOWN_ADVICE
 }
 
-/// Whether a program that this process executes now may read a file: `access`, which asks for the real user, without the capabilities that are lost on the way. (Where the
-/// effective one is another, the loader preloads nothing.)
+/// Whether a program that this process executes now may read a file: `access`, which asks for the real user,
+/// without the capabilities that are lost on the way. (Where the effective one is another, the loader
+/// preloads nothing.)
 ///
 /// # Safety
 /// `path` ends in a zero byte.
@@ -151,7 +154,8 @@ pub unsafe fn status_of(path: *const u8) -> Option<Status> {
 }
 
 impl File {
-    /// Opens what this folder has under a name, which ends in a zero byte: no link, and nothing that would have to be waited for.
+    /// Opens what this folder has under a name, which ends in a zero byte: no link, and nothing that would
+    /// have to be waited for.
     pub fn open(&self, name: &[u8], for_writing: bool) -> Option<Self> {
         let flags = if for_writing { READ_WRITE } else { READ_ONLY };
         open_at(self.0, name, flags | AT_ONCE | NO_LINK)
@@ -162,7 +166,8 @@ impl File {
         if name.last() != Some(&0) {
             return None;
         }
-        // SAFETY: `readlinkat` reads the name, which ends within the slice, and writes at most as many bytes as `target` has.
+        // SAFETY: `readlinkat` reads the name, which ends within the slice, and writes at most as many bytes
+        // as `target` has.
         checked(unsafe {
             call(
                 267,
@@ -194,10 +199,12 @@ impl File {
         (read? == bytes.len()).then_some(())
     }
 
-    /// Maps a page of code from `offset` on anywhere, and takes it away again: whoever observes mappings from outside sees it.
+    /// Maps a page of code from `offset` on anywhere, and takes it away again: whoever observes mappings from
+    /// outside sees it.
     pub fn show(&self, offset: u64) {
         const LEN: usize = 4096;
-        // SAFETY: a new mapping at a place of the kernel's choice, which nobody uses; only what was mapped is unmapped.
+        // SAFETY: a new mapping at a place of the kernel's choice, which nobody uses; only what was mapped is
+        // unmapped.
         unsafe {
             let a = [0, LEN, READ | EXECUTE, PRIVATE, self.0, offset as usize];
             if let Some(at) = checked(call(9, a)) {
@@ -209,8 +216,8 @@ impl File {
     /// Maps `len` bytes from `offset` on at `start`.
     ///
     /// # Safety
-    /// With [`NO_REPLACE`] in `flags` nothing that is mapped is changed. Without, what is at `start` must be mapped code
-    /// that nobody runs, or whose replacement has the same bytes wherever somebody can go on.
+    /// With [`NO_REPLACE`] in `flags` nothing that is mapped is changed. Without, what is at `start` must be
+    /// mapped code that nobody runs, or whose replacement has the same bytes wherever somebody can go on.
     pub unsafe fn map(&self, start: u64, len: u64, protection: usize, flags: usize, offset: u64) -> bool {
         let a = [start as usize, len as usize, protection, flags | FIXED, self.0, offset as usize];
         // SAFETY: promised by the caller.

@@ -1,7 +1,8 @@
-//! The versions that were mapped, and who asks for them: unwinders, and programs that ask what is at an address.
+//! The versions that were mapped, and who asks for them: unwinders, and programs that ask what is at an
+//! address.
 //!
-//! The functions here stand in front of the C library's by symbol interposition. The table is filled before the program's
-//! first instruction and never changes, so that they need no lock.
+//! The functions here stand in front of the C library's by symbol interposition. The table is filled before
+//! the program's first instruction and never changes, so that they need no lock.
 
 use crate::format::{AGENT_NAME, AGENT_OF_EVERY_KIND};
 use crate::libc::{
@@ -31,7 +32,8 @@ pub const MOST: usize = 64;
 const NONE: Version = Version { start: 0, end: 0, eh_frame_hdr: 0, module: 0, link_map: null() };
 
 struct Table(UnsafeCell<[Version; MOST]>);
-// SAFETY: written by `add` alone, which is called in one thread before there are others; entries are read below COUNT only.
+// SAFETY: written by `add` alone, which is called in one thread before there are others; entries are read
+// below COUNT only.
 unsafe impl Sync for Table {}
 
 static TABLE: Table = Table(UnsafeCell::new([NONE; MOST]));
@@ -71,7 +73,8 @@ fn version_at(address: u64) -> Option<&'static Version> {
     versions().iter().find(|v| v.start <= address && address < v.end)
 }
 
-/// `int _dl_find_object(void *pc, struct dl_find_object *result)`: what libgcc's unwinder asks, also from signal handlers.
+/// `int _dl_find_object(void *pc, struct dl_find_object *result)`: what libgcc's unwinder asks, also from
+/// signal handlers.
 ///
 /// # Safety
 /// As glibc's.
@@ -98,8 +101,9 @@ struct Iteration {
     told: bool,
 }
 
-/// `int dl_iterate_phdr(callback, void *data)`: what other unwinders ask. The agent is left out, since nobody has asked for it (and
-/// sanitizers want to be the first library of all); versions come behind the first object.
+/// `int dl_iterate_phdr(callback, void *data)`: what other unwinders ask. The agent is left out, since nobody
+/// has asked for it (and sanitizers want to be the first library of all); versions come behind the first
+/// object.
 ///
 /// # Safety
 /// As the C library's.
@@ -228,8 +232,8 @@ pub fn own_path() -> *const c_char {
     OWN_PATH.load(Ordering::Relaxed)
 }
 
-/// What stands in `LD_PRELOAD` for this library; null if nobody knows. Where it was loaded by a name for its kind of processes, that is the name for
-/// all kinds.
+/// What stands in `LD_PRELOAD` for this library; null if nobody knows. Where it was loaded by a name for its
+/// kind of processes, that is the name for all kinds.
 pub fn preload_text() -> *const u8 {
     PRELOAD_TEXT.load(Ordering::Relaxed)
 }
@@ -277,7 +281,8 @@ pub fn find_own_path() {
     if next == 0 {
         return;
     }
-    // SAFETY: the C library's `dladdr`, with an address of this library. The name lives as long as the library.
+    // SAFETY: the C library's `dladdr`, with an address of this library. The name lives as long as the
+    // library.
     let found = unsafe {
         core::mem::transmute::<usize, FindSymbol>(next)(own_base() as *const c_void, &raw mut info)
     };
@@ -289,8 +294,9 @@ pub fn find_own_path() {
 
 /// The `struct link_map` of the object that holds `address`; null if nobody knows.
 ///
-/// Where there is one, `_dl_find_object` is asked: it looks the address up in a sorted table, while `dladdr1` reads all of the object's symbols to find one that
-/// nobody wants (in libLLVM and libclang-cpp some megabytes, at the start of each process).
+/// Where there is one, `_dl_find_object` is asked: it looks the address up in a sorted table, while `dladdr1`
+/// reads all of the object's symbols to find one that nobody wants (in libLLVM and libclang-cpp some
+/// megabytes, at the start of each process).
 pub fn link_map_of(address: u64) -> *const c_void {
     match link_map_by_address(address) {
         map if map.is_null() => link_map_by_symbol(address),
@@ -305,7 +311,8 @@ fn link_map_by_address(address: u64) -> *const c_void {
     }
     // `struct dl_find_object` has five words and seven reserved ones.
     let mut found = [0u64; 16];
-    // SAFETY: the C library's function of this name writes that structure, for which there is room; all bytes are zero where it does not.
+    // SAFETY: the C library's function of this name writes that structure, for which there is room; all bytes
+    // are zero where it does not.
     unsafe {
         let find = core::mem::transmute::<usize, FindObject>(next);
         let is_found = find(address as *mut c_void, found.as_mut_ptr().cast()) == 0;

@@ -17,13 +17,15 @@ fn main() {
         "--crate-name=restitch_preload",
         "agent/main.rs",
     ]);
-    // No panics, no start files, no library: it has to be loadable beside any C library, and to bring none along.
+    // No panics, no start files, no library: it has to be loadable beside any C library, and to bring none
+    // along.
     compiler.args(["-Cpanic=abort", "-Copt-level=2", "-Cforce-unwind-tables=yes", "-Cstrip=symbols"]);
     // All is seen at once, so that nothing of the core library stays that is called by nothing.
     compiler.arg("-Ccodegen-units=1");
     compiler.args(["-Clink-arg=-nostdlib", "-Clink-arg=-Wl,-z,now,-z,relro,-soname,librestitch-preload.so"]);
-    // Initialized first (ld(1), `-z initfirst`): what the libraries' own initialization executes is overlaid, too, and its pages are not mapped twice. The
-    // loader keeps the promise to one library, the last one that asks for it.
+    // Initialized first (ld(1), `-z initfirst`): what the libraries' own initialization executes is overlaid,
+    // too, and its pages are not mapped twice. The loader keeps the promise to one library, the last one that
+    // asks for it.
     compiler.arg("-Clink-arg=-Wl,-z,initfirst");
     compiler.arg("--target").arg(variable("TARGET")).arg("-o").arg(&output);
     if let Some(linker) = std::env::var_os("RUSTC_LINKER") {

@@ -1,10 +1,16 @@
-//! A hash of what a module's file has in memory, for the agent and for those who make overlays. No more than `core`.
+//! A hash of what a module's file has in memory, for the agent and for those who make overlays. No more than
+//! `core`.
 //!
-//! **Problem.** An overlay takes the place of all of a module's code, and its version was made of more than that: of jump tables, of tables of exceptions, of the addresses that data name. A build id says which build a
-//! file came from, and not what was done to it since: a copy in which one constant was changed has the same.
+//! **Problem.** An overlay takes the place of all of a module's code, and its version was made of more than
+//! that: of jump tables, of tables of exceptions, of the addresses that data name. A build id says which
+//! build a file came from, and not what was done to it since: a copy in which one constant was changed has
+//! the same.
 //!
-//! **Idea.** All bytes that are loaded from the file are hashed, but for what the ELF header says of sections (a stripped file is the same program). Eight lanes, so that it goes as fast as memory is read; each step is
-//! a bijection of the lane, so that no single change is lost, and carries high bits down, so that no two changes of high bits cancel. It tells other builds and changes, not malice: whoever may write a program needs no overlay.
+//! **Idea.** All bytes that are loaded from the file are hashed, but for what the ELF header says of sections
+//! (a stripped file is the same program). Eight lanes, so that it goes as fast as memory is read; each step
+//! is a bijection of the lane, so that no single change is lost, and carries high bits down, so that no two
+//! changes of high bits cancel. It tells other builds and changes, not malice: whoever may write a program
+//! needs no overlay.
 
 /// Bytes that are taken in at a time.
 pub const BLOCK: usize = 8 * LANES;
@@ -29,13 +35,15 @@ impl ContentHash {
         Self(lanes)
     }
 
-    /// A segment follows: the bytes `p_offset`, `p_vaddr` and `p_filesz` of its header. Segments without bytes in the file are left out.
+    /// A segment follows: the bytes `p_offset`, `p_vaddr` and `p_filesz` of its header. Segments without
+    /// bytes in the file are left out.
     pub fn segment(&mut self, offset: u64, address: u64, len: u64) {
         let words = [offset, address, len];
         self.0.iter_mut().zip(words).for_each(|(lane, word)| *lane = mixed(*lane, word));
     }
 
-    /// Bytes of the segment, from the file's byte number `offset` on: all of them, or as many as are a multiple of [`BLOCK`], with more to follow.
+    /// Bytes of the segment, from the file's byte number `offset` on: all of them, or as many as are a
+    /// multiple of [`BLOCK`], with more to follow.
     pub fn bytes(&mut self, offset: u64, bytes: &[u8]) {
         // In registers while it goes on.
         let (mut lanes, mut rest) = (self.0, bytes);

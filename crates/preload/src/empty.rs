@@ -1,5 +1,5 @@
-//! A shared library of 32 bits with nothing in it, for processes that the agent is not made for: their loader would complain about it on
-//! standard error, and what a build prints must not change.
+//! A shared library of 32 bits with nothing in it, for processes that the agent is not made for: their loader
+//! would complain about it on standard error, and what a build prints must not change.
 
 const EHDR: u32 = 52;
 const PHDR: u32 = 32;
@@ -21,7 +21,8 @@ pub fn empty_library_32() -> Vec<u8> {
     words(&mut file, &[1, 0, EHDR, 0, 0]);
     let sizes = [EHDR as u16, PHDR as u16, HEADERS as u16, 40, 0, 0];
     sizes.iter().for_each(|n| file.extend(n.to_le_bytes()));
-    // Type, offset, address, physical address, length in the file and in memory, flags, alignment. The loader writes into the dynamic section.
+    // Type, offset, address, physical address, length in the file and in memory, flags, alignment. The loader
+    // writes into the dynamic section.
     words(&mut file, &[1, 0, 0, 0, END, END, 6, 0x1000]);
     words(&mut file, &[2, DYNAMIC, DYNAMIC, DYNAMIC, DYNAMIC_LEN, DYNAMIC_LEN, 6, 4]);
     // PT_GNU_STACK: without it the stack would become executable.

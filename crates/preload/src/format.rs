@@ -1,9 +1,10 @@
 //! The file formats that the agent reads, for it and for those who write them. No more than `core`.
 //!
-//! An **overlay** is one file of whole pages: the version (an ELF image, so that profilers find its symbols), the module's code
-//! with redirects, and one page with the [`Meta`], which is last.
+//! An **overlay** is one file of whole pages: the version (an ELF image, so that profilers find its symbols),
+//! the module's code with redirects, and one page with the [`Meta`], which is last.
 //!
-//! A **counts** file is a page with [`Counts`] and then the counters. It is mapped shared by every process that counts.
+//! A **counts** file is a page with [`Counts`] and then the counters. It is mapped shared by every process
+//! that counts.
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -16,15 +17,18 @@ pub const COUNTS_HEADER: u64 = PAGE;
 
 /// The agent's file name. Overlays are looked for in the folder that it was loaded from.
 pub const AGENT_NAME: &str = "librestitch-preload.so";
-/// The name for `LD_PRELOAD` that each kind of process finds its library by: the loader puts its platform in (ld.so(8), "Dynamic string tokens").
+/// The name for `LD_PRELOAD` that each kind of process finds its library by: the loader puts its platform in
+/// (ld.so(8), "Dynamic string tokens").
 pub const AGENT_OF_EVERY_KIND: &str = "librestitch-$PLATFORM.so";
 
-/// When the agent has looked at all modules of a process it maps a page of its own file from here on, far behind its end, as code, for a moment: perf records of mappings tell by that
-/// what was loaded with the program and what the program has opened itself.
+/// When the agent has looked at all modules of a process it maps a page of its own file from here on, far
+/// behind its end, as code, for a moment: perf records of mappings tell by that what was loaded with the
+/// program and what the program has opened itself.
 pub const TOLD_AT: u64 = 1 << 30;
 
-/// Where an overlay is on trial, a process that is held out maps a page of it from here on, far behind its end, as code, for a moment, and nothing else of it: so it is known from
-/// outside which runs of the original code are to be compared with those in the overlay.
+/// Where an overlay is on trial, a process that is held out maps a page of it from here on, far behind its
+/// end, as code, for a moment, and nothing else of it: so it is known from outside which runs of the original
+/// code are to be compared with those in the overlay.
 pub const HELD_AT: u64 = 1 << 31;
 /// Where [`Meta::held_out`] stands in its page. It alone is changed in place.
 pub const HELD_OUT_AT: u64 = FIELDS_AT as u64 + 8 * 14;
@@ -32,8 +36,9 @@ pub const HELD_OUT_AT: u64 = FIELDS_AT as u64 + 8 * 14;
 const MAGIC: [u8; 16] = *b"restitch overlay";
 const FIELDS_AT: usize = 96;
 
-/// What an overlay says of itself. Addresses are stated ones (as in the module's ELF file), wrapping around where a version lies
-/// below a module that starts at 0; lengths are bytes and, like places in the file, multiples of the page.
+/// What an overlay says of itself. Addresses are stated ones (as in the module's ELF file), wrapping around
+/// where a version lies below a module that starts at 0; lengths are bytes and, like places in the file,
+/// multiples of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
     /// The module: its build id, or the identity of its content.
@@ -64,11 +69,14 @@ pub struct Meta {
     pub counters_len: u64,
     /// A number that the counts file has to have too.
     pub identity: u64,
-    /// Checksum of all that stands in front of this page ([`hash_of`](crate::content::hash_of)). It tells damage, not malice: overlays are trusted by their owner and mode.
+    /// Checksum of all that stands in front of this page ([`hash_of`](crate::content::hash_of)). It tells
+    /// damage, not malice: overlays are trusted by their owner and mode.
     pub checksum: u64,
-    /// Of 256 processes so many run the original code, for comparison, chosen by chance. 0 but for overlays on trial.
+    /// Of 256 processes so many run the original code, for comparison, chosen by chance. 0 but for overlays
+    /// on trial.
     pub held_out: u64,
-    /// [`ContentHash`](crate::content::ContentHash) of the module that it was made of: it takes the place of no other.
+    /// [`ContentHash`](crate::content::ContentHash) of the module that it was made of: it takes the place of
+    /// no other.
     pub original: u64,
 }
 

@@ -1,8 +1,11 @@
-//! The format of the files that tell a module by its file, for the agent and for those who write them. No more than `core`.
+//! The format of the files that tell a module by its file, for the agent and for those who write them. No
+//! more than `core`.
 //!
-//! A module without a build id has the hash of its whole content for an identity, which nobody can compute in each process. So the hash is computed once, and beside the overlays lies what a file was
-//! like then, under the file's device and inode: [`Known`]. A file whose [`FileKey`] is still the same has the same content, as far as its file system keeps times of change. A module with a
-//! build id may have been changed since it was built; where its file is known, it need not be read to find that out.
+//! A module without a build id has the hash of its whole content for an identity, which nobody can compute in
+//! each process. So the hash is computed once, and beside the overlays lies what a file was like then, under
+//! the file's device and inode: [`Known`]. A file whose [`FileKey`] is still the same has the same content,
+//! as far as its file system keeps times of change. A module with a build id may have been changed since it
+//! was built; where its file is known, it need not be read to find that out.
 
 use crate::format::{MAX_BUILD_ID, word};
 
@@ -36,7 +39,8 @@ pub struct FileKey {
 pub struct Known {
     /// The file.
     pub key: FileKey,
-    /// Its device as `/proc/PID/maps` names it (major number times 2^32 and minor number), which on some file systems is another one.
+    /// Its device as `/proc/PID/maps` names it (major number times 2^32 and minor number), which on some file
+    /// systems is another one.
     pub mapped_device: u64,
     /// Its inode there.
     pub mapped_inode: u64,
@@ -88,8 +92,8 @@ impl Known {
     }
 }
 
-/// A hash of some words of a module's code of `len` bytes, spread over all of it; `word_at` reads one, at an offset. Another build of a program differs in nearly all that
-/// stands behind the first change.
+/// A hash of some words of a module's code of `len` bytes, spread over all of it; `word_at` reads one, at an
+/// offset. Another build of a program differs in nearly all that stands behind the first change.
 pub fn code_samples(len: u64, mut word_at: impl FnMut(u64) -> u64) -> u64 {
     let room = len.saturating_sub(8);
     let mut sum = FNV.0 ^ len;

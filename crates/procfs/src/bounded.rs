@@ -1,11 +1,12 @@
-//! Files that the kernel writes while they are read: whoever maps faster than somebody reads has a memory map without an end.
+//! Files that the kernel writes while they are read: whoever maps faster than somebody reads has a memory map
+//! without an end.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-/// Most bytes that are read of one: twice what `smaps` says of as many mappings as a process may have (65,530 by default), all of files
-/// with the longest names.
+/// Most bytes that are read of one: twice what `smaps` says of as many mappings as a process may have (65,530
+/// by default), all of files with the longest names.
 const MOST: u64 = 512 << 20;
 
 /// Reads a file.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-/// Whether process `pid` would leave a core file if a signal ended it now: its limit allows one, or the kernel hands cores to a program, which the limit does
-/// not concern (core(5)). `false` also where it cannot be read.
+/// Whether process `pid` would leave a core file if a signal ended it now: its limit allows one, or the
+/// kernel hands cores to a program, which the limit does not concern (core(5)). `false` also where it cannot
+/// be read.
 pub fn may_leave_core(pid: i32) -> bool {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
     is_handed_on(&read("/proc/sys/kernel/core_pattern".into()))

@@ -9,8 +9,8 @@ const LOOKS: u32 = 25;
 /// Time between them.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
-/// Whether process (or thread) `pid` does not exist or has ended; so is one that is just ending and has no memory any more. A leader that has ended while other
-/// threads go on has not.
+/// Whether process (or thread) `pid` does not exist or has ended; so is one that is just ending and has no
+/// memory any more. A leader that has ended while other threads go on has not.
 pub fn has_ended(pid: i32) -> bool {
     match std::fs::read(format!("/proc/{pid}/stat")) {
         Ok(bytes) => parse_stat(&bytes).is_ok_and(|leader| all_ended(pid, &leader)),
@@ -20,8 +20,9 @@ pub fn has_ended(pid: i32) -> bool {
 
 /// The same of a process whose first thread is `leader`.
 ///
-/// When all threads end together, the first one may have given up its memory while a `SIGKILL` waits for others, or while they are on their way from
-/// taking it to their end, which cannot be seen: so the others are looked at again.
+/// When all threads end together, the first one may have given up its memory while a `SIGKILL` waits for
+/// others, or while they are on their way from taking it to their end, which cannot be seen: so the others
+/// are looked at again.
 pub(crate) fn all_ended(pid: i32, leader: &Stat) -> bool {
     let ends = |stat: &Stat| stat.state.is_ended() || stat.is_exiting || stat.is_killed;
     // What cannot be read is not there any more.

@@ -1,5 +1,5 @@
-//! Opening the very file that a process has mapped, although its path may name another one by now or be in another
-//! mount namespace.
+//! Opening the very file that a process has mapped, although its path may name another one by now or be in
+//! another mount namespace.
 
 use crate::{Device, Mapping, ProcError, holder, shared_path};
 use std::ffi::CString;
@@ -31,8 +31,8 @@ impl FileIdentity {
     }
 
     /// Whether the maps file's device and inode mean this file. On file systems without a device of their own
-    /// (major number 0: btrfs, overlayfs) the maps file may give another minor number than `stat` does, so there
-    /// only the inode decides.
+    /// (major number 0: btrfs, overlayfs) the maps file may give another minor number than `stat` does, so
+    /// there only the inode decides.
     pub fn matches(&self, mapping: &Mapping) -> bool {
         let nameless = self.device.major == 0 && mapping.device.major == 0;
         self.inode == mapping.inode && (self.device == mapping.device || nameless)
@@ -48,8 +48,8 @@ pub struct OpenedFile {
     pub via: PathBuf,
 }
 
-/// Opens a regular file for reading. What somebody else has put at the path in its place is looked at only: to open a FIFO waits for a writer, and to open a device may do
-/// something.
+/// Opens a regular file for reading. What somebody else has put at the path in its place is looked at only:
+/// to open a FIFO waits for a writer, and to open a device may do something.
 ///
 /// # Errors
 /// If it cannot be opened, or is no regular file.
@@ -68,8 +68,8 @@ fn read_regular(found: &impl AsRawFd) -> io::Result<File> {
     File::open(&itself)
 }
 
-/// Opens a file by the name that it has in the mount namespace of process `pid`, where links that are absolute lead to that process's root, not to ours (openat2(2) with
-/// `RESOLVE_IN_ROOT`, Linux 5.6).
+/// Opens a file by the name that it has in the mount namespace of process `pid`, where links that are
+/// absolute lead to that process's root, not to ours (openat2(2) with `RESOLVE_IN_ROOT`, Linux 5.6).
 fn open_in_root(pid: i32, path: &Path) -> io::Result<File> {
     let root = File::options().read(true).custom_flags(libc::O_PATH).open(shared_path(pid, "root"))?;
     let name = CString::new(path.as_os_str().as_bytes())?;
@@ -77,7 +77,8 @@ fn open_in_root(pid: i32, path: &Path) -> io::Result<File> {
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
     how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: the kernel reads the name, which ends with a zero byte, and the structure, whose size it is told; both live until the call returns.
+    // SAFETY: the kernel reads the name, which ends with a zero byte, and the structure, whose size it is
+    // told; both live until the call returns.
     let found = unsafe {
         libc::syscall(libc::SYS_openat2, root.as_raw_fd(), name.as_ptr(), &raw const how, size_of_val(&how))
     };
@@ -91,14 +92,16 @@ fn open_in_root(pid: i32, path: &Path) -> io::Result<File> {
 /// Opens the file behind `mapping` of process `pid` for reading.
 ///
 /// First through `/proc/PID/map_files`, which names the mapped file itself even when it was deleted (needs
-/// `CAP_CHECKPOINT_RESTORE` or root), else through the process's root directory. Either way device and inode are those of `mapping`:
-/// another file may have been mapped at the same addresses since it was read. Only regular files are opened, whatever the process has put at the name since.
+/// `CAP_CHECKPOINT_RESTORE` or root), else through the process's root directory. Either way device and inode
+/// are those of `mapping`: another file may have been mapped at the same addresses since it was read. Only
+/// regular files are opened, whatever the process has put at the name since.
 ///
 /// # Errors
 /// [`ProcError::Replaced`] if the file cannot be reached any more.
 pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
     let range = mapping.range;
-    // The folders of threads have no such files, but their numbers lead to one, too; what is found there is compared.
+    // The folders of threads have no such files, but their numbers lead to one, too; what is found there is
+    // compared.
     let holder = holder(pid);
     let via =
         PathBuf::from(format!("/proc/{holder}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
@@ -114,8 +117,9 @@ pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError>
     open_by_path(pid, mapping, path)
 }
 
-/// Whether the file that was found at a mapping's addresses is that mapping's. On stacked file systems (overlayfs) `stat` may give another
-/// device and inode than the maps file; there the mapping has to be what it was.
+/// Whether the file that was found at a mapping's addresses is that mapping's. On stacked file systems
+/// (overlayfs) `stat` may give another device and inode than the maps file; there the mapping has to be what
+/// it was.
 fn is_behind(file: &File, pid: i32, mapping: &Mapping) -> bool {
     FileIdentity::of(file).is_ok_and(|identity| {
         identity.matches(mapping)
@@ -132,7 +136,8 @@ fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, 
         _ => ProcError::from_io(pid, &via, source),
     };
     let file = match open_in_root(pid, path) {
-        // An older kernel, or a filter that does not know of openat2: links in the name may lead elsewhere, and device and inode decide.
+        // An older kernel, or a filter that does not know of openat2: links in the name may lead elsewhere,
+        // and device and inode decide.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => open_regular(&via),
         opened => opened,
     };
@@ -144,7 +149,8 @@ fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, 
     Ok(OpenedFile { file, via })
 }
 
-/// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too). The kernel has executed it, so it is a regular file.
+/// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too). The kernel
+/// has executed it, so it is a regular file.
 pub fn open_executable(pid: i32) -> Result<OpenedFile, ProcError> {
     let via = shared_path(pid, "exe");
     match File::open(&via) {

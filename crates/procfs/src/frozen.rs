@@ -1,7 +1,8 @@
-//! Whether a process stands still because its control group is frozen (cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`).
+//! Whether a process stands still because its control group is frozen (cgroups(7),
+//! `Documentation/admin-guide/cgroup-v2.rst`).
 //!
-//! Threads that a first-version freezer holds look like such that wait for a disk (state `D`), those of the second version like sleeping ones;
-//! neither runs before the group is thawed, also not for a tracer.
+//! Threads that a first-version freezer holds look like such that wait for a disk (state `D`), those of the
+//! second version like sleeping ones; neither runs before the group is thawed, also not for a tracer.
 
 use crate::holder::path_of;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ enum Freezer {
 static MOUNTS: LazyLock<Vec<(Freezer, String, PathBuf)>> =
     LazyLock::new(|| mounts(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()));
 
-/// The frozen group of process `pid`, if it is in one. `None` too where the groups cannot be seen (they are mounted nowhere, or in another namespace).
+/// The frozen group of process `pid`, if it is in one. `None` too where the groups cannot be seen (they are
+/// mounted nowhere, or in another namespace).
 pub fn frozen(pid: i32) -> Option<Frozen> {
     let text = std::fs::read_to_string(path_of(pid, "cgroup")).ok()?;
     groups(&text).into_iter().find_map(|(freezer, group)| {
@@ -53,7 +55,8 @@ fn quoted(path: &str) -> String {
     if path.chars().all(is_plain) { path.to_owned() } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// By the content of `cgroup.events` or `freezer.state`. (A group that is being frozen is not yet; its threads are, one after another.)
+/// By the content of `cgroup.events` or `freezer.state`. (A group that is being frozen is not yet; its
+/// threads are, one after another.)
 fn says_frozen(freezer: Freezer, text: &str) -> bool {
     match freezer {
         Freezer::Two => text.lines().any(|line| line == "frozen 1"),
@@ -76,7 +79,8 @@ fn groups(text: &str) -> Vec<(Freezer, &str)> {
         .collect()
 }
 
-/// The folder of `group` where the group `root` is mounted at `at`. A group outside of what is mounted (`/..`) has none.
+/// The folder of `group` where the group `root` is mounted at `at`. A group outside of what is mounted
+/// (`/..`) has none.
 fn folder(root: &str, at: &Path, group: &str) -> Option<PathBuf> {
     let below = match root {
         "/" => group,

@@ -1,8 +1,8 @@
 //! Free address ranges near a module.
 //!
-//! A code version has to lie within the reach of a 32-bit displacement of everything that it refers to, and must not
-//! stand in the way of what grows: the `brk` heap upwards, the main stack downwards. A place *below* the module is
-//! best: nothing grows into it and landing pads left in the original code are positive offsets.
+//! A code version has to lie within the reach of a 32-bit displacement of everything that it refers to, and
+//! must not stand in the way of what grows: the `brk` heap upwards, the main stack downwards. A place *below*
+//! the module is best: nothing grows into it and landing pads left in the original code are positive offsets.
 
 use crate::Mapping;
 use restitch_address::{Avma, AvmaRange, PAGE};
@@ -21,7 +21,8 @@ pub struct GapRequest {
     pub align: u64,
     /// Longest distance in bytes from the lowest to the highest byte of module and gap together.
     pub reach: u64,
-    /// Where the `brk` heap starts, if known ([`crate::Stat::heap_start`]); an empty heap has no line in the maps.
+    /// Where the `brk` heap starts, if known ([`crate::Stat::heap_start`]); an empty heap has no line in the
+    /// maps.
     pub heap_start: Option<Avma>,
     /// Bytes behind the heap's present end that are left to it.
     pub heap_room: u64,
@@ -32,8 +33,8 @@ pub struct GapRequest {
 }
 
 impl GapRequest {
-    /// A request with the usual room: page alignment, a reach of 2 GiB less 1 MiB for what refers a little beyond
-    /// the module, half a GiB for the heap, 1 GiB for the stack.
+    /// A request with the usual room: page alignment, a reach of 2 GiB less 1 MiB for what refers a little
+    /// beyond the module, half a GiB for the heap, 1 GiB for the stack.
     pub fn near(near: AvmaRange, len: u64) -> Self {
         Self {
             near,
@@ -88,22 +89,22 @@ pub enum GapError {
     Invalid,
 }
 
-/// The best free range for `request` among the mappings of a process (ascending, as [`crate::maps`] gives them):
-/// the nearest one below the module, else the nearest one above.
+/// The best free range for `request` among the mappings of a process (ascending, as [`crate::maps`] gives
+/// them): the nearest one below the module, else the nearest one above.
 pub fn find_gap(maps: &[Mapping], request: &GapRequest) -> Result<Gap, GapError> {
     let gaps = find_gaps(maps, request)?;
     let full = GapError::Full { len: request.len, reach: request.reach, near: request.near };
     gaps.into_iter().next().ok_or(full)
 }
 
-/// All candidates, one for each free range, best first: below the module from near to far, then above. For trying the
-/// next one when a mapping appeared in the first meanwhile.
+/// All candidates, one for each free range, best first: below the module from near to far, then above. For
+/// trying the next one when a mapping appeared in the first meanwhile.
 pub fn find_gaps(maps: &[Mapping], request: &GapRequest) -> Result<Vec<Gap>, GapError> {
     Ok(spans(maps, request)?.iter().map(|span| span.gap(span.nearest, request)).collect())
 }
 
-/// All aligned places of all free ranges, best first: those below the module from near to far, then those above. They overlap each
-/// other, and there may be half a million of them.
+/// All aligned places of all free ranges, best first: those below the module from near to far, then those
+/// above. They overlap each other, and there may be half a million of them.
 pub fn find_places(maps: &[Mapping], request: &GapRequest) -> Result<impl Iterator<Item = Gap>, GapError> {
     let (request, step) = (*request, request.align.max(PAGE));
     let places = spans(maps, &request)?.into_iter().flat_map(move |span| {

@@ -1,7 +1,8 @@
 //! Under which name `/proc` shows the memory of a process.
 //!
-//! **Problem.** The first thread of a process may end while others go on (`pthread_exit` in `main`). The process lives, but what `/proc/PID` says of its memory, files and
-//! root is what that thread has of them: nothing.
+//! **Problem.** The first thread of a process may end while others go on (`pthread_exit` in `main`). The
+//! process lives, but what `/proc/PID` says of its memory, files and root is what that thread has of them:
+//! nothing.
 //!
 //! **Idea.** All threads share them, so any that lives does: `/proc/PID/task/TID` has nearly the same files.
 
@@ -16,7 +17,8 @@ pub(crate) fn path_of_thread(pid: i32, tid: i32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task/{tid}/{file}"))
 }
 
-/// The thread of process `pid` that shows what all of them share: the first, or, where that has ended, one that goes on. `pid` itself if none does.
+/// The thread of process `pid` that shows what all of them share: the first, or, where that has ended, one
+/// that goes on. `pid` itself if none does.
 pub fn holder(pid: i32) -> i32 {
     let lives = |tid: i32| {
         let stat = std::fs::read(path_of_thread(pid, tid, "stat")).ok();
@@ -32,7 +34,8 @@ pub fn holder(pid: i32) -> i32 {
     others.find(|&tid| tid != pid && lives(tid)).unwrap_or(pid)
 }
 
-/// The path of `file` in `/proc` for process `pid`: `maps`, `mem`, `auxv`, `exe`, `pagemap`, `smaps`, `root` or `fd` of a thread that has not ended.
+/// The path of `file` in `/proc` for process `pid`: `maps`, `mem`, `auxv`, `exe`, `pagemap`, `smaps`, `root`
+/// or `fd` of a thread that has not ended.
 pub fn shared_path(pid: i32, file: &str) -> PathBuf {
     match holder(pid) {
         tid if tid == pid => path_of(pid, file),

@@ -1,18 +1,18 @@
 //! What `/proc` says about other processes, as typed values.
 //!
-//! **What it does**: identifies processes safely against pid reuse ([`ProcessId`]), reads their threads, memory
-//! maps, auxiliary vector, status and CPU times, opens the files that they have mapped ([`open_mapped`]), finds
-//! processes that run the same program, looks for free address ranges near a module ([`find_gap`]), and says which pages
-//! of a mapping are the process's own ([`Pagemap`]).
-//! Also the system-wide switches that decide what a tracer or profiler may do ([`system`]).
+//! **What it does**: identifies processes safely against pid reuse ([`ProcessId`]), reads their threads,
+//! memory maps, auxiliary vector, status and CPU times, opens the files that they have mapped
+//! ([`open_mapped`]), finds processes that run the same program, looks for free address ranges near a module
+//! ([`find_gap`]), and says which pages of a mapping are the process's own ([`Pagemap`]). Also the
+//! system-wide switches that decide what a tracer or profiler may do ([`system`]).
 //!
-//! **What the user must do**: treat every answer as a snapshot. A running process can change its maps or die between
-//! two calls; only what is read while the process is stopped, or checked again with [`ProcessId::is_alive`]
-//! afterwards, is certain.
+//! **What the user must do**: treat every answer as a snapshot. A running process can change its maps or die
+//! between two calls; only what is read while the process is stopped, or checked again with
+//! [`ProcessId::is_alive`] afterwards, is certain.
 //!
 //! **What it will not do**: change anything, or stop anybody. All parsers ([`parse_maps`], [`parse_stat`],
-//! [`Status::parse`], [`AuxVector::parse`]) are pure functions of bytes and accept any bytes without panicking;
-//! the functions that read files are thin shells around them.
+//! [`Status::parse`], [`AuxVector::parse`]) are pure functions of bytes and accept any bytes without
+//! panicking; the functions that read files are thin shells around them.
 
 mod auxv;
 mod bounded;

@@ -14,8 +14,9 @@ pub enum LockKind {
     Exclusive,
 }
 
-/// Locks one byte of a file that is open for reading and writing, whether or not there is such a byte: an "open file description lock" (fcntl(2)), which lasts until `file` and its copies
-/// are closed. `false` if somebody else has locked it.
+/// Locks one byte of a file that is open for reading and writing, whether or not there is such a byte: an
+/// "open file description lock" (fcntl(2)), which lasts until `file` and its copies are closed. `false` if
+/// somebody else has locked it.
 ///
 /// # Errors
 /// If the file system has no locks.
@@ -37,7 +38,8 @@ pub fn try_lock_byte(file: &File, at: u64, kind: LockKind) -> io::Result<bool> {
     }
 }
 
-/// The processes that hold a lock of flock(2) on a file, as `/proc/locks` has it; not those that this program does not see.
+/// The processes that hold a lock of flock(2) on a file, as `/proc/locks` has it; not those that this program
+/// does not see.
 pub fn flock_holders(file: FileIdentity) -> Vec<i32> {
     parse_flocks(&std::fs::read("/proc/locks").unwrap_or_default(), file)
 }
@@ -45,7 +47,8 @@ pub fn flock_holders(file: FileIdentity) -> Vec<i32> {
 /// The same of the text of `/proc/locks` (proc_locks(5)).
 fn parse_flocks(text: &[u8], file: FileIdentity) -> Vec<i32> {
     let of_line = |line: &str| {
-        // Number, kind, advisory or not, access, process, file, range. Those that wait have an arrow in front.
+        // Number, kind, advisory or not, access, process, file, range. Those that wait have an arrow in
+        // front.
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, "FLOCK", _, _, pid, place, ..] = words[..] else { return None };
         let mut parts = place.split(':');

@@ -20,8 +20,8 @@ pub struct MappedFile {
     pub inode: u64,
 }
 
-/// The maps file of a process, open. Since Linux 6.11 the kernel can be asked about one address (`PROCMAP_QUERY`, a microsecond); before, all lines are
-/// read for each question.
+/// The maps file of a process, open. Since Linux 6.11 the kernel can be asked about one address
+/// (`PROCMAP_QUERY`, a microsecond); before, all lines are read for each question.
 #[derive(Debug)]
 pub struct MapsFile {
     pid: i32,
@@ -70,7 +70,8 @@ impl MapsFile {
     /// If the process has ended.
     pub fn file_at(&self, at: Avma) -> Result<Option<MappedFile>, ProcError> {
         let mut query = Query { size: size_of::<Query>() as u64, at: at.get(), ..Query::default() };
-        // SAFETY: the kernel reads and writes one structure of the size that stands in it, which lives for the call; names are not asked for.
+        // SAFETY: the kernel reads and writes one structure of the size that stands in it, which lives for
+        // the call; names are not asked for.
         let done = unsafe { libc::ioctl(self.file.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
         if done == 0 {
             let device = Device { major: query.major, minor: query.minor };

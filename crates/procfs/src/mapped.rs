@@ -6,7 +6,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// How a file is named in the maps of those who map it: some file systems (btrfs, overlayfs) give another device there than `stat` does.
+/// How a file is named in the maps of those who map it: some file systems (btrfs, overlayfs) give another
+/// device there than `stat` does.
 ///
 /// # Errors
 /// If the file cannot be mapped (it is empty, or no regular file), or the maps file says nothing of it.
@@ -34,7 +35,8 @@ pub fn identity_when_mapped(file: &File) -> io::Result<FileIdentity> {
 pub enum ChangeTimes {
     /// The kernel sets it whenever the content, the mode or a name changes, and nobody else can.
     Kept,
-    /// As above, if the layer that the file comes from does so (overlayfs): an image may have a time that was made up.
+    /// As above, if the layer that the file comes from does so (overlayfs): an image may have a time that was
+    /// made up.
     OfLayers,
     /// It may be anything: of network and archive file systems, and those that nothing is known of.
     Unknown,

@@ -1,7 +1,9 @@
-//! How much memory a process's cgroups would still let it have: beyond that, the kernel ends a process of the group.
+//! How much memory a process's cgroups would still let it have: beyond that, the kernel ends a process of the
+//! group.
 //!
-//! What the kernel would give back first counts as free: pages of files, and memory for which there is swap space.
-//! Limits: where the group's files cannot be read (another cgroup namespace, no mount), nothing is known.
+//! What the kernel would give back first counts as free: pages of files, and memory for which there is swap
+//! space. Limits: where the group's files cannot be read (another cgroup namespace, no mount), nothing is
+//! known.
 
 use std::path::{Path, PathBuf};
 

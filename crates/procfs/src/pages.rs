@@ -1,5 +1,5 @@
-//! What stands behind single pages and single mappings: `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst)
-//! and the flags of `/proc/PID/smaps` (proc_pid_smaps(5)).
+//! What stands behind single pages and single mappings: `/proc/PID/pagemap`
+//! (Documentation/admin-guide/mm/pagemap.rst) and the flags of `/proc/PID/smaps` (proc_pid_smaps(5)).
 
 use crate::{ProcError, bounded, shared_path};
 use restitch_address::{Avma, AvmaRange, PAGE};
@@ -45,7 +45,8 @@ pub struct Pagemap {
 }
 
 impl Pagemap {
-    /// Opens the page table of process `pid`. The states need no privilege beyond that of reading the process's memory.
+    /// Opens the page table of process `pid`. The states need no privilege beyond that of reading the
+    /// process's memory.
     ///
     /// # Errors
     /// If the process is gone, may not be read, or the kernel has no such file.
@@ -68,12 +69,12 @@ impl Pagemap {
     }
 }
 
-/// The kernel's flags of a mapping (`VmFlags` of smaps, two letters each, `sd` left out: every new or touched mapping has
-/// it), and `key:N` if it has a protection key.
+/// The kernel's flags of a mapping (`VmFlags` of smaps, two letters each, `sd` left out: every new or touched
+/// mapping has it), and `key:N` if it has a protection key.
 pub type MappingFlags = BTreeSet<String>;
 
-/// The flags of the mappings of process `pid` that start at `starts`; `None` for those that do not exist. Reads no further
-/// than the last of them, because the kernel looks at every page of what is read.
+/// The flags of the mappings of process `pid` that start at `starts`; `None` for those that do not exist.
+/// Reads no further than the last of them, because the kernel looks at every page of what is read.
 ///
 /// # Errors
 /// If the process is gone or may not be read.
@@ -83,8 +84,8 @@ pub fn mapping_flags(pid: i32, starts: &[Avma]) -> Result<Vec<Option<MappingFlag
     parse_flags(BufReader::new(File::open(&path).map_err(failed)?), starts).map_err(failed)
 }
 
-/// How many bytes of the mapping of process `pid` that starts at `start` the processor reads by large pages (`FilePmdMapped`,
-/// `ShmemPmdMapped` and `AnonHugePages` of smaps).
+/// How many bytes of the mapping of process `pid` that starts at `start` the processor reads by large pages
+/// (`FilePmdMapped`, `ShmemPmdMapped` and `AnonHugePages` of smaps).
 ///
 /// # Errors
 /// If the process is gone or may not be read.

@@ -1,10 +1,12 @@
-//! Which pages of a process are in memory or swapped out, in time that goes by what is there and not by what is reserved.
+//! Which pages of a process are in memory or swapped out, in time that goes by what is there and not by what
+//! is reserved.
 //!
-//! **Problem.** Thread sanitizer, collectors of garbage and WebAssembly engines reserve terabytes that they never touch. The page map has eight bytes for every
-//! page of them: 8 GB for 4 TB.
+//! **Problem.** Thread sanitizer, collectors of garbage and WebAssembly engines reserve terabytes that they
+//! never touch. The page map has eight bytes for every page of them: 8 GB for 4 TB.
 //!
-//! **Idea.** Since Linux 6.7 the kernel walks the page table itself and gives ranges (`PAGEMAP_SCAN`): what has no table costs nothing. Before,
-//! mappings in which `smaps` knows of nothing are left out ([`Residents`]), and the page map of the others is read piece by piece.
+//! **Idea.** Since Linux 6.7 the kernel walks the page table itself and gives ranges (`PAGEMAP_SCAN`): what
+//! has no table costs nothing. Before, mappings in which `smaps` knows of nothing are left out
+//! ([`Residents`]), and the page map of the others is read piece by piece.
 
 use crate::pages::Pagemap;
 use crate::{Mapping, ProcError, bounded, shared_path};
@@ -17,8 +19,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes whose page map entries are read at once where the kernel does not scan.
 const STRETCH: u64 = 64 << 20;
-/// Ranges that are asked for at once. The kernel works by that many (`PAGEMAP_WALK_SIZE`, in pages); where it gives more in one answer, Linux 6.18 still says that it stopped
-/// behind the first 512 of them, and would give the others again.
+/// Ranges that are asked for at once. The kernel works by that many (`PAGEMAP_WALK_SIZE`, in pages); where it
+/// gives more in one answer, Linux 6.18 still says that it stopped behind the first 512 of them, and would
+/// give the others again.
 const REGIONS: usize = 512;
 
 /// Pages one after another that are in memory, or swapped out.
@@ -63,12 +66,14 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
 impl Pagemap {
-    /// Whether the kernel finds what is there by itself; else [`Self::runs`] takes 20 ns for each page that is mapped, whether it is there or not.
+    /// Whether the kernel finds what is there by itself; else [`Self::runs`] takes 20 ns for each page that
+    /// is mapped, whether it is there or not.
     pub fn scans(&self) -> bool {
         !self.cannot_scan.load(Relaxed) && self.scan(AvmaRange::new(Avma::new(0), PAGE)).is_ok()
     }
 
-    /// The first runs of pages of `range` that are in memory or swapped out, in order, and what of `range` was not looked at yet (empty at the end).
+    /// The first runs of pages of `range` that are in memory or swapped out, in order, and what of `range`
+    /// was not looked at yet (empty at the end).
     ///
     /// # Errors
     /// If the process has ended.
@@ -97,8 +102,9 @@ impl Pagemap {
             return_mask: either,
             ..ScanArgument::default()
         };
-        // SAFETY: the kernel reads and writes one structure of the size that stands in it, and at most `regions_len` regions behind the pointer
-        // in it; both live for the call, and nothing else refers to them meanwhile.
+        // SAFETY: the kernel reads and writes one structure of the size that stands in it, and at most
+        // `regions_len` regions behind the pointer in it; both live for the call, and nothing else refers to
+        // them meanwhile.
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
         let runs: Vec<PageRun> = regions.iter().take(found).map(Region::run).collect();
@@ -136,7 +142,8 @@ impl Region {
     }
 }
 
-/// Whether the kernel does not know the question: it is too old, or something in between (a sandbox) does not pass it on.
+/// Whether the kernel does not know the question: it is too old, or something in between (a sandbox) does not
+/// pass it on.
 fn is_unknown(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -30,13 +30,15 @@ impl ProcessId {
         Ok(Self { pid, start_time: thread_stat(pid, pid)?.start_time })
     }
 
-    /// Whether this very process still exists and has not ended (a zombie has, and one that is just ending and runs no code of its own any more).
+    /// Whether this very process still exists and has not ended (a zombie has, and one that is just ending
+    /// and runs no code of its own any more).
     pub fn is_alive(self) -> bool {
         thread_stat(self.pid, self.pid)
             .is_ok_and(|stat| stat.start_time == self.start_time && !all_ended(self.pid, &stat))
     }
 
-    /// When it was started, by the clock of the system, to about a tick; `None` where the time since boot cannot be read.
+    /// When it was started, by the clock of the system, to about a tick; `None` where the time since boot
+    /// cannot be read.
     pub fn started(self) -> Option<SystemTime> {
         let text = std::fs::read_to_string("/proc/uptime").ok()?;
         let up = text.split_whitespace().next()?.parse::<f64>().ok()?;
@@ -135,12 +137,14 @@ pub fn thread_stat(pid: i32, tid: i32) -> Result<Stat, ProcError> {
     parse_stat(&read(pid, &path)?).map_err(|what| ProcError::Malformed { pid, path, what })
 }
 
-/// Where the `brk` heap of process `pid` starts (even while it is empty); `None` without permission or on older kernels.
+/// Where the `brk` heap of process `pid` starts (even while it is empty); `None` without permission or on
+/// older kernels.
 pub fn heap_start(pid: i32) -> Option<Avma> {
     shared_stat(pid)?.heap_start
 }
 
-/// Where the stack of the first thread of process `pid` began, also if that has ended; `None` without permission.
+/// Where the stack of the first thread of process `pid` began, also if that has ended; `None` without
+/// permission.
 pub fn stack_start(pid: i32) -> Option<Avma> {
     shared_stat(pid)?.stack_start
 }
@@ -164,8 +168,8 @@ pub fn thread_cpu_time(pid: i32, tid: i32) -> Result<Duration, ProcError> {
     Ok(Duration::try_from_secs_f64(ticks / per_second).unwrap_or(Duration::MAX))
 }
 
-/// The time for which a thread was ready to run and waited for a CPU (`schedstat`), to be read again and again: opening the file takes ten times as
-/// long as reading it.
+/// The time for which a thread was ready to run and waited for a CPU (`schedstat`), to be read again and
+/// again: opening the file takes ten times as long as reading it.
 #[derive(Debug)]
 pub struct RunDelay {
     file: std::fs::File,

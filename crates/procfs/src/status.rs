@@ -85,7 +85,8 @@ pub struct Status {
     pub caught_signals: Option<u64>,
     /// Whether the task runs with a CPU-enforced shadow stack (`x86_Thread_features: shstk`).
     pub shadow_stack: bool,
-    /// Whether the task is a kernel thread: from the `Kthread` field, or because it has no memory and has not ended.
+    /// Whether the task is a kernel thread: from the `Kthread` field, or because it has no memory and has not
+    /// ended.
     pub kernel_thread: bool,
 }
 
@@ -109,7 +110,8 @@ impl Status {
         status
     }
 
-    /// The real, effective and saved user ids: what the task may do, and who may do something to it. Tasks of which they are the same are of one user.
+    /// The real, effective and saved user ids: what the task may do, and who may do something to it. Tasks of
+    /// which they are the same are of one user.
     pub fn users(&self) -> Option<[u32; 3]> {
         Some([self.uid?, self.effective_uid?, self.saved_uid?])
     }
@@ -159,11 +161,13 @@ pub struct Stat {
     pub state: ProcessState,
     /// The parent process.
     pub ppid: i32,
-    /// The kernel's flags of the task (`PF_..` of `include/linux/sched.h`), which mean other things in other kernels.
+    /// The kernel's flags of the task (`PF_..` of `include/linux/sched.h`), which mean other things in other
+    /// kernels.
     pub flags: u64,
     /// Whether the task is ending (`PF_EXITING`): it runs no code of its own any more.
     pub is_exiting: bool,
-    /// Whether a `SIGKILL` waits for the task, as for all others when one of its process ends the process: it ends when it next leaves the kernel.
+    /// Whether a `SIGKILL` waits for the task, as for all others when one of its process ends the process: it
+    /// ends when it next leaves the kernel.
     pub is_killed: bool,
     /// Time in user mode, in clock ticks (`_SC_CLK_TCK`, 100 a second).
     pub user_ticks: u64,
@@ -171,7 +175,8 @@ pub struct Stat {
     pub system_ticks: u64,
     /// When the task started, in clock ticks since boot. With the number it identifies a task for good.
     pub start_time: u64,
-    /// Where the stack of the first thread began: its number of arguments stands there; `None` without permission.
+    /// Where the stack of the first thread began: its number of arguments stands there; `None` without
+    /// permission.
     pub stack_start: Option<Avma>,
     /// Where the `brk` heap starts (even while it is empty); `None` without permission or on older kernels.
     pub heap_start: Option<Avma>,
@@ -179,13 +184,15 @@ pub struct Stat {
 
 /// The flag of a task that is ending (`include/linux/sched.h`).
 const PF_EXITING: u64 = 4;
-/// Flags of tasks that never leave the kernel, with the first kernel in which they mean that and such tasks are among a process's threads: those of
-/// io_uring, and those of any other kind (`vhost`). Before, they were flags of tasks like all others (the first one that of a virtual processor).
+/// Flags of tasks that never leave the kernel, with the first kernel in which they mean that and such tasks
+/// are among a process's threads: those of io_uring, and those of any other kind (`vhost`). Before, they were
+/// flags of tasks like all others (the first one that of a virtual processor).
 const IN_KERNEL: [(u64, (u32, u32)); 2] = [(0x10, (5, 12)), (0x4000, (6, 4))];
 
 impl Stat {
-    /// Whether the task is one that the kernel has made in the process's name and that never runs code of the process: a worker of io_uring (`iou-wrk-`,
-    /// `iou-sqp-`), or of virtual machines (`vhost-`). It is in the list of threads, and all its registers are 0.
+    /// Whether the task is one that the kernel has made in the process's name and that never runs code of the
+    /// process: a worker of io_uring (`iou-wrk-`, `iou-sqp-`), or of virtual machines (`vhost-`). It is in
+    /// the list of threads, and all its registers are 0.
     pub fn stays_in_kernel(&self) -> bool {
         static KERNEL: LazyLock<Option<(u32, u32)>> = LazyLock::new(crate::system::kernel_version);
         self.stays_in(*KERNEL)
@@ -234,7 +241,8 @@ pub fn parse_schedstat(bytes: &[u8]) -> Option<Duration> {
     text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
-/// The time for which the task was ready to run and had no CPU, from a `schedstat` file: its second field, in nanoseconds.
+/// The time for which the task was ready to run and had no CPU, from a `schedstat` file: its second field, in
+/// nanoseconds.
 pub fn parse_run_delay(bytes: &[u8]) -> Option<Duration> {
     let text = std::str::from_utf8(bytes).ok()?;
     text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)

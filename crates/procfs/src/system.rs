@@ -11,7 +11,8 @@ pub fn ptrace_scope() -> Option<i32> {
     read_number("/proc/sys/kernel/yama/ptrace_scope")
 }
 
-/// `kernel.perf_event_paranoid`: -1 everything, 0, 1, 2 user code of own processes only, 3 and 4 (Debian) nothing.
+/// `kernel.perf_event_paranoid`: -1 everything, 0, 1, 2 user code of own processes only, 3 and 4 (Debian)
+/// nothing.
 pub fn perf_event_paranoid() -> Option<i32> {
     read_number("/proc/sys/kernel/perf_event_paranoid")
 }
@@ -26,7 +27,8 @@ pub fn max_map_count() -> Option<usize> {
     read_number("/proc/sys/vm/max_map_count").and_then(|n| usize::try_from(n).ok())
 }
 
-/// Memory in bytes that programs can get without swapping (`MemAvailable` of `/proc/meminfo`); `None` where the system does not tell.
+/// Memory in bytes that programs can get without swapping (`MemAvailable` of `/proc/meminfo`); `None` where
+/// the system does not tell.
 pub fn available_memory() -> Option<u64> {
     parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }

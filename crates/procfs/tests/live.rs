@@ -87,8 +87,8 @@ fn this_process_is_described() {
 #[test]
 fn mapped_files_are_opened_also_when_deleted_or_replaced() {
     let path = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("sleep-{}", own_pid()));
-    // By another process: a file that is open for writing here might be inherited by a child of another test just now, and could
-    // not be executed.
+    // By another process: a file that is open for writing here might be inherited by a child of another test
+    // just now, and could not be executed.
     assert!(Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
     let sleeper = Sleeper::start(path.to_str().unwrap());
     let headers = procfs::auxv(sleeper.pid()).unwrap().program_headers().unwrap();
@@ -111,7 +111,8 @@ fn mapped_files_are_opened_also_when_deleted_or_replaced() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Where a library is closed and another one opened, the maps that were read are of the first and what is mapped is the second.
+/// Where a library is closed and another one opened, the maps that were read are of the first and what is
+/// mapped is the second.
 #[test]
 fn a_file_that_came_to_the_same_addresses_is_not_taken_for_the_first_one() {
     let sleeper = Sleeper::start("sleep");

@@ -8,11 +8,12 @@
 //!   1: 1000
 //! ```
 //!
-//! **What it holds.** Counts of source lines, relative to the function's first line, with inlined calls nested. A binary without debug
-//! information has no lines, so what is written is `function:total:head` alone: `head` is how often the function was entered, `total` the
-//! sum of its block executions. That is what function order and splitting decisions of a compiler use; which way a branch goes, and where
-//! inside a function time is spent, cannot be said. For those, `create_llvm_prof` of AutoFDO reads the `perf.data` that restitch
-//! writes, with the program's debug information.
+//! **What it holds.** Counts of source lines, relative to the function's first line, with inlined calls
+//! nested. A binary without debug information has no lines, so what is written is `function:total:head`
+//! alone: `head` is how often the function was entered, `total` the sum of its block executions. That is what
+//! function order and splitting decisions of a compiler use; which way a branch goes, and where inside a
+//! function time is spent, cannot be said. For those, `create_llvm_prof` of AutoFDO reads the `perf.data`
+//! that restitch writes, with the program's debug information.
 //!
 //! **What is read** is the same: entry counts. Lines and inlined calls are passed over.
 

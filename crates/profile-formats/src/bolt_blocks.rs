@@ -1,8 +1,8 @@
 //! Which of our blocks BOLT sees as blocks too, and where a block's last instruction is.
 //!
-//! We begin blocks generously (at every address that may be taken), BOLT (`BinaryFunction::buildCFG`) only behind a branch and
-//! at targets: of direct branches and calls from anywhere, of jump tables, landing pads, entries. A lone `jmp` behind a
-//! conditional branch belongs to the conditional's block.
+//! We begin blocks generously (at every address that may be taken), BOLT (`BinaryFunction::buildCFG`) only
+//! behind a branch and at targets: of direct branches and calls from anywhere, of jump tables, landing pads,
+//! entries. A lone `jmp` behind a conditional branch belongs to the conditional's block.
 
 use crate::Records;
 use restitch_address::Svma;
@@ -38,7 +38,8 @@ impl BoltBlocks {
 
     /// The same without bytes: the last instruction of a block without a branch is taken to be its first.
     pub fn of_program(program: &Program) -> Self {
-        // The attribute BRANCH_TARGET holds for what stands behind the end of a table, too; BOLT does not look there.
+        // The attribute BRANCH_TARGET holds for what stands behind the end of a table, too; BOLT does not
+        // look there.
         let mut target = vec![false; program.blocks.len()];
         for edge in program.edges.iter().filter(|e| e.kind == EdgeKind::Table) {
             target[edge.to.index()] = true;
@@ -71,7 +72,8 @@ impl BoltBlocks {
         self.leader.get(block.index()).copied().unwrap_or(false)
     }
 
-    /// Where the last instruction of `block` is, if control can go on from it into `next` and BOLT sees two blocks there.
+    /// Where the last instruction of `block` is, if control can go on from it into `next` and BOLT sees two
+    /// blocks there.
     pub fn step(&self, program: &Program, block: BlockId, next: BlockId) -> Option<Svma> {
         let same = program.blocks.get(next.index())?.function == program.block(block).function;
         let falls = || program.out_edges(block).any(|(_, e)| e.kind == EdgeKind::FallThrough && e.to == next);
@@ -91,8 +93,8 @@ impl BoltBlocks {
         groups
     }
 
-    /// Adds the steps that BOLT does not know of, between our blocks within one of its own: each runs as often as the block that
-    /// it leaves, or, in front of a lone `jmp`, as that is taken.
+    /// Adds the steps that BOLT does not know of, between our blocks within one of its own: each runs as
+    /// often as the block that it leaves, or, in front of a lone `jmp`, as that is taken.
     pub fn complete(&self, program: &Program, records: &mut Records) {
         let (profile, _) = records.to_profile(program);
         let mut arrived = profile.blocks.clone();

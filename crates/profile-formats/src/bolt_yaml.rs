@@ -1,11 +1,12 @@
 //! BOLT's YAML profile: counts of blocks, edges and calls by the index of the block in its function.
 //!
-//! **How blocks are named.** By their number in BOLT's flow graph: in layout order (`dfs-order: false`, what perf2bolt writes), or in
-//! depth-first order, which is not read. [`BoltBlocks`] rebuilds the layout order; a function whose number of blocks differs
-//! (`nblocks`) is left out, because its indices would mean other blocks.
+//! **How blocks are named.** By their number in BOLT's flow graph: in layout order (`dfs-order: false`, what
+//! perf2bolt writes), or in depth-first order, which is not read. [`BoltBlocks`] rebuilds the layout order; a
+//! function whose number of blocks differs (`nblocks`) is left out, because its indices would mean other
+//! blocks.
 //!
-//! **Hashes.** BOLT compares each function with a hash over the instructions as LLVM names them; that cannot be computed
-//! here, so 0 is written and llvm-bolt needs `--profile-ignore-hash`. fdata needs no such option.
+//! **Hashes.** BOLT compares each function with a hash over the instructions as LLVM names them; that cannot
+//! be computed here, so 0 is written and llvm-bolt needs `--profile-ignore-hash`. fdata needs no such option.
 //!
 //! As `bolt/include/bolt/Profile/ProfileYAMLMapping.h` of LLVM describes it.
 

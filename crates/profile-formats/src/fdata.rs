@@ -7,12 +7,12 @@
 //! 1 main 1c 10                  main+0x1c, 10 samples
 //! ```
 //!
-//! A step into the block behind is written like a branch, from the last instruction of the one block to the first of the
-//! other. Lines of memory events (they begin with 3, 4 or 5) are skipped. In names, blanks and backslashes are escaped by a
-//! backslash. As `bolt/lib/Profile/DataReader.cpp` of LLVM reads it.
+//! A step into the block behind is written like a branch, from the last instruction of the one block to the
+//! first of the other. Lines of memory events (they begin with 3, 4 or 5) are skipped. In names, blanks and
+//! backslashes are escaped by a backslash. As `bolt/lib/Profile/DataReader.cpp` of LLVM reads it.
 //!
-//! **What BOLT wants.** It takes no profile of a function in which one step or branch does not fit its own flow graph. So steps
-//! are written only into blocks that BOLT sees as well ([`BoltBlocks`]).
+//! **What BOLT wants.** It takes no profile of a function in which one step or branch does not fit its own
+//! flow graph. So steps are written only into blocks that BOLT sees as well ([`BoltBlocks`]).
 
 use crate::{BoltBlocks, FormatError, Names, Records};
 use restitch_address::Svma;
@@ -39,11 +39,12 @@ pub struct Read {
     pub of_bolted: bool,
 }
 
-/// Reads the text of either mode. Steps within BOLT's blocks, which the format leaves out, are added. A branch that `program` can only take as a step into the next block is one.
+/// Reads the text of either mode. Steps within BOLT's blocks, which the format leaves out, are added. A
+/// branch that `program` can only take as a step into the next block is one.
 ///
 /// # Errors
-/// [`FormatError::Line`] for the first line that is not in the format; [`FormatError::Content`] for a profile of a program
-/// that BOLT wrote, whose offsets are those of its output.
+/// [`FormatError::Line`] for the first line that is not in the format; [`FormatError::Content`] for a profile
+/// of a program that BOLT wrote, whose offsets are those of its output.
 pub fn read(text: &str, names: &Names, program: &Program, blocks: &BoltBlocks) -> Result<Read, FormatError> {
     let mut found = Read::default();
     for (number, line) in text.lines().enumerate() {
@@ -138,7 +139,8 @@ impl Read {
     }
 }
 
-/// Whether control can only have come from `from` to `to` by not branching: `to` is where `from`'s block falls to.
+/// Whether control can only have come from `from` to `to` by not branching: `to` is where `from`'s block
+/// falls to.
 fn is_step(program: &Program, from: Svma, to: Svma) -> bool {
     let Some(id) = program.block_at(from) else { return false };
     let falls = |e: &Edge| e.kind == EdgeKind::FallThrough && program.block(e.to).start == to;
@@ -216,8 +218,8 @@ fn branch_line(from: Option<Svma>, to: Option<Svma>, program: &Program, names: &
     (!says_nothing && !into_the_middle).then(|| format!("{from_text} {to_text}"))
 }
 
-/// Writes samples (`no_lbr`) of the event `event`, whose name BOLT looks at: it divides samples of `cycles` and
-/// `instructions` by the number of instructions in a block.
+/// Writes samples (`no_lbr`) of the event `event`, whose name BOLT looks at: it divides samples of `cycles`
+/// and `instructions` by the number of instructions in a block.
 pub fn write_no_lbr(samples: &BTreeMap<Svma, u64>, event: &str, program: &Program, names: &Names) -> String {
     let mut out = format!("no_lbr {event}\n");
     for (&at, count) in samples {
@@ -228,7 +230,8 @@ pub fn write_no_lbr(samples: &BTreeMap<Svma, u64>, event: &str, program: &Progra
     out
 }
 
-/// A sample at the start of each block that BOLT sees, for each of its executions: what `no_lbr` can hold of a profile of counts.
+/// A sample at the start of each block that BOLT sees, for each of its executions: what `no_lbr` can hold of
+/// a profile of counts.
 pub fn block_samples(program: &Program, profile: &Profile, blocks: &BoltBlocks) -> BTreeMap<Svma, u64> {
     let seen = program.block_ids().filter(|b| blocks.is_leader(*b) && profile.block(*b) > 0);
     seen.map(|b| (program.block(b).start, profile.block(b))).collect()

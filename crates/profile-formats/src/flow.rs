@@ -4,8 +4,9 @@ use restitch_profile::Profile;
 use restitch_program::{BlockId, CallTarget, EdgeKind, Program, Terminator};
 use std::collections::BTreeMap;
 
-/// How often each block was entered by something that is no edge and no known call of the program: other indirect calls, calls
-/// from other modules, indirect jumps, unwinding. Blocks without such entries are left out.
+/// How often each block was entered by something that is no edge and no known call of the program: other
+/// indirect calls, calls from other modules, indirect jumps, unwinding. Blocks without such entries are left
+/// out.
 pub fn entries(program: &Program, profile: &Profile) -> Vec<(BlockId, u64)> {
     let mut inward = vec![0u64; program.blocks.len()];
     for (edge, &count) in program.edges.iter().zip(&profile.edges) {
@@ -27,8 +28,9 @@ pub fn entries(program: &Program, profile: &Profile) -> Vec<(BlockId, u64)> {
     program.block_ids().map(|b| (b, missing(b))).filter(|(_, n)| *n > 0).collect()
 }
 
-/// The runs without a taken branch that `profile` consists of: first and last block, count. Each execution of a block is in
-/// exactly one run. Where counts do not agree, runs are cut, so that fall-through edges keep their counts.
+/// The runs without a taken branch that `profile` consists of: first and last block, count. Each execution of
+/// a block is in exactly one run. Where counts do not agree, runs are cut, so that fall-through edges keep
+/// their counts.
 pub fn fall_through_ranges(program: &Program, profile: &Profile) -> BTreeMap<(BlockId, BlockId), u64> {
     let mut ranges = BTreeMap::new();
     // Runs that are open in front of the block: where they began, how many. The youngest ends first.

@@ -1,9 +1,10 @@
 //! Readers and writers of profile formats: restitch's profiles for other tools, and theirs for restitch.
 //!
-//! **What you do**: bring bytes or text, and for formats that name functions the [`Names`] of the module. **What this crate
-//! does**: one file a format; readers give [`Records`] (what the file says, by address) and typed errors that name the
-//! line; [`Records::to_profile`] matches them with the code. **What it does not**: read files, guess which module is meant, or write
-//! into a format what that cannot hold ([`Format`] says what each holds).
+//! **What you do**: bring bytes or text, and for formats that name functions the [`Names`] of the module.
+//! **What this crate does**: one file a format; readers give [`Records`] (what the file says, by address) and
+//! typed errors that name the line; [`Records::to_profile`] matches them with the code. **What it does not**:
+//! read files, guess which module is meant, or write into a format what that cannot hold ([`Format`] says
+//! what each holds).
 //!
 //! | format | module | read | written |
 //! |---|---|---|---|

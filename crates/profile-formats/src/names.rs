@@ -1,9 +1,9 @@
 //! Functions by the names that BOLT gives them, and back.
 //!
-//! BOLT (`RewriteInstance::discoverFileObjects`) calls a global symbol by its name, and a local one `name/N`, where N counts the
-//! local symbols of this name in the order of their addresses; `name/FILE/N` names it as well. A function that only an
-//! unwind entry knows is `__BOLT_FDE_FUNCat` and its address in hexadecimal. So profiles can be exchanged with BOLT for
-//! stripped files too (which it works on with `--allow-stripped`).
+//! BOLT (`RewriteInstance::discoverFileObjects`) calls a global symbol by its name, and a local one `name/N`,
+//! where N counts the local symbols of this name in the order of their addresses; `name/FILE/N` names it as
+//! well. A function that only an unwind entry knows is `__BOLT_FDE_FUNCat` and its address in hexadecimal. So
+//! profiles can be exchanged with BOLT for stripped files too (which it works on with `--allow-stripped`).
 
 use restitch_address::Svma;
 use restitch_image::{Binding, Image};
@@ -97,8 +97,8 @@ impl Names {
         (!name.starts_with(NAMELESS)).then_some(plain)
     }
 
-    /// Where the function of this name starts. Also understood: `name/FILE/N`, several names joined by ` (*N)` as BOLT prints
-    /// them, and a plain name that is unique.
+    /// Where the function of this name starts. Also understood: `name/FILE/N`, several names joined by
+    /// ` (*N)` as BOLT prints them, and a plain name that is unique.
     pub fn address_of(&self, name: &str) -> Option<Svma> {
         let name = name.split_once("(*").map_or(name, |(name, _)| name);
         if let Some(at) = self.addresses.get(name) {

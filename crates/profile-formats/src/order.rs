@@ -1,5 +1,5 @@
-//! Symbol orders: a symbol a line, as `ld.lld --symbol-ordering-file`, `gold --section-ordering-file` (with `.text.` in front) and
-//! Propeller's `ld_profile` want them. `#` begins a comment.
+//! Symbol orders: a symbol a line, as `ld.lld --symbol-ordering-file`, `gold --section-ordering-file` (with
+//! `.text.` in front) and Propeller's `ld_profile` want them. `#` begins a comment.
 
 use crate::{FormatError, Names};
 use restitch_program::{BlockId, Program};
@@ -36,8 +36,8 @@ pub fn write<'a>(order: impl IntoIterator<Item = &'a str>) -> String {
     order.into_iter().filter(first).flat_map(|name| [name, "\n"]).collect()
 }
 
-/// The functions that `blocks` belong to, in the order in which they come first. Functions without a symbol are left out: a linker
-/// cannot name them.
+/// The functions that `blocks` belong to, in the order in which they come first. Functions without a symbol
+/// are left out: a linker cannot name them.
 pub fn write_functions(program: &Program, blocks: &[BlockId], names: &Names) -> String {
     let starts = blocks.iter().map(|b| program.function(program.block(*b).function).range.start);
     write(starts.filter_map(|at| names.linker_name_at(at)))

@@ -1,9 +1,11 @@
 //! Writing `perf.data`: samples with branch stacks, as if the processor recorded the last N taken branches.
 //!
-//! **What you do**: make a [`PerfDataWriter`], tell it processes and mappings, hand it samples, take the bytes. **What it does**:
-//! one event `cycles:u` with the sample type `IP|TID|TIME|PERIOD|BRANCH_STACK`, MMAP2 and COMM records, the build-id
-//! table, and the feature bits that `perf report` wants for branch stacks. Or samples of instructions alone ([`PerfDataWriter::of_samples`]), of `cycles:u` or `cpu-clock:u`. Any depth can be written; `perf report --branch-history`
-//! skips stacks of more than 127 records (`PERF_MAX_BRANCH_DEPTH`), `perf script` and `perf2bolt` take all.
+//! **What you do**: make a [`PerfDataWriter`], tell it processes and mappings, hand it samples, take the
+//! bytes. **What it does**: one event `cycles:u` with the sample type `IP|TID|TIME|PERIOD|BRANCH_STACK`,
+//! MMAP2 and COMM records, the build-id table, and the feature bits that `perf report` wants for branch
+//! stacks. Or samples of instructions alone ([`PerfDataWriter::of_samples`]), of `cycles:u` or `cpu-clock:u`.
+//! Any depth can be written; `perf report --branch-history` skips stacks of more than 127 records
+//! (`PERF_MAX_BRANCH_DEPTH`), `perf script` and `perf2bolt` take all.
 //!
 //! Format: `tools/perf/Documentation/perf.data-file-format.txt`, `perf_event_open(2)`.
 
@@ -90,7 +92,8 @@ const HARDWARE: u64 = 0;
 const SOFTWARE: u64 = 1;
 const BRANCH_ANY: u64 = 1 << 3;
 
-/// Bits of `perf_event_attr`: inherit, exclude_kernel, exclude_hv, mmap, comm, task, sample_id_all, mmap2, comm_exec.
+/// Bits of `perf_event_attr`: inherit, exclude_kernel, exclude_hv, mmap, comm, task, sample_id_all, mmap2,
+/// comm_exec.
 const ATTR_FLAGS: u64 = 1 << 1 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 13 | 1 << 18 | 1 << 23 | 1 << 24;
 const ATTR_SIZE: u64 = 128;
 const HEADER_SIZE: u64 = 104;
@@ -106,8 +109,8 @@ const MMAP_BUILD_ID: u16 = 1 << 14;
 const BUILD_ID_SIZE: u16 = 1 << 15;
 
 impl PerfDataWriter {
-    /// A writer of stacks with at most `depth` records (1 to [`MAX_DEPTH`], anything else is brought into it), one
-    /// sample for `period` events.
+    /// A writer of stacks with at most `depth` records (1 to [`MAX_DEPTH`], anything else is brought into
+    /// it), one sample for `period` events.
     pub fn new(depth: usize, period: u64) -> Self {
         Self::with(SampledEvent::Cycles, Some(depth.clamp(1, MAX_DEPTH)), period)
     }
@@ -214,7 +217,8 @@ impl PerfDataWriter {
     }
 
     fn record(&mut self, kind: u32, misc: u16, body: &[u8]) {
-        // Paths and stacks are bounded, so that a record always fits; a longer path than the system allows is dropped.
+        // Paths and stacks are bounded, so that a record always fits; a longer path than the system allows is
+        // dropped.
         let Ok(size) = u16::try_from(body.len() + 8) else { return };
         self.data.extend(kind.to_le_bytes());
         self.data.extend(misc.to_le_bytes());

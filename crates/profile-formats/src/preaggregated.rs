@@ -9,9 +9,9 @@
 //! E <name>                                 the event of what follows
 //! ```
 //!
-//! Places are hexadecimal addresses as in the ELF file, or `id:offset`, where `id` is the build id of another module or `X`
-//! (unknown). As `bolt/include/bolt/Profile/DataAggregator.h` of LLVM describes it. Written: `B` and `F`, and `S` for samples
-//! without branches (LLVM 19 reads `B`, `F` and `f` only).
+//! Places are hexadecimal addresses as in the ELF file, or `id:offset`, where `id` is the build id of another
+//! module or `X` (unknown). As `bolt/include/bolt/Profile/DataAggregator.h` of LLVM describes it. Written:
+//! `B` and `F`, and `S` for samples without branches (LLVM 19 reads `B`, `F` and `f` only).
 
 use crate::{FormatError, Records};
 use restitch_address::Svma;
@@ -80,7 +80,8 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not a count"))
 }
 
-/// Writes the records. Where there are no branches, their samples are written as `S` lines, which LLVM reads from 20 on.
+/// Writes the records. Where there are no branches, their samples are written as `S` lines, which LLVM reads
+/// from 20 on.
 pub fn write(records: &Records) -> String {
     let mut out = String::new();
     let place = |at: Option<Svma>| at.map_or("X:0".to_string(), |at| format!("{:x}", at.get()));

@@ -1,4 +1,5 @@
-//! Propeller's cluster file (`-fbasic-block-sections=list=FILE`): for each function the blocks of its hot cluster, in order.
+//! Propeller's cluster file (`-fbasic-block-sections=list=FILE`): for each function the blocks of its hot
+//! cluster, in order.
 //!
 //! ```text
 //! v1                 !main
@@ -6,12 +7,14 @@
 //! c0 2 5
 //! ```
 //!
-//! The right form is that of LLVM before 17. Blocks are the compiler's, by the ids that `.llvm_bb_addr_map` gives them; so the program must
-//! have been compiled with `-fbasic-block-sections=labels` (later `-fbasic-block-address-map`), and the file fits that compilation only.
-//! Cold blocks are not listed: the compiler puts them into the function's cold section. A cluster file says nothing about the order of
+//! The right form is that of LLVM before 17. Blocks are the compiler's, by the ids that `.llvm_bb_addr_map`
+//! gives them; so the program must have been compiled with `-fbasic-block-sections=labels` (later
+//! `-fbasic-block-address-map`), and the file fits that compilation only. Cold blocks are not listed: the
+//! compiler puts them into the function's cold section. A cluster file says nothing about the order of
 //! functions; that is the symbol order.
 //!
-//! Map format: `llvm/docs/Extensions.rst`, "SHT_LLVM_BB_ADDR_MAP"; versions 0 (LLVM 12 to 14), 1 and 2 without optional features.
+//! Map format: `llvm/docs/Extensions.rst`, "SHT_LLVM_BB_ADDR_MAP"; versions 0 (LLVM 12 to 14), 1 and 2
+//! without optional features.
 
 use crate::{FormatError, Names};
 use restitch_address::Svma;
@@ -78,7 +81,8 @@ pub fn read_functions(text: &str) -> Result<Vec<String>, FormatError> {
 /// Writes one cluster a function: its entry, then its blocks in the order of `blocks`, the hot ones.
 ///
 /// # Errors
-/// [`FormatError::Direction`] if the program has no block address map, [`FormatError::Content`] if it has a form that is not read.
+/// [`FormatError::Direction`] if the program has no block address map, [`FormatError::Content`] if it has a
+/// form that is not read.
 pub fn write(
     image: &Image,
     program: &Program,

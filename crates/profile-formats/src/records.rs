@@ -57,8 +57,9 @@ impl Records {
         add(&mut taken.mispredicted, mispredicted);
     }
 
-    /// Adds a stack of branches, **newest first**, as the hardware gives it: the branches, and what ran between each two.
-    /// `None` is a place outside of the module; it ends ranges. Everything counts `weight` times.
+    /// Adds a stack of branches, **newest first**, as the hardware gives it: the branches, and what ran
+    /// between each two. `None` is a place outside of the module; it ends ranges. Everything counts `weight`
+    /// times.
     pub fn add_stack(&mut self, stack: &[(Option<Svma>, Option<Svma>)], weight: u64) {
         for &(from, to) in stack.iter().filter(|(from, to)| from.is_some() || to.is_some()) {
             self.add_branch(from, to, weight, 0);
@@ -103,9 +104,10 @@ impl Records {
         records
     }
 
-    /// The records that a processor with endless branch records would give for `profile`, without returns and without what
-    /// the profile does not know (targets of indirect calls and jumps are `None`). Block counts stay exact:
-    /// [`to_profile`](Self::to_profile) gives the profile back where its counts agree with each other.
+    /// The records that a processor with endless branch records would give for `profile`, without returns and
+    /// without what the profile does not know (targets of indirect calls and jumps are `None`). Block counts
+    /// stay exact: [`to_profile`](Self::to_profile) gives the profile back where its counts agree with each
+    /// other.
     pub fn of_profile(program: &Program, profile: &Profile) -> Self {
         let mut records = Self::default();
         for (edge, &count) in program.edges.iter().zip(&profile.edges) {
@@ -142,8 +144,8 @@ impl Records {
         records
     }
 
-    /// The profile that the records make, without their instruction samples. A block counts as often as ranges run into its
-    /// start, and at least as often as what goes in or out.
+    /// The profile that the records make, without their instruction samples. A block counts as often as
+    /// ranges run into its start, and at least as often as what goes in or out.
     pub fn to_profile(&self, program: &Program) -> (Profile, Matched) {
         let mut profile = Profile::empty(program);
         let mut entered = vec![0u64; program.blocks.len()];

@@ -1,11 +1,14 @@
-//! Branch stacks for a profile of counts: a walk through the program that takes each edge as often as the profile says.
+//! Branch stacks for a profile of counts: a walk through the program that takes each edge as often as the
+//! profile says.
 //!
-//! **Problem.** Tools that read `perf.data` want stacks of branches that followed each other; a profile of counts has only sums. **Idea.**
-//! A thread walks through the flow graph. At each fork it chooses at random, weighted by what is *left* of each edge's count, so
-//! that the sums come out right, not only their expectation. Calls push a return address, returns pop it. What the profile does not
-//! know (the target of an indirect call, the caller of a function) is a branch to or from an address outside of every
-//! module. So that no loop is left before its counts are used up, each block keeps one step on its way out for last (the trees of the
-//! BEST theorem on Eulerian circuits). **Limits.** What depends on context is lost: the walk remembers nothing but its return addresses.
+//! **Problem.** Tools that read `perf.data` want stacks of branches that followed each other; a profile of
+//! counts has only sums. **Idea.** A thread walks through the flow graph. At each fork it chooses at random,
+//! weighted by what is *left* of each edge's count, so that the sums come out right, not only their
+//! expectation. Calls push a return address, returns pop it. What the profile does not know (the target of an
+//! indirect call, the caller of a function) is a branch to or from an address outside of every module. So
+//! that no loop is left before its counts are used up, each block keeps one step on its way out for last (the
+//! trees of the BEST theorem on Eulerian circuits). **Limits.** What depends on context is lost: the walk
+//! remembers nothing but its return addresses.
 //!
 //! Equal profile and seed give equal bytes.
 
@@ -18,7 +21,8 @@ use std::collections::VecDeque;
 /// How deep calls may nest before the walk treats them as calls that left the module.
 const MAX_CALLS: usize = 4096;
 
-/// How often the walk begins anew where counts are left over (they contradict each other, or a cycle was never entered).
+/// How often the walk begins anew where counts are left over (they contradict each other, or a cycle was
+/// never entered).
 const ROUNDS: usize = 64;
 
 /// A taken branch of the walk; `None` is outside of the module.
@@ -33,8 +37,9 @@ pub struct Walked {
     pub overdrawn: u64,
 }
 
-/// Walks through `program` until `limit` branches are taken, or all counts of `profile` are used up; with more counts than
-/// that, counts are scaled down. `sink` gets the branches in the order in which they were taken.
+/// Walks through `program` until `limit` branches are taken, or all counts of `profile` are used up; with
+/// more counts than that, counts are scaled down. `sink` gets the branches in the order in which they were
+/// taken.
 pub fn walk(
     program: &Program,
     profile: &Profile,
@@ -92,7 +97,8 @@ impl Random {
     }
 }
 
-/// Entries from outside that are left, in a tree of sums (Fenwick), so that one is chosen in logarithmic time.
+/// Entries from outside that are left, in a tree of sums (Fenwick), so that one is chosen in logarithmic
+/// time.
 #[derive(Debug, Clone)]
 struct Starts {
     blocks: Vec<BlockId>,
@@ -170,7 +176,8 @@ impl<'a> Walk<'a> {
         for (block, count) in entries(program, profile) {
             counts.push((block, random.round(count as f64 * scale).max(0) as u64));
         }
-        // Stray entries of contradicting counts must not make it endless; exact walks end by themselves before.
+        // Stray entries of contradicting counts must not make it endless; exact walks end by themselves
+        // before.
         let limit =
             if scale < 1.0 { limit } else { total.saturating_mul(2).saturating_add(1024).min(limit.max(1)) };
         let (called, room) = called(program, profile);
@@ -180,8 +187,8 @@ impl<'a> Walk<'a> {
         Self { program, profile, limit, random, left, starts, called, room, last, walked: Walked::default() }
     }
 
-    /// Where walks have to begin so that what is left of the counts is used up: blocks that more goes out of than into; if
-    /// there are none, the block of the cycle that most is left of.
+    /// Where walks have to begin so that what is left of the counts is used up: blocks that more goes out of
+    /// than into; if there are none, the block of the cycle that most is left of.
     fn leftovers(&self) -> Vec<(BlockId, u64)> {
         let mut balance = vec![0i64; self.program.blocks.len()];
         let mut out = balance.clone();
@@ -231,7 +238,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Does the next call of a block: into its target, or, where that is not known or never entered, out and back.
+    /// Does the next call of a block: into its target, or, where that is not known or never entered, out and
+    /// back.
     fn call(&mut self, place: Place, returns: &mut Vec<Place>, sink: &mut impl FnMut(Step)) -> Place {
         let call = self.program.calls_of(place.0)[place.1 as usize];
         let behind = (place.0, place.1 + 1);
@@ -367,7 +375,8 @@ fn ways_out(program: &Program, profile: &Profile) -> Vec<Option<u32>> {
     last
 }
 
-/// By block: the share of the direct calls to it that its count leaves room for, at most 1; and how many calls those are.
+/// By block: the share of the direct calls to it that its count leaves room for, at most 1; and how many
+/// calls those are.
 fn called(program: &Program, profile: &Profile) -> (Vec<f32>, Vec<u64>) {
     let mut room = profile.blocks.clone();
     for (edge, count) in program.edges.iter().zip(&profile.edges) {

@@ -27,7 +27,8 @@ fn setting(seed: u64) -> (Program, Profile, Names, BoltBlocks) {
     (program, profile, names, blocks)
 }
 
-/// Counts of edges between blocks of different BOLT blocks; a branch to the next block and falling into it are one to fdata.
+/// Counts of edges between blocks of different BOLT blocks; a branch to the next block and falling into it
+/// are one to fdata.
 fn seen_by_bolt(
     program: &Program,
     profile: &Profile,
@@ -104,7 +105,8 @@ proptest! {
         prop_assert!(read.notes.is_empty(), "{:?}", read.notes);
         let (back, _) = read.records.to_profile(&program);
         prop_assert_eq!(&back.calls, &profile.calls);
-        // Edges of one BOLT block to another: our blocks within it do not matter, and neither does whether it fell.
+        // Edges of one BOLT block to another: our blocks within it do not matter, and neither does whether it
+        // fell.
         let sums = |p: &Profile| {
             let mut sums: BTreeMap<(usize, BlockId), u64> = BTreeMap::new();
             for (edge, &count) in program.edges.iter().zip(&p.edges) {

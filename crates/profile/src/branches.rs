@@ -13,8 +13,8 @@ use crate::{Profile, Turns};
 pub struct BranchSamples {
     /// Taken branches (jumps, calls, returns): address of the branch instruction, target.
     pub branches: BTreeMap<(Svma, Svma), u64>,
-    /// What ran without a taken branch between two records: the target of the older one, and the branch instruction of
-    /// the newer one.
+    /// What ran without a taken branch between two records: the target of the older one, and the branch
+    /// instruction of the newer one.
     pub ranges: BTreeMap<(Svma, Svma), u64>,
     /// Branches that were taken one after the other.
     pub turns: Turns<Svma>,
@@ -25,7 +25,8 @@ pub struct BranchSamples {
 pub struct BranchReport {
     /// Records that became an edge or a call.
     pub used_branches: u64,
-    /// Records that are neither: returns, un-understood indirect jumps, addresses that are no branch of the program.
+    /// Records that are neither: returns, un-understood indirect jumps, addresses that are no branch of the
+    /// program.
     pub other_branches: u64,
     /// Ranges that follow the program's fall-throughs.
     pub used_ranges: u64,
@@ -34,8 +35,8 @@ pub struct BranchReport {
 }
 
 impl BranchSamples {
-    /// Adds one stack of records (branch instruction, target), **newest first**, as the hardware and `perf` give it.
-    /// `None` is a place outside of the module; it ends ranges.
+    /// Adds one stack of records (branch instruction, target), **newest first**, as the hardware and `perf`
+    /// give it. `None` is a place outside of the module; it ends ranges.
     pub fn add_stack(&mut self, stack: &[(Option<Svma>, Option<Svma>)]) {
         for record in stack {
             if let (Some(from), Some(to)) = *record {
@@ -52,8 +53,8 @@ impl BranchSamples {
         self.turns.add_stack(stack, 1);
     }
 
-    /// The profile that the records make. A block counts as often as ranges run into its start, and at least as often as
-    /// its edges on either side.
+    /// The profile that the records make. A block counts as often as ranges run into its start, and at least
+    /// as often as its edges on either side.
     pub fn to_profile(&self, program: &Program) -> (Profile, BranchReport) {
         let mut profile = Profile::empty(program);
         let mut report = BranchReport::default();
@@ -89,7 +90,8 @@ mod tests {
     fn pairs_of_records_give_fall_throughs() {
         let program = Program::from_text(TWO_FUNCTIONS).unwrap();
         let mut samples = BranchSamples::default();
-        // Newest first: back to the start; return of g; call of g; back to the start (from elsewhere in the past).
+        // Newest first: back to the start; return of g; call of g; back to the start (from elsewhere in the
+        // past).
         let stack = [
             (at(0x102e), at(0x1000)),
             (at(0x104f), at(0x1019)),

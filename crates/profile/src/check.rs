@@ -59,7 +59,8 @@ impl Profile {
         self.check_flow_in(program, None)
     }
 
-    /// The same, where only the equations of blocks in `scope` hold (by block): those that a counting version held.
+    /// The same, where only the equations of blocks in `scope` hold (by block): those that a counting version
+    /// held.
     pub fn check_flow_in(&self, program: &Program, scope: Option<&[bool]>) -> FlowReport {
         let equations = Equations::new(program, scope);
         let mut report = FlowReport::default();

@@ -7,8 +7,9 @@
 //! padding to a page; counters, 8 bytes each, then the words of votes (`target_value_profile.rs`), to the end of a page
 //! ```
 //!
-//! All numbers are little-endian. The 64 bytes are fixed when the program is instrumented and are compared at its start;
-//! `identity` is a hash of the table, `shape` one of the program's blocks, edges and calls, to which the table's indices refer.
+//! All numbers are little-endian. The 64 bytes are fixed when the program is instrumented and are compared at
+//! its start; `identity` is a hash of the table, `shape` one of the program's blocks, edges and calls, to
+//! which the table's indices refer.
 
 use crate::{Counted, CounterPlan, Known, Vote, VoteArea};
 use restitch_address::{Svma, SvmaRange};

@@ -1,17 +1,19 @@
-//! Edge counts from block counts (Tamches and Miller, *Dynamic Kernel Code Optimization*, section 4), generalised to
-//! any mix of known block and edge counts.
+//! Edge counts from block counts (Tamches and Miller, *Dynamic Kernel Code Optimization*, section 4),
+//! generalised to any mix of known block and edge counts.
 //!
-//! **Phase 1, exact.** Where an equation ([`Equations`]) has one unknown, the unknown follows. A worklist carries this to
-//! convergence in O(edges): each equation keeps the sum of its known edges, the number of its unknown ones and the
-//! exclusive-or of their indices, so that the last unknown is found without a search. Equations that losses can spoil
-//! (blocks with calls) wait until the others are exhausted. Then *nothing left*: where a count is used up by the known
-//! edges of a block, the others are zero; that holds for open equations too.
+//! **Phase 1, exact.** Where an equation ([`Equations`]) has one unknown, the unknown follows. A worklist
+//! carries this to convergence in O(edges): each equation keeps the sum of its known edges, the number of its
+//! unknown ones and the exclusive-or of their indices, so that the last unknown is found without a search.
+//! Equations that losses can spoil (blocks with calls) wait until the others are exhausted. Then *nothing
+//! left*: where a count is used up by the known edges of a block, the others are zero; that holds for open
+//! equations too.
 //!
-//! **Phase 2, bounded.** An edge is at most what is left of its source, and at most what is left of its target; the
-//! smaller one is taken. The paper leaves the order open; here the edge with the largest bound goes first (ties: lower
-//! index), and phase 1 runs again after each.
+//! **Phase 2, bounded.** An edge is at most what is left of its source, and at most what is left of its
+//! target; the smaller one is taken. The paper leaves the order open; here the edge with the largest bound
+//! goes first (ties: lower index), and phase 1 runs again after each.
 //!
-//! Counts that contradict each other (samples, losses) are clamped at zero and counted. What nothing bounds is 0.
+//! Counts that contradict each other (samples, losses) are clamped at zero and counted. What nothing bounds
+//! is 0.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -27,8 +29,8 @@ pub struct Known {
     pub blocks: Vec<Option<u64>>,
     /// By edge; `None` is unknown. What is behind the end is unknown.
     pub edges: Vec<Option<u64>>,
-    /// By block: whether its equations hold. `None`: they hold for all blocks. A counting version sees only the
-    /// blocks that were copied into it.
+    /// By block: whether its equations hold. `None`: they hold for all blocks. A counting version sees only
+    /// the blocks that were copied into it.
     pub scope: Option<Vec<bool>>,
 }
 
@@ -83,7 +85,8 @@ pub struct Derived {
     pub executed: Shares,
     /// All functions (with a block in scope).
     pub all: Shares,
-    /// Equations that the final counts do not satisfy: contradictions in the input, and what phase 2 left over.
+    /// Equations that the final counts do not satisfy: contradictions in the input, and what phase 2 left
+    /// over.
     pub inconsistent: usize,
 }
 
@@ -194,7 +197,8 @@ impl<'a> Solver<'a> {
         self.enqueue(block * 2 + 1);
     }
 
-    /// Runs the equations until nothing new follows. In later stages queued sides may be exhausted ones as well.
+    /// Runs the equations until nothing new follows. In later stages queued sides may be exhausted ones as
+    /// well.
     fn propagate(&mut self, stage: Stage) {
         if stage == Stage::NothingLeft {
             (0..self.sides.len()).for_each(|side| self.enqueue(side));
@@ -266,8 +270,8 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// Gives the blocks that no equation determines the most that is known to flow through them; false if there is
-    /// no such block.
+    /// Gives the blocks that no equation determines the most that is known to flow through them; false if
+    /// there is no such block.
     fn guess_blocks(&mut self) -> bool {
         let guess: Vec<(usize, u64)> = (0..self.blocks.len())
             .filter(|&b| self.blocks[b].is_none())

@@ -1,14 +1,15 @@
 //! The flow equations of a program: where *count = sum of the edges* holds.
 //!
-//! For each block two equations may hold: its count equals the sum of its incoming edges, and the sum of its outgoing
-//! edges. An equation is *closed* if all the ways in (out) are edges of the program:
-//! * in: not for function entries, landing pads, blocks that un-understood indirect jumps reach, and targets of calls;
+//! For each block two equations may hold: its count equals the sum of its incoming edges, and the sum of its
+//! outgoing edges. An equation is *closed* if all the ways in (out) are edges of the program:
+//! * in: not for function entries, landing pads, blocks that un-understood indirect jumps reach, and targets
+//!   of calls;
 //! * out: not for returns, stops, indirect jumps and branches to places that are no block of the module.
 //!
-//! A closed outgoing equation is *lossy* where the block holds a call, because a call need not return (exceptions,
-//! `longjmp`, `exit`). A call at the very end of a block that falls through into a landing pad, a function entry or
-//! padding does not return, so that such a block's equation is open. Incoming equations are never lossy. For every block,
-//! closed or not, neither sum can exceed the count.
+//! A closed outgoing equation is *lossy* where the block holds a call, because a call need not return
+//! (exceptions, `longjmp`, `exit`). A call at the very end of a block that falls through into a landing pad,
+//! a function entry or padding does not return, so that such a block's equation is open. Incoming equations
+//! are never lossy. For every block, closed or not, neither sum can exceed the count.
 
 use std::collections::HashSet;
 

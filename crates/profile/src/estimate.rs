@@ -1,12 +1,12 @@
 //! How often blocks and edges probably run: where counters cost little.
 //!
-//! **Problem.** A spanning forest is as good as its weights. With the true counts a counting version of cc1plus executes one
-//! counter for five blocks; with every block weighted alike, three.
+//! **Problem.** A spanning forest is as good as its weights. With the true counts a counting version of
+//! cc1plus executes one counter for five blocks; with every block weighted alike, three.
 //!
-//! **Idea** (Ball and Larus, *Branch prediction for free*, 1993; Wu and Larus, *Static branch frequency and program profile
-//! analysis*, 1994). Each branch gets a probability by what its two ways look like, and the flow equations then give
-//! frequencies. They are solved by passes over the blocks in address order: forward edges are done within a pass, and each
-//! further pass is one more iteration of the loops.
+//! **Idea** (Ball and Larus, *Branch prediction for free*, 1993; Wu and Larus, *Static branch frequency and
+//! program profile analysis*, 1994). Each branch gets a probability by what its two ways look like, and the
+//! flow equations then give frequencies. They are solved by passes over the blocks in address order: forward
+//! edges are done within a pass, and each further pass is one more iteration of the loops.
 
 use crate::probabilities::shares;
 use crate::repair::{EXECUTIONS_PER_SAMPLE, repair};
@@ -17,9 +17,9 @@ use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, Program};
 const PASSES: usize = 12;
 /// How often landing pads are entered, function entries being 1.
 const LANDING: f64 = 0.001;
-/// How much the guess counts against the flow over the ways of a branch: as much as a quarter of an IP sample in a block of usual
-/// length does, in the unit of [`Weights::Blocks`]. (The flow is smoothed already; 400 and 150 give more counters, see
-/// `docs/benchmarks.md`.)
+/// How much the guess counts against the flow over the ways of a branch: as much as a quarter of an IP sample
+/// in a block of usual length does, in the unit of [`Weights::Blocks`]. (The flow is smoothed already; 400
+/// and 150 give more counters, see `docs/benchmarks.md`.)
 const PRIOR: f64 = 50.0;
 /// Fixed point of the guess, and its upper end: below one measured execution.
 const ONE: f64 = 256.0;
@@ -65,10 +65,10 @@ fn add(weights: &mut [u64], counts: &[u64]) {
     }
 }
 
-/// Corrects the probabilities by the nearest flow to the samples ([`repair`]). Counts of blocks alone say little about the ways
-/// of a branch whose targets are reached from elsewhere too. Frequencies of the corrected probabilities agree with each other,
-/// which matters more than that they equal the counts: where blocks and edges do not agree, the forest takes what is measured
-/// too high and leaves the rest to counters.
+/// Corrects the probabilities by the nearest flow to the samples ([`repair`]). Counts of blocks alone say
+/// little about the ways of a branch whose targets are reached from elsewhere too. Frequencies of the
+/// corrected probabilities agree with each other, which matters more than that they equal the counts: where
+/// blocks and edges do not agree, the forest takes what is measured too high and leaves the rest to counters.
 fn correct(program: &Program, shares: &mut [f64], counts: &[u64]) {
     let samples = |b: BlockId| {
         let count = counts.get(b.index()).copied().unwrap_or(0);

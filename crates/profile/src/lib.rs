@@ -1,14 +1,16 @@
 //! `Profile`: how often each edge, block and call of a [`Program`](restitch_program::Program) ran.
 //!
-//! Stage three of the pipeline. Dense counts, parallel to the program's tables; the stored form is keyed by build id
-//! and address.
+//! Stage three of the pipeline. Dense counts, parallel to the program's tables; the stored form is keyed by
+//! build id and address.
 //!
-//! **What you do**: bring counts of some kind. Counter values of a counting version that [`plan_counters`] planned
-//! ([`CounterPlan::known`], then [`derive()`]); branch records ([`BranchSamples::to_profile`]); a `perf.data` file
-//! ([`import_perf_data`]); samples of instructions ([`repair`](repair())); or a stored profile ([`ProfileFile::read`], [`ModuleProfile::resolve`]).
+//! **What you do**: bring counts of some kind. Counter values of a counting version that [`plan_counters`]
+//! planned ([`CounterPlan::known`], then [`derive()`]); branch records ([`BranchSamples::to_profile`]); a
+//! `perf.data` file ([`import_perf_data`]); samples of instructions ([`repair`](repair())); or a stored
+//! profile ([`ProfileFile::read`], [`ModuleProfile::resolve`]).
 //!
-//! **What it does**: makes a whole profile of them by flow equations, says how much of it is exact, and how well it agrees
-//! with itself ([`Profile::check_flow`]); of instruction samples, how much of what runs they know ([`sample_coverage`]).
+//! **What it does**: makes a whole profile of them by flow equations, says how much of it is exact, and how
+//! well it agrees with itself ([`Profile::check_flow`]); of instruction samples, how much of what runs they
+//! know ([`sample_coverage`]).
 //!
 //! **What it does not**: read files or processes; guess what functions without samples do.
 

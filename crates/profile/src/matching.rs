@@ -8,7 +8,8 @@ fn add(slot: &mut u64, count: u64) {
     *slot = slot.saturating_add(count);
 }
 
-/// Counts a taken branch at `from`: as a call, wherever it goes, or as an edge to the block at `to`. False if it is neither.
+/// Counts a taken branch at `from`: as a call, wherever it goes, or as an edge to the block at `to`. False if
+/// it is neither.
 pub fn count_branch(
     program: &Program,
     profile: &mut Profile,
@@ -54,8 +55,8 @@ pub fn fall_through_to(program: &Program, block: BlockId, to: Svma) -> Option<Ed
     edges.find(|(_, e)| e.kind == EdgeKind::FallThrough && program.block(e.to).start == to).map(|(id, _)| id)
 }
 
-/// The block that holds `start`, and the fall-through edges from there to the block that holds `end`; `None` if there is no
-/// such way.
+/// The block that holds `start`, and the fall-through edges from there to the block that holds `end`; `None`
+/// if there is no such way.
 pub fn run_between(program: &Program, start: Svma, end: Svma) -> Option<(BlockId, Vec<EdgeId>)> {
     let (first, last) = (program.block_at(start)?, program.block_at(end)?);
     if first > last {
@@ -72,7 +73,8 @@ pub fn run_between(program: &Program, start: Svma, end: Svma) -> Option<(BlockId
     Some((first, edges?))
 }
 
-/// Counts the blocks and fall-through edges from `start` to the branch at `end`; false if there is no such way.
+/// Counts the blocks and fall-through edges from `start` to the branch at `end`; false if there is no such
+/// way.
 pub fn count_run(program: &Program, profile: &mut Profile, start: Svma, end: Svma, count: u64) -> bool {
     let Some((first, way)) = run_between(program, start, end) else { return false };
     way.iter().for_each(|edge| add(&mut profile.edges[edge.index()], count));
@@ -82,7 +84,8 @@ pub fn count_run(program: &Program, profile: &mut Profile, start: Svma, end: Svm
     true
 }
 
-/// Raises the counts of blocks to what goes in (`entered`, by block, from elsewhere, and by edges), what goes out, and their calls.
+/// Raises the counts of blocks to what goes in (`entered`, by block, from elsewhere, and by edges), what goes
+/// out, and their calls.
 pub fn raise_blocks(program: &Program, profile: &mut Profile, entered: &[u64]) {
     let mut inward = entered.to_vec();
     inward.resize(program.blocks.len(), 0);

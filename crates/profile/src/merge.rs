@@ -1,7 +1,8 @@
 //! Sums of profiles.
 //!
-//! Profiles of different length cannot just be added: the longest would drown the others. *One Profile Fits All* (section 4) gives
-//! each application's profile the same weight, and that is the default here: each is brought to the same total first.
+//! Profiles of different length cannot just be added: the longest would drown the others. *One Profile Fits
+//! All* (section 4) gives each application's profile the same weight, and that is the default here: each is
+//! brought to the same total first.
 
 use crate::{ModuleProfile, ProfileFile};
 
@@ -11,7 +12,8 @@ pub enum MergeWeights {
     /// All the same.
     #[default]
     Equal,
-    /// One weight a profile: a profile of weight 2 counts as much as two of weight 1, however long each was recorded.
+    /// One weight a profile: a profile of weight 2 counts as much as two of weight 1, however long each was
+    /// recorded.
     Shares(Vec<f64>),
     /// Counts are added as they are: right for parts of one recording.
     AsCounted,
@@ -52,8 +54,9 @@ pub fn total(file: &ProfileFile) -> f64 {
     if sum > 0.0 { sum } else { file.modules.iter().map(edges).sum() }
 }
 
-/// The weighted sum of `files`. With [`MergeWeights::Equal`] and [`MergeWeights::Shares`], each file is first scaled to the total of
-/// the largest, so that the sum keeps small counts; the order of the files does not matter.
+/// The weighted sum of `files`. With [`MergeWeights::Equal`] and [`MergeWeights::Shares`], each file is first
+/// scaled to the total of the largest, so that the sum keeps small counts; the order of the files does not
+/// matter.
 ///
 /// # Errors
 /// [`MergeError`].

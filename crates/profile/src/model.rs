@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use crate::{PathCounts, TogetherCounts};
 
-/// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or is unknown.
+/// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or
+/// is unknown.
 pub type CallTargets = BTreeMap<Svma, u64>;
 
 /// Execution counts of one module, parallel to the tables of its [`Program`].
@@ -18,7 +19,8 @@ pub struct Profile {
     pub edges: Vec<u64>,
     /// Executions of each call site, by [`CallId`]. Equal to the block's count unless calls do not return.
     pub calls: Vec<u64>,
-    /// What indirect calls called, as far as it is known and in this module; call sites of which nothing is known are left out.
+    /// What indirect calls called, as far as it is known and in this module; call sites of which nothing is
+    /// known are left out.
     pub targets: BTreeMap<CallId, CallTargets>,
     /// Ways through blocks whose branch depends on how control came, where branch records have shown it.
     pub paths: PathCounts,
@@ -55,7 +57,8 @@ impl Profile {
         let slot = self.targets.entry(call).or_default().entry(to).or_default();
         *slot = slot.saturating_add(count);
     }
-    /// Branches that were taken: jumps, calls and returns. (Those that leave the module count where they are; what other modules' code did does not.)
+    /// Branches that were taken: jumps, calls and returns. (Those that leave the module count where they are;
+    /// what other modules' code did does not.)
     pub fn taken_branches(&self, program: &Program) -> u64 {
         use Terminator::{Conditional, IndirectJump, Jump, Return, ShortConditional, Table};
         let always = program
@@ -96,7 +99,8 @@ function 0x1000..0x1060 f movable
         );
         let program = program.expect("it is one");
         let mut profile = Profile::empty(&program);
-        // Ten times in; seven on to the call, of which five come back and jump away; the others go round three times.
+        // Ten times in; seven on to the call, of which five come back and jump away; the others go round
+        // three times.
         profile.blocks = vec![13, 7, 5, 6, 3, 2];
         profile.calls = vec![7];
         for (edge, n) in program.edges.iter().zip(&mut profile.edges) {

@@ -1,9 +1,12 @@
-//! Which way leads out of a block, by the way that led in: what edge counts do not say, and branch records show.
+//! Which way leads out of a block, by the way that led in: what edge counts do not say, and branch records
+//! show.
 //!
-//! **Problem.** `if (a) ..; if (a) ..`: the second branch goes as the first did. Counts of edges call it one of even chances.
+//! **Problem.** `if (a) ..; if (a) ..`: the second branch goes as the first did. Counts of edges call it one
+//! of even chances.
 //!
-//! **Idea.** Two taken branches in a row, and what ran between them, are a way through blocks. Each two edges of it that follow each other
-//! are counted. Kept are those of blocks where control comes from several sides and the side tells something of the way on.
+//! **Idea.** Two taken branches in a row, and what ran between them, are a way through blocks. Each two edges
+//! of it that follow each other are counted. Kept are those of blocks where control comes from several sides
+//! and the side tells something of the way on.
 //!
 //! **Limits.** What came before the last edge is not looked at; a call on the way ends it.
 
@@ -28,11 +31,12 @@ const LEAST: u64 = 32;
 /// The share of a block's executions that go otherwise than the edge counts would have it: less is left out.
 const TELLING: f64 = 0.05;
 
-/// Two branches that were taken one after the other: where the older one came from (if known) and led to, the newer one, and where that led to
-/// (if known).
+/// Two branches that were taken one after the other: where the older one came from (if known) and led to, the
+/// newer one, and where that led to (if known).
 pub type Turn<A> = (Option<A>, A, A, Option<A>);
 
-/// How often two branches were taken one after the other, by their addresses, and what ran between them, by windows.
+/// How often two branches were taken one after the other, by their addresses, and what ran between them, by
+/// windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turns<A> {
     counts: BTreeMap<Turn<A>, u64>,
@@ -46,7 +50,8 @@ impl<A> Default for Turns<A> {
 }
 
 impl<A: Copy + Ord + Hash> Turns<A> {
-    /// Adds a stack of branches (instruction, target), **newest first**; `None` is a place outside of the module. Each counts `weight` times.
+    /// Adds a stack of branches (instruction, target), **newest first**; `None` is a place outside of the
+    /// module. Each counts `weight` times.
     pub fn add_stack(&mut self, stack: &[(Option<A>, Option<A>)], weight: u64) {
         for pair in stack.windows(2) {
             if let ((Some(end), out), (from, Some(start))) = (pair[0], pair[1])
@@ -72,7 +77,8 @@ impl<A: Copy + Ord + Hash> Turns<A> {
         }
     }
 
-    /// Adds what another recording of the same code has. What ran together is that of the longer one: its windows stand for a whole recording.
+    /// Adds what another recording of the same code has. What ran together is that of the longer one: its
+    /// windows stand for a whole recording.
     pub fn add_all(&mut self, other: &Self) {
         other.counts.iter().for_each(|(turn, &count)| self.count(*turn, count));
         if other.windows.begun() > self.windows.begun() {
@@ -100,8 +106,8 @@ impl<A: Copy + Ord + Hash> Turns<A> {
 }
 
 impl Turns<Svma> {
-    /// The pairs of edges of `program` that tell more than edge counts do. Those with one edge in common are at most as many as the branches
-    /// and runs that made the count of that edge.
+    /// The pairs of edges of `program` that tell more than edge counts do. Those with one edge in common are
+    /// at most as many as the branches and runs that made the count of that edge.
     pub fn paths(&self, program: &Program) -> PathCounts {
         let mut paths = PathCounts::new();
         for (&(from, start, end, out), &count) in &self.counts {
@@ -148,7 +154,8 @@ fn telling(program: &Program, paths: PathCounts) -> PathCounts {
     kept
 }
 
-/// Of one block: executions that leave it otherwise than if all came the same way. `None` if there are too few to tell.
+/// Of one block: executions that leave it otherwise than if all came the same way. `None` if there are too
+/// few to tell.
 fn elsewhere(paths: &PathCounts) -> Option<f64> {
     let (mut ins, mut outs) = (BTreeMap::new(), BTreeMap::new());
     for (&(way_in, out), &count) in paths {
@@ -184,7 +191,8 @@ function 0x1000..0x1060 f movable
   0x1050 +16 target jump/2 -> 0x1000
 ";
 
-    /// Taken branches of a random walk, newest first. `turns`: which of its ways a block takes, of the edge it was entered by.
+    /// Taken branches of a random walk, newest first. `turns`: which of its ways a block takes, of the edge
+    /// it was entered by.
     fn stack(
         program: &Program,
         seed: u64,

@@ -1,25 +1,29 @@
 //! Where a counting version needs counters.
 //!
-//! **Problem.** One counter a block costs more than it has to: many counts follow from others by the flow equations.
-//! Find the cheapest set of counters from which phase 1 of [`derive`](crate::derive) gets all the rest exactly.
+//! **Problem.** One counter a block costs more than it has to: many counts follow from others by the flow
+//! equations. Find the cheapest set of counters from which phase 1 of [`derive`](crate::derive) gets all the
+//! rest exactly.
 //!
-//! **Idea** (Knuth 1973; Ball and Larus, *Optimally profiling and tracing programs*, 1994). Split each block into an
-//! "in" and an "out" point with an edge between them, which is the block's own counter; control-flow edges go from out to
-//! in. Points whose equation is open are one and the same point, the outside. In this undirected graph, the counts on any
-//! spanning forest follow from the counts off it, so that a *maximum*-cost forest leaves the cheapest counters. Phase 1
-//! then eliminates the leaves of the forest one after the other.
+//! **Idea** (Knuth 1973; Ball and Larus, *Optimally profiling and tracing programs*, 1994). Split each block
+//! into an "in" and an "out" point with an edge between them, which is the block's own counter; control-flow
+//! edges go from out to in. Points whose equation is open are one and the same point, the outside. In this
+//! undirected graph, the counts on any spanning forest follow from the counts off it, so that a
+//! *maximum*-cost forest leaves the cheapest counters. Phase 1 then eliminates the leaves of the forest one
+//! after the other.
 //!
-//! **Costs.** Weight times price: a counter at a block start or on a fall-through edge is inline code, dearer where the
-//! flags are live; one on a taken branch needs an out-of-line stub and a jump back; `loop` and `jrcxz` reach only a
-//! short way and need another jump. Jump-table edges cannot carry counters: they go into the forest first, and where they
-//! form cycles of their own some remain undetermined ([`CounterPlan::undetermined`]) and are approximated by phase 2.
+//! **Costs.** Weight times price: a counter at a block start or on a fall-through edge is inline code, dearer
+//! where the flags are live; one on a taken branch needs an out-of-line stub and a jump back; `loop` and
+//! `jrcxz` reach only a short way and need another jump. Jump-table edges cannot carry counters: they go into
+//! the forest first, and where they form cycles of their own some remain undetermined
+//! ([`CounterPlan::undetermined`]) and are approximated by phase 2.
 //!
-//! **Losses.** A call that does not return breaks its block's outgoing equation. In a forest each derived count is a sum of
-//! counters with signs +1 and -1, so that a loss of `n` changes each derived count by `n` at most; it is never
-//! amplified, but it can reach every count of the same tree. Trees rarely span functions (entries and returns are the
-//! outside), landing pads are outside points, and a call that visibly does not return opens the equation. Opening
-//! the equations of all blocks with calls would confine losses wholly at the price of about one counter more for each
-//! such block; [`Calls::MayNotReturn`] asks for that. The test `losses_stay_small` measures both on random graphs.
+//! **Losses.** A call that does not return breaks its block's outgoing equation. In a forest each derived
+//! count is a sum of counters with signs +1 and -1, so that a loss of `n` changes each derived count by `n`
+//! at most; it is never amplified, but it can reach every count of the same tree. Trees rarely span functions
+//! (entries and returns are the outside), landing pads are outside points, and a call that visibly does not
+//! return opens the equation. Opening the equations of all blocks with calls would confine losses wholly at
+//! the price of about one counter more for each such block; [`Calls::MayNotReturn`] asks for that. The test
+//! `losses_stay_small` measures both on random graphs.
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, FuncId, Program, Terminator};
 
@@ -41,8 +45,9 @@ pub enum Weights<'a> {
     /// Nothing is known: frequencies are guessed from the shape of the code.
     #[default]
     Static,
-    /// Estimated executions of each block by [`BlockId`]: IP samples divided by the block's length in bytes, times
-    /// [`EXECUTIONS_PER_SAMPLE`](crate::EXECUTIONS_PER_SAMPLE). They become the nearest flow; where there is none, the guess decides.
+    /// Estimated executions of each block by [`BlockId`]: IP samples divided by the block's length in bytes,
+    /// times [`EXECUTIONS_PER_SAMPLE`](crate::EXECUTIONS_PER_SAMPLE). They become the nearest flow; where
+    /// there is none, the guess decides.
     Blocks(&'a [u64]),
     /// An earlier profile.
     Profile(&'a Profile),
@@ -72,8 +77,9 @@ pub struct CounterPlan {
 }
 
 impl CounterPlan {
-    /// The counts that counter values (in the order of `counted`) stand for, ready for [`derive`](crate::derive). Missing
-    /// values are unknown. What happens outside of the counting version is not seen: edges that begin there are 0.
+    /// The counts that counter values (in the order of `counted`) stand for, ready for
+    /// [`derive`](crate::derive). Missing values are unknown. What happens outside of the counting version is
+    /// not seen: edges that begin there are 0.
     pub fn known(&self, program: &Program, values: &[u64]) -> Known {
         let mut known = Known {
             blocks: vec![None; program.blocks.len()],
@@ -93,7 +99,8 @@ impl CounterPlan {
         known
     }
 
-    /// The same, where nothing increments the counters with an index in `missing`: they are unknown, not zero.
+    /// The same, where nothing increments the counters with an index in `missing`: they are unknown, not
+    /// zero.
     pub fn known_without(&self, program: &Program, values: &[u64], missing: &[u32]) -> Known {
         let mut known = self.known(program, values);
         for counted in missing.iter().filter_map(|&index| self.counted.get(index as usize)) {
@@ -124,8 +131,8 @@ pub fn scope_of(program: &Program, functions: &[FuncId]) -> Vec<bool> {
     scope
 }
 
-/// Plans counters for the blocks in `scope` (by [`BlockId`]): exactly those that the counting version will hold.
-/// Blocks that cannot be copied are left out.
+/// Plans counters for the blocks in `scope` (by [`BlockId`]): exactly those that the counting version will
+/// hold. Blocks that cannot be copied are left out.
 pub fn plan_counters(program: &Program, scope: &[bool], weights: Weights<'_>, calls: Calls) -> CounterPlan {
     let scope: Vec<bool> = program
         .block_ids()
@@ -164,8 +171,8 @@ pub fn plan_counters(program: &Program, scope: &[bool], weights: Weights<'_>, ca
 }
 
 const NOT_COUNTABLE: u64 = u64::MAX;
-/// Relative prices of one execution of a counter: the increment itself, what live flags add (saving and restoring
-/// them), and a jump to a stub and back.
+/// Relative prices of one execution of a counter: the increment itself, what live flags add (saving and
+/// restoring them), and a jump to a stub and back.
 const INCREMENT: u64 = 4;
 const LIVE_FLAGS: u64 = 4;
 const STUB: u64 = 4;
@@ -242,7 +249,8 @@ impl Points {
         point
     }
 
-    /// Joins two points; false if they were joined before. The lower root stays, so that the outside remains 0.
+    /// Joins two points; false if they were joined before. The lower root stays, so that the outside remains
+    /// 0.
     fn join(&mut self, a: u32, b: u32) -> bool {
         let (a, b) = (self.find(a), self.find(b));
         self.parent[a.max(b) as usize] = a.min(b);
@@ -333,7 +341,8 @@ function 0x20..0x30 g odd-unwind-info
         assert_eq!(derived.profile.edges, [7, 0]);
     }
 
-    /// Not a property, a measurement with a bound: counters per block, and damage by calls that do not return.
+    /// Not a property, a measurement with a bound: counters per block, and damage by calls that do not
+    /// return.
     #[test]
     fn losses_stay_small() {
         let (mut counters, mut blocks) = ([0, 0], 0);

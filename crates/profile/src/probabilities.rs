@@ -2,9 +2,9 @@
 //!
 //! Ball and Larus, *Branch prediction for free*, 1993.
 //!
-//! **Confession.** The probabilities below are the best of ten sets tried on exact profiles of cc1plus, python3 and dash as Debian builds them
-//! (GCC puts what it believes unlikely behind the function's end or in a `.cold` part). `bench/bench counting`
-//! measures the time of counting with them.
+//! **Confession.** The probabilities below are the best of ten sets tried on exact profiles of cc1plus,
+//! python3 and dash as Debian builds them (GCC puts what it believes unlikely behind the function's end or in
+//! a `.cold` part). `bench/bench counting` measures the time of counting with them.
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, Program, Terminator};
 
@@ -51,7 +51,8 @@ fn taken_share(program: &Program, taken: &Edge, other: &Edge) -> f64 {
     }
 }
 
-/// Whether the way leads to a block that does not return, to a landing pad, or into a part of another function.
+/// Whether the way leads to a block that does not return, to a landing pad, or into a part of another
+/// function.
 fn is_cold(program: &Program, edge: &Edge) -> bool {
     let (from, to) = (program.block(edge.from), program.block(edge.to));
     let elsewhere = from.function != to.function && !to.attrs.contains(BlockAttrs::ENTRY);

@@ -1,8 +1,9 @@
 //! Which indirect calls are worth a comparison and a direct call.
 //!
-//! After the promotion of compilers and of BOLT (`--indirect-call-promotion`): a call site pays if one target has nearly all of its
-//! executions, for then the comparison's branch is predicted, and if it is executed often. Only targets that are functions of the
-//! same module count: those of others may be unloaded or replaced while the promoted call is in force.
+//! After the promotion of compilers and of BOLT (`--indirect-call-promotion`): a call site pays if one target
+//! has nearly all of its executions, for then the comparison's branch is predicted, and if it is executed
+//! often. Only targets that are functions of the same module count: those of others may be unloaded or
+//! replaced while the promoted call is in force.
 
 use crate::Profile;
 use restitch_address::Svma;
@@ -24,12 +25,14 @@ pub struct PromotionLimits {
     pub share: f64,
     /// The least number of executions of that target.
     pub executions: u64,
-    /// The hottest sites that have this share of all executions of indirect calls are looked at; the others are too cold.
+    /// The hottest sites that have this share of all executions of indirect calls are looked at; the others
+    /// are too cold.
     pub coverage: f64,
 }
 
 impl Default for PromotionLimits {
-    /// Nine of ten executions, seen twenty times at least (records of some seconds of tracing see no site often), among the hottest 99 %.
+    /// Nine of ten executions, seen twenty times at least (records of some seconds of tracing see no site
+    /// often), among the hottest 99 %.
     fn default() -> Self {
         Self { share: 0.9, executions: 20, coverage: 0.99 }
     }
@@ -79,8 +82,9 @@ fn promotion(
 }
 
 impl Profile {
-    /// Takes over from `other`, a profile of the same program, what indirect calls called: of each site, the shares of its targets, for
-    /// as many executions as are counted here. (Counting versions know how often a call ran, branch records know where it went.)
+    /// Takes over from `other`, a profile of the same program, what indirect calls called: of each site, the
+    /// shares of its targets, for as many executions as are counted here. (Counting versions know how often a
+    /// call ran, branch records know where it went.)
     pub fn adopt_targets(&mut self, other: &Profile) {
         for (&call, targets) in &other.targets {
             let here = self.calls.get(call.index()).copied().unwrap_or(0);

@@ -1,23 +1,25 @@
 //! Counts from instruction samples by **flow repair**: the nearest flow to the samples.
 //!
-//! **Problem.** Samples are few and contradict each other: a block that ran a million times has none, the two ways of a branch have
-//! more than the branch. Block counts made of them satisfy no flow equation, and what [`derive()`](crate::derive()) makes of them
-//! is clamped everywhere.
+//! **Problem.** Samples are few and contradict each other: a block that ran a million times has none, the two
+//! ways of a branch have more than the branch. Block counts made of them satisfy no flow equation, and what
+//! [`derive()`](crate::derive()) makes of them is clamped everywhere.
 //!
-//! **Idea** (Levin, Newman and Haber, *Complementing missing and inaccurate profiling using a minimum cost circulation
-//! algorithm*, 2008; He, Mestre, Pupyrev, Wang and Yu, *Profile inference revisited*, 2022). Of all counts that satisfy the equations take
-//! those that cost least, where changing a block's count costs the more the better its samples tell it. This is a circulation
-//! of minimum cost: each block is an arc from where it is entered to where it is left, the flow begins as the sampled counts, and what is
-//! too much at one end and lacks at another is sent along the cheapest ways.
+//! **Idea** (Levin, Newman and Haber, *Complementing missing and inaccurate profiling using a minimum cost
+//! circulation algorithm*, 2008; He, Mestre, Pupyrev, Wang and Yu, *Profile inference revisited*, 2022). Of
+//! all counts that satisfy the equations take those that cost least, where changing a block's count costs the
+//! more the better its samples tell it. This is a circulation of minimum cost: each block is an arc from
+//! where it is entered to where it is left, the flow begins as the sampled counts, and what is too much at
+//! one end and lacks at another is sent along the cheapest ways.
 //!
-//! **What a change costs.** Samples of a block are Poisson distributed around its count times its length. Minus the logarithm of the
-//! likelihood is convex in the count; it is taken piecewise linear ([`SEGMENTS`]), in samples: a block with many samples resists
-//! a change by a share of its count more than one with few, and a long block without any resists being counted more than a short one. Between ways that cost the same, the
+//! **What a change costs.** Samples of a block are Poisson distributed around its count times its length.
+//! Minus the logarithm of the likelihood is convex in the count; it is taken piecewise linear ([`SEGMENTS`]),
+//! in samples: a block with many samples resists a change by a share of its count more than one with few, and
+//! a long block without any resists being counted more than a short one. Between ways that cost the same, the
 //! probability of branches by their looks decides (as in counter placement).
 //!
-//! **Not done**: calls and their targets are not tied to each other, nor are jumps to the entries of other functions (tail calls). With
-//! tail calls three quarters of cc1plus are one network, which took a minute; without them it is seconds, and functions
-//! without any sample stay at zero.
+//! **Not done**: calls and their targets are not tied to each other, nor are jumps to the entries of other
+//! functions (tail calls). With tail calls three quarters of cc1plus are one network, which took a minute;
+//! without them it is seconds, and functions without any sample stay at zero.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -27,11 +29,13 @@ use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, Program, Terminator};
 use crate::probabilities::shares;
 use crate::{Equations, Known, Profile, derive};
 
-/// Executions that one sample in a block of one byte stands for: samples fall in proportion to executions times length.
+/// Executions that one sample in a block of one byte stands for: samples fall in proportion to executions
+/// times length.
 pub const EXECUTIONS_PER_SAMPLE: u64 = 4096;
 
-/// How far up a count can be raised, in samples, and what one sample more costs there (millionths): chords of `1 - s / x`, the
-/// slope of the likelihood at `x` samples where `s` were seen. The first part ends one standard deviation from `s`. Downwards likewise.
+/// How far up a count can be raised, in samples, and what one sample more costs there (millionths): chords of
+/// `1 - s / x`, the slope of the likelihood at `x` samples where `s` were seen. The first part ends one
+/// standard deviation from `s`. Downwards likewise.
 const SEGMENTS: Segments = Segments {
     up: &[(2.0, 330_000), (4.0, 600_000), (f64::INFINITY, 850_000)],
     down: &[(0.5, 550_000), (0.25, 1_700_000), (0.0, 4_000_000)],
@@ -44,7 +48,8 @@ struct Segments {
 
 /// Cost of an execution that ends in a call that does not return: as much as a sample in 32 bytes.
 const LOST: i64 = 32 * SAMPLE;
-/// Cost of entering at a landing pad or an indirect target, and of ending the program: decides where samples do not.
+/// Cost of entering at a landing pad or an indirect target, and of ending the program: decides where samples
+/// do not.
 const ODD: i64 = SAMPLE / 100;
 /// Cost of a sample that is missing, for each byte of the block.
 const SAMPLE: i64 = 1_000_000;
@@ -59,12 +64,14 @@ const UNBOUNDED: i64 = i64::MAX / 4;
 /// A repaired profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Repaired {
-    /// All counts; calls have the counts of their blocks. The flow equations hold wherever they are closed, apart from calls that
-    /// do not return; tail calls may have a higher count than what they enter.
+    /// All counts; calls have the counts of their blocks. The flow equations hold wherever they are closed,
+    /// apart from calls that do not return; tail calls may have a higher count than what they enter.
     pub profile: Profile,
-    /// How much counts had to be changed, in samples (executions times length over [`EXECUTIONS_PER_SAMPLE`]).
+    /// How much counts had to be changed, in samples (executions times length over
+    /// [`EXECUTIONS_PER_SAMPLE`]).
     pub changed: f64,
-    /// Blocks in pieces of the program that took too long; their counts are derived as [`derive()`](crate::derive()) does it.
+    /// Blocks in pieces of the program that took too long; their counts are derived as
+    /// [`derive()`](crate::derive()) does it.
     pub given_up: usize,
 }
 
@@ -145,7 +152,8 @@ fn pieces(program: &Program) -> Vec<Vec<BlockId>> {
     pieces.into_values().collect()
 }
 
-/// A connected piece of a program as a network: block `i` is entered at node `2 i` and left at `2 i + 1`; the last node is the world outside.
+/// A connected piece of a program as a network: block `i` is entered at node `2 i` and left at `2 i + 1`; the
+/// last node is the world outside.
 struct Piece {
     blocks: Vec<BlockId>,
     /// Sampled executions of each.
@@ -334,7 +342,8 @@ impl Network {
     fn between(&self, a: usize, b: usize) -> i64 {
         let own = |from: usize, to: usize| -> i64 {
             let arcs = self.arcs(from).filter(|arc| arc % 2 == 0 && self.to[*arc as usize] as usize == to);
-            // A block may branch to itself: that arc goes from where it is left to where it is entered and is unbounded.
+            // A block may branch to itself: that arc goes from where it is left to where it is entered and is
+            // unbounded.
             arcs.filter(|arc| !(from > to && self.room[*arc as usize] + self.flow(*arc) == UNBOUNDED))
                 .map(|arc| self.flow(arc))
                 .sum()
@@ -588,7 +597,8 @@ function 0x1000..0x1040 f movable
                     prop_assert_eq!(piece.count(i) as u64, profile.block(*block) * EXECUTIONS_PER_SAMPLE);
                 }
             }
-            // Edges of equal block counts may be others, among them loops that nothing enters: these are connected.
+            // Edges of equal block counts may be others, among them loops that nothing enters: these are
+            // connected.
             prop_assert_eq!(open_equations(&program, &repair(&program, &samples).profile), Vec::<String>::new());
         }
 
@@ -607,7 +617,8 @@ function 0x1000..0x1040 f movable
 
     #[test]
     fn few_samples_become_a_better_profile() {
-        // Overlap of edges with the true ones, over many programs: against what is derived from the same samples.
+        // Overlap of edges with the true ones, over many programs: against what is derived from the same
+        // samples.
         let (mut better, mut sums) = (0, [0.0; 2]);
         for seed in 0..60 {
             let program =

@@ -1,18 +1,22 @@
 //! How much of what runs instruction samples know.
 //!
-//! **Problem.** A block without a sample counts as one that was never executed. Where there are few samples for a large program that is most of what runs, and the profile does not look it.
+//! **Problem.** A block without a sample counts as one that was never executed. Where there are few samples
+//! for a large program that is most of what runs, and the profile does not look it.
 //!
-//! **Idea** (I. J. Good, The population frequencies of species and the estimation of population parameters, Biometrika 40, 1953): the next sample falls into a block that has none with about the
-//! probability that a sample fell into a block with no other.
+//! **Idea** (I. J. Good, The population frequencies of species and the estimation of population parameters,
+//! Biometrika 40, 1953): the next sample falls into a block that has none with about the probability that a
+//! sample fell into a block with no other.
 //!
-//! **Limits.** Samples are taken for independent, as those of a clock are and those of the branches in one record are not. It is about the time in which they were taken. Samples outside of the
-//! program's blocks say nothing.
+//! **Limits.** Samples are taken for independent, as those of a clock are and those of the branches in one
+//! record are not. It is about the time in which they were taken. Samples outside of the program's blocks say
+//! nothing.
 
 use restitch_address::Svma;
 use restitch_program::Program;
 use std::collections::BTreeMap;
 
-/// The estimated share of the time in `program`'s blocks that is spent in blocks with a sample, 0 to 1. `samples` are numbers of samples by address; nothing, if none of them is in a block.
+/// The estimated share of the time in `program`'s blocks that is spent in blocks with a sample, 0 to 1.
+/// `samples` are numbers of samples by address; nothing, if none of them is in a block.
 pub fn sample_coverage(program: &Program, samples: &BTreeMap<Svma, u64>) -> Option<f64> {
     let mut blocks = vec![0u64; program.blocks.len()];
     for (&at, &n) in samples {
@@ -50,7 +54,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-        /// Samples drawn in proportion to a known time: the estimate is near the true share of the blocks that have one.
+        /// Samples drawn in proportion to a known time: the estimate is near the true share of the blocks
+        /// that have one.
         #[test]
         fn it_estimates_what_the_samples_know(seed: u64, number in 50usize..1000) {
             let program = RandomProgram::shaped(seed, Shape { functions: 20, blocks: 30, unmovable: 0.0 }).program;
@@ -71,7 +76,8 @@ mod tests {
             let known: u64 = program.block_ids().filter(|b| sampled[b.index()]).map(time).sum();
             let share = sample_coverage(&program, &samples).unwrap();
             let error = (share - known as f64 / sum as f64).abs();
-            // Five standard deviations of the number of single samples, and the bias of the estimate, which is below 1 / number.
+            // Five standard deviations of the number of single samples, and the bias of the estimate, which
+            // is below 1 / number.
             prop_assert!(error < 5.0 / (number as f64).sqrt() + 1.0 / number as f64, "{} {}", share, known as f64 / sum as f64);
         }
     }

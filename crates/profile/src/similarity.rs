@@ -1,17 +1,20 @@
 //! How alike two profiles of one program are.
 //!
-//! * **Overlap**, as AutoFDO's `profile_diff` computes it (`SymbolMap::Overlap`): the sum over all places of the smaller of the two
-//!   shares, `sum_i min(u_i / sum(u), v_i / sum(v))`. 1 for equal distributions, 0 for disjoint ones.
-//! * **Cosine similarity** of execution counts, `u.v / (|u| |v|)`, over functions and over branch instructions (*One Profile Fits
-//!   All*, section 2.1 and figures 1 and 2).
-//! * **L0, L1 and L2 norms** of the difference of taken probabilities of conditional branches (figure 3). The probability is taken over
-//!   all executions; it has a meaning where both profiles ran the branch, so those branches are compared, and the
-//!   others are counted apart. The paper's figures are per branch: [`TakenNorms`] gives sums, and divided by the number of branches.
+//! * **Overlap**, as AutoFDO's `profile_diff` computes it (`SymbolMap::Overlap`): the sum over all places of
+//!   the smaller of the two shares, `sum_i min(u_i / sum(u), v_i / sum(v))`. 1 for equal distributions, 0 for
+//!   disjoint ones.
+//! * **Cosine similarity** of execution counts, `u.v / (|u| |v|)`, over functions and over branch
+//!   instructions (*One Profile Fits All*, section 2.1 and figures 1 and 2).
+//! * **L0, L1 and L2 norms** of the difference of taken probabilities of conditional branches (figure 3). The
+//!   probability is taken over all executions; it has a meaning where both profiles ran the branch, so those
+//!   branches are compared, and the others are counted apart. The paper's figures are per branch:
+//!   [`TakenNorms`] gives sums, and divided by the number of branches.
 
 use crate::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
 
-/// The numbers of one profile that are compared, over the functions, branches, blocks and edges of one or more programs.
+/// The numbers of one profile that are compared, over the functions, branches, blocks and edges of one or
+/// more programs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Features {
     /// Block executions by function.
@@ -78,7 +81,8 @@ pub struct TakenNorms {
 }
 
 impl TakenNorms {
-    /// The norms divided by the number of branches that were compared: the scale of the paper's figure 3. 0 without branches.
+    /// The norms divided by the number of branches that were compared: the scale of the paper's figure 3. 0
+    /// without branches.
     pub fn per_branch(&self) -> (f64, f64, f64) {
         let n = self.branches.max(1) as f64;
         (self.l0 / n, self.l1 / n, self.l2 / n)

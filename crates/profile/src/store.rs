@@ -6,10 +6,10 @@
 //!   pairs of blocks that ran together
 //! ```
 //!
-//! Fixed-width numbers are little-endian, all others LEB128; strings and tables carry their lengths first. Addresses are
-//! stored as differences from the one before, so that a count takes about three bytes. Reading is pure, allocates in
-//! proportion to the input, and refuses what does not agree with the checksum. Version 1, which had no
-//! targets, version 2, which had no paths, and version 3, which had no pairs, are still read.
+//! Fixed-width numbers are little-endian, all others LEB128; strings and tables carry their lengths first.
+//! Addresses are stored as differences from the one before, so that a count takes about three bytes. Reading
+//! is pure, allocates in proportion to the input, and refuses what does not agree with the checksum. Version
+//! 1, which had no targets, version 2, which had no paths, and version 3, which had no pairs, are still read.
 
 use std::collections::BTreeMap;
 
@@ -226,8 +226,8 @@ fn add_scaled<K: Ord + Copy>(into: &mut BTreeMap<K, u64>, from: &BTreeMap<K, u64
 }
 
 impl ProfileFile {
-    /// The weighted sum of several files; modules are the same if their build ids are, or, without build ids, their
-    /// paths. Weights below zero and not-a-number count as zero.
+    /// The weighted sum of several files; modules are the same if their build ids are, or, without build ids,
+    /// their paths. Weights below zero and not-a-number count as zero.
     pub fn merge(files: &[(&ProfileFile, f64)]) -> ProfileFile {
         let mut merged = ProfileFile::default();
         for (file, weight) in files {
@@ -341,7 +341,8 @@ impl Writer {
         self.targets(&module.together);
     }
 
-    /// First blocks as differences, each other block as the distance from the one before; both kinds in one number.
+    /// First blocks as differences, each other block as the distance from the one before; both kinds in one
+    /// number.
     fn paths(&mut self, paths: &BTreeMap<PathKey, u64>) {
         let mut last = Svma::new(0);
         self.number(paths.len() as u64);
@@ -543,7 +544,8 @@ mod tests {
     #[test]
     fn older_versions_are_read() {
         let mut file = example(7).2;
-        // The last tables of the last module: each is one zero if it is empty, and older versions do not have them.
+        // The last tables of the last module: each is one zero if it is empty, and older versions do not have
+        // them.
         file.modules.truncate(1);
         file.modules[0].together.clear();
         for version in [3, 2, 1] {

@@ -1,13 +1,14 @@
-//! What indirect calls call, by the votes of a counting version: of each call a candidate for its usual target, and how many of the executions
-//! that were looked at have called it.
+//! What indirect calls call, by the votes of a counting version: of each call a candidate for its usual
+//! target, and how many of the executions that were looked at have called it.
 //!
 //! ```text
 //! countdowns: 4 bytes for each call, padding to 8; then for each call
 //! distance from the call to the candidate: i64  samples: u32  hits: u32  balance: u32  0: u32
 //! ```
 //!
-//! Threads write these words without locks, so any of them may be a little wrong, and what is read is believed only as far as it fits the program.
-//! It is nothing to rely on for what code does: a promoted call is right for every target.
+//! Threads write these words without locks, so any of them may be a little wrong, and what is read is
+//! believed only as far as it fits the program. It is nothing to rely on for what code does: a promoted call
+//! is right for every target.
 
 use crate::Profile;
 use crate::promote::starts_function;
@@ -30,7 +31,8 @@ impl VoteArea {
     pub fn bytes(self) -> u64 {
         self.slots() + SLOT * self.calls as u64
     }
-    /// How many executions of call number `i` are left until the next one is looked at: 4 bytes. Below zero, the next one is.
+    /// How many executions of call number `i` are left until the next one is looked at: 4 bytes. Below zero,
+    /// the next one is.
     pub fn countdown(self, i: usize) -> u64 {
         4 * i as u64
     }
@@ -83,7 +85,8 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// Adds what another process has seen of the same call. Of two targets the one with more hits stays; what the other one had counts as samples.
+    /// Adds what another process has seen of the same call. Of two targets the one with more hits stays; what
+    /// the other one had counts as samples.
     pub fn add(&mut self, other: &Vote) {
         let hits = match self.distance == other.distance {
             true => self.hits + other.hits,
@@ -110,8 +113,8 @@ pub fn voting_calls(program: &Program, scope: &[bool]) -> Vec<CallId> {
 }
 
 impl Profile {
-    /// Takes over what votes say of `calls`: the share that the candidate has of the samples, for the executions that are counted here. Only functions of
-    /// the program are targets.
+    /// Takes over what votes say of `calls`: the share that the candidate has of the samples, for the
+    /// executions that are counted here. Only functions of the program are targets.
     pub fn adopt_votes(&mut self, program: &Program, calls: &[CallId], votes: &[Vote]) {
         for (&call, vote) in calls.iter().zip(votes) {
             let (Some(site), Some(&count)) = (program.calls.get(call.index()), self.calls.get(call.index()))

@@ -1,14 +1,18 @@
 //! Which blocks run at the same time: what counts do not say, and long branch records show.
 //!
-//! **Problem.** Two blocks of equal count may be wanted by the instruction cache together or never; only those that are wanted together shall
-//! share a line (temporal affinity: Gloy and Smith, *Procedure placement using temporal-ordering information*, TOPLAS 1999).
+//! **Problem.** Two blocks of equal count may be wanted by the instruction cache together or never; only
+//! those that are wanted together shall share a line (temporal affinity: Gloy and Smith, *Procedure placement
+//! using temporal-ordering information*, TOPLAS 1999).
 //!
-//! **Idea.** Records are cut into windows of [`WINDOW`] different runs between taken branches, about what a first-level instruction
-//! cache holds. Two blocks whose first executions in some window follow each other closely are a pair; its count is the number of
-//! windows in which both ran. One window is worth one execution: it is in the same scale as the other counts of these records.
+//! **Idea.** Records are cut into windows of [`WINDOW`] different runs between taken branches, about what a
+//! first-level instruction cache holds. Two blocks whose first executions in some window follow each other
+//! closely are a pair; its count is the number of windows in which both ran. One window is worth one
+//! execution: it is in the same scale as the other counts of these records.
 //!
-//! **Limits.** At most [`MOST_WINDOWS`] windows, evenly chosen, and [`MOST_PAIRS`] pairs. Threads whose records come by turns share
-//! windows. Of short stacks (hardware has 16 or 32 branches) a window holds many samples: what ran within the time between them. Programs with fewer runs than a window has none: all their code fits into the cache.
+//! **Limits.** At most [`MOST_WINDOWS`] windows, evenly chosen, and [`MOST_PAIRS`] pairs. Threads whose
+//! records come by turns share windows. Of short stacks (hardware has 16 or 32 branches) a window holds many
+//! samples: what ran within the time between them. Programs with fewer runs than a window has none: all their
+//! code fits into the cache.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -229,7 +233,8 @@ mod tests {
         let half = WINDOW as u64;
         let program = blocks(2 * half);
         let mut windows = Windows::default();
-        // Two phases of equally often executed blocks, each in every second window, and each block several times.
+        // Two phases of equally often executed blocks, each in every second window, and each block several
+        // times.
         for round in 0..40 {
             let phase = round % 2 * half;
             let several = (phase..phase + half).flat_map(|block| [block.max(phase + 1) - 1, block]);

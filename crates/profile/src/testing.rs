@@ -185,9 +185,10 @@ fn call(program: &mut Program, random: &mut Random) {
     }
 }
 
-/// The exact counts of `runs` random executions, each from a function's entry to a way out. Where a block holds a call,
-/// the execution ends there with probability `loss` (the call does not return), and half of the time goes on at a landing pad
-/// of the same function. Branch probabilities are fixed for each block, mostly biased.
+/// The exact counts of `runs` random executions, each from a function's entry to a way out. Where a block
+/// holds a call, the execution ends there with probability `loss` (the call does not return), and half of the
+/// time goes on at a landing pad of the same function. Branch probabilities are fixed for each block, mostly
+/// biased.
 pub fn walk(program: &Program, seed: u64, runs: usize, loss: f64) -> Profile {
     let mut random = Random::new(seed ^ 0xBEEF);
     let mut profile = Profile::empty(program);

@@ -9,9 +9,9 @@
 //! together 0x1000 0x1030 = 12
 //! ```
 //!
-//! One count a line, zeros left out, `#` begins a comment. Edges name the starts of their blocks, and `fall`, `taken` or
-//! `table`; targets name an indirect call and what it called; paths name
-//! two edges that follow each other; together, two blocks and the windows in which both ran.
+//! One count a line, zeros left out, `#` begins a comment. Edges name the starts of their blocks, and `fall`,
+//! `taken` or `table`; targets name an indirect call and what it called; paths name two edges that follow
+//! each other; together, two blocks and the windows in which both ran.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Analyses a file and prints what was found: `cargo run --release -p restitch-program --example analyze -- FILE`.
+//! Analyses a file and prints what was found:
+//! `cargo run --release -p restitch-program --example analyze -- FILE`.
 use restitch_program::{BlockAttrs, Movability, Terminator, analyze};
 use std::collections::BTreeMap;
 use std::time::Instant;

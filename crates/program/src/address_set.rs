@@ -46,8 +46,9 @@ impl AddressSet {
     }
 }
 
-/// A complete set that also says how many of its addresses lie below another one: the index into a table with one element an
-/// address, in order. (The same as a binary search in that table, of which each step would be a cache miss.)
+/// A complete set that also says how many of its addresses lie below another one: the index into a table with
+/// one element an address, in order. (The same as a binary search in that table, of which each step would be
+/// a cache miss.)
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ranked {
     set: AddressSet,

@@ -62,8 +62,8 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     Ok(builder.finish(image))
 }
 
-/// Sorted, disjoint function ranges inside executable ranges. Entries that overlap are one range: which of them a byte
-/// belongs to is not known.
+/// Sorted, disjoint function ranges inside executable ranges. Entries that overlap are one range: which of
+/// them a byte belongs to is not known.
 fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<Found> {
     let executable = image.executable_ranges();
     let mut out: Vec<Found> = Vec::with_capacity(unwind.entries().len());
@@ -83,7 +83,8 @@ fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<Found> {
     out
 }
 
-/// A table into a function that has no blocks is one more indirect jump that is not understood, and goes to labels.
+/// A table into a function that has no blocks is one more indirect jump that is not understood, and goes to
+/// labels.
 fn drop_tables(sweep: &Sweep, doubt: &Doubt, leaders: &mut Leaders, tables: &mut Vec<JumpTable>) {
     let has_blocks = |at: Svma| sweep.span_at(at).is_some_and(|s| doubt.opaque[s].is_none());
     let may_be_entry = |to: &Svma| has_blocks(*to) || !sweep.starts.contains(*to);
@@ -96,8 +97,8 @@ fn drop_tables(sweep: &Sweep, doubt: &Doubt, leaders: &mut Leaders, tables: &mut
     });
 }
 
-/// Decides which tables a version may copy: nothing can jump between the load and the jump. The targets of the others
-/// are reached by jumps that no copy serves.
+/// Decides which tables a version may copy: nothing can jump between the load and the jump. The targets of
+/// the others are reached by jumps that no copy serves.
 fn settle_tables(sweep: &Sweep, leaders: &mut Leaders, tables: &mut [JumpTable]) {
     for table in tables.iter_mut() {
         let span = sweep.span_at(table.jump_at).map(|s| sweep.spans[s].range);

@@ -1,25 +1,26 @@
-//! Doubt in what was decoded: functions whose bytes are not known to be code throughout get no blocks, and what nothing leads
-//! to is marked.
+//! Doubt in what was decoded: functions whose bytes are not known to be code throughout get no blocks, and
+//! what nothing leads to is marked.
 //!
-//! **Problem.** A function's range is decoded from its start to its end. Hand-written code keeps constants and tables there, and
-//! most bytes decode as something. What is taken for code wrongly is copied, entered, or written over; the checker, which
-//! believes this analysis, agrees.
+//! **Problem.** A function's range is decoded from its start to its end. Hand-written code keeps constants
+//! and tables there, and most bytes decode as something. What is taken for code wrongly is copied, entered,
+//! or written over; the checker, which believes this analysis, agrees.
 //!
-//! **Idea.** Evidence of data, each enough by itself: an operand reads or writes the bytes; an address is made and memory is
-//! accessed through it ([`follow_address`]); a jump table, or an object of the symbol table, is there; an address inside is made
-//! that control does not come to in any way that is known, and the function has no jump that could (computed gotos are one); a jump to
-//! something that is added up, so that its targets are not known;
-//! instructions that no compiler writes; code that runs out of its function without anybody calling it, or that nothing leads
-//! to and that is not whole. Such a function is left as it is, every byte of it. Bytes that nothing leads to, but that are clean code,
-//! are neither copied nor written over ([`crate::BlockAttrs::UNREACHED`]).
+//! **Idea.** Evidence of data, each enough by itself: an operand reads or writes the bytes; an address is
+//! made and memory is accessed through it ([`follow_address`]); a jump table, or an object of the symbol
+//! table, is there; an address inside is made that control does not come to in any way that is known, and the
+//! function has no jump that could (computed gotos are one); a jump to something that is added up, so that
+//! its targets are not known; instructions that no compiler writes; code that runs out of its function
+//! without anybody calling it, or that nothing leads to and that is not whole. Such a function is left as it
+//! is, every byte of it. Bytes that nothing leads to, but that are clean code, are neither copied nor written
+//! over ([`crate::BlockAttrs::UNREACHED`]).
 //!
-//! **What code says that is not understood**, opaque functions and what lies between functions (hand-written code without unwind
-//! information), is looked for along its control flow, and at every byte that control does not come to from a place that is certain: a
-//! branch too many only makes a block boundary, one too few might lead into the middle of a patch; what is read too much only stays in
-//! place.
+//! **What code says that is not understood**, opaque functions and what lies between functions (hand-written
+//! code without unwind information), is looked for along its control flow, and at every byte that control
+//! does not come to from a place that is certain: a branch too many only makes a block boundary, one too few
+//! might lead into the middle of a patch; what is read too much only stays in place.
 //!
-//! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is read through an address
-//! from memory, cannot be told from code.
+//! **Limits.** Calls are taken to return. Data that is clean code, that its function runs into, and that is
+//! read through an address from memory, cannot be told from code.
 
 use crate::address_set::AddressSet;
 use crate::flag_use::{FlagUse, UnknownCaller, flag_use};
@@ -40,7 +41,8 @@ use std::collections::BTreeSet;
 const FOLLOWED: usize = 64;
 /// So many instructions in front may say what other registers hold.
 const LEADING: usize = 16;
-/// A table of offsets that leads into a function has at least this many: numbers that do so by chance are fewer.
+/// A table of offsets that leads into a function has at least this many: numbers that do so by chance are
+/// fewer.
 const LEAST_OFFSETS: usize = 3;
 /// And no more than this.
 const MOST_OFFSETS: u64 = 16_384;
@@ -327,8 +329,8 @@ impl<'a> Search<'a> {
                 return self.doubt(s, Movability::ComputedTargets);
             }
         } else if taken.iter().any(|at| self.leaders.made.contains(*at)) {
-            // An address for certain, and nothing that could jump there: data, or a label that is compared with. (A number may
-            // equal an address by chance.)
+            // An address for certain, and nothing that could jump there: data, or a label that is compared
+            // with. (A number may equal an address by chance.)
             return self.doubt(s, Movability::KnownLabels);
         }
         if !self.is_whole(span) {
@@ -336,8 +338,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Marks what the offsets lead to that stand in data where code of the span makes an address, if they lead into the
-    /// span: switches whose table is not known well enough to copy it. Whether there are such.
+    /// Marks what the offsets lead to that stand in data where code of the span makes an address, if they
+    /// lead into the span: switches whose table is not known well enough to copy it. Whether there are such.
     fn reach_by_offsets(&mut self, s: usize) -> bool {
         let sweep = self.sweep;
         let range = sweep.spans[s].range;
@@ -346,7 +348,8 @@ impl<'a> Search<'a> {
         let mut places: Vec<Svma> = named.map(|n| n.1).collect();
         places.sort_unstable();
         places.dedup();
-        // From the table itself, as switches have them, or from a label that is added (GCC manual, Labels as Values).
+        // From the table itself, as switches have them, or from a label that is added (GCC manual, Labels as
+        // Values).
         let bases: Vec<Svma> = self.leaders.made.iter_in(range).collect();
         let origins = |table: Svma| std::iter::once(table).chain(bases.iter().copied());
         let mut are_any = false;
@@ -373,7 +376,8 @@ impl<'a> Search<'a> {
         are_any
     }
 
-    /// Whether the function has a jump that may go to a label of it: an indirect one that is no recognised switch.
+    /// Whether the function has a jump that may go to a label of it: an indirect one that is no recognised
+    /// switch.
     fn jumps_to_labels(&self, span: &Span) -> bool {
         self.unknown_jumps(span).next().is_some()
     }
@@ -388,8 +392,9 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Whether a jump may come to any instruction of the span: it goes to a sum, as into an unrolled loop. What is written over a label
-    /// there may be another one's bytes as well. `are_known`: tables of offsets say where sums with their entries lead.
+    /// Whether a jump may come to any instruction of the span: it goes to a sum, as into an unrolled loop.
+    /// What is written over a label there may be another one's bytes as well. `are_known`: tables of offsets
+    /// say where sums with their entries lead.
     fn may_come_anywhere(&self, span: &Span, are_known: bool) -> bool {
         let sums: Vec<Sum> = self.unknown_jumps(span).filter_map(|at| self.sum_at(at)).collect();
         let has_labels = || self.leaders.indirect.iter_in(span.range).next().is_some();
@@ -420,8 +425,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Whether control does not run out of the function at its end, unless somebody is known to enter it, and what nothing
-    /// leads to branches to instructions.
+    /// Whether control does not run out of the function at its end, unless somebody is known to enter it, and
+    /// what nothing leads to branches to instructions.
     fn is_whole(&self, span: &Span) -> bool {
         let sweep = self.sweep;
         let minis = sweep.minis_of(span);
@@ -486,8 +491,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Where the code of `range` goes, and what it names: from `certain` places, to which control comes, and `roots`, to which it seems to; and at every
-    /// byte that the certain ones do not lead to. (What seems an instruction may be data, and the next one begin in the middle of it.)
+    /// Where the code of `range` goes, and what it names: from `certain` places, to which control comes, and
+    /// `roots`, to which it seems to; and at every byte that the certain ones do not lead to. (What seems an
+    /// instruction may be data, and the next one begin in the middle of it.)
     fn look_through(&mut self, range: SvmaRange, certain: Vec<Svma>, roots: Vec<Svma>) {
         // What is behind a call is not certain to be code: callees may return elsewhere, or never.
         let seeming = certain.iter().copied().chain(roots).collect();
@@ -499,8 +505,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Decodes from the places `open` of `range`, to which control seems to come, past calls if these are taken to return. The bytes of
-    /// what it decodes.
+    /// Decodes from the places `open` of `range`, to which control seems to come, past calls if these are
+    /// taken to return. The bytes of what it decodes.
     fn follow_code(&mut self, range: SvmaRange, mut open: Vec<Svma>, calls_return: bool) -> AddressSet {
         let mut known = AddressSet::new(range);
         let mut seen = BTreeSet::new();
@@ -588,7 +594,8 @@ impl<'a> Search<'a> {
         self.aimed.insert(to);
     }
 
-    /// Code that is not understood calls `target`, which returns to `back`; or jumps there, and it returns to nobody knows whom.
+    /// Code that is not understood calls `target`, which returns to `back`; or jumps there, and it returns to
+    /// nobody knows whom.
     fn called_by_unknown(&mut self, target: Svma, back: Option<Svma>) {
         let then = back.map_or(FlagUse::Unknown, |back| flag_use(self.image, back));
         self.callers.push(UnknownCaller { target: Some(target), then });

@@ -6,9 +6,9 @@ use crate::{Block, BlockId, Edge, EdgeId, EdgeKind, JumpTable, Terminator};
 
 /// Makes the edges of `blocks` (sorted by address) and fills in their `first_edge` and `edge_count`.
 ///
-/// A fall-through edge goes to the block that starts at the source's end, a taken edge to the block that starts at the
-/// branch target, and a table has one edge for each distinct target. What does not start a block of the module gives
-/// no edge. The result is sorted: by source block, then kind, then target.
+/// A fall-through edge goes to the block that starts at the source's end, a taken edge to the block that
+/// starts at the branch target, and a table has one edge for each distinct target. What does not start a
+/// block of the module gives no edge. The result is sorted: by source block, then kind, then target.
 pub fn build_edges(blocks: &mut [Block], tables: &[JumpTable]) -> Vec<Edge> {
     build_edges_with(blocks, tables, &by_search)
 }

@@ -17,13 +17,14 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Whether the places may be the program's. A processor is never inside of an instruction; one in a hundred is left to code that jumps into
-    /// some (behind `lock` prefixes).
+    /// Whether the places may be the program's. A processor is never inside of an instruction; one in a
+    /// hundred is left to code that jumps into some (behind `lock` prefixes).
     pub fn may_be(&self) -> bool {
         self.inside.saturating_mul(100) <= self.fitting.saturating_add(self.inside)
     }
 
-    /// Whether they are more than could fit by chance: another build's place fits in one of four cases (instructions are four bytes long in the mean).
+    /// Whether they are more than could fit by chance: another build's place fits in one of four cases
+    /// (instructions are four bytes long in the mean).
     pub fn is_certain(&self) -> bool {
         const CERTAIN: u64 = 24;
         self.may_be() && self.places >= CERTAIN
@@ -36,7 +37,8 @@ impl Fit {
 }
 
 impl Program {
-    /// How places, with their counts, fit the instructions of the program, whose file is `image`. What is in no block is not judged.
+    /// How places, with their counts, fit the instructions of the program, whose file is `image`. What is in
+    /// no block is not judged.
     pub fn fit(&self, image: &Image, places: &BTreeMap<Svma, u64>) -> Fit {
         let mut fit = Fit::default();
         let mut last: Option<(BlockId, Vec<Svma>)> = None;

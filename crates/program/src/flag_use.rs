@@ -45,7 +45,8 @@ pub(crate) fn flag_use(image: &Image, from: Svma) -> FlagUse {
             Flow::Next => insn.end(),
             Flow::Jump(to) => to,
             Flow::Call(to) => return FlagUse::PassedTo(to),
-            // The calling convention's flags are dead where a function is called through a pointer, and where nothing goes on.
+            // The calling convention's flags are dead where a function is called through a pointer, and where
+            // nothing goes on.
             Flow::IndirectCall | Flow::Stop => return FlagUse::Overwritten,
             Flow::Conditional(..)
             | Flow::ShortConditional(_)

@@ -1,12 +1,14 @@
 //! Liveness of the status flags at block starts: where a counter may overwrite them.
 //!
 //! A backward data-flow over blocks. Flags are dead at returns and across calls by the calling convention
-//! (System V ABI 3.2.1), but hand-written assembly returns results in them, so that is verified, not assumed: if code
-//! right behind any call reads flags before it writes them, the callee's returns (all returns, for an indirect call)
-//! count as reads; a function that reads flags on entry makes its calls reads, which may be right behind another call.
-//! Code that is not understood is asked what it does behind its calls ([`crate::flag_use`]): what it may read counts.
+//! (System V ABI 3.2.1), but hand-written assembly returns results in them, so that is verified, not assumed:
+//! if code right behind any call reads flags before it writes them, the callee's returns (all returns, for an
+//! indirect call) count as reads; a function that reads flags on entry makes its calls reads, which may be
+//! right behind another call. Code that is not understood is asked what it does behind its calls
+//! ([`crate::flag_use`]): what it may read counts.
 //!
-//! Limits: what is called through a pointer is taken to read none, and what is jumped to through one to leave none.
+//! Limits: what is called through a pointer is taken to read none, and what is jumped to through one to leave
+//! none.
 
 use crate::address_set::Ranked;
 use crate::flag_use::{FlagUse, UnknownCaller};
@@ -243,7 +245,8 @@ fn live_in_next(code: &Code<'_>, live: &[u8], block: BlockId) -> u8 {
     edges.iter().fold(0, |all, edge| all | live[edge.to.index()])
 }
 
-/// Calls behind which flags are read before they are written, and calls of functions that read them on entry. `known`: what was found before.
+/// Calls behind which flags are read before they are written, and calls of functions that read them on entry.
+/// `known`: what was found before.
 fn flag_passing_calls(code: &Code<'_>, live: &[u8], known: &Returns) -> Returns {
     let mut found = Returns::default();
     for call in code.calls {
@@ -255,8 +258,9 @@ fn flag_passing_calls(code: &Code<'_>, live: &[u8], known: &Returns) -> Returns 
         let end = code.minis[call.block.index()].1 as usize;
         let behind = code.sweep.mini_at(call.at).map_or(&[][..], |i| &code.sweep.minis[i + 1..end]);
         let behind = transfer(code.sweep, behind, known);
-        // Behind a call that never returns stands unrelated code. To take it for what comes next does no harm to a callee without
-        // returns; of indirect calls, whose callees may be all functions, only reads in the same block count.
+        // Behind a call that never returns stands unrelated code. To take it for what comes next does no harm
+        // to a callee without returns; of indirect calls, whose callees may be all functions, only reads in
+        // the same block count.
         let next = target.map_or(0, |_| live_in_next(code, live, call.block) & !behind.kills);
         if behind.reads | next == 0 {
             continue;

@@ -1,9 +1,10 @@
 //! What becomes of an address that an instruction makes.
 //!
-//! Problem: `lea` makes addresses of functions and of data alike; what stands there shows only where the register is used.
-//! Idea: follow the register along the straight code and its branches, within one function. Registers hold constants (what
-//! is added may bring an address elsewhere, as the prologues of the large code model do) or such an address with something
-//! unknown added. Limits: what is kept in memory, passed to a function or returned is not followed.
+//! Problem: `lea` makes addresses of functions and of data alike; what stands there shows only where the
+//! register is used. Idea: follow the register along the straight code and its branches, within one function.
+//! Registers hold constants (what is added may bring an address elsewhere, as the prologues of the large code
+//! model do) or such an address with something unknown added. Limits: what is kept in memory, passed to a
+//! function or returned is not followed.
 
 use restitch_address::{Svma, SvmaRange};
 use restitch_x86::{Decoded, Flow, Op, Reg, ZERO_FLAG};
@@ -18,8 +19,8 @@ pub struct Uses {
     pub computed: bool,
     /// It may live on where it was not followed: behind a jump by a table, or too many instructions.
     pub lost: bool,
-    /// Jumps and calls that go to it with something unknown added, into the middle of an unrolled loop, say: where they are, and the address apart from
-    /// what is unknown.
+    /// Jumps and calls that go to it with something unknown added, into the middle of an unrolled loop, say:
+    /// where they are, and the address apart from what is unknown.
     pub jumped: Vec<(Svma, Svma)>,
 }
 
@@ -38,8 +39,9 @@ type Registers = [Option<Held>; 16];
 /// Registers that a called function may change (System V ABI 3.2.1): all but rbx, rsp, rbp and r12 to r15.
 const LOST_BY_CALLS: u16 = 0x0fc7;
 
-/// Follows the address that the instruction `made` puts into a register, through at most `most` instructions of `range`, which
-/// `decode` gives. `before`: the instructions that lead to it, in order, without a jump; they tell constants in other registers.
+/// Follows the address that the instruction `made` puts into a register, through at most `most` instructions
+/// of `range`, which `decode` gives. `before`: the instructions that lead to it, in order, without a jump;
+/// they tell constants in other registers.
 pub fn follow_address(
     decode: &dyn Fn(Svma) -> Option<Decoded>,
     range: SvmaRange,
@@ -176,7 +178,8 @@ fn sum(a: Option<Held>, b: Option<Held>) -> Option<Held> {
     }
 }
 
-/// Whether only equality is asked of the flags that `compare` sets: the next instruction is `je`, `sete`, `cmove` or their like, which read ZF alone.
+/// Whether only equality is asked of the flags that `compare` sets: the next instruction is `je`, `sete`,
+/// `cmove` or their like, which read ZF alone.
 fn only_equality(decode: &dyn Fn(Svma) -> Option<Decoded>, compare: &Decoded) -> bool {
     decode(compare.insn.end()).is_some_and(|next| next.insn.flags_read == ZERO_FLAG)
 }

@@ -1,10 +1,13 @@
-//! Which functions may touch the word of their return address: a quick look at each instruction beside the unwind table's rows.
+//! Which functions may touch the word of their return address: a quick look at each instruction beside the
+//! unwind table's rows.
 //!
-//! Idea: the rows say at each instruction how far the return address is from `rsp` or `rbp`, so that an operand shows what it touches,
-//! on all paths at once. Rows are not believed blindly: what an instruction does to `rsp` has to be what they say of the next one. Who
-//! touches the word, or has rows that do not fit, is looked at path by path (`return_address.rs`).
+//! Idea: the rows say at each instruction how far the return address is from `rsp` or `rbp`, so that an
+//! operand shows what it touches, on all paths at once. Rows are not believed blindly: what an instruction
+//! does to `rsp` has to be what they say of the next one. Who touches the word, or has rows that do not fit,
+//! is looked at path by path (`return_address.rs`).
 //!
-//! Limits: an address of the stack that was handed from register to register is not followed, but where it is made of the word's own.
+//! Limits: an address of the stack that was handed from register to register is not followed, but where it is
+//! made of the word's own.
 
 use restitch_address::Svma;
 use restitch_cfi::{Cfa, FrameAddress, Register};
@@ -162,7 +165,8 @@ impl FrameWatch {
         }
     }
 
-    /// Memory of `size` bytes at `disp` from a register that is `cfa` bytes below the canonical frame address.
+    /// Memory of `size` bytes at `disp` from a register that is `cfa` bytes below the canonical frame
+    /// address.
     fn touch(&mut self, insn: &Insn, cfa: i64, disp: i32, size: u16) {
         let from = i64::from(disp);
         if from < cfa && from + i64::from(size) > cfa - WORD {
@@ -170,8 +174,9 @@ impl FrameWatch {
         }
     }
 
-    /// A register gets the address at `disp`: likewise. That of the word itself is odd, and that of the first argument on the stack where
-    /// there is no frame yet (code that aligns its stack, and reads what lies below).
+    /// A register gets the address at `disp`: likewise. That of the word itself is odd, and that of the first
+    /// argument on the stack where there is no frame yet (code that aligns its stack, and reads what lies
+    /// below).
     fn take_address(&mut self, cfa: i64, disp: i32) {
         let disp = i64::from(disp);
         self.found.odd |= disp == cfa - WORD || cfa == WORD && disp == cfa;

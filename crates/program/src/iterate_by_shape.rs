@@ -1,13 +1,15 @@
 //! `dl_iterate_phdr` in static programs without symbols.
 //!
-//! Idea: its callers tell. An unwinder's callback looks for PT_GNU_EH_FRAME among the program headers, so it (or what it calls)
-//! compares with that constant, and hardly anything else does. Whoever gets the address of such a function as its first argument
-//! in a direct call is `dl_iterate_phdr`, if it also looks like it: it calls through a pointer, and hands over the size of
-//! `struct dl_phdr_info` as second argument. That holds for the callbacks of LLVM's and nongnu libunwind and of libgcc, and for the functions of
-//! glibc and musl (which has no unwind tables: its code is followed). Tested are LLVM's with both; nongnu libunwind linked statically and libgcc with musl are not.
+//! Idea: its callers tell. An unwinder's callback looks for PT_GNU_EH_FRAME among the program headers, so it
+//! (or what it calls) compares with that constant, and hardly anything else does. Whoever gets the address of
+//! such a function as its first argument in a direct call is `dl_iterate_phdr`, if it also looks like it: it
+//! calls through a pointer, and hands over the size of `struct dl_phdr_info` as second argument. That holds
+//! for the callbacks of LLVM's and nongnu libunwind and of libgcc, and for the functions of glibc and musl
+//! (which has no unwind tables: its code is followed). Tested are LLVM's with both; nongnu libunwind linked
+//! statically and libgcc with musl are not.
 //!
-//! Limits: where an optimizer has put `dl_iterate_phdr` into its caller, or made a copy of it for one callback, nothing is found; if callers
-//! disagree, nothing is believed.
+//! Limits: where an optimizer has put `dl_iterate_phdr` into its caller, or made a copy of it for one
+//! callback, nothing is found; if callers disagree, nothing is believed.
 
 use crate::reach::reachable_code;
 use restitch_address::{Svma, SvmaRange};
@@ -81,7 +83,8 @@ fn named(image: &Image, functions: &BTreeSet<Svma>) -> Vec<Svma> {
     out
 }
 
-/// The instruction that ends at `end`, with the start of its function (or part of a function) by the unwind tables.
+/// The instruction that ends at `end`, with the start of its function (or part of a function) by the unwind
+/// tables.
 fn ending_at(image: &Image, unwind: &UnwindInfo, end: Svma) -> Option<(Svma, Decoded)> {
     let function = unwind.find(end - 1)?.range.start;
     let bytes = image.read(function, end.offset_from(function) as usize)?;
@@ -92,7 +95,8 @@ fn ending_at(image: &Image, unwind: &UnwindInfo, end: Svma) -> Option<(Svma, Dec
     Some((function, decoded))
 }
 
-/// The function that is called with one of `callbacks` as first argument, put there by the instruction that ends at `end`.
+/// The function that is called with one of `callbacks` as first argument, put there by the instruction that
+/// ends at `end`.
 fn called_with(image: &Image, unwind: &UnwindInfo, end: Svma, callbacks: &BTreeSet<Svma>) -> Option<Svma> {
     let (_, decoded) = ending_at(image, unwind, end)?;
     if !matches!(decoded.op, Op::Constant(RDI, value) if callbacks.contains(&Svma::new(value))) {
@@ -111,7 +115,8 @@ fn called_with(image: &Image, unwind: &UnwindInfo, end: Svma, callbacks: &BTreeS
     None
 }
 
-/// Whether the function calls through a pointer, and sets the second argument to the size of `struct dl_phdr_info` somewhere.
+/// Whether the function calls through a pointer, and sets the second argument to the size of
+/// `struct dl_phdr_info` somewhere.
 fn looks_like_iterate(image: &Image, function: Svma) -> bool {
     let code = reachable_code(image, function).unwrap_or_default();
     code.iter().any(|d| d.insn.flow == Flow::IndirectCall)

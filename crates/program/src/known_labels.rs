@@ -1,20 +1,27 @@
 //! Functions that somebody knows the insides of, and not to jump there.
 //!
-//! Problem: a handler of faults (of SIGSEGV, SIGBUS, SIGFPE, ...) may compare the program counter that it is shown with places that it knows: safe
-//! fetches of virtual machines, traps of WebAssembly code, system calls that a signal is to begin anew, copies from memory that may not be there. It knows
-//! them by a table of addresses, or by two labels around them. In a copy the program counter is another one, and the handler ends the process.
+//! Problem: a handler of faults (of SIGSEGV, SIGBUS, SIGFPE, ...) may compare the program counter that it is
+//! shown with places that it knows: safe fetches of virtual machines, traps of WebAssembly code, system calls
+//! that a signal is to begin anew, copies from memory that may not be there. It knows them by a table of
+//! addresses, or by two labels around them. In a copy the program counter is another one, and the handler
+//! ends the process.
 //!
-//! Idea: what such a handler knows is in the file. An address *in the middle* of a function that data or an operand holds is either one to jump to (a label of a computed
-//! goto, then the function or one that it shares branches with has an indirect jump that no recognised table serves alone), or one to compare with. So a function
-//! without such a jump stays as a whole. The same goes for code whose end is named where no function begins, for sections of code whose bounds the linker offers
-//! (`__start_NAME`, for names that are C identifiers), and for sections of such names that hold nothing but addresses of instructions, also relative ones (like the kernel's `__ex_table`).
+//! Idea: what such a handler knows is in the file. An address *in the middle* of a function that data or an
+//! operand holds is either one to jump to (a label of a computed goto, then the function or one that it
+//! shares branches with has an indirect jump that no recognised table serves alone), or one to compare with.
+//! So a function without such a jump stays as a whole. The same goes for code whose end is named where no
+//! function begins, for sections of code whose bounds the linker offers (`__start_NAME`, for names that are C
+//! identifiers), and for sections of such names that hold nothing but addresses of instructions, also
+//! relative ones (like the kernel's `__ex_table`).
 //!
-//! At fixed addresses any number may be an address. There, numbers in operands count where one function names two places of another (the bounds of a
-//! range), words of data where a neighbour is an address of code as well (a row of a table), and both where a symbol is at the address (each single number that was taken for an address kept 80
-//! functions of `cc1plus` in place, and 27 of `python3`, by words of text). In other files numbers in operands are none.
+//! At fixed addresses any number may be an address. There, numbers in operands count where one function names
+//! two places of another (the bounds of a range), words of data where a neighbour is an address of code as
+//! well (a row of a table), and both where a symbol is at the address (each single number that was taken for
+//! an address kept 80 functions of `cc1plus` in place, and 27 of `python3`, by words of text). In other files
+//! numbers in operands are none.
 //!
-//! Limits: labels beside an indirect jump; relative tables among other data; ranges whose bounds are entries of functions. docs/usage/run-times.md
-//! says so to users.
+//! Limits: labels beside an indirect jump; relative tables among other data; ranges whose bounds are entries
+//! of functions. docs/usage/run-times.md says so to users.
 
 use crate::address_set::{AddressSet, Ranked};
 use crate::model::JumpTable;
@@ -49,7 +56,8 @@ pub(crate) fn known_labels(
     inside.chain(sections).collect()
 }
 
-/// The span that `at` is known to be inside of, or at the end of; none for an entry, and for what is no boundary of instructions.
+/// The span that `at` is known to be inside of, or at the end of; none for an entry, and for what is no
+/// boundary of instructions.
 fn known_inside(sweep: &Sweep, at: Svma) -> Option<usize> {
     match sweep.span_at(at) {
         Some(span) => (!sweep.is_head(at) && sweep.starts.contains(at)).then_some(span),
@@ -57,9 +65,10 @@ fn known_inside(sweep: &Sweep, at: Svma) -> Option<usize> {
     }
 }
 
-/// Whether each span has an indirect jump that no recognised table serves alone, or is a part of a function that has one: branches lead from the one into
-/// the middle of the other. (One jump serves many loads in unoptimized code: all computed gotos of a function share it. Branches lead there, behind the load
-/// that stands in front of it.)
+/// Whether each span has an indirect jump that no recognised table serves alone, or is a part of a function
+/// that has one: branches lead from the one into the middle of the other. (One jump serves many loads in
+/// unoptimized code: all computed gotos of a function share it. Branches lead there, behind the load that
+/// stands in front of it.)
 fn with_computed_jumps(sweep: &Sweep, tables: &[JumpTable], branched_to: &AddressSet) -> Vec<bool> {
     let is_shared = |t: &JumpTable| branched_to.any_between(t.load_at + 1, t.jump_at + 1);
     let by_table = |at: Svma| {
@@ -185,7 +194,8 @@ fn spans_in(sweep: &Sweep, range: SvmaRange) -> impl Iterator<Item = usize> {
     first..last.max(first)
 }
 
-/// The addresses in a section that holds nothing else, in one of the forms of four bytes: from their own place on, or (in a file at fixed addresses) the address itself.
+/// The addresses in a section that holds nothing else, in one of the forms of four bytes: from their own
+/// place on, or (in a file at fixed addresses) the address itself.
 fn addresses(image: &Image, sweep: &Sweep, section: &Section) -> Vec<Svma> {
     let bytes = image.read(section.range.start, section.range.len() as usize).unwrap_or_default();
     if bytes.is_empty() || !bytes.len().is_multiple_of(8) {

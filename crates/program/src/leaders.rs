@@ -17,9 +17,11 @@ pub(crate) struct Leaders {
     pub all: AddressSet,
     /// Targets of direct branches and calls, and of recognised tables.
     pub branch: AddressSet,
-    /// Reached in ways that the analysis does not see: computed gotos, addresses taken, returns of pinned calls.
+    /// Reached in ways that the analysis does not see: computed gotos, addresses taken, returns of pinned
+    /// calls.
     pub indirect: AddressSet,
-    /// Those of them that are addresses for certain: made relative to the program counter, or by a relocation.
+    /// Those of them that are addresses for certain: made relative to the program counter, or by a
+    /// relocation.
     pub made: AddressSet,
     /// Exception landing pads.
     pub pads: AddressSet,
@@ -88,8 +90,8 @@ impl Leaders {
         }
     }
 
-    /// Text addresses that data or operands name. In a file without relocations every aligned word of data and every
-    /// immediate that equals an instruction boundary counts: too many leaders do no harm.
+    /// Text addresses that data or operands name. In a file without relocations every aligned word of data
+    /// and every immediate that equals an instruction boundary counts: too many leaders do no harm.
     fn add_taken_addresses(&mut self, image: &Image, sweep: &Sweep, tables: &[JumpTable]) {
         let in_table = TableWords::of(tables);
         let mut take = |at: Svma, for_certain: bool| {
@@ -141,7 +143,8 @@ impl Leaders {
             self.all.insert(span.range.start);
             let minis = sweep.minis_of(span);
             for pair in minis.windows(2) {
-                // Filler behind a block that control leaves is a block of its own, so that it is never copied.
+                // Filler behind a block that control leaves is a block of its own, so that it is never
+                // copied.
                 let filler_begins = pair[1].kind == Kind::Padding && pair[0].kind.ends_block();
                 let filler_ends = pair[0].kind == Kind::Padding && self.all.contains(sweep.address(&pair[0]));
                 if pair[0].kind.ends_block() || filler_begins || filler_ends && pair[1].kind != Kind::Padding

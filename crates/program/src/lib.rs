@@ -1,8 +1,8 @@
 //! `Program`: the functions, basic blocks, edges and jump tables of one module.
 //!
-//! Stage two of the pipeline: made from an [`Image`](restitch_image::Image) and its unwind tables by [`analyze`], never
-//! changed afterwards. Everything is in canonical [`Svma`](restitch_address::Svma) coordinates and in dense, sorted
-//! tables with typed indices.
+//! Stage two of the pipeline: made from an [`Image`](restitch_image::Image) and its unwind tables by
+//! [`analyze`], never changed afterwards. Everything is in canonical [`Svma`](restitch_address::Svma)
+//! coordinates and in dense, sorted tables with typed indices.
 //!
 //! Invariants, held by [`Program::validate`] and its tests:
 //! * functions are sorted by address and do not overlap;
@@ -10,9 +10,9 @@
 //! * each edge ends at a block start; `edges` is sorted by source block;
 //! * nothing here does I/O.
 //!
-//! What it may get wrong without harm, and what not: a leader too many costs nothing, because versions keep every
-//! address equivalent. A leader too few matters in one place only, the bytes under an entry redirect. So leaders are
-//! collected generously, and [`Function::redirectable`] is decided last.
+//! What it may get wrong without harm, and what not: a leader too many costs nothing, because versions keep
+//! every address equivalent. A leader too few matters in one place only, the bytes under an entry redirect.
+//! So leaders are collected generously, and [`Function::redirectable`] is decided last.
 
 mod address_set;
 mod analyze;

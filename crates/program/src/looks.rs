@@ -1,12 +1,14 @@
 //! Which calls go to code that looks at its return address, and what becomes of them.
 //!
-//! Such a call pushes the original's return address: it is executed in the original code, also by versions ([`BlockAttrs::PINNED`]). Where
-//! what stands behind it may be no code, since its callee comes back elsewhere, the function stays whole
-//! ([`Movability::ReturnsElsewhere`]).
+//! Such a call pushes the original's return address: it is executed in the original code, also by versions
+//! ([`BlockAttrs::PINNED`]). Where what stands behind it may be no code, since its callee comes back
+//! elsewhere, the function stays whole ([`Movability::ReturnsElsewhere`]).
 //!
-//! Calls of which it is not known where they go are treated so where the address of such code is taken anywhere in the module.
+//! Calls of which it is not known where they go are treated so where the address of such code is taken
+//! anywhere in the module.
 //!
-//! Limits: such code of other modules is known by name only, and not where it is called through a pointer or by who jumps to a pointer.
+//! Limits: such code of other modules is known by name only, and not where it is called through a pointer or
+//! by who jumps to a pointer.
 //!
 //! [`BlockAttrs::PINNED`]: crate::BlockAttrs::PINNED
 //! [`Movability::ReturnsElsewhere`]: crate::Movability::ReturnsElsewhere
@@ -68,7 +70,8 @@ impl PinnedCalls {
     }
 }
 
-/// What code at addresses (and in slots) does with its return address, as far as it looks at it. Nearly all that are asked for do not.
+/// What code at addresses (and in slots) does with its return address, as far as it looks at it. Nearly all
+/// that are asked for do not.
 struct Known {
     text: SvmaRange,
     /// The addresses in the text.
@@ -105,7 +108,8 @@ impl Known {
 struct Callees {
     /// Functions and other targets of calls, linkage stubs, slots.
     known: Known,
-    /// The worst of what a call through a register may go to: code whose address something of the module holds.
+    /// The worst of what a call through a register may go to: code whose address something of the module
+    /// holds.
     unnamed: Looks,
 }
 
@@ -124,7 +128,8 @@ impl Callees {
         }
         let leaving = leaving(code);
         callees.spread(code, &leaving, true);
-        // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who calls.
+        // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who
+        // calls.
         named(image).for_each(|at| callees.known.note(at, Looks::Reads));
         callees.spread(code, &leaving, false);
         callees
@@ -273,8 +278,8 @@ fn named(image: &Image) -> impl Iterator<Item = Svma> {
     defined.chain(linked).chain(slots.map(|r| r.at))
 }
 
-/// What a function does with its return address. `called`: something calls it, whatever its rows say of its start (those of
-/// `__morestack` hide it from unwinders).
+/// What a function does with its return address. `called`: something calls it, whatever its rows say of its
+/// start (those of `__morestack` hide it from unwinders).
 fn looks_of(code: Code<'_>, span: &Span, called: bool) -> Looks {
     let doubt = &span.doubt;
     let at_least = |seen: &BTreeSet<Svma>| {

@@ -1,14 +1,15 @@
-//! The two functions that unwinders ask which object holds a program counter, and where its unwind tables are.
+//! The two functions that unwinders ask which object holds a program counter, and where its unwind tables
+//! are.
 //!
-//! Problem: code that moves while a process runs has to be found by the process's own unwinders. They ask glibc's
-//! `_dl_find_object` (libgcc since 12) or `dl_iterate_phdr` (LLVM's and nongnu libunwind, older libgcc, all on musl).
-//! Who hooks these functions has to find them, also in static programs without symbols, and their own code must not move:
-//! a copy would be called past the hook.
+//! Problem: code that moves while a process runs has to be found by the process's own unwinders. They ask
+//! glibc's `_dl_find_object` (libgcc since 12) or `dl_iterate_phdr` (LLVM's and nongnu libunwind, older
+//! libgcc, all on musl). Who hooks these functions has to find them, also in static programs without symbols,
+//! and their own code must not move: a copy would be called past the hook.
 //!
-//! Idea for static programs without symbols: libgcc's `_Unwind_Find_FDE` compares the encodings of an `.eh_frame_hdr` with
-//! constants (`cmpb $0x3b,3(header)`), and the last call before it whose result is tested is that of `_dl_find_object`. The
-//! callee has to look like it: its first instructions load two neighbouring words, the address range of the program in
-//! `_dlfo_main`.
+//! Idea for static programs without symbols: libgcc's `_Unwind_Find_FDE` compares the encodings of an
+//! `.eh_frame_hdr` with constants (`cmpb $0x3b,3(header)`), and the last call before it whose result is
+//! tested is that of `_dl_find_object`. The callee has to look like it: its first instructions load two
+//! neighbouring words, the address range of the program in `_dlfo_main`.
 //!
 //! `dl_iterate_phdr` is found by its callers there (`iterate_by_shape`).
 
@@ -84,9 +85,9 @@ fn tested_call(image: &Image, unwind: &UnwindInfo, at: Svma) -> Option<Svma> {
 /// How many instructions of `_dl_find_object` are looked at.
 const FIRST_INSTRUCTIONS: usize = 16;
 
-/// The address of glibc's `_dlfo_main`, from the first instructions of a static program's `_dl_find_object`: the first
-/// of two neighbouring words, which it loads to compare the program counter with the program's own range. Behind them it holds
-/// the program's link map.
+/// The address of glibc's `_dlfo_main`, from the first instructions of a static program's `_dl_find_object`:
+/// the first of two neighbouring words, which it loads to compare the program counter with the program's own
+/// range. Behind them it holds the program's link map.
 pub fn main_range(image: &Image, unwind: &UnwindInfo, find_object: Svma) -> Option<Svma> {
     let end = unwind.find(find_object)?.range.end;
     let (mut at, mut loads) = (find_object, Vec::new());

@@ -51,8 +51,9 @@ pub struct Function {
     pub blocks: BlockRange,
     /// Whether its blocks may be copied into a version, and if not, why.
     pub movability: Movability,
-    /// Whether the entry (behind its marker) can take a redirect: no branch target, landing pad or indirect target
-    /// lies in the bytes behind the first one that the redirect would cover, and the function is long enough.
+    /// Whether the entry (behind its marker) can take a redirect: no branch target, landing pad or indirect
+    /// target lies in the bytes behind the first one that the redirect would cover, and the function is long
+    /// enough.
     pub redirectable: bool,
 }
 
@@ -61,8 +62,8 @@ pub struct Function {
 pub enum Movability {
     /// Its blocks may be copied.
     Movable,
-    /// Its bytes do not decode as instructions to its end, or a branch goes into the middle of an instruction or to where the
-    /// module has no code (where a version may come to lie).
+    /// Its bytes do not decode as instructions to its end, or a branch goes into the middle of an instruction
+    /// or to where the module has no code (where a version may come to lie).
     Undecodable,
     /// A restartable sequence (`rseq`) or its abort handler.
     RestartableSequence,
@@ -70,7 +71,8 @@ pub enum Movability {
     OddUnwindInfo,
     /// The run time compares program counters with addresses inside it (glibc's cancellation points).
     ComparedByRuntime,
-    /// What unwinders ask for the tables of a program counter: its entry belongs to the hook of live processes.
+    /// What unwinders ask for the tables of a program counter: its entry belongs to the hook of live
+    /// processes.
     UnwinderLookup,
     /// A procedure linkage table: stubs that are reached through their slots.
     Linkage,
@@ -78,19 +80,22 @@ pub enum Movability {
     WrittenByLoader,
     /// Its bytes in the process differ from the file (breakpoints, hooks): a copy would lose that.
     ChangedInMemory,
-    /// It calls code that changes its return address, or reads what stands behind the call, which may be no code.
+    /// It calls code that changes its return address, or reads what stands behind the call, which may be no
+    /// code.
     ReturnsElsewhere,
     /// Its unwind range, or its last instruction, overlaps another function's.
     Overlapping,
-    /// The module's run time looks code addresses up in tables of its own ([`Image::run_time`](restitch_image::Image::run_time)).
+    /// The module's run time looks code addresses up in tables of its own
+    /// ([`Image::run_time`](restitch_image::Image::run_time)).
     RunTime,
-    /// Addresses in the middle of it are known outside of it, and it is no target of computed jumps: who knows them compares program
-    /// counters with them (handlers of faults), or reads data there.
+    /// Addresses in the middle of it are known outside of it, and it is no target of computed jumps: who
+    /// knows them compares program counters with them (handlers of faults), or reads data there.
     KnownLabels,
-    /// A jump goes to an address in it with something computed added: into the middle of an unrolled loop, say. Any of its
-    /// instructions may be the target.
+    /// A jump goes to an address in it with something computed added: into the middle of an unrolled loop,
+    /// say. Any of its instructions may be the target.
     ComputedTargets,
-    /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are no clean code.
+    /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are
+    /// no clean code.
     DataInside,
 }
 
@@ -143,8 +148,8 @@ bitflags! {
         const ENTRY = 1;
         /// An exception landing pad according to the function's LSDA.
         const LANDING_PAD = 2;
-        /// Can be reached by an indirect jump that no copied jump table serves: a computed-goto label, an address taken,
-        /// an entry of a table that cannot be copied, the return point behind a pinned call.
+        /// Can be reached by an indirect jump that no copied jump table serves: a computed-goto label, an
+        /// address taken, an entry of a table that cannot be copied, the return point behind a pinned call.
         const INDIRECT = 4;
         /// Is the target of a direct branch or call from anywhere in the module.
         const BRANCH_TARGET = 8;
@@ -152,11 +157,12 @@ bitflags! {
         const PADDING = 16;
         /// The status flags are live on entry: something may read them before it writes them.
         const FLAGS_LIVE_IN = 32;
-        /// Stays in the original code although its function is movable: it calls something that looks at its return
-        /// address or resumes it in odd ways (`setjmp`, `vfork`, `dlsym`, a position by `call` and `pop`, `__morestack`). Jumps to it go
-        /// to the original code.
+        /// Stays in the original code although its function is movable: it calls something that looks at its
+        /// return address or resumes it in odd ways (`setjmp`, `vfork`, `dlsym`, a position by `call` and
+        /// `pop`, `__morestack`). Jumps to it go to the original code.
         const PINNED = 64;
-        /// Control comes here in no way that is known: it may be data that decodes. Neither copied nor written over.
+        /// Control comes here in no way that is known: it may be data that decodes. Neither copied nor
+        /// written over.
         const UNREACHED = 128;
     }
 }
@@ -201,7 +207,8 @@ impl Block {
     }
 }
 
-/// How a block ends. Addresses are those of the original code; [`Program::block_starting_at`] finds the block.
+/// How a block ends. Addresses are those of the original code; [`Program::block_starting_at`] finds the
+/// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Terminator {
     /// No branch: control goes on at `end()`.
@@ -210,12 +217,13 @@ pub enum Terminator {
     Jump(Svma),
     /// `jcc target`; else control goes on at `end()`.
     Conditional(Condition, Svma),
-    /// `loop`, `loope`, `loopne`, `jrcxz`, `jecxz`: conditional, but with one 8-bit encoding only (a copy keeps the
-    /// original bytes up to the displacement).
+    /// `loop`, `loope`, `loopne`, `jrcxz`, `jecxz`: conditional, but with one 8-bit encoding only (a copy
+    /// keeps the original bytes up to the displacement).
     ShortConditional(Svma),
     /// `jmp` through a table that was recognised.
     Table(TableId),
-    /// An indirect jump that is not understood, or an indirect tail call. Needs no understanding to be copied.
+    /// An indirect jump that is not understood, or an indirect tail call. Needs no understanding to be
+    /// copied.
     IndirectJump,
     /// `ret` and its relatives.
     Return,
@@ -276,18 +284,19 @@ pub enum TableEncoding {
     Relative4,
 }
 
-/// A recognised jump table: the register that holds its address at the load is known to hold it on every path.
+/// A recognised jump table: the register that holds its address at the load is known to hold it on every
+/// path.
 ///
-/// A version dispatches through a copy of the table. Registers keep their original values: the copy's entries are
-/// relative to the *original* table ([`TableEncoding::Relative4`]) or absolute, and only the displacement of the
-/// instruction at `load_at` changes, by the distance between the tables. Between the load and the jump one register
-/// holds a version address; a thread must not be moved there.
+/// A version dispatches through a copy of the table. Registers keep their original values: the copy's entries
+/// are relative to the *original* table ([`TableEncoding::Relative4`]) or absolute, and only the displacement
+/// of the instruction at `load_at` changes, by the distance between the tables. Between the load and the jump
+/// one register holds a version address; a thread must not be moved there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JumpTable {
     /// The indirect jump that uses it.
     pub jump_at: Svma,
-    /// The instruction that loads the entry: `movslq (base,index,4),r`, `mov table(,index,8),r`, or the jump itself.
-    /// In the same block as the jump.
+    /// The instruction that loads the entry: `movslq (base,index,4),r`, `mov table(,index,8),r`, or the jump
+    /// itself. In the same block as the jump.
     pub load_at: Svma,
     /// Address that the load's entry 0 has: start of the table in read-only data.
     pub table: Svma,
@@ -295,13 +304,15 @@ pub struct JumpTable {
     pub base: Svma,
     /// Encoding of the entries.
     pub encoding: TableEncoding,
-    /// Targets in table order, as far as the table is believed to go. All are block starts of the same module, or the end of a function,
-    /// where no code is: what the compiler knows to be unreachable. The latter make no edges.
+    /// Targets in table order, as far as the table is believed to go. All are block starts of the same
+    /// module, or the end of a function, where no code is: what the compiler knows to be unreachable. The
+    /// latter make no edges.
     pub targets: Vec<Svma>,
-    /// Further entries behind them that still look like targets. They make no edges, but a copy holds them too: a copy
-    /// that is too short is a crash, one that is too long is not.
+    /// Further entries behind them that still look like targets. They make no edges, but a copy holds them
+    /// too: a copy that is too short is a crash, one that is too long is not.
     pub tail: Vec<Svma>,
-    /// Whether a version may use a copy. If not, the copied jump goes through the original table to the original code.
+    /// Whether a version may use a copy. If not, the copied jump goes through the original table to the
+    /// original code.
     pub copyable: bool,
 }
 
@@ -366,13 +377,14 @@ impl Program {
     pub fn block_starting_at(&self, at: Svma) -> Option<BlockId> {
         self.blocks.binary_search_by_key(&at, |b| b.start).ok().map(|i| BlockId(i as u32))
     }
-    /// Whether a function ends at `at` and no block starts there: no execution of a jump table's entry leads there.
+    /// Whether a function ends at `at` and no block starts there: no execution of a jump table's entry leads
+    /// there.
     pub fn is_unreachable_entry(&self, at: Svma) -> bool {
         let before = self.functions.partition_point(|f| f.range.start < at);
         before > 0 && self.functions[before - 1].range.end == at && self.block_starting_at(at).is_none()
     }
-    /// Whether the block may be copied: its function is movable, and the block is neither pinned nor padding, and
-    /// something leads to it.
+    /// Whether the block may be copied: its function is movable, and the block is neither pinned nor padding,
+    /// and something leads to it.
     pub fn is_movable(&self, block: BlockId) -> bool {
         let b = self.block(block);
         self.function(b.function).movability == Movability::Movable
@@ -392,8 +404,8 @@ impl Program {
     pub fn table(&self, id: TableId) -> &JumpTable {
         &self.tables[id.index()]
     }
-    /// Forbids copies of jump tables: versions jump by the original ones, to blocks of the original code, which are marked as reached so
-    /// ([`BlockAttrs::INDIRECT`]).
+    /// Forbids copies of jump tables: versions jump by the original ones, to blocks of the original code,
+    /// which are marked as reached so ([`BlockAttrs::INDIRECT`]).
     pub fn keep_tables(&mut self) {
         let targets = self.tables.iter().flat_map(|table| &table.targets);
         let targets: Vec<BlockId> = targets.filter_map(|to| self.block_starting_at(*to)).collect();

@@ -1,7 +1,8 @@
 //! The code of one function, by its control flow: for functions without unwind table entry and symbol.
 //!
-//! Limits: of who does not return only the simplest are known (musl's `__stack_chk_fail`, which is a `hlt`), so what stands behind such a call
-//! may be taken for the function's own. The result is then too much, never too little.
+//! Limits: of who does not return only the simplest are known (musl's `__stack_chk_fail`, which is a `hlt`),
+//! so what stands behind such a call may be taken for the function's own. The result is then too much, never
+//! too little.
 
 use restitch_address::Svma;
 use restitch_image::Image;
@@ -11,10 +12,11 @@ use std::collections::BTreeMap;
 /// More instructions than this are not a small function of a C library.
 const MOST_INSTRUCTIONS: usize = 2000;
 
-/// The instructions that control reaches from `entry`, calls aside: sorted by address. Jumps to other functions are followed.
+/// The instructions that control reaches from `entry`, calls aside: sorted by address. Jumps to other
+/// functions are followed.
 ///
-/// `None` if that cannot be told: a jump through a register or memory, bytes that are no instruction or are not in the file, or more than
-/// 2000 instructions.
+/// `None` if that cannot be told: a jump through a register or memory, bytes that are no instruction or are
+/// not in the file, or more than 2000 instructions.
 pub fn reachable_code(image: &Image, entry: Svma) -> Option<Vec<Decoded>> {
     let (mut found, mut open) = (BTreeMap::new(), vec![entry]);
     while let Some(at) = open.pop() {

@@ -1,12 +1,15 @@
 //! What code that is called does with its return address, found by following all its paths.
 //!
-//! Problem: a version's calls push addresses in the version. Who looks at its return address (a position by `call` and `pop`, arguments behind
-//! the call, logs of callers) sees another one, or what does not lie behind it. Idea: follow the code from where it is called, and know
-//! of each register and word of the stack whether it holds a place on the stack or something made of the return address. Only returning to
-//! it needs no knowledge of it; to write over it without having read it (`mov %rax,(%rsp); ret`, as retpolines do) needs none either.
+//! Problem: a version's calls push addresses in the version. Who looks at its return address (a position by
+//! `call` and `pop`, arguments behind the call, logs of callers) sees another one, or what does not lie
+//! behind it. Idea: follow the code from where it is called, and know of each register and word of the stack
+//! whether it holds a place on the stack or something made of the return address. Only returning to it needs
+//! no knowledge of it; to write over it without having read it (`mov %rax,(%rsp); ret`, as retpolines do)
+//! needs none either.
 //!
-//! Limits: what is called in between is taken to leave the word alone, and to keep registers by the calling convention; jumps through
-//! registers or memory end a path, but for known jump tables; what is handed on through memory that is not the stack is not followed.
+//! Limits: what is called in between is taken to leave the word alone, and to keep registers by the calling
+//! convention; jumps through registers or memory end a path, but for known jump tables; what is handed on
+//! through memory that is not the stack is not followed.
 
 use crate::model::JumpTable;
 use crate::stack_state::{Place, RBP, RSP, State, Value, WORD};
@@ -19,8 +22,9 @@ use restitch_x86::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Instructions that are looked at for one entry, those again of which something else is known by then. Of the functions of Debian's cc1plus, mariadbd, python3.11, libc
-/// and libcrypto that are looked at, none takes half as many. One that takes more is believed to do the worst.
+/// Instructions that are looked at for one entry, those again of which something else is known by then. Of
+/// the functions of Debian's cc1plus, mariadbd, python3.11, libc and libcrypto that are looked at, none takes
+/// half as many. One that takes more is believed to do the worst.
 const MOST_STEPS: usize = 100_000;
 /// Registers that a call may change (System V ABI, figure 3.4): rax, rcx, rdx, rsi, rdi, r8 to r11.
 const CHANGED_BY_CALLS: u16 = 0b0000_1111_1100_0111;
@@ -154,7 +158,8 @@ impl Walk<'_> {
 
     /// Notes reads of words that hold the return address, and uses of what it points to.
     fn note_uses(&mut self, step: &Step, state: &State) {
-        // Code that aligns its stack puts the return address where its frame expects it: it looks at it if it reads that.
+        // Code that aligns its stack puts the return address where its frame expects it: it looks at it if it
+        // reads that.
         let copies =
             matches!(step.semantic.action, Action::Push(_)) || changes_nothing(&step.semantic.action);
         for used in &step.uses {
@@ -250,8 +255,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a call may come back, as far as its function's rows tell: where they hold at the call and no more behind it, what stands there is
-    /// another path's.
+    /// Whether a call may come back, as far as its function's rows tell: where they hold at the call and no
+    /// more behind it, what stands there is another path's.
     fn comes_back(&self, call: &Step, state: &State) -> bool {
         let (at, next) = (call.semantic.at, call.semantic.end());
         let sweep = self.code.sweep;
@@ -340,7 +345,8 @@ fn computed(step: &Step, op: Binary, dst: &Operand, src: &Operand, state: &State
     };
     let moves_stack = matches!(dst, Operand::Part(part) if part.reg == RSP);
     match result {
-        // Aligned, or room of a size that is not known: what is pushed next is at known places of a base of its own.
+        // Aligned, or room of a size that is not known: what is pushed next is at known places of a base of
+        // its own.
         Value::Unknown if moves_stack => Value::Stack(base_of(step)),
         result => result,
     }

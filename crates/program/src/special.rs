@@ -4,11 +4,12 @@ use restitch_address::Svma;
 use restitch_image::{Image, RelocationKind};
 use std::collections::BTreeSet;
 
-/// Functions that look at their return address, or come back to it later or twice. Their call sites stay in the
-/// original code, so that what they remember is an original address.
+/// Functions that look at their return address, or come back to it later or twice. Their call sites stay in
+/// the original code, so that what they remember is an original address.
 ///
-/// Sources: setjmp(3), getcontext(3), makecontext(3), vfork(2), dlsym(3) (`RTLD_NEXT` and the default scope are found by
-/// the caller's address), dlopen(3) (`$ORIGIN` and search path of the caller), glibc's `mcount` family (gprof).
+/// Sources: setjmp(3), getcontext(3), makecontext(3), vfork(2), dlsym(3) (`RTLD_NEXT` and the default scope
+/// are found by the caller's address), dlopen(3) (`$ORIGIN` and search path of the caller), glibc's `mcount`
+/// family (gprof).
 const LOOKS_AT_ITS_CALLER: &[&str] = &[
     "setjmp",
     "_setjmp",
@@ -44,8 +45,9 @@ pub(crate) fn without_version(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
-/// Addresses in restartable sequences: their functions are not moved, because the kernel compares program counters
-/// with the ranges in their descriptors (rseq(2); signature 0x53053053 in front of each abort handler).
+/// Addresses in restartable sequences: their functions are not moved, because the kernel compares program
+/// counters with the ranges in their descriptors (rseq(2); signature 0x53053053 in front of each abort
+/// handler).
 pub(crate) fn restartable_sequences(image: &Image) -> Vec<Svma> {
     const SIGNATURE: [u8; 4] = 0x5305_3053u32.to_le_bytes();
     let mut handlers = BTreeSet::new();
@@ -61,7 +63,8 @@ pub(crate) fn restartable_sequences(image: &Image) -> Vec<Svma> {
         return Vec::new();
     }
     let mut out: Vec<Svma> = handlers.iter().copied().collect();
-    // struct rseq_cs { u32 version, flags; u64 start_ip, post_commit_offset, abort_ip; }, by value or by relocation.
+    // struct rseq_cs { u32 version, flags; u64 start_ip, post_commit_offset, abort_ip; }, by value or by
+    // relocation.
     for r in image.relocations() {
         if let RelocationKind::Relative { target } = r.kind
             && handlers.contains(&target)

@@ -1,5 +1,5 @@
-//! What is known, at one instruction of a function that was called, of places on the stack and of the return address: in registers and in
-//! words of the stack.
+//! What is known, at one instruction of a function that was called, of places on the stack and of the return
+//! address: in registers and in words of the stack.
 
 use restitch_address::Svma;
 use restitch_x86::{Address, Operand, Part, Reg};
@@ -11,8 +11,8 @@ pub(crate) const RBP: Reg = Reg(5);
 /// Words that are remembered at most; code that keeps more of them is not what is looked for.
 const MOST_WORDS: usize = 32;
 
-/// A place on the stack: bytes from where `rsp` was once. Base 0: where it was at the entry, where the return address is; else the low
-/// half of the address of the instruction that moved it by an unknown amount, and 1.
+/// A place on the stack: bytes from where `rsp` was once. Base 0: where it was at the entry, where the return
+/// address is; else the low half of the address of the instruction that moved it by an unknown amount, and 1.
 pub(crate) type Place = (u32, i64);
 
 /// The word of the return address.

@@ -1,7 +1,7 @@
 //! One linear decoding pass over all functions, kept as eight bytes per instruction.
 //!
-//! A 22 MB text has 5.3 million instructions; everything after this pass works on the compact records and on bit sets
-//! over text bytes, so that the bytes are decoded once.
+//! A 22 MB text has 5.3 million instructions; everything after this pass works on the compact records and on
+//! bit sets over text bytes, so that the bytes are decoded once.
 
 use crate::address_set::{AddressSet, Ranked};
 use crate::frame_doubt::{FrameDoubt, FrameWatch};
@@ -11,7 +11,8 @@ use restitch_image::{Image, ImageKind};
 use restitch_x86::entry::entry_marker;
 use restitch_x86::{Condition, Flow, Insn, Naming, scan_units};
 
-/// What is read at an address in front of a function and an index is taken to reach so many bytes from the address.
+/// What is read at an address in front of a function and an index is taken to reach so many bytes from the
+/// address.
 pub(crate) const INDEXED_BYTES: u64 = 16;
 
 /// What kind of instruction, without its target.
@@ -100,12 +101,13 @@ pub(crate) struct Sweep {
     pub targets: Vec<(Svma, Svma)>,
     /// Indirect jumps and calls: indices of their records, in order.
     pub indirect: Vec<u32>,
-    /// Addresses inside the text, or a few bytes in front of it, that an operand names, sorted by instruction.
+    /// Addresses inside the text, or a few bytes in front of it, that an operand names, sorted by
+    /// instruction.
     pub named: Vec<Named>,
     /// Instructions that no compiler writes, sorted.
     pub odd: Vec<Svma>,
-    /// Addresses outside the text that an operand names (table candidates and GOT slots): (address of the instruction, named
-    /// address), sorted.
+    /// Addresses outside the text that an operand names (table candidates and GOT slots): (address of the
+    /// instruction, named address), sorted.
     pub data_named: Vec<(Svma, Svma)>,
     /// Whether the file's addresses are fixed, so that numbers in its code may be addresses.
     fixed: bool,

@@ -1,19 +1,21 @@
 //! Jump tables: which indirect jumps go through one, where it is, and how far it goes.
 //!
-//! Problem: a version dispatches through its own copy of a table, so the table has to be found, its base has to be
-//! known, and a copy must not be shorter than what the program may index.
+//! Problem: a version dispatches through its own copy of a table, so the table has to be found, its base has
+//! to be known, and a copy must not be shorter than what the program may index.
 //!
-//! Idea: evaluate the straight-line code before the jump on symbols (constants and "entry of table T"). If the jump's
-//! target is an entry, the load that fetched it is the one instruction that a copy has to change. The table is then read
-//! forward for as long as its entries point to instruction boundaries of known functions, or to the end of one (what clang knows to be
-//! unreachable). That never ends too early, since every real entry does; it may run on into the next table, which costs bytes but no
-//! correctness (entries behind the believed end make no edges, [`JumpTable::tail`]).
+//! Idea: evaluate the straight-line code before the jump on symbols (constants and "entry of table T"). If
+//! the jump's target is an entry, the load that fetched it is the one instruction that a copy has to change.
+//! The table is then read forward for as long as its entries point to instruction boundaries of known
+//! functions, or to the end of one (what clang knows to be unreachable). That never ends too early, since
+//! every real entry does; it may run on into the next table, which costs bytes but no correctness (entries
+//! behind the believed end make no edges, [`JumpTable::tail`]).
 //!
-//! The believed end is the bound of the nearest preceding unsigned compare, else the next table, else the first entry
-//! that leaves the function's family. It only serves the edges of the flow graph.
+//! The believed end is the bound of the nearest preceding unsigned compare, else the next table, else the
+//! first entry that leaves the function's family. It only serves the edges of the flow graph.
 //!
-//! Limits: base registers that are set in another block are followed only when every definition of the register in the
-//! function gives the same constant (restoring pops apart). Tables of 1- or 2-byte entries are not recognised.
+//! Limits: base registers that are set in another block are followed only when every definition of the
+//! register in the function gives the same constant (restoring pops apart). Tables of 1- or 2-byte entries
+//! are not recognised.
 
 use crate::model::{JumpTable, TableEncoding};
 use crate::sweep::{Kind, Mini, Span, Sweep};
@@ -242,9 +244,9 @@ fn sum(
     }
 }
 
-/// The constant that `reg` holds throughout the function: every instruction that may write it loads this constant, or
-/// is a `pop` (restoring the caller's value before a return). Only for registers that calls preserve (System V ABI
-/// 3.2.1: rbx, rbp, r12 to r15); at least one definition has to stand before `at`.
+/// The constant that `reg` holds throughout the function: every instruction that may write it loads this
+/// constant, or is a `pop` (restoring the caller's value before a return). Only for registers that calls
+/// preserve (System V ABI 3.2.1: rbx, rbp, r12 to r15); at least one definition has to stand before `at`.
 fn hoisted_constant(image: &Image, sweep: &Sweep, span: &Span, at: Svma, reg: Reg) -> Option<u64> {
     const PRESERVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
     if PRESERVED >> reg.0 & 1 == 0 {
@@ -290,7 +292,8 @@ fn measure(image: &Image, sweep: &Sweep, found: &Found, tables: &[Svma]) -> Opti
     let index_of =
         |table: &Svma| (table.offset_from(found.table) as u64 / entry_width(found.encoding)) as usize;
     let next_table = tables.get(following).map_or(MOST_ENTRIES, index_of);
-    // Two tables do not overlap, but a reference may point before its table's start, so look one table further.
+    // Two tables do not overlap, but a reference may point before its table's start, so look one table
+    // further.
     let limit =
         tables.get(following + 1).map_or(MOST_ENTRIES, index_of).max(bound.unwrap_or(0)).min(MOST_ENTRIES);
     let mut entries = read_entries(image, sweep, found, limit);
@@ -341,7 +344,8 @@ fn read_entries(image: &Image, sweep: &Sweep, found: &Found, limit: usize) -> Ve
             },
         };
         match target {
-            // Clang sends what cannot happen (`__builtin_unreachable`) to the end of the function, where no code is.
+            // Clang sends what cannot happen (`__builtin_unreachable`) to the end of the function, where no
+            // code is.
             Some(target) if sweep.starts.contains(target) || sweep.is_end(target) => out.push(target),
             _ => break,
         }
@@ -349,7 +353,8 @@ fn read_entries(image: &Image, sweep: &Sweep, found: &Found, limit: usize) -> Ve
     out
 }
 
-/// Whether `target` lies in the jump's own function or in a function that branches into its middle (`f.cold`).
+/// Whether `target` lies in the jump's own function or in a function that branches into its middle
+/// (`f.cold`).
 fn same_family(sweep: &Sweep, span: usize, target: Svma) -> bool {
     match sweep.span_at(target) {
         Some(other) if other == span => true,

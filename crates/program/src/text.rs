@@ -10,10 +10,11 @@
 //! table 0x103e load 0x1028 at 0x3000 base 0x3000 relative4 copyable: 0x1000 0x1020 tail 0x1010
 //! ```
 //!
-//! One function, block, call or table a line; calls follow their block, blocks their function; tables come last and are
-//! numbered in order. `#` begins a comment. `/n` is the length of the terminator. A function without a name has `-`.
-//! Indices and edges are not written: they follow from the order and the terminators ([`build_edges`]). What is written
-//! is lossless for every valid program, and what is read need not be valid ([`Program::validate`]).
+//! One function, block, call or table a line; calls follow their block, blocks their function; tables come
+//! last and are numbered in order. `#` begins a comment. `/n` is the length of the terminator. A function
+//! without a name has `-`. Indices and edges are not written: they follow from the order and the terminators
+//! ([`build_edges`]). What is written is lossless for every valid program, and what is read need not be valid
+//! ([`Program::validate`]).
 
 use std::fmt::Write as _;
 

@@ -24,7 +24,8 @@ pub(crate) fn gaps(image: &Image, sweep: &Sweep) -> Vec<SvmaRange> {
     gaps
 }
 
-/// Where the loader enters a module: at its entry and its initialisers (System V gABI, chapter 5, Initialization and Termination Functions).
+/// Where the loader enters a module: at its entry and its initialisers (System V gABI, chapter 5,
+/// Initialization and Termination Functions).
 pub(crate) fn entered_by_loader(image: &Image) -> Vec<Svma> {
     let section = |name: &str| image.section(name).map(|section| section.range);
     let mut entries = vec![image.entry()];

@@ -4,7 +4,8 @@ use crate::edges::{by_search, implied_edges};
 use crate::{BlockAttrs, BlockId, Program, Terminator};
 
 impl Program {
-    /// Checks every invariant of the tables; each broken one gives a sentence that names the object and its address.
+    /// Checks every invariant of the tables; each broken one gives a sentence that names the object and its
+    /// address.
     pub fn validate(&self) -> Result<(), Vec<String>> {
         let mut wrong = Vec::new();
         self.check_functions(&mut wrong);

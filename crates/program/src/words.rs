@@ -3,8 +3,8 @@
 use crate::model::{JumpTable, TableEncoding};
 use restitch_address::Svma;
 
-/// The words of recognised tables of absolute addresses: they are no addresses taken, since the jumps that read them are
-/// understood.
+/// The words of recognised tables of absolute addresses: they are no addresses taken, since the jumps that
+/// read them are understood.
 pub(crate) struct TableWords {
     /// Start and end of each table, sorted, joined.
     ranges: Vec<(Svma, Svma)>,

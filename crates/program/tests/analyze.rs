@@ -1,4 +1,5 @@
-//! What the analysis finds in real code: programs that exercise its hard parts, distribution binaries, damaged files.
+//! What the analysis finds in real code: programs that exercise its hard parts, distribution binaries,
+//! damaged files.
 
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -159,7 +160,8 @@ fn what_is_behind_such_calls_is_led_back_where_it_goes_on() {
     }
 }
 
-/// Who calls what looks at its caller in well-known programs is hardly anybody: pinned calls, of all calls, at most 1 of 100.
+/// Who calls what looks at its caller in well-known programs is hardly anybody: pinned calls, of all calls,
+/// at most 1 of 100.
 #[test]
 fn few_calls_of_installed_programs_stay() {
     let mut looked_at = 0;
@@ -310,7 +312,8 @@ fn the_same_file_gives_the_same_program() {
     assert_eq!(first, second);
 }
 
-/// Damaged code, tables and unwind information: an error or a program that keeps its invariants, never a panic.
+/// Damaged code, tables and unwind information: an error or a program that keeps its invariants, never a
+/// panic.
 #[test]
 fn damaged_files_do_no_harm() {
     let path = match compile(&program("switch.c"), &["-O2"]) {

@@ -1,4 +1,5 @@
-//! Functions whose insides are known outside of them stay; labels of computed gotos, and numbers that are no addresses, keep nothing in place.
+//! Functions whose insides are known outside of them stay; labels of computed gotos, and numbers that are no
+//! addresses, keep nothing in place.
 
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -36,7 +37,8 @@ fn movability(path: &Path, at: restitch_address::Svma) -> Movability {
     program.function(program.function_at(at).unwrap()).movability
 }
 
-/// What becomes of `function` in the program of `text`, with its symbols and without them, in all ways of linking.
+/// What becomes of `function` in the program of `text`, with its symbols and without them, in all ways of
+/// linking.
 #[track_caller]
 fn expect(text: &str, function: &str, expected: Movability) {
     for flags in [&["-O2", "-fPIE", "-pie"][..], &["-O2", "-no-pie", "-fno-pie"], &["-O2", "-static"]] {

@@ -1,4 +1,5 @@
-//! Jump tables with entries that the compiler knows to be unreachable: clang sends them to the end of the function, where no code is.
+//! Jump tables with entries that the compiler knows to be unreachable: clang sends them to the end of the
+//! function, where no code is.
 
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
@@ -6,7 +7,8 @@ use restitch_image::Image;
 use restitch_program::{EdgeKind, Program, Terminator, analyze};
 use restitch_testkit::{compile, scratch, skipped};
 
-/// A switch over 0 to 5 as clang writes it; entries 1 and 4 lead to the end of the function, in front of padding.
+/// A switch over 0 to 5 as clang writes it; entries 1 and 4 lead to the end of the function, in front of
+/// padding.
 const SOURCE: &str = r#"
 __asm__(
     ".text\n.p2align 4\n.globl chosen\n.type chosen,@function\nchosen:\n.cfi_startproc\n"

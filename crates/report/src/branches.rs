@@ -16,10 +16,12 @@ pub struct BranchRecords {
     pub branches: u64,
     /// Of these, those that are in no module.
     pub elsewhere: u64,
-    /// Of all, those in the vdso, which is a module without a file: `perf.data` files have them, profiles of files do not.
+    /// Of all, those in the vdso, which is a module without a file: `perf.data` files have them, profiles of
+    /// files do not.
     #[serde(default)]
     pub in_vdso: u64,
-    /// The estimated share of the branches executed meanwhile that the records have, weighed by how often they are executed (sample coverage, Good 1953).
+    /// The estimated share of the branches executed meanwhile that the records have, weighed by how often
+    /// they are executed (sample coverage, Good 1953).
     pub coverage: f64,
     /// Alarms that went off; each begins a record, if it can.
     pub alarms: u64,
@@ -29,7 +31,8 @@ pub struct BranchRecords {
     pub breakpoints: u64,
     /// Of these, those at which the evaluation ahead was contradicted; its branches were dropped (`trace`).
     pub contradicted: u64,
-    /// Taken branches for each breakpoint that the paper's static look-ahead would give on the same code (`trace`).
+    /// Taken branches for each breakpoint that the paper's static look-ahead would give on the same code
+    /// (`trace`).
     pub static_usefulness: f64,
     /// Processor time of the threads meanwhile, in milliseconds.
     pub cpu_ms: f64,
@@ -39,7 +42,8 @@ pub struct BranchRecords {
     pub looking_ms: f64,
     /// What running in tracing versions is estimated to have cost, in milliseconds (`burst`).
     pub recording_ms: f64,
-    /// What it has cost, as a share of the processor time: held and recording. `None` if that time could not be read.
+    /// What it has cost, as a share of the processor time: held and recording. `None` if that time could not
+    /// be read.
     pub overhead: Option<f64>,
     /// Bytes of tracing versions (`burst`).
     pub version_bytes: u64,
@@ -58,7 +62,8 @@ pub struct Samples {
     pub branches: u64,
     /// Samples (`lbr`: branches) that are in no module.
     pub elsewhere: u64,
-    /// Of all, those in the vdso, which is a module without a file: `perf.data` files have them, profiles of files do not.
+    /// Of all, those in the vdso, which is a module without a file: `perf.data` files have them, profiles of
+    /// files do not.
     pub in_vdso: u64,
     /// Records that the kernel had no room for.
     pub lost: u64,
@@ -66,9 +71,11 @@ pub struct Samples {
     pub per_second: u64,
     /// What a sample takes from the sampled thread, measured beforehand, in microseconds.
     pub cost_us: f64,
-    /// What samples have cost, as a share of the running time: how often they are taken, times what one costs.
+    /// What samples have cost, as a share of the running time: how often they are taken, times what one
+    /// costs.
     pub overhead: f64,
-    /// The estimated share of the time (`lbr`: of the branches executed) that is spent in code that the profile knows, 0 to 1; `None` where that was not found out (`perf.data`).
+    /// The estimated share of the time (`lbr`: of the branches executed) that is spent in code that the
+    /// profile knows, 0 to 1; `None` where that was not found out (`perf.data`).
     pub coverage: Option<f64>,
 }
 

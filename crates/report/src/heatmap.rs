@@ -1,4 +1,5 @@
-//! A comparison as a picture: one square a pair of profiles, darker where they are less alike. SVG, nothing loaded from elsewhere.
+//! A comparison as a picture: one square a pair of profiles, darker where they are less alike. SVG, nothing
+//! loaded from elsewhere.
 
 use crate::Comparison;
 use crate::comparison::Table;
@@ -20,7 +21,8 @@ const LINE: usize = 20;
 /// The least width of a panel: its title has to fit.
 const LEAST: usize = 250;
 
-/// Colours from unlike to alike (viridis, five stops): equally stepped in lightness, so that they survive grey printing.
+/// Colours from unlike to alike (viridis, five stops): equally stepped in lightness, so that they survive
+/// grey printing.
 const COLOURS: [[f64; 3]; 5] =
     [[68.0, 1.0, 84.0], [59.0, 82.0, 139.0], [33.0, 145.0, 140.0], [94.0, 201.0, 98.0], [253.0, 231.0, 37.0]];
 

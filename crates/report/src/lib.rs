@@ -1,10 +1,10 @@
 //! What a run did, as plain data, and its three forms: JSON, text and HTML.
 //!
-//! **You** fill a [`RunResult`] while a run goes on, and make a [`Verdict`] of measurements with [`stats::verdict`].
-//! **This crate** renders it: [`RunResult::to_json`] for programs (`docs/json.md` describes each field),
-//! [`RunResult::to_text`] for a terminal of 80 columns, [`RunResult::to_html`] as one self-contained page.
-//! **It does not** do I/O, measure, or know any other crate of restitch; names that come from programs are
-//! made visible ([`visible`]) before they reach a terminal or a browser.
+//! **You** fill a [`RunResult`] while a run goes on, and make a [`Verdict`] of measurements with
+//! [`stats::verdict`]. **This crate** renders it: [`RunResult::to_json`] for programs (`docs/json.md`
+//! describes each field), [`RunResult::to_text`] for a terminal of 80 columns, [`RunResult::to_html`] as one
+//! self-contained page. **It does not** do I/O, measure, or know any other crate of restitch; names that come
+//! from programs are made visible ([`visible`]) before they reach a terminal or a browser.
 
 mod branches;
 mod comparison;

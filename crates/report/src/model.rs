@@ -34,14 +34,16 @@ pub struct RunResult {
     /// What was measured beside that, and did not decide.
     #[serde(default)]
     pub verdict_beside: Option<Verdict>,
-    /// What a session that goes on has done so far, and found; the rest is of its last round that came to something.
+    /// What a session that goes on has done so far, and found; the rest is of its last round that came to
+    /// something.
     #[serde(default)]
     pub continuous: Option<Continuous>,
     /// How long each phase took, in order.
     pub phases: Vec<Phase>,
     /// The most memory that restitch itself had resident, in bytes.
     pub peak_memory_bytes: u64,
-    /// Modules with a share of the work that stay as they are, though others are changed, and the program itself if it stays. Each is a warning, too.
+    /// Modules with a share of the work that stay as they are, though others are changed, and the program
+    /// itself if it stays. Each is a warning, too.
     #[serde(default)]
     pub left_out: Vec<LeftOut>,
     /// Modules with too few samples to be looked at, and samples in no module.
@@ -151,8 +153,8 @@ pub struct Plan {
     pub counting_bytes: Option<u64>,
 }
 
-/// How a module was counted, and how much of its profile follows exactly. What is said of edges and functions is said of
-/// the functions that ran.
+/// How a module was counted, and how much of its profile follows exactly. What is said of edges and functions
+/// is said of the functions that ran.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Counting {
     /// Blocks of the counting version.
@@ -172,12 +174,13 @@ pub struct Counting {
     pub exact_edge_share: f64,
     /// Share of the functions whose edges all are.
     pub exact_function_share: f64,
-    /// The share of edges that would be exact if only blocks were counted (the measure of Tamches and Miller).
+    /// The share of edges that would be exact if only blocks were counted (the measure of Tamches and
+    /// Miller).
     pub block_edge_share: f64,
     /// That of functions.
     pub block_function_share: f64,
-    /// Sum of the differences between the counts of blocks and the sums of their incoming edges, divided by the sum of
-    /// the counts.
+    /// Sum of the differences between the counts of blocks and the sums of their incoming edges, divided by
+    /// the sum of the counts.
     pub flow_error_in: f64,
     /// The same for outgoing edges; calls that do not return are part of it.
     pub flow_error_out: f64,
@@ -311,7 +314,8 @@ pub struct ApplySummary {
     pub pause_parts: Vec<PausePart>,
     /// Places patched.
     pub patches: u64,
-    /// Threads moved out of patched bytes or into the new code, in both stops: one that was moved in both counts twice.
+    /// Threads moved out of patched bytes or into the new code, in both stops: one that was moved in both
+    /// counts twice.
     pub moved_threads: u64,
     /// Of these, those in the stop to the counting version.
     #[serde(default)]
@@ -400,7 +404,8 @@ pub enum Outcome {
     Written,
     /// Nothing was to be changed (`--dry-run`, `analyze`).
     Planned,
-    /// The new layout was taken back, because it did not help, because that could not be judged, or because it was asked for.
+    /// The new layout was taken back, because it did not help, because that could not be judged, or because
+    /// it was asked for.
     Reverted,
     /// There was nothing worth moving; the target is as it was.
     NothingToDo,
@@ -415,7 +420,8 @@ impl RunResult {
         branches.chain(self.samples.iter().flat_map(Samples::rows)).collect()
     }
 
-    /// A result of `command` on `target` that has done nothing yet and counts as failed until it says otherwise.
+    /// A result of `command` on `target` that has done nothing yet and counts as failed until it says
+    /// otherwise.
     pub fn new(command: impl Into<String>, target: Target) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
@@ -452,7 +458,8 @@ impl RunResult {
     /// Reads the JSON form.
     ///
     /// # Errors
-    /// If the text is not JSON, or a field is missing or of another type. Unknown fields are ignored, so that newer results can be read.
+    /// If the text is not JSON, or a field is missing or of another type. Unknown fields are ignored, so that
+    /// newer results can be read.
     pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(json)
     }

@@ -1,7 +1,7 @@
 //! Medians, ratios and how sure one can be of them.
 //!
-//! Timings on shared machines have long tails, so nothing here uses means or assumes a distribution: intervals are made of
-//! order statistics (for one median) or of the bootstrap (for a ratio of two medians).
+//! Timings on shared machines have long tails, so nothing here uses means or assumes a distribution:
+//! intervals are made of order statistics (for one median) or of the bootstrap (for a ratio of two medians).
 
 use crate::{Better, Helped, Verdict};
 
@@ -45,11 +45,12 @@ pub fn median(values: &[f64]) -> Option<f64> {
     sorted(values).map(|s| middle(&s))
 }
 
-/// The shortest symmetric interval of order statistics that holds the median with probability `confidence`; the whole range if
-/// there are too few values for it (six are needed for 0.95).
+/// The shortest symmetric interval of order statistics that holds the median with probability `confidence`;
+/// the whole range if there are too few values for it (six are needed for 0.95).
 ///
-/// The number of values below the true median is binomial, so the interval from the `j`-th smallest to the `j`-th largest holds it
-/// with probability `1 - 2 P(Bin(n, 1/2) < j)` (Conover, Practical Nonparametric Statistics, 3.2).
+/// The number of values below the true median is binomial, so the interval from the `j`-th smallest to the
+/// `j`-th largest holds it with probability `1 - 2 P(Bin(n, 1/2) < j)` (Conover, Practical Nonparametric
+/// Statistics, 3.2).
 pub fn median_interval(values: &[f64], confidence: f64) -> Option<Interval> {
     let s = sorted(values)?;
     let n = s.len();
@@ -79,8 +80,8 @@ pub fn median_of_ratios(before: &[f64], after: &[f64], confidence: f64) -> Optio
     Some((median(&ratios)?, median_interval(&ratios, confidence)?))
 }
 
-/// The ratio of the medians, `after / before`, with its percentile bootstrap interval (Efron): for measurements that were
-/// not taken in turns. Deterministic.
+/// The ratio of the medians, `after / before`, with its percentile bootstrap interval (Efron): for
+/// measurements that were not taken in turns. Deterministic.
 ///
 /// `None` without values on a side, if one is not finite, or if the median before is 0.
 pub fn ratio_of_medians(before: &[f64], after: &[f64], confidence: f64) -> Option<(f64, Interval)> {
@@ -132,7 +133,8 @@ pub fn helped(interval: &Interval, better: Better) -> Helped {
 
 /// The verdict on measurements before and after.
 ///
-/// `None` if there is nothing to compare: no values on a side, values that are not finite, or a median of 0 before.
+/// `None` if there is nothing to compare: no values on a side, values that are not finite, or a median of 0
+/// before.
 pub fn verdict(metric: &str, unit: &str, better: Better, before: &[f64], after: &[f64]) -> Option<Verdict> {
     let (ratio, interval) = ratio_of_medians(before, after, CONFIDENCE)?;
     Some(Verdict {
@@ -166,7 +168,8 @@ mod tests {
 
     #[test]
     fn order_statistic_intervals_have_the_ranks_of_the_published_tables() {
-        // Conover, table A3 (n = 10: 2nd and 9th, 0.979; n = 20: 6th and 15th, 0.959; n = 100: 40th and 61st, 0.965).
+        // Conover, table A3 (n = 10: 2nd and 9th, 0.979; n = 20: 6th and 15th, 0.959; n = 100: 40th and 61st,
+        // 0.965).
         for (n, low, high, reached) in
             [(6, 1, 6, 0.969), (10, 2, 9, 0.979), (20, 6, 15, 0.959), (100, 40, 61, 0.965)]
         {

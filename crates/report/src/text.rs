@@ -62,7 +62,8 @@ pub fn paragraph(head: &str, words: &str) -> String {
 }
 
 impl RunResult {
-    /// The result in words: at most 80 columns (a longer single word, such as a path, stays whole), no colours.
+    /// The result in words: at most 80 columns (a longer single word, such as a path, stays whole), no
+    /// colours.
     pub fn to_text(&self) -> String {
         let mut page = Page(String::new());
         self.head(&mut page);
@@ -341,7 +342,8 @@ impl ApplySummary {
         format!("{}, {}", self.how, counted(self.patches, "patch"))
     }
 
-    /// The parts of the pause that took any time: without a counting version, say, nothing was stopped for it.
+    /// The parts of the pause that took any time: without a counting version, say, nothing was stopped for
+    /// it.
     pub(crate) fn parts_in_words(&self) -> Vec<String> {
         let (mut parts, mut inner): (Vec<String>, Vec<String>) = Default::default();
         for part in self.pause_parts.iter().filter(|p| p.us > 0.0) {

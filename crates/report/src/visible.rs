@@ -1,15 +1,17 @@
 //! Text for people that commands no terminal.
 //!
-//! **Problem.** Names of programs, functions and files may hold anything, and reach terminals and browsers in tables, warnings and errors. Control characters move the cursor, set the title, or
-//! answer in the user's name; others change the order in which text is shown, or cannot be seen.
+//! **Problem.** Names of programs, functions and files may hold anything, and reach terminals and browsers in
+//! tables, warnings and errors. Control characters move the cursor, set the title, or answer in the user's
+//! name; others change the order in which text is shown, or cannot be seen.
 //!
-//! **Idea.** All of them become visible escapes, as Rust writes them: `\x1b`, `\u{202e}`. JSON has escapes of its own, which change no value.
+//! **Idea.** All of them become visible escapes, as Rust writes them: `\x1b`, `\u{202e}`. JSON has escapes of
+//! its own, which change no value.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether `c` does something else to a terminal than to show itself: a control character (line ends are left to the caller), a mark that is not seen, one that changes the
-/// direction of text, or a separator of lines.
+/// Whether `c` does something else to a terminal than to show itself: a control character (line ends are left
+/// to the caller), a mark that is not seen, one that changes the direction of text, or a separator of lines.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(

@@ -70,8 +70,9 @@ pub fn compile(source: &Path, flags: &[&str]) -> Result<PathBuf> {
     compile_with(compiler, source, flags)
 }
 
-/// The program that `compiler` makes of `source` with `flags` and the flags that a `flags:` line in the source's
-/// first comment asks for. Cached by everything that goes into it; safe to call from tests that run at one time.
+/// The program that `compiler` makes of `source` with `flags` and the flags that a `flags:` line in the
+/// source's first comment asks for. Cached by everything that goes into it; safe to call from tests that run
+/// at one time.
 ///
 /// # Errors
 /// [`Error::Missing`] without the compiler, [`Error::Refused`] with its messages.
@@ -108,7 +109,8 @@ pub fn strip(file: &Path) -> Result<PathBuf> {
     })
 }
 
-/// A copy of the ELF64 `file` without section headers and what is not loaded, as `strip --strip-section-headers` makes it.
+/// A copy of the ELF64 `file` without section headers and what is not loaded, as
+/// `strip --strip-section-headers` makes it.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be read or the copy not written.
@@ -178,8 +180,9 @@ fn variant(file: &Path, suffix: &str, make: impl FnOnce(&Path) -> Result<()>) ->
     made(&format!("{stem}-{:016x}.{suffix}", key.0), make)
 }
 
-/// The cached file `name`, made first if it is not there: under another name, so that tests that run at one time see a whole file or none. The first of them
-/// gives its file the name, and none replaces it: to a process that runs a file, one of the same content in its place is another one.
+/// The cached file `name`, made first if it is not there: under another name, so that tests that run at one
+/// time see a whole file or none. The first of them gives its file the name, and none replaces it: to a
+/// process that runs a file, one of the same content in its place is another one.
 fn made(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let cache = cache_directory();
     std::fs::create_dir_all(&cache).map_err(io(&cache))?;

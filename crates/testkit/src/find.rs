@@ -15,8 +15,9 @@ const HIDDEN: &[&str] = &[
     "/usr/lib/postgresql/*/bin",
 ];
 
-/// The program called `name`, in PATH or where distributions hide it (`cc1plus`, `postgres`, `mariadbd`, `nginx`).
-/// Of several versions the highest. Scripts of that name are passed over. Links are followed, so that the result is the file that gets mapped.
+/// The program called `name`, in PATH or where distributions hide it (`cc1plus`, `postgres`, `mariadbd`,
+/// `nginx`). Of several versions the highest. Scripts of that name are passed over. Links are followed, so
+/// that the result is the file that gets mapped.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let candidates = std::env::split_paths(&path).chain(HIDDEN.iter().flat_map(|d| expand(d)));

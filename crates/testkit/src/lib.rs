@@ -1,16 +1,17 @@
-//! What integration tests of the other crates share: compiled test programs, the programs that the machine has, and
-//! processes that do not outlive their test.
+//! What integration tests of the other crates share: compiled test programs, the programs that the machine
+//! has, and processes that do not outlive their test.
 //!
-//! * [`program`] names a source in `tests/programs`, [`compile`] compiles it (once for each content and flags; the
-//!   result is cached in the target directory), [`strip`] and [`without_section_headers`] make the poorer variants.
-//!   Every program there ends with [`SUCCESS`] when its self-check held; `--seconds N` makes it run for that long,
-//!   `--busy N` until it has used so much processor time.
+//! * [`program`] names a source in `tests/programs`, [`compile`] compiles it (once for each content and
+//!   flags; the result is cached in the target directory), [`strip`] and [`without_section_headers`] make the
+//!   poorer variants. Every program there ends with [`SUCCESS`] when its self-check held; `--seconds N` makes
+//!   it run for that long, `--busy N` until it has used so much processor time.
 //! * [`find_program`] finds the real test beds.
-//! * [`require!`] and [`skip!`] end a test that cannot run, saying `SKIPPED: reason`. With `RESTITCH_NO_SKIP=1` they
-//!   panic, so that a run can prove that nothing was skipped; [`skip_unsupported!`], for what a machine can never
-//!   provide, does not.
+//! * [`require!`] and [`skip!`] end a test that cannot run, saying `SKIPPED: reason`. With
+//!   `RESTITCH_NO_SKIP=1` they panic, so that a run can prove that nothing was skipped;
+//!   [`skip_unsupported!`], for what a machine can never provide, does not.
 //! * [`Guarded`] is a child process that is killed when dropped; [`run`] waits for one with a deadline;
-//!   [`wait_until`] polls; [`copy_program`] makes a copy that can be executed; [`Server`] talks to `server.c`.
+//!   [`wait_until`] polls; [`copy_program`] makes a copy that can be executed; [`Server`] talks to
+//!   `server.c`.
 //!
 //! For tests only: helpers panic where that is the clearest message.
 

@@ -24,8 +24,9 @@ pub fn wait_until<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Op
     }
 }
 
-/// Copies a program so that it can be executed at once. Another process does it: a file that is open for writing here may be inherited by a
-/// child that another test is just starting, and until that child has executed something else nobody can execute the file (`ETXTBSY`).
+/// Copies a program so that it can be executed at once. Another process does it: a file that is open for
+/// writing here may be inherited by a child that another test is just starting, and until that child has
+/// executed something else nobody can execute the file (`ETXTBSY`).
 ///
 /// # Errors
 /// If `cp` cannot be started or fails.

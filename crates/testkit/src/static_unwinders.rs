@@ -1,11 +1,11 @@
-//! Static programs whose unwinder is LLVM's libunwind, which asks `dl_iterate_phdr` for unwind tables: C++ with glibc, and
-//! Rust with musl.
+//! Static programs whose unwinder is LLVM's libunwind, which asks `dl_iterate_phdr` for unwind tables: C++
+//! with glibc, and Rust with musl.
 
 use crate::compile::{Error, Result, compile_with};
 use std::path::{Path, PathBuf};
 
-/// All of a static C++ program's run time by its name. glibc's own clean-up code asks for the C personality routine, which
-/// LLVM has in compiler-rt only; the one for C++ understands its tables, too.
+/// All of a static C++ program's run time by its name. glibc's own clean-up code asks for the C personality
+/// routine, which LLVM has in compiler-rt only; the one for C++ understands its tables, too.
 const LIBRARIES: [&str; 13] = [
     "-stdlib=libc++",
     "-nodefaultlibs",
@@ -22,7 +22,8 @@ const LIBRARIES: [&str; 13] = [
     "-w",
 ];
 
-/// The C++ program `source`, linked with libc++, LLVM's libunwind and glibc by clang. `flags` say `-static` or `-static-pie`.
+/// The C++ program `source`, linked with libc++, LLVM's libunwind and glibc by clang. `flags` say `-static`
+/// or `-static-pie`.
 ///
 /// # Errors
 /// As [`compile_with`]; [`Error::Missing`] also without one of the libraries.

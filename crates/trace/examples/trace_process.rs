@@ -1,4 +1,5 @@
-//! Traces a process for some seconds and prints the figures: `trace_process PID [SECONDS [DEPTH [OVERHEAD-PERCENT [fixed]]]]`.
+//! Traces a process for some seconds and prints the figures:
+//! `trace_process PID [SECONDS [DEPTH [OVERHEAD-PERCENT [fixed]]]]`.
 
 use restitch_trace::{LookAhead, Record, TraceOptions, trace};
 use std::sync::atomic::AtomicBool;

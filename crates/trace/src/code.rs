@@ -1,8 +1,8 @@
 //! The target's code, decoded as it is met.
 //!
-//! Code is read from the process itself, so patched code and the vdso are seen as they are. Only code that the process
-//! cannot write is used: what a just-in-time compiler has made may change at any time. (The vsyscall page cannot
-//! be read; the kernel returns from it by itself, and the record ends there.)
+//! Code is read from the process itself, so patched code and the vdso are seen as they are. Only code that
+//! the process cannot write is used: what a just-in-time compiler has made may change at any time. (The
+//! vsyscall page cannot be read; the kernel returns from it by itself, and the record ends there.)
 
 use crate::data::{Data, Pages};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
@@ -82,7 +82,8 @@ impl LiveCode {
     }
 }
 
-/// Decodes up to the first branch. An instruction that the end of `bytes` may have cut off is left to the next run.
+/// Decodes up to the first branch. An instruction that the end of `bytes` may have cut off is left to the
+/// next run.
 fn decode_run(bytes: &[u8], at: Avma, run: &mut Vec<Semantic>) {
     let mut done = 0;
     while done < bytes.len() {
@@ -117,8 +118,9 @@ struct Decoded {
     next: [(Avma, u32); 2],
 }
 
-/// The decoded runs. Evaluation is mostly waiting for what lies here, since caches forget it between two records: instructions of
-/// one run stand together, behind those of the one that was met before, and a run knows where those are that follow it.
+/// The decoded runs. Evaluation is mostly waiting for what lies here, since caches forget it between two
+/// records: instructions of one run stand together, behind those of the one that was met before, and a run
+/// knows where those are that follow it.
 #[derive(Debug, Default)]
 struct Runs {
     instructions: Vec<Semantic>,

@@ -16,8 +16,8 @@ pub enum LookAhead {
 /// Settings.
 #[derive(Debug, Clone)]
 pub struct TraceOptions {
-    /// Taken branches in a record. Records start where time is spent, not where branches are; the longer they are, the less
-    /// that counts (`docs/design/tracing.md`).
+    /// Taken branches in a record. Records start where time is spent, not where branches are; the longer they
+    /// are, the less that counts (`docs/design/tracing.md`).
     pub depth: usize,
     /// The share of the threads' running time that records may cost, 0 to 1.
     pub overhead: f64,

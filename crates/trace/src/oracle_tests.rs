@@ -132,7 +132,8 @@ fn race(program: &str, arguments: &[&str], steps: u64) {
     race_command(program, Command::new(path).args(arguments), steps);
 }
 
-/// Waits until a process has used enough CPU time to be in its main work; how long that takes depends on what else runs.
+/// Waits until a process has used enough CPU time to be in its main work; how long that takes depends on what
+/// else runs.
 fn into_its_work(pid: i32) {
     const STARTED: Duration = Duration::from_millis(150);
     let used = || restitch_procfs::thread_cpu_time(pid, pid).ok().filter(|used| *used >= STARTED);

@@ -6,8 +6,8 @@ use std::time::Duration;
 const NEWS: f64 = 1.0 / 16.0;
 /// The first guess of what a record costs, before anything is known: code has to be decoded then.
 const FIRST_COST: f64 = 300_000.0;
-/// Periods are kept between these, in nanoseconds: below, alarms come before the thread has run; above, a change of the
-/// target's behaviour would be noticed too late.
+/// Periods are kept between these, in nanoseconds: below, alarms come before the thread has run; above, a
+/// change of the target's behaviour would be noticed too late.
 const PERIODS: (f64, f64) = (50_000.0, 2e9);
 
 /// How far observation may shorten and lengthen periods.
@@ -24,7 +24,8 @@ pub(crate) struct Pace {
     /// Sum of costs and of the running time between them, both in nanoseconds, slowly forgotten.
     spent: f64,
     ran: f64,
-    /// Periods are set shorter or longer by this: alarms that fall into the kernel are lost, and threads differ.
+    /// Periods are set shorter or longer by this: alarms that fall into the kernel are lost, and threads
+    /// differ.
     gain: f64,
     random: u64,
     /// Events in a nanosecond of running.
@@ -62,7 +63,8 @@ impl Pace {
         self.spent += cost;
     }
 
-    /// Tells what all records have cost and how long the threads have really run; to be called about ten times a second.
+    /// Tells what all records have cost and how long the threads have really run; to be called about ten
+    /// times a second.
     pub fn observed(&mut self, held: Duration, cpu: Duration) {
         if cpu > Duration::from_millis(20) {
             let ratio = held.as_secs_f64() / (cpu.as_secs_f64() * self.overhead);
@@ -70,8 +72,8 @@ impl Pace {
         }
     }
 
-    /// The period until the next alarm of a thread, in events, with a jitter of a quarter up and down so that no loop of the target
-    /// keeps step with it.
+    /// The period until the next alarm of a thread, in events, with a jitter of a quarter up and down so that
+    /// no loop of the target keeps step with it.
     pub fn next_period(&mut self) -> u64 {
         let jitter = 0.75 + 0.5 * self.unit();
         if let Some(period) = self.fixed {
@@ -88,8 +90,8 @@ impl Pace {
         (period * self.rate) as u64
     }
 
-    /// The first period of a thread: its alarm is somewhere between two, so that threads that live for less than a period
-    /// have their share of records, too.
+    /// The first period of a thread: its alarm is somewhere between two, so that threads that live for less
+    /// than a period have their share of records, too.
     pub fn first_period(&mut self) -> u64 {
         let period = self.next_period() as f64;
         (period * self.unit()) as u64

@@ -48,8 +48,8 @@ pub enum RecordEnd {
     Restartable,
     /// A signal handler began.
     Signal,
-    /// The breakpoint was not reached within some milliseconds of running, or not as expected: a handler that does not
-    /// return, a blocked signal, a jump that only the kernel makes.
+    /// The breakpoint was not reached within some milliseconds of running, or not as expected: a handler that
+    /// does not return, a blocked signal, a jump that only the kernel makes.
     Lost,
     /// It is not known how control goes on: a trap, a far transfer.
     Odd,
@@ -70,10 +70,11 @@ pub struct TraceReport {
     pub alarms: u64,
     /// Breakpoints at which the thread's registers were as evaluated.
     pub confirmed: u64,
-    /// Breakpoints at which they were not, and those that were never reached: the branches evaluated before were dropped.
+    /// Breakpoints at which they were not, and those that were never reached: the branches evaluated before
+    /// were dropped.
     pub contradicted: u64,
-    /// Breakpoints to which a thread was still on its way when its next alarm went off: nothing was wrong with the branches evaluated before, but
-    /// they were dropped as well.
+    /// Breakpoints to which a thread was still on its way when its next alarm went off: nothing was wrong
+    /// with the branches evaluated before, but they were dropped as well.
     pub overtaken: u64,
     /// Branches met while looking ahead.
     pub tally: Tally,

@@ -3,15 +3,16 @@
 use crate::BranchTraceError;
 use restitch_procfs as procfs;
 
-/// Signals whose default is to be ignored and that programs rarely use. (SIGCHLD is used by all that start others.)
+/// Signals whose default is to be ignored and that programs rarely use. (SIGCHLD is used by all that start
+/// others.)
 const CANDIDATES: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCONT];
 
 fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// The signal that fewest threads of processes `pid` and `others` block, among those that none of these processes handles. Others that
-/// have ended meanwhile do not count.
+/// The signal that fewest threads of processes `pid` and `others` block, among those that none of these
+/// processes handles. Others that have ended meanwhile do not count.
 ///
 /// Go's runtime handles all signals, but uses SIGURG for itself and takes any number of them for nothing
 /// (`src/runtime/preempt.go`), so SIGURG is right there as well.

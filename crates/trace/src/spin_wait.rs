@@ -1,8 +1,9 @@
 //! Waiting for a stop without sleeping.
 //!
-//! Problem: a thread comes to its breakpoint some microseconds after it was let go, and is then held until the tracer wakes: in virtual machines, whose
-//! sleeping processors take an exit to wake, for ten times that. Idea: stay awake for a moment. That would be wrong where the two have one processor between
-//! them, since a tracer goes before what it traces: where stops do not come in time, it sleeps.
+//! Problem: a thread comes to its breakpoint some microseconds after it was let go, and is then held until
+//! the tracer wakes: in virtual machines, whose sleeping processors take an exit to wake, for ten times that.
+//! Idea: stay awake for a moment. That would be wrong where the two have one processor between them, since a
+//! tracer goes before what it traces: where stops do not come in time, it sleeps.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use std::time::Duration;
 const FAILURES: u32 = 4;
 /// ... the tracer sleeps for so many.
 const SLEEPS: u32 = 64;
-/// One stop in so many is slept for, so that what an alarm takes, for which nobody stays awake, remains known. All of the first ones are.
+/// One stop in so many is slept for, so that what an alarm takes, for which nobody stays awake, remains
+/// known. All of the first ones are.
 const SLEPT_FOR: u32 = 8;
 
 /// Whether the tracer stays awake for the next stop.

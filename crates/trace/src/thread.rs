@@ -70,8 +70,8 @@ impl Chase {
         }
     }
 
-    /// What of `leg`, the time since the thread was let go, it did not wait for a processor: it would have waited without us, too, and others
-    /// ran meanwhile. (Short times are not worth a look.)
+    /// What of `leg`, the time since the thread was let go, it did not wait for a processor: it would have
+    /// waited without us, too, and others ran meanwhile. (Short times are not worth a look.)
     pub fn without_waiting(&mut self, leg: Duration, delay: impl FnOnce() -> Option<Duration>) -> Duration {
         let Some(before) = self.delayed.filter(|_| leg > LONG_LEG) else { return leg };
         let Some(now) = delay() else { return leg };

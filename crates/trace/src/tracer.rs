@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// A thread that runs so long (nanoseconds) before its record is full has gone elsewhere: its next alarm comes no sooner than that, and ends the record.
+/// A thread that runs so long (nanoseconds) before its record is full has gone elsewhere: its next alarm
+/// comes no sooner than that, and ends the record.
 const WATCHDOG: u64 = 3_000_000;
 /// ... and so much longer for each branch of the record: system calls lie between some.
 const WATCHDOG_BRANCH: u64 = 10_000;
@@ -26,15 +27,16 @@ const LONGEST_LEG: Duration = Duration::from_micros(500);
 const FIRST_LEG: Duration = Duration::from_micros(20);
 /// How often CPU times are read.
 const ACCOUNT: Duration = Duration::from_millis(100);
-/// Set in rflags of a thread that stands at a breakpoint: it passes it once (AMD64 manual volume 2, section 13.1.1).
+/// Set in rflags of a thread that stands at a breakpoint: it passes it once (AMD64 manual volume 2, section
+/// 13.1.1).
 const RESUME_FLAG: u64 = 1 << 16;
 /// ... and how much less often for each thread: reading takes some 10 us.
 const ACCOUNT_THREAD: Duration = Duration::from_millis(1);
 /// Offset of `rseq_cs` in `struct rseq`, and size of `struct rseq_cs` (`linux/rseq.h`).
 const RSEQ_CS: u64 = 8;
 
-/// Traces process `pid`, and its children if that is asked for, until `stop` is set, the duration is over, or the process
-/// ends. `sink` takes the records.
+/// Traces process `pid`, and its children if that is asked for, until `stop` is set, the duration is over, or
+/// the process ends. `sink` takes the records.
 ///
 /// # Errors
 /// If the process cannot be traced; nothing was changed then.
@@ -56,9 +58,9 @@ pub struct Relative {
     pub restartable: Vec<AvmaRange>,
 }
 
-/// The same for several processes together, within one budget: `overhead` is a share of the running time of all of their threads. It ends
-/// with process `pid`. Of the others those that have ended, or end meanwhile, do not count; those that cannot be traced are in
-/// [`TraceReport::left_out`].
+/// The same for several processes together, within one budget: `overhead` is a share of the running time of
+/// all of their threads. It ends with process `pid`. Of the others those that have ended, or end meanwhile,
+/// do not count; those that cannot be traced are in [`TraceReport::left_out`].
 ///
 /// # Errors
 /// If process `pid` cannot be traced, or there is no signal for all; nothing was changed then.
@@ -69,7 +71,8 @@ pub fn trace_together(
     stop: &AtomicBool,
     sink: &mut dyn Sink,
 ) -> Result<TraceReport, BranchTraceError> {
-    // The end of the tracing thread is what lets the target go, without interrupting anything: see `Followed`.
+    // The end of the tracing thread is what lets the target go, without interrupting anything: see
+    // `Followed`.
     std::thread::scope(|scope| {
         let tracing = std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, || {
             let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
@@ -84,7 +87,8 @@ pub fn trace_together(
     })
 }
 
-/// The same for a process that this thread has started and holds ([`TraceEvents`]): it is traced from there on.
+/// The same for a process that this thread has started and holds ([`TraceEvents`]): it is traced from there
+/// on.
 ///
 /// It is let go by the end of the calling thread, so give it one of its own.
 ///
@@ -130,7 +134,8 @@ struct Tracer<'a> {
     outbox: Vec<(i32, i32, Box<Chase>, RecordEnd)>,
     /// Threads whose alarm waits to be set until they run.
     unset: Vec<i32>,
-    /// A running average of what lies between letting a thread go and seeing it at its breakpoint, if nobody stays awake for it: what an alarm takes until it is seen.
+    /// A running average of what lies between letting a thread go and seeing it at its breakpoint, if nobody
+    /// stays awake for it: what an alarm takes until it is seen.
     leg: Duration,
     spin_wait: SpinWait,
     /// Process of threads, and CPU time when they were first and last looked at.
@@ -173,7 +178,8 @@ impl<'a> Tracer<'a> {
         Ok(tracer)
     }
 
-    /// Seizes one of the other processes and opens its events. That it cannot be traced is no reason to give up the others.
+    /// Seizes one of the other processes and opens its events. That it cannot be traced is no reason to give
+    /// up the others.
     fn add_relative(&mut self, relative: &Relative) {
         let seized = self.followed.seize_another(relative.pid);
         let pid = match seized {
@@ -278,7 +284,8 @@ impl<'a> Tracer<'a> {
         Ok(self.followed.resume(pid)?)
     }
 
-    /// A process that is gone already, or for which no events can be opened, is no reason to give up the others.
+    /// A process that is gone already, or for which no events can be opened, is no reason to give up the
+    /// others.
     fn add_process(&mut self, pid: i32, restartable: Vec<AvmaRange>) {
         let Ok(code) = LiveCode::open(pid) else { return };
         self.processes.insert(pid, Process { code, restartable });
@@ -306,7 +313,8 @@ impl<'a> Tracer<'a> {
 
     fn drop_thread(&mut self, tid: i32) {
         let thread = self.threads.remove(&tid);
-        // The kernel has nothing to say any more of a thread that has ended, but its alarm has counted to the end.
+        // The kernel has nothing to say any more of a thread that has ended, but its alarm has counted to the
+        // end.
         let counted = thread.as_ref().and_then(Thread::cpu_time).unwrap_or_default();
         if let Some((_, first, last)) = self.cpu.remove(&tid) {
             self.report.cpu += last.saturating_sub(first).max(counted);
@@ -440,8 +448,9 @@ impl<'a> Tracer<'a> {
         self.advance(thread, chase, registers, begun)
     }
 
-    /// The alarm went off before the breakpoint was reached. Where the processor was taken away meanwhile (by the host of a virtual machine, whose
-    /// alarms are not told of that) the thread is still on its way, and says nothing against what was evaluated.
+    /// The alarm went off before the breakpoint was reached. Where the processor was taken away meanwhile (by
+    /// the host of a virtual machine, whose alarms are not told of that) the thread is still on its way, and
+    /// says nothing against what was evaluated.
     fn overtaken(
         &mut self,
         thread: &mut Thread,
@@ -520,8 +529,8 @@ impl<'a> Tracer<'a> {
         ended
     }
 
-    /// The way to the breakpoint may lead over its address before (in a loop): the thread will stop there the first time, so
-    /// what is expected is cut back to that.
+    /// The way to the breakpoint may lead over its address before (in a loop): the thread will stop there the
+    /// first time, so what is expected is cut back to that.
     fn stop_at_first_pass(&mut self, pid: i32, chase: &mut Chase, mut start: State, resumes: bool) {
         let first = chase.branches.len() - chase.guessed;
         let Some(passes) = first_pass(&chase.branches[first..], start.pc, chase.expected.pc, resumes) else {
@@ -582,8 +591,8 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// Sets the alarms of threads whose records have ended. The kernel asks a thread's last processor for that: it answers at once while the thread runs there,
-    /// and has to be woken while it is held.
+    /// Sets the alarms of threads whose records have ended. The kernel asks a thread's last processor for
+    /// that: it answers at once while the thread runs there, and has to be woken while it is held.
     fn set_alarms(&mut self) -> Result<(), BranchTraceError> {
         for tid in std::mem::take(&mut self.unset) {
             if let Some(thread) = self.threads.get_mut(&tid) {
@@ -619,8 +628,8 @@ fn resolve_one(
     }
 }
 
-/// After how many of `branches`, which begin at `start`, the thread comes over `at`; `None` if only at their end.
-/// `resumes`: the thread stands at a breakpoint, which lets it pass once.
+/// After how many of `branches`, which begin at `start`, the thread comes over `at`; `None` if only at their
+/// end. `resumes`: the thread stands at a breakpoint, which lets it pass once.
 fn first_pass(branches: &[Taken], start: Avma, at: Avma, resumes: bool) -> Option<usize> {
     let starts = std::iter::once(start).chain(branches.iter().map(|b| b.to));
     let mut pieces = starts.zip(branches).enumerate();

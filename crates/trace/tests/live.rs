@@ -1,4 +1,5 @@
-//! Tracing real programs: their results stay right, records are paths of their code, and nothing is left behind.
+//! Tracing real programs: their results stay right, records are paths of their code, and nothing is left
+//! behind.
 
 use restitch_address::Svma;
 use restitch_perf::PerfError;
@@ -24,7 +25,8 @@ struct Seen {
     records: Vec<(Vec<Taken>, RecordEnd)>,
 }
 
-/// For so many seconds programs run (or are traced): longer ones if they got too little of a busy machine's processors before.
+/// For so many seconds programs run (or are traced): longer ones if they got too little of a busy machine's
+/// processors before.
 const SECONDS: [&str; 4] = ["1.5", "6", "20", "60"];
 /// How long a program that ends by itself is traced at most.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -71,8 +73,8 @@ fn traced(pid: i32, options: TraceOptions) -> Result<Seen, Missing> {
     Ok(Seen { report, records })
 }
 
-/// What `run` gives for a number of seconds, with more and more of them until it is `enough`; in the end whatever there is. Nothing if it is
-/// impossible here.
+/// What `run` gives for a number of seconds, with more and more of them until it is `enough`; in the end
+/// whatever there is. Nothing if it is impossible here.
 fn until<T>(mut run: impl FnMut(&str) -> Result<T, Missing>, enough: impl Fn(&T) -> bool) -> Option<T> {
     let mut last = None;
     for seconds in SECONDS {
@@ -92,7 +94,8 @@ fn start(program: &Path, arguments: &[&str]) -> Guarded {
     Guarded::spawn(&mut command).unwrap()
 }
 
-/// Each record is a path: from where a branch goes, the code runs straight to the next branch, which can go there.
+/// Each record is a path: from where a branch goes, the code runs straight to the next branch, which can go
+/// there.
 fn assert_paths(pid: i32, seen: &Seen) {
     let memory = Memory::open_read_only(pid).unwrap();
     let mut checked = 0;
@@ -115,7 +118,8 @@ fn is_straight(memory: &Memory, start: u64, end: u64) -> bool {
     let Ok(bytes) = memory.read_vec(restitch_address::Avma::new(start), (end - start) as usize + 1) else {
         return false;
     };
-    // The last byte may cut an instruction off; all before `end` have to be whole and none an unconditional branch.
+    // The last byte may cut an instruction off; all before `end` have to be whole and none an unconditional
+    // branch.
     let mut at_end = start == end;
     let mut passes = true;
     let _ = scan(&bytes[..bytes.len() - 1], Svma::new(start), |insn| {
@@ -125,8 +129,8 @@ fn is_straight(memory: &Memory, start: u64, end: u64) -> bool {
     passes && at_end
 }
 
-/// Traces a program that checks itself, started with `arguments` and a number of seconds, until it ends; its status must be that of
-/// success. With more seconds, until there is `enough` to look at.
+/// Traces a program that checks itself, started with `arguments` and a number of seconds, until it ends; its
+/// status must be that of success. With more seconds, until there is `enough` to look at.
 fn ends_well(program: &Path, arguments: &[&str], enough: impl Fn(&Seen) -> bool) -> Option<Seen> {
     let run = |seconds: &str| {
         let child = start(program, &[arguments, &[seconds]].concat());
@@ -313,7 +317,8 @@ fn sixty_four_threads_are_traced() {
     assert!(report.threads >= 65 && threads.len() >= 32, "{} seen of {report:?}", threads.len());
 }
 
-/// Being stopped in a restartable sequence aborts it: no breakpoint may stand in there, or it would never end.
+/// Being stopped in a restartable sequence aborts it: no breakpoint may stand in there, or it would never
+/// end.
 #[test]
 fn restartable_sequences_get_no_breakpoints() {
     let Some(odd) = odd() else { return };
@@ -398,7 +403,8 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
             std::thread::sleep(Duration::from_micros(20_000 + kills * 7919 % 60_000));
             tracer.kill().unwrap();
             kills += 1;
-            // On a busy machine its seconds may be over before the last kill; its status is looked at below. The clock is looked at last.
+            // On a busy machine its seconds may be over before the last kill; its status is looked at below.
+            // The clock is looked at last.
             let ended = child.wait_within(Duration::ZERO);
             assert!(
                 ended.is_none() || begun.elapsed() >= Duration::from_secs(4),
@@ -428,7 +434,8 @@ fn traps_without_a_cause_are_swallowed_and_a_programs_own_are_not() {
     }
 }
 
-/// The program as the child of a shell, which ends as it does: a process that is traced by its own parent tells its end to the tracer only.
+/// The program as the child of a shell, which ends as it does: a process that is traced by its own parent
+/// tells its end to the tracer only.
 fn start_below(program: &Path, arguments: &[&str]) -> (Guarded, i32) {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "\"$@\" & echo $!; wait $!", "sh"]).arg(program).args(arguments);
@@ -439,7 +446,8 @@ fn start_below(program: &Path, arguments: &[&str]) -> (Guarded, i32) {
     (shell, pid)
 }
 
-/// Of several processes each is recorded, within one budget; that one of them ends, or has ended before, is no error.
+/// Of several processes each is recorded, within one budget; that one of them ends, or has ended before, is
+/// no error.
 #[test]
 fn processes_are_traced_together() {
     let Ok(program) = compile(&program("switch.c"), &["-O2"]) else { return skipped("no compiler") };

@@ -5,7 +5,8 @@ use restitch_address::{Avma, FileOffset};
 /// Memory files are not passed on to programs that the target starts, and can be sealed.
 pub(crate) const MEMORY_FILE_FLAGS: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
 
-/// Files are opened for reading. What lies at a path may be a FIFO by now: the thread is not to wait for whoever writes it.
+/// Files are opened for reading. What lies at a path may be a FIFO by now: the thread is not to wait for
+/// whoever writes it.
 pub(crate) const OPEN_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
 
 /// A file descriptor of the target. It stays open until [`crate::Borrow::close`].

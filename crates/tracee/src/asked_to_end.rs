@@ -1,11 +1,13 @@
-//! Requests to end this program, for work that is not to be cut off in the middle: SIGINT, SIGTERM and SIGHUP are noted, and the work looks whether there was one.
-//! What this program was told to ignore stays ignored.
+//! Requests to end this program, for work that is not to be cut off in the middle: SIGINT, SIGTERM and SIGHUP
+//! are noted, and the work looks whether there was one. What this program was told to ignore stays ignored.
 //!
-//! While this program stands in for a command ([`AskedToEnd::stand_for`]), the requests are the command's: those that a process has sent are passed on to it, in the handler;
-//! what the terminal sends has reached it already.
+//! While this program stands in for a command ([`AskedToEnd::stand_for`]), the requests are the command's:
+//! those that a process has sent are passed on to it, in the handler; what the terminal sends has reached it
+//! already.
 //!
-//! Limits: one at a time, and not beside a [`Foreground`](crate::Foreground), which handles the same signals for a command and waits for it besides. A signal that is sent to
-//! the group by a process reaches a command twice.
+//! Limits: one at a time, and not beside a [`Foreground`](crate::Foreground), which handles the same signals
+//! for a command and waits for it besides. A signal that is sent to the group by a process reaches a command
+//! twice.
 
 use crate::foreground::{is_ignored, set_disposition};
 use std::ptr::{null, null_mut};
@@ -30,7 +32,8 @@ static ANSWER: AtomicPtr<String> = AtomicPtr::new(null_mut());
 
 /// Async-signal-safe: atomics, system calls, and a string that lives for ever.
 extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno` is this thread's.
+    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno`
+    // is this thread's.
     let (is_sent, errno) = unsafe { ((*info).si_code != libc::SI_KERNEL, libc::__errno_location()) };
     // SAFETY: `errno` belongs to this thread.
     let before = unsafe { *errno };
@@ -107,7 +110,8 @@ impl AskedToEnd {
         ANSWER.store(Box::leak(Box::new(format!("{text}\n"))), Ordering::SeqCst);
     }
 
-    /// From now on, requests are those of the command `pid`, a child that was not waited for, for as long as it lives. Those that came before are passed on.
+    /// From now on, requests are those of the command `pid`, a child that was not waited for, for as long as
+    /// it lives. Those that came before are passed on.
     pub fn stand_for(pid: i32) {
         // SAFETY: no pointers. The descriptor is closed when this program ends; it is not inherited.
         let command = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;

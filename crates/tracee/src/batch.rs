@@ -1,12 +1,14 @@
 //! Several system calls in one go.
 //!
-//! Problem: each call of [`Borrow`] costs two stops of the borrowed thread, and on a busy machine each of them costs the time until that
-//! thread gets a processor again, a scheduler tick (1 to 4 ms) where the kernel preempts lazily. Idea: a loop in the padding behind the
-//! stub makes all calls of a table and then one more, `tkill` of the thread itself with SIGURG, which is the only signal that is
-//! not blocked: a traced thread stops before a signal is delivered. So one stop is left.
+//! Problem: each call of [`Borrow`] costs two stops of the borrowed thread, and on a busy machine each of
+//! them costs the time until that thread gets a processor again, a scheduler tick (1 to 4 ms) where the
+//! kernel preempts lazily. Idea: a loop in the padding behind the stub makes all calls of a table and then
+//! one more, `tkill` of the thread itself with SIGURG, which is the only signal that is not blocked: a traced
+//! thread stops before a signal is delivered. So one stop is left.
 //!
-//! If the tracer dies, the thread makes the rest of the calls and returns through `rt_sigreturn` as ever. Then SIGURG is delivered: it is
-//! ignored unless the program handles it, and programs that do so have to bear spurious ones (it may always be sent by any connection).
+//! If the tracer dies, the thread makes the rest of the calls and returns through `rt_sigreturn` as ever.
+//! Then SIGURG is delivered: it is ignored unless the program handles it, and programs that do so have to
+//! bear spurious ones (it may always be sent by any connection).
 
 use crate::TraceError;
 use crate::arguments::{Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, RemoteFd};
@@ -24,7 +26,8 @@ use std::ffi::CStr;
 #[derive(Debug, Default)]
 pub struct Batch {
     calls: Vec<Call>,
-    /// Texts in memory that calls name, with the indices of the call and of the argument that is to be their address.
+    /// Texts in memory that calls name, with the indices of the call and of the argument that is to be their
+    /// address.
     texts: Vec<(usize, usize, Vec<u8>)>,
 }
 
@@ -134,10 +137,12 @@ impl Batch {
 }
 
 impl Borrow<'_> {
-    /// Makes all calls, in order, whatever the results of earlier ones are. The results in order: errors of the calls are inside.
+    /// Makes all calls, in order, whatever the results of earlier ones are. The results in order: errors of
+    /// the calls are inside.
     ///
     /// # Errors
-    /// If the thread cannot be made to call, or a filter of it does not let one of the calls through: then none was made.
+    /// If the thread cannot be made to call, or a filter of it does not let one of the calls through: then
+    /// none was made.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Result<u64, TraceError>>, TraceError> {
         for &Call { number, args, .. } in &batch.calls {
             self.permit(&Asked { number, args })?;
@@ -203,15 +208,16 @@ impl Borrow<'_> {
             Registers { rip: registers.rip + AFTER_CALL, rbx: at.get() + (count * ENTRY) as u64, ..call };
         self.wait_for_own_signal(&end)?;
         sys::set_signal_mask(tid, u64::MAX)?;
-        // In this stop signals are looked at, so a call that was interrupted by the first stop can be restarted from it.
+        // In this stop signals are looked at, so a call that was interrupted by the first stop can be
+        // restarted from it.
         self.set_moved(false);
         let results = self.memory().read_accessible(at, count * ENTRY)?;
         let result = |entry: &[u8]| i64::from_le_bytes(entry[..8].try_into().expect("8 bytes"));
         Ok(Some(results.chunks_exact(ENTRY).map(result).collect()))
     }
 
-    /// Waits for the SIGURG that the loop sends at its `end`. One that somebody else sends is delivered when the thread is
-    /// released.
+    /// Waits for the SIGURG that the loop sends at its `end`. One that somebody else sends is delivered when
+    /// the thread is released.
     fn wait_for_own_signal(&mut self, end: &Registers) -> Result<(), TraceError> {
         let tid = self.thread();
         loop {

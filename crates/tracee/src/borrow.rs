@@ -1,18 +1,20 @@
 //! Borrowing a stopped thread to make system calls in its process.
 //!
-//! Problem: the target must map, protect and move memory, which only its own system calls can do, and this program may
-//! be killed (SIGKILL) at any instruction in between, after which nobody is there to give the thread its registers
-//! back. Idea: the thread carries its own way back. In this order, each step harmless if it is the last one:
+//! Problem: the target must map, protect and move memory, which only its own system calls can do, and this
+//! program may be killed (SIGKILL) at any instruction in between, after which nobody is there to give the
+//! thread its registers back. Idea: the thread carries its own way back. In this order, each step harmless if
+//! it is the last one:
 //!
-//! 1. the [stub](crate::stub) goes into dead padding, the [frame](crate::frame) with the thread's context below its
-//!    stack;
-//! 2. the thread's registers point to the stub, with `getpid` as the call: from here on a death of the tracer makes the
-//!    thread run the stub and return through `rt_sigreturn`, signal mask included;
+//! 1. the [stub](crate::stub) goes into dead padding, the [frame](crate::frame) with the thread's context
+//!    below its stack;
+//! 2. the thread's registers point to the stub, with `getpid` as the call: from here on a death of the tracer
+//!    makes the thread run the stub and return through `rt_sigreturn`, signal mask included;
 //! 3. its signals are blocked, a signal that was on its way is queued again;
-//! 4. the calls: registers set, one run from system call entry to exit, result read. The thread stands behind the
-//!    stub's first instruction then, in front of `rt_sigreturn`, which never runs while the tracer lives;
-//! 5. signal mask and registers are set back (in this order), so that a system call that was interrupted by the stop
-//!    continues with the rest of its timeout, which `rt_sigreturn` would have lost; then the bytes of stub and stack.
+//! 4. the calls: registers set, one run from system call entry to exit, result read. The thread stands behind
+//!    the stub's first instruction then, in front of `rt_sigreturn`, which never runs while the tracer lives;
+//! 5. signal mask and registers are set back (in this order), so that a system call that was interrupted by
+//!    the stop continues with the rest of its timeout, which `rt_sigreturn` would have lost; then the bytes
+//!    of stub and stack.
 
 use crate::TraceError;
 use crate::frame;
@@ -62,8 +64,9 @@ pub struct Borrow<'a> {
 impl Stopped {
     /// Borrows the thread that is disturbed least. `place` is where its stub goes.
     ///
-    /// Errors, before anything is changed: [`TraceError::NoStubPlace`]; [`TraceError::ForbiddenCall`] and the other errors about filters if
-    /// these let no thread make our calls; [`TraceError::NothingToBorrow`] if every thread is in a state that cannot be interrupted without harm.
+    /// Errors, before anything is changed: [`TraceError::NoStubPlace`]; [`TraceError::ForbiddenCall`] and the
+    /// other errors about filters if these let no thread make our calls; [`TraceError::NothingToBorrow`] if
+    /// every thread is in a state that cannot be interrupted without harm.
     pub fn borrow_thread(&mut self, place: StubPlace) -> Result<Borrow<'_>, TraceError> {
         let pid = self.pid();
         let living = self.memory.pid();
@@ -103,9 +106,9 @@ impl Stopped {
     fn candidates(&self) -> Vec<usize> {
         let penalty = |&index: &usize| {
             let held = &self.threads[index];
-            // A restartable sequence is aborted; a pending signal loses its place in the queue; a mask-swapping wait
-            // could see a signal that its mask holds back; a timeout begins anew if the tracer dies. Small stacks of
-            // coroutines are less likely on the first thread.
+            // A restartable sequence is aborted; a pending signal loses its place in the queue; a
+            // mask-swapping wait could see a signal that its mask holds back; a timeout begins anew if the
+            // tracer dies. Small stacks of coroutines are less likely on the first thread.
             u32::from(self.rseq_abort(index).is_some()) * 16
                 + u32::from(held.signal != 0) * 8
                 + u32::from(held.current.swaps_signal_mask()) * 4
@@ -218,8 +221,8 @@ impl<'a> Borrow<'a> {
         }
     }
 
-    /// A signal on its way to the thread is blocked by now: injecting it makes the kernel queue it again, with all it
-    /// carries (`ptrace_signal` in kernel/signal.c).
+    /// A signal on its way to the thread is blocked by now: injecting it makes the kernel queue it again,
+    /// with all it carries (`ptrace_signal` in kernel/signal.c).
     fn queue_signal_again(&mut self) -> Result<(), TraceError> {
         let signal = std::mem::take(&mut self.stopped.threads[self.index].signal);
         if signal == 0 {
@@ -237,7 +240,8 @@ impl<'a> Borrow<'a> {
         loop {
             match self.next_stop()? {
                 StopKind::Interrupt | StopKind::Group(_) => return Ok(()),
-                // Signals are blocked: the kernel queues what is injected again. SIGSTOP leads to a group stop.
+                // Signals are blocked: the kernel queues what is injected again. SIGSTOP leads to a group
+                // stop.
                 StopKind::Signal(signal) => {
                     sys::interrupt(tid)?;
                     sys::resume(tid, Resume::Continue, signal)?;
@@ -263,8 +267,8 @@ impl<'a> Borrow<'a> {
         }
     }
 
-    /// Makes one system call; the result is what the kernel leaves in `rax`, negative for an error number. Calls that
-    /// could block for long, or end or duplicate the process, are not to be made.
+    /// Makes one system call; the result is what the kernel leaves in `rax`, negative for an error number.
+    /// Calls that could block for long, or end or duplicate the process, are not to be made.
     ///
     /// # Errors
     /// [`TraceError::ForbiddenCall`] if a filter of the thread does not let it through; then it was not made.
@@ -303,8 +307,8 @@ impl<'a> Borrow<'a> {
         }
     }
 
-    /// Puts bytes into scratch space below the thread's stack, valid until the next call of this function; at most
-    /// 4160 bytes.
+    /// Puts bytes into scratch space below the thread's stack, valid until the next call of this function; at
+    /// most 4160 bytes.
     pub(crate) fn put_scratch(&mut self, bytes: &[u8]) -> Result<Avma, TraceError> {
         if bytes.len() > SCRATCH {
             let source = std::io::Error::from_raw_os_error(libc::ENAMETOOLONG);
@@ -369,7 +373,8 @@ impl<'a> Borrow<'a> {
         }
         let tid = self.tid();
         if self.moved {
-            // Only a stop at which signals are looked at lets the kernel restart an interrupted call afterwards.
+            // Only a stop at which signals are looked at lets the kernel restart an interrupted call
+            // afterwards.
             sys::interrupt(tid)?;
             sys::resume(tid, Resume::Continue, 0)?;
             self.wait_for_interrupt()?;

@@ -1,12 +1,15 @@
 //! Classic BPF programs, as seccomp filters are, executed on the description of a system call.
 //!
-//! Reference: seccomp(2); `struct seccomp_data` in `<linux/seccomp.h>`; `seccomp_check_filter` in kernel/seccomp.c, which says what
-//! instructions a filter may consist of; Documentation/networking/filter.rst for what they do. The kernel translates them to eBPF, from which
-//! division by zero (the program ends with 0) and long shifts (the amount's lower five bits count) have their meaning.
+//! Reference: seccomp(2); `struct seccomp_data` in `<linux/seccomp.h>`; `seccomp_check_filter` in
+//! kernel/seccomp.c, which says what instructions a filter may consist of;
+//! Documentation/networking/filter.rst for what they do. The kernel translates them to eBPF, from which
+//! division by zero (the program ends with 0) and long shifts (the amount's lower five bits count) have their
+//! meaning.
 
 use libc::sock_filter;
 
-/// `struct seccomp_data` in words: number, architecture, instruction pointer (low word first), six arguments (low words first).
+/// `struct seccomp_data` in words: number, architecture, instruction pointer (low word first), six arguments
+/// (low words first).
 pub(crate) type Call = [u32; 16];
 
 /// Words of a program's scratch memory (`BPF_MEMWORDS`).
@@ -125,7 +128,8 @@ mod tests {
     use std::io::Write as _;
     use std::process::{Command, Stdio};
 
-    /// A system call that no kernel has: the filters here speak of it alone, so that whoever runs them can go on.
+    /// A system call that no kernel has: the filters here speak of it alone, so that whoever runs them can go
+    /// on.
     const NUMBER: u32 = 9999;
     const ARCHITECTURE: u32 = 0xc000_003e;
     const ALLOW: u32 = 0x7fff_0000;
@@ -204,7 +208,8 @@ mod tests {
         words
     }
 
-    /// Reads a filter and six arguments from each line, makes the call under the filter in a child, and says what came of it.
+    /// Reads a filter and six arguments from each line, makes the call under the filter in a child, and says
+    /// what came of it.
     const KERNEL: &str = r#"
 #include <errno.h>
 #include <linux/filter.h>

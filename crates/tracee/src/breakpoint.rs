@@ -1,16 +1,20 @@
-//! Letting a followed process run up to a place: its program's entry point, say, where the loader's work is done.
+//! Letting a followed process run up to a place: its program's entry point, say, where the loader's work is
+//! done.
 //!
-//! Problem: the process has to be stopped there, and yet must run on as if nothing had been if this program dies on the way. Idea: a hardware
-//! breakpoint that belongs to a descriptor of *ours* ([`restitch_perf::ThreadBreakpoint`]); it sends the thread a signal whose default is to
-//! be ignored, which stops a traced thread and does nothing to any other.
+//! Problem: the process has to be stopped there, and yet must run on as if nothing had been if this program
+//! dies on the way. Idea: a hardware breakpoint that belongs to a descriptor of *ours*
+//! ([`restitch_perf::ThreadBreakpoint`]); it sends the thread a signal whose default is to be ignored, which
+//! stops a traced thread and does nothing to any other.
 //!
-//! Where there are no such breakpoints (a container that forbids `perf_event_open`, a debugger that uses all of them), the place gets an
-//! `int3`; the original byte comes back in the stop in which it is reached, or when the process is let go. **Should this
-//! program be killed before that, the process ends by SIGTRAP** when it gets there; [`crate::TraceEvents::trap_in_code`] tells of it. (A
-//! program that reads its own code meanwhile sees the `int3`.)
+//! Where there are no such breakpoints (a container that forbids `perf_event_open`, a debugger that uses all
+//! of them), the place gets an `int3`; the original byte comes back in the stop in which it is reached, or
+//! when the process is let go. **Should this program be killed before that, the process ends by SIGTRAP**
+//! when it gets there; [`crate::TraceEvents::trap_in_code`] tells of it. (A program that reads its own code
+//! meanwhile sees the `int3`.)
 //!
-//! Limits: of the process's threads only the one that executed the program is stopped by a hardware breakpoint; others do not get to an entry
-//! point. A thread that blocks all signals of which one could be used gets an `int3`.
+//! Limits: of the process's threads only the one that executed the program is stopped by a hardware
+//! breakpoint; others do not get to an entry point. A thread that blocks all signals of which one could be
+//! used gets an `int3`.
 
 use crate::sys::{self, SignalOrigin};
 use crate::{Memory, Registers, TraceError};
@@ -94,8 +98,9 @@ impl Breakpoint {
         self.at
     }
 
-    /// That of process `child`, new and standing still, whose parent has this one: it has its parent's memory, an `int3` included, and
-    /// gets a hardware breakpoint of its own. `None` if it cannot have one; it runs past the place then.
+    /// That of process `child`, new and standing still, whose parent has this one: it has its parent's
+    /// memory, an `int3` included, and gets a hardware breakpoint of its own. `None` if it cannot have one;
+    /// it runs past the place then.
     pub fn inherited(&self, child: i32) -> Option<Self> {
         match self.kind {
             Kind::Code(original) => Some(Self { at: self.at, kind: Kind::Code(original) }),

@@ -1,8 +1,8 @@
 //! Waiting for the end of children of this program.
 //!
-//! Problem: the kernel tells the end of a process that its own parent traces once, to whoever of the parent's threads waits for it
-//! first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait leaves the parent its own). Idea: what the tracer learns of an
-//! [`OwnChild`] is kept for it.
+//! Problem: the kernel tells the end of a process that its own parent traces once, to whoever of the parent's
+//! threads waits for it first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait
+//! leaves the parent its own). Idea: what the tracer learns of an [`OwnChild`] is kept for it.
 
 use crate::TraceError;
 use crate::waitid::waitid;
@@ -35,8 +35,8 @@ impl OwnChild {
     /// # Errors
     /// If it cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
-        // SAFETY: the closure does nothing. Its presence makes `Command` call `execvp` in place of `posix_spawnp`, which
-        // refuses such files.
+        // SAFETY: the closure does nothing. Its presence makes `Command` call `execvp` in place of
+        // `posix_spawnp`, which refuses such files.
         unsafe { command.pre_exec(|| Ok(())) };
         let child = command.spawn()?;
         let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,8 +80,9 @@ impl OwnChild {
     }
 }
 
-/// Whether child `pid` of this program has ended. With `block` it waits until there is something to say, and that may be a stop. Its end is left to be waited for; so is what it
-/// reports as a tracee of any of our threads, which a plain wait of any other thread would take from that one and return as if it were an end.
+/// Whether child `pid` of this program has ended. With `block` it waits until there is something to say, and
+/// that may be a stop. Its end is left to be waited for; so is what it reports as a tracee of any of our
+/// threads, which a plain wait of any other thread would take from that one and return as if it were an end.
 ///
 /// # Errors
 /// If it is no child of this program, or was waited for already.
@@ -96,16 +97,16 @@ fn has_ended(pid: i32, block: bool) -> io::Result<bool> {
     }
 }
 
-/// Waits until a child has ended, which is left to be waited for. While it is a tracee of another of our threads (one that is ending lets its tracees go after it can be
-/// joined), its stops are that thread's.
+/// Waits until a child has ended, which is left to be waited for. While it is a tracee of another of our
+/// threads (one that is ending lets its tracees go after it can be joined), its stops are that thread's.
 fn wait_for_end(pid: i32) {
     while let Ok(false) = has_ended(pid, true) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Waits until `child`, which this program started, has ended; its exit status as a shell gives it: the code, or 128
-/// plus the number of the signal that ended it.
+/// Waits until `child`, which this program started, has ended; its exit status as a shell gives it: the code,
+/// or 128 plus the number of the signal that ended it.
 ///
 /// # Errors
 /// If it is no child of this program, or was waited for already.

@@ -8,8 +8,8 @@ const FIRST: u32 = 3;
 /// Up to where is looked where the kernel (before 5.11) cannot do it in one go.
 const MOST: u64 = 1 << 16;
 
-/// Lets `command` have its standard streams only, whatever this program was given by who started it: a lock would be held, and the reader of a pipe
-/// would wait, for as long as the command runs.
+/// Lets `command` have its standard streams only, whatever this program was given by who started it: a lock
+/// would be held, and the reader of a pipe would wait, for as long as the command runs.
 pub fn close_on_exec(command: &mut Command) {
     // SAFETY: the closure makes system calls only, and allocates nothing.
     unsafe {
@@ -21,7 +21,8 @@ pub fn close_on_exec(command: &mut Command) {
 }
 
 fn mark_all() {
-    // SAFETY: no pointers but `limit`, a live local of the type that the kernel fills in. Marking a descriptor closes nothing in this process.
+    // SAFETY: no pointers but `limit`, a live local of the type that the kernel fills in. Marking a
+    // descriptor closes nothing in this process.
     unsafe {
         if libc::syscall(libc::SYS_close_range, FIRST, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) == 0 {
             return;

@@ -1,15 +1,16 @@
 //! Following the threads of a running process one by one, without stopping the others.
 //!
-//! Problem: [`crate::Stopped`] holds a process as a whole; a tracer of bursts wants each thread alone, whenever one
-//! of its signals (see crate perf) arrives, and all others running. Idea: seize every thread and interrupt none;
-//! report stops as they come; pass foreign signals on untouched.
+//! Problem: [`crate::Stopped`] holds a process as a whole; a tracer of bursts wants each thread alone,
+//! whenever one of its signals (see crate perf) arrives, and all others running. Idea: seize every thread and
+//! interrupt none; report stops as they come; pass foreign signals on untouched.
 //!
-//! Signals of others are never taken from the kernel: a stop in front of the delivery is looked at without being waited for, so a signal that is
-//! on its way when this program dies reaches the process.
+//! Signals of others are never taken from the kernel: a stop in front of the delivery is looked at without
+//! being waited for, so a signal that is on its way when this program dies reaches the process.
 //!
-//! Limits: all calls must come from one thread. **That thread's end is the detach**: the kernel then lets all tracees go
-//! where they are, and no system call of theirs is interrupted. So follow on a thread made for it, close the events first, and
-//! let it end. Reference: ptrace(2), "Attaching and detaching", "Death under ptrace".
+//! Limits: all calls must come from one thread. **That thread's end is the detach**: the kernel then lets all
+//! tracees go where they are, and no system call of theirs is interrupted. So follow on a thread made for it,
+//! close the events first, and let it end. Reference: ptrace(2), "Attaching and detaching", "Death under
+//! ptrace".
 
 use crate::registers::Registers;
 use crate::seize::{OPTIONS, hold_thread, preflight};
@@ -132,11 +133,12 @@ enum Handled {
 }
 
 impl Followed {
-    /// Seizes all threads of process `pid` without interrupting any. `signal` is the one that events of ours send.
+    /// Seizes all threads of process `pid` without interrupting any. `signal` is the one that events of ours
+    /// send.
     ///
     /// # Errors
-    /// As for [`crate::Stopped::seize_all`]; no thread was disturbed. Threads that were seized already are let go when
-    /// the calling thread ends.
+    /// As for [`crate::Stopped::seize_all`]; no thread was disturbed. Threads that were seized already are
+    /// let go when the calling thread ends.
     pub fn seize(pid: i32, signal: i32, children: Children) -> Result<Self, TraceError> {
         let pid = preflight(pid)?.pid;
         let mut followed = Self::of(pid, signal, children)?;
@@ -144,8 +146,8 @@ impl Followed {
         Ok(followed)
     }
 
-    /// Seizes all threads of one more process without interrupting any; one that is followed already (as the child of another) is
-    /// left as it is. Its number comes back.
+    /// Seizes all threads of one more process without interrupting any; one that is followed already (as the
+    /// child of another) is left as it is. Its number comes back.
     ///
     /// # Errors
     /// As for [`Followed::seize`]. The processes that were followed before still are.
@@ -171,8 +173,8 @@ impl Followed {
         Ok(())
     }
 
-    /// Takes over a process that `events` holds. It stays held until `stopped` lets it go; whatever else there were events of is
-    /// let go now.
+    /// Takes over a process that `events` holds. It stays held until `stopped` lets it go; whatever else
+    /// there were events of is let go now.
     ///
     /// # Errors
     /// If the process is gone.
@@ -282,17 +284,18 @@ impl Followed {
         self.processes.get(&pid)
     }
 
-    /// For so long the next call of [`next_event`](Self::next_event) looks for an event without sleeping. To be used where one is about to come: a processor
-    /// that has gone to sleep takes as long to wake as several stops (100 us in virtual machines).
+    /// For so long the next call of [`next_event`](Self::next_event) looks for an event without sleeping. To
+    /// be used where one is about to come: a processor that has gone to sleep takes as long to wake as
+    /// several stops (100 us in virtual machines).
     pub fn stay_awake(&mut self, long: Duration) {
         self.awake = Some(Instant::now() + long);
     }
 
     /// The next event, or `None` when `limit` has passed without one (a few milliseconds late at most).
     ///
-    /// A thread that is [caught](FollowEvent::Caught) is to be resumed before the next call of this: until then the kernel
-    /// delivers the signal should this program die, afterwards it is in the hands of this program alone. The same holds for the signal of
-    /// an event of ours, which the program ignores.
+    /// A thread that is [caught](FollowEvent::Caught) is to be resumed before the next call of this: until
+    /// then the kernel delivers the signal should this program die, afterwards it is in the hands of this
+    /// program alone. The same holds for the signal of an event of ours, which the program ignores.
     pub fn next_event(&mut self, limit: Duration) -> Result<Option<FollowEvent>, TraceError> {
         let end = Instant::now() + limit;
         if let Some(tid) = self.caught.take().filter(|tid| self.held.contains(tid))
@@ -407,14 +410,16 @@ impl Followed {
         Ok(Handled::Event(FollowEvent::Forked { pid, parent }))
     }
 
-    /// The stop was looked at only ([`sys::wait_keeping_signals`]): whatever this program dies of, the kernel delivers the signal.
+    /// The stop was looked at only ([`sys::wait_keeping_signals`]): whatever this program dies of, the kernel
+    /// delivers the signal.
     fn signalled(&mut self, tid: i32, signal: i32) -> Result<Handled, TraceError> {
         let origin = match sys::signal_origin(tid) {
             Err(TraceError::Vanished { .. }) => return Ok(Handled::Done),
             origin => origin?,
         };
         if signal == self.signal && origin.is_descriptor() {
-            // Most callers resume it at once: then it need not be taken first, which would be one more system call while it is held.
+            // Most callers resume it at once: then it need not be taken first, which would be one more system
+            // call while it is held.
             self.caught = Some(tid);
             return self.notified(tid, origin.descriptor);
         }
@@ -440,8 +445,8 @@ impl Followed {
         Ok(Handled::Event(FollowEvent::Signal { tid, signal }))
     }
 
-    /// Takes the stop in front of a signal's delivery out of the kernel's hands, so that it is not reported again while the thread stays
-    /// held. `Some` if there was something else to report, its end.
+    /// Takes the stop in front of a signal's delivery out of the kernel's hands, so that it is not reported
+    /// again while the thread stays held. `Some` if there was something else to report, its end.
     fn take_stop(&mut self, tid: i32) -> Result<Option<Handled>, TraceError> {
         match sys::wait(tid, false) {
             Waited::Nothing | Waited::NoChild => Ok(Some(Handled::Done)),
@@ -477,14 +482,15 @@ impl Followed {
         self.catching = ranges;
     }
 
-    /// Lets a held thread run on and delivers `signal` to it. Should this program die between [`FollowEvent::Caught`] and this, the
-    /// kernel delivers it.
+    /// Lets a held thread run on and delivers `signal` to it. Should this program die between
+    /// [`FollowEvent::Caught`] and this, the kernel delivers it.
     pub fn resume_with(&mut self, tid: i32, signal: i32) -> Result<(), TraceError> {
         self.let_go(tid)?;
         self.quietly(sys::resume(tid, Resume::Continue, signal))
     }
 
-    /// Sets the registers of a held thread that is in no system call: what they say is where and how it goes on.
+    /// Sets the registers of a held thread that is in no system call: what they say is where and how it goes
+    /// on.
     pub fn set_registers(&mut self, tid: i32, registers: &Registers) -> Result<(), TraceError> {
         self.require_held(tid)?;
         self.known = None;
@@ -507,8 +513,8 @@ impl Followed {
         self.quietly(sys::resume(tid, Resume::Continue, 0))
     }
 
-    /// Lets a held thread execute one instruction. **For tests**: should this program die before the thread is resumed
-    /// again, the trap kills the process.
+    /// Lets a held thread execute one instruction. **For tests**: should this program die before the thread
+    /// is resumed again, the trap kills the process.
     pub fn step(&mut self, tid: i32) -> Result<(), TraceError> {
         self.let_go(tid)?;
         self.stepping.insert(tid);
@@ -550,6 +556,7 @@ impl Followed {
     }
 }
 
-/// What the kernel says of single steps: `TRAP_TRACE`, and `TRAP_BRKPT` of one that ends with a system call (arch/x86/kernel/ptrace.c,
-/// `user_single_step_report`). A breakpoint in the program's code has neither, but `SI_KERNEL`.
+/// What the kernel says of single steps: `TRAP_TRACE`, and `TRAP_BRKPT` of one that ends with a system call
+/// (arch/x86/kernel/ptrace.c, `user_single_step_report`). A breakpoint in the program's code has neither, but
+/// `SI_KERNEL`.
 const STEPS: [i32; 2] = [2, 1];

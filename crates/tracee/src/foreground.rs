@@ -1,14 +1,17 @@
-//! A command that this program stands in front of, as a shell or `time` does: the end is the command's, not ours.
+//! A command that this program stands in front of, as a shell or `time` does: the end is the command's, not
+//! ours.
 //!
-//! Problem: a terminal sends ^C to the whole group; whoever started us signals us alone, and means the command. Idea: while the command runs, the
-//! signals that end things are handled. What the terminal sends (SIGINT, SIGQUIT) the command has got itself; SIGTERM and SIGHUP are passed on to
-//! it, unless they come from the kernel, who sends them to groups. What this program was told to ignore stays ignored.
+//! Problem: a terminal sends ^C to the whole group; whoever started us signals us alone, and means the
+//! command. Idea: while the command runs, the signals that end things are handled. What the terminal sends
+//! (SIGINT, SIGQUIT) the command has got itself; SIGTERM and SIGHUP are passed on to it, unless they come
+//! from the kernel, who sends them to groups. What this program was told to ignore stays ignored.
 //!
-//! The command starts with the dispositions and the mask that this program was started with. For SIGPIPE, which Rust's run time changes before
-//! `main`, the disposition is noted before that ([`NOTE`]). Signals are blocked between the change and the fork, so that each meets one state or the other.
+//! The command starts with the dispositions and the mask that this program was started with. For SIGPIPE,
+//! which Rust's run time changes before `main`, the disposition is noted before that ([`NOTE`]). Signals are
+//! blocked between the change and the fork, so that each meets one state or the other.
 //!
-//! Limits: one command at a time (a second one's signals would go to the first); a signal that is sent to the group by a process
-//! reaches the command twice.
+//! Limits: one command at a time (a second one's signals would go to the first); a signal that is sent to the
+//! group by a process reaches the command twice.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -53,12 +56,14 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
 
 /// Async-signal-safe: two atomics and `write`.
 extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno` is this thread's.
+    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno`
+    // is this thread's.
     let (code, errno) = unsafe { ((*info).si_code, libc::__errno_location()) };
     if PASSED_ON.contains(&signal) && code != libc::SI_KERNEL {
         NOTED.fetch_or(1 << signal, Ordering::SeqCst);
     }
-    // SAFETY: `errno` belongs to this thread. The descriptor is an event counter, or -1 or closed, which is an error that means nothing.
+    // SAFETY: `errno` belongs to this thread. The descriptor is an event counter, or -1 or closed, which is
+    // an error that means nothing.
     unsafe {
         let before = *errno;
         libc::write(WAKE.load(Ordering::SeqCst), (&raw const ONE).cast(), 8);
@@ -72,7 +77,8 @@ pub(crate) fn set_disposition(signal: i32, to: libc::sighandler_t, flags: i32) -
     // SAFETY: all zeroes are a valid value of this type: a default disposition with nothing masked.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     (action.sa_sigaction, action.sa_flags) = (to, flags);
-    // SAFETY: `action` is a live local, and `to` is SIG_DFL, SIG_IGN, or a handler of this crate's, each of which is async-signal-safe and takes what `flags` promise.
+    // SAFETY: `action` is a live local, and `to` is SIG_DFL, SIG_IGN, or a handler of this crate's, each of
+    // which is async-signal-safe and takes what `flags` promise.
     match unsafe { libc::sigaction(signal, &raw const action, null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -118,7 +124,8 @@ impl Drop for Handled {
     }
 }
 
-/// A command in whose place this program stands until it has ended. Dropping it before leaves the command alone.
+/// A command in whose place this program stands until it has ended. Dropping it before leaves the command
+/// alone.
 #[derive(Debug)]
 pub struct Foreground {
     child: Child,
@@ -165,8 +172,8 @@ impl Foreground {
         Ok(Self { child, end, handled, wake })
     }
 
-    /// Waits for the command's end, for `limit` at most and no longer than until one of `others` can be read, and passes signals on. After the end, signals are
-    /// this program's again.
+    /// Waits for the command's end, for `limit` at most and no longer than until one of `others` can be read,
+    /// and passes signals on. After the end, signals are this program's again.
     pub fn wait(&mut self, limit: Duration, others: &[OwnedFd]) -> Option<ExitStatus> {
         let begun = Instant::now();
         let own = [&self.end, &self.wake].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
@@ -207,14 +214,15 @@ impl Foreground {
         }
     }
 
-    /// Until something happens, or the time is over. The first two of `fds` are the command's end and the wake-up.
+    /// Until something happens, or the time is over. The first two of `fds` are the command's end and the
+    /// wake-up.
     fn sleep(&self, limit: Duration, fds: &mut [libc::pollfd]) {
         let limit = if self.end.is_some() && self.wake.is_some() { limit } else { limit.min(LOOK) };
         let mut count = 0u64;
         // Rounded up, so as not to spin at the end.
         let milliseconds = limit.as_micros().div_ceil(1000) as i32;
-        // SAFETY: `fds` is a live array of that length, of which negative ones are passed over; `count` has the 8 bytes that are read, and the
-        // descriptor does not block.
+        // SAFETY: `fds` is a live array of that length, of which negative ones are passed over; `count` has
+        // the 8 bytes that are read, and the descriptor does not block.
         unsafe {
             libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, milliseconds);
             libc::read(fds[1].fd, (&raw mut count).cast(), 8);

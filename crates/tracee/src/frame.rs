@@ -1,10 +1,10 @@
 //! A signal frame that brings a borrowed thread back without help.
 //!
-//! While a thread of the target makes a system call for us, its own context exists in this program's memory only, and
-//! this program may be killed at any moment. Therefore the context is first written below the thread's stack in the
-//! form in which the kernel itself saves a context when it delivers a signal (`struct rt_sigframe`,
-//! `arch/x86/include/asm/sigframe.h`), and the code that the thread runs ends in `rt_sigreturn`. Whenever the tracer
-//! dies, the thread runs on into that call and continues where it was.
+//! While a thread of the target makes a system call for us, its own context exists in this program's memory
+//! only, and this program may be killed at any moment. Therefore the context is first written below the
+//! thread's stack in the form in which the kernel itself saves a context when it delivers a signal
+//! (`struct rt_sigframe`, `arch/x86/include/asm/sigframe.h`), and the code that the thread runs ends in
+//! `rt_sigreturn`. Whenever the tracer dies, the thread runs on into that call and continues where it was.
 
 use crate::registers::Registers;
 
@@ -14,8 +14,8 @@ const MCONTEXT: usize = 40;
 const SIGMASK: usize = 296;
 /// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS`.
 const UC_FLAGS: u64 = 1 | 2 | 4;
-/// A mode that `sigaltstack` refuses: `rt_sigreturn` then leaves the thread's alternate stack as it is (it ignores all
-/// failures but a bad address), and we need not know it.
+/// A mode that `sigaltstack` refuses: `rt_sigreturn` then leaves the thread's alternate stack as it is (it
+/// ignores all failures but a bad address), and we need not know it.
 const SS_MODE_REFUSED: u32 = 0x7000_0000;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
@@ -89,8 +89,8 @@ fn sigcontext(r: &Registers, fpstate: u64) -> [u8; 192] {
     bytes
 }
 
-/// Turns the area that `PTRACE_GETREGSET` gives into the one of a signal frame, with the software-reserved fields and
-/// the trailing magic number.
+/// Turns the area that `PTRACE_GETREGSET` gives into the one of a signal frame, with the software-reserved
+/// fields and the trailing magic number.
 fn sigframe_xsave(xsave: &[u8]) -> Vec<u8> {
     let mut bytes = xsave.to_vec();
     if bytes.len() < XSAVE_MIN {
@@ -117,8 +117,9 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Length of the standard-form area that holds these components: CPUID leaf 0xd (Intel SDM volume 1, 13.5). The kernel
-/// ignores an area that is longer than what the thread may use, so components that it does not use are left out.
+/// Length of the standard-form area that holds these components: CPUID leaf 0xd (Intel SDM volume 1, 13.5).
+/// The kernel ignores an area that is longer than what the thread may use, so components that it does not use
+/// are left out.
 fn area_len(components: u64, available: usize) -> usize {
     let ends = (2..63).filter(|bit| components & 1 << bit != 0).map(|bit| {
         let leaf = std::arch::x86_64::__cpuid_count(0xd, bit);

@@ -26,14 +26,15 @@ pub struct LaunchOptions {
     pub follow_children: bool,
 }
 
-/// Something that happened. The process stands still until the value that comes with it is dropped or resumed.
+/// Something that happened. The process stands still until the value that comes with it is dropped or
+/// resumed.
 #[derive(Debug)]
 pub enum TraceEvent {
-    /// A process has loaded a new program and is about to execute its first instruction (that of the dynamic loader,
-    /// if it has one). Resuming or dropping lets it run on as a tracee.
+    /// A process has loaded a new program and is about to execute its first instruction (that of the dynamic
+    /// loader, if it has one). Resuming or dropping lets it run on as a tracee.
     Exec(Stopped),
-    /// A process that [`TraceEvents::run_to`] let run is about to execute the instruction there. All its threads stand
-    /// still. Resuming or dropping lets it run on as a tracee.
+    /// A process that [`TraceEvents::run_to`] let run is about to execute the instruction there. All its
+    /// threads stand still. Resuming or dropping lets it run on as a tracee.
     Reached(Stopped),
     /// A followed process created another one, which is followed too.
     NewProcess {
@@ -121,8 +122,9 @@ fn pipe() -> io::Result<(File, File)> {
 
 /// The child between fork and exec: tells its pid and waits until it is traced.
 fn wait_for_tracer(ready: i32, go: i32) -> io::Result<()> {
-    // SAFETY: `getpid`, `write` and `read` are async-signal-safe; the buffers are live locals of the stated sizes and
-    // the descriptors were inherited from the parent, which keeps them open until the spawn has returned.
+    // SAFETY: `getpid`, `write` and `read` are async-signal-safe; the buffers are live locals of the stated
+    // sizes and the descriptors were inherited from the parent, which keeps them open until the spawn has
+    // returned.
     unsafe {
         let pid = libc::getpid().to_ne_bytes();
         let written = libc::write(ready, pid.as_ptr().cast(), pid.len());
@@ -160,7 +162,8 @@ impl TraceEvents {
                 wait_for_tracer(ready_fd, go_fd)
             });
         }
-        // `Command::spawn` returns after the exec only, which has to wait for this thread: it needs one of its own.
+        // `Command::spawn` returns after the exec only, which has to wait for this thread: it needs one of
+        // its own.
         let helper = std::thread::spawn(move || {
             let result = command.spawn();
             drop((ready_write, go_read));
@@ -200,12 +203,12 @@ impl TraceEvents {
 
     /// Lets the child run up to its exec; false if there is none.
     ///
-    /// After a failed exec `Command::spawn` waits for the child's end in the helper thread, and may get the child's
-    /// stop at its exit instead of us (a wait looks at the tracees of all threads of its process). Whoever gets it:
-    /// the child is let go, and the end is left to `Command::spawn` or collected after it.
+    /// After a failed exec `Command::spawn` waits for the child's end in the helper thread, and may get the
+    /// child's stop at its exit instead of us (a wait looks at the tracees of all threads of its process).
+    /// Whoever gets it: the child is let go, and the end is left to `Command::spawn` or collected after it.
     ///
-    /// After a successful one it returns as soon as the kernel has closed its descriptor, and the exec's report comes when the program is mapped,
-    /// which may take its time.
+    /// After a successful one it returns as soon as the kernel has closed its descriptor, and the exec's
+    /// report comes when the program is mapped, which may take its time.
     fn wait_for_exec(&mut self, start: &mut Start, poll: Duration) -> Result<bool, TraceError> {
         let pid = self.root.pid;
         let begun = Instant::now();
@@ -249,9 +252,10 @@ impl TraceEvents {
         self.tasks.is_empty()
     }
 
-    /// The next event, or `None` when `limit` has passed without one or nothing is followed any more. Values of
-    /// earlier events must have been dropped or resumed, else their processes report nothing, or run on: a signal on its way to a
-    /// held thread stays with the kernel, which reports it until the thread is resumed.
+    /// The next event, or `None` when `limit` has passed without one or nothing is followed any more. Values
+    /// of earlier events must have been dropped or resumed, else their processes report nothing, or run on: a
+    /// signal on its way to a held thread stays with the kernel, which reports it until the thread is
+    /// resumed.
     pub fn next_event(&mut self, limit: Duration) -> Result<Option<TraceEvent>, TraceError> {
         if let Some(event) = self.queued.pop_front() {
             return Ok(Some(event));
@@ -275,9 +279,9 @@ impl TraceEvents {
         Ok(None)
     }
 
-    /// A report of any followed thread. A signal in front of its delivery is only looked at, so that the kernel delivers it should this
-    /// program die. They are asked one by one, so that children that are none of ours here are not
-    /// taken from whoever waits for them.
+    /// A report of any followed thread. A signal in front of its delivery is only looked at, so that the
+    /// kernel delivers it should this program die. They are asked one by one, so that children that are none
+    /// of ours here are not taken from whoever waits for them.
     fn poll(&mut self) -> Option<(i32, StopKind)> {
         if let Some(early) = self.early.pop_front() {
             return Some(early);
@@ -351,8 +355,8 @@ impl TraceEvents {
         Ok(None)
     }
 
-    /// After an exec one thread is left, with the process's number. It is brought from the event, which is in the
-    /// middle of the system call, to a stop from which it can be borrowed.
+    /// After an exec one thread is left, with the process's number. It is brought from the event, which is in
+    /// the middle of the system call, to a stop from which it can be borrowed.
     fn exec_stop(&mut self, pid: i32) -> Result<TraceEvent, TraceError> {
         self.tasks.retain(|&task, &mut group| group != pid || task == pid);
         self.tasks.insert(pid, pid);
@@ -386,7 +390,8 @@ impl TraceEvents {
         }))
     }
 
-    /// Whether this thread's end is that of the process: it is the last one, it called `exit_group`, or a signal ends it.
+    /// Whether this thread's end is that of the process: it is the last one, it called `exit_group`, or a
+    /// signal ends it.
     fn exit_stop(&self, pid: i32, tid: i32) -> Result<Option<ExitStop>, TraceError> {
         let status = ExitStatus::from_raw(sys::event_message(tid)? as i32);
         let others = self.tasks.iter().any(|(&task, &group)| group == pid && task != tid);
@@ -410,8 +415,9 @@ impl TraceEvents {
         self.breakpoints.remove(&pid);
     }
 
-    /// Interrupts everyone, and lets go who has stopped. One that does not stop at once waits for a vfork child, which may be one that stops now, or gets no processor.
-    /// One that has just created another is let go together with that.
+    /// Interrupts everyone, and lets go who has stopped. One that does not stop at once waits for a vfork
+    /// child, which may be one that stops now, or gets no processor. One that has just created another is let
+    /// go together with that.
     fn let_all_go(&mut self) {
         self.queued.clear();
         for (tid, stop) in std::mem::take(&mut self.early) {
@@ -485,7 +491,8 @@ enum Start {
 }
 
 impl Start {
-    /// Whether the program could not be started. (That the thread has ended says nothing: it ends with a successful exec, too.)
+    /// Whether the program could not be started. (That the thread has ended says nothing: it ends with a
+    /// successful exec, too.)
     fn has_failed(&mut self) -> bool {
         if let Self::Unknown(helper) = self
             && helper.is_finished()

@@ -14,10 +14,10 @@ use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 impl TraceEvents {
-    /// Stops all threads of a followed process in the middle of its run, like [`Stopped::seize_all`] for processes that
-    /// nobody traces. Resuming or dropping the result lets the process run on as a tracee. Events that come meanwhile
-    /// are reported later; if one of them is the process's exec or end, it is not stopped ([`TraceError::Executed`],
-    /// [`TraceError::Vanished`]).
+    /// Stops all threads of a followed process in the middle of its run, like [`Stopped::seize_all`] for
+    /// processes that nobody traces. Resuming or dropping the result lets the process run on as a tracee.
+    /// Events that come meanwhile are reported later; if one of them is the process's exec or end, it is not
+    /// stopped ([`TraceError::Executed`], [`TraceError::Vanished`]).
     pub fn stop(&mut self, pid: i32, limit: Duration) -> Result<Stopped, TraceError> {
         self.hold_all(pid, limit, BTreeMap::new(), Instant::now())
     }

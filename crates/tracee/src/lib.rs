@@ -1,24 +1,27 @@
 //! Somebody else's process, safely: stop it, look at it, make system calls in it, let it go.
 //!
-//! **What it does**: [`Stopped::seize_all`] holds all threads of a process; a [`Stopped`] gives access to registers and
-//! [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`visit`] does so while all but one of its
-//! threads run, [`Stopped::step_thread`] executes single
-//! instructions; [`TraceEvents`] starts a program and follows it from its exec to its exit; [`Followed`] attends to the
-//! threads of a running process one by one; [`Foreground`] stands in front of a command and passes signals on; [`AskedToEnd`] notes that this program is to end.
+//! **What it does**: [`Stopped::seize_all`] holds all threads of a process; a [`Stopped`] gives access to
+//! registers and [`Memory`]; [`Stopped::borrow_thread`] makes system calls in the process, [`visit`] does so
+//! while all but one of its threads run, [`Stopped::step_thread`] executes single instructions;
+//! [`TraceEvents`] starts a program and follows it from its exec to its exit; [`Followed`] attends to the
+//! threads of a running process one by one; [`Foreground`] stands in front of a command and passes signals
+//! on; [`AskedToEnd`] notes that this program is to end.
 //!
-//! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts requests from
-//! the tracing thread only), keep stops short, and order changes so that the process is correct after each of them,
-//! because this program may be killed between any two.
+//! **What the user must do**: keep everything on one thread (the types are not `Send`: the kernel accepts
+//! requests from the tracing thread only), keep stops short, and order changes so that the process is correct
+//! after each of them, because this program may be killed between any two.
 //!
-//! **What it promises**: if this program dies at any point, the kernel lets all threads go and each continues correctly:
-//! changed registers are in a state that was set on purpose, and a borrowed thread returns by itself. Signals that arrive
-//! in a stop are delivered afterwards, each once. System calls that a stop interrupts are restarted, also those that
-//! the kernel would end with a false `EINTR`; what cannot be kept is the timeout of those few, which begins anew. One gap
-//! is left: a death between the interruption of a thread and the look at its registers (some 10 us) leaves that `EINTR`
-//! to calls that may return it after any stop signal (signal(7), "Interruption of system calls by stop signals").
+//! **What it promises**: if this program dies at any point, the kernel lets all threads go and each continues
+//! correctly: changed registers are in a state that was set on purpose, and a borrowed thread returns by
+//! itself. Signals that arrive in a stop are delivered afterwards, each once. System calls that a stop
+//! interrupts are restarted, also those that the kernel would end with a false `EINTR`; what cannot be kept
+//! is the timeout of those few, which begins anew. One gap is left: a death between the interruption of a
+//! thread and the look at its registers (some 10 us) leaves that `EINTR` to calls that may return it after
+//! any stop signal (signal(7), "Interruption of system calls by stop signals").
 //!
-//! **What it will not do**: touch processes that run 32-bit code or have another tracer; make system calls that a process's
-//! filters (seccomp) forbid, or whose permission cannot be found out ([`refuse_by_filters`] asks beforehand); undo writes to memory; protect a target from being killed by others.
+//! **What it will not do**: touch processes that run 32-bit code or have another tracer; make system calls
+//! that a process's filters (seccomp) forbid, or whose permission cannot be found out ([`refuse_by_filters`]
+//! asks beforehand); undo writes to memory; protect a target from being killed by others.
 
 mod arguments;
 mod asked_to_end;

@@ -6,8 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The memory of one process, through `/proc/PID/mem`. Writes reach read-execute pages too while the writer is the
-/// process's tracer: the kernel gives the process a private copy of the page, the file stays as it is.
+/// The memory of one process, through `/proc/PID/mem`. Writes reach read-execute pages too while the writer
+/// is the process's tracer: the kernel gives the process a private copy of the page, the file stays as it is.
 #[derive(Debug)]
 pub struct Memory {
     pid: i32,
@@ -63,11 +63,13 @@ impl Memory {
         self.file.read_exact_at(buffer, at.get()).map_err(|source| self.failed("read", at, len, source))
     }
 
-    /// As [`read`](Self::read), for large pieces: the kernel copies once and not twice where the process itself may read.
+    /// As [`read`](Self::read), for large pieces: the kernel copies once and not twice where the process
+    /// itself may read.
     pub fn read_large(&self, at: Avma, buffer: &mut [u8]) -> Result<(), TraceError> {
         let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let remote = libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: buffer.len() };
-        // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length; `remote` is used in the other process only.
+        // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length; `remote` is
+        // used in the other process only.
         let read =
             unsafe { libc::process_vm_readv(self.holder, &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(read) {
@@ -97,8 +99,8 @@ impl Memory {
         }
     }
 
-    /// Writes `bytes` to `at`, also to pages that the process itself cannot write. After an error part of the bytes
-    /// may have been written.
+    /// Writes `bytes` to `at`, also to pages that the process itself cannot write. After an error part of the
+    /// bytes may have been written.
     pub fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError> {
         self.refuse_unwritable(at, bytes.len())?;
         self.file
@@ -112,13 +114,14 @@ impl Memory {
         read.ok_or_else(|| self.failed("read", at, len, io::Error::from_raw_os_error(libc::EFAULT)))
     }
 
-    /// Writes where the process itself could write: unlike [`write`](Self::write) it fails on guard pages and on
-    /// read-only ones.
+    /// Writes where the process itself could write: unlike [`write`](Self::write) it fails on guard pages and
+    /// on read-only ones.
     pub(crate) fn write_accessible(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError> {
         let len = bytes.len();
         let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: len };
         let remote = libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: len };
-        // SAFETY: the kernel only reads the live slice that `local` names; `remote` is used in the other process.
+        // SAFETY: the kernel only reads the live slice that `local` names; `remote` is used in the other
+        // process.
         let written =
             unsafe { libc::process_vm_writev(self.holder, &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(written) {
@@ -128,7 +131,8 @@ impl Memory {
         }
     }
 
-    /// Writes many words with few system calls (`process_vm_writev`). After an error some may have been written.
+    /// Writes many words with few system calls (`process_vm_writev`). After an error some may have been
+    /// written.
     pub fn write_words(&self, words: &[(Avma, u64)]) -> Result<(), TraceError> {
         for batch in words.chunks(BATCH) {
             self.refuse_unwritable(batch[0].0, 8)?;
@@ -141,8 +145,8 @@ impl Memory {
                 |(at, _): &(Avma, u64)| libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: 8 };
             let remote: Vec<libc::iovec> = batch.iter().map(word).collect();
             let count = remote.len() as libc::c_ulong;
-            // SAFETY: the kernel only reads the live `values` that `local` names with their true length, and there are at most IOV_MAX remote entries; their addresses are used in the other process
-            // only.
+            // SAFETY: the kernel only reads the live `values` that `local` names with their true length, and
+            // there are at most IOV_MAX remote entries; their addresses are used in the other process only.
             let written = unsafe {
                 libc::process_vm_writev(self.holder, &raw const local, 1, remote.as_ptr(), count, 0)
             };
@@ -155,8 +159,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads many small ranges with few system calls (`process_vm_readv`). For each request the bytes, or `None`
-    /// where they cannot be read as a whole.
+    /// Reads many small ranges with few system calls (`process_vm_readv`). For each request the bytes, or
+    /// `None` where they cannot be read as a whole.
     pub fn read_many(&self, requests: &[(Avma, usize)]) -> Vec<Option<Vec<u8>>> {
         let mut results = Vec::with_capacity(requests.len());
         for batch in requests.chunks(BATCH) {
@@ -169,7 +173,8 @@ impl Memory {
         results
     }
 
-    /// Whether each of `expected` is there as it is given, compared with few system calls and no allocation for each.
+    /// Whether each of `expected` is there as it is given, compared with few system calls and no allocation
+    /// for each.
     pub fn holds(&self, expected: &[(Avma, Vec<u8>)]) -> bool {
         let mut buffer = Vec::new();
         expected.chunks(COMPARED).all(|batch| {
@@ -183,8 +188,8 @@ impl Memory {
                 })
                 .collect();
             let count = remote.len() as libc::c_ulong;
-            // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length, and there are at most
-            // IOV_MAX remote entries; their addresses are used in the other process only.
+            // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length, and there
+            // are at most IOV_MAX remote entries; their addresses are used in the other process only.
             let read = unsafe {
                 libc::process_vm_readv(self.holder, &raw const local, 1, remote.as_ptr(), count, 0)
             };
@@ -209,8 +214,8 @@ impl Memory {
             .map(|&(at, len)| libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: len })
             .collect();
         let count = batch.len() as libc::c_ulong;
-        // SAFETY: `local` names the live, exclusively borrowed `buffers` with their true lengths, and there are at
-        // most IOV_MAX entries; the remote addresses are used in the other process only.
+        // SAFETY: `local` names the live, exclusively borrowed `buffers` with their true lengths, and there
+        // are at most IOV_MAX entries; the remote addresses are used in the other process only.
         let read =
             unsafe { libc::process_vm_readv(self.holder, local.as_ptr(), count, remote.as_ptr(), count, 0) };
         let wanted: usize = batch.iter().map(|request| request.1).sum();

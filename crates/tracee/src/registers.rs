@@ -52,9 +52,9 @@ const MINUS_ERESTARTNOHAND: i64 = -514;
 /// `io_pgetevents`, missing in the libc crate.
 const SYS_IO_PGETEVENTS: libc::c_long = 333;
 
-/// System calls that return `EINTR` when a tracer interrupts them, although without a signal handler they never
-/// would, and that have no effect in that case, so that calling them again is right. `close` is not among them (it
-/// has closed), nor are calls that the kernel restarts by itself.
+/// System calls that return `EINTR` when a tracer interrupts them, although without a signal handler they
+/// never would, and that have no effect in that case, so that calling them again is right. `close` is not
+/// among them (it has closed), nor are calls that the kernel restarts by itself.
 const RESTARTABLE_AFTER_EINTR: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -94,7 +94,8 @@ const MASK_SWAPPING: &[libc::c_long] = &[
     SYS_IO_PGETEVENTS,
 ];
 
-/// What the kernel does with an interrupted system call before the thread runs on (signal(7), `arch/x86/kernel/signal.c`).
+/// What the kernel does with an interrupted system call before the thread runs on (signal(7),
+/// `arch/x86/kernel/signal.c`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PendingRestart {
     /// Nothing: not in a system call, or it has its result.
@@ -106,7 +107,8 @@ pub enum PendingRestart {
 }
 
 impl Registers {
-    /// The general registers by their numbers in instructions: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+    /// The general registers by their numbers in instructions: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to
+    /// r15.
     pub fn general(&self) -> [u64; 16] {
         let low = [self.rax, self.rcx, self.rdx, self.rbx, self.rsp.get(), self.rbp, self.rsi, self.rdi];
         let high = [self.r8, self.r9, self.r10, self.r11, self.r12, self.r13, self.r14, self.r15];
@@ -118,7 +120,8 @@ impl Registers {
         self.cs == USER_CS_64
     }
 
-    /// Whether these are the registers of a thread that never leaves the kernel: it has no program counter and no stack.
+    /// Whether these are the registers of a thread that never leaves the kernel: it has no program counter
+    /// and no stack.
     pub(crate) fn are_of_the_kernel(&self) -> bool {
         (self.rip, self.rsp) == (Avma::new(0), Avma::new(0))
     }
@@ -139,9 +142,10 @@ impl Registers {
         }
     }
 
-    /// The registers with which the thread can be continued by `rt_sigreturn`, which knows no system call to restart:
-    /// the restart has been carried out. A wait that would have continued with the rest of its timeout begins anew,
-    /// because `rt_sigreturn` makes the kernel forget that rest (it would give a false `EINTR`).
+    /// The registers with which the thread can be continued by `rt_sigreturn`, which knows no system call to
+    /// restart: the restart has been carried out. A wait that would have continued with the rest of its
+    /// timeout begins anew, because `rt_sigreturn` makes the kernel forget that rest (it would give a false
+    /// `EINTR`).
     pub fn settled(&self) -> Self {
         let mut settled = *self;
         if self.pending_restart() != PendingRestart::None {
@@ -152,9 +156,10 @@ impl Registers {
         settled
     }
 
-    /// For a thread that is about to call `restart_syscall`, because it was interrupted in a wait before: the registers with which
-    /// that wait begins anew. `code` are the 7 bytes from 5 before the program counter on; the call's number is known
-    /// where they are `mov $number, %eax; syscall`, as in C libraries. Elsewhere nothing is changed.
+    /// For a thread that is about to call `restart_syscall`, because it was interrupted in a wait before: the
+    /// registers with which that wait begins anew. `code` are the 7 bytes from 5 before the program counter
+    /// on; the call's number is known where they are `mov $number, %eax; syscall`, as in C libraries.
+    /// Elsewhere nothing is changed.
     pub(crate) fn begun_anew(&self, code: &[u8; NUMBERED_CALL]) -> Self {
         const WAITS: [libc::c_long; 4] =
             [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_futex];
@@ -163,8 +168,8 @@ impl Registers {
         if is_wait { Self { rax: number.into(), ..*self } } else { *self }
     }
 
-    /// The registers with a false `EINTR` repaired, if the stop caused one: the kernel then calls again, unless a
-    /// signal handler runs.
+    /// The registers with a false `EINTR` repaired, if the stop caused one: the kernel then calls again,
+    /// unless a signal handler runs.
     pub(crate) fn repaired(&self) -> Option<Self> {
         let number = self.system_call()?;
         let interrupted = self.rax as i64 == MINUS_EINTR;

@@ -22,8 +22,8 @@ impl Borrow<'_> {
         }
     }
 
-    /// `openat(AT_FDCWD, path, flags | O_CLOEXEC, mode)`: the path is looked up by the target, in its own mount
-    /// namespace and working directory.
+    /// `openat(AT_FDCWD, path, flags | O_CLOEXEC, mode)`: the path is looked up by the target, in its own
+    /// mount namespace and working directory.
     pub fn open(&mut self, path: &CStr, flags: i32, mode: u32) -> Result<RemoteFd, TraceError> {
         let at = self.put_scratch(path.to_bytes_with_nul())?;
         let flags = (flags | libc::O_CLOEXEC) as u64;
@@ -36,15 +36,16 @@ impl Borrow<'_> {
         self.call("close", libc::SYS_close, [fd.0 as u64, 0, 0, 0, 0, 0]).map(drop)
     }
 
-    /// `memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)`. [`Borrow::take_memory_file`] is the way to write it from here.
+    /// `memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)`. [`Borrow::take_memory_file`] is the way to
+    /// write it from here.
     pub fn memfd_create(&mut self, name: &CStr) -> Result<RemoteFd, TraceError> {
         let at = self.put_scratch(name.to_bytes_with_nul())?;
         let args = [at.get(), MEMORY_FILE_FLAGS, 0, 0, 0, 0];
         self.call("memfd_create", libc::SYS_memfd_create, args).map(|fd| RemoteFd(fd as i32))
     }
 
-    /// `mmap` of `len` bytes; the new range (of whole pages). A kernel that ignores `MAP_FIXED_NOREPLACE` and maps
-    /// elsewhere is an error too, and the mapping is taken back.
+    /// `mmap` of `len` bytes; the new range (of whole pages). A kernel that ignores `MAP_FIXED_NOREPLACE` and
+    /// maps elsewhere is an error too, and the mapping is taken back.
     pub fn mmap(
         &mut self,
         placement: Placement,
@@ -76,16 +77,16 @@ impl Borrow<'_> {
         self.call("mprotect", libc::SYS_mprotect, args).map(drop)
     }
 
-    /// `mremap(from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to)`: moves the pages of `from`, replacing what was at
-    /// `to` in one step.
+    /// `mremap(from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to)`: moves the pages of `from`, replacing what
+    /// was at `to` in one step.
     pub fn mremap(&mut self, from: AvmaRange, to: Avma) -> Result<(), TraceError> {
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
         let args = [from.start.get(), from.len(), from.len(), flags, to.get(), 0];
         self.call("mremap", libc::SYS_mremap, args).map(drop)
     }
 
-    /// `mremap` as above, but what was at `from` stays there as a mapping without pages (`MREMAP_DONTUNMAP`, for files since
-    /// Linux 5.13): a private mapping of a file shows the file again.
+    /// `mremap` as above, but what was at `from` stays there as a mapping without pages (`MREMAP_DONTUNMAP`,
+    /// for files since Linux 5.13): a private mapping of a file shows the file again.
     pub fn mremap_leaving(&mut self, from: AvmaRange, to: Avma) -> Result<(), TraceError> {
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) as u64;
         let args = [from.start.get(), from.len(), from.len(), flags, to.get(), 0];

@@ -12,17 +12,20 @@ use std::time::{Duration, Instant};
 
 /// How long other threads of the process may take to stop.
 const LIMIT: Duration = Duration::from_secs(10);
-/// In rflags of a thread that stands at a breakpoint: it passes it once (AMD64 manual volume 2, section 13.1.1).
+/// In rflags of a thread that stands at a breakpoint: it passes it once (AMD64 manual volume 2, section
+/// 13.1.1).
 const RESUME_FLAG: u64 = 1 << 16;
 
-/// Reaps the stop of a thread in front of a signal of ours, so that nobody gets it should this program die before the thread is resumed.
+/// Reaps the stop of a thread in front of a signal of ours, so that nobody gets it should this program die
+/// before the thread is resumed.
 fn take_from_kernel(tid: i32) {
     sys::wait(tid, false);
 }
 
 impl TraceEvents {
-    /// Lets a process that a [`TraceEvent::Exec`] holds run until its thread is about to execute the instruction at
-    /// `at`: that is a [`TraceEvent::Reached`], once. One place for a process; the next exec forgets it.
+    /// Lets a process that a [`TraceEvent::Exec`] holds run until its thread is about to execute the
+    /// instruction at `at`: that is a [`TraceEvent::Reached`], once. One place for a process; the next exec
+    /// forgets it.
     ///
     /// # Errors
     /// If there is no code at `at`. The process runs on.
@@ -41,13 +44,14 @@ impl TraceEvents {
         Ok(())
     }
 
-    /// Why a process had to be stopped by a trap in its code so far, if one had: it would not have outlived this program just then.
+    /// Why a process had to be stopped by a trap in its code so far, if one had: it would not have outlived
+    /// this program just then.
     pub fn trap_in_code(&self) -> Option<&str> {
         self.trap_in_code.as_deref()
     }
 
-    /// Looks at the signal that thread `tid` is about to get. If it is that of its process's breakpoint, the whole process is held in
-    /// front of it; one that means nothing any more is swallowed.
+    /// Looks at the signal that thread `tid` is about to get. If it is that of its process's breakpoint, the
+    /// whole process is held in front of it; one that means nothing any more is swallowed.
     pub(crate) fn notified(
         &mut self,
         pid: i32,
@@ -80,8 +84,8 @@ impl TraceEvents {
         Ok(TraceEvent::Reached(stopped))
     }
 
-    /// A thread that is being held for another reason with `signal` on its way: the signal to deliver later. One that stands at its
-    /// breakpoint gets there once more when it is let go.
+    /// A thread that is being held for another reason with `signal` on its way: the signal to deliver later.
+    /// One that stands at its breakpoint gets there once more when it is let go.
     pub(crate) fn put_off(&self, pid: i32, held: &mut Held) -> Result<(), TraceError> {
         let Some(breakpoint) = self.breakpoints.get(&pid) else { return Ok(()) };
         match breakpoint.judge(held.tid, held.signal, &held.current) {
@@ -106,8 +110,8 @@ impl TraceEvents {
         }
     }
 
-    /// Takes a process's breakpoint away before its thread `tid`, which stands still, is let go with `signal`. The signal to
-    /// deliver: none if it is that of the breakpoint.
+    /// Takes a process's breakpoint away before its thread `tid`, which stands still, is let go with
+    /// `signal`. The signal to deliver: none if it is that of the breakpoint.
     pub(crate) fn leave_breakpoint(&mut self, pid: i32, tid: i32, signal: i32) -> i32 {
         let Some(breakpoint) = self.breakpoints.get(&pid) else { return signal };
         // What cannot be read or written now belongs to a process that is gone.

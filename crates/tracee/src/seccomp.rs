@@ -1,20 +1,25 @@
 //! What the system call filters (seccomp) of a target permit.
 //!
-//! **Problem.** Services that are hardened and everything that runs in a container are under filters. A call that a filter forbids
-//! fails, or ends the process at once, and a borrowed thread makes calls of ours in its name.
+//! **Problem.** Services that are hardened and everything that runs in a container are under filters. A call
+//! that a filter forbids fails, or ends the process at once, and a borrowed thread makes calls of ours in its
+//! name.
 //!
-//! **Idea.** The kernel hands out the filters of a stopped thread (`PTRACE_SECCOMP_GET_FILTER`), and they are small programs over a call's
-//! number and arguments. So each call is put to them here, with the arguments that it is going to have, and is made only if all of them let
-//! it through. What a borrow may need is asked when it begins, before anything is changed, so that nothing ends half-way; and each call is
-//! asked about again when it is made. Filters can only be added, and only by the thread that they are for or one of its process, which stand still or
-//! are on their way into the kernel: that leaves a filter that another thread adds to all (`SECCOMP_FILTER_FLAG_TSYNC`) during a [`crate::visit`].
+//! **Idea.** The kernel hands out the filters of a stopped thread (`PTRACE_SECCOMP_GET_FILTER`), and they are
+//! small programs over a call's number and arguments. So each call is put to them here, with the arguments
+//! that it is going to have, and is made only if all of them let it through. What a borrow may need is asked
+//! when it begins, before anything is changed, so that nothing ends half-way; and each call is asked about
+//! again when it is made. Filters can only be added, and only by the thread that they are for or one of its
+//! process, which stand still or are on their way into the kernel: that leaves a filter that another thread
+//! adds to all (`SECCOMP_FILTER_FLAG_TSYNC`) during a [`crate::visit`].
 //!
-//! **A stop itself may end a thread**: a wait with a timeout that is interrupted goes on by `restart_syscall`, which a filter sees. So
-//! processes of which a thread may not call that are refused ([`refuse_by_filters`]), and the one stop in which that is found out lets the wait begin anew.
+//! **A stop itself may end a thread**: a wait with a timeout that is interrupted goes on by
+//! `restart_syscall`, which a filter sees. So processes of which a thread may not call that are refused
+//! ([`refuse_by_filters`]), and the one stop in which that is found out lets the wait begin anew.
 //!
-//! **Limits.** Reading filters takes `CAP_SYS_ADMIN`, a tracer under no filter itself, and a kernel with `CONFIG_CHECKPOINT_RESTORE`; else
-//! processes under filters are refused. Strict mode (`read` and `write` only) is refused always. Filters that ask a supervisor
-//! (`SECCOMP_RET_USER_NOTIF`) or a tracer are taken for forbidding.
+//! **Limits.** Reading filters takes `CAP_SYS_ADMIN`, a tracer under no filter itself, and a kernel with
+//! `CONFIG_CHECKPOINT_RESTORE`; else processes under filters are refused. Strict mode (`read` and `write`
+//! only) is refused always. Filters that ask a supervisor (`SECCOMP_RET_USER_NOTIF`) or a tracer are taken
+//! for forbidding.
 //!
 //! Reference: seccomp(2), ptrace(2), kernel/seccomp.c (`seccomp_run_filters`, `seccomp_get_filter`).
 
@@ -35,7 +40,8 @@ const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
 const ERRNO: u32 = 0x0005_0000;
 
-/// More filters than the kernel lets a thread have (32768 instructions, each filter counted as 4 more of them).
+/// More filters than the kernel lets a thread have (32768 instructions, each filter counted as 4 more of
+/// them).
 const MOST_FILTERS: usize = 8192;
 
 /// A system call as a filter sees it.
@@ -94,7 +100,8 @@ fn way_back(tid: i32) -> [Asked; 3] {
     ]
 }
 
-/// What restitch makes processes call, with arguments of the kind that it uses: addresses and descriptors differ.
+/// What restitch makes processes call, with arguments of the kind that it uses: addresses and descriptors
+/// differ.
 fn kinds_of_calls() -> Vec<Asked> {
     const AT: Avma = Avma::new(0x7fff_0000_0000);
     const LEN: u64 = 0x20_0000;
@@ -219,11 +226,13 @@ fn outcome(answer: Option<u32>) -> Result<(), String> {
     }
 }
 
-/// Refuses, before anything is changed, a process whose filters forbid what restitch has to make it call: at least one of its threads has to be
-/// permitted all of that, and all of them to go on with a wait that a stop has interrupted. Each thread under a filter is stopped for a moment, on its own.
+/// Refuses, before anything is changed, a process whose filters forbid what restitch has to make it call: at
+/// least one of its threads has to be permitted all of that, and all of them to go on with a wait that a stop
+/// has interrupted. Each thread under a filter is stopped for a moment, on its own.
 ///
 /// # Errors
-/// [`TraceError::StrictSeccomp`], [`TraceError::UnreadableFilter`], [`TraceError::ForbiddenCall`], and those of a stop.
+/// [`TraceError::StrictSeccomp`], [`TraceError::UnreadableFilter`], [`TraceError::ForbiddenCall`], and those
+/// of a stop.
 pub fn refuse_by_filters(pid: i32) -> Result<(), TraceError> {
     let (mut refused, mut permitted) = (None, false);
     for thread in procfs::threads(pid)? {
@@ -272,8 +281,8 @@ fn look_at(pid: i32, tid: i32) -> Result<Result<(), TraceError>, TraceError> {
     looked
 }
 
-/// Whether the kernel would hand the filters of others to this program, as far as can be told without stopping anybody (a kernel without
-/// `CONFIG_CHECKPOINT_RESTORE` hands them to nobody).
+/// Whether the kernel would hand the filters of others to this program, as far as can be told without
+/// stopping anybody (a kernel without `CONFIG_CHECKPOINT_RESTORE` hands them to nobody).
 pub fn may_read_filters() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let own = procfs::status(std::process::id() as i32).unwrap_or_default();

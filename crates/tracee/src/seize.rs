@@ -1,10 +1,12 @@
 //! Stopping all threads of a process.
 //!
-//! Every thread found in `/proc/PID/task` is seized and interrupted, until two passes over that directory in a row
-//! find no thread that is not held: threads that stand still start no others, so the set is then complete.
+//! Every thread found in `/proc/PID/task` is seized and interrupted, until two passes over that directory in
+//! a row find no thread that is not held: threads that stand still start no others, so the set is then
+//! complete.
 //!
-//! Threads that the kernel has made in the process's name and that never leave it (workers of io_uring) are let be: they run no code and make no threads, a stop
-//! would interrupt what they do for the program, and one that waits for a disk would not come to it.
+//! Threads that the kernel has made in the process's name and that never leave it (workers of io_uring) are
+//! let be: they run no code and make no threads, a stop would interrupt what they do for the program, and one
+//! that waits for a disk would not come to it.
 
 use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
@@ -22,8 +24,8 @@ use std::time::{Duration, Instant};
 /// Settings for a stop.
 #[derive(Clone, Copy, Debug)]
 pub struct StopOptions {
-    /// How long to wait for threads that do not stop: in the kernel, or for a vfork child. For one that is ready to run and gets no
-    /// processor meanwhile four times as long is waited.
+    /// How long to wait for threads that do not stop: in the kernel, or for a vfork child. For one that is
+    /// ready to run and gets no processor meanwhile four times as long is waited.
     pub limit: Duration,
 }
 
@@ -41,9 +43,10 @@ thread_local! {
     static STRAGGLERS: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets threads go that did not stop in time at an earlier, failed attempt and have stopped meanwhile; returns how
-/// many there still are. After [`TraceError::NotStopping`] or [`TraceError::VforkParent`], call it from time to time
-/// **on the same thread** (each new stop does too), or end that thread: the kernel then lets its tracees go.
+/// Lets threads go that did not stop in time at an earlier, failed attempt and have stopped meanwhile;
+/// returns how many there still are. After [`TraceError::NotStopping`] or [`TraceError::VforkParent`], call
+/// it from time to time **on the same thread** (each new stop does too), or end that thread: the kernel then
+/// lets its tracees go.
 pub fn settle_stragglers() -> usize {
     STRAGGLERS.with_borrow_mut(|tids| {
         tids.retain(|&tid| match sys::wait_keeping_signals(tid, false) {
@@ -114,10 +117,12 @@ fn exec_marker(pid: i32) -> Option<restitch_address::Avma> {
     procfs::auxv(pid).ok()?.random_bytes()
 }
 
-/// Refuses, before anything is touched, what cannot be traced. Stops begin with that; whoever has much to do before can ask at once.
+/// Refuses, before anything is touched, what cannot be traced. Stops begin with that; whoever has much to do
+/// before can ask at once.
 ///
 /// # Errors
-/// Why the process cannot be stopped: it has ended, is traced by another program, is frozen, a kernel thread, a 32-bit program or this one.
+/// Why the process cannot be stopped: it has ended, is traced by another program, is frozen, a kernel thread,
+/// a 32-bit program or this one.
 pub fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
     let status = procfs::status(pid)?;
     let pid = status.tgid.unwrap_or(pid);
@@ -188,8 +193,8 @@ fn permission_advice(scope: Option<i32>, owner: Option<u32>, own_uid: u32) -> St
     }
 }
 
-/// A thread that waits for its vfork child stops only after the child's exec; seizing it before would leave the whole
-/// process half stopped for that long. Gives the threads that stay in the kernel.
+/// A thread that waits for its vfork child stops only after the child's exec; seizing it before would leave
+/// the whole process half stopped for that long. Gives the threads that stay in the kernel.
 fn wait_for_vfork_children(pid: i32, limit: Duration) -> Result<BTreeSet<i32>, TraceError> {
     let mut patience = Patience::new(limit);
     loop {
@@ -216,11 +221,13 @@ fn in_creating_call(pid: i32, tid: i32) -> bool {
     matches!(number, Some(libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3))
 }
 
-/// Passes over the thread list before new threads in each of them are a storm. (A storm of six chains of threads takes three or four.)
+/// Passes over the thread list before new threads in each of them are a storm. (A storm of six chains of
+/// threads takes three or four.)
 const STORM: u32 = 16;
 
-/// A thread that is ready to run and gets no processor cannot stop yet, and nothing is wrong with it: so many times the limit are waited for
-/// it. (Longer would keep the others standing still that have stopped already.)
+/// A thread that is ready to run and gets no processor cannot stop yet, and nothing is wrong with it: so many
+/// times the limit are waited for it. (Longer would keep the others standing still that have stopped
+/// already.)
 const STARVED: u32 = 4;
 
 /// Threads on their way into a stop. Dropping it lets all of them go.
@@ -253,7 +260,8 @@ impl Seizing {
             let found = found || self.forget_others();
             clean = if found { 0 } else { clean + 1 };
             self.passes += 1;
-            // A pass may take long because this program gets no processor: the threads that it has found are held all the same.
+            // A pass may take long because this program gets no processor: the threads that it has found are
+            // held all the same.
             if clean == 0 && self.passes >= STORM && self.begun.elapsed() > self.limit {
                 return Err(TraceError::ThreadStorm { pid: self.pid, passes: self.passes });
             }
@@ -318,7 +326,8 @@ impl Seizing {
         };
         let is_exiting = || procfs::thread_stat(self.pid, tid).is_ok_and(|stat| stat.is_exiting);
         if status.state.is_some_and(|state| state.is_ended()) || is_exiting() {
-            // A dead thread stays in the list until it is collected; a dead leader for as long as the process lives.
+            // A dead thread stays in the list until it is collected; a dead leader for as long as the process
+            // lives.
             return Ok(false);
         }
         match status.tracer.filter(|&tracer| tracer != 0) {
@@ -335,8 +344,8 @@ impl Seizing {
         Ok(())
     }
 
-    /// Waits for the stop of one thread. If that is in front of the delivery of a signal, the kernel still delivers it should this
-    /// program die during the stop.
+    /// Waits for the stop of one thread. If that is in front of the delivery of a signal, the kernel still
+    /// delivers it should this program die during the stop.
     fn collect(&mut self, tid: i32) -> Result<(), TraceError> {
         let begun = Instant::now();
         // A dying leader reports nothing while other threads live: look at its state early.

@@ -29,11 +29,13 @@ const STEP_LIMIT: Duration = Duration::from_secs(5);
 const TRAP_FLAG: u8 = 1;
 
 impl Stopped {
-    /// Executes instructions of one thread, at most `limit`, until `reached` holds for the address of the next one
-    /// (which is asked before the first step too). For moving a thread out of code whose state has no equal elsewhere.
+    /// Executes instructions of one thread, at most `limit`, until `reached` holds for the address of the
+    /// next one (which is asked before the first step too). For moving a thread out of code whose state has
+    /// no equal elsewhere.
     ///
-    /// Signals are held back: one that arrives is queued again for the thread and all its signals are blocked until
-    /// the stepping ends. The new registers are kept also when `self` is dropped, since instructions cannot be undone.
+    /// Signals are held back: one that arrives is queued again for the thread and all its signals are blocked
+    /// until the stepping ends. The new registers are kept also when `self` is dropped, since instructions
+    /// cannot be undone.
     pub fn step_thread(
         &mut self,
         tid: i32,

@@ -54,10 +54,11 @@ impl StopTimes {
 
 /// All threads of a process, held still by this thread of this program.
 ///
-/// There is one way to get it ([`Stopped::seize_all`], or an exec event of [`crate::TraceEvents`]), no way to copy it
-/// and no way to send it to another thread, because the kernel accepts requests from the tracing thread only.
-/// [`Stopped::resume`] lets the process run on with the registers that were set; **dropping** it instead gives every
-/// thread its registers back first. What was written to memory stays written in both cases.
+/// There is one way to get it ([`Stopped::seize_all`], or an exec event of [`crate::TraceEvents`]), no way to
+/// copy it and no way to send it to another thread, because the kernel accepts requests from the tracing
+/// thread only. [`Stopped::resume`] lets the process run on with the registers that were set; **dropping** it
+/// instead gives every thread its registers back first. What was written to memory stays written in both
+/// cases.
 #[derive(Debug)]
 pub struct Stopped {
     pub(crate) process: ProcessId,
@@ -114,9 +115,10 @@ impl Stopped {
 
     /// Sets a thread's registers, at once.
     ///
-    /// If the thread is in an interrupted system call ([`Registers::pending_restart`]), the kernel takes the restart
-    /// to heart after this: it moves `rip` back by the two bytes of the `syscall` instruction. So move such a thread
-    /// to the place behind the copy of that instruction only, or [settle](Registers::settled) the registers.
+    /// If the thread is in an interrupted system call ([`Registers::pending_restart`]), the kernel takes the
+    /// restart to heart after this: it moves `rip` back by the two bytes of the `syscall` instruction. So
+    /// move such a thread to the place behind the copy of that instruction only, or
+    /// [settle](Registers::settled) the registers.
     pub fn set_registers(&mut self, tid: i32, registers: Registers) -> Result<(), TraceError> {
         let index = self.index_of(tid)?;
         sys::set_registers(tid, &registers)?;
@@ -148,9 +150,9 @@ impl Stopped {
         sys::set_xsave(tid, area)
     }
 
-    /// If the thread is inside a restartable sequence, aborts it as the kernel does after a preemption: the thread
-    /// continues at the abort handler. Needed before the thread is moved or borrowed, because the kernel forgets a
-    /// sequence when the thread is seen outside. Returns whether there was one.
+    /// If the thread is inside a restartable sequence, aborts it as the kernel does after a preemption: the
+    /// thread continues at the abort handler. Needed before the thread is moved or borrowed, because the
+    /// kernel forgets a sequence when the thread is seen outside. Returns whether there was one.
     pub fn abort_rseq(&mut self, tid: i32) -> Result<bool, TraceError> {
         let index = self.index_of(tid)?;
         let Some((area, abort)) = self.rseq_abort(index) else { return Ok(false) };

@@ -25,10 +25,12 @@ pub fn is_padding(bytes: &[u8]) -> bool {
     true
 }
 
-/// Finds [`STUB_SPACE`] bytes that are nothing but filler within `bytes`, which are at `start` in the process.
+/// Finds [`STUB_SPACE`] bytes that are nothing but filler within `bytes`, which are at `start` in the
+/// process.
 ///
-/// The caller must pass **dead** bytes only: those between the end of one function and the start of the next, or
-/// behind the last byte of an executable segment in its last page. Inside a function, filler before a loop is executed.
+/// The caller must pass **dead** bytes only: those between the end of one function and the start of the next,
+/// or behind the last byte of an executable segment in its last page. Inside a function, filler before a loop
+/// is executed.
 pub fn find_padding(bytes: &[u8], start: Avma) -> Option<Avma> {
     let (mut at, mut run) = (0, 0);
     while at < bytes.len() {
@@ -53,10 +55,10 @@ pub struct StubPlace {
 }
 
 impl StubPlace {
-    /// Checks that `at` begins [`STUB_SPACE`] bytes in an executable, private mapping of the process `pid` whose `maps`
-    /// these are. The bytes themselves are checked when the stub is written. To be called before the stop, since
-    /// reading maps takes time; the mapping must stay (take it from the program, not from a library that may be closed).
-    /// A process without any mapping has just ended.
+    /// Checks that `at` begins [`STUB_SPACE`] bytes in an executable, private mapping of the process `pid`
+    /// whose `maps` these are. The bytes themselves are checked when the stub is written. To be called before
+    /// the stop, since reading maps takes time; the mapping must stay (take it from the program, not from a
+    /// library that may be closed). A process without any mapping has just ended.
     pub fn new(pid: i32, at: Avma, maps: &[Mapping]) -> Result<Self, TraceError> {
         if maps.is_empty() {
             return Err(TraceError::Vanished { tid: pid, operation: "a thread was to be borrowed" });
@@ -77,7 +79,8 @@ impl StubPlace {
         Self { len: BATCH_SPACE, ..self }
     }
 
-    /// Says that `bytes`, which stand there, are dead although they are no padding: they were executed for the last time.
+    /// Says that `bytes`, which stand there, are dead although they are no padding: they were executed for
+    /// the last time.
     pub fn with_dead(self, bytes: [u8; STUB_SPACE]) -> Self {
         Self { dead: Some(bytes), ..self }
     }
@@ -92,7 +95,8 @@ impl StubPlace {
         self.at
     }
 
-    /// What stands in a place with `len` bytes of padding while a thread is borrowed. Whoever replaces the page meanwhile has to put it into the new one.
+    /// What stands in a place with `len` bytes of padding while a thread is borrowed. Whoever replaces the
+    /// page meanwhile has to put it into the new one.
     pub fn code(len: usize) -> Vec<u8> {
         let mut code = CALL.to_vec();
         if len >= BATCH_SPACE {

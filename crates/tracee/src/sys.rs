@@ -34,8 +34,8 @@ fn plain(
     addr: usize,
     data: usize,
 ) -> Result<i64, TraceError> {
-    // SAFETY: the callers in this file pass requests only that take numbers as address and data, so the kernel
-    // neither reads nor writes memory of this process.
+    // SAFETY: the callers in this file pass requests only that take numbers as address and data, so the
+    // kernel neither reads nor writes memory of this process.
     let result = unsafe { libc::ptrace(request, tid, addr, data) };
     if result == -1 { Err(failed(name, tid)) } else { Ok(result) }
 }
@@ -89,8 +89,9 @@ pub(crate) fn resume(tid: i32, how: Resume, signal: i32) -> Result<(), TraceErro
 /// `PTRACE_GETREGS`.
 pub(crate) fn get_registers(tid: i32) -> Result<Registers, TraceError> {
     let mut registers = std::mem::MaybeUninit::<Registers>::zeroed();
-    // SAFETY: `Registers` is `repr(C)` with the layout of `user_regs_struct` (asserted by size in its file), so the
-    // kernel writes within it; any bit pattern is valid for its integer fields, also the zeros before the call.
+    // SAFETY: `Registers` is `repr(C)` with the layout of `user_regs_struct` (asserted by size in its file),
+    // so the kernel writes within it; any bit pattern is valid for its integer fields, also the zeros before
+    // the call.
     unsafe {
         if libc::ptrace(libc::PTRACE_GETREGS, tid, 0usize, registers.as_mut_ptr()) == -1 {
             return Err(failed("GETREGS", tid));
@@ -126,7 +127,8 @@ pub(crate) fn get_xsave(tid: i32) -> Result<Vec<u8>, TraceError> {
     // The largest state known (with AMX tiles) is about 11 KiB; the kernel says how much it wrote.
     let mut bytes = vec![0u8; 16 << 10];
     let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: `slice` names `bytes`, which is live and of that length; the kernel writes no more and updates iov_len.
+    // SAFETY: `slice` names `bytes`, which is live and of that length; the kernel writes no more and updates
+    // iov_len.
     let result = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut slice) };
     if result == -1 {
         return Err(failed("GETREGSET", tid));
@@ -169,12 +171,14 @@ pub(crate) fn sent_to_thread(tid: i32) -> Result<bool, TraceError> {
 /// `PTRACE_SECCOMP_GET_FILTER`: the filter that so many newer ones of the thread stand in front of.
 ///
 /// # Errors
-/// `ENOENT` if there are not so many; `EACCES` without `CAP_SYS_ADMIN`, or if this program is under a filter itself.
+/// `ENOENT` if there are not so many; `EACCES` without `CAP_SYS_ADMIN`, or if this program is under a filter
+/// itself.
 pub(crate) fn seccomp_filter(tid: i32, index: usize) -> io::Result<Vec<libc::sock_filter>> {
     let empty = libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
     // The kernel takes no filter of more instructions (`BPF_MAXINSNS`).
     let mut program = vec![empty; 4096];
-    // SAFETY: the kernel writes one filter, which `program` has room for whichever it is, and returns its length.
+    // SAFETY: the kernel writes one filter, which `program` has room for whichever it is, and returns its
+    // length.
     let len = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, program.as_mut_ptr()) };
     if len == -1 {
         return Err(io::Error::last_os_error());
@@ -211,8 +215,9 @@ impl SignalOrigin {
     pub fn is_descriptor(self) -> bool {
         matches!(self.code, 1..=6 | -5)
     }
-    /// Of a SIGTRAP: a debug exception of which the kernel was told no cause (`TRAP_BRKPT`; arch/x86/kernel/traps.c, `exc_debug_user`):
-    /// an `int1`, or, where a hypervisor loses what the processor says (DR6), any hardware breakpoint.
+    /// Of a SIGTRAP: a debug exception of which the kernel was told no cause (`TRAP_BRKPT`;
+    /// arch/x86/kernel/traps.c, `exc_debug_user`): an `int1`, or, where a hypervisor loses what the processor
+    /// says (DR6), any hardware breakpoint.
     pub fn is_without_cause(self) -> bool {
         self.code == 1
     }
@@ -263,12 +268,13 @@ pub(crate) fn wait(tid: i32, block: bool) -> Waited {
     }
 }
 
-/// Like [`wait`], but a tracee that stands in front of the delivery of a signal is **not reaped**: the stop is looked at
-/// only, and is reported again until the tracee is resumed or [`wait`]ed for.
+/// Like [`wait`], but a tracee that stands in front of the delivery of a signal is **not reaped**: the stop
+/// is looked at only, and is reported again until the tracee is resumed or [`wait`]ed for.
 ///
-/// A wait takes the signal out of the kernel's hands (`wait_task_stopped` clears the exit code unless it is asked not to),
-/// and if the tracer then dies before it resumes the tracee, nobody delivers it. What was only looked at is delivered by the kernel.
-/// With `block`, a signal to this thread ends it with [`Waited::Nothing`].
+/// A wait takes the signal out of the kernel's hands (`wait_task_stopped` clears the exit code unless it is
+/// asked not to), and if the tracer then dies before it resumes the tracee, nobody delivers it. What was only
+/// looked at is delivered by the kernel. With `block`, a signal to this thread ends it with
+/// [`Waited::Nothing`].
 pub(crate) fn wait_keeping_signals(tid: i32, block: bool) -> Waited {
     loop {
         let (tid, status) = match look(tid, block) {
@@ -324,7 +330,8 @@ pub(crate) fn scheduling() -> Option<(i32, i32)> {
     (policy >= 0 && read == 0).then_some((policy, parameters.sched_priority))
 }
 
-/// Sets the nice value of the calling thread (on Linux the priority of "process" 0 is that of the calling thread; sched(7)).
+/// Sets the nice value of the calling thread (on Linux the priority of "process" 0 is that of the calling
+/// thread; sched(7)).
 pub(crate) fn set_nice(nice: i32) -> bool {
     // SAFETY: touches no memory.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.clamp(-20, 19)) == 0 }
@@ -342,7 +349,8 @@ pub(crate) fn nice() -> i32 {
     unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
 }
 
-/// Gives thread `tid` of this process the ordinary scheduling policy and this nice value; whether the system permits it.
+/// Gives thread `tid` of this process the ordinary scheduling policy and this nice value; whether the system
+/// permits it.
 pub(crate) fn make_ordinary(tid: i32, nice: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel only reads the parameters; the rest touches no memory.

@@ -1,13 +1,16 @@
 //! Memory files that the target has made for us, taken over to be written from here.
 //!
-//! Problem: only the target can make a file that it may map whatever its user, its namespaces and its security module say, and its other threads run
-//! meanwhile. Whoever opens `/proc/PID/fd/N` for writing opens what a thread of it has put there since (`dup2`): a file of root's, say, that the
-//! target itself may only read. Idea: take the very descriptor (pidfd_getfd(2), Linux 5.6), which gives no right that the target does not have itself, and
-//! then look at what it is. Only an empty file of the kernel's own memory file system that nobody else has sealed is written: what the target can put there in place of
-//! ours is a memory file that it may write as well.
+//! Problem: only the target can make a file that it may map whatever its user, its namespaces and its
+//! security module say, and its other threads run meanwhile. Whoever opens `/proc/PID/fd/N` for writing opens
+//! what a thread of it has put there since (`dup2`): a file of root's, say, that the target itself may only
+//! read. Idea: take the very descriptor (pidfd_getfd(2), Linux 5.6), which gives no right that the target
+//! does not have itself, and then look at what it is. Only an empty file of the kernel's own memory file
+//! system that nobody else has sealed is written: what the target can put there in place of ours is a memory
+//! file that it may write as well.
 //!
-//! Its size is sealed before anything is mapped, and the code's content, too. What other threads write meanwhile harms nobody but the target, which executes it; the content of counters and windows is what the target says anyway,
-//! and is read as such.
+//! Its size is sealed before anything is mapped, and the code's content, too. What other threads write
+//! meanwhile harms nobody but the target, which executes it; the content of counters and windows is what the
+//! target says anyway, and is read as such.
 
 use crate::TraceError;
 use crate::arguments::RemoteFd;
@@ -42,7 +45,8 @@ impl Borrow<'_> {
     /// Takes over the file that [`Borrow::memfd_create`] has just made.
     ///
     /// # Errors
-    /// [`TraceError::NotItsMemoryFile`] if the descriptor is another file's by now, or the kernel does not give it away.
+    /// [`TraceError::NotItsMemoryFile`] if the descriptor is another file's by now, or the kernel does not
+    /// give it away.
     pub fn take_memory_file(&self, fd: RemoteFd) -> Result<TakenFile, TraceError> {
         let pid = self.pid();
         let wrong = |why| TraceError::NotItsMemoryFile { pid, why };
@@ -101,14 +105,16 @@ fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Descriptor number `fd` of thread `tid`, which mostly has those of its process; older kernels can only be asked for these.
+/// Descriptor number `fd` of thread `tid`, which mostly has those of its process; older kernels can only be
+/// asked for these.
 fn take(pid: i32, tid: i32, fd: i32) -> io::Result<File> {
     let thread = pidfd(tid, PIDFD_THREAD).or_else(|_| pidfd(pid, 0))?;
     // SAFETY: pidfd_getfd takes three plain numbers.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, thread.as_raw_fd(), fd, 0) }).map(File::from)
 }
 
-/// What a descriptor is, if it is not that of an empty memory file that can be read, written and sealed and that `maker` has just made.
+/// What a descriptor is, if it is not that of an empty memory file that can be read, written and sealed and
+/// that `maker` has just made.
 fn other_than_new(file: &File, maker: Option<u32>) -> io::Result<Option<&'static str>> {
     let about = file.metadata()?;
     if !about.is_file() || about.nlink() != 0 || about.dev() != memory_device()? {

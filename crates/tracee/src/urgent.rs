@@ -1,8 +1,9 @@
 //! Being first while others stand still.
 //!
-//! On a busy machine the tracer is preempted in the middle of a stop, also by the very threads that it has just let go: with 64
-//! busy threads on two processors resuming took 29 ms, and under 2 ms with a real-time policy (sched(7)). So the tracing
-//! thread has the lowest real-time priority for as long as it holds a process. Where that is not permitted, nothing changes.
+//! On a busy machine the tracer is preempted in the middle of a stop, also by the very threads that it has
+//! just let go: with 64 busy threads on two processors resuming took 29 ms, and under 2 ms with a real-time
+//! policy (sched(7)). So the tracing thread has the lowest real-time priority for as long as it holds a
+//! process. Where that is not permitted, nothing changes.
 
 use crate::sys;
 use std::io;
@@ -14,7 +15,8 @@ use std::time::Duration;
 const ASIDE: &str = "restitch aside";
 /// The nice value of work aside that could not be made faster later.
 const NICE: i32 = 10;
-/// When work that gets the caller's priority is looked at for the second time, for threads that were being started at the first.
+/// When work that gets the caller's priority is looked at for the second time, for threads that were being
+/// started at the first.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// The longest time between two such looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -41,31 +43,32 @@ impl Drop for Urgent {
     }
 }
 
-/// Makes the calling thread yield to others: its nice value becomes `nice` (-20 to 19), unless it is higher already. False where the
-/// system refuses.
+/// Makes the calling thread yield to others: its nice value becomes `nice` (-20 to 19), unless it is higher
+/// already. False where the system refuses.
 pub fn be_nice(nice: i32) -> bool {
     sys::set_nice(nice)
 }
 
-/// Sleeps of the calling thread, and of what it starts, last as long as they say: an ordinary thread's are up to 50 us longer, so that
-/// timers go off together (`PR_SET_TIMERSLACK`, prctl(2)). To be used where times of that size are measured. False where the system
-/// refuses.
+/// Sleeps of the calling thread, and of what it starts, last as long as they say: an ordinary thread's are up
+/// to 50 us longer, so that timers go off together (`PR_SET_TIMERSLACK`, prctl(2)). To be used where times of
+/// that size are measured. False where the system refuses.
 pub fn be_punctual() -> bool {
     sys::set_timer_slack(1)
 }
 
-/// Makes the calling thread, and what it starts, do with what others leave: the lowest of all nice values, no preemption of others on waking up
-/// (`SCHED_BATCH`), the idle class of I/O (ioprio_set(2)). Against one busy thread it gets 1.5 % of a core. False where the system refuses
-/// the first of these.
+/// Makes the calling thread, and what it starts, do with what others leave: the lowest of all nice values, no
+/// preemption of others on waking up (`SCHED_BATCH`), the idle class of I/O (ioprio_set(2)). Against one busy
+/// thread it gets 1.5 % of a core. False where the system refuses the first of these.
 pub fn be_lowest() -> bool {
     sys::set_scheduling(libc::SCHED_BATCH, 0);
     sys::set_idle_io();
     sys::set_nice(19)
 }
 
-/// Does `work` with what others leave of the processors, on a thread of its own ([`be_lowest`]). It may have to wait for a processor for
-/// long; so when `patience` is over, that thread and those that it has started get the caller's priority. Where the system does not permit
-/// that (setpriority(2): raising one's priority is a privilege), the work is done at a nice value of 10 from the beginning.
+/// Does `work` with what others leave of the processors, on a thread of its own ([`be_lowest`]). It may have
+/// to wait for a processor for long; so when `patience` is over, that thread and those that it has started
+/// get the caller's priority. Where the system does not permit that (setpriority(2): raising one's priority
+/// is a privilege), the work is done at a nice value of 10 from the beginning.
 ///
 /// # Errors
 /// If no thread can be started; nothing has been done then.
@@ -87,7 +90,8 @@ pub fn aside<T: Send>(patience: Duration, work: impl FnOnce() -> T + Send) -> io
         })?;
         let has_begun = changes.recv().is_ok();
         let (mut pause, mut next) = (patience, FIRST_LOOK);
-        // Again and again: a thread that is being started meanwhile has its starter's priority of before, and is not to be seen yet.
+        // Again and again: a thread that is being started meanwhile has its starter's priority of before, and
+        // is not to be seen yet.
         while has_begun && changes.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             threads_aside().for_each(|tid| _ = sys::make_ordinary(tid, nice));
             (pause, next) = (next, (next * 2).min(LOOK));
@@ -137,7 +141,8 @@ mod tests {
             assert!(found.1 >= NICE, "{found:?}");
         }
         assert_eq!(state(), own, "the caller is as before");
-        // Without patience: where that is permitted, the work and what it has started come to be as the caller is.
+        // Without patience: where that is permitted, the work and what it has started come to be as the
+        // caller is.
         let raised = aside(Duration::ZERO, || {
             let is_own = || {
                 thread::sleep(Duration::from_millis(10));

@@ -1,7 +1,7 @@
 //! System calls in a process that otherwise runs on.
 //!
-//! Mapping and unmapping need a thread of the process, but only one: the others need not stand still for it. What is done
-//! this way is seen by them at once, so it has to be harmless to whoever runs.
+//! Mapping and unmapping need a thread of the process, but only one: the others need not stand still for it.
+//! What is done this way is seen by them at once, so it has to be harmless to whoever runs.
 
 use crate::borrow::Borrow;
 use crate::seize::seize_one;
@@ -12,11 +12,12 @@ use std::time::Duration;
 /// Most threads that are tried.
 const MOST_TRIES: usize = 8;
 
-/// Borrows one thread of process `pid` for `work`, while the other threads run; also says how long that thread stood
-/// still. `place` is where its stub goes. `work` is done once at most.
+/// Borrows one thread of process `pid` for `work`, while the other threads run; also says how long that
+/// thread stood still. `place` is where its stub goes. `work` is done once at most.
 ///
 /// # Errors
-/// Those of [`Stopped::seize_all`] and [`Stopped::borrow_thread`], and those of `work`. What was done in the process stays.
+/// Those of [`Stopped::seize_all`] and [`Stopped::borrow_thread`], and those of `work`. What was done in the
+/// process stays.
 pub fn visit<T, E: From<TraceError>>(
     pid: i32,
     place: StubPlace,

@@ -4,11 +4,11 @@ use crate::status::{StopKind, decode};
 use crate::sys::{self, Waited};
 use std::time::{Duration, Instant};
 
-/// Sleeps a little longer each time it is called: at first not at all, then up to a millisecond. (Yielding would give whole time slices
-/// to others on a busy machine.)
+/// Sleeps a little longer each time it is called: at first not at all, then up to a millisecond. (Yielding
+/// would give whole time slices to others on a busy machine.)
 ///
-/// To be asked after each look, and to be paused before the next one. What has come in time is seen even if this program itself got no processor until the
-/// time was up: the last look is behind that.
+/// To be asked after each look, and to be paused before the next one. What has come in time is seen even if
+/// this program itself got no processor until the time was up: the last look is behind that.
 pub(crate) struct Patience {
     rounds: u32,
     since: Instant,
@@ -55,8 +55,8 @@ pub(crate) fn wait_for(tid: i32, limit: Duration) -> WaitOutcome {
     wait_with(sys::wait, tid, limit)
 }
 
-/// The same, but a signal that is about to be delivered stays with the kernel ([`sys::wait_keeping_signals`]): the tracee
-/// reports it again until it is resumed.
+/// The same, but a signal that is about to be delivered stays with the kernel
+/// ([`sys::wait_keeping_signals`]): the tracee reports it again until it is resumed.
 pub(crate) fn wait_for_keeping_signals(tid: i32, limit: Duration) -> WaitOutcome {
     wait_with(sys::wait_keeping_signals, tid, limit)
 }

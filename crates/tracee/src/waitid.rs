@@ -16,8 +16,8 @@ pub(crate) struct Report {
 pub(crate) fn waitid(tid: i32, flags: i32) -> io::Result<Option<Report>> {
     let (which, id) = if tid == -1 { (libc::P_ALL, 0) } else { (libc::P_PID, tid as libc::id_t) };
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-    // SAFETY: the kernel writes one `siginfo_t`, of which zeros, which `WNOHANG` may leave, are a valid value; the fields that are read
-    // are those that waitid(2) says it sets.
+    // SAFETY: the kernel writes one `siginfo_t`, of which zeros, which `WNOHANG` may leave, are a valid
+    // value; the fields that are read are those that waitid(2) says it sets.
     let (result, report) = unsafe {
         let result = libc::waitid(which, id, info.as_mut_ptr(), flags);
         let info = info.assume_init();

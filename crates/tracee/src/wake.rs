@@ -1,7 +1,7 @@
 //! A timer that ends a blocking wait.
 //!
-//! `waitpid` has no time limit. A signal to the waiting thread ends it with `EINTR`; one that comes just before the wait
-//! is lost, so the timer repeats.
+//! `waitpid` has no time limit. A signal to the waiting thread ends it with `EINTR`; one that comes just
+//! before the wait is lost, so the timer repeats.
 
 use crate::sys;
 use std::io;
@@ -26,8 +26,9 @@ extern "C" fn nothing(_: libc::c_int) {}
 impl WakeTimer {
     pub fn new() -> io::Result<Self> {
         let mut id: libc::timer_t = std::ptr::null_mut();
-        // SAFETY: both structures are plain integers and pointers, for which zeros are valid; they are live locals that the
-        // kernel and the C library only read; the handler does nothing and is thus async-signal-safe.
+        // SAFETY: both structures are plain integers and pointers, for which zeros are valid; they are live
+        // locals that the kernel and the C library only read; the handler does nothing and is thus
+        // async-signal-safe.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;

@@ -1,4 +1,5 @@
-//! System calls in another process leave no trace in its threads, also when this program is killed in between.
+//! System calls in another process leave no trace in its threads, also when this program is killed in
+//! between.
 
 mod common;
 
@@ -23,7 +24,8 @@ const fn at(start: u64) -> AvmaRange {
     AvmaRange::new(Avma::new(start), 8192)
 }
 
-/// Two visits: map, protect, unmap, call by call while all threads are held; and in one go while one thread is.
+/// Two visits: map, protect, unmap, call by call while all threads are held; and in one go while one thread
+/// is.
 fn visit(pid: i32, place: StubPlace) -> Result<(), TraceError> {
     visit_all(pid, place)?;
     let results = visit_one(pid, place, |borrow| borrow.run(&in_one_go()))?.0;
@@ -240,8 +242,9 @@ const KILLED: &str = "RESTITCH_TEST_VISIT";
 /// How long a thread may take to end what a visitor has begun.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether the process has ended what a visitor that was killed had begun: no thread stands in the stub at `padding`, and nothing is mapped where visits
-/// map something for a moment. A thread may have to wait for a processor until it comes to that.
+/// Whether the process has ended what a visitor that was killed had begun: no thread stands in the stub at
+/// `padding`, and nothing is mapped where visits map something for a moment. A thread may have to wait for a
+/// processor until it comes to that.
 fn is_settled(pid: i32, padding: Avma) -> bool {
     let stub = AvmaRange::new(padding, BATCH_SPACE as u64);
     // (One that has ended is looked at by the test.)
@@ -267,9 +270,10 @@ fn helper_that_visits_until_it_is_killed() {
     }
 }
 
-/// Whenever the visitor is killed, the kernel detaches it from all threads at once, wherever they are: in front of the
-/// stub, in the middle of it, in a system call of ours. The program must notice nothing but what it has to expect of any
-/// stop signal: an EINTR of epoll_wait, when the visitor dies between the interruption and the repair.
+/// Whenever the visitor is killed, the kernel detaches it from all threads at once, wherever they are: in
+/// front of the stub, in the middle of it, in a system call of ours. The program must notice nothing but what
+/// it has to expect of any stop signal: an EINTR of epoll_wait, when the visitor dies between the
+/// interruption and the repair.
 #[test]
 fn a_visitor_killed_at_any_point_leaves_a_correct_program() {
     let mut kills = 0;

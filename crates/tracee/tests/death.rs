@@ -1,5 +1,5 @@
-//! The tracer dies while a signal is on its way through it: the process gets the signal nevertheless. The end of the tracing
-//! thread is what the death of the tracer is to its tracees.
+//! The tracer dies while a signal is on its way through it: the process gets the signal nevertheless. The end
+//! of the tracing thread is what the death of the tracer is to its tracees.
 
 mod common;
 
@@ -20,7 +20,8 @@ fn everything() -> Vec<AvmaRange> {
     vec![AvmaRange::between(Avma::new(0), Avma::new(u64::MAX))]
 }
 
-/// Follows the threads of `pid` until a signal is caught, and ends without resuming that thread; whether there was one.
+/// Follows the threads of `pid` until a signal is caught, and ends without resuming that thread; whether
+/// there was one.
 fn dies_with_a_caught_signal(pid: i32) -> bool {
     let mut followed = match Followed::seize(pid, libc::SIGURG, Children::Leave) {
         Ok(followed) => followed,
@@ -103,7 +104,8 @@ fn alarm(tid: i32) -> (UnixStream, UnixStream) {
     let (alarmed, sender) = UnixStream::pair().unwrap();
     // F_OWNER_TID and the thread's number.
     let owner = [0, tid];
-    // SAFETY: `fcntl` on an open descriptor; the first call reads the live local `owner`, the others take numbers.
+    // SAFETY: `fcntl` on an open descriptor; the first call reads the live local `owner`, the others take
+    // numbers.
     let results = unsafe {
         let fd = alarmed.as_raw_fd();
         [
@@ -116,8 +118,8 @@ fn alarm(tid: i32) -> (UnixStream, UnixStream) {
     (alarmed, sender)
 }
 
-/// The stop of an alarm is looked at only. A thread that stays held in it is reported once nevertheless, and one that is resumed goes on where its
-/// registers say, whatever happens to others meanwhile.
+/// The stop of an alarm is looked at only. A thread that stays held in it is reported once nevertheless, and
+/// one that is resumed goes on where its registers say, whatever happens to others meanwhile.
 #[test]
 fn an_alarm_is_reported_once() {
     let Some(target) = Target::start("signals", &["4000"]) else { return };
@@ -186,8 +188,8 @@ fn a_signal_met_by_a_stop_outlives_the_tracer() {
     target.assert_ok();
 }
 
-/// Starts the program as a tracee, stops it until a stop meets a signal on its way, and dies with it in hand: its number, and how many were
-/// met.
+/// Starts the program as a tracee, stops it until a stop meets a signal on its way, and dies with it in hand:
+/// its number, and how many were met.
 fn starts_it_and_dies(program: &Path, output: &Path) -> (i32, usize) {
     let mut command = Command::new(program);
     command.arg("8000").stdin(Stdio::null()).stdout(std::fs::File::create(output).unwrap());

@@ -115,8 +115,8 @@ fn a_breakpoint_does_not_outlive_the_tracer() {
     assert_eq!(restitch_tracee::wait_for_child(root).unwrap(), 7);
 }
 
-/// The end of the tracing thread is what the death of the tracer is to its tracees. The process is on its way to its entry point then;
-/// it has to get past it, and on to its own end.
+/// The end of the tracing thread is what the death of the tracer is to its tracees. The process is on its way
+/// to its entry point then; it has to get past it, and on to its own end.
 #[test]
 fn a_process_on_its_way_to_its_entry_point_outlives_the_tracer() {
     for _ in 0..20 {
@@ -142,7 +142,8 @@ fn a_process_on_its_way_to_its_entry_point_outlives_the_tracer() {
     }
 }
 
-/// What a process reports as the tracee of one of our threads is seen by every other thread that waits for it, and is no end.
+/// What a process reports as the tracee of one of our threads is seen by every other thread that waits for
+/// it, and is no end.
 #[test]
 fn a_stop_that_another_thread_is_to_see_is_no_end() {
     let (send, started) = std::sync::mpsc::channel();
@@ -207,7 +208,8 @@ fn threads_and_signals_pass_through() {
     );
 }
 
-/// One that cannot stop when it is to be let go, as it waits for its vfork child, is let go as soon as it can, and may be stopped by others then.
+/// One that cannot stop when it is to be let go, as it waits for its vfork child, is let go as soon as it
+/// can, and may be stopped by others then.
 #[test]
 fn who_stops_late_is_let_go_too() {
     let Some(program) = common::compile("special") else { return };

@@ -75,8 +75,8 @@ fn each_call_that_is_needed_is_asked_about() {
         (libc::SYS_munlock, "munlock"),
         (libc::SYS_madvise, "madvise"),
         (libc::SYS_mremap, "mremap"),
-        // The target waits in poll, which goes on by this call once it was interrupted: seeing the target end in order below means that it
-        // was not made to.
+        // The target waits in poll, which goes on by this call once it was interrupted: seeing the target end
+        // in order below means that it was not made to.
         (libc::SYS_restart_syscall, "restart_syscall"),
     ] {
         let Some(target) = forbidding(number, KILL_PROCESS) else { return };

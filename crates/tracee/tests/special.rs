@@ -95,7 +95,8 @@ fn many_words_are_written_wherever_they_stand() {
     let Some(target) = Target::start("special", &["waiting"]) else { return };
     let pid = target.pid();
     let stopped = Stopped::seize_all(pid).unwrap();
-    // Below what the thread uses of its stack, more than one call takes, and a place among them where the process itself may not write.
+    // Below what the thread uses of its stack, more than one call takes, and a place among them where the
+    // process itself may not write.
     let stack = stopped.registers(pid).unwrap().rsp.align_down(8) - 16384;
     let mut words: Vec<(Avma, u64)> = (0..1200).map(|i| (stack + 8 * i, 0x1234_0000 + i)).collect();
     words[700] = (target.padding, 0x9090_9090_9090_9090);

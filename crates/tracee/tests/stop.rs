@@ -54,8 +54,8 @@ fn waiting_threads_see_no_eintr() {
     target.assert_ok();
 }
 
-/// The kernel's threads of a process that uses io_uring are not stopped (what they wait for would end, and the program see an error), nor taken for
-/// threads that can be borrowed.
+/// The kernel's threads of a process that uses io_uring are not stopped (what they wait for would end, and
+/// the program see an error), nor taken for threads that can be borrowed.
 #[test]
 fn threads_that_stay_in_the_kernel_are_let_be() {
     let folder = restitch_testkit::scratch();
@@ -216,7 +216,8 @@ fn stepping_goes_where_it_is_told_and_stops_before_system_calls() {
     target.assert_ok();
 }
 
-/// A control group that may use a processor for 20 ms of each second. `None`, with a note, where none can be made.
+/// A control group that may use a processor for 20 ms of each second. `None`, with a note, where none can be
+/// made.
 struct Quota(PathBuf);
 
 impl Quota {
@@ -252,7 +253,8 @@ impl Drop for Quota {
     }
 }
 
-/// A thread that is ready to run and gets no processor for longer than the limit is waited for: four times as long.
+/// A thread that is ready to run and gets no processor for longer than the limit is waited for: four times as
+/// long.
 #[test]
 fn a_thread_that_gets_no_processor_is_waited_for() {
     const LIMIT: Duration = Duration::from_millis(600);

@@ -26,7 +26,8 @@ pub enum Flow {
     IndirectCall,
     /// `ret`, `iret`.
     Return,
-    /// `ud2`, `hlt`, `int3`: control does not go on. (Other instructions that only the kernel may execute are taken for [`Flow::Next`].)
+    /// `ud2`, `hlt`, `int3`: control does not go on. (Other instructions that only the kernel may execute are
+    /// taken for [`Flow::Next`].)
     Stop,
     /// Something that ordinary copying cannot express (`xbegin`, 16-bit operand-size branches, far calls).
     Unsupported,
@@ -35,11 +36,13 @@ pub enum Flow {
 /// What an instruction does with the address that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Naming {
-    /// `lea` relative to the program counter, or an instruction that does not look (`nop`): the address is made only.
+    /// `lea` relative to the program counter, or an instruction that does not look (`nop`): the address is
+    /// made only.
     Address,
     /// An operand relative to the program counter: it is read or written, or control goes to what it holds.
     Access,
-    /// An immediate, or the displacement of a `lea`: a number that is an address in a file at fixed addresses only.
+    /// An immediate, or the displacement of a `lea`: a number that is an address in a file at fixed addresses
+    /// only.
     Number,
     /// The displacement of a memory operand, maybe with base and index: likewise, and read or written.
     Displacement,
@@ -65,14 +68,15 @@ pub struct Insn {
     pub flags_read: u8,
     /// Status flags that it writes for certain, or leaves undefined.
     pub flags_written: u8,
-    /// The address named by a RIP-relative operand or by a 32-bit immediate or absolute displacement: what might be an
-    /// address taken. `None` for most instructions.
+    /// The address named by a RIP-relative operand or by a 32-bit immediate or absolute displacement: what
+    /// might be an address taken. `None` for most instructions.
     pub names: Option<Svma>,
     /// What it does with that.
     pub naming: Naming,
     /// Bytes that it reads or writes there: none unless [`Self::naming`] says so.
     pub accessed: u8,
-    /// Only the kernel may execute it, or compilers never write it: ports, far transfers, `add %al,(%rax)` (two zeros).
+    /// Only the kernel may execute it, or compilers never write it: ports, far transfers, `add %al,(%rax)`
+    /// (two zeros).
     pub odd: bool,
     /// `nop`, `endbr64` excluded; `int3` included: may stand between functions as filler.
     pub padding: bool,
@@ -101,8 +105,8 @@ pub(crate) fn all_flags_of(bits: u32) -> u8 {
     out
 }
 
-/// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`, as the processor sees them: a branch into the
-/// middle of the next instruction is just that (see [`crate::scan_units`]).
+/// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`, as the processor
+/// sees them: a branch into the middle of the next instruction is just that (see [`crate::scan_units`]).
 ///
 /// # Errors
 /// The address of the first byte sequence that is not an instruction, or that the end of `bytes` cuts off.
@@ -170,8 +174,8 @@ pub(crate) fn classify(instruction: &Instruction) -> Insn {
     }
 }
 
-/// A shift by 0 changes no flag (Intel SDM vol. 2, SAL/SAR/SHL/SHR): one by CL may be that. The count is taken modulo 64 for
-/// operands of 64 bits and modulo 32 for all others; a multiple of 32 counts as 0 here.
+/// A shift by 0 changes no flag (Intel SDM vol. 2, SAL/SAR/SHL/SHR): one by CL may be that. The count is
+/// taken modulo 64 for operands of 64 bits and modulo 32 for all others; a multiple of 32 counts as 0 here.
 fn may_shift_by_zero(i: &Instruction) -> bool {
     let count = i.op_count().saturating_sub(1);
     i.op_kind(count) == OpKind::Register || i.try_immediate(count).map_or(true, |n| n & 31 == 0)
@@ -181,7 +185,8 @@ fn flow_of(i: &Instruction) -> Flow {
     let target = || Svma::new(i.near_branch_target());
     let wide = i.op0_kind() == OpKind::NearBranch64;
     match i.flow_control() {
-        // For the kernel only: it ends a program, and compilers and C libraries put it where control does not come.
+        // For the kernel only: it ends a program, and compilers and C libraries put it where control does not
+        // come.
         FlowControl::Next if i.mnemonic() == Mnemonic::Hlt => Flow::Stop,
         FlowControl::Next => Flow::Next,
         FlowControl::UnconditionalBranch if wide => Flow::Jump(target()),
@@ -248,7 +253,8 @@ fn is_odd(i: &Instruction) -> bool {
     ports || far || zeros || i.is_privileged() && i.mnemonic() != Hlt
 }
 
-/// Bytes of the memory operand; where the decoder cannot tell (state areas of `fxsave` and the like), as for the widest vector.
+/// Bytes of the memory operand; where the decoder cannot tell (state areas of `fxsave` and the like), as for
+/// the widest vector.
 fn accessed_bytes(i: &Instruction) -> u8 {
     const WIDEST: usize = 64;
     match i.memory_size().size() {
@@ -264,7 +270,8 @@ fn named_address(i: &Instruction) -> Option<(Svma, Naming)> {
         let naming = of_memory(Naming::Address, Naming::Access);
         return Some((Svma::new(i.ip_rel_memory_address()), naming));
     }
-    // Non-PIE code names addresses by 32-bit immediates and displacements. Small values cannot be code addresses.
+    // Non-PIE code names addresses by 32-bit immediates and displacements. Small values cannot be code
+    // addresses.
     const LOWEST_CODE: u64 = 0x1_0000;
     for op in 0..i.op_count() {
         match i.op_kind(op) {

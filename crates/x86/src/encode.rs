@@ -1,5 +1,5 @@
-//! The few instructions that restitch writes itself. Each function appends to a buffer and returns nothing; reach is
-//! the caller's business through [`fits_short`] and [`fits_near`].
+//! The few instructions that restitch writes itself. Each function appends to a buffer and returns nothing;
+//! reach is the caller's business through [`fits_short`] and [`fits_near`].
 
 use crate::condition::Condition;
 
@@ -65,7 +65,8 @@ pub fn count_narrow(out: &mut Vec<u8>, displacement: i32) {
     out.extend_from_slice(&displacement.to_le_bytes());
 }
 
-/// `prefetcht1 disp32(%rip)`: a hint that changes no register, flag or memory and never faults (Intel SDM vol. 2, PREFETCHh).
+/// `prefetcht1 disp32(%rip)`: a hint that changes no register, flag or memory and never faults (Intel SDM
+/// vol. 2, PREFETCHh).
 pub fn prefetch(out: &mut Vec<u8>, displacement: i32) {
     out.extend_from_slice(&[0x0f, 0x18, 0x15]);
     out.extend_from_slice(&displacement.to_le_bytes());
@@ -74,8 +75,8 @@ pub fn prefetch(out: &mut Vec<u8>, displacement: i32) {
 /// A counter that keeps flags and registers, for places where the flags are live:
 /// `lea -128(%rsp),%rsp; push %rax; lahf; seto %al; incq counter(%rip); add $127,%al; sahf; pop %rax; lea 128(%rsp),%rsp`.
 ///
-/// The first `lea` steps over the red zone (System V ABI 3.2.2); `add $127` sets OF again from the saved bit, `sahf`
-/// restores the other five flags (Intel SDM vol. 2, LAHF/SAHF; needs CPUID.80000001H:ECX bit 0).
+/// The first `lea` steps over the red zone (System V ABI 3.2.2); `add $127` sets OF again from the saved bit,
+/// `sahf` restores the other five flags (Intel SDM vol. 2, LAHF/SAHF; needs CPUID.80000001H:ECX bit 0).
 pub struct KeepingCount {
     /// The bytes, displacement zero.
     pub bytes: [u8; KEEPING_COUNT as usize],
@@ -83,13 +84,14 @@ pub struct KeepingCount {
     pub field: u32,
     /// Offset behind the `incq`, from which its displacement counts.
     pub field_end: u32,
-    /// `(offset of an instruction boundary, bytes by which rsp is lower there)` for each boundary but the first.
+    /// `(offset of an instruction boundary, bytes by which rsp is lower there)` for each boundary but the
+    /// first.
     pub stack: &'static [(u32, u32)],
 }
 
 impl KeepingCount {
-    /// The same with a counter of 32 bits: in place of the prefix for 64 bits stands one that means nothing there (a data
-    /// segment's, AMD64 manual volume 3, section 1.2.4), so that all boundaries stay.
+    /// The same with a counter of 32 bits: in place of the prefix for 64 bits stands one that means nothing
+    /// there (a data segment's, AMD64 manual volume 3, section 1.2.4), so that all boundaries stay.
     pub fn narrow(mut self) -> Self {
         self.bytes[self.field as usize - 3] = 0x3e;
         self

@@ -1,6 +1,7 @@
 //! How functions begin.
 
-/// `endbr64`: where indirect branches may lead to. Nothing is executed between it and what follows, so a redirect stands behind it.
+/// `endbr64`: where indirect branches may lead to. Nothing is executed between it and what follows, so a
+/// redirect stands behind it.
 const ENTRY_MARKER: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// Bytes of the marker of indirect branch targets that `code` begins with; 0 if there is none.
@@ -8,7 +9,8 @@ pub fn entry_marker(code: &[u8]) -> usize {
     if code.starts_with(&ENTRY_MARKER) { ENTRY_MARKER.len() } else { 0 }
 }
 
-/// Bytes of the instructions at the start of a function that make its frame: the marker or not, `push %rbp; mov %rsp,%rbp`.
+/// Bytes of the instructions at the start of a function that make its frame: the marker or not,
+/// `push %rbp; mov %rsp,%rbp`.
 pub fn frame_made(code: &[u8]) -> Option<usize> {
     const FRAME: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
     let marker = entry_marker(code);

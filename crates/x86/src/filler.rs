@@ -2,8 +2,8 @@
 
 use crate::patch::BREAKPOINT;
 
-/// `nop` in the lengths of the Intel and AMD manuals ("multi-byte NOP"), with the operand-size prefixes that GNU as puts before the
-/// long ones.
+/// `nop` in the lengths of the Intel and AMD manuals ("multi-byte NOP"), with the operand-size prefixes that
+/// GNU as puts before the long ones.
 const NOPS: &[&[u8]] = &[
     &[0x90],
     &[0x66, 0x90],
@@ -18,7 +18,8 @@ const NOPS: &[&[u8]] = &[
     &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
 ];
 
-/// Length of the piece of filler (a breakpoint, a pair of zeros, a `nop`) at the start of `bytes`; 0 if there is none.
+/// Length of the piece of filler (a breakpoint, a pair of zeros, a `nop`) at the start of `bytes`; 0 if there
+/// is none.
 pub fn filler_len(bytes: &[u8]) -> usize {
     match bytes {
         [BREAKPOINT, ..] => 1,

@@ -13,10 +13,10 @@
 //! call target
 //! ```
 //!
-//! `elsewhere` has to hold the original instruction, and a jump behind this code. Both forms change nothing but the status flags, which a
-//! call leaves dead (System V ABI 3.2.1), and the eight bytes below the stack pointer, which are where the call is about to
-//! write its return address. The scratch register has its own value again before the branch. Signal handlers leave 128 bytes
-//! below the stack pointer alone (3.2.2).
+//! `elsewhere` has to hold the original instruction, and a jump behind this code. Both forms change nothing
+//! but the status flags, which a call leaves dead (System V ABI 3.2.1), and the eight bytes below the stack
+//! pointer, which are where the call is about to write its return address. The scratch register has its own
+//! value again before the branch. Signal handlers leave 128 bytes below the stack pointer alone (3.2.2).
 
 /// Length in bytes of the `jne` in its long form, and of the call.
 const JNE: usize = 6;
@@ -31,16 +31,19 @@ pub enum Compare {
     Relative,
 }
 
-/// The code, displacements zero. All fields are offsets of four bytes; displacements count from the end of their instruction.
+/// The code, displacements zero. All fields are offsets of four bytes; displacements count from the end of
+/// their instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardedCall {
     /// Its bytes.
     pub bytes: Vec<u8>,
     /// The displacement of the `lea` that leads to the target.
     pub address: Option<u32>,
-    /// The displacement of an operand that is relative to the program counter, and the end of the instruction.
+    /// The displacement of an operand that is relative to the program counter, and the end of the
+    /// instruction.
     pub operand: Option<(u32, u32)>,
-    /// The instructions that stand before the branch: where each begins, and whether a register holds a temporary value there.
+    /// The instructions that stand before the branch: where each begins, and whether a register holds a
+    /// temporary value there.
     pub before: Vec<(u32, bool)>,
     /// Where the branch begins: its displacement ends it.
     pub branch: u32,
@@ -92,8 +95,8 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// The registers that the operand names: base (or the operand itself) and index. `None` if it is not one that can be read once
-    /// more after -8(%rsp) was written: the stack pointer, or an address below it.
+    /// The registers that the operand names: base (or the operand itself) and index. `None` if it is not one
+    /// that can be read once more after -8(%rsp) was written: the stack pointer, or an address below it.
     pub(crate) fn registers(&self) -> Option<[u8; 2]> {
         const NONE: u8 = 16;
         const RSP: u8 = 4;
@@ -215,7 +218,8 @@ mod tests {
         }
     }
 
-    /// All encodings of an indirect call: the comparison has the very operand, and boundaries are where it is said.
+    /// All encodings of an indirect call: the comparison has the very operand, and boundaries are where it is
+    /// said.
     #[test]
     fn every_form_keeps_its_operand() {
         let mut guarded = 0;

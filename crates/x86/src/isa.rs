@@ -2,16 +2,19 @@
 //!
 //! Numbered duties:
 //! 1. **Files**: the machine of ELF headers, and what relocations do.
-//! 2. **Decoding**, a stretch at a time, to the common record [`Insn`]: length, [`Flow`], status flags, the address that it names, what it does
-//!    beside the stack pointer.
-//! 3. **Branches**: conditions with their opposites and codes for written forms; the reach of direct branches.
-//! 4. **Patches**: the bytes of a redirect, one length for all; made for a distance, and read back. A breakpoint is no longer than one.
-//! 5. **Entries**: how many bytes at the start of a function have to stay, since indirect branches may lead nowhere else.
+//! 2. **Decoding**, a stretch at a time, to the common record [`Insn`]: length, [`Flow`], status flags, the
+//!    address that it names, what it does beside the stack pointer.
+//! 3. **Branches**: conditions with their opposites and codes for written forms; the reach of direct
+//!    branches.
+//! 4. **Patches**: the bytes of a redirect, one length for all; made for a distance, and read back. A
+//!    breakpoint is no longer than one.
+//! 5. **Entries**: how many bytes at the start of a function have to stay, since indirect branches may lead
+//!    nowhere else.
 //! 6. **Gaps**: what assemblers and linkers fill with.
 //! 7. **The kernel**: which instructions enter it.
 //!
-//! What is outside of this crate since it is no question of bytes (registers of a stop, the first row of an unwinder, routines of machine code) is
-//! listed in `docs/extending.md`.
+//! What is outside of this crate since it is no question of bytes (registers of a stop, the first row of an
+//! unwinder, routines of machine code) is listed in `docs/extending.md`.
 //!
 //! [`keeps_contract`] tries an instruction set: it is a test for each.
 
@@ -37,7 +40,8 @@ pub trait Isa {
     /// Duty 4: what stops who executes it.
     const BREAKPOINT: &'static [u8];
 
-    /// Duty 1: what relocations of type `number` do; none for those that name no place that this program asks for.
+    /// Duty 1: what relocations of type `number` do; none for those that name no place that this program asks
+    /// for.
     fn relocation_type(number: u32) -> Option<RelocationType>;
     /// Duty 2: decodes `code`, which stands at `at`, to the end.
     ///
@@ -52,7 +56,8 @@ pub trait Isa {
     fn condition_code(condition: Self::Condition) -> u8;
     /// Duty 3: see [`Isa::condition_code`].
     fn condition_from_code(code: u8) -> Option<Self::Condition>;
-    /// Duty 3: a conditional branch over `distance` bytes, of the form with the widest reach; none beyond that.
+    /// Duty 3: a conditional branch over `distance` bytes, of the form with the widest reach; none beyond
+    /// that.
     fn branch_if(condition: Self::Condition, distance: i64) -> Option<Vec<u8>>;
     /// Duty 4: a jump over `distance` bytes; none beyond its reach.
     fn jump(distance: i64) -> Option<Self::Patch>;

@@ -49,7 +49,8 @@ pub fn numbered_call(code: &[u8; NUMBERED_CALL]) -> Option<u32> {
     Some(u32::from_le_bytes([a, b, c, d]))
 }
 
-/// Whether `code` begins with an instruction that stores the flags on the stack: `pushf`, also with an operand-size prefix.
+/// Whether `code` begins with an instruction that stores the flags on the stack: `pushf`, also with an
+/// operand-size prefix.
 pub fn stores_flags(code: &[u8]) -> bool {
     matches!(code, [0x9c, ..] | [0x66, 0x9c, ..])
 }

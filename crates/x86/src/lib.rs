@@ -1,19 +1,25 @@
-//! The one crate that knows the x86-64 instruction set: decoding, classification and the few encodings that we write.
+//! The one crate that knows the x86-64 instruction set: decoding, classification and the few encodings that
+//! we write.
 //!
-//! * [`scan`] decodes a stretch of code once and yields one compact [`Insn`] per instruction: length, control flow,
-//!   status-flag use. It is the fast path of program analysis (tens of nanoseconds per instruction).
-//! * [`scan_units`] does so with a branch over the next instruction's `lock` prefix as one instruction together with that; so do
-//!   [`decode_one`] and [`relocate_field`]. It is what code is copied by.
+//! * [`scan`] decodes a stretch of code once and yields one compact [`Insn`] per instruction: length, control
+//!   flow, status-flag use. It is the fast path of program analysis (tens of nanoseconds per instruction).
+//! * [`scan_units`] does so with a branch over the next instruction's `lock` prefix as one instruction
+//!   together with that; so do [`decode_one`] and [`relocate_field`]. It is what code is copied by.
 //! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
-//! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for evaluation.
-//! * [`StackUse`] and [`memory_uses`] say what an instruction does beside the stack pointer, where return addresses are.
-//! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its target.
-//! * [`encode`] writes direct jumps, conditional branches and counters; [`guarded_call`] a comparison and a direct call in front of an
-//!   indirect one; [`vote_stub`] what looks now and then at what one calls.
+//! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for
+//!   evaluation.
+//! * [`StackUse`] and [`memory_uses`] say what an instruction does beside the stack pointer, where return
+//!   addresses are.
+//! * [`relocate_field`] says where an instruction's RIP-relative displacement is, so that a copy can keep its
+//!   target.
+//! * [`encode`] writes direct jumps, conditional branches and counters; [`guarded_call`] a comparison and a
+//!   direct call in front of an indirect one; [`vote_stub`] what looks now and then at what one calls.
 //!
-//! * [`patch`] has the bytes that are written over code, and reads them; [`slot`] calls and jumps through the global offset table;
-//!   [`entry`], [`filler`] and [`kernel`] what functions begin with, gaps consist of and the kernel is entered by; [`possible`] what bytes
-//!   would do if they were code; [`record`] the instructions of tracing versions, [`system_call`] routines for borrowed threads; [`elf`] the numbers of files.
+//! * [`patch`] has the bytes that are written over code, and reads them; [`slot`] calls and jumps through the
+//!   global offset table; [`entry`], [`filler`] and [`kernel`] what functions begin with, gaps consist of and
+//!   the kernel is entered by; [`possible`] what bytes would do if they were code; [`record`] the
+//!   instructions of tracing versions, [`system_call`] routines for borrowed threads; [`elf`] the numbers of
+//!   files.
 //! * [`isa::Isa`] lists what of this another instruction set has to give.
 //!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.

@@ -1,12 +1,13 @@
 //! A conditional branch over the `lock` prefix of the next instruction, as one unit.
 //!
-//! Problem: glibc's atomic operations of single-threaded processes are `je .+3; lock cmpxchg ...`: the branch goes one byte into the
-//! next instruction, past its prefix. Blocks have no boundary there, so a function with that idiom could not be cut into
-//! blocks. Idea: with or without the prefix the same is computed, so the two instructions are taken as one that only reads
-//! the condition as well. As long as their bytes stay together they can be copied like any other instruction.
+//! Problem: glibc's atomic operations of single-threaded processes are `je .+3; lock cmpxchg ...`: the branch
+//! goes one byte into the next instruction, past its prefix. Blocks have no boundary there, so a function
+//! with that idiom could not be cut into blocks. Idea: with or without the prefix the same is computed, so
+//! the two instructions are taken as one that only reads the condition as well. As long as their bytes stay
+//! together they can be copied like any other instruction.
 //!
-//! Limits: a branch from elsewhere to the `lock` or behind it is one into the middle of an instruction, as before. Reference: glibc
-//! 2.36, sysdeps/x86/atomic-machine.h.
+//! Limits: a branch from elsewhere to the `lock` or behind it is one into the middle of an instruction, as
+//! before. Reference: glibc 2.36, sysdeps/x86/atomic-machine.h.
 
 use crate::decode::{Flow, Insn, classify};
 use iced_x86::{Decoder, DecoderOptions, Instruction};
@@ -58,8 +59,9 @@ impl Unit {
     }
 }
 
-/// Like [`crate::scan`], but a conditional branch over the `lock` prefix of the next instruction (`je .+3; lock cmpxchg ...`) and that
-/// instruction come as one: of both lengths, with [`Flow::Next`], reading the flags of both. Its bytes have to stay together.
+/// Like [`crate::scan`], but a conditional branch over the `lock` prefix of the next instruction
+/// (`je .+3; lock cmpxchg ...`) and that instruction come as one: of both lengths, with [`Flow::Next`],
+/// reading the flags of both. Its bytes have to stay together.
 ///
 /// # Errors
 /// As for [`crate::scan`].

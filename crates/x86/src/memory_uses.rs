@@ -7,7 +7,8 @@ use restitch_address::Svma;
 /// Memory that an instruction reads or writes, the stack of `push`, `pop`, `call` and `ret` included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Where, by the registers' values before the instruction; `None` if that cannot be said so (vectors of addresses).
+    /// Where, by the registers' values before the instruction; `None` if that cannot be said so (vectors of
+    /// addresses).
     pub address: Option<Address>,
     /// Bytes.
     pub size: u16,
@@ -17,7 +18,8 @@ pub struct MemoryUse {
     pub writes: bool,
 }
 
-/// All memory that the instruction at the start of `bytes`, which stands at `at`, reads or writes. Empty if there is no instruction.
+/// All memory that the instruction at the start of `bytes`, which stands at `at`, reads or writes. Empty if
+/// there is no instruction.
 pub fn memory_uses(bytes: &[u8], at: Svma) -> Vec<MemoryUse> {
     let i = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE).decode();
     let mut factory = InstructionInfoFactory::new();

@@ -114,8 +114,8 @@ fn mem(i: &Instruction) -> Option<Mem> {
     })
 }
 
-/// Decodes the instruction at the start of `bytes`, which stands at `at`; a [`crate::scan_units`] unit is one instruction.
-/// `None` if there is none.
+/// Decodes the instruction at the start of `bytes`, which stands at `at`; a [`crate::scan_units`] unit is one
+/// instruction. `None` if there is none.
 pub fn decode_one(bytes: &[u8], at: Svma) -> Option<Decoded> {
     if let Some(unit) = Unit::at(bytes, at) {
         let locked = decode_instruction(unit.locked(bytes), unit.locked_at())?;
@@ -282,11 +282,12 @@ fn op_of(i: &Instruction) -> Option<Op> {
     })
 }
 
-/// Re-encodes the load or jump at the start of `bytes` so that its memory operand (`base + index*scale + disp`, not
-/// RIP-relative) reads `delta` bytes further on: the displacement becomes 32 bits wide. All else stays as it is.
+/// Re-encodes the load or jump at the start of `bytes` so that its memory operand
+/// (`base + index*scale + disp`, not RIP-relative) reads `delta` bytes further on: the displacement becomes
+/// 32 bits wide. All else stays as it is.
 ///
-/// Used for jump-table copies: registers keep their original values and only the load goes elsewhere. Returns `None`
-/// if the operand has another form or the new displacement does not fit.
+/// Used for jump-table copies: registers keep their original values and only the load goes elsewhere. Returns
+/// `None` if the operand has another form or the new displacement does not fit.
 pub fn displaced_load(bytes: &[u8], at: Svma, delta: i64) -> Option<Vec<u8>> {
     let mut decoder = Decoder::with_ip(64, bytes, at.get(), DecoderOptions::NONE);
     let i = decoder.decode();

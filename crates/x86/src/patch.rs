@@ -1,17 +1,18 @@
 //! Bytes that are written over code: redirects and calls, the fields of their displacements, breakpoints.
 //!
-//! Whoever changes code asks here for the bytes, and here what bytes mean that were found. Distances count from the first byte of
-//! the instruction, whatever the processor counts from.
+//! Whoever changes code asks here for the bytes, and here what bytes mean that were found. Distances count
+//! from the first byte of the instruction, whatever the processor counts from.
 
 /// Bytes of a direct branch's displacement.
 pub const DISPLACEMENT: usize = 4;
 /// Where the displacement of a [`Branch`] is, from its first byte.
 pub const DISPLACEMENT_AT: u64 = 1;
-/// `int3`: what debuggers and the kernel's probes put in place of an instruction's first byte; also what fills gaps between pieces of code,
-/// where nothing executes it.
+/// `int3`: what debuggers and the kernel's probes put in place of an instruction's first byte; also what
+/// fills gaps between pieces of code, where nothing executes it.
 pub const BREAKPOINT: u8 = 0xcc;
 
-/// `int1` (`icebp`): a program's own debug trap. Its signal is like one of a hardware breakpoint whose cause is lost.
+/// `int1` (`icebp`): a program's own debug trap. Its signal is like one of a hardware breakpoint whose cause
+/// is lost.
 pub const DEBUG_TRAP: u8 = 0xf1;
 
 /// The direct branches that are as long as a [`Patch`].
@@ -88,7 +89,8 @@ impl Patch {
     }
 }
 
-/// The field of a direct branch that leads `distance` bytes from the field's own first byte; none if that is out of reach.
+/// The field of a direct branch that leads `distance` bytes from the field's own first byte; none if that is
+/// out of reach.
 pub fn displacement(distance: i64) -> Option<[u8; DISPLACEMENT]> {
     Some(i32::try_from(distance.checked_sub(DISPLACEMENT as i64)?).ok()?.to_le_bytes())
 }

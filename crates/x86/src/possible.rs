@@ -1,4 +1,5 @@
-//! What bytes would do if an instruction began there: for code that is not understood, where any byte may begin one.
+//! What bytes would do if an instruction began there: for code that is not understood, where any byte may
+//! begin one.
 
 use crate::patch::{Branch, DISPLACEMENT};
 
@@ -13,7 +14,8 @@ pub struct Possible {
     pub calls: bool,
 }
 
-/// The direct branch, of any form, that `bytes` would be if they began an instruction (prefixes are instructions of their own here).
+/// The direct branch, of any form, that `bytes` would be if they began an instruction (prefixes are
+/// instructions of their own here).
 pub fn possible_branch(bytes: &[u8]) -> Option<Possible> {
     let wide = |len, rest: &[u8]| Some((len, i64::from(i32::from_le_bytes(*rest.first_chunk()?))));
     let (len, displacement) = match bytes {
@@ -26,8 +28,9 @@ pub fn possible_branch(bytes: &[u8]) -> Option<Possible> {
     Some(Possible { len, distance: displacement + i64::from(len), calls })
 }
 
-/// The displacement of an operand relative to the program counter that `bytes` would be with the byte in front: what says so (ModRM
-/// without a register), and the displacement. Where the instruction ends, from which it counts, does not stand there.
+/// The displacement of an operand relative to the program counter that `bytes` would be with the byte in
+/// front: what says so (ModRM without a register), and the displacement. Where the instruction ends, from
+/// which it counts, does not stand there.
 pub fn possible_operand(bytes: &[u8; 1 + DISPLACEMENT]) -> Option<i32> {
     let [modrm, field @ ..] = *bytes;
     (modrm & 0xc7 == 0x05).then_some(i32::from_le_bytes(field))
@@ -36,14 +39,16 @@ pub fn possible_operand(bytes: &[u8; 1 + DISPLACEMENT]) -> Option<i32> {
 /// Bytes of what [`possible_lea`] looks at.
 pub const LEA: usize = 2 + DISPLACEMENT;
 
-/// How far from its first byte the address is that `lea displacement(%rip),register`, without prefixes, would make of `bytes`.
+/// How far from its first byte the address is that `lea displacement(%rip),register`, without prefixes, would
+/// make of `bytes`.
 pub fn possible_lea(bytes: &[u8; LEA]) -> Option<i64> {
     let [opcode, operand @ ..] = *bytes;
     let displacement = possible_operand(&operand).filter(|_| opcode == 0x8d)?;
     Some(i64::from(displacement) + LEA as i64)
 }
 
-/// Whether an instruction of these bytes, with an operand relative to the program counter, is a `lea` into a register of 64 bits.
+/// Whether an instruction of these bytes, with an operand relative to the program counter, is a `lea` into a
+/// register of 64 bits.
 pub fn is_wide_lea(insn: &[u8]) -> bool {
     insn.len() == 1 + LEA && matches!(insn, [0x48 | 0x4c, 0x8d, ..])
 }
@@ -62,7 +67,8 @@ pub const ARGUMENT: usize = 5;
 /// Where the number is in one.
 pub const ARGUMENT_NUMBER_AT: usize = 1;
 
-/// The argument that the instruction which begins with this byte would load with a number (`mov $number,%edi` or `%esi`).
+/// The argument that the instruction which begins with this byte would load with a number (`mov $number,%edi`
+/// or `%esi`).
 pub fn possible_argument(first: u8) -> Option<Argument> {
     match first {
         0xbf => Some(Argument::First),

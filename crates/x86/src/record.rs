@@ -1,7 +1,9 @@
-//! The instructions that a tracing version adds: each is a constant, without the displacement of the word or address that it names.
+//! The instructions that a tracing version adds: each is a constant, without the displacement of the word or
+//! address that it names.
 //!
-//! None but those of the look-up touches status flags, and that one saves them; nothing is stored below the stack pointer but return
-//! addresses, as the calls would. `word` is an operand relative to the program counter.
+//! None but those of the look-up touches status flags, and that one saves them; nothing is stored below the
+//! stack pointer but return addresses, as the calls would. `word` is an operand relative to the program
+//! counter.
 
 /// `mov %rcx,word`.
 pub const SAVE_RCX: &[u8] = &[0x48, 0x89, 0x0d];
@@ -46,8 +48,8 @@ pub const TAKE_FLAGS: &[u8] = &[0x9f, 0x0f, 0x90, 0xc0];
 /// `add $127,%al; sahf`: the overflow flag from bit 0, the others from bits 8 to 15.
 pub const GIVE_FLAGS: &[u8] = &[0x04, 0x7f, 0x9e];
 
-/// `mov %rcx,%rdx; shr $stretch,%rdx; movabs $hash,%rax; imul %rdx,%rax; shr $(64 - bits),%rax`: the slot of the stretch of code that
-/// `rcx` points into, in a table of `1 << bits` slots.
+/// `mov %rcx,%rdx; shr $stretch,%rdx; movabs $hash,%rax; imul %rdx,%rax; shr $(64 - bits),%rax`: the slot of
+/// the stretch of code that `rcx` points into, in a table of `1 << bits` slots.
 pub fn hash_of_rcx(stretch: u8, hash: u64, bits: u8) -> Vec<u8> {
     let mut out = vec![0x48, 0x89, 0xca, 0x48, 0xc1, 0xea, stretch, 0x48, 0xb8];
     out.extend(hash.to_le_bytes());
@@ -55,7 +57,8 @@ pub fn hash_of_rcx(stretch: u8, hash: u64, bits: u8) -> Vec<u8> {
     out
 }
 
-/// `mov %ecx,%edx; shr $apart,%edx; and $within,%edx; add %rdx,%rax`: the place of `rcx` within its stretch is added.
+/// `mov %ecx,%edx; shr $apart,%edx; and $within,%edx; add %rdx,%rax`: the place of `rcx` within its stretch
+/// is added.
 pub fn add_place_of_rcx(apart: u8, within: u8) -> [u8; 11] {
     [0x89, 0xca, 0xc1, 0xea, apart, 0x83, 0xe2, within, 0x48, 0x01, 0xd0]
 }
@@ -79,13 +82,15 @@ pub const PUT_SLOT_RECORD: &[u8] = &[0x89, 0x02, 0x48, 0x83, 0xc2, 4];
 /// `test %dx,%dx`: equal at the end of a piece of 64 KiB.
 pub const TEST_RDX_FULL: &[u8] = &[0x66, 0x85, 0xd2];
 
-/// Whether an instruction of these bytes is a plain near return, which takes nothing but the return address off the stack.
+/// Whether an instruction of these bytes is a plain near return, which takes nothing but the return address
+/// off the stack.
 pub fn is_plain_return(insn: &[u8]) -> bool {
     matches!(insn, [0xc3] | [0xf2 | 0xf3, 0xc3])
 }
 
-/// The load of an indirect branch's target into `rcx`, made of the branch's bytes: `mov operand,%rcx`, and the offset of its
-/// RIP-relative displacement if it has one. `None` for forms that are left to the original code (far branches, segments).
+/// The load of an indirect branch's target into `rcx`, made of the branch's bytes: `mov operand,%rcx`, and
+/// the offset of its RIP-relative displacement if it has one. `None` for forms that are left to the original
+/// code (far branches, segments).
 pub fn load_target(bytes: &[u8]) -> Option<(Vec<u8>, Option<usize>)> {
     // `notrack` and `bnd` say nothing about the target.
     let skip = bytes.iter().take_while(|b| matches!(b, 0x3e | 0xf2)).count();

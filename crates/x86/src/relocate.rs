@@ -14,8 +14,9 @@ pub struct RipField {
     pub target: Svma,
 }
 
-/// Decodes the instruction at the start of `bytes` (which stands at `at`) and says how long it is, what its control
-/// flow is, and where its RIP-relative displacement is, if it has one. A 4-byte branch displacement is not reported.
+/// Decodes the instruction at the start of `bytes` (which stands at `at`) and says how long it is, what its
+/// control flow is, and where its RIP-relative displacement is, if it has one. A 4-byte branch displacement
+/// is not reported.
 ///
 /// Returns `None` if there is no instruction.
 ///

@@ -1,8 +1,9 @@
 //! What an instruction does to the integer state, in a form that can be executed by looking at it.
 //!
-//! Problem: following a program ahead of its execution needs the effect of each instruction on general registers, status
-//! flags and memory. Idea: the integer instructions that decide most branches get a precise [`Action`]; every other one is
-//! [`Action::Opaque`], with the registers, flags and memory that it may change, so that what is known stays sound.
+//! Problem: following a program ahead of its execution needs the effect of each instruction on general
+//! registers, status flags and memory. Idea: the integer instructions that decide most branches get a precise
+//! [`Action`]; every other one is [`Action::Opaque`], with the registers, flags and memory that it may
+//! change, so that what is known stays sound.
 //!
 //! Reference: AMD64 Architecture Programmer's Manual volume 3, "General-Purpose Instruction Reference".
 
@@ -127,7 +128,8 @@ pub struct Effects {
     pub masks: u8,
     /// The direction flag of string instructions.
     pub direction: bool,
-    /// It enters the kernel (`syscall`, `int`, `sysenter`): anybody may run meanwhile, and it may not come back here.
+    /// It enters the kernel (`syscall`, `int`, `sysenter`): anybody may run meanwhile, and it may not come
+    /// back here.
     pub kernel: bool,
 }
 
@@ -213,7 +215,8 @@ pub enum Action {
     CallTo(Operand),
     /// `ret`, with the number of bytes that it pops besides the address.
     Return(u16),
-    /// Control does not go on here, or nowhere that could be told: `ud2`, `hlt`, `int3`, far transfers, `xbegin`.
+    /// Control does not go on here, or nowhere that could be told: `ud2`, `hlt`, `int3`, far transfers,
+    /// `xbegin`.
     Stop,
     /// A vector instruction that is understood.
     Vector(Vector),

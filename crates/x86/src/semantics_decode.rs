@@ -31,7 +31,8 @@ fn action_of(i: &Instruction, insn: &Insn) -> Action {
 }
 
 fn transfer(i: &Instruction, insn: &Insn) -> Option<Action> {
-    // A near branch with operand-size or odd prefixes would truncate the target: `classify` has sorted those out.
+    // A near branch with operand-size or odd prefixes would truncate the target: `classify` has sorted those
+    // out.
     Some(match insn.flow {
         Flow::Jump(target) => Action::Jump(target),
         Flow::Conditional(condition, target) => Action::JumpIf(condition, target),

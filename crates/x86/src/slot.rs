@@ -1,4 +1,5 @@
-//! Calls and jumps through a word in memory: slots of the global offset table, and the stubs that jump through them.
+//! Calls and jumps through a word in memory: slots of the global offset table, and the stubs that jump
+//! through them.
 
 use crate::entry::entry_marker;
 
@@ -25,7 +26,8 @@ impl SlotBranch {
         }
     }
 
-    /// What stands in front of the displacement of the equally long direct branch: `addr32` and its opcode (x86-64 psABI, section B.2).
+    /// What stands in front of the displacement of the equally long direct branch: `addr32` and its opcode
+    /// (x86-64 psABI, section B.2).
     pub const fn direct_opcode(self) -> [u8; SLOT_DISPLACEMENT_AT] {
         match self {
             Self::Call => [0x67, 0xe8],

@@ -1,5 +1,6 @@
-//! What an instruction does with the stack pointer, and with memory at a constant distance from it: enough to see, beside the unwind
-//! table's rows, whether a function looks at its return address. [`crate::memory_uses`] is the exact and slow form, for what looks odd.
+//! What an instruction does with the stack pointer, and with memory at a constant distance from it: enough to
+//! see, beside the unwind table's rows, whether a function looks at its return address.
+//! [`crate::memory_uses`] is the exact and slow form, for what looks odd.
 
 use crate::reg::Reg;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
@@ -10,7 +11,8 @@ pub enum StackUse {
     /// It neither writes the stack pointer nor names memory by it or by `rbp`.
     #[default]
     None,
-    /// It adds so many bytes to the stack pointer and reads none of the stack (`push` of a register, `add`, `sub`, `lea`).
+    /// It adds so many bytes to the stack pointer and reads none of the stack (`push` of a register, `add`,
+    /// `sub`, `lea`).
     Moves(i32),
     /// It reads the 8 bytes at the stack pointer and adds 8 to it (`pop` of a register, `popf`).
     Pops,
@@ -81,7 +83,8 @@ fn wide(i: &Instruction) -> Option<Reg> {
         .then(|| Reg(i.op0_register().number() as u8))
 }
 
-/// Whether a memory operand is relative to `rbp` (not `rsp`), and how far from it; `None` if there is no such operand.
+/// Whether a memory operand is relative to `rbp` (not `rsp`), and how far from it; `None` if there is no such
+/// operand.
 fn named(i: &Instruction) -> Option<(bool, i32)> {
     let base = i.memory_base();
     let plain = (base == Register::RSP || base == Register::RBP)
@@ -166,7 +169,8 @@ mod tests {
     #[test]
     fn memory_and_addresses_beside_it_are_known() {
         let memory = |frame, disp, size, moves| StackUse::Memory { frame, disp, size, moves };
-        // mov (%rsp),%rcx; addq $4,(%rsp); mov 8(%rbp),%rax; push -8(%rbp); movups %xmm0,0x10(%rsp); jmp *(%rsp)
+        // mov (%rsp),%rcx; addq $4,(%rsp); mov 8(%rbp),%rax; push -8(%rbp); movups %xmm0,0x10(%rsp); jmp
+        // *(%rsp)
         for (bytes, is) in [
             (&[0x48, 0x8b, 0x0c, 0x24][..], memory(false, 0, 8, 0)),
             (&[0x48, 0x83, 0x04, 0x24, 4], memory(false, 0, 8, 0)),

@@ -1,4 +1,5 @@
-//! Routines that make system calls in a thread that is borrowed for them. They end by `rt_sigreturn`, which gives the thread back all that it had.
+//! Routines that make system calls in a thread that is borrowed for them. They end by `rt_sigreturn`, which
+//! gives the thread back all that it had.
 
 /// One call: `syscall; mov $15,%eax; syscall; ud2`. The second call is `rt_sigreturn`.
 pub const CALL: [u8; 11] = [0x0f, 0x05, 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x0f, 0x0b];

@@ -1,9 +1,10 @@
-//! What the vector instructions that decide branches do: copies, comparisons of bytes, and the way of their results into
-//! masks, general registers and flags.
+//! What the vector instructions that decide branches do: copies, comparisons of bytes, and the way of their
+//! results into masks, general registers and flags.
 //!
-//! Problem: the C library's string functions find the end of a string with SSE2, AVX2 or AVX-512 instructions, whichever the
-//! processor has, and branch on the result. Idea: a handful of actions with element size and width as parameters covers the
-//! three encodings. Floating point and shuffles by tables are not here: they decide few branches.
+//! Problem: the C library's string functions find the end of a string with SSE2, AVX2 or AVX-512
+//! instructions, whichever the processor has, and branch on the result. Idea: a handful of actions with
+//! element size and width as parameters covers the three encodings. Floating point and shuffles by tables are
+//! not here: they decide few branches.
 //!
 //! Reference: AMD64 Architecture Programmer's Manual volume 4; Intel SDM volume 2 for the forms with masks.
 

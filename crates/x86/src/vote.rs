@@ -23,9 +23,11 @@
 //!       jmp  behind the js
 //! ```
 //!
-//! The balance is Boyer and Moore's majority vote (1981) over the samples; the hits are those of the candidate since it became one, so their share of
-//! the samples never says more than is true. As with [`guarded_call`](crate::guarded_call), nothing is changed but the status flags, which a call leaves dead, and the
-//! eight bytes below the stack pointer. Words are written without `lock`: what threads lose to each other are samples.
+//! The balance is Boyer and Moore's majority vote (1981) over the samples; the hits are those of the
+//! candidate since it became one, so their share of the samples never says more than is true. As with
+//! [`guarded_call`](crate::guarded_call), nothing is changed but the status flags, which a call leaves dead,
+//! and the eight bytes below the stack pointer. Words are written without `lock`: what threads lose to each
+//! other are samples.
 
 use crate::condition::Condition;
 use crate::encode;
@@ -62,10 +64,11 @@ pub struct VoteStub {
     pub bytes: Vec<u8>,
     /// Displacements: offset, end of the instruction (from which it counts), what it leads to.
     pub words: Vec<(u32, u32, VoteWord)>,
-    /// The displacement of an operand that is relative to the program counter, and the end of the instruction.
+    /// The displacement of an operand that is relative to the program counter, and the end of the
+    /// instruction.
     pub operand: Option<(u32, u32)>,
-    /// The boundaries at which a register holds a temporary value: from the first of these offsets up to the second, the end. (At the boundaries
-    /// in front of it, 0 and [`VOTE_SAVED`], all is as it was.)
+    /// The boundaries at which a register holds a temporary value: from the first of these offsets up to the
+    /// second, the end. (At the boundaries in front of it, 0 and [`VOTE_SAVED`], all is as it was.)
     pub temporary: Range<u32>,
 }
 

@@ -1,12 +1,13 @@
-//! Tries restitch on programs that no compiler writes ([`restitch_testkit::odd_code`]), for as long as is asked:
+//! Tries restitch on programs that no compiler writes ([`restitch_testkit::odd_code`]), for as long as is
+//! asked:
 //!
 //! ```text
 //! cargo build --release -p restitch
 //! cargo run --release -p restitch-fuzz --bin odd_code -- target/release/restitch 0 100000
 //! ```
 //!
-//! Arguments: restitch, the first seed, how many; then, if wanted, every which program is attached to as well (20; 0: none). One argument,
-//! a seed, prints its program. Ends with 1 if any program was wrong.
+//! Arguments: restitch, the first seed, how many; then, if wanted, every which program is attached to as well
+//! (20; 0: none). One argument, a seed, prints its program. Ends with 1 if any program was wrong.
 
 use restitch_testkit::odd_code::{Bench, OddProgram, Tally, Verdict};
 use std::path::Path;

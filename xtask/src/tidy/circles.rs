@@ -1,8 +1,9 @@
 //! The rule that the files of a crate use each other in one direction.
 //!
-//! A crate's modules are what stands directly in its `src` (or what else holds a `lib.rs` or `main.rs`): a file, or a folder as a whole; and likewise what stands in such a folder. One uses
-//! another if its code (unit tests aside) names it behind `crate::` (or the folder's path, or `super::`), directly or by something that the root re-exports from it. What is reached by methods alone
-//! is not seen.
+//! A crate's modules are what stands directly in its `src` (or what else holds a `lib.rs` or `main.rs`): a
+//! file, or a folder as a whole; and likewise what stands in such a folder. One uses another if its code
+//! (unit tests aside) names it behind `crate::` (or the folder's path, or `super::`), directly or by
+//! something that the root re-exports from it. What is reached by methods alone is not seen.
 
 use crate::{Finding, Tree, code_only, heads_behind};
 use std::collections::{BTreeMap, BTreeSet};

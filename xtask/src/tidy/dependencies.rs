@@ -3,7 +3,8 @@
 use crate::source::code_only;
 use crate::{Finding, Tree};
 
-/// The crates that the workspace asks for itself, with what for. What they bring with them is in `Cargo.lock`.
+/// The crates that the workspace asks for itself, with what for. What they bring with them is in
+/// `Cargo.lock`.
 pub const DIRECT: [(&str, &str); 25] = [
     ("arrayvec", "lists of bounded length without the heap, in hot loops of the models"),
     ("bitflags", "sets of attributes of blocks"),
@@ -42,7 +43,8 @@ const TWICE: [(&str, &str); 0] = [];
 /// Where crates come from.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// All crates come from one registry, with checksums; there is one version of each; the workspace asks for none without a reason.
+/// All crates come from one registry, with checksums; there is one version of each; the workspace asks for
+/// none without a reason.
 pub fn dependencies(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.files {

@@ -7,8 +7,9 @@ const FILES: [&str; 9] = [".c", ".cc", ".html", ".json", ".md", ".py", ".rs", ".
 
 /// Every path that documents name (`README.md`, `CONTRIBUTING.md`, `SECURITY.md`, `docs`) exists.
 ///
-/// A word counts as a path if it stands in backticks, in a code block or as the target of a link, and either begins
-/// with a folder that the repository has at its top, or has a slash and ends like a source file, or is a link.
+/// A word counts as a path if it stands in backticks, in a code block or as the target of a link, and either
+/// begins with a folder that the repository has at its top, or has a slash and ends like a source file, or is
+/// a link.
 pub fn named_paths(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|f| is_document(&f.path)) {

@@ -1,13 +1,14 @@
-//! Bytes of instructions and numbers of one processor's files stay in the crates of the instruction set, so that another one is one more
-//! crate (`docs/extending.md`).
+//! Bytes of instructions and numbers of one processor's files stay in the crates of the instruction set, so
+//! that another one is one more crate (`docs/extending.md`).
 
 use super::DECODING;
 use crate::{File, Finding, Tree, code_only};
 
 /// Where bytes of instructions may stand besides the instruction set's crate, and why.
 ///
-/// `check` is one of [`DECODING`]: it knows the instruction set by its own decoder and tables, on purpose, since what judges a version must
-/// share no code with what made it; another instruction set needs another checker.
+/// `check` is one of [`DECODING`]: it knows the instruction set by its own decoder and tables, on purpose,
+/// since what judges a version must share no code with what made it; another instruction set needs another
+/// checker.
 const ROUTINES: [(&str, &str); 2] = [
     (
         "crates/apply-process/src/hook/page.rs",

@@ -28,8 +28,8 @@ pub const LAYERS: [&[&str]; 18] = [
 /// Crates outside the workspace that reach the operating system.
 const SYSTEM: [&str; 4] = ["libc", "memmap2", "perf-event-open-sys", "nix"];
 
-/// Dependencies point downwards; crates that compute depend on nothing that reaches out; the checker shares no decoder
-/// code with the emitter.
+/// Dependencies point downwards; crates that compute depend on nothing that reaches out; the checker shares
+/// no decoder code with the emitter.
 pub fn layers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|f| f.path.ends_with("/Cargo.toml")) {
@@ -63,7 +63,8 @@ fn layer(krate: &str) -> Option<usize> {
     Some(if krate == "cli" { row + 1 } else { row })
 }
 
-/// The names in `[dependencies]`, `[build-dependencies]` and their target-specific forms. Tests may look anywhere.
+/// The names in `[dependencies]`, `[build-dependencies]` and their target-specific forms. Tests may look
+/// anywhere.
 fn dependencies(manifest: &toml::Table) -> Vec<String> {
     let mut tables = vec![manifest];
     let targets = manifest.get("target").and_then(toml::Value::as_table);

@@ -16,7 +16,7 @@ pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
 pub use prose::{document_lengths, timeless_documents};
-pub use sources::{decoder, length, no_io, page_size, unsafe_code};
+pub use sources::{comment_width, decoder, length, no_io, page_size, unsafe_code};
 
 use crate::{Finding, Tree};
 
@@ -24,7 +24,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 17] = [
+pub const RULES: [(&str, Rule); 18] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -32,6 +32,7 @@ pub const RULES: [(&str, Rule); 17] = [
     ("page_size", page_size),
     ("no_io", no_io),
     ("length", length),
+    ("comment_width", comment_width),
     ("layers", layers),
     ("circles", circles),
     ("named_paths", named_paths),
@@ -64,6 +65,6 @@ pub const PURE: [&str; 13] = [
     "x86",
 ];
 
-/// Crates that may know the instruction set's decoder: the one that decodes for all, and the checker, which must not
-/// share code with what it checks.
+/// Crates that may know the instruction set's decoder: the one that decodes for all, and the checker, which
+/// must not share code with what it checks.
 pub const DECODING: [&str; 2] = ["check", "x86"];

@@ -74,6 +74,11 @@ fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }
 
+/// Columns of a line, as rustfmt.toml has it.
+const WIDTH: usize = 110;
+/// What is not in this form yet.
+const NOT_YET: &str = "crates/session/";
+
 /// A source file has fewer than 800 lines before its tests.
 pub fn length(tree: &Tree) -> Vec<Finding> {
     let sources = tree.rust().filter(|file| file.path.contains("/src/") || file.path.contains("/build/"));
@@ -86,4 +91,36 @@ pub fn length(tree: &Tree) -> Vec<Finding> {
             what: format!("{lines} lines before its tests; split it (at most {MOST_LINES})"),
         })
         .collect()
+}
+
+/// Comments keep to the width that code keeps to, apart from tables, examples and single words of code.
+pub fn comment_width(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.rust().filter(|file| !file.path.starts_with(NOT_YET)) {
+        let mut fenced = false;
+        for (i, line) in file.text.lines().enumerate() {
+            let Some(text) = comment(line) else {
+                fenced = false;
+                continue;
+            };
+            fenced ^= text.starts_with("```");
+            if !fenced && !text.starts_with('|') && line.chars().count() > WIDTH && is_breakable(text) {
+                let what = format!("a comment of more than {WIDTH} columns");
+                findings.push(Finding { path: file.path.clone(), line: i + 1, what });
+            }
+        }
+    }
+    findings
+}
+
+/// What a line says that is a comment.
+fn comment(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = ["///", "//!", "//"].iter().find_map(|mark| line.strip_prefix(mark))?;
+    Some(text.trim())
+}
+
+/// Whether there is a space outside of spans of code.
+fn is_breakable(text: &str) -> bool {
+    text.split('`').step_by(2).any(|outside| outside.trim().contains(' '))
 }

@@ -47,7 +47,8 @@ pub fn version_at(image: &Image, order: Order, start: Svma) -> CheckedVersion {
     version_with(image, order, start, |_| Vec::new())
 }
 
-/// With the promoted calls that `promote` chooses; in position-independent files pointers to functions lead to the copies.
+/// With the promoted calls that `promote` chooses; in position-independent files pointers to functions lead
+/// to the copies.
 pub fn version_with(
     image: &Image,
     order: Order,
@@ -65,7 +66,8 @@ pub fn version_with(
         Order::Random(seed) => shuffle(&mut blocks, seed),
         Order::Half => blocks.retain(|b| program.block(*b).function.index().is_multiple_of(2)),
     }
-    // Numbers without a pattern: where a block stands in a cache line, and which way a branch is turned, must not matter.
+    // Numbers without a pattern: where a block stands in a cache line, and which way a branch is turned, must
+    // not matter.
     let counts = |len: usize| -> Vec<u64> {
         match order {
             Order::Random(seed) => (0..len as u64).map(|i| (i + seed) * 7919 % 1009).collect(),
@@ -124,8 +126,8 @@ pub fn output(image: &Image, order: Order, options: &OutputOptions) -> Vec<u8> {
     bytes
 }
 
-/// Writes an executable file. Another process does it: were it open for writing here, a process that another test forks
-/// at that moment would hold it open, and starting it would fail with ETXTBSY.
+/// Writes an executable file. Another process does it: were it open for writing here, a process that another
+/// test forks at that moment would hold it open, and starting it would fail with ETXTBSY.
 pub fn install(directory: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     let (bytes_at, path) = (directory.join(format!("{name}.bytes")), directory.join(name));
     std::fs::write(&bytes_at, bytes).expect("writable");

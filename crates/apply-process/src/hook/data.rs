@@ -1,12 +1,14 @@
 //! The hook's data: names of versions, and a list of them for debuggers. It is writable and never executable.
 //!
-//! Problem: gdb learns of code from the loader's list of objects. Idea: glibc 2.35 and later announce further lists (the
-//! namespaces of `dlmopen`) behind the first: `struct r_debug_extended` has a version number, 2 with such lists, and a pointer
-//! to the next one. One more list, in this data, names the versions; gdb 13 and later read it when they attach.
+//! Problem: gdb learns of code from the loader's list of objects. Idea: glibc 2.35 and later announce further
+//! lists (the namespaces of `dlmopen`) behind the first: `struct r_debug_extended` has a version number, 2
+//! with such lists, and a pointer to the next one. One more list, in this data, names the versions; gdb 13
+//! and later read it when they attach.
 //!
-//! The program is not disturbed: the loader walks lists of its own, and appends to this chain only, through the last list's
-//! pointer. That may be ours, which is why the data is writable; and it may hold the chain's next list when ours is taken
-//! out. Ours comes right behind the first list, so that the pointer which leads to it is the first list's.
+//! The program is not disturbed: the loader walks lists of its own, and appends to this chain only, through
+//! the last list's pointer. That may be ours, which is why the data is writable; and it may hold the chain's
+//! next list when ours is taken out. Ours comes right behind the first list, so that the pointer which leads
+//! to it is the first list's.
 //!
 //! Reference: glibc, `include/link.h` (`struct r_debug_extended`), `elf/dl-debug.c`; gdb, `svr4_current_sos`.
 
@@ -58,8 +60,8 @@ pub(crate) fn link_map(data: Avma) -> Avma {
     data + NODES_AT
 }
 
-/// What has to be written so that the data at `data` names `rows`: addresses and bytes. The list's head, but for `r_map`, is
-/// [`head`].
+/// What has to be written so that the data at `data` names `rows`: addresses and bytes. The list's head, but
+/// for `r_map`, is [`head`].
 pub(crate) fn contents(data: Avma, rows: &[Option<Named<'_>>]) -> Vec<(Avma, Vec<u8>)> {
     let mut nodes = vec![0u8; (NODE_LEN as usize) * rows.len()];
     let mut names = vec![0u8; (NAME_LEN as usize) * rows.len()];
@@ -68,7 +70,8 @@ pub(crate) fn contents(data: Avma, rows: &[Option<Named<'_>>]) -> Vec<(Avma, Vec
     for (n, &i) in used.iter().enumerate() {
         let Some(version) = rows[i] else { continue };
         let (previous, next) = (n.checked_sub(1).and_then(|p| used.get(p)), used.get(n + 1));
-        // l_addr, l_name, l_ld, l_next, l_prev. A version has no dynamic section; its address only must not be null.
+        // l_addr, l_name, l_ld, l_next, l_prev. A version has no dynamic section; its address only must not
+        // be null.
         let start = version.start.get();
         let words = [start, name(data, i).get(), start, node(next), node(previous)];
         for (j, word) in words.into_iter().enumerate() {
@@ -87,7 +90,8 @@ pub(crate) fn contents(data: Avma, rows: &[Option<Named<'_>>]) -> Vec<(Avma, Vec
     ]
 }
 
-/// The list's head: `first` holds the bytes of the loader's own. Its `r_map` is zero until [`contents`] are written.
+/// The list's head: `first` holds the bytes of the loader's own. Its `r_map` is zero until [`contents`] are
+/// written.
 pub(crate) fn head(first: &[u8; LIST_LEN as usize], next: u64) -> [u8; LIST_LEN as usize] {
     let mut out = *first;
     out[..4].copy_from_slice(&2u32.to_le_bytes());

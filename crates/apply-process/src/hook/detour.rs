@@ -1,11 +1,12 @@
 //! Detours: a function's first bytes become a jump to a routine of ours, which can still call the function.
 //!
-//! The instructions that the jump overwrites are moved to a *trampoline*, which runs them and goes on behind them. Only what
-//! means the same at another address may be moved: no branches or calls; RIP-relative operands keep their target. Each
-//! instruction keeps its length, so that a thread that stands among them has its place in the trampoline at the same offset.
+//! The instructions that the jump overwrites are moved to a *trampoline*, which runs them and goes on behind
+//! them. Only what means the same at another address may be moved: no branches or calls; RIP-relative
+//! operands keep their target. Each instruction keeps its length, so that a thread that stands among them has
+//! its place in the trampoline at the same offset.
 //!
-//! Limits: a function whose first bytes hold a branch or a call, or into which its own code jumps back, or that is shorter
-//! than the jump, is refused.
+//! Limits: a function whose first bytes hold a branch or a call, or into which its own code jumps back, or
+//! that is shorter than the jump, is refused.
 
 use crate::entry_patch::LEN;
 use restitch_address::{Svma, SvmaRange};
@@ -65,7 +66,8 @@ impl Displaced {
         Ok(Self { function, code, boundaries, original })
     }
 
-    /// The unwind states of the trampoline at `at`: those of the original instructions. `None` if they are not known.
+    /// The unwind states of the trampoline at `at`: those of the original instructions. `None` if they are
+    /// not known.
     pub fn run(&self, unwind: &UnwindInfo, at: Svma) -> Option<Run> {
         let rows = unwind.rows(unwind.find(self.function)?).ok()?;
         let behind = (self.code.len() - LEN) as u8;
@@ -213,7 +215,8 @@ mod tests {
         }
     }
 
-    /// A static program of musl's, whose C library has no unwind tables, without its symbols; where it has `dl_iterate_phdr`.
+    /// A static program of musl's, whose C library has no unwind tables, without its symbols; where it has
+    /// `dl_iterate_phdr`.
     fn stripped_with_musl() -> Option<(Image, UnwindInfo, Svma)> {
         let folder = restitch_testkit::scratch();
         let source = folder.path().join("m.c");

@@ -23,7 +23,8 @@ pub(crate) struct Detoured {
     pub unwind: UnwindInfo,
 }
 
-/// Displaces the beginnings of all of `sites` that are functions, for the hook at `page`. The error says why one cannot be.
+/// Displaces the beginnings of all of `sites` that are functions, for the hook at `page`. The error says why
+/// one cannot be.
 pub(crate) fn detoured(target: &Target, sites: &Sites, page: Avma) -> Result<Vec<Detoured>, String> {
     let mut out = Vec::new();
     for (function, routine) in sites.detours() {

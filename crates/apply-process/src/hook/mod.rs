@@ -1,18 +1,22 @@
 //! The unwinder's hook: how exceptions, backtraces and debuggers find the tables and names of moved code.
 //!
-//! Problem: unwinders ask the C library which object holds a program counter; it knows nothing of our versions. Idea: two
-//! functions answer that question, and both get a routine of ours in front, which reads a table of versions:
-//! * `_dl_find_object` (libgcc with glibc since 2.35). In a dynamic program it jumps through a pointer in the loader's data, which is
-//!   replaced (one aligned 8-byte write); in a static one it gets a detour.
-//! * `dl_iterate_phdr` (LLVM's and nongnu libunwind, older libgcc, Rust's symbolization, everything on musl): a detour.
+//! Problem: unwinders ask the C library which object holds a program counter; it knows nothing of our
+//! versions. Idea: two functions answer that question, and both get a routine of ours in front, which reads a
+//! table of versions:
+//! * `_dl_find_object` (libgcc with glibc since 2.35). In a dynamic program it jumps through a pointer in the
+//!   loader's data, which is replaced (one aligned 8-byte write); in a static one it gets a detour.
+//! * `dl_iterate_phdr` (LLVM's and nongnu libunwind, older libgcc, Rust's symbolization, everything on musl):
+//!   a detour.
 //!
 //! Debuggers find the versions in a second list of the loader's (`data.rs`).
 //!
-//! The hook is planned and journalled before the stop: its place, its bytes, the places that lead to it. So a run that is killed
-//! leaves a journal that can undo it, whatever had been written. It is taken out when the last version is, once nobody stands in it.
+//! The hook is planned and journalled before the stop: its place, its bytes, the places that lead to it. So a
+//! run that is killed leaves a journal that can undo it, whatever had been written. It is taken out when the
+//! last version is, once nobody stands in it.
 //!
-//! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if something in it may
-//! unwind. So it is with static programs without symbols whose lookup functions have an unknown shape.
+//! Limits: a function whose beginning cannot be displaced is not hooked, and then the process is refused if
+//! something in it may unwind. So it is with static programs without symbols whose lookup functions have an
+//! unknown shape.
 
 mod data;
 mod detour;
@@ -39,8 +43,8 @@ use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Plans the hook of a process that has none: nothing is changed yet. `None` if it needs none, because nothing in it can
-/// unwind. `reserve` finds a place of so many bytes near a module.
+/// Plans the hook of a process that has none: nothing is changed yet. `None` if it needs none, because
+/// nothing in it can unwind. `reserve` finds a place of so many bytes near a module.
 pub(crate) fn plan(
     target: &Target,
     can_unwind: bool,
@@ -101,7 +105,8 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
     Ok(hook)
 }
 
-/// Whether the loader's `struct r_debug` at `debug` is an extended one in use: version 1 (no further list) or 2.
+/// Whether the loader's `struct r_debug` at `debug` is an extended one in use: version 1 (no further list) or
+/// 2.
 fn has_extended_list(memory: &Memory, debug: Avma) -> bool {
     let word = |at: u64| memory.read_u64(debug + at).unwrap_or_default();
     let next = word(R_NEXT);
@@ -119,8 +124,8 @@ pub(crate) fn map(batch: &mut Batch, hook: &JournalHook) {
     batch.mmap(Placement::Over(hook.data()), DATA_LEN, Protection::ReadWrite, Backing::Anonymous);
 }
 
-/// Makes the pages with detours the process's own, by writing what is there: so they are laid out with the other changes
-/// before the stop, although the detours come first in it.
+/// Makes the pages with detours the process's own, by writing what is there: so they are laid out with the
+/// other changes before the stop, although the detours come first in it.
 pub(crate) fn own_pages(memory: &Memory, hook: &JournalHook) -> Result<(), ProcessError> {
     for detour in &hook.detours {
         memory.write(Avma::new(detour.at), detour.original.bytes())?;
@@ -164,8 +169,8 @@ pub(crate) fn write_table(stopped: &impl StoppedHost, journal: &mut Journal) -> 
     Ok(())
 }
 
-/// A number that no earlier table of this process had, also under a restitch that has left it since: the time. It is added to
-/// `dlpi_adds` in the upper half, where no number of real objects gets.
+/// A number that no earlier table of this process had, also under a restitch that has left it since: the
+/// time. It is added to `dlpi_adds` in the upper half, where no number of real objects gets.
 fn next_generation(last: u64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     (now & 0x7fff_ffff).max((last + 1) & 0x7fff_ffff)
@@ -174,7 +179,8 @@ fn next_generation(last: u64) -> u64 {
 /// Makes everything lead to the hook; what does already stays.
 ///
 /// # Errors
-/// [`ProcessError::NoUnwindHook`] if a signal interrupted a thread in the bytes that would change: a later attempt will do.
+/// [`ProcessError::NoUnwindHook`] if a signal interrupted a thread in the bytes that would change: a later
+/// attempt will do.
 pub(crate) fn arm(
     stopped: &mut impl StoppedHost,
     journal: &Journal,
@@ -271,8 +277,9 @@ pub(crate) const LOOKING: &str = "an unwinder is looking tables up";
 
 /// Whether a thread is in the hook, or will come back to it, or holds an address of its data: then it stays.
 ///
-/// Versions need no such rule: what a callback can know of one (its address, its headers, its tables) is an address in it, and a version stays
-/// while a register or a stack word of a thread that is not walked to its end holds one.
+/// Versions need no such rule: what a callback can know of one (its address, its headers, its tables) is an
+/// address in it, and a version stays while a register or a stack word of a thread that is not walked to its
+/// end holds one.
 pub(crate) fn in_use(
     stopped: &impl StoppedHost,
     hook: Option<&JournalHook>,
@@ -283,7 +290,8 @@ pub(crate) fn in_use(
     Ok(leads.map(|why| format!("{LOOKING} ({why})")))
 }
 
-/// Words of the process that lead into the hook because restitch put them there: its data, and the loader's pointer.
+/// Words of the process that lead into the hook because restitch put them there: its data, and the loader's
+/// pointer.
 pub(crate) fn own_words(hook: &JournalHook) -> [AvmaRange; 2] {
     [AvmaRange::new(hook.data(), DATA_LEN), AvmaRange::new(Avma::new(hook.debugger) + R_NEXT, 8)]
 }

@@ -1,20 +1,25 @@
 //! The hook's code: routines that answer an unwinder's question for moved code, and the table that they read.
 //!
-//! The code is position independent and freestanding: no lock, no allocation, no system call, no thread-local data.
+//! The code is position independent and freestanding: no lock, no allocation, no system call, no thread-local
+//! data.
 //!
-//! * `find` stands in for `_dl_find_object`: it compares with the table's rows and jumps on to the original for all else. It
-//!   uses no stack; a lookup costs 2 to 5 ns more.
-//! * `iterate` stands in for `dl_iterate_phdr`: it calls the original with a callback of its own, `each`. That passes each object on
-//!   with a `dlpi_adds` that changes with every change of the table (unwinders cache by it), and reports the versions right behind the first object.
+//! * `find` stands in for `_dl_find_object`: it compares with the table's rows and jumps on to the original
+//!   for all else. It uses no stack; a lookup costs 2 to 5 ns more.
+//! * `iterate` stands in for `dl_iterate_phdr`: it calls the original with a callback of its own, `each`.
+//!   That passes each object on with a `dlpi_adds` that changes with every change of the table (unwinders
+//!   cache by it), and reports the versions right behind the first object.
 //!
-//! Why behind the first and not behind the last: the first object has to be the program; and glibc holds its lock while it
-//! calls back, under which older libgcc keeps a cache without a lock of its own. Behind the last one the lock is gone.
-//! A callback that returns non-zero ends the iteration with that value, as the original does.
+//! Why behind the first and not behind the last: the first object has to be the program; and glibc holds its
+//! lock while it calls back, under which older libgcc keeps a cache without a lock of its own. Behind the
+//! last one the lock is gone. A callback that returns non-zero ends the iteration with that value, as the
+//! original does.
 //!
-//! Rows never move, and are used again only while nobody stands in the code: a thread that was stopped inside goes on with
-//! the next row. A version is unmapped only when no register and no stack word leads into it: a callback may be reading its headers.
+//! Rows never move, and are used again only while nobody stands in the code: a thread that was stopped inside
+//! goes on with the next row. A version is unmapped only when no register and no stack word leads into it: a
+//! callback may be reading its headers.
 //!
-//! The page is an ELF image with unwind tables of its own (row 0), so that a callback may throw, and signal handlers may unwind.
+//! The page is an ELF image with unwind tables of its own (row 0), so that a callback may throw, and signal
+//! handlers may unwind.
 //!
 //! Reference: glibc manual, "Dynamic Linker Introspection" (`struct dl_find_object`); dl_iterate_phdr(3).
 
@@ -87,8 +92,9 @@ const FIND: [u8; 76] = [
     0xff, 0x25, 0xb4, 0x01, 0, 0,       // jmp *original(%rip)
 ];
 
-/// `int dl_iterate_phdr(callback /* rdi */, void *data /* rsi */)`, and the callback that it hands to the original. On its
-/// stack: callback, data, whether the versions were reported, and the table's number when it began.
+/// `int dl_iterate_phdr(callback /* rdi */, void *data /* rsi */)`, and the callback that it hands to the
+/// original. On its stack: callback, data, whether the versions were reported, and the table's number when it
+/// began.
 #[rustfmt::skip]
 const ITERATE: [u8; 276] = [
     0x48, 0x83, 0xec, 0x28,                   // 000 sub $40,%rsp
@@ -187,8 +193,8 @@ pub(crate) struct Trampolines<'a> {
     pub iterate: Option<(&'a Displaced, &'a UnwindInfo)>,
 }
 
-/// Everything of the page at `page` that does not change while it is in use: headers, code, unwind tables. `original` is where
-/// `find` goes on.
+/// Everything of the page at `page` that does not change while it is in use: headers, code, unwind tables.
+/// `original` is where `find` goes on.
 pub(crate) fn fixed_part(
     page: Avma,
     original: Avma,

@@ -23,7 +23,8 @@ pub(crate) struct Function {
 /// How lookups by program counter reach the hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FindSite {
-    /// glibc since 2.35, dynamic: `_dl_find_object` jumps through a pointer in the loader's data. Address of the pointer.
+    /// glibc since 2.35, dynamic: `_dl_find_object` jumps through a pointer in the loader's data. Address of
+    /// the pointer.
     Pointer(Avma),
     /// A static program: the function itself.
     Function(Function),
@@ -59,8 +60,8 @@ impl Sites {
         let link_map = debug.and_then(|d| read(d + 8)).filter(|m| *m != 0).map(Avma::new);
         let order = link_order(target, link_map, &mut read);
         let find = exporter(target, "_dl_find_object", &order).and_then(|f| pointer(target, f, &mut read));
-        // The program or a library in front of the C library may have one of its own (sanitizers, caches of the list): that is
-        // the one which is called, and it asks the C library's.
+        // The program or a library in front of the C library may have one of its own (sanitizers, caches of
+        // the list): that is the one which is called, and it asks the C library's.
         let iterate = exporter(target, "dl_iterate_phdr", &order);
         // The pointer came with glibc 2.35, and so did the extended list.
         Self { find, iterate, link_map, debugger: debug.filter(|_| find.is_some()) }
@@ -84,7 +85,8 @@ impl Sites {
         }
     }
 
-    /// The functions whose first bytes the hook changes, each with the offset of its routine in the hook's page.
+    /// The functions whose first bytes the hook changes, each with the offset of its routine in the hook's
+    /// page.
     pub fn detours(&self) -> Vec<(Function, u64)> {
         let find = match self.find {
             Some(FindSite::Function(f)) => Some((f, FIND_AT)),
@@ -127,8 +129,8 @@ fn exported(module: &Module, name: &str) -> Option<Svma> {
         .map(|s| s.range.start)
 }
 
-/// The modules in the loader's order of objects, whose first is at `head`: those of the program's own namespace. All modules,
-/// if there is no such list.
+/// The modules in the loader's order of objects, whose first is at `head`: those of the program's own
+/// namespace. All modules, if there is no such list.
 fn link_order(target: &Target, head: Option<Avma>, read: &mut impl FnMut(Avma) -> Option<u64>) -> Vec<usize> {
     const MOST_OBJECTS: usize = 10_000;
     // struct link_map: l_addr, l_name, l_ld, l_next.
@@ -150,7 +152,8 @@ fn exporter(target: &Target, name: &str, order: &[usize]) -> Option<Function> {
     })
 }
 
-/// Where the function at `at` of the file begins in truth: sanitizers of LLVM export jumps to their functions, in which there is no room for another one.
+/// Where the function at `at` of the file begins in truth: sanitizers of LLVM export jumps to their
+/// functions, in which there is no room for another one.
 fn behind_jumps(image: &Image, mut at: Svma) -> Svma {
     const MOST_JUMPS: usize = 4;
     for _ in 0..MOST_JUMPS {

@@ -1,9 +1,11 @@
-//! The memory that a version writes and restitch reads: the counters and votes of a counting version, or the window of a tracing one.
+//! The memory that a version writes and restitch reads: the counters and votes of a counting version, or the
+//! window of a tracing one.
 //!
-//! **Narrow counters** ([`CounterWidth::Bits32`]) share twice as many to a cache line, but go round: once in 2^32 increments, of which no
-//! processor makes more than one a cycle. So they are read several times a second and what has come since is added up. Where nobody read for
-//! too long (this program was stopped, say) it is not known how often they went round, and what all of them have counted since is left out:
-//! what is left are the counts of the rest of the time, which agree with each other as ever.
+//! **Narrow counters** ([`CounterWidth::Bits32`]) share twice as many to a cache line, but go round: once in
+//! 2^32 increments, of which no processor makes more than one a cycle. So they are read several times a
+//! second and what has come since is added up. Where nobody read for too long (this program was stopped, say)
+//! it is not known how often they went round, and what all of them have counted since is left out: what is
+//! left are the counts of the rest of the time, which agree with each other as ever.
 
 use restitch_emit::{CounterTable, CounterWidth, Vote, VoteArea};
 use std::fs::File;
@@ -12,11 +14,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Counters of 32 bits have to be read as often as this: what they count in a longer time between two readings is left out. In this time none
-/// goes round: 2^32 increments would be seven a nanosecond.
+/// Counters of 32 bits have to be read as often as this: what they count in a longer time between two
+/// readings is left out. In this time none goes round: 2^32 increments would be seven a nanosecond.
 pub const LONGEST_UNREAD: Duration = Duration::from_millis(600);
 
-/// More than a counter can have counted: one increment a cycle for a day. The area is the program's to write, and what it says is added up and multiplied.
+/// More than a counter can have counted: one increment a cycle for a day. The area is the program's to write,
+/// and what it says is added up and multiplied.
 const MOST_COUNTED: u64 = 1 << 48;
 
 /// What stands where in an area.

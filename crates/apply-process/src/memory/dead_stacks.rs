@@ -1,25 +1,30 @@
 //! Stacks of threads that have ended.
 //!
-//! Problem: glibc keeps stacks of ended threads for the next ones (`dl_stack_cache`), with all that was on them. A return address into a retired version,
-//! or the program counter that a signal has interrupted there, may lie on such a stack for as long as the process lives, and would keep the version mapped.
-//! Nobody returns there: a new thread begins at the top and writes before it reads.
+//! Problem: glibc keeps stacks of ended threads for the next ones (`dl_stack_cache`), with all that was on
+//! them. A return address into a retired version, or the program counter that a signal has interrupted there,
+//! may lie on such a stack for as long as the process lives, and would keep the version mapped. Nobody
+//! returns there: a new thread begins at the top and writes before it reads.
 //!
-//! A stack counts as such a one only if the C library says so in the thread's descriptor (`struct pthread`, which lies at the top): the two pointers to
-//! itself are there; it is linked into one of the library's lists of stacks; the memory that it names as its stack, with its guard, is this mapping;
-//! and its thread identifier is zero, which the kernel writes when the thread ends (`CLONE_CHILD_CLEARTID`, clone(2)), or -1, which `pthread_join` writes
-//! after that. Where the identifier is in a descriptor is no interface: it has to be where the descriptors of all living threads have theirs, else no stack
-//! counts. All this is read while the process stands still. Stacks that the program has given itself (`pthread_attr_setstack`) leave the lists when their
-//! thread is joined.
+//! A stack counts as such a one only if the C library says so in the thread's descriptor (`struct pthread`,
+//! which lies at the top): the two pointers to itself are there; it is linked into one of the library's lists
+//! of stacks; the memory that it names as its stack, with its guard, is this mapping; and its thread
+//! identifier is zero, which the kernel writes when the thread ends (`CLONE_CHILD_CLEARTID`, clone(2)), or
+//! -1, which `pthread_join` writes after that. Where the identifier is in a descriptor is no interface: it
+//! has to be where the descriptors of all living threads have theirs, else no stack counts. All this is read
+//! while the process stands still. Stacks that the program has given itself (`pthread_attr_setstack`) leave
+//! the lists when their thread is joined.
 //!
-//! Limits: other C libraries, guards that are no mappings of their own (glibc 2.42), processes in another namespace of identifiers, more
-//! static thread-local data than [`TOP`]: there such words keep versions mapped, as everywhere else.
+//! Limits: other C libraries, guards that are no mappings of their own (glibc 2.42), processes in another
+//! namespace of identifiers, more static thread-local data than [`TOP`]: there such words keep versions
+//! mapped, as everywhere else.
 
 use crate::threads::ThreadView;
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::Mapping;
 use restitch_tracee::Memory;
 
-/// The descriptor is looked for in so many bytes at the end of a stack: it is about 2 KiB, below it lie static thread-local data.
+/// The descriptor is looked for in so many bytes at the end of a stack: it is about 2 KiB, below it lie
+/// static thread-local data.
 const TOP: u64 = 16 << 10;
 /// Most mappings that are looked at, in the stop: the library keeps 40 MiB of stacks, five of the usual size.
 const MOST: usize = 64;
@@ -70,7 +75,8 @@ fn top(stack: AvmaRange) -> (Avma, usize) {
     (stack.end - len, len as usize)
 }
 
-/// The descriptor of an ended thread in `bytes` at `at`, the end of `stack`; if there is exactly one descriptor, and it is of this stack.
+/// The descriptor of an ended thread in `bytes` at `at`, the end of `stack`; if there is exactly one
+/// descriptor, and it is of this stack.
 fn descriptor(bytes: &[u8], at: Avma, guard: AvmaRange, stack: AvmaRange) -> Option<Avma> {
     let word = |offset: usize| {
         let bytes = bytes.get(offset..offset.checked_add(8)?)?;
@@ -115,8 +121,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    /// Prints an address on a stack each: of a thread that has ended; of one that lives; of the program's own stack for a thread that has ended
-    /// and was joined; of a mapping with a guard that no thread ever had.
+    /// Prints an address on a stack each: of a thread that has ended; of one that lives; of the program's own
+    /// stack for a thread that has ended and was joined; of a mapping with a guard that no thread ever had.
     const STACKS: &str = r#"
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,18 +1,20 @@
 //! What C++ personality routines leave behind in exception objects.
 //!
-//! Problem: while libstdc++ and libc++abi unwind, they note in the exception object what they have found: the landing pad, and pointers into
-//! the function's exception table. The object is on the heap, and once it is freed they may lie there for as long as the
-//! process lives, so a version could never be known to be out of use. Answer: landing pads of versions are those of the original code
-//! (the emitter's and the checker's rule), and pointers into tables at just these places of an exception object do not count. They are used again
-//! only where the handler is an exception specification, which the object tells.
+//! Problem: while libstdc++ and libc++abi unwind, they note in the exception object what they have found: the
+//! landing pad, and pointers into the function's exception table. The object is on the heap, and once it is
+//! freed they may lie there for as long as the process lives, so a version could never be known to be out of
+//! use. Answer: landing pads of versions are those of the original code (the emitter's and the checker's
+//! rule), and pointers into tables at just these places of an exception object do not count. They are used
+//! again only where the handler is an exception specification, which the object tells.
 //!
-//! Reference: Itanium C++ ABI, "Exception Handling", 2.2.1; `__cxa_exception` in libstdc++'s `unwind-cxx.h` and in libc++abi's
-//! `cxa_exception.h`, which agree from `nextException` on.
+//! Reference: Itanium C++ ABI, "Exception Handling", 2.2.1; `__cxa_exception` in libstdc++'s `unwind-cxx.h`
+//! and in libc++abi's `cxa_exception.h`, which agree from `nextException` on.
 
 use restitch_address::Avma;
 use restitch_tracee::Memory;
 
-/// Vendor and language, with the last byte that tells dependent exceptions (`std::rethrow_exception`) from others.
+/// Vendor and language, with the last byte that tells dependent exceptions (`std::rethrow_exception`) from
+/// others.
 const CLASSES: [u64; 4] =
     [class(b"GNUCC++\0"), class(b"GNUCC++\x01"), class(b"CLNGC++\0"), class(b"CLNGC++\x01")];
 /// Distances to `unwindHeader.exception_class`.
@@ -24,7 +26,8 @@ const fn class(name: &[u8; 8]) -> u64 {
     u64::from_be_bytes(*name)
 }
 
-/// Whether the word at `at` is a pointer into an exception table that was noted in an exception object and is not looked at again.
+/// Whether the word at `at` is a pointer into an exception table that was noted in an exception object and is
+/// not looked at again.
 pub(crate) fn is_spent_note(memory: &Memory, at: Avma) -> bool {
     [ACTION_RECORD, TABLE].into_iter().any(|back| {
         let header = at + back;

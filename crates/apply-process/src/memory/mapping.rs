@@ -1,8 +1,9 @@
 //! Mapping versions and counter areas into the process.
 //!
-//! A version is a file of the state directory, so that processes share its pages and tools find its symbols. Where the process does not see the
-//! directory (a container), may not read it (another user, AppArmor), or may not execute what lies there (`noexec`, AppArmor, SELinux), it is a memory file of the
-//! process's own with the same content.
+//! A version is a file of the state directory, so that processes share its pages and tools find its symbols.
+//! Where the process does not see the directory (a container), may not read it (another user, AppArmor), or
+//! may not execute what lies there (`noexec`, AppArmor, SELinux), it is a memory file of the process's own
+//! with the same content.
 
 use crate::ProcessError;
 use crate::memory::counter_area::{CounterArea, Parts};
@@ -48,8 +49,8 @@ impl<'a> Mapped<'a> {
         self.counters
     }
 
-    /// Opens the version's file; counters live in a shared memory file: forked children count into it too, and it can be read
-    /// from here.
+    /// Opens the version's file; counters live in a shared memory file: forked children count into it too,
+    /// and it can be read from here.
     pub fn open(&self, batch: &mut Batch) {
         match self.from_disk {
             true => batch
@@ -65,7 +66,8 @@ impl<'a> Mapped<'a> {
         batch.memfd_create(&memory_name(&self.arriving.record.file));
     }
 
-    /// Takes the results of `open`, and fills the memory files. A file that the process may not open is left to be created ([`in_memory`]).
+    /// Takes the results of `open`, and fills the memory files. A file that the process may not open is left
+    /// to be created ([`in_memory`]).
     pub fn opened(
         &mut self,
         borrow: &Borrow<'_>,

@@ -1,4 +1,5 @@
-//! Whether a process's memory cgroups have room for what a switch needs: the kernel ends a process that takes more.
+//! Whether a process's memory cgroups have room for what a switch needs: the kernel ends a process that takes
+//! more.
 
 use crate::ProcessError;
 use crate::memory::writing::Sites;
@@ -6,8 +7,9 @@ use crate::switch_plan::SwitchPlan;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::memory_room;
 
-/// What is wanted beside the pages that are counted: page tables, the unwinder's pages, and what the program itself takes meanwhile. (A group with less than this was
-/// seen to lose its process, whatever the versions were.)
+/// What is wanted beside the pages that are counted: page tables, the unwinder's pages, and what the program
+/// itself takes meanwhile. (A group with less than this was seen to lose its process, whatever the versions
+/// were.)
 const BESIDE: u64 = 1 << 20;
 
 /// Refuses a switch for which there is no room in the process's memory cgroups.
@@ -25,8 +27,8 @@ pub(crate) fn refuse_without(pid: i32, plan: &SwitchPlan<'_>, sites: &Sites) -> 
     }
 }
 
-/// What a switch may take of a process's memory, in bytes: each page that changes twice (in its place, and in the replacement), versions with their counters once, as
-/// they may lie in memory files.
+/// What a switch may take of a process's memory, in bytes: each page that changes twice (in its place, and in
+/// the replacement), versions with their counters once, as they may lie in memory files.
 fn needed(plan: &SwitchPlan<'_>, sites: &Sites) -> u64 {
     let all = AvmaRange::between(Avma::new(0), Avma::new(u64::MAX));
     let new = plan.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());

@@ -1,23 +1,27 @@
 //! Which free place a version gets.
 //!
-//! **No place that a version had before**, as far as is known: unwinders may keep what they found out about an address for ever (nongnu libunwind
-//! does). The journal knows the places of its own time; against those of an earlier attach helps chance.
+//! **No place that a version had before**, as far as is known: unwinders may keep what they found out about
+//! an address for ever (nongnu libunwind does). The journal knows the places of its own time; against those
+//! of an earlier attach helps chance.
 //!
-//! **No place that words of memory point into.** A retired version is unmapped when no word of the process's memory points into it
-//! ([`crate::memory::search`]), so a place is compared with the words that there are when it is chosen, and the one that fewest point into is taken. Below
-//! 4 GiB, where programs at fixed addresses and their versions are, each number of 32 bits that lies in memory as a word of 64 looks like an
-//! address: lengths, limits, counts. The C library alone keeps 3,093,558 (0x2f3436, its non-temporal threshold) with some processors. At
-//! higher addresses it is what was mapped there before: freed memory of the C library still says where the stacks and thread-local
-//! data of ended threads were, and a storm of threads has had stacks and arenas in all of the next GiB. What the program computes later may look
-//! like an address still.
+//! **No place that words of memory point into.** A retired version is unmapped when no word of the process's
+//! memory points into it ([`crate::memory::search`]), so a place is compared with the words that there are
+//! when it is chosen, and the one that fewest point into is taken. Below 4 GiB, where programs at fixed
+//! addresses and their versions are, each number of 32 bits that lies in memory as a word of 64 looks like an
+//! address: lengths, limits, counts. The C library alone keeps 3,093,558 (0x2f3436, its non-temporal
+//! threshold) with some processors. At higher addresses it is what was mapped there before: freed memory of
+//! the C library still says where the stacks and thread-local data of ended threads were, and a storm of
+//! threads has had stacks and arenas in all of the next GiB. What the program computes later may look like an
+//! address still.
 
 use crate::memory::stray_pointers::StrayPointers;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{Gap, GapError, GapRequest, Mapping, Side, find_gap, find_places};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The place for `request` among `maps`: below the module if possible, of no version before (`used`) if there is room for that, at a
-/// distance that is left to chance, and where as few of the `strays` as can be point to. They are asked for with the window that all places are in.
+/// The place for `request` among `maps`: below the module if possible, of no version before (`used`) if there
+/// is room for that, at a distance that is left to chance, and where as few of the `strays` as can be point
+/// to. They are asked for with the window that all places are in.
 pub(crate) fn find(
     maps: &[Mapping],
     used: Vec<AvmaRange>,
@@ -40,8 +44,8 @@ pub(crate) fn find(
     Ok(found.unwrap_or(nearest))
 }
 
-/// Of all places in `kinds` of maps one with the least `cost`: among those on the wanted side if there is one, then of the first kind that has one,
-/// the nearest.
+/// Of all places in `kinds` of maps one with the least `cost`: among those on the wanted side if there is
+/// one, then of the first kind that has one, the nearest.
 fn quietest(
     kinds: &[&[Mapping]],
     request: &GapRequest,
@@ -154,7 +158,8 @@ mod tests {
 
     #[test]
     fn high_places_that_words_point_into_are_avoided() {
-        // As a program keeps where the stacks of its ended threads were: in the whole of half a GiB below the module, and in one page behind that.
+        // As a program keeps where the stacks of its ended threads were: in the whole of half a GiB below the
+        // module, and in one page behind that.
         let high = 0x7f55_0000_0000;
         let (page, far) = (0x1000, 0x2000_0000);
         let stale: Vec<u64> =

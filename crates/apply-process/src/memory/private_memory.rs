@@ -8,7 +8,8 @@ use std::ops::ControlFlow;
 
 /// Bytes that are read at once: they stay in a processor's own caches until they were looked at.
 const CHUNK: u64 = 256 << 10;
-/// What is mapped beyond this is first asked about as a whole where the kernel does not scan page tables by itself.
+/// What is mapped beyond this is first asked about as a whole where the kernel does not scan page tables by
+/// itself.
 const MUCH: u64 = 1 << 30;
 
 /// Whether a mapping is writable and private.
@@ -42,7 +43,8 @@ impl LookedAt {
     }
 }
 
-/// Gives `see` what is in memory or swapped out of `maps`, piece by piece, until it has seen enough, or that is more than the limits permit.
+/// Gives `see` what is in memory or swapped out of `maps`, piece by piece, until it has seen enough, or that
+/// is more than the limits permit.
 pub(crate) fn read(
     pid: i32,
     maps: &[Mapping],
@@ -84,7 +86,8 @@ fn holding<'a>(pid: i32, maps: &'a [Mapping], pages: Option<&Pagemap>) -> Vec<&'
     }
 }
 
-/// Bytes of `maps` that would have to be looked at page by page: none where the kernel finds by itself what is there.
+/// Bytes of `maps` that would have to be looked at page by page: none where the kernel finds by itself what
+/// is there.
 pub(crate) fn tedious(pid: i32, maps: &[Mapping]) -> u64 {
     let pages = Pagemap::open(pid).ok();
     match pages.as_ref().is_some_and(Pagemap::scans) {
@@ -99,8 +102,9 @@ fn pieces(range: AvmaRange, len: u64) -> impl Iterator<Item = AvmaRange> {
     starts.map(move |at| AvmaRange::new(range.start + at, (range.len() - at).min(len)))
 }
 
-/// Gives `see` the pages of `range` that can be read. One that cannot be is a guard (`MADV_GUARD_INSTALL`, which the page table shows as swapped
-/// out) or was unmapped meanwhile: it holds nothing, but those beside it do.
+/// Gives `see` the pages of `range` that can be read. One that cannot be is a guard (`MADV_GUARD_INSTALL`,
+/// which the page table shows as swapped out) or was unmapped meanwhile: it holds nothing, but those beside
+/// it do.
 fn page_by_page(
     memory: &Memory,
     range: AvmaRange,
@@ -112,7 +116,8 @@ fn page_by_page(
     })
 }
 
-/// The pieces of a mapping's pages that are in memory or swapped out, in order, found while they are asked for; all of it if the kernel does not say.
+/// The pieces of a mapping's pages that are in memory or swapped out, in order, found while they are asked
+/// for; all of it if the kernel does not say.
 struct Runs<'a> {
     pages: Option<&'a Pagemap>,
     /// What was found and not given yet.
@@ -156,8 +161,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    /// Maps five pages, a number in each; the second becomes a guard, if the kernel knows such (Linux 6.13), and the fourth cannot be
-    /// read by the process itself. Prints where they are.
+    /// Maps five pages, a number in each; the second becomes a guard, if the kernel knows such (Linux 6.13),
+    /// and the fourth cannot be read by the process itself. Prints where they are.
     const GUARD: &str = r#"
 #include <stdio.h>
 #include <sys/mman.h>

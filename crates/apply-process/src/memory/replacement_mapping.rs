@@ -1,21 +1,23 @@
 //! Replacement mappings of code mappings, made before the stop and put in place by one system call each.
 //!
-//! Problem: tens of thousands of redirects written through `/proc/PID/mem` hold a process still for 10 to 60 ms, most of it
-//! spent by the kernel on copying pages. Idea: map the same file at the same offset once more elsewhere, give that
-//! mapping the redirects while the process runs, and let `mremap(MREMAP_FIXED)` replace the code mapping by it in the stop. That
-//! moves page tables, not bytes, happens whole or not at all, and leaves `/proc/PID/maps` as it was. A replacement without any
-//! change gives a process its pristine code back, private page copies included.
+//! Problem: tens of thousands of redirects written through `/proc/PID/mem` hold a process still for 10 to 60
+//! ms, most of it spent by the kernel on copying pages. Idea: map the same file at the same offset once more
+//! elsewhere, give that mapping the redirects while the process runs, and let `mremap(MREMAP_FIXED)` replace
+//! the code mapping by it in the stop. That moves page tables, not bytes, happens whole or not at all, and
+//! leaves `/proc/PID/maps` as it was. A replacement without any change gives a process its pristine code
+//! back, private page copies included.
 //!
-//! What a replacement has to be: the same file (device and inode), offset, length, protection and kernel flags as the mapping that it
-//! replaces; pages that are the process's own (earlier redirects, a debugger's breakpoints) are carried over and compared
-//! once more in the stop. Where there are many and they hold nothing but redirects, `mremap(MREMAP_DONTUNMAP)` lays the old code
-//! aside instead, and it is compared and freed after the stop. Where any of that does not hold, the redirects are written page by page instead.
+//! What a replacement has to be: the same file (device and inode), offset, length, protection and kernel
+//! flags as the mapping that it replaces; pages that are the process's own (earlier redirects, a debugger's
+//! breakpoints) are carried over and compared once more in the stop. Where there are many and they hold
+//! nothing but redirects, `mremap(MREMAP_DONTUNMAP)` lays the old code aside instead, and it is compared and
+//! freed after the stop. Where any of that does not hold, the redirects are written page by page instead.
 //!
-//! Nothing ever leads into a replacement. A child that is forked off while there is one inherits it; the records beside the version files
-//! tell where it is.
+//! Nothing ever leads into a replacement. A child that is forked off while there is one inherits it; the
+//! records beside the version files tell where it is.
 //!
-//! Limits: `mremap` removes what it replaces before it moves, and fails in between if the process has as many mappings as
-//! it may have; so a replacement needs room for a few more.
+//! Limits: `mremap` removes what it replaces before it moves, and fails in between if the process has as many
+//! mappings as it may have; so a replacement needs room for a few more.
 
 use crate::ProcessError;
 use crate::entry_patch::LEN;
@@ -42,8 +44,8 @@ const ROOM_FOR_MAPPINGS: usize = 64;
 const AROUND: usize = 16;
 /// The first kernel whose MREMAP_DONTUNMAP takes mappings of files.
 const KEEPS_FILES: (u32, u32) = (5, 13);
-/// So many pages of the process's own are laid aside and compared after the stop, fewer are compared in it: reading one there takes
-/// about 0.5 us, laying aside about 20 us.
+/// So many pages of the process's own are laid aside and compared after the stop, fewer are compared in it:
+/// reading one there takes about 0.5 us, laying aside about 20 us.
 const KEPT_FROM: usize = 48;
 
 /// A mapping that is to be replaced, and where its replacement goes.
@@ -70,7 +72,8 @@ pub(crate) struct FilledReplacement {
     kept: bool,
 }
 
-/// Chooses a place for a replacement of each mapping that has `sites` in it; else the reason why there can be none.
+/// Chooses a place for a replacement of each mapping that has `sites` in it; else the reason why there can be
+/// none.
 pub(crate) fn plan(
     maps: &[Mapping],
     sites: &Sites,
@@ -139,7 +142,8 @@ impl PlannedReplacement {
         AvmaRange::new(self.keep, self.mapping.range.len())
     }
 
-    /// A name by which the process can open the file. The program itself is still there for the process when its file was replaced.
+    /// A name by which the process can open the file. The program itself is still there for the process when
+    /// its file was replaced.
     pub fn file(&self) -> CString {
         let path = match &self.mapping.name {
             MappingName::File { path, deleted: false } => CString::new(path.as_os_str().as_bytes()),
@@ -183,8 +187,8 @@ impl PlannedReplacement {
         }
     }
 
-    /// Gives the replacement the code that is to be, and reads it back. `stub`: where a borrowed thread's stub will be while the mappings
-    /// are exchanged.
+    /// Gives the replacement the code that is to be, and reads it back. `stub`: where a borrowed thread's
+    /// stub will be while the mappings are exchanged.
     pub fn fill(
         self,
         journal: &Journal,
@@ -231,7 +235,8 @@ impl PlannedReplacement {
         let (mut out, mut only_ours) = (Vec::new(), true);
         for (at, pristine) in starts.into_iter().zip(memory.read_many(&requests)) {
             let Some(pristine) = pristine else {
-                // Pages behind the end of a file that has become shorter: whoever touches them gets SIGBUS anyway.
+                // Pages behind the end of a file that has become shorter: whoever touches them gets SIGBUS
+                // anyway.
                 continue;
             };
             let mut page = match own.binary_search_by_key(&at, |page| page.0) {
@@ -263,8 +268,8 @@ impl PlannedReplacement {
         self.touch_used(memory)
     }
 
-    /// Pages that the process has in its page table are read once in the replacement, so that the process need not fault for
-    /// them after the exchange.
+    /// Pages that the process has in its page table are read once in the replacement, so that the process
+    /// need not fault for them after the exchange.
     fn touch_used(&self, memory: &Memory) -> Result<(), String> {
         let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
         let used = states(self.mapping.range).map_err(|e| e.to_string())?;
@@ -311,8 +316,8 @@ impl FilledReplacement {
         self.planned.range()
     }
 
-    /// In the stop: whether the mapping and the process's own pages in it are still as planned on. What they hold is compared now if the
-    /// old code cannot be laid aside; the detours of `hook` are in place already.
+    /// In the stop: whether the mapping and the process's own pages in it are still as planned on. What they
+    /// hold is compared now if the old code cannot be laid aside; the detours of `hook` are in place already.
     pub fn still_fits(
         &mut self,
         maps: &[Mapping],
@@ -349,15 +354,16 @@ impl FilledReplacement {
 
     /// In the stop: puts it in place.
     ///
-    /// Laying the old code aside leaves the pristine file in its place, which is right as well: only redirects differ.
+    /// Laying the old code aside leaves the pristine file in its place, which is right as well: only
+    /// redirects differ.
     pub fn put_in_place(&mut self) -> Exchange {
         self.kept = self.can_keep;
         let aside = self.kept.then_some(self.planned.keep);
         Exchange { from: self.range(), to: self.replaces().start, aside }
     }
 
-    /// After the stop: pages of the old code that somebody else has changed since the replacement was filled, as they are to be with
-    /// that change.
+    /// After the stop: pages of the old code that somebody else has changed since the replacement was filled,
+    /// as they are to be with that change.
     pub fn changed(
         &self,
         journal: &Journal,
@@ -380,7 +386,8 @@ impl FilledReplacement {
         Ok(out)
     }
 
-    /// One of `mapping`, at `at`, whose pages are `pristine` in the file and hold what was `found`: for hosts that are no process.
+    /// One of `mapping`, at `at`, whose pages are `pristine` in the file and hold what was `found`: for hosts
+    /// that are no process.
     #[cfg(test)]
     pub fn in_memory(
         mapping: &Mapping,

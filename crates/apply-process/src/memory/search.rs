@@ -1,22 +1,22 @@
 //! Searching a process's memory for words that lead into ranges of code, while the process runs.
 //!
-//! All writable private memory is looked through, thread stacks included, since coroutines may have their stacks anywhere: on the
-//! heap, in static arrays, in local arrays of a thread's own stack. Left out is only what is known to be dead, or was looked at
-//! while the threads stood still ([`spared`]):
+//! All writable private memory is looked through, thread stacks included, since coroutines may have their
+//! stacks anywhere: on the heap, in static arrays, in local arrays of a thread's own stack. Left out is only
+//! what is known to be dead, or was looked at while the threads stood still ([`spared`]):
 //!
-//! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows: that of the program's start
-//!   or of `clone`, to which no coroutine returns;
-//! * small frames of a thread whose frames were all followed: its return addresses are known, and what else looks like an address is a
-//!   dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a stack (but where slots of v-tables have led into a version: it may be what
-//!   such a slot held);
+//! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows:
+//!   that of the program's start or of `clone`, to which no coroutine returns;
+//! * small frames of a thread whose frames were all followed: its return addresses are known, and what else
+//!   looks like an address is a dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a
+//!   stack (but where slots of v-tables have led into a version: it may be what such a slot held);
 //! * the used part of a stack whose frames could not be followed: all its words were looked at in the stop;
 //! * stacks that the C library keeps of threads that have ended ([`crate::memory::dead_stacks`]).
 //!
-//! Two searches, one after the other, have to find nothing: words that are copied from where a search has not been to where it has
-//! been are found by the second one.
+//! Two searches, one after the other, have to find nothing: words that are copied from where a search has not
+//! been to where it has been are found by the second one.
 //!
-//! Limits: writable shared memory is not searched. A program that copies stacks as data all the time may do so twice at just the
-//! wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
+//! Limits: writable shared memory is not searched. A program that copies stacks as data all the time may do
+//! so twice at just the wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
 
 use crate::memory::dead_stacks::dead_stacks;
 use crate::memory::exceptions::is_spent_note;
@@ -30,16 +30,20 @@ use restitch_x86::kernel::{NUMBERED_CALL, numbered_call};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// What is looked through, some 2.5 GB in a second of processor time. To look at what is swapped out would bring it back in place of what is in use.
+/// What is looked through, some 2.5 GB in a second of processor time. To look at what is swapped out would
+/// bring it back in place of what is in use.
 const LIMITS: Limits = Limits { bytes: 64 << 30, swapped: 256 << 20 };
-/// Address space of mappings that hold something, where the kernel does not scan page tables by itself (before Linux 6.7): 256 GiB of it take more than a second.
+/// Address space of mappings that hold something, where the kernel does not scan page tables by itself
+/// (before Linux 6.7): 256 GiB of it take more than a second.
 const MOST_TEDIOUS: u64 = 256 << 30;
-/// More than this is looked through with what others leave of the processors, until that has taken so long: nobody needs the answer but who waits for the end of a session.
+/// More than this is looked through with what others leave of the processors, until that has taken so long:
+/// nobody needs the answer but who waits for the end of a session.
 const MUCH_MAPPED: u64 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// It is asked so often whether it is worth going on.
 const WATCH: Duration = Duration::from_millis(50);
-/// Frames of so many bytes may hold a coroutine's stack (MINSIGSTKSZ, the least that was ever meant to be one).
+/// Frames of so many bytes may hold a coroutine's stack (MINSIGSTKSZ, the least that was ever meant to be
+/// one).
 const SMALL_FRAME: i64 = 2048;
 /// A program's first instructions, `_start`, call `main` sooner or later and are no longer than this.
 const START: i64 = 64;
@@ -57,7 +61,8 @@ pub(crate) struct Search<'a> {
     pub pid: i32,
     /// Words into these count.
     pub ranges: &'a [AvmaRange],
-    /// Those of them that count wherever a word into them stands that anybody may still read: what is no return address may be a pointer.
+    /// Those of them that count wherever a word into them stands that anybody may still read: what is no
+    /// return address may be a pointer.
     pub by_pointers: &'a [AvmaRange],
     /// Where words do not count.
     pub spared: Spared,
@@ -76,8 +81,9 @@ pub(crate) struct Spared {
 pub(crate) type Hits = Vec<(AvmaRange, String)>;
 
 impl Search<'_> {
-    /// Searches twice, with what others leave of the processors if it may take long. Ranges that are not among the hits have nothing that leads into them. `watch` is asked again and again, by
-    /// whatever thread, and at the end, whether it is worth going on.
+    /// Searches twice, with what others leave of the processors if it may take long. Ranges that are not
+    /// among the hits have nothing that leads into them. `watch` is asked again and again, by whatever
+    /// thread, and at the end, whether it is worth going on.
     pub fn twice(&self, watch: &(dyn Fn() -> bool + Sync)) -> Result<Hits, ProcessError> {
         let mapped: u64 =
             procfs::maps(self.pid)?.iter().filter(|m| is_private(m)).map(|m| m.range.len()).sum();
@@ -150,7 +156,8 @@ impl Search<'_> {
     }
 }
 
-/// Says of nearly all words at a glance that they are in none of the ranges: a bit for each of 4096 kinds of addresses, by their bits 16 to 27.
+/// Says of nearly all words at a glance that they are in none of the ranges: a bit for each of 4096 kinds of
+/// addresses, by their bits 16 to 27.
 struct Sieve([u64; 64]);
 
 impl Sieve {
@@ -205,8 +212,8 @@ pub(crate) fn spared(target: &Target, memory: &Memory, threads: &[ThreadView], m
     Spared { dead: joined(dead), known: joined(known) }
 }
 
-/// What lies below stack pointer `rsp` of a thread that is on its own stack, down to a guard page, where no control block of another
-/// thread (System V ABI, 3.4.2: where %fs points) shows that the mapping is shared.
+/// What lies below stack pointer `rsp` of a thread that is on its own stack, down to a guard page, where no
+/// control block of another thread (System V ABI, 3.4.2: where %fs points) shows that the mapping is shared.
 fn dead_part(rsp: Avma, maps: &[Mapping], controls: &[Avma]) -> Option<AvmaRange> {
     let lowest = rsp - 128;
     let m = maps.iter().find(|m| m.range.contains(lowest))?;
@@ -243,8 +250,8 @@ pub(crate) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
     out
 }
 
-/// The module by which a program copies stacks as data, if it has one: `greenlet` switches stacks of Python by copying them, and so
-/// do Ruby's continuations.
+/// The module by which a program copies stacks as data, if it has one: `greenlet` switches stacks of Python
+/// by copying them, and so do Ruby's continuations.
 pub(crate) fn copies_stacks(target: &Target) -> Option<String> {
     const PREFIXES: [&str; 2] = ["_greenlet.", "libruby"];
     let names = target.modules.iter().filter_map(|m| m.path.file_name());

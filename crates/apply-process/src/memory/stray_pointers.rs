@@ -21,8 +21,9 @@ pub(crate) struct StrayPointers {
 }
 
 impl StrayPointers {
-    /// Those in the writable private memory of `processes` that point into `window`: the smallest mappings first, since the data of modules is
-    /// among them and the largest heap is not, until [`MOST_MEMORY`] bytes were looked at. What cannot be read holds none.
+    /// Those in the writable private memory of `processes` that point into `window`: the smallest mappings
+    /// first, since the data of modules is among them and the largest heap is not, until [`MOST_MEMORY`]
+    /// bytes were looked at. What cannot be read holds none.
     pub fn of(processes: impl Iterator<Item = i32>, window: AvmaRange) -> Self {
         let first = window.start.get() / PAGE;
         let mut counts = vec![0u32; window.end.get().div_ceil(PAGE).saturating_sub(first) as usize];

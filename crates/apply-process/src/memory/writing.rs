@@ -1,9 +1,9 @@
 //! Writing code page by page, and what a page of code is to hold.
 //!
-//! A counting version of a large program has tens of thousands of redirects. Written one by one they cost two system
-//! calls each; read, changed and written page by page they cost little more than the copies of the pages that the
-//! kernel has to make anyway. A page is written in one piece, and no redirect crosses pages, so a kill leaves whole
-//! redirects only.
+//! A counting version of a large program has tens of thousands of redirects. Written one by one they cost two
+//! system calls each; read, changed and written page by page they cost little more than the copies of the
+//! pages that the kernel has to make anyway. A page is written in one piece, and no redirect crosses pages,
+//! so a kill leaves whole redirects only.
 
 use crate::ProcessError;
 use crate::entry_patch::{LEN, destination};
@@ -214,7 +214,8 @@ pub(crate) fn leads_into_version(journal: &Journal, at: Avma, found: Patch) -> b
     destination(at, found).is_some_and(|to| journal.versions.iter().any(|v| v.range().contains(to)))
 }
 
-/// Whether `found` is what was written, but for breakpoints (probes of the kernel) that have come or gone since.
+/// Whether `found` is what was written, but for breakpoints (probes of the kernel) that have come or gone
+/// since.
 fn is_written(found: &[u8], written: &[u8]) -> bool {
     let same = |(a, b): (&u8, &u8)| a == b || [a, b].contains(&&BREAKPOINT);
     found.len() == written.len() && found.iter().zip(written).all(same)
@@ -298,7 +299,8 @@ mod tests {
         let start = Avma::new(0x1000);
         assert!(lay(&journal, start, &mut bytes, sites.of_page(start)).unwrap());
         assert_eq!(bytes[..9], [0x90, 0x90, 0x90, 0xe9, 1, 2, 3, 4, 0x90]);
-        // The other way round, as a counting version's redirect follows that of a layout, with the old one still there.
+        // The other way round, as a counting version's redirect follows that of a layout, with the old one
+        // still there.
         let mut journal = journal;
         journal.patches[0].at = 0x1002;
         journal.versions = vec![version(0x40_0000)];

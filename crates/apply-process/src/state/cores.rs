@@ -1,10 +1,11 @@
 //! Versions that are kept for core files.
 //!
-//! Problem: a core file (core(5)) has the stacks and registers of threads in moved code, but not that code: the kernel leaves out what files have. A debugger
-//! reads instructions, unwind tables and names from the version's file, which nobody else needs once the process has ended.
+//! Problem: a core file (core(5)) has the stacks and registers of threads in moved code, but not that code:
+//! the kernel leaves out what files have. A debugger reads instructions, unwind tables and names from the
+//! version's file, which nobody else needs once the process has ended.
 //!
-//! Idea: such a file stays for a week, if its process could leave a core file. An empty file beside it says since when. Of what is too much altogether, the
-//! versions of those go first that ended first.
+//! Idea: such a file stays for a week, if its process could leave a core file. An empty file beside it says
+//! since when. Of what is too much altogether, the versions of those go first that ended first.
 
 use crate::StateDir;
 use crate::state::version_files::VersionFiles;
@@ -32,7 +33,8 @@ impl StateDir {
     /// Keeps a version's image from now on: nobody has it mapped any more, but a core file may speak of it.
     pub(crate) fn keep_for_cores(&self, image: &Path) {
         if image.parent() == Some(self.path()) && image.exists() {
-            // Without the note it is garbage at once, as if its process could not leave core files. An older note's time is set by opening it so.
+            // Without the note it is garbage at once, as if its process could not leave core files. An older
+            // note's time is set by opening it so.
             let (mut options, flags) = (File::options(), libc::O_NOFOLLOW | libc::O_NONBLOCK);
             options.write(true).create(true).truncate(true).mode(0o600).custom_flags(flags);
             drop(options.open(VersionFiles::of(image).ended()));

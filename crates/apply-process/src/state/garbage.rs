@@ -31,13 +31,15 @@ impl StateDir {
         owners.into_iter().chain(others).collect()
     }
 
-    /// Removes the journals of ended processes, the files of versions that no journal lists and no process has mapped, and what a
-    /// restitch was writing when it was killed. The directory is one user's own, and so is all that is in it.
+    /// Removes the journals of ended processes, the files of versions that no journal lists and no process
+    /// has mapped, and what a restitch was writing when it was killed. The directory is one user's own, and
+    /// so is all that is in it.
     ///
     /// Versions of processes that could leave core files are kept for a while (`cores.rs`).
     ///
-    /// Of a version the image may be gone and its map or a record left: its removal was cut short, or the record was written once
-    /// more by a restitch whose process had ended. A version that somebody has keeps no records of places where nobody has it.
+    /// Of a version the image may be gone and its map or a record left: its removal was cut short, or the
+    /// record was written once more by a restitch whose process had ended. A version that somebody has keeps
+    /// no records of places where nobody has it.
     pub fn collect_garbage(&self) {
         let Some(_lock) = self.removing() else { return };
         let mut needed = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! What the journal knows of the unwinder's hook: everything that is needed to put it in force, to extend its table, and to
-//! take it out, also by a later run.
+//! What the journal knows of the unwinder's hook: everything that is needed to put it in force, to extend its
+//! table, and to take it out, also by a later run.
 
 use crate::entry_patch::{LEN, written};
 use crate::state::state_file::{is_place, is_range};
@@ -17,7 +17,8 @@ pub(crate) const ENTRY_LEN: u64 = 40;
 /// Rows for versions: row 0 is the page itself, and one stays zero, the end mark.
 pub(crate) const MOST_ENTRIES: usize = ((CODE_LEN - TABLE_AT) / ENTRY_LEN) as usize - 2;
 
-/// Most bytes of instructions that a detour can have moved: the jump's bytes but one, and the longest instruction.
+/// Most bytes of instructions that a detour can have moved: the jump's bytes but one, and the longest
+/// instruction.
 const MOST_BOUNDARY: usize = LEN - 1 + LONGEST;
 
 /// The unwinder's hook.
@@ -41,7 +42,8 @@ pub struct JournalHook {
     pub fixed: String,
     /// Functions whose first bytes lead to it.
     pub detours: Vec<JournalDetour>,
-    /// The loader's `struct r_debug_extended`, which leads debuggers to the list of versions; 0 if it has another form.
+    /// The loader's `struct r_debug_extended`, which leads debuggers to the list of versions; 0 if it has
+    /// another form.
     pub debugger: u64,
 }
 
@@ -108,8 +110,8 @@ impl JournalHook {
         self.fixed().is_none().then(|| "the bytes of the unwinders' hook are cut short".into())
     }
 
-    /// Gives each of `versions` a row and frees the rows of others. A freed row is used again only if nobody stands in the
-    /// routine (`busy`): it would read a row that is half the one and half the other.
+    /// Gives each of `versions` a row and frees the rows of others. A freed row is used again only if nobody
+    /// stands in the routine (`busy`): it would read a row that is half the one and half the other.
     pub(crate) fn assign(&mut self, versions: &[u32], busy: bool) {
         for row in &mut self.rows {
             if !versions.contains(row) {

@@ -1,7 +1,8 @@
 //! The undo journal: what was done to a process, enough to undo it from a later run.
 //!
-//! It is written before the first byte changes and after each step, whole or not at all. What it lists may not have
-//! happened yet: undoing something that was not done is harmless, because each entry has the original bytes.
+//! It is written before the first byte changes and after each step, whole or not at all. What it lists may
+//! not have happened yet: undoing something that was not done is harmless, because each entry has the
+//! original bytes.
 
 use crate::ProcessError;
 use crate::entry_patch::written;
@@ -51,7 +52,8 @@ pub struct Journal {
     /// Places that versions have had, start and length: no new one goes there.
     #[serde(default)]
     pub used: Vec<(u64, u64)>,
-    /// Replacement mappings of code mappings that are there or may be, during a switch and after one that was killed.
+    /// Replacement mappings of code mappings that are there or may be, during a switch and after one that was
+    /// killed.
     #[serde(default, rename = "spares")]
     pub replacements: Vec<JournalReplacement>,
     /// Whether the process may leave a core file, for which its versions are kept.
@@ -59,7 +61,8 @@ pub struct Journal {
     pub cores: bool,
 }
 
-/// A second mapping of a module's code with redirects in it, which replaces the module's own in one step; nothing leads to it until then.
+/// A second mapping of a module's code with redirects in it, which replaces the module's own in one step;
+/// nothing leads to it until then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalReplacement {
     /// First address.
@@ -142,13 +145,15 @@ impl JournalVersion {
         AvmaRange::new(Avma::new(self.start), self.len)
     }
 
-    /// Its files are those of these names in `folder`, wherever the directory was when they were written down.
+    /// Its files are those of these names in `folder`, wherever the directory was when they were written
+    /// down.
     fn have_files_in(&mut self, folder: &Path) {
         self.file = folder.join(self.file.file_name().unwrap_or_default());
         self.map_file = VersionFiles::of(&self.file).map;
     }
 
-    /// What no version in a process can be, its files in `folder`: another file has been made of the journal or record that tells of it.
+    /// What no version in a process can be, its files in `folder`: another file has been made of the journal
+    /// or record that tells of it.
     fn flaw(&self, folder: &Path) -> Option<String> {
         let number = self.number;
         let flaw = |what: &str| Some(format!("{what} of version {number} is not possible"));
@@ -172,12 +177,14 @@ impl JournalVersion {
 struct Record {
     version: JournalVersion,
     hook: Option<JournalHook>,
-    /// Replacement mappings that there were during switches of the last processes that had this version: children may have inherited them.
+    /// Replacement mappings that there were during switches of the last processes that had this version:
+    /// children may have inherited them.
     #[serde(default, rename = "spares")]
     replacements: Vec<JournalReplacement>,
 }
 
-/// Whether bytes are the record of the version with this `image` at `start`, and the version that it tells of.
+/// Whether bytes are the record of the version with this `image` at `start`, and the version that it tells
+/// of.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn version_in_record(bytes: &[u8], image: &Path, start: u64) -> Option<JournalVersion> {
     Record::parse(bytes, image, start).map(|record| record.version)
@@ -239,8 +246,8 @@ impl Journal {
         ProcessId { pid: self.pid, start_time: self.start_time }
     }
 
-    /// Writes each version's record beside its file: a child that is forked off inherits the mapping, and finds the record
-    /// by it.
+    /// Writes each version's record beside its file: a child that is forked off inherits the mapping, and
+    /// finds the record by it.
     ///
     /// # Errors
     /// If the disk does not take it.
@@ -259,8 +266,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The journal of a process that has version files mapped but no journal of its own: a child of one that had. Its
-    /// patches are not known here. `None` if nothing is mapped.
+    /// The journal of a process that has version files mapped but no journal of its own: a child of one that
+    /// had. Its patches are not known here. `None` if nothing is mapped.
     pub(crate) fn inherited(process: ProcessId, maps: &[Mapping], dir: &StateDir) -> Option<Self> {
         let mut journal = Self::new(process);
         for mapping in maps.iter().filter(|m| m.permissions.execute) {
@@ -271,7 +278,8 @@ impl Journal {
             let new: Vec<_> =
                 record.replacements.into_iter().filter(|s| !journal.replacements.contains(s)).collect();
             journal.replacements.extend(new);
-            // Processes that share the files of one version and not of another give them numbers of their own.
+            // Processes that share the files of one version and not of another give them numbers of their
+            // own.
             if journal.versions.iter().any(|v| v.number == record.version.number) {
                 record.version.number = journal.next_number;
             }
@@ -290,8 +298,8 @@ impl Journal {
         files.into_iter().all(|m| self.versions.iter().any(|v| v.range().contains(m.range.start)))
     }
 
-    /// Forgets what is not mapped: the process has executed another program since, or an attach was killed before it
-    /// mapped what it had planned.
+    /// Forgets what is not mapped: the process has executed another program since, or an attach was killed
+    /// before it mapped what it had planned.
     pub(crate) fn retain_mapped(&mut self, maps: &[Mapping]) {
         let at = |start: u64| maps.iter().find(|m| m.range.start.get() == start && m.permissions.execute);
         self.versions.retain(|v| at(v.start).and_then(|m| m.path()).is_some_and(is_version_file));
@@ -379,8 +387,9 @@ impl Journal {
         PathBuf::from(format!("{}-{}.json", self.pid, self.start_time))
     }
 
-    /// The same, with the records, behind a change that was listed before, or before one that goes back: where the directory takes nothing any more (it is full, or cannot be
-    /// written), what is there lists as much or more, and that does no harm. Going back needs no room.
+    /// The same, with the records, behind a change that was listed before, or before one that goes back:
+    /// where the directory takes nothing any more (it is full, or cannot be written), what is there lists as
+    /// much or more, and that does no harm. Going back needs no room.
     pub(crate) fn save_if_possible(&self, dir: &StateDir) {
         let _ = self.save(dir).and_then(|()| self.save_records(dir));
     }

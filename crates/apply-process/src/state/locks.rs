@@ -1,8 +1,9 @@
 //! Who is at work: locks, which last for as long as the program that holds them.
 //!
-//! They are bytes of one file in the state directory, which nobody else can open: a lock on the directory itself, or on `/proc/PID`, could be held by anybody, for ever.
-//! A restitch of another user (or with another state directory) is seen by a lock on `/proc/PID` all the same, which counts only if somebody holds it who may: this user, root, or the
-//! target's own.
+//! They are bytes of one file in the state directory, which nobody else can open: a lock on the directory
+//! itself, or on `/proc/PID`, could be held by anybody, for ever. A restitch of another user (or with another
+//! state directory) is seen by a lock on `/proc/PID` all the same, which counts only if somebody holds it who
+//! may: this user, root, or the target's own.
 
 use crate::state::state_file::effective_user;
 use crate::{ProcessError, StateDir};
@@ -121,7 +122,8 @@ fn has_open(pid: i32, identity: FileIdentity) -> bool {
     files.into_iter().any(|entry| is_it(&entry.path()))
 }
 
-/// The lock by which restitches of other users know of each other; or who holds it. One that anybody else holds says nothing.
+/// The lock by which restitches of other users know of each other; or who holds it. One that anybody else
+/// holds says nothing.
 fn lock_for_others(pid: i32) -> Result<Option<File>, i32> {
     let Ok(file) = File::open(format!("/proc/{pid}")) else { return Ok(None) };
     if file.try_lock().is_ok() {

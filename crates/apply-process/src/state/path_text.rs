@@ -1,4 +1,5 @@
-//! Paths in JSON. Names of files are bytes, which need not be text: a path that is none is a list of its bytes.
+//! Paths in JSON. Names of files are bytes, which need not be text: a path that is none is a list of its
+//! bytes.
 //!
 //! For `#[serde(with = "...")]`.
 

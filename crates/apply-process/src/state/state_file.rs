@@ -1,7 +1,8 @@
 //! Files of the state directory, read with care.
 //!
-//! The directory is this user's alone, so nobody else writes them; but they may be damaged, and what a target says leads to their names. So nothing but a regular file of
-//! this user's own is read, whatever has the name, no link is followed, and no more is read than a file of ours ever has.
+//! The directory is this user's alone, so nobody else writes them; but they may be damaged, and what a target
+//! says leads to their names. So nothing but a regular file of this user's own is read, whatever has the
+//! name, no link is followed, and no more is read than a file of ours ever has.
 
 use restitch_address::PAGE;
 use std::fs::File;
@@ -9,7 +10,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Most bytes that a file of the state directory may have: the address map of a program ten times as large as any that was seen.
+/// Most bytes that a file of the state directory may have: the address map of a program ten times as large as
+/// any that was seen.
 pub(crate) const MOST_BYTES: u64 = 512 << 20;
 /// Behind the last address that a program can have, with five levels of page tables.
 pub(crate) const ADDRESSES_END: u64 = 1 << 56;

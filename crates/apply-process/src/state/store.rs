@@ -1,7 +1,8 @@
 //! Where journals and version files live.
 //!
-//! The directory has to be on a file system without `noexec` (a target maps version files executable) and reachable
-//! under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not a candidate.
+//! The directory has to be on a file system without `noexec` (a target maps version files executable) and
+//! reachable under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not
+//! a candidate.
 
 use crate::ProcessError;
 use crate::state::state_file::effective_user;
@@ -19,8 +20,8 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// The directory that `RESTITCH_STATE_DIR` names, else `/var/lib/restitch` for root or a directory of the user's own
-    /// in `/var/tmp` or `/tmp`. It is made if it is not there.
+    /// The directory that `RESTITCH_STATE_DIR` names, else `/var/lib/restitch` for root or a directory of the
+    /// user's own in `/var/tmp` or `/tmp`. It is made if it is not there.
     ///
     /// # Errors
     /// If none can be made or written.
@@ -43,8 +44,8 @@ impl StateDir {
         Err(last.expect("there is at least one candidate"))
     }
 
-    /// The state directory at `path`, made if it is not there. Refused if it, or a folder above it, belongs to somebody else or can be changed by others: they could put files of
-    /// their own in place of ours.
+    /// The state directory at `path`, made if it is not there. Refused if it, or a folder above it, belongs
+    /// to somebody else or can be changed by others: they could put files of their own in place of ours.
     ///
     /// # Errors
     /// If it cannot be made, is not a directory or belongs to another user.
@@ -82,13 +83,14 @@ impl StateDir {
         self.path.join(format!("{}-{}.json", process.pid, process.start_time))
     }
 
-    /// The files of a version, named by the contents of its image and its map: processes that share both share the files, and their pages.
+    /// The files of a version, named by the contents of its image and its map: processes that share both
+    /// share the files, and their pages.
     pub(crate) fn version_files(&self, module: &str, version: &[u8], map: &[u8]) -> VersionFiles {
         VersionFiles::named(&self.path, module, version, map)
     }
 
-    /// Writes `bytes` to `path` so that it is there whole or not at all, also if this program is killed. (It need not survive a
-    /// power cut, as the process that it speaks of does not either.)
+    /// Writes `bytes` to `path` so that it is there whole or not at all, also if this program is killed. (It
+    /// need not survive a power cut, as the process that it speaks of does not either.)
     ///
     /// # Errors
     /// If the disk is full or the directory is gone.
@@ -97,7 +99,8 @@ impl StateDir {
             .map_err(|source| ProcessError::State { operation: "write", path: path.to_path_buf(), source })
     }
 
-    /// Whether the target sees this directory under the same path. (What links of its own lead to is looked at only.)
+    /// Whether the target sees this directory under the same path. (What links of its own lead to is looked
+    /// at only.)
     pub fn visible_to(&self, pid: i32) -> bool {
         let theirs = procfs::shared_path(pid, "root").join(self.path.strip_prefix("/").unwrap_or(&self.path));
         let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());

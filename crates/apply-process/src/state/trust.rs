@@ -10,7 +10,8 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Files in the folder can be renamed and removed by their owners only (as in `/tmp`).
 const STICKY: u32 = 0o1000;
 
-/// Why somebody other than this user and root could exchange what is in a folder; `is_own`: it has to be this user's alone.
+/// Why somebody other than this user and root could exchange what is in a folder; `is_own`: it has to be this
+/// user's alone.
 pub(crate) fn doubt(folder: &Path, about: &Metadata, is_own: bool) -> Option<String> {
     let name = folder.display();
     if !is_trusted(about.uid()) {
@@ -25,7 +26,8 @@ pub(crate) fn doubt(folder: &Path, about: &Metadata, is_own: bool) -> Option<Str
     })
 }
 
-/// Whether a user is this one or root. In a user namespace root may be one of those that have no number there, as seen from inside.
+/// Whether a user is this one or root. In a user namespace root may be one of those that have no number
+/// there, as seen from inside.
 fn is_trusted(user: u32) -> bool {
     [0, effective_user()].contains(&user) || is_without_number(user)
 }

@@ -28,8 +28,8 @@ pub(crate) struct VersionFiles {
 }
 
 impl VersionFiles {
-    /// Those in `folder` of a version of `module`: named by the contents of both, since code that refers to nothing outside itself is
-    /// the same bytes at any distance from its module, and its map is not.
+    /// Those in `folder` of a version of `module`: named by the contents of both, since code that refers to
+    /// nothing outside itself is the same bytes at any distance from its module, and its map is not.
     pub fn named(folder: &Path, module: &str, version: &[u8], map: &[u8]) -> Self {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' };
         let module: String = module.chars().map(safe).collect();
@@ -52,7 +52,8 @@ impl VersionFiles {
         (path.extension()? == ENDED).then(|| path.with_extension(MARK))
     }
 
-    /// The version's journal record for children that inherit its mapping at `start`: other processes have it elsewhere.
+    /// The version's journal record for children that inherit its mapping at `start`: other processes have it
+    /// elsewhere.
     pub fn record(&self, start: u64) -> PathBuf {
         self.version.with_extension(format!("{start:x}.{RECORD}"))
     }
@@ -68,17 +69,19 @@ pub(crate) fn version_of(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The name of the memory file that stands for a version's image in a process that does not see the state directory. By it, children of that
-/// process are recognised, as by the image's path elsewhere.
+/// The name of the memory file that stands for a version's image in a process that does not see the state
+/// directory. By it, children of that process are recognised, as by the image's path elsewhere.
 pub(crate) fn memory_name(version: &Path) -> CString {
     CString::new(version.file_name().unwrap_or_default().as_bytes()).unwrap_or_default()
 }
 
-/// The image in the state directory `folder` that a mapping shows, itself or as a memory file ([`memory_name`]).
+/// The image in the state directory `folder` that a mapping shows, itself or as a memory file
+/// ([`memory_name`]).
 ///
-/// Whoever has mapped a file has chosen its name, and where it lies: only a name is taken from it, and leads nowhere but to what we have written ourselves. A file that is still there
-/// has to be that of the directory. Memory files, and files that were removed since, are known by their names alone: a process that maps one under such a name is taken for one
-/// that has our version, and spoils nothing but itself.
+/// Whoever has mapped a file has chosen its name, and where it lies: only a name is taken from it, and leads
+/// nowhere but to what we have written ourselves. A file that is still there has to be that of the directory.
+/// Memory files, and files that were removed since, are known by their names alone: a process that maps one
+/// under such a name is taken for one that has our version, and spoils nothing but itself.
 pub(crate) fn image_of(mapping: &Mapping, folder: &Path) -> Option<PathBuf> {
     let MappingName::File { path, deleted } = &mapping.name else { return None };
     let path = Some(path).filter(|path| is_version_file(path))?;
@@ -91,7 +94,8 @@ pub(crate) fn image_of(mapping: &Mapping, folder: &Path) -> Option<PathBuf> {
     (is_image && (is_gone || shows(mapping, &image))).then_some(image)
 }
 
-/// Whether a mapping shows this file. (Some file systems have another device and inode in memory maps than `stat` gives.)
+/// Whether a mapping shows this file. (Some file systems have another device and inode in memory maps than
+/// `stat` gives.)
 fn shows(mapping: &Mapping, file: &Path) -> bool {
     let Ok(file) = state_file::open(file) else { return false };
     let as_mapped = || identity_when_mapped(&file).is_ok_and(|identity| identity.matches(mapping));

@@ -108,7 +108,8 @@ impl Batch {
         self.files("optimized").into_iter().filter(is_used).filter_map(|f| self.module_of(&f)).collect()
     }
 
-    /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so several times.
+    /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so
+    /// several times.
     #[track_caller]
     pub fn optimize(&self, programs: &[PathBuf]) {
         let stop = self.folder.path().join("stop");

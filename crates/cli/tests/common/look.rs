@@ -77,7 +77,8 @@ fn read(mem: &File, line: &Line) -> Vec<u8> {
     }
 }
 
-/// Places where the code of process `pid` differs from its files. Bytes behind the end of a file count as zero.
+/// Places where the code of process `pid` differs from its files. Bytes behind the end of a file count as
+/// zero.
 pub fn differences(pid: u32) -> Vec<Difference> {
     let (mem, lines) = (memory(pid), maps(pid));
     let mut out = Vec::new();
@@ -98,16 +99,17 @@ pub fn differences(pid: u32) -> Vec<Difference> {
     out
 }
 
-/// The same without the unwinders' lookup functions, which lead to the hook for as long as a version is mapped.
+/// The same without the unwinders' lookup functions, which lead to the hook for as long as a version is
+/// mapped.
 pub fn differences_but_hook(pid: u32) -> Vec<Difference> {
     let mut out = differences(pid);
     out.retain(|d| !d.target().is_some_and(|to| is_hook(pid, to)));
     out
 }
 
-/// The difference whose first differing byte is the one at `i` of what was found in `line`. A redirect whose first bytes were there
-/// before does not differ in them, and its displacement may hold an `e9` too: of the places where it may begin the one is taken
-/// from which a jump leads to what restitch has mapped.
+/// The difference whose first differing byte is the one at `i` of what was found in `line`. A redirect whose
+/// first bytes were there before does not differ in them, and its displacement may hold an `e9` too: of the
+/// places where it may begin the one is taken from which a jump leads to what restitch has mapped.
 fn difference(found: &[u8], i: usize, line: &Line, lines: &[Line]) -> Difference {
     let from = |j: usize| {
         let mut bytes = [0; 5];
@@ -141,8 +143,9 @@ pub fn words_into_versions(pid: u32, module: &str) -> usize {
     maps(pid).iter().filter(is_data).map(lead).sum()
 }
 
-/// What a killed restitch must not leave behind: the same without what leads to the hook (from a spare copy of the code, as it would from the code
-/// itself), and without what stands in padding between functions and behind them, where restitch lets a thread execute system calls.
+/// What a killed restitch must not leave behind: the same without what leads to the hook (from a spare copy
+/// of the code, as it would from the code itself), and without what stands in padding between functions and
+/// behind them, where restitch lets a thread execute system calls.
 pub fn differences_after_a_kill(pid: u32) -> Vec<Difference> {
     let lines = maps(pid);
     let line_at = |at: u64| lines.iter().find(|l| l.start <= at && at < l.end);
@@ -168,12 +171,14 @@ pub fn differences_after_a_kill(pid: u32) -> Vec<Difference> {
     out
 }
 
-/// Whether `at` is in executable memory without a file: the hook's page, to which the unwinders' lookup functions lead.
+/// Whether `at` is in executable memory without a file: the hook's page, to which the unwinders' lookup
+/// functions lead.
 pub fn is_hook(pid: u32, at: u64) -> bool {
     maps(pid).iter().any(|l| l.is_anonymous_code() && l.start <= at && at < l.end)
 }
 
-/// The state of a process that restitch has to give back: its read-only memory and its mappings without a name.
+/// The state of a process that restitch has to give back: its read-only memory and its mappings without a
+/// name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// By first address: name, bytes.

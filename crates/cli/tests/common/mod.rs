@@ -1,5 +1,5 @@
-//! What the tests of the command share: the command with a state directory of its own, test programs that run until they
-//! are told to end, and looks at a process from outside that owe nothing to restitch's own code.
+//! What the tests of the command share: the command with a state directory of its own, test programs that run
+//! until they are told to end, and looks at a process from outside that owe nothing to restitch's own code.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part of this module")]
 
 pub mod batching;
@@ -20,8 +20,8 @@ use std::time::Duration;
 /// How long a command may take on a machine that is busy with other things.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A library whose numbers FIRST and SECOND are given when it is compiled: two such libraries are of the same size, and have functions at the same places that
-/// do different things.
+/// A library whose numbers FIRST and SECOND are given when it is compiled: two such libraries are of the same
+/// size, and have functions at the same places that do different things.
 pub const LIBRARY: &str = "
 static int table[16];
 __attribute__((noinline)) static int one(int x, int i) {
@@ -85,8 +85,8 @@ impl Restitch {
         finish(&mut self.command(arguments))
     }
 
-    /// `attach` in its shortest form, with `more` options. A target that got too little time of a busy machine is
-    /// watched again, longer.
+    /// `attach` in its shortest form, with `more` options. A target that got too little time of a busy
+    /// machine is watched again, longer.
     #[track_caller]
     pub fn attach(&self, pid: u32, more: &[&str]) -> Finished {
         let pid = pid.to_string();
@@ -120,8 +120,8 @@ impl Restitch {
         all.iter().filter(|path| !is_kept(path)).cloned().collect()
     }
 
-    /// Asserts that no files stay. They go with the last process that has them mapped: children that were forked while there was a
-    /// version live a little longer than it.
+    /// Asserts that no files stay. They go with the last process that has them mapped: children that were
+    /// forked while there was a version live a little longer than it.
     #[track_caller]
     pub fn assert_no_files(&self, when: &str) {
         wait_until(PATIENCE, || {
@@ -142,7 +142,8 @@ impl Restitch {
     }
 }
 
-/// Runs the `command` for a number of seconds to its end, with more of them as long as the target got too little time of a busy machine.
+/// Runs the `command` for a number of seconds to its end, with more of them as long as the target got too
+/// little time of a busy machine.
 #[track_caller]
 pub fn with_time<'s>(
     seconds: impl IntoIterator<Item = &'s str>,
@@ -193,7 +194,8 @@ impl Random {
     }
 }
 
-/// Reverts the processes of a tree again and again until `is_done`, which gets what was printed; what was printed last.
+/// Reverts the processes of a tree again and again until `is_done`, which gets what was printed; what was
+/// printed last.
 #[track_caller]
 pub fn revert_tree_until(
     restitch: &Restitch,

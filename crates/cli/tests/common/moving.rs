@@ -6,8 +6,9 @@ use restitch_testkit::{Guarded, TempDir, compile, scratch, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Works in itself and in two libraries until there is a file. With each SIGUSR1 it closes both and opens them in the other order, and every other time a page
-/// lower. Ends with 0 if all results were right, with 3 if a library did not move though it was to.
+/// Works in itself and in two libraries until there is a file. With each SIGUSR1 it closes both and opens
+/// them in the other order, and every other time a page lower. Ends with 0 if all results were right, with 3
+/// if a library did not move though it was to.
 const PROGRAM: &str = "
 // flags: -ldl
 #include <dlfcn.h>

@@ -11,8 +11,8 @@ use std::time::Duration;
 /// Rises when `stoppable.h` changes, since compiled programs are cached by their flags.
 const HEADER: &str = "-DSTOPPABLE=1";
 
-/// `source` of tests/programs, compiled so that [`Target::stop`] ends it. `None`, with a message, if that is impossible here
-/// (no static libraries, say).
+/// `source` of tests/programs, compiled so that [`Target::stop`] ends it. `None`, with a message, if that is
+/// impossible here (no static libraries, say).
 pub fn stoppable(source: &str, flags: &[&str]) -> Option<PathBuf> {
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
     let mut all = vec!["-D_GNU_SOURCE", HEADER, "-include", header];
@@ -27,8 +27,8 @@ pub fn stoppable(source: &str, flags: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// `program` (C), linked with liblibrary.so, made of `library` (name of the source and text) with more `flags`, both in `folder`; ended by
-/// [`Target::stop`].
+/// `program` (C), linked with liblibrary.so, made of `library` (name of the source and text) with more
+/// `flags`, both in `folder`; ended by [`Target::stop`].
 pub fn linked(folder: &Path, library: (&str, &str), program: &str, flags: &[&str]) -> PathBuf {
     let path = |name: &str| folder.join(name);
     let (source, text) = library;
@@ -81,8 +81,9 @@ impl Target {
         Self::launched(command, program, Some)
     }
 
-    /// Starts `program` as in a container (`contain.c`), where the state directory of `restitch` is not to be seen. `None`, with a message, if this machine does
-    /// not permit that, or restitch may not ask what filters permit.
+    /// Starts `program` as in a container (`contain.c`), where the state directory of `restitch` is not to be
+    /// seen. `None`, with a message, if this machine does not permit that, or restitch may not ask what
+    /// filters permit.
     pub fn contained(restitch: &Restitch, program: &Path) -> Option<Self> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/contain.c");
         let contain = compile(&source, &["-O1"]).unwrap_or_else(|error| panic!("{error}"));
@@ -99,7 +100,8 @@ impl Target {
         Some(out)
     }
 
-    /// Starts a command, by which `program` runs as a process with the number that `pid` gives, once it is there.
+    /// Starts a command, by which `program` runs as a process with the number that `pid` gives, once it is
+    /// there.
     fn launched(mut command: Command, program: &Path, pid: impl Fn(u32) -> Option<u32>) -> Self {
         let folder = scratch();
         command.env("RESTITCH_TEST_STOP", folder.path().join("stop")).stdin(Stdio::null());
@@ -153,7 +155,8 @@ impl Target {
         assert!(changes.is_empty(), "{} {when}: {changes:?}", self.name);
     }
 
-    /// Reverts it, until versions that somebody might return into are unmapped, too, and asserts that it is as it was.
+    /// Reverts it, until versions that somebody might return into are unmapped, too, and asserts that it is
+    /// as it was.
     #[track_caller]
     pub fn assert_goes_back(&self, restitch: &Restitch) {
         let reverted = restitch.revert(self.pid());

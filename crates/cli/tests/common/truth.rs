@@ -31,8 +31,8 @@ pub fn parse(text: &str) -> Said {
     said
 }
 
-/// Asserts that `status` says of process `pid` what its memory says. No restitch works on it; what a thread that a killed one had borrowed
-/// still does by itself, when it gets a processor, is waited for.
+/// Asserts that `status` says of process `pid` what its memory says. No restitch works on it; what a thread
+/// that a killed one had borrowed still does by itself, when it gets a processor, is waited for.
 #[track_caller]
 pub fn assert_truthful(restitch: &Restitch, pid: u32, when: &str) {
     let memory = || (look::ours(pid), look::differences(pid));

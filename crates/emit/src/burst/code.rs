@@ -1,4 +1,5 @@
-//! Code in the making: bytes, labels and displacements to be filled in. The instructions are those of [`restitch_x86::record`].
+//! Code in the making: bytes, labels and displacements to be filled in. The instructions are those of
+//! [`restitch_x86::record`].
 
 use restitch_address::Svma;
 use restitch_x86::{Condition, encode};

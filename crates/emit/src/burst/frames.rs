@@ -1,12 +1,14 @@
 //! Unwind tables of a tracing version.
 //!
-//! Idea: code of a tracing version is no frame of its own. At each of its instructions the tables say which original instruction the
-//! thread stands at, and what recording code has taken; unwinders go on there with the original tables, exception tables
-//! included. So each row is that of a *signal frame* that holds nothing: its "caller" is exact and not behind a call, has the same
-//! stack pointer, and finds taken registers in the window. Nothing of the original tables is copied.
+//! Idea: code of a tracing version is no frame of its own. At each of its instructions the tables say which
+//! original instruction the thread stands at, and what recording code has taken; unwinders go on there with
+//! the original tables, exception tables included. So each row is that of a *signal frame* that holds
+//! nothing: its "caller" is exact and not behind a call, has the same stack pointer, and finds taken
+//! registers in the window. Nothing of the original tables is copied.
 //!
-//! The CFA is one byte above the stack pointer: libgcc tells frames apart by it, and asserts that no frame before the one with
-//! the handler looks like it. The stack pointer itself has a rule, so that byte changes nothing.
+//! The CFA is one byte above the stack pointer: libgcc tells frames apart by it, and asserts that no frame
+//! before the one with the handler looks like it. The stack pointer itself has a rule, so that byte changes
+//! nothing.
 
 use super::Burst;
 use crate::window::{self, Inserted, Leads, Taken};
@@ -18,7 +20,8 @@ use restitch_cfi::{
 };
 use std::sync::Arc;
 
-/// Pieces of the address map in a run behind the functions: readers go through a run's rows from its beginning.
+/// Pieces of the address map in a run behind the functions: readers go through a run's rows from its
+/// beginning.
 const WAYS_OUT: usize = 256;
 /// What the CFA is above the stack pointer.
 const ABOVE: i64 = 1;
@@ -53,7 +56,8 @@ pub(super) fn write(
     Ok([hdr, SvmaRange::between(frame_start, start + bytes.len() as u64)])
 }
 
-/// Where runs begin: one for the look-ups, one for each function, one for so many of the ways out behind them.
+/// Where runs begin: one for the look-ups, one for each function, one for so many of the ways out behind
+/// them.
 fn starts(burst: &Burst<'_>) -> Vec<Svma> {
     let mut wanted: Vec<Svma> = burst.symbols.iter().map(|symbol| symbol.range.start).collect();
     wanted.extend(burst.symbols.last().map(|symbol| symbol.range.end));

@@ -1,14 +1,17 @@
 //! Tracing versions: blocks in original order with recording code between them.
 //!
-//! Problem: branch records at nanoseconds each. Idea: a copy of hot code in which each branch whose way is not known beforehand leaves
-//! a record behind: conditional ones that are taken their number, indirect ones where they go. Direct jumps and calls need none (`unnamed.rs`). A
-//! thread is put into the copy by a tracer, runs for as many branches as there is room for, and goes on in the original code by itself.
-//! Calls push the *original* return addresses, and returns and indirect jumps look their targets up, so nothing but
-//! the program counter tells the copy from the original: it can be left at any instruction, and no unwinder, signal
-//! handler, `setjmp` or fork ever meets it (so calls that other versions leave in the original code are copied, too). Whatever is not copied (system calls first of all) is executed in the original code.
+//! Problem: branch records at nanoseconds each. Idea: a copy of hot code in which each branch whose way is
+//! not known beforehand leaves a record behind: conditional ones that are taken their number, indirect ones
+//! where they go. Direct jumps and calls need none (`unnamed.rs`). A thread is put into the copy by a tracer,
+//! runs for as many branches as there is room for, and goes on in the original code by itself. Calls push the
+//! *original* return addresses, and returns and indirect jumps look their targets up, so nothing but the
+//! program counter tells the copy from the original: it can be left at any instruction, and no unwinder,
+//! signal handler, `setjmp` or fork ever meets it (so calls that other versions leave in the original code
+//! are copied, too). Whatever is not copied (system calls first of all) is executed in the original code.
 //!
-//! What one thread at a time needs in memory is in a window ([`crate::window`]) that it reaches relative to the program counter:
-//! no register and no segment base is taken. Limits: processes with a shadow stack (returns must then match calls).
+//! What one thread at a time needs in memory is in a window ([`crate::window`]) that it reaches relative to
+//! the program counter: no register and no segment base is taken. Limits: processes with a shadow stack
+//! (returns must then match calls).
 
 mod code;
 mod frames;
@@ -64,8 +67,8 @@ const KINDS: [Kind; 3] = [Kind::Return, Kind::Jump, Kind::Call];
 /// No label.
 const NONE: u32 = u32::MAX;
 
-/// Whether a tracing version may hold a copy of the block. Pinned ones it may: what `setjmp` and its like remember is the return
-/// address, and that is the original's.
+/// Whether a tracing version may hold a copy of the block. Pinned ones it may: what `setjmp` and its like
+/// remember is the return address, and that is the original's.
 pub fn may_trace(program: &Program, id: BlockId) -> bool {
     let block = program.block(id);
     let movability = program.function(block.function).movability;
@@ -108,7 +111,8 @@ struct Burst<'r> {
     leaves: BTreeMap<Svma, u32>,
     /// Ways out of indirect branches whose target has no copy.
     lost: Vec<(Svma, u32)>,
-    /// Ways out of branches whose record is the last one, by where the original code goes on: `rcx` is taken there.
+    /// Ways out of branches whose record is the last one, by where the original code goes on: `rcx` is taken
+    /// there.
     last: BTreeMap<Svma, u32>,
     /// Conditional branches whose recording code stands behind the function.
     pending: Vec<(u32, Svma, Svma)>,
@@ -361,7 +365,8 @@ impl<'r> Burst<'r> {
         self.note(from, Taken::Nothing, Leads::ToSite);
     }
 
-    /// Notes where to go, and records the branch. Where that was the last one there is room for, the original code executes it.
+    /// Notes where to go, and records the branch. Where that was the last one there is room for, the original
+    /// code executes it.
     fn hit(&mut self, full: u32) {
         self.code.raw(record::LOAD_SLOT);
         self.op(record::SAVE_RDX, window::TARGET);

@@ -1,9 +1,10 @@
 //! Direct jumps and calls that need no record.
 //!
-//! Problem: a record costs 50 bytes of code at each branch, and a burst begins with cold caches. Idea: who comes to a direct jump or call takes
-//! it, so whoever follows the program from one record to the next knows it without a record. But each cycle of the program needs a record, or a
-//! burst would have no end. Only conditional branches that are not taken lie between such branches, so from each there is one
-//! next one: cycles are found by following them, and in each one branch is recorded.
+//! Problem: a record costs 50 bytes of code at each branch, and a burst begins with cold caches. Idea: who
+//! comes to a direct jump or call takes it, so whoever follows the program from one record to the next knows
+//! it without a record. But each cycle of the program needs a record, or a burst would have no end. Only
+//! conditional branches that are not taken lie between such branches, so from each there is one next one:
+//! cycles are found by following them, and in each one branch is recorded.
 
 use super::{Burst, NONE};
 use restitch_address::Svma;
@@ -13,8 +14,8 @@ use restitch_program::{CallTarget, Terminator};
 #[derive(Debug, Default)]
 pub(super) struct Implied(Vec<(Svma, u32)>);
 
-/// What control comes to that runs straight on: where it goes from there, and the label of the copy; nowhere that is known without a record
-/// otherwise.
+/// What control comes to that runs straight on: where it goes from there, and the label of the copy; nowhere
+/// that is known without a record otherwise.
 type Stop = (Svma, Option<(Svma, u32)>);
 
 impl Implied {
@@ -62,7 +63,8 @@ fn stops(burst: &Burst<'_>) -> Vec<Stop> {
     stops
 }
 
-/// `next` leads from one number to another, to `next.len()` or above, or nowhere: a choice of numbers without which there is no cycle.
+/// `next` leads from one number to another, to `next.len()` or above, or nowhere: a choice of numbers without
+/// which there is no cycle.
 fn one_of_each_cycle(next: &[Option<usize>]) -> Vec<bool> {
     let mut chosen = vec![false; next.len()];
     // The walk that was there first; 0 for none.

@@ -1,5 +1,5 @@
-//! A second opinion on emitted versions, for tests: decodes the bytes and compares them with the original code through
-//! the address map, instruction by instruction.
+//! A second opinion on emitted versions, for tests: decodes the bytes and compares them with the original
+//! code through the address map, instruction by instruction.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

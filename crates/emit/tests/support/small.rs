@@ -20,7 +20,8 @@ pub struct Small {
 }
 
 impl Small {
-    /// `code` stands at [`BASE`]; `text` is the program. Every function has the unwind state of an entry throughout.
+    /// `code` stands at [`BASE`]; `text` is the program. Every function has the unwind state of an entry
+    /// throughout.
     pub fn new(code: &[u8], text: &str) -> Self {
         Self::of_type(2, code, text)
     }

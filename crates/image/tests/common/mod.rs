@@ -50,8 +50,8 @@ pub fn run(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).status().is_ok_and(|s| s.success())
 }
 
-/// A stripped program with MiniDebugInfo, made the way distributions make it: the symbols are in an xz-compressed file
-/// in a section. With it, the symbols of the program before.
+/// A stripped program with MiniDebugInfo, made the way distributions make it: the symbols are in an
+/// xz-compressed file in a section. With it, the symbols of the program before.
 pub fn with_mini_debuginfo(real_xz: bool) -> Option<(Vec<u8>, Image)> {
     let directory = tempfile::tempdir().unwrap();
     let file = build(directory.path(), "program", &["-pie", "-fPIE"])?;

@@ -36,8 +36,8 @@ impl Edge {
     }
 }
 
-/// A [`Join`] of the chains of an edge in four bytes: bits 0 and 1 are the kind, bit 2 says that its first (or outer) chain is the edge's second, bits 3 and 4 are
-/// the shape, and what is above is the cut.
+/// A [`Join`] of the chains of an edge in four bytes: bits 0 and 1 are the kind, bit 2 says that its first
+/// (or outer) chain is the edge's second, bits 3 and 4 are the shape, and what is above is the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct PackedJoin(u32);
 

@@ -1,6 +1,7 @@
 //! Which nodes stand in which chain, and where.
 //!
-//! A chain is a list that leads through its nodes, so that joining two moves nothing; but each node of the one gets a new chain and a new place.
+//! A chain is a list that leads through its nodes, so that joining two moves nothing; but each node of the
+//! one gets a new chain and a new place.
 
 use super::{Chains, Join, Shape};
 use crate::graph::NONE;
@@ -23,7 +24,8 @@ pub(super) struct Chain {
     /// Its first byte and its end, in its coordinates.
     start: i64,
     end: i64,
-    /// When it was changed last. Unique, so that an entry of a chain that is gone never passes for one of its heir.
+    /// When it was changed last. Unique, so that an entry of a chain that is gone never passes for one of its
+    /// heir.
     pub version: u32,
     /// Number of its nodes; 0 of a chain that is gone.
     len: u32,

@@ -1,12 +1,15 @@
 //! The edges of each chain, and the edge between two chains.
 //!
-//! **Problem.** Whenever two chains are joined, each neighbour of the one may also be a neighbour of the other, and has to be found. One hash table of
-//! all pairs costs several cache misses for each, most of them in vain.
+//! **Problem.** Whenever two chains are joined, each neighbour of the one may also be a neighbour of the
+//! other, and has to be found. One hash table of all pairs costs several cache misses for each, most of them
+//! in vain.
 //!
-//! **Idea.** Nearly all chains have few edges: the shorter list is looked through. Only pairs of *hubs*, chains that have had more than
-//! [`FEW`] edges, stand in a hash table. Lists lie in one array; one that outgrows its place moves to the end.
+//! **Idea.** Nearly all chains have few edges: the shorter list is looked through. Only pairs of *hubs*,
+//! chains that have had more than [`FEW`] edges, stand in a hash table. Lists lie in one array; one that
+//! outgrows its place moves to the end.
 //!
-//! **Limits.** Entries of edges that are gone are dropped when a list is full, so that a list has at most twice the length it needs.
+//! **Limits.** Entries of edges that are gone are dropped when a list is full, so that a list has at most
+//! twice the length it needs.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -58,7 +61,8 @@ impl Neighbours {
         &self.edges[start as usize..(start + len) as usize]
     }
 
-    /// The edge between two chains, and how many edges were looked at for it. It is cheapest if `near` was used lately.
+    /// The edge between two chains, and how many edges were looked at for it. It is cheapest if `near` was
+    /// used lately.
     pub fn between(&self, all: &[Edge], near: u32, far: u32) -> (Option<u32>, usize) {
         let look_through = |list: &[u32], other: u32| {
             let place = list.iter().position(|&e| all[e as usize].chains.contains(&other));
@@ -110,7 +114,8 @@ impl Neighbours {
         }
     }
 
-    /// Drops entries of edges that are gone; moves the list to the end, with twice the room, if there are few.
+    /// Drops entries of edges that are gone; moves the list to the end, with twice the room, if there are
+    /// few.
     fn make_room(&mut self, all: &[Edge], chain: u32) {
         let Span { start, len, capacity, degree } = self.spans[chain as usize];
         let list = start as usize..(start + len) as usize;
@@ -139,8 +144,8 @@ fn pair(a: u32, b: u32) -> u64 {
     u64::from(a.min(b)) << 32 | u64::from(a.max(b))
 }
 
-/// Hashes pairs of chains: a multiplication by 2^64 over the golden ratio, the halves of the product folded (Knuth, *The Art of
-/// Computer Programming* 3, section 6.4). Nobody chooses chain numbers.
+/// Hashes pairs of chains: a multiplication by 2^64 over the golden ratio, the halves of the product folded
+/// (Knuth, *The Art of Computer Programming* 3, section 6.4). Nobody chooses chain numbers.
 #[derive(Default)]
 struct PairHasher(u64);
 

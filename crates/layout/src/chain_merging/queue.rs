@@ -1,13 +1,16 @@
 //! Which join comes next.
 //!
-//! The gains that are known when a run begins are sorted once and taken one after the other; a heap holds only what comes later. A heap
-//! of them all would be many times the size of a cache, and each of its steps a miss.
+//! The gains that are known when a run begins are sorted once and taken one after the other; a heap holds
+//! only what comes later. A heap of them all would be many times the size of a cache, and each of its steps a
+//! miss.
 
 use std::collections::BinaryHeap;
 
-/// A gain that an edge had. Greater ones come first; of equal ones the edge that was made first, then the later version.
+/// A gain that an edge had. Greater ones come first; of equal ones the edge that was made first, then the
+/// later version.
 ///
-/// One number, so that it is compared as one: the gain with its bits in such an order that they compare as it does, the edge's complement and the version.
+/// One number, so that it is compared as one: the gain with its bits in such an order that they compare as it
+/// does, the edge's complement and the version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Entry(u128);
 

@@ -87,7 +87,8 @@ impl<'g> Order<'g> {
             .sum()
     }
 
-    /// Makes units: the order is parted where less than `share` of a node's executions fall through. Returns their first nodes, in order.
+    /// Makes units: the order is parted where less than `share` of a node's executions fall through. Returns
+    /// their first nodes, in order.
     pub fn part(&mut self, share: f64) -> Vec<u32> {
         let mut units: Vec<u32> = Vec::new();
         for place in 0..self.nodes.len() {
@@ -111,7 +112,8 @@ impl<'g> Order<'g> {
         units
     }
 
-    /// The move of a unit that gains most, of those that bring it beside a block that it is linked with. Hubs stay where they are.
+    /// The move of a unit that gains most, of those that bring it beside a block that it is linked with. Hubs
+    /// stay where they are.
     pub fn best_move(&self, worth: &Worth, unit: u32, looked_at: &mut u64) -> Option<Move> {
         if self.nodes_of(unit).map(|n| self.links_of(n).len()).sum::<usize>() > HUB {
             return None;
@@ -123,7 +125,8 @@ impl<'g> Order<'g> {
         sketches.into_iter().map(price).reduce(|a, b| if b.gain > a.gain { b } else { a })
     }
 
-    /// The moves of a unit to either side of each unit that it is linked with, with what they gain for its own links and for its neighbours, which meet.
+    /// The moves of a unit to either side of each unit that it is linked with, with what they gain for its
+    /// own links and for its neighbours, which meet.
     fn sketches(&self, worth: &Worth, unit: u32, looked_at: &mut u64) -> Vec<Move> {
         let own = self.extent(unit);
         let [before, behind] = [false, true].map(|up| self.neighbour(unit, up));
@@ -192,7 +195,8 @@ impl<'g> Order<'g> {
         }
     }
 
-    /// What changes if `node` moves with all that is passed, but for its links with the unit at `own`, which passes.
+    /// What changes if `node` moves with all that is passed, but for its links with the unit at `own`, which
+    /// passes.
     fn passing(&self, worth: &Worth, node: u32, passed: Shift, own: (i64, i64), looked_at: &mut u64) -> f64 {
         let change = |link: &Link| {
             let from_node = link.from == node;
@@ -207,7 +211,8 @@ impl<'g> Order<'g> {
         self.links_of(node).iter().map(|&l| change(&self.graph.links[l as usize])).sum()
     }
 
-    /// What changes if `node`, of the unit that `own` moves, does so, and those that it moves past do as `passed` says.
+    /// What changes if `node`, of the unit that `own` moves, does so, and those that it moves past do as
+    /// `passed` says.
     fn moving(&self, worth: &Worth, node: u32, own: Shift, passed: Shift, looked_at: &mut u64) -> f64 {
         let shift = |node: u32| {
             let at = self.starts[node as usize];
@@ -221,7 +226,8 @@ impl<'g> Order<'g> {
         self.links_of(node).iter().map(|&l| change(&self.graph.links[l as usize])).sum()
     }
 
-    /// Moves a unit. Returns those that may move now: it, and whoever has other neighbours or is linked with it.
+    /// Moves a unit. Returns those that may move now: it, and whoever has other neighbours or is linked with
+    /// it.
     pub fn make(&mut self, unit: u32, what: Move) -> Vec<u32> {
         let length = self.lengths[unit as usize] as usize;
         let (low, high) = self.stretch(unit, what);

@@ -4,16 +4,18 @@ use crate::Distances;
 use crate::graph::{Link, LinkKind};
 use crate::tsp_worth::{BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT, TOGETHER};
 
-/// What a transfer over no bytes is worth for each level of nearness. (Of a tenth, 0.3, 1 and 3 the first had the least cost in the laboratory's models, cc1plus with
-/// another input than the profile's; what is more parts what follows each other.)
+/// What a transfer over no bytes is worth for each level of nearness. (Of a tenth, 0.3, 1 and 3 the first had
+/// the least cost in the laboratory's models, cc1plus with another input than the profile's; what is more
+/// parts what follows each other.)
 const LEVEL: f64 = 0.1;
 /// What it is worth that two blocks share a page, for each window of execution in which both ran.
 const TOGETHER_IN_PAGE: f64 = 0.02;
 /// Bytes of a page.
 const PAGE: f64 = restitch_address::PAGE as f64;
 
-/// The value of links by how far apart their ends stand: fall-throughs and short jumps as in the extended TSP, the nearer the more for each level of nearness, and shared lines and pages for
-/// blocks that ran at the same time.
+/// The value of links by how far apart their ends stand: fall-throughs and short jumps as in the extended
+/// TSP, the nearer the more for each level of nearness, and shared lines and pages for blocks that ran at the
+/// same time.
 pub(super) struct Worth {
     levels: Vec<f64>,
 }

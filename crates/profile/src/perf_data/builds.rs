@@ -4,8 +4,8 @@ use super::ImportedModule;
 
 /// Gives the build ids of `table` (path, build id) to files whose mappings do not tell it.
 ///
-/// perf reads build ids when it ends, from what stands at the path then: of several files that were there one after the other, it is the last one's.
-/// A path with several build ids tells nothing.
+/// perf reads build ids when it ends, from what stands at the path then: of several files that were there one
+/// after the other, it is the last one's. A path with several build ids tells nothing.
 pub(super) fn name(modules: &mut [ImportedModule], table: &[(String, Vec<u8>)]) {
     let mut paths: Vec<&str> = table.iter().map(|(path, _)| path.as_str()).collect();
     paths.sort_unstable();

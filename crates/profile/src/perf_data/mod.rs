@@ -1,16 +1,18 @@
 //! Import of `perf.data`: instruction pointers and branch stacks, by mapped file.
 //!
-//! Pure: bytes in, samples out. The reader is our own, because it must hold against damaged files: version 0.11 of
-//! `linux-perf-data` adds section offsets and sizes from the header unchecked, allocates what they say, and
-//! skips branch stacks instead of handing them out.
+//! Pure: bytes in, samples out. The reader is our own, because it must hold against damaged files: version
+//! 0.11 of `linux-perf-data` adds section offsets and sizes from the header unchecked, allocates what they
+//! say, and skips branch stacks instead of handing them out.
 //!
-//! Records are replayed in time order: mappings, forks and `exec` decide which file an address belongs to. A place is
-//! given as a file offset (`address - mapping + page offset`); the program headers of the file turn it into an [`Svma`]
-//! ([`ImportedModule::to_svma`]). Read: little-endian files of `perf record`, piped output (`-o -`) and compressed records (`-z`) included. Not read,
-//! with a clear error: several events with different sample formats and no identifiers.
+//! Records are replayed in time order: mappings, forks and `exec` decide which file an address belongs to. A
+//! place is given as a file offset (`address - mapping + page offset`); the program headers of the file turn
+//! it into an [`Svma`] ([`ImportedModule::to_svma`]). Read: little-endian files of `perf record`, piped
+//! output (`-o -`) and compressed records (`-z`) included. Not read, with a clear error: several events with
+//! different sample formats and no identifiers.
 //!
-//! Two builds may have had one path, one after the other, and one build two paths. A file is therefore known by path and build id, or path and inode
-//! where the mapping does not tell the build ([`MappedFile`]); what the table of build ids says of a path is said of the file that was mapped there last.
+//! Two builds may have had one path, one after the other, and one build two paths. A file is therefore known
+//! by path and build id, or path and inode where the mapping does not tell the build ([`MappedFile`]); what
+//! the table of build ids says of a path is said of the file that was mapped there last.
 //!
 //! Format: `tools/perf/Documentation/perf.data-file-format.txt` and `perf_event_open(2)`.
 

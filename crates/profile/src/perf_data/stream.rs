@@ -1,10 +1,12 @@
 //! The records of a file, one after the other, and what stands in their place where perf has compressed them.
 //!
-//! Problem: `perf record -z` writes zstd data into records of their own. All of them together are one stream, which is flushed after each record and
-//! never ended; a record that was compressed may begin in one and end in the next.
+//! Problem: `perf record -z` writes zstd data into records of their own. All of them together are one stream,
+//! which is flushed after each record and never ended; a record that was compressed may begin in one and end
+//! in the next.
 //!
-//! Idea: their contents are joined, ended, and unpacked as a whole, up to a bound. They come behind the records that were not compressed (which perf
-//! makes up itself: what was mapped before it began): times put all of them into order.
+//! Idea: their contents are joined, ended, and unpacked as a whole, up to a bound. They come behind the
+//! records that were not compressed (which perf makes up itself: what was mapped before it began): times put
+//! all of them into order.
 
 use std::borrow::Cow;
 

@@ -320,7 +320,8 @@ fn fuzz_never_panics() {
     }
 }
 
-/// Files of the machine's own perf, where there is one that may record: as they are, compressed, and as they come out of a pipe.
+/// Files of the machine's own perf, where there is one that may record: as they are, compressed, and as they
+/// come out of a pipe.
 #[test]
 fn real_files_are_read() {
     for how in [&["-o"][..], &["-z", "-o"], &["--buildid-mmap", "-o"], &["-o", "-"]] {

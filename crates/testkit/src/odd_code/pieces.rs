@@ -1,4 +1,5 @@
-//! Pieces of functions. Each leaves `%rdi`, `%rsi` and the stack as they were, changes `%rax`, and may use `%rcx`, `%rdx`, `%r8` to `%r11`.
+//! Pieces of functions. Each leaves `%rdi`, `%rsi` and the stack as they were, changes `%rax`, and may use
+//! `%rcx`, `%rdx`, `%r8` to `%r11`.
 
 use super::text::Text;
 
@@ -420,7 +421,8 @@ fn base_and_offset(text: &mut Text, index: usize) {
     text.line("mov 8(%rcx), %ecx\nadd %rcx, %rax");
 }
 
-/// An address in an instruction: a number where the program has fixed addresses, and what the loader writes elsewhere.
+/// An address in an instruction: a number where the program has fixed addresses, and what the loader writes
+/// elsewhere.
 fn address_in_code(text: &mut Text, index: usize) {
     if !text.text_relocations && !text.fixed {
         return arithmetic(text, index);

@@ -66,7 +66,8 @@ impl Text {
         }
     }
 
-    /// `count` words of `size` bytes, as data: numbers of any kind, among them such that are instructions, filler, or small.
+    /// `count` words of `size` bytes, as data: numbers of any kind, among them such that are instructions,
+    /// filler, or small.
     pub fn data(&mut self, label: &str, count: usize, size: usize) -> String {
         let mut text = format!("{label}:\n");
         let kind = self.random.below(5);

@@ -14,13 +14,15 @@ const ROUNDS: &str = "400";
 const LAPS: &str = "1000000000000";
 /// How long a step may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Codes with which restitch may end: documented, and neither those of a refusing checker nor those of a command that was not started.
+/// Codes with which restitch may end: documented, and neither those of a refusing checker nor those of a
+/// command that was not started.
 const ORDERLY: std::ops::RangeInclusive<i32> = 0..=8;
 
 /// What became of one program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does not build here (a linker of another version), or does not run by itself: nothing is said about restitch.
+    /// It does not build here (a linker of another version), or does not run by itself: nothing is said about
+    /// restitch.
     Unusable(String),
     /// Everything was right. The steps that restitch refused, with the beginnings of its messages.
     Right(Vec<(&'static str, String)>),
@@ -198,7 +200,8 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Runs it under a command of restitch that stands in for it: what it prints is the program's, unless it was refused.
+    /// Runs it under a command of restitch that stands in for it: what it prints is the program's, unless it
+    /// was refused.
     fn recorded(&mut self, step: &'static str, command: &mut Command) -> Result<(), Wrong> {
         let done = finish(command).map_err(|why| (step, why))?;
         let is_right = done.stdout == self.wanted;
@@ -235,7 +238,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Attaches to it and reverts it while it works: it compares each checksum with that of its first lap, and ends where one differs.
+    /// Attaches to it and reverts it while it works: it compares each checksum with that of its first lap,
+    /// and ends where one differs.
     fn live(&mut self) -> Result<(), Wrong> {
         let mut process = self.start()?;
         let pid = process.pid().to_string();
@@ -290,7 +294,8 @@ fn ended(done: &Finished) -> String {
     format!("{}: {}", done.status, message(&done.stderr))
 }
 
-/// What a command said, without what is different in each run: the line of a panic or of restitch's own error.
+/// What a command said, without what is different in each run: the line of a panic or of restitch's own
+/// error.
 fn message(stderr: &str) -> String {
     let mut lines = stderr.lines().filter(|line| !line.trim().is_empty());
     // (The last one: progress is told in such lines, too.)

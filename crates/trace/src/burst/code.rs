@@ -38,15 +38,17 @@ pub struct TracedModule<'a> {
     pub guard: Option<&'a Guard>,
 }
 
-/// What was mapped where a module is. If that has changed, other code may stand where table and versions believe the module's.
+/// What was mapped where a module is. If that has changed, other code may stand where table and versions
+/// believe the module's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
     seen: Vec<(Avma, MappedFile)>,
 }
 
 impl Guard {
-    /// What is mapped now at the first and the last address of a module's code (it comes and goes as a whole); `None` if that is not what the
-    /// module `has` at the address: another one may have come in its place since it was looked at.
+    /// What is mapped now at the first and the last address of a module's code (it comes and goes as a
+    /// whole); `None` if that is not what the module `has` at the address: another one may have come in its
+    /// place since it was looked at.
     ///
     /// # Errors
     /// If the process has ended.
@@ -109,8 +111,8 @@ impl BurstTables {
     /// That of the versions.
     ///
     /// # Errors
-    /// If there is no version, one is no tracing version or searches another window than the first one's, or their addresses are too many for
-    /// the table.
+    /// If there is no version, one is no tracing version or searches another window than the first one's, or
+    /// their addresses are too many for the table.
     pub fn new(versions: &[TracedModule<'_>]) -> io::Result<Self> {
         let modules: Option<Vec<_>> = versions.iter().map(BurstModule::new).collect();
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
@@ -143,9 +145,10 @@ impl BurstCode {
         Ok(Self { tables, file, maps, gone })
     }
 
-    /// Leaves the modules out from now on that are not where they were, or may go while a burst runs: where a process has other threads. (A
-    /// thread in a burst makes no system call, so it unmaps nothing itself.) Asked in front of each burst, while no thread is in one and the
-    /// one that is to begin is held. Only processes that share memory without being threads of each other are not seen.
+    /// Leaves the modules out from now on that are not where they were, or may go while a burst runs: where a
+    /// process has other threads. (A thread in a burst makes no system call, so it unmaps nothing itself.)
+    /// Asked in front of each burst, while no thread is in one and the one that is to begin is held. Only
+    /// processes that share memory without being threads of each other are not seen.
     pub(crate) fn leave_out_what_may_go(&self, is_alone: bool) -> io::Result<()> {
         let mut news = false;
         for (module, gone) in self.tables.modules.iter().zip(&self.gone) {
@@ -168,8 +171,8 @@ impl BurstCode {
         self.gone.iter().filter(|gone| is_set(gone)).count()
     }
 
-    /// Has the kernel make large pages of the windows, which are mapped in process `pid`. (It may refuse, as it does for users without
-    /// privileges: look-ups are slower then, and no less right.)
+    /// Has the kernel make large pages of the windows, which are mapped in process `pid`. (It may refuse, as
+    /// it does for users without privileges: look-ups are slower then, and no less right.)
     pub fn use_large_pages(&self, pid: i32) {
         for BurstModule { bias, table, .. } in &self.tables.modules {
             let window = AvmaRange::new(bias.to_actual(table.window.start), table.window.len());
@@ -260,7 +263,8 @@ impl BurstCode {
         Ok(bytes)
     }
 
-    /// The branches that a burst took that began at `start` and left these records, oldest first. It ends early where a record means nothing.
+    /// The branches that a burst took that began at `start` and left these records, oldest first. It ends
+    /// early where a record means nothing.
     pub(crate) fn branches(&self, start: Avma, records: &[u8], end: BurstEnd) -> Vec<Taken> {
         self.tables.decoder.branches(&self.tables.table, start, records, end)
     }
@@ -289,13 +293,13 @@ fn is_set(flag: &AtomicBool) -> bool {
     flag.load(Ordering::Relaxed)
 }
 
-/// Where a thread may be put in, for each original instruction that has an equivalent in the version. Threads are interrupted at branches more than
-/// elsewhere: they wait for their conditions there.
+/// Where a thread may be put in, for each original instruction that has an equivalent in the version. Threads
+/// are interrupted at branches more than elsewhere: they wait for their conditions there.
 fn ways_in(map: &AddressMap, branches: &[BurstBranch]) -> Vec<(Svma, u32, Svma)> {
     let of_kind = |kind| map.pieces.iter().filter(move |p| p.kind == kind);
     let linear = of_kind(PieceKind::Linear).map(|p| (p.original, p.len, p.version));
-    // The copied conditional branches, and what stands for calls and indirect branches: recording code that has taken nothing
-    // yet. (The same is said of jumps to the original instruction, which come behind it.)
+    // The copied conditional branches, and what stands for calls and indirect branches: recording code that
+    // has taken nothing yet. (The same is said of jumps to the original instruction, which come behind it.)
     let mut froms: Vec<Svma> = branches.iter().map(|branch| branch.from).collect();
     froms.sort_unstable();
     let records = |at: &Svma| froms.binary_search(at).is_ok();

@@ -1,15 +1,17 @@
 //! From records to branches.
 //!
-//! Problem: direct jumps and calls leave no record, and those of returns and other indirect branches say only where they went. Idea: who follows
-//! the program straight on from one branch's target comes to the next branch that no record names, or before it to the one
-//! that the next record names: a conditional branch that was taken. So a burst's way is known as exactly as if each branch had left a record.
+//! Problem: direct jumps and calls leave no record, and those of returns and other indirect branches say only
+//! where they went. Idea: who follows the program straight on from one branch's target comes to the next
+//! branch that no record names, or before it to the one that the next record names: a conditional branch that
+//! was taken. So a burst's way is known as exactly as if each branch had left a record.
 
 use super::BurstEnd;
 use restitch_address::{Avma, LoadBias};
 use restitch_emit::window::{self, BurstBranch, BurstTable};
 use restitch_evaluate::Taken;
 
-/// Most branches that a burst can tell of: a program whose direct branches lead through many others could make each record stand for so many that memory ends.
+/// Most branches that a burst can tell of: a program whose direct branches lead through many others could
+/// make each record stand for so many that memory ends.
 const MOST_BRANCHES: usize = 1 << 22;
 
 /// What there is to know for it, of all modules.
@@ -80,8 +82,8 @@ impl Decoder {
         Self { stops, numbers }
     }
 
-    /// The branches of a burst that began at `start`, oldest first. Its indirect branches went to what the window's `table` holds at the places that
-    /// records name. It ends early where a record means nothing.
+    /// The branches of a burst that began at `start`, oldest first. Its indirect branches went to what the
+    /// window's `table` holds at the places that records name. It ends early where a record means nothing.
     pub fn branches(&self, table: &[u8], start: Avma, records: &[u8], end: BurstEnd) -> Vec<Taken> {
         let mut branches = Vec::with_capacity(records.len() / 2);
         let mut place = self.place(start);
@@ -122,8 +124,8 @@ impl Decoder {
         Some(self.place(to))
     }
 
-    /// Follows direct branches to the next stop that is none; or else until control runs straight on to `until`, which is told by
-    /// that stop, or by a stop behind `until`. `None` if it never comes to either.
+    /// Follows direct branches to the next stop that is none; or else until control runs straight on to
+    /// `until`, which is told by that stop, or by a stop behind `until`. `None` if it never comes to either.
     fn follow(&self, mut place: Place, until: Option<Avma>, branches: &mut Vec<Taken>) -> Option<Stop> {
         const BEHIND_ALL: Stop = Stop { at: Avma::new(u64::MAX), kind: Kind::Leave };
         // There is no cycle of such branches in a version; but a record is what the program's memory holds.
@@ -153,8 +155,8 @@ mod tests {
 
     const BIAS: u64 = 0x10_0000;
 
-    /// 0x100: conditional to 0x140 (7). 0x110: call of 0x200. 0x120: jump to 0x100 (8). 0x148: way out. 0x208: conditional to 0x220 (9). 0x210: jump to 0x220.
-    /// 0x230: return.
+    /// 0x100: conditional to 0x140 (7). 0x110: call of 0x200. 0x120: jump to 0x100 (8). 0x148: way out.
+    /// 0x208: conditional to 0x220 (9). 0x210: jump to 0x220. 0x230: return.
     fn decoder() -> Decoder {
         let at = Svma::new;
         let branch = |from, to: Option<u64>| BurstBranch { from: at(from), to: to.map(at) };

@@ -95,7 +95,8 @@ fn version(
     Some(check(image, &program, &Layout::default(), version, Some(bias)).unwrap())
 }
 
-/// A burst, and the original's instructions that the thread executed in it: those that are no unconditional branches.
+/// A burst, and the original's instructions that the thread executed in it: those that are no unconditional
+/// branches.
 struct Burst {
     at: Avma,
     branches: Vec<Taken>,
@@ -152,7 +153,8 @@ impl Original {
         matches!(self.flow, Flow::Next | Flow::Conditional(..) | Flow::ShortConditional(_))
     }
 
-    /// Fails unless this was executed. (A branch over a `lock` prefix is copied with what it leads to, and not recorded.)
+    /// Fails unless this was executed. (A branch over a `lock` prefix is copied with what it leads to, and
+    /// not recorded.)
     fn expect(&self, found: Option<Avma>) {
         let is_bare = self.is_locked && found == Some(self.at + 1);
         assert!(found == Some(self.at) || is_bare, "{}, and not {found:?}", self.at);

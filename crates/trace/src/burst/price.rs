@@ -1,17 +1,19 @@
 //! What bursts cost beside the stops: found out while they are taken.
 //!
-//! Problem: a burst begins with cold caches, so what a branch costs depends on how long bursts are and how much code and data the program
-//! touches, by a factor of ten; and nobody tells how long a thread would have taken in the original code. Idea: now and then a burst is
-//! watched to its end. All of its time, that of the program's own work included, is an upper bound of what it costs: the thread's *CPU time*, so
-//! waiting for a processor is none of it. Nobody knows when exactly it was over, only whether it was at a look;
-//! so what is believed changes when a look contradicts it, and ends where as many bursts are dearer as are cheaper.
+//! Problem: a burst begins with cold caches, so what a branch costs depends on how long bursts are and how
+//! much code and data the program touches, by a factor of ten; and nobody tells how long a thread would have
+//! taken in the original code. Idea: now and then a burst is watched to its end. All of its time, that of the
+//! program's own work included, is an upper bound of what it costs: the thread's *CPU time*, so waiting for a
+//! processor is none of it. Nobody knows when exactly it was over, only whether it was at a look; so what is
+//! believed changes when a look contradicts it, and ends where as many bursts are dearer as are cheaper.
 
 use std::time::Duration;
 
-/// Without knowledge, n branches cost so many nanoseconds times the root of n (a prototype on cc1plus: 56 us for 1,000, 116 for 4,000,
-/// 224 for 16,000).
+/// Without knowledge, n branches cost so many nanoseconds times the root of n (a prototype on cc1plus: 56 us
+/// for 1,000, 116 for 4,000, 224 for 16,000).
 const UNKNOWN: f64 = 1_800.0;
-/// Never is it more. (A program that waits for its code was at 1,800 when that was the limit, and may have been above.)
+/// Never is it more. (A program that waits for its code was at 1,800 when that was the limit, and may have
+/// been above.)
 const DEAREST: f64 = 3_600.0;
 /// ... and never less.
 const CHEAPEST: f64 = 200.0;
@@ -23,8 +25,9 @@ const FIRST: u64 = 24;
 const CHANGE: f64 = 1.04;
 /// ... and at first. Each time that the next one says the contrary it is the root of what it was.
 const FIRST_CHANGE: f64 = 1.3;
-/// When it is looked whether a watched burst is over, in parts of what it is believed to take: one of these, each in its turn. (The thread
-/// is interrupted for a look, which may cost as much as some hundred records: of several looks the later ones would see the earlier ones.)
+/// When it is looked whether a watched burst is over, in parts of what it is believed to take: one of these,
+/// each in its turn. (The thread is interrupted for a look, which may cost as much as some hundred records:
+/// of several looks the later ones would see the earlier ones.)
 const LOOKS: [f64; 5] = [0.4, 0.7, 0.9, 0.55, 0.8];
 /// Bursts of fewer words say nothing.
 const LEAST_WORDS: usize = 64;
@@ -59,7 +62,8 @@ impl Price {
         self.of(words).mul_f64(LOOKS[(self.bursts / ASKED) as usize % LOOKS.len()])
     }
 
-    /// A burst was under way, or over, when it had taken so much of its thread's CPU time. It has so many words, or is to get them.
+    /// A burst was under way, or over, when it had taken so much of its thread's CPU time. It has so many
+    /// words, or is to get them.
     pub fn seen(&mut self, words: usize, taken: Duration, is_over: bool) {
         if words < LEAST_WORDS {
             return;

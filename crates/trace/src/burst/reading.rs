@@ -1,8 +1,9 @@
 //! What becomes of records once they are taken: they are decoded and handed out.
 //!
-//! Problem: decoding a burst takes ten times as long as beginning one, and the thread that begins bursts goes before all others for as long as it
-//! holds threads: where the program fills all processors, it would be kept from running while records are decoded, and nobody would
-//! count that. So another thread, an ordinary one, decodes.
+//! Problem: decoding a burst takes ten times as long as beginning one, and the thread that begins bursts goes
+//! before all others for as long as it holds threads: where the program fills all processors, it would be
+//! kept from running while records are decoded, and nobody would count that. So another thread, an ordinary
+//! one, decodes.
 
 use super::{BurstCode, BurstEnd, BurstReport};
 use crate::{Record, RecordEnd, Sink};
@@ -24,7 +25,8 @@ pub(super) struct Over {
     pub target: Option<Avma>,
 }
 
-/// Decodes the bursts of process `pid` and hands them out until there will be no more. What they say, and nothing else, is in the report.
+/// Decodes the bursts of process `pid` and hands them out until there will be no more. What they say, and
+/// nothing else, is in the report.
 pub(super) fn read(pid: i32, code: &BurstCode, bursts: Receiver<Over>, sink: &mut dyn Sink) -> BurstReport {
     let mut report = BurstReport::default();
     for Over { tid, at, records, end, target } in bursts {

@@ -37,7 +37,8 @@ pub struct BurstReport {
     pub bursts: BTreeMap<BurstEnd, u64>,
     /// Alarms that began none, by the reason.
     pub refused: BTreeMap<Refusal, u64>,
-    /// Where bursts came to code without a copy: how often, by the target of the branch that led there, or of the last one before.
+    /// Where bursts came to code without a copy: how often, by the target of the branch that led there, or of
+    /// the last one before.
     pub ended_at: BTreeMap<Avma, u64>,
     /// Where alarms found threads in code without a copy, and how often: at most some thousand places.
     pub refused_at: BTreeMap<Avma, u64>,
@@ -64,7 +65,8 @@ pub struct BurstReport {
 }
 
 impl BurstReport {
-    /// Adds what another session in the same process has given: sums, but where bursts ended or could not begin and the process's end are of the later one.
+    /// Adds what another session in the same process has given: sums, but where bursts ended or could not
+    /// begin and the process's end are of the later one.
     pub fn add(&mut self, later: Self) {
         self.threads = self.threads.max(later.threads);
         (self.exit, self.left) = (later.exit, later.left);
@@ -72,8 +74,8 @@ impl BurstReport {
         self.sum(later);
     }
 
-    /// Adds what a session at the same time in another process, with the same versions at the same addresses, has given: sums. How that
-    /// process has ended is not kept.
+    /// Adds what a session at the same time in another process, with the same versions at the same addresses,
+    /// has given: sums. How that process has ended is not kept.
     pub fn add_beside(&mut self, other: Self) {
         self.threads += other.threads;
         self.sum(other);
@@ -101,8 +103,8 @@ impl BurstReport {
     pub fn mean_length(&self) -> f64 {
         self.branches as f64 / self.all().max(1) as f64
     }
-    /// The share of the threads' running time that it has cost: measured while threads were held, estimated while they recorded; `None`
-    /// where the running time is not known.
+    /// The share of the threads' running time that it has cost: measured while threads were held, estimated
+    /// while they recorded; `None` where the running time is not known.
     pub fn overhead(&self) -> Option<f64> {
         crate::report::share_of(self.held + self.recording, self.cpu)
     }

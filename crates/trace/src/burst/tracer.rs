@@ -1,12 +1,14 @@
 //! The event loop of bursts.
 //!
-//! A thread that its alarm has stopped stands at an instruction of the original code. If that has a copy, room for records is made, the
-//! program counter is set to the copy, and the thread goes on; it leaves when the room is used up or it comes to code
-//! without a copy. The records are read at the next alarm, without stopping anybody. One thread at a time is in a burst.
+//! A thread that its alarm has stopped stands at an instruction of the original code. If that has a copy,
+//! room for records is made, the program counter is set to the copy, and the thread goes on; it leaves when
+//! the room is used up or it comes to code without a copy. The records are read at the next alarm, without
+//! stopping anybody. One thread at a time is in a burst.
 //!
-//! **No signal handler ever sees the copy**: the kernel shows a tracer each signal before it is delivered; a thread in the copy is then moved
-//! to the equivalent original instruction, and what recording code had borrowed is given back. Should this program die, the
-//! thread in the copy leaves it some microseconds later as ever, and nobody enters it again.
+//! **No signal handler ever sees the copy**: the kernel shows a tracer each signal before it is delivered; a
+//! thread in the copy is then moved to the equivalent original instruction, and what recording code had
+//! borrowed is given back. Should this program die, the thread in the copy leaves it some microseconds later
+//! as ever, and nobody enters it again.
 
 use super::code::Position;
 use super::price::Price;
@@ -28,7 +30,8 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for an event before looking whether tracing shall end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// When a burst is over, so that its records can be read before the next alarm holds a thread. It may not be: its thread has to get a processor.
+/// When a burst is over, so that its records can be read before the next alarm holds a thread. It may not be:
+/// its thread has to get a processor.
 const LONG_OVER: Duration = Duration::from_millis(1);
 /// So it is looked up to so many times, each time after twice as long; after that, at the next alarm.
 const LOOKS: u32 = 5;
@@ -67,7 +70,8 @@ impl Default for BurstOptions {
     }
 }
 
-/// Traces process `pid`, which has the versions of `code`, until `stop` is set, the duration is over, or the process ends.
+/// Traces process `pid`, which has the versions of `code`, until `stop` is set, the duration is over, or the
+/// process ends.
 ///
 /// # Errors
 /// If the process cannot be traced. It runs on in its original code in any case.
@@ -278,7 +282,8 @@ impl<'a> Tracer<'a> {
     }
 
     fn drop_thread(&mut self, tid: i32) {
-        // The kernel has nothing to say any more of a thread that has ended, but its alarm has counted to the end.
+        // The kernel has nothing to say any more of a thread that has ended, but its alarm has counted to the
+        // end.
         let alarm = self.threads.remove(&tid).map(|thread| thread.alarm);
         let counted = alarm.and_then(|alarm| alarm.count().ok()).map(Duration::from_nanos);
         if let Some((first, last)) = self.cpu.remove(&tid) {
@@ -360,7 +365,8 @@ impl<'a> Tracer<'a> {
         self.threads.get(&tid)?.alarm.count().ok().map(Duration::from_nanos)
     }
 
-    /// Looks once whether the burst is over that has just begun, at `begun` of its thread's CPU time: to learn what such bursts take.
+    /// Looks once whether the burst is over that has just begun, at `begun` of its thread's CPU time: to
+    /// learn what such bursts take.
     fn ask_price(&mut self, begun: Duration) -> Result<(), BranchTraceError> {
         let Some(Burst { tid, start, .. }) = self.burst else { return Ok(()) };
         let depth = self.options.depth;
@@ -370,7 +376,8 @@ impl<'a> Tracer<'a> {
         let position = self.shared(self.code.position())?;
         let is_over = position.state != window::RUNNING;
         let words = position.cursor.offset_from(start).max(0) as usize / 4;
-        // What ended meanwhile took about as long, which says nothing. The way out of the stop is paid for with it.
+        // What ended meanwhile took about as long, which says nothing. The way out of the stop is paid for
+        // with it.
         if is_over == was_over {
             let taken = now.saturating_sub(begun + LEG / 2);
             self.price.seen(if is_over { words } else { depth }, taken, is_over);
@@ -394,9 +401,9 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    /// Sets the alarm of a thread that has just been let go. (The kernel asks the processor that the thread was on last, and waits for
-    /// its answer: `task_function_call`. While the thread is held that processor sleeps or does something else, and being
-    /// woken takes it longer than all else that is done in a stop.)
+    /// Sets the alarm of a thread that has just been let go. (The kernel asks the processor that the thread
+    /// was on last, and waits for its answer: `task_function_call`. While the thread is held that processor
+    /// sleeps or does something else, and being woken takes it longer than all else that is done in a stop.)
     fn wind_up(&mut self, tid: i32) -> Result<(), BranchTraceError> {
         let period = self.pace.next_period();
         match self.threads.get(&tid) {
@@ -446,7 +453,8 @@ impl<'a> Tracer<'a> {
         memory.is_none_or(|m| m.read_u64(area + RSEQ_CS).map_or(true, |descriptor| descriptor != 0))
     }
 
-    /// A signal is about to be delivered to a thread that stands in a version: it goes on where it would be without.
+    /// A signal is about to be delivered to a thread that stands in a version: it goes on where it would be
+    /// without.
     fn take_out(&mut self, tid: i32) -> Result<(), BranchTraceError> {
         let mut registers = self.followed.registers(tid)?;
         let at = registers.rip;
