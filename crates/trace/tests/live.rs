@@ -421,7 +421,7 @@ fn the_target_survives_the_death_of_the_tracer_at_any_moment() {
 /// Where a hypervisor loses the cause of a breakpoint, the kernel takes it for the program's own trap.
 #[test]
 fn traps_without_a_cause_are_swallowed_and_a_programs_own_are_not() {
-    let Ok(traps) = compile(&program("traps.c"), &["-O2"]) else { return skipped("no compiler") };
+    let Ok(traps) = compile(&program("odd/traps.c"), &["-O2"]) else { return skipped("no compiler") };
     for own in ["0", "1"] {
         let (mut shell, pid) = start_below(&traps, &["--own", own]);
         match traced(pid, busy()) {

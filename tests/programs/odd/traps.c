@@ -1,7 +1,7 @@
 /* A thread that is traced gets SIGTRAPs that nobody explains (`TRAP_BRKPT`, as a hypervisor makes of breakpoints whose cause it loses), which
  * would end it, and, with `--own 1`, its own: the handler sees each `int1`. */
 #define _GNU_SOURCE
-#include "check.h"
+#include "../check.h"
 #include <errno.h>
 #include <signal.h>
 #include <sys/syscall.h>
