@@ -14,15 +14,11 @@ use crate::burst_versions::Versions;
 use crate::process_set::{ProcessSet, incoming};
 use crate::refusal::refuse_shadow_stack;
 use restitch_apply_process::{AttachedProcess, Target, VersionKind};
-use restitch_trace::{
-    BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, Record, RecordEnd, Sink, Taken,
-    trace_bursts,
-};
+use restitch_trace::{BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, relay, trace_bursts};
 use restitch_tracee::{AskedToEnd, Stopped};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, scope};
 use std::time::Duration;
 
@@ -193,25 +189,6 @@ fn code(pid: i32, versions: &Versions, window: File) -> Result<BurstCode, Sessio
     Ok(code)
 }
 
-/// A record on its way to where all come together.
-struct Kept {
-    pid: i32,
-    tid: i32,
-    branches: Vec<Taken>,
-    end: RecordEnd,
-}
-
-/// Hands records on without waiting for anybody: threads may be held until the tracer has time for them.
-struct Hand(Sender<Kept>);
-
-impl Sink for Hand {
-    fn record(&mut self, record: Record<'_>) {
-        let Record { pid, tid, branches, end } = record;
-        // An error: nobody wants records any more.
-        let _ = self.0.send(Kept { pid, tid, branches: branches.to_vec(), end });
-    }
-}
-
 /// What came of tracing a process.
 type Outcome = (i32, Result<BurstReport, BranchTraceError>);
 
@@ -222,21 +199,19 @@ fn together(
     stop: &AtomicBool,
     records: &mut BranchRecords,
 ) -> Vec<Outcome> {
-    let (sender, receiver): (_, Receiver<Kept>) = channel();
+    let (sender, receiver) = relay();
     scope(|scope| {
         let mut tracers = Vec::new();
         for (i, member) in members.iter().enumerate() {
             let seed = options.seed.wrapping_add(i as u64 * 1000);
-            let (options, mut sink) = (BurstOptions { seed, ..options.clone() }, Hand(sender.clone()));
+            let (options, mut sink) = (BurstOptions { seed, ..options.clone() }, sender.clone());
             let work = move || trace_bursts(member.pid, options, &member.code, stop, &mut sink);
             let thread = Builder::new().name("bursts".into()).spawn_scoped(scope, work);
             tracers.push((member.pid, thread));
         }
         // The last tracer that ends closes the channel.
         drop(sender);
-        for Kept { pid, tid, branches, end } in receiver {
-            records.record(Record { pid, tid, branches: &branches, end });
-        }
+        receiver.hand_to(records);
         let join = |(pid, thread): (i32, Result<std::thread::ScopedJoinHandle<'_, _>, _>)| match thread {
             Ok(thread) => (pid, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
             Err(source) => (pid, Err(BranchTraceError::Thread { pid, source })),

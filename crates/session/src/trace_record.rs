@@ -8,8 +8,12 @@ use crate::process_set::{ProcessSet, process_of};
 use crate::profiles::ProfileOutput;
 use crate::{SessionError, Watcher};
 use restitch_procfs::{self as procfs, ProcessId};
-use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
-use restitch_tracee::{AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents};
+use restitch_trace::{
+    LookAhead, Relative, TraceOptions, TraceReport, relay, trace, trace_held, trace_together,
+};
+use restitch_tracee::{
+    AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents, own_descriptors,
+};
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -179,17 +183,37 @@ fn trace_command(
     tracing: TraceOptions,
     records: &mut BranchRecords,
 ) -> Result<(ProcessId, TraceReport), SessionError> {
-    // A thread of its own: see `trace_held`.
+    let (held, is_held) = channel();
+    let (begin, begins) = channel();
+    let (mut sender, receiver) = relay();
+    // A thread of its own: see `trace_held`. What is opened for the records stays with this one.
     std::thread::scope(|scope| {
-        let traced = scope.spawn(|| {
+        let traced = scope.spawn(move || -> Result<_, SessionError> {
+            own_descriptors();
             let (events, stopped) = launch_held(command)?;
             let process = stopped.process();
-            records.open(process.pid)?;
-            let tracing = TraceOptions { restartable: records.restartable(process.pid), ..tracing };
-            let report = trace_held((events, stopped), tracing, AskedToEnd::flag(), records)?;
-            Ok((process, report))
+            // An error: the other side has failed, says why, and lets the process go.
+            if held.send(process).is_ok()
+                && let Ok(restartable) = begins.recv()
+            {
+                let tracing = TraceOptions { restartable, ..tracing };
+                let flag = AskedToEnd::flag();
+                return Ok(Some((process, trace_held((events, stopped), tracing, flag, &mut sender)?)));
+            }
+            stopped.resume();
+            events.detach();
+            Ok(None)
         });
-        traced.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        // An error: it could not be held, which the thread says.
+        let opened = is_held.recv().map_or(Ok(()), |process: ProcessId| {
+            records.open(process.pid)?;
+            let _ = begin.send(records.restartable(process.pid));
+            Ok(())
+        });
+        drop(begin);
+        receiver.hand_to(records);
+        let traced = traced.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        opened.and_then(|()| traced.ok_or_else(not_held))
     })
 }
 
@@ -212,12 +236,15 @@ pub(crate) fn launch_holding<T>(
             }
             Err(error) => drop(held.send(Err(error))),
         });
-        let why = || SessionError::NothingToDo("the command could not be held".into());
-        let process = is_held.recv().map_err(|_| why())??;
+        let process = is_held.recv().map_err(|_| not_held())??;
         let result = work(process);
         drop(done);
         Ok((process, result))
     })
+}
+
+fn not_held() -> SessionError {
+    SessionError::NothingToDo("the command could not be held".into())
 }
 
 /// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)

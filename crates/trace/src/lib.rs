@@ -37,6 +37,7 @@ mod options;
 #[cfg(test)]
 mod oracle_tests;
 mod pace;
+mod relay;
 mod report;
 mod signal;
 mod spin_wait;
@@ -48,6 +49,7 @@ pub use burst::{
 };
 pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
+pub use relay::{RecordReceiver, RecordSender, relay};
 pub use report::{Record, RecordEnd, Sink, TraceReport};
 pub use restitch_evaluate::Taken;
 pub use tracer::{Relative, trace, trace_held, trace_together};

@@ -21,11 +21,11 @@ pub struct Record<'a> {
 pub trait Sink: Send {
     /// A record. Threads run meanwhile, so the process may be gone.
     fn record(&mut self, record: Record<'_>);
-    /// `pid` is a new process: a copy of `parent`. It is held; be quick.
+    /// `pid` is a new process: a copy of `parent`.
     fn forked(&mut self, pid: i32, parent: i32) {
         let _ = (pid, parent);
     }
-    /// `pid` executes another program. All records of the old one have come. It is held; be quick.
+    /// `pid` executes another program. All records of the old one have come.
     fn executed(&mut self, pid: i32) {
         let _ = pid;
     }

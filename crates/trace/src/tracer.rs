@@ -5,11 +5,11 @@ use crate::data::{Data, Pages};
 use crate::pace::Pace;
 use crate::spin_wait::SpinWait;
 use crate::thread::{Chase, Phase, Thread, state_of};
-use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
+use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, relay, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;
-use restitch_tracee::{Children, FollowEvent, Followed, Registers, Stopped, TraceEvents};
+use restitch_tracee::{Children, FollowEvent, Followed, Registers, Stopped, TraceEvents, own_descriptors};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -74,15 +74,19 @@ pub fn trace_together(
     // The end of the tracing thread is what lets the target go, without interrupting anything: see
     // `Followed`.
     std::thread::scope(|scope| {
-        let tracing = std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, || {
-            let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
-            let signal = signal::choose(pid, &numbers)?;
-            let followed = Followed::seize(pid, signal, children(&options))?;
-            let mut tracer = Tracer::with(followed, signal, options, sink)?;
-            others.iter().for_each(|other| tracer.add_relative(other));
-            tracer.run_to_the_end(stop)
-        });
+        let (mut sender, receiver) = relay();
+        let tracing =
+            std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, move || {
+                own_descriptors();
+                let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
+                let signal = signal::choose(pid, &numbers)?;
+                let followed = Followed::seize(pid, signal, children(&options))?;
+                let mut tracer = Tracer::with(followed, signal, options, &mut sender)?;
+                others.iter().for_each(|other| tracer.add_relative(other));
+                tracer.run_to_the_end(stop)
+            });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
+        receiver.hand_to(sink);
         tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
@@ -90,7 +94,8 @@ pub fn trace_together(
 /// The same for a process that this thread has started and holds ([`TraceEvents`]): it is traced from there
 /// on.
 ///
-/// It is let go by the end of the calling thread, so give it one of its own.
+/// It is let go by the end of the calling thread, so give it one of its own, with
+/// [descriptors](own_descriptors) of its own: `sink` is to be the end of a [`relay`].
 ///
 /// # Errors
 /// As [`trace`]; the process runs on then.

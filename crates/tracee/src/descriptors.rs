@@ -1,4 +1,4 @@
-//! Descriptors that a command shall not have.
+//! Descriptors that a command shall not have, and those of one thread alone.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -35,10 +35,53 @@ fn mark_all() {
     }
 }
 
+/// Gives the calling thread a table of descriptors of its own, a copy of the one that all threads share: what
+/// it opens from now on is closed at its end, whatever the others do. So the breakpoints of a tracing thread
+/// are gone before the kernel lets the traced threads go, if this program is killed (the kernel closes a
+/// thread's files before it looks for what the thread traced; kernel/exit.c, `do_exit`); otherwise the others
+/// would keep them until they, too, had a processor to end on.
+///
+/// **What is opened before must not be closed after it, and nothing may be handed to other threads**: a
+/// number means another file there. Whether it has one: not before Linux 5.9, or where that is forbidden; all
+/// is as it was then.
+pub fn own_descriptors() -> bool {
+    // SAFETY: no pointers. Every number stays open in this thread, for the same file.
+    unsafe {
+        // The range is empty: only the table is copied. (Containers often forbid unshare(2), not this.)
+        libc::syscall(libc::SYS_close_range, u32::MAX, u32::MAX, libc::CLOSE_RANGE_UNSHARE) == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::fd::AsRawFd;
+
+    #[test]
+    fn what_a_thread_with_descriptors_of_its_own_opens_is_its_own() {
+        let before = File::open("/dev/null").unwrap();
+        let seen = |thread: &str, fd| std::fs::read_link(format!("/proc/{thread}/fd/{fd}")).ok();
+        let null = Some("/dev/null".into());
+        std::thread::scope(|scope| {
+            let alone = scope.spawn(|| {
+                let has = own_descriptors();
+                assert_eq!(seen("thread-self", before.as_raw_fd()), null);
+                let opened = File::open("/dev/zero").unwrap();
+                // High enough that no other test has it.
+                // SAFETY: the number is that of an open file; nobody closes the copy but the thread's end.
+                let copy = unsafe { libc::fcntl(opened.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700) };
+                assert!(seen("thread-self", copy).is_some());
+                (has, copy)
+            });
+            let (has, copy) = alone.join().unwrap();
+            if !has {
+                return println!("SKIPPED: the kernel gives threads no descriptors of their own");
+            }
+            assert!(copy >= 700 && seen("self", copy).is_none(), "{copy}");
+        });
+        assert_eq!(seen("self", before.as_raw_fd()), null);
+    }
 
     #[test]
     fn only_the_standard_streams_are_left() {

@@ -62,7 +62,7 @@ pub use batch::Batch;
 pub use borrow::Borrow;
 pub use child::{OwnChild, wait_for_child};
 pub use collapse::collapse_pages;
-pub use descriptors::close_on_exec;
+pub use descriptors::{close_on_exec, own_descriptors};
 pub use error::TraceError;
 pub use follow::{Children, FollowEvent, Followed};
 pub use foreground::Foreground;
