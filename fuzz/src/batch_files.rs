@@ -2,10 +2,10 @@
 //! some of it in every process.
 
 use restitch_apply_preload::{content, place, undamaged, verify};
+use restitch_batch::testing;
 use restitch_image::Image;
 use restitch_preload::content::hash_of;
 use restitch_preload::{COUNTS_HEADER, Counts, FileKey, Known, MAX_BUILD_ID, Meta, PAGE};
-use restitch_session::batch::testing;
 
 /// What is known of a file.
 pub(crate) const KNOWN: Known = Known {

@@ -64,7 +64,6 @@ pub use reclaim::ReclaimReport;
 pub use state::cores::KeptVersions;
 pub use state::journal::{Journal, JournalReplacement, JournalVersion, VersionKind};
 pub use state::locks::Lock;
-pub use state::path_text;
 pub use state::store::StateDir;
 pub use switch_plan::{Incoming, RetargetedSlots, SwitchReport};
 pub use target::{ImageCache, Module, Target};

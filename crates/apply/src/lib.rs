@@ -16,6 +16,7 @@
 //! applied.
 
 mod file;
+pub mod path_text;
 mod read;
 mod resolve;
 

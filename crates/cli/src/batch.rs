@@ -5,12 +5,12 @@ use crate::layout_names::LayoutNames;
 use crate::outputs::check_outputs;
 use crate::switch::Switch;
 use clap::{Args, Subcommand};
-use restitch_report::visible_line;
-use restitch_session::batch::cache::{Cache, MOST_BYTES, check_export};
-use restitch_session::batch::config::Config;
-use restitch_session::batch::{
+use restitch_batch::cache::{Cache, MOST_BYTES, check_export};
+use restitch_batch::config::Config;
+use restitch_batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, optimize_pending,
 };
+use restitch_report::visible_line;
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, layout_choice, write_result};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -222,7 +222,7 @@ fn text(report: &BatchReport) -> String {
 }
 
 fn optimized(o: &Optimized) -> String {
-    let per_run = |r: &restitch_session::batch::Runs| r.seconds / r.runs.max(1) as f64;
+    let per_run = |r: &restitch_batch::Runs| r.seconds / r.runs.max(1) as f64;
     let mut out = format!(
         "  {}{}: {}\n",
         visible_line(&o.path.to_string_lossy()),
@@ -347,7 +347,7 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
             println!("{removed} modules removed");
             if !unknown.is_empty() {
                 let why = format!("nothing in the cache is named {}", unknown.join(", "));
-                return Err(SessionError::NothingToDo(why));
+                return Err(SessionError::nothing_to_do(why));
             }
         }
         CacheCommand::Prune { size, .. } => {

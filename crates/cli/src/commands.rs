@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
 use restitch_session::{
-    AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric,
+    AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric, NotStarted,
     OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
     analyze_file, attach, continuous, doctor, instrument, kept_for_cores, optimize, record, revert, status,
 };
@@ -180,7 +180,7 @@ fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i
     let fail = |why: String| SessionError::Command { command: name.clone(), why };
     let mut starting = child(command);
     let started = OwnChild::spawn(&mut starting);
-    let mut started = started.map_err(|e| SessionError::not_started(starting.get_program(), e))?;
+    let mut started = started.map_err(|e| NotStarted::new(starting.get_program(), e))?;
     AskedToEnd::stand_for(started.pid());
     let warm = Instant::now() + Duration::from_secs_f64(warm_up);
     let ended = loop {

@@ -1,7 +1,7 @@
 //! `demo`: the built-in workload, optimized while it runs, with its throughput shown live.
 
 use crate::progress::Progress;
-use restitch_session::{AttachOptions, Metric, SessionError, Watcher, attach};
+use restitch_session::{AttachOptions, Metric, PipelineError, SessionError, Watcher, attach};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,7 +34,7 @@ pub fn run(seconds: f64) -> Result<i32, SessionError> {
 
 fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError> {
     let fail = |why: String| SessionError::Command { command: "the demo workload".into(), why };
-    let file = |source| SessionError::File { operation: "opening", path: progress_file.into(), source };
+    let file = |source| PipelineError::File { operation: "opening", path: progress_file.into(), source };
     // Not through what somebody else has put there: whoever began so and was killed has left a file of ours.
     let _ = std::fs::remove_file(progress_file);
     File::create_new(progress_file).and_then(|f| f.set_len(8)).map_err(file)?;

@@ -5,7 +5,9 @@ use crate::outputs::check_outputs;
 use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_lab::{comparison_svg, occupancy_svg};
-use restitch_session::{ExitCode, LabOptions, LabRuns, LayoutChoice, SessionError, lab, write_result};
+use restitch_session::{
+    ExitCode, LabOptions, LabRuns, LayoutChoice, PipelineError, SessionError, lab, write_result,
+};
 use std::path::Path;
 
 /// Compares layouts; prints the table and writes the pictures.
@@ -53,6 +55,6 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
     Ok(ExitCode::Done.number())
 }
 
-fn write(path: &Path, text: &str) -> Result<(), SessionError> {
+fn write(path: &Path, text: &str) -> Result<(), PipelineError> {
     write_result(path, text.as_bytes(), 0o644)
 }

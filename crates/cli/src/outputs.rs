@@ -1,11 +1,13 @@
 //! Results: printed, as JSON and as HTML.
 
 use restitch_report::{Outcome, RunResult, Target};
-use restitch_session::{AskedToEnd, ExitCode, SessionError, check_writable, signal_name, write_result};
+use restitch_session::{
+    AskedToEnd, ExitCode, PipelineError, SessionError, check_writable, signal_name, write_result,
+};
 use std::path::Path;
 
 /// Results that could not be written afterwards would be lost: that is found out first.
-pub(crate) fn check_outputs(paths: &[Option<&Path>]) -> Result<(), SessionError> {
+pub(crate) fn check_outputs(paths: &[Option<&Path>]) -> Result<(), PipelineError> {
     paths.iter().flatten().filter(|p| p.as_os_str() != "-").try_for_each(|p| check_writable(p))
 }
 
@@ -72,7 +74,7 @@ pub(crate) fn or_say_why(
                 print_json!(&text);
                 Ok(())
             }
-            false => write_result(path, text.as_bytes(), 0o644),
+            false => Ok(write_result(path, text.as_bytes(), 0o644)?),
         });
     }
     result

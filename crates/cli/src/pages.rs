@@ -7,7 +7,7 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
-use restitch_session::{ExitCode, SessionError, write_result};
+use restitch_session::{ExitCode, PipelineError, SessionError, write_result};
 use std::io::Error;
 use std::path::Path;
 
@@ -87,9 +87,9 @@ pub fn write(folder: &Path) -> Result<i32, SessionError> {
     Ok(ExitCode::Done.number())
 }
 
-fn made(folder: std::path::PathBuf) -> Result<std::path::PathBuf, SessionError> {
+fn made(folder: std::path::PathBuf) -> Result<std::path::PathBuf, PipelineError> {
     let made = std::fs::create_dir_all(&folder);
-    made.map_err(|source| SessionError::File { operation: "making", path: folder.clone(), source })?;
+    made.map_err(|source| PipelineError::File { operation: "making", path: folder.clone(), source })?;
     Ok(folder)
 }
 

@@ -82,7 +82,7 @@ fn compare(
         }
         None => print!("{}", comparison.to_text()),
     }
-    svg.map_or(Ok(()), |path| write(path, comparison.to_svg()))
+    Ok(svg.map_or(Ok(()), |path| write(path, comparison.to_svg()))?)
 }
 
 fn show(input: &ProfileInput, programs: &[PathBuf]) -> Result<(), SessionError> {

@@ -1,8 +1,10 @@
-//! How well a traced profile agrees with an exact one: `trace_fidelity OVERHEAD-PERCENT DEPTH -p PID SECONDS`, or
-//! `trace_fidelity OVERHEAD-PERCENT DEPTH -- COMMAND...`; `burst` before that takes bursts in tracing versions instead. The exact profile comes from a counting version.
+//! How well a traced profile agrees with an exact one:
+//! `trace_fidelity OVERHEAD-PERCENT DEPTH -p PID SECONDS`, or
+//! `trace_fidelity OVERHEAD-PERCENT DEPTH -- COMMAND...`; `burst` before that takes bursts in tracing
+//! versions instead. The exact profile comes from a counting version.
 //!
-//! Overlap is the sum over all edges (blocks) of the smaller of the two normalized weights: 1 for equal profiles, as
-//! AutoFDO's profile_diff computes it.
+//! Overlap is the sum over all edges (blocks) of the smaller of the two normalized weights: 1 for equal
+//! profiles, as AutoFDO's profile_diff computes it.
 
 use restitch_image::Image;
 use restitch_profile::{Profile, ProfileFile};

@@ -1,7 +1,9 @@
-//! What a restitch has left that ended in the middle of its work, killed or by a fault: counting versions that nobody reads, tracing versions, spare copies.
+//! What a restitch has left that ended in the middle of its work, killed or by a fault: counting versions
+//! that nobody reads, tracing versions, spare copies.
 //!
-//! A keeper, a process of its own that sees the end of the working one (`restitch keep`), gives such processes their original code back. Whoever is at work on a process
-//! has its lock; so what is found here without one is nobody's.
+//! A keeper, a process of its own that sees the end of the working one (`restitch keep`), gives such
+//! processes their original code back. Whoever is at work on a process has its lock; so what is found here
+//! without one is nobody's.
 
 use crate::status::{Reverted, revert, status_of};
 use crate::{GivenBack, ProcessStatus, SessionError};
@@ -9,7 +11,8 @@ use restitch_apply_process::{AttachedProcess, StateDir, VersionKind};
 use restitch_procfs as procfs;
 use std::time::{Duration, Instant};
 
-/// Gives all processes their original code back in which something was left that is of no use to anybody; what became of each. Finished layouts stay.
+/// Gives all processes their original code back in which something was left that is of no use to anybody;
+/// what became of each. Finished layouts stay.
 ///
 /// # Errors
 /// If the state directory cannot be used.
@@ -33,7 +36,8 @@ pub fn give_back_abandoned() -> Result<Vec<(i32, GivenBack)>, SessionError> {
     Ok(told)
 }
 
-/// Waits for the end of restitch `working`, `patience` so long: its threads let go of what they trace, and of their locks, one after the other.
+/// Waits for the end of restitch `working`, `patience` so long: its threads let go of what they trace, and of
+/// their locks, one after the other.
 pub fn await_end(working: i32, patience: Duration) {
     let end = Instant::now() + patience;
     while Instant::now() < end

@@ -4,31 +4,33 @@ use crate::attach_options::AttachOptions;
 use crate::attach_profile::{Found, Profiled, Work, profile_it, take_given};
 use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
 use crate::given_profile::GivenProfile;
-use crate::imports::{adopt_targets, read_store};
 use crate::interrupt::heed;
-use crate::large_pages::alignment;
 use crate::left_out::LeftOut;
-use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
-};
 use crate::module_churn::{ModuleChurn, until_modules_stay};
 use crate::modules::Chosen;
-use crate::parallel;
 use crate::process_family::at_work;
 use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::Counting;
 use crate::refusal::with_what_is_left;
 use crate::sampling::IpSamples;
-use crate::summaries::{hottest, layout_summary, version_summary};
-use crate::timings::Timings;
 use crate::unfinished::or_given_back;
 use crate::verdict::{Metric, Window, Windows};
-use crate::{ExitCode, SessionError, SourceChoice, Watcher, signal_name};
+use crate::{SessionError, SourceChoice, signal_name};
 use restitch_apply_process::{
     AttachedProcess, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
 };
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::imports::{adopt_targets, read_store};
+use restitch_pipeline::large_pages::alignment;
+use restitch_pipeline::make::{
+    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, worth_promoting,
+};
+use restitch_pipeline::parallel;
+use restitch_pipeline::summaries::{hottest, layout_summary, version_summary};
+use restitch_pipeline::timings::Timings;
 use restitch_profile::{Derived, Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};
@@ -39,7 +41,8 @@ use std::time::Duration;
 /// Profiles the process, lays its hot code out again, moves it over, measures.
 ///
 /// # Errors
-/// [`SessionError`]; the process is as it was, or (after an error during a switch) correct and known to the journal.
+/// [`SessionError`]; the process is as it was, or (after an error during a switch) correct and known to the
+/// journal.
 pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
     Ok(attach_round(options, Round::Only, watcher)?.result)
 }
@@ -49,8 +52,8 @@ pub fn attach(options: &AttachOptions, watcher: &mut dyn Watcher) -> Result<RunR
 pub(crate) enum Round<'a> {
     /// All of it.
     Only,
-    /// One of several. The layout that is in force stays until the process counts, so what is measured before is that of the process in it; what was
-    /// counted of other work is added.
+    /// One of several. The layout that is in force stays until the process counts, so what is measured before
+    /// is that of the process in it; what was counted of other work is added.
     Of(&'a [&'a ProfileFile]),
 }
 
@@ -209,8 +212,8 @@ fn attach_to(
     if second.patched == 0 {
         set.switch(&[], VersionKind::Optimized, watcher)?;
         set.reclaim();
-        return Err(SessionError::NothingToDo(
-            "none of the functions that ran can be redirected, so nothing was moved; the process is as it was".into(),
+        return Err(SessionError::nothing_to_do(
+            "none of the functions that ran can be redirected, so nothing was moved; the process is as it was",
         ));
     }
     describe(&mut result, &chosen, &made, &versions, options.version.layout, &mut phases);
@@ -328,7 +331,8 @@ impl Origin {
     }
 }
 
-/// Layouts and versions of the profiled modules. Those of which none can be made are taken out of `chosen` and listed in `left_out`.
+/// Layouts and versions of the profiled modules. Those of which none can be made are taken out of `chosen`
+/// and listed in `left_out`.
 fn make_optimized(
     set: &ProcessSet,
     chosen: &mut Vec<Chosen>,

@@ -2,8 +2,8 @@
 
 use crate::Source;
 use crate::verdict::Metric;
-use crate::version_options::VersionOptions;
 use restitch_apply_process::RetargetedSlots;
+use restitch_pipeline::version_options::VersionOptions;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,9 +20,11 @@ pub struct AttachOptions {
     pub source: Source,
     /// The share of the running time that branch records may cost meanwhile, 0 to 1.
     pub overhead: f64,
-    /// How long to profile, sampling and counting together; without it until the profile has settled, six seconds at most.
+    /// How long to profile, sampling and counting together; without it until the profile has settled, six
+    /// seconds at most.
     pub duration: Option<Duration>,
-    /// Plan only; nothing is touched. The profile is then of samples alone; a counting version is made and checked, and goes nowhere.
+    /// Plan only; nothing is touched. The profile is then of samples alone; a counting version is made and
+    /// checked, and goes nowhere.
     pub dry_run: bool,
     /// Take it back if it was shown to be slower, or could not be judged.
     pub revert_if_slower: bool,
@@ -34,13 +36,13 @@ pub struct AttachOptions {
     pub version: VersionOptions,
     /// Which slots that cannot change any more lead into the new layout.
     pub slots: RetargetedSlots,
-    /// A profile in restitch's own format that says what indirect calls call: for machines without branch records, since counting
-    /// does not tell.
+    /// A profile in restitch's own format that says what indirect calls call: for machines without branch
+    /// records, since counting does not tell.
     pub call_targets: Option<PathBuf>,
 }
 
-/// What branch records may cost without a word of the user's: tracing ends with the session, so it is more than for a profile that is taken
-/// all day.
+/// What branch records may cost without a word of the user's: tracing ends with the session, so it is more
+/// than for a profile that is taken all day.
 const OVERHEAD: f64 = 0.05;
 
 impl AttachOptions {

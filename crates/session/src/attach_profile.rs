@@ -12,10 +12,11 @@ use crate::plan::plan;
 use crate::process_set::ProcessSet;
 use crate::profiling::{Counting, count, make_counting};
 use crate::sampling::IpSamples;
-use crate::timings::Timings;
 use crate::verdict::{Window, Windows};
-use crate::{SessionError, SourceChoice, Watcher};
+use crate::{SessionError, SourceChoice};
 use restitch_apply_process::SwitchReport;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::timings::Timings;
 use restitch_profile::{Derived, Profile};
 use restitch_report::{self as report, RunResult};
 use std::time::{Duration, Instant};
@@ -65,7 +66,8 @@ pub(crate) fn take_given(given: &GivenProfile, work: &mut Work<'_>) -> Result<Fo
     Ok(Found { before: work.windows.take(), samples: IpSamples::default(), chosen, profiled: Some(profiled) })
 }
 
-/// Samples the process, then counts what it does, or records its branches. `vote`: indirect calls vote for their usual targets meanwhile.
+/// Samples the process, then counts what it does, or records its branches. `vote`: indirect calls vote for
+/// their usual targets meanwhile.
 pub(crate) fn profile_it(
     work: &mut Work<'_>,
     source: SourceChoice,
@@ -81,7 +83,7 @@ pub(crate) fn profile_it(
     watcher.phase("analysing", None);
     let (mut samples, mut analyses) = look.finish();
     if samples.total < LEAST_SAMPLES {
-        return Err(SessionError::NothingToDo(format!(
+        return Err(SessionError::nothing_to_do(format!(
             "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
              longer --duration",
             set.leader.target().pid(),
@@ -97,7 +99,7 @@ pub(crate) fn profile_it(
     heed()?;
     if chosen.is_empty() {
         let why = format!("no module with enough samples can be moved{}", left_out.reasons());
-        return Err(SessionError::NothingToDo(why));
+        return Err(SessionError::nothing_to_do(why));
     }
     if options.dry_run {
         let by_counting = source == SourceChoice::Count && samples.records < ENOUGH_RECORDS;
@@ -156,8 +158,8 @@ fn split(duration: Option<Duration>) -> (Length, Length) {
     (Length::Exactly(sampling), Length::Exactly(duration.saturating_sub(sampling).max(SHORTEST)))
 }
 
-/// Fewer hardware branch records than this leave too much unseen; a counting version does better (half a million gave 5 %
-/// less cycles on cc1plus in a prototype, exact counts 12 %).
+/// Fewer hardware branch records than this leave too much unseen; a counting version does better (half a
+/// million gave 5 % less cycles on cc1plus in a prototype, exact counts 12 %).
 const ENOUGH_RECORDS: u64 = 500_000;
 
 /// The profiles of the chosen modules, and how they came about.
@@ -209,7 +211,8 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
     Some(Profiled::of_records(chosen.iter().map(|c| profile_of_branches(c, samples)).collect()))
 }
 
-/// Exact profiles from a counting version, which stays in force: of so much time, and with what indirect calls call or without.
+/// Exact profiles from a counting version, which stays in force: of so much time, and with what indirect
+/// calls call or without.
 fn by_counting(
     set: &mut ProcessSet,
     chosen: &mut Vec<Chosen>,

@@ -1,5 +1,6 @@
-//! `attach --source trace`, `burst`, `lbr` and `ip`: a profile from branch records or samples instead of a counting version, for processes that
-//! are to be touched as little as can be, or that a counting version would slow down too much.
+//! `attach --source trace`, `burst`, `lbr` and `ip`: a profile from branch records or samples instead of a
+//! counting version, for processes that are to be touched as little as can be, or that a counting version
+//! would slow down too much.
 
 use crate::branch_records::BranchRecords;
 use crate::branch_result::{known, sparse};
@@ -7,11 +8,12 @@ use crate::burst_record::{Code, Tracing, trace_and_take_out};
 use crate::interrupt::heed;
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
-use crate::profiles::{Covered, Sampled, of_samples, only_samples};
 use crate::sampled_record::Rate;
 use crate::sampling::{IpSamples, sample_at};
 use crate::trace_record::{relatives, tell_left_out};
-use crate::{SessionError, SourceChoice, Watcher};
+use crate::{SessionError, SourceChoice};
+use restitch_pipeline::Watcher;
+use restitch_pipeline::profiles::{Covered, Sampled, of_samples, only_samples};
 use restitch_profile::Profile;
 use restitch_trace::{TraceOptions, TraceReport, trace_together};
 use restitch_tracee::AskedToEnd;
@@ -21,8 +23,8 @@ use std::time::Duration;
 /// Fewer branches than this say nothing about a program.
 const LEAST_BRANCHES: u64 = 1000;
 
-/// Records branches of the set's processes for `duration`, from a source and at a cost (a share of the running time of all of them
-/// together); the profiles of the chosen modules.
+/// Records branches of the set's processes for `duration`, from a source and at a cost (a share of the
+/// running time of all of them together); the profiles of the chosen modules.
 ///
 /// # Errors
 /// If the leader cannot be traced, or there are too few records. The processes run in their original code.
@@ -59,7 +61,7 @@ pub(crate) fn profiles_of_records(
     });
     if records.branches() < LEAST_BRANCHES {
         let who = if set.is_tree() { "and its relatives " } else { "" };
-        return Err(SessionError::NothingToDo(format!(
+        return Err(SessionError::nothing_to_do(format!(
             "process {pid} {who}gave {} branch records only; try again under load, with a longer --duration, or with --source count",
             records.branches()
         )));
@@ -69,7 +71,8 @@ pub(crate) fn profiles_of_records(
     Ok(chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program)).collect())
 }
 
-/// Samples the set's processes for `duration`, at a cost, beside what the initial sampling has given; the profiles of the chosen modules.
+/// Samples the set's processes for `duration`, at a cost, beside what the initial sampling has given; the
+/// profiles of the chosen modules.
 ///
 /// # Errors
 /// If sampling is not permitted, or the hardware has given too few branch records.
@@ -94,7 +97,7 @@ pub(crate) fn profiles_of_samples(
     ));
     if source == SourceChoice::Lbr {
         if samples.records < LEAST_BRANCHES {
-            return Err(SessionError::NothingToDo(format!(
+            return Err(SessionError::nothing_to_do(format!(
                 "the samples came with {} branch records only; try again under load, with a longer --duration, or with --source trace or count",
                 samples.records
             )));

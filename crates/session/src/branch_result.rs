@@ -5,7 +5,8 @@ use restitch_report::{BranchRecords, End, Outcome, RunResult, Target};
 use restitch_trace::{BurstEnd, RecordEnd, Refusal};
 use std::time::Duration;
 
-/// With less coverage, a user should know. (cc1plus gains 14 % of its time at this, 18 % at 0.98: `bench/bench effect`.)
+/// With less coverage, a user should know. (cc1plus gains 14 % of its time at this, 18 % at 0.98:
+/// `bench/bench effect`.)
 const ENOUGH_COVERAGE: f64 = 0.9;
 
 impl Traced {
@@ -112,7 +113,7 @@ fn written(program: &str, pid: Option<i32>, processes: usize, threads: usize) ->
         threads: threads as u32,
     };
     let mut result = RunResult::new("record", target);
-    result.peak_memory_bytes = crate::timings::peak_memory();
+    result.peak_memory_bytes = restitch_pipeline::timings::peak_memory();
     result.outcome = Outcome::Written;
     result.exit_code = 0;
     result
@@ -123,7 +124,8 @@ pub fn known(coverage: f64) -> String {
     format!("the profile knows about {:.0} % of what is executed", 100.0 * coverage)
 }
 
-/// What is to be said of a profile that knows so little that a layout made of it gains much less than it could.
+/// What is to be said of a profile that knows so little that a layout made of it gains much less than it
+/// could.
 pub fn sparse(coverage: f64) -> Option<String> {
     let advice = "the more it knows, the more a layout gains: record for longer, or allow more (--overhead), or count (--source count)";
     (coverage < ENOUGH_COVERAGE).then(|| format!("{}; {advice}", known(coverage)))

@@ -1,12 +1,14 @@
 //! The processes that are recorded in bursts together.
 //!
-//! Problem: the process that is named may only wait (the first one of PostgreSQL, of nginx), and those that work come and go while it is
-//! recorded. Idea: processes of a set have their modules at the same addresses, so one tracing version and one set of tables serve all of
-//! them, each with a window of its own, and the busiest are recorded at the same time. A version has to be mapped into a process, in a short stop, so
-//! not all of hundreds get it: the places of those that have ended go to others at the next look. Each is traced by a thread of its own
-//! that keeps the budget for its process: so it is kept for all of them together.
+//! Problem: the process that is named may only wait (the first one of PostgreSQL, of nginx), and those that
+//! work come and go while it is recorded. Idea: processes of a set have their modules at the same addresses,
+//! so one tracing version and one set of tables serve all of them, each with a window of its own, and the
+//! busiest are recorded at the same time. A version has to be mapped into a process, in a short stop, so not
+//! all of hundreds get it: the places of those that have ended go to others at the next look. Each is traced
+//! by a thread of its own that keeps the budget for its process: so it is kept for all of them together.
 //!
-//! Limits: a process that lives for less than a second or two may never be looked at; `--source trace` follows it from its beginning.
+//! Limits: a process that lives for less than a second or two may never be looked at; `--source trace`
+//! follows it from its beginning.
 
 use crate::SessionError;
 use crate::branch_records::BranchRecords;
@@ -22,8 +24,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread::{Builder, scope};
 use std::time::Duration;
 
-/// So many processes are recorded at the same time, at most: each is stopped for a moment whenever a version is mapped, and has a window of some
-/// megabytes.
+/// So many processes are recorded at the same time, at most: each is stopped for a moment whenever a version
+/// is mapped, and has a window of some megabytes.
 const MOST_MEMBERS: usize = 16;
 
 /// A process that has the versions.
@@ -51,7 +53,8 @@ impl Members {
         self.refused.iter().map(|(pid, why)| format!("process {pid} is not recorded: {why}"))
     }
 
-    /// Maps new versions: in place of older ones into the processes that have some, and into more if there is room.
+    /// Maps new versions: in place of older ones into the processes that have some, and into more if there is
+    /// room.
     ///
     /// # Errors
     /// If it cannot be done in a process that was named alone.
@@ -114,8 +117,9 @@ impl Members {
         }
     }
 
-    /// Records in all of them at the same time, for `duration` or to the end of each. One that vanishes is no error. Processes in
-    /// which a burst did not end as it should are distrusted, and those that have ended or execute another program have no place any more.
+    /// Records in all of them at the same time, for `duration` or to the end of each. One that vanishes is no
+    /// error. Processes in which a burst did not end as it should are distrusted, and those that have ended
+    /// or execute another program have no place any more.
     ///
     /// # Errors
     /// If a process that was named alone cannot be traced.

@@ -1,14 +1,16 @@
 //! `record --source burst`: a profile from bursts in tracing versions ([`restitch_trace::trace_bursts`]).
 //!
-//! Instruction pointers pick the functions; tracing versions of them, of those around them and of the linkage tables are mapped
-//! beside the modules, checked like every version; threads are put into them for a moment each. Where bursts end
-//! tells what else has to be copied: the first versions only probe for that. Afterwards the versions go again.
+//! Instruction pointers pick the functions; tracing versions of them, of those around them and of the linkage
+//! tables are mapped beside the modules, checked like every version; threads are put into them for a moment
+//! each. Where bursts end tells what else has to be copied: the first versions only probe for that.
+//! Afterwards the versions go again.
 //!
-//! A command stands still while its code is analysed, at its entry point. A small one needs no more: all of its code is copied there and
-//! then, and it is traced from its beginning on. A large one has to run to be sampled, and stands still again while versions
-//! are made ([`crate::hold`]). So all of its run but the sampling is there to be traced, however long versions take to make.
-//! A process runs meanwhile, and that work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that is fast
-//! enough.
+//! A command stands still while its code is analysed, at its entry point. A small one needs no more: all of
+//! its code is copied there and then, and it is traced from its beginning on. A large one has to run to be
+//! sampled, and stands still again while versions are made ([`crate::hold`]). So all of its run but the
+//! sampling is there to be traced, however long versions take to make. A process runs meanwhile, and that
+//! work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that is
+//! fast enough.
 
 use crate::branch_records::BranchRecords;
 use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
@@ -24,9 +26,11 @@ use crate::refusal::{refuse_all, refuse_shadow_stack};
 use crate::sampling::sample;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
 use crate::unfinished::or_given_back;
-use crate::{ExitCode, SessionError, TraceRecordOptions, TraceSubject, Watcher};
+use crate::{SessionError, TraceRecordOptions, TraceSubject};
 use restitch_address::Avma;
 use restitch_apply_process::{ProcessError, VersionKind};
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::Watcher;
 use restitch_trace::{BurstEnd, BurstOptions, BurstReport};
 use restitch_tracee::{AskedToEnd, aside};
 use std::collections::BTreeMap;
@@ -43,7 +47,8 @@ pub struct Bursts {
     pub elsewhere: u64,
     /// Branches in the vdso.
     pub in_vdso: u64,
-    /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample coverage).
+    /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample
+    /// coverage).
     pub coverage: f64,
     /// The command's exit status as a shell gives it, if a command was traced.
     pub status: Option<i32>,
@@ -76,15 +81,17 @@ pub struct BurstRound {
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
 /// So many places that ended bursts are named.
 const MOST_ENDS: usize = 6;
-/// Tracing versions at most. (A program may come to other code at any time: all its life it is looked whether another version would help.)
+/// Tracing versions at most. (A program may come to other code at any time: all its life it is looked whether
+/// another version would help.)
 const MOST_ROUNDS: usize = 8;
-/// How long a version is used before it is looked whether bursts could be longer: at first, and at most. It doubles each time that nothing is gained.
+/// How long a version is used before it is looked whether bursts could be longer: at first, and at most. It
+/// doubles each time that nothing is gained.
 const PROBING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(8));
-/// Making versions may take as long as there is time to trace. A command, which has no such time and stands still meanwhile, waits so long
-/// before there is no more probing.
+/// Making versions may take as long as there is time to trace. A command, which has no such time and stands
+/// still meanwhile, waits so long before there is no more probing.
 const MAKING: Duration = Duration::from_secs(20);
-/// For so long at least, and at most, work for a process is done with what it leaves of the processors; of the time that there is to trace, a
-/// half at most.
+/// For so long at least, and at most, work for a process is done with what it leaves of the processors; of
+/// the time that there is to trace, a half at most.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Bursts of this share of the wanted length are long enough.
 const LONG_ENOUGH: f64 = 0.9;
@@ -92,15 +99,17 @@ const LONG_ENOUGH: f64 = 0.9;
 const SHORTEST: u64 = 500;
 /// Fewer bursts do not tell how long they should be.
 const ENOUGH: u64 = 20;
-/// A version is worth its making if it copies the code at which this share of the bursts ended that came to code without a copy.
+/// A version is worth its making if it copies the code at which this share of the bursts ended that came to
+/// code without a copy.
 const WORTHWHILE: f64 = 0.1;
 
 /// Records bursts, and writes the profile file whole or not at all.
 ///
 /// # Errors
-/// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its journal.
+/// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its
+/// journal.
 pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> Result<Bursts, SessionError> {
-    crate::check_writable(&options.output.path)?;
+    restitch_pipeline::disk::check_writable(&options.output.path)?;
     let mut records = BranchRecords::for_output(&options.output);
     let mut tracing = Tracing::within(options.how.overhead, options.how.depth);
     let period = options.how.period.map(Period::time).transpose()?;
@@ -122,7 +131,8 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         }
         TraceSubject::Command(command) => {
             watcher.phase("analysing", None);
-            // All that has to be known of it is looked up while it is held: a short one has ended a moment later.
+            // All that has to be known of it is looked up while it is held: a short one has ended a moment
+            // later.
             let (process, prepared) = launch_holding(command, |process| {
                 records.open(process.pid)?;
                 prepare(process.pid)
@@ -171,8 +181,8 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     })
 }
 
-/// Whether an error says no more than that the process has ended, or is just ending: it has no memory any more then, and is not yet dead for as long as
-/// it gets no processor.
+/// Whether an error says no more than that the process has ended, or is just ending: it has no memory any
+/// more then, and is not yet dead for as long as it gets no processor.
 fn has_ended(set: &ProcessSet, error: &SessionError) -> bool {
     error.exit_code() == ExitCode::Vanished || !set.leader_is_alive()
 }
@@ -180,7 +190,7 @@ fn has_ended(set: &ProcessSet, error: &SessionError) -> bool {
 /// Why there is nothing, and what gives more.
 fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
     let pid = set.leader.target().pid();
-    SessionError::NothingToDo(if is_command {
+    SessionError::nothing_to_do(if is_command {
         "the command used too little CPU time for bursts (a large one needs 0.4 seconds, to find its hot code); \
          `--source trace` records from a program's first instruction on"
             .into()
@@ -219,7 +229,8 @@ struct Prepared {
     whole: Option<(BurstScope, Versions)>,
 }
 
-/// What can be done for a command before it runs: all code that may be traced is analysed, and copied if it is not too much.
+/// What can be done for a command before it runs: all code that may be traced is analysed, and copied if it
+/// is not too much.
 fn prepare(pid: i32) -> Result<(ProcessSet, Prepared), SessionError> {
     let set = open(pid, false)?;
     let ready = analyze(&set, candidates(&set));
@@ -238,7 +249,8 @@ fn prepare(pid: i32) -> Result<(ProcessSet, Prepared), SessionError> {
     }
 }
 
-/// Samples, traces, and takes the tracing versions out again. Without a `duration` it is a command, to its end.
+/// Samples, traces, and takes the tracing versions out again. Without a `duration` it is a command, to its
+/// end.
 fn trace_process(
     set: &mut ProcessSet,
     prepared: Prepared,
@@ -296,7 +308,8 @@ fn patience(left: Option<Duration>) -> Duration {
     (left.unwrap_or_default() / 2).clamp(PATIENCE.0, PATIENCE.1)
 }
 
-/// Does `work` for a process: a command is held meanwhile, another runs on and has the processors for as long as there is `patience`.
+/// Does `work` for a process: a command is held meanwhile, another runs on and has the processors for as long
+/// as there is `patience`.
 fn meanwhile<T: Send>(
     set: &ProcessSet,
     is_command: bool,
@@ -346,11 +359,12 @@ impl Code {
     }
 }
 
-/// Traces in a set that is open, in the code that sampling has chosen, for `rest` or to the end of the process, and takes the
-/// tracing versions out again.
+/// Traces in a set that is open, in the code that sampling has chosen, for `rest` or to the end of the
+/// process, and takes the tracing versions out again.
 ///
 /// # Errors
-/// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its journal.
+/// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its
+/// journal.
 pub(crate) fn trace_and_take_out(
     set: &mut ProcessSet,
     code: Code,
@@ -403,7 +417,8 @@ pub(crate) fn trace_and_take_out(
 pub(crate) struct Traced {
     pub report: BurstReport,
     rounds: Vec<BurstRound>,
-    /// Where bursts of the last time came to code without a copy, and where alarms found threads in such code.
+    /// Where bursts of the last time came to code without a copy, and where alarms found threads in such
+    /// code.
     places: BTreeMap<Avma, u64>,
     mapped: u64,
     /// Why something of the tracing versions had to stay in the process, if it had.
@@ -441,9 +456,10 @@ struct Ends {
     branches: u64,
 }
 
-/// How many records a burst of up to `depth` should have. Between two system calls, which end it, a burst may begin anywhere and runs on to the
-/// second one: what comes late is in more bursts than what comes early. Bursts that are short beside that distance have everything as
-/// often. Where most bursts have all of their records, the distance is longer than they are.
+/// How many records a burst of up to `depth` should have. Between two system calls, which end it, a burst may
+/// begin anywhere and runs on to the second one: what comes late is in more bursts than what comes early.
+/// Bursts that are short beside that distance have everything as often. Where most bursts have all of their
+/// records, the distance is longer than they are.
 fn unbiased_depth(ends: &Ends, depth: usize) -> usize {
     if ends.all < ENOUGH || 4 * ends.full > 3 * ends.all {
         return depth;
@@ -468,7 +484,8 @@ impl Rounds {
         }
     }
 
-    /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False if that was all.
+    /// Makes a version and traces in it: for some time, if bursts may become longer, else to the end. False
+    /// if that was all.
     fn one(&mut self, set: &mut ProcessSet, records: &mut BranchRecords) -> Result<bool, SessionError> {
         heed()?;
         let begun = Instant::now();

@@ -1,21 +1,23 @@
 //! What tracing versions copy, and how probing makes it grow.
 //!
-//! Problem: bursts end where code has no copy, and samples of half a second do not tell which code that is: a function that is called
-//! often and is short has no sample. Idea: the bursts tell it themselves. Where they have ended, the function and those around it
-//! are added, in whatever library they are, and the next tracing version holds them.
+//! Problem: bursts end where code has no copy, and samples of half a second do not tell which code that is: a
+//! function that is called often and is short has no sample. Idea: the bursts tell it themselves. Where they
+//! have ended, the function and those around it are added, in whatever library they are, and the next tracing
+//! version holds them.
 //!
-//! Each round costs a version and bursts that end early, so there should be few: a module is copied whole if it is small, and of a large one
-//! all that the sampled functions call, and what these call, as far as there is room.
+//! Each round costs a version and bursts that end early, so there should be few: a module is copied whole if
+//! it is small, and of a large one all that the sampled functions call, and what these call, as far as there
+//! is room.
 
 use crate::SessionError;
-use crate::analysis::{Analyzed, analyze_image};
 use crate::modules::{Analyses, Chosen, is_runtime_loader};
 use crate::process_set::ProcessSet;
-use crate::selection::{Weights, select, select_within};
 use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_apply_process::{Module, Target};
 use restitch_emit::may_trace;
 use restitch_image::Image;
+use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::selection::{Weights, select, select_within};
 use restitch_procfs::system::available_memory;
 use restitch_procfs::{MappedFile, MapsFile, threads};
 use restitch_program::{CallSite, CallTarget, FuncId, Movability, Program};
@@ -25,12 +27,14 @@ use restitch_x86::slot::SlotBranch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// A module's functions are added in the order of how many bursts ended there, until this share of all ends is dealt with.
+/// A module's functions are added in the order of how many bursts ended there, until this share of all ends
+/// is dealt with.
 const ENDS: f64 = 0.98;
 
 /// Blocks that a tracing version may copy beyond what is known to be needed. (The C library has 80,000.)
 const ROOM: usize = 60_000;
-/// A program whose blocks are no more than these, all libraries included, is copied before its hot code is known (cc1plus has 1.2 million)...
+/// A program whose blocks are no more than these, all libraries included, is copied before its hot code is
+/// known (cc1plus has 1.2 million)...
 const SMALL: usize = 1_500_000;
 /// ... if a quarter of the memory that is available is enough for that, at so many bytes a block.
 const BLOCK_MEMORY: u64 = 1_600;
@@ -57,8 +61,8 @@ pub(crate) struct BurstScope {
 }
 
 impl BurstScope {
-    /// The functions with samples, what they call and those around them, and the linkage tables, of modules that cannot go away; small modules
-    /// whole. What is `ready` need not be analysed when its turn comes.
+    /// The functions with samples, what they call and those around them, and the linkage tables, of modules
+    /// that cannot go away; small modules whole. What is `ready` need not be analysed when its turn comes.
     ///
     /// # Errors
     /// If the process's memory cannot be compared with a file.
@@ -110,8 +114,8 @@ impl BurstScope {
         }
     }
 
-    /// Where calls of what is copied lead through the global offset tables: to the allocator, to string functions, which end most
-    /// bursts where they have no copy and have too few samples to be known.
+    /// Where calls of what is copied lead through the global offset tables: to the allocator, to string
+    /// functions, which end most bursts where they have no copy and have too few samples to be known.
     fn called_elsewhere(&self, set: &ProcessSet) -> BTreeSet<Avma> {
         let target = set.leader.target();
         let Ok(memory) = Memory::open_read_only(target.pid()) else { return BTreeSet::new() };
@@ -126,7 +130,8 @@ impl BurstScope {
         found.into_iter().map(Avma::new).collect()
     }
 
-    /// All code of a small program and its libraries, whose analyses are `ready`; these come back if it is too large.
+    /// All code of a small program and its libraries, whose analyses are `ready`; these come back if it is
+    /// too large.
     ///
     /// # Errors
     /// If the process's memory cannot be compared with a file.
@@ -162,7 +167,7 @@ impl BurstScope {
             ),
         };
         (!names.is_empty()).then(|| {
-            SessionError::NothingToDo(format!(
+            SessionError::nothing_to_do(format!(
                 "all samples are in libraries that the program has opened itself (dlopen) {what}: {}; {next}",
                 names.join(", ")
             ))
@@ -184,8 +189,9 @@ impl BurstScope {
         self.modules.iter().zip(&self.blocks).map(|(module, blocks)| entries(&module.analyzed, blocks)).sum()
     }
 
-    /// Adds the functions in which bursts have ended or could not begin, and those around them; the share of these places that had no copy
-    /// and will have one. (Not that of blocks: what ends most bursts is often one short function.)
+    /// Adds the functions in which bursts have ended or could not begin, and those around them; the share of
+    /// these places that had no copy and will have one. (Not that of blocks: what ends most bursts is often
+    /// one short function.)
     ///
     /// # Errors
     /// If the process's memory cannot be compared with a file.
@@ -237,8 +243,9 @@ impl BurstScope {
         Ok(())
     }
 
-    /// All of the vdso, if the process has one: calls lead there through pointers of the C library, and have a few functions to go to. It comes behind
-    /// other modules, so that it can be left out later; alone it is of no use.
+    /// All of the vdso, if the process has one: calls lead there through pointers of the C library, and have
+    /// a few functions to go to. It comes behind other modules, so that it can be left out later; alone it is
+    /// of no use.
     fn add_vdso(&mut self, set: &ProcessSet) -> Result<(), SessionError> {
         let Some(index) = set.leader.target().vdso().filter(|_| !self.modules.is_empty()) else {
             return Ok(());
@@ -302,9 +309,10 @@ pub(crate) fn candidates(set: &ProcessSet) -> Vec<usize> {
     permanent_modules(set.leader.target()).into_iter().filter(may_be_traced).collect()
 }
 
-/// The program, the vdso, and the libraries that the program names, directly or through others: they stay where they are for as long as it runs. What was
-/// opened by `dlopen` may go, and something else may come where it was; a tracing version would then be entered from there. So this has to be
-/// looked at before each burst ([`Guard`]), and no other thread may do it during one.
+/// The program, the vdso, and the libraries that the program names, directly or through others: they stay
+/// where they are for as long as it runs. What was opened by `dlopen` may go, and something else may come
+/// where it was; a tracing version would then be entered from there. So this has to be looked at before each
+/// burst ([`Guard`]), and no other thread may do it during one.
 fn permanent_modules(target: &Target) -> BTreeSet<usize> {
     let is_named = |module: &Module, name: &str| {
         let file = module.path.file_name().is_some_and(|file| file == name);
@@ -326,8 +334,8 @@ fn permanent_modules(target: &Target) -> BTreeSet<usize> {
     found
 }
 
-/// What is copied of each module: what is known to be needed, and more while there is `room` for further blocks. Modules with more samples and ends
-/// of bursts come first.
+/// What is copied of each module: what is known to be needed, and more while there is `room` for further
+/// blocks. Modules with more samples and ends of bursts come first.
 fn blocks_of(modules: &[Chosen], mut room: usize) -> Vec<Vec<bool>> {
     let mut blocks: Vec<Vec<bool>> = modules
         .iter()
@@ -351,8 +359,8 @@ fn blocks_of(modules: &[Chosen], mut room: usize) -> Vec<Vec<bool>> {
     blocks
 }
 
-/// So many blocks of a program are copied before it is known which are needed: see [`SMALL`]. Where the system does not tell of its memory, a tenth
-/// of that.
+/// So many blocks of a program are copied before it is known which are needed: see [`SMALL`]. Where the
+/// system does not tell of its memory, a tenth of that.
 fn most_blocks(available: Option<u64>) -> usize {
     let fit = available.map(|bytes| bytes / 4 / BLOCK_MEMORY);
     fit.map_or(SMALL / 10, |fit| SMALL.min(usize::try_from(fit).unwrap_or(SMALL)))
@@ -383,7 +391,8 @@ fn copied(program: &Program, functions: &[FuncId]) -> Vec<bool> {
     blocks
 }
 
-/// Addresses in one module that indirect branches can come in at, one for each block and each call. So many branches there are, too, at most.
+/// Addresses in one module that indirect branches can come in at, one for each block and each call. So many
+/// branches there are, too, at most.
 pub(crate) fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
     let chosen = module.program.block_ids().filter(|b| blocks[b.index()]);
     chosen.map(|b| 1 + u64::from(module.program.block(b).call_count)).sum()

@@ -1,19 +1,22 @@
 //! Tracing versions of the modules of a process: made and checked.
 //!
-//! A burst begins cold, so what counts is how many pages it touches that are in no cache of address translations, or that nobody has touched
-//! before. Versions and the window with the table are made of large pages where there is room: the table is used all over.
+//! A burst begins cold, so what counts is how many pages it touches that are in no cache of address
+//! translations, or that nobody has touched before. Versions and the window with the table are made of large
+//! pages where there is room: the table is used all over.
 
-use crate::analysis::Analyzed;
+use crate::SessionError;
 use crate::burst_scope::{BurstScope, entries};
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
-use crate::{SessionError, parallel};
 use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_apply_process::{ProcessError, Reservation, is_vdso};
 use restitch_check::{CheckedVersion, check};
 use restitch_emit::window::{TABLE, WORDS_LEN, window_len};
 use restitch_emit::{BurstRequest, LARGE_PAGE, burst_bound, emit_burst};
 use restitch_layout::Layout;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::analysis::Analyzed;
+use restitch_pipeline::parallel;
 use restitch_trace::{BurstTables, TracedModule};
 use std::sync::Arc;
 
@@ -36,7 +39,8 @@ struct Place {
 /// Makes and checks tracing versions, several at a time.
 ///
 /// # Errors
-/// If there is no room for them, before anything else is done; if a version cannot be made, or is refused by the checker.
+/// If there is no room for them, before anything else is done; if a version cannot be made, or is refused by
+/// the checker.
 pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, SessionError> {
     let target = set.leader.target();
     let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
@@ -70,10 +74,10 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
             first: *first,
             bias,
         };
-        let wrong = |why: String| SessionError::Emit { module: module.path.clone(), why };
+        let wrong = |why: String| PipelineError::Emit { module: module.path.clone(), why };
         let version = emit_burst(&request).map_err(|e| wrong(e.to_string()))?;
         check(image, program, &Layout::default(), version, Some(bias))
-            .map_err(|e| SessionError::Check { module: module.path.clone(), why: e.to_string() })
+            .map_err(|e| PipelineError::Check { module: module.path.clone(), why: e.to_string() })
     });
     let mut made: Vec<_> = order.into_iter().zip(made).collect();
     made.sort_by_key(|(i, _)| *i);
@@ -93,7 +97,8 @@ pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versi
     Ok(Versions { of: versions, tables: Arc::new(tables) })
 }
 
-/// Whether the others do without a module's version, should there be none: each kernel has a vdso of its own, and bursts have ended there before.
+/// Whether the others do without a module's version, should there be none: each kernel has a vdso of its own,
+/// and bursts have ended there before.
 fn may_be_without(module: &Chosen) -> bool {
     is_vdso(&module.path)
 }
@@ -101,7 +106,8 @@ fn may_be_without(module: &Chosen) -> bool {
 /// Modules that get a version, which of their blocks it copies, and the places.
 type Places<'s> = Vec<(&'s Chosen, &'s [bool], Place)>;
 
-/// A place for each module's window and, behind it, its version. The first window is a whole one, whose table has `2^bits` pairs.
+/// A place for each module's window and, behind it, its version. The first window is a whole one, whose table
+/// has `2^bits` pairs.
 fn reserve_all<'s>(set: &ProcessSet, scope: &'s BurstScope, bits: u8) -> Result<Places<'s>, SessionError> {
     let (mut places, mut taken) = (Places::new(), Vec::new());
     for (module, blocks) in scope.modules.iter().zip(&scope.blocks) {
@@ -117,8 +123,8 @@ fn reserve_all<'s>(set: &ProcessSet, scope: &'s BurstScope, bits: u8) -> Result<
     Ok(places)
 }
 
-/// A place for a window of `window` bytes and, behind it, a version of no more than `bound` bytes. They are made
-/// of large pages where that is of use and there is room.
+/// A place for a window of `window` bytes and, behind it, a version of no more than `bound` bytes. They are
+/// made of large pages where that is of use and there is room.
 fn reserve(
     set: &ProcessSet,
     module: usize,

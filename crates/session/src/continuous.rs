@@ -1,8 +1,11 @@
-//! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section IV-C; docs/design/continuous.md).
+//! `attach --continuous`: lays out again when the process works in another way than is known (OCOLOS, section
+//! IV-C; docs/design/continuous.md).
 //!
-//! Between the rounds nothing is changed but that retired versions go when nobody is in them any more (`retired_versions.rs`): a few samples a second say how the process works (`program_phases.rs`), and no
+//! Between the rounds nothing is changed but that retired versions go when nobody is in them any more
+//! (`retired_versions.rs`): a few samples a second say how the process works (`program_phases.rs`), and no
 //! lock is held, so it can be reverted at any time, which ends the session.
 
+use crate::SessionError;
 use crate::attach::{Round, attach_round};
 use crate::attach_options::AttachOptions;
 use crate::process_set::ProcessSet;
@@ -10,8 +13,10 @@ use crate::program_phases::{Finding, ProgramPhases, Seen};
 use crate::retired_versions::RetiredVersions;
 use crate::sampling::{IpSamples, Sampling};
 use crate::stable_locations::StableLocations;
-use crate::{ExitCode, SessionError, Watcher};
 use restitch_apply_process::VersionKind;
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::Watcher;
 use restitch_procfs as procfs;
 use restitch_report::{self as report, Outcome, RunResult};
 use std::cell::Cell;
@@ -38,7 +43,8 @@ const LEAST: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(10);
 /// So many looks may fail one after another: processes come and go.
 const MOST_BLINKS: u32 = 20;
-/// Where samples are dear, so much longer than a set takes nothing is looked at behind one of known work, and at most so long.
+/// Where samples are dear, so much longer than a set takes nothing is looked at behind one of known work, and
+/// at most so long.
 const PAUSE: u32 = 9;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Whether the session is to end is looked at so often.
@@ -98,12 +104,14 @@ impl End {
     }
 }
 
-/// Optimizes the process, and again whenever it works in another way than is known, until it ends, or `is_asked` to end, or another session changes it. After each
-/// round that has come to something, and at the end, `told` gets the result of the last one with all rounds.
+/// Optimizes the process, and again whenever it works in another way than is known, until it ends, or
+/// `is_asked` to end, or another session changes it. After each round that has come to something, and at the
+/// end, `told` gets the result of the last one with all rounds.
 ///
 /// # Errors
-/// Those of [`attach`](crate::attach()) in the first round, but for [`SessionError::NothingToDo`]: a process that is idle may work later. Later ones only if several rounds fail one
-/// after another; what the process has then is told by the error. Those of `told`.
+/// Those of [`attach`](crate::attach()) in the first round, but for [`PipelineError::NothingToDo`]: a process
+/// that is idle may work later. Later ones only if several rounds fail one after another; what the process
+/// has then is told by the error. Those of `told`.
 pub fn continuous(
     options: &ContinuousOptions,
     is_asked: &dyn Fn() -> bool,
@@ -215,7 +223,7 @@ impl Session<'_> {
                 Ok(None)
             }
             Err(error) => {
-                let is_idle = matches!(error, SessionError::NothingToDo(_));
+                let is_idle = matches!(error, SessionError::Pipeline(PipelineError::NothingToDo(_)));
                 let is_asked = matches!(error, SessionError::Interrupted { .. });
                 if is_asked || *cause == Cause::First && !is_idle {
                     return Err(error);
@@ -386,7 +394,7 @@ impl Session<'_> {
         let summary = self.summary(Some(end));
         let Some(mut result) = self.result.take() else {
             let why = self.rounds.last().and_then(|round| round.error.clone()).unwrap_or_default();
-            return Err(SessionError::NothingToDo(format!(
+            return Err(SessionError::nothing_to_do(format!(
                 "{}, and nothing was optimized before: {why}",
                 end.why()
             )));

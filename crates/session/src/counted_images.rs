@@ -1,16 +1,17 @@
-//! The modules that followed processes run: each is analysed once, and each counting version of it is made once for each
-//! place, however many processes run it.
+//! The modules that followed processes run: each is analysed once, and each counting version of it is made
+//! once for each place, however many processes run it.
 
-use crate::analysis::{Analyzed, analyze_image};
-use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use crate::SessionError;
 use crate::refusal::left_alone;
-use crate::{SessionError, derivation};
 use restitch_address::Svma;
 use restitch_apply_process::{AttachedProcess, Incoming, Module, ProcessError, RetargetedSlots, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
 use restitch_image::Image;
 use restitch_layout::Layout;
+use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::derivation;
+use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, Vote, Weights, add_votes, derive, plan_counters, scope_of,
     voting_calls,
@@ -43,7 +44,8 @@ pub(crate) type InForce = Vec<(usize, u32)>;
 #[derive(Default)]
 pub(crate) struct CountedImages {
     images: Vec<CountedImage>,
-    /// By build id, or by path where there is none, and content: the index, or that there is nothing to count.
+    /// By build id, or by path where there is none, and content: the index, or that there is nothing to
+    /// count.
     known: BTreeMap<Key, Option<usize>>,
     /// Images whose content was hashed, with that.
     contents: Vec<(Arc<Image>, u64)>,
@@ -76,8 +78,8 @@ impl CountedImages {
 
     /// The versions for the process in `live`, reserved and made; indices of its modules with them.
     ///
-    /// A module of which none can be made (the checker refuses it, say) runs as it is in this and all other processes: see
-    /// [`Self::refused`].
+    /// A module of which none can be made (the checker refuses it, say) runs as it is in this and all other
+    /// processes: see [`Self::refused`].
     ///
     /// # Errors
     /// If there is no room for any.
@@ -161,7 +163,8 @@ impl CountedImages {
         Ok(())
     }
 
-    /// The image of a module, analysed if it is seen for the first time. `None` if nothing of it can be counted.
+    /// The image of a module, analysed if it is seen for the first time. `None` if nothing of it can be
+    /// counted.
     fn image_of(&mut self, module: &Module) -> Option<usize> {
         if module.is_vdso() {
             return None;

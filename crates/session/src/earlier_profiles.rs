@@ -1,15 +1,17 @@
 //! Profiles of earlier rounds of a session that goes on.
 //!
-//! A process that does one thing by day and another by night is to be fast at both, and laying out again at each change costs something. So what earlier rounds
-//! have counted is added to what this one has, each with the same weight (*One Profile Fits All*, section 4).
+//! A process that does one thing by day and another by night is to be fast at both, and laying out again at
+//! each change costs something. So what earlier rounds have counted is added to what this one has, each with
+//! the same weight (*One Profile Fits All*, section 4).
 
-use crate::analysis::analyze_image;
+use crate::SessionError;
 use crate::left_out::LeftOut;
 use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
-use crate::selection::weigh;
-use crate::{SessionError, parallel};
 use restitch_apply_process::Module;
+use restitch_pipeline::analysis::analyze_image;
+use restitch_pipeline::parallel;
+use restitch_pipeline::selection::weigh;
 use restitch_profile::{MergeWeights, ModuleProfile, Profile, ProfileFile, merge_profiles};
 use std::collections::BTreeMap;
 
@@ -22,7 +24,8 @@ pub(crate) fn stored<'a>(chosen: &[Chosen], profiles: impl Iterator<Item = &'a m
     ProfileFile { modules: chosen.iter().zip(profiles).map(one).collect() }
 }
 
-/// The sum of `own` and the `earlier` ones, each of the same weight. Profiles in which nothing ran do not count.
+/// The sum of `own` and the `earlier` ones, each of the same weight. Profiles in which nothing ran do not
+/// count.
 pub(crate) fn with_earlier(own: &ProfileFile, earlier: &[&ProfileFile]) -> ProfileFile {
     let ran = |file: &&ProfileFile| file.modules.iter().any(|m| !m.blocks.is_empty());
     let all = std::iter::once(own).chain(earlier.iter().copied()).filter(ran);
@@ -46,7 +49,8 @@ pub(crate) fn is_known(all: &ProfileFile, module: &Module) -> bool {
         .any(|m| (image.build_id().is_some() || m.path == path) && m.build_id == image.identity().as_bytes())
 }
 
-/// The modules of `all` that this round has not chosen and that the process still has, with their counts: they stay in the layout.
+/// The modules of `all` that this round has not chosen and that the process still has, with their counts:
+/// they stay in the layout.
 ///
 /// # Errors
 /// If the process cannot be read.

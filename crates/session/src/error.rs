@@ -1,123 +1,16 @@
-//! Errors of sessions, and the documented exit codes.
+//! Errors of sessions, and the exit codes for them.
 
-use restitch_apply_elf::ElfError;
 use restitch_apply_process::ProcessError;
-use std::path::{Path, PathBuf};
-
-/// Exit codes of the command, as docs/usage/troubleshooting.md lists them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ExitCode {
-    /// What was asked for is in force.
-    Done,
-    /// An error without a code of its own.
-    Failure,
-    /// The command line is wrong, or asks for a judgement for which there is nothing here.
-    Usage,
-    /// The input file is not usable: truncated, foreign, corrupt.
-    BadInput,
-    /// The process does not exist, or it ended meanwhile.
-    Vanished,
-    /// This user may not do that.
-    NotPermitted,
-    /// The target is of a kind that is refused (another tracer, seccomp, no room, no way to keep exceptions working), or the source of profiles is not to be had.
-    Refused,
-    /// The target had too little to do for a profile, nothing in it is worth moving, or there is nothing of restitch in it that could be taken back.
-    NothingToDo,
-    /// It did not help and was taken back, as asked.
-    TakenBack,
-    /// The independent checker found a fault in a new version; nothing was changed. A bug of restitch.
-    CheckFailed,
-    /// The command that restitch was to run was found and cannot be executed; 126, as of a shell.
-    CommandNotStarted,
-    /// The command that restitch was to run was not found; 127, as of a shell.
-    CommandNotFound,
-    /// SIGHUP has asked it to end; 129, as of a shell.
-    HungUp,
-    /// SIGINT has; 130, as of a shell.
-    Interrupted,
-    /// SIGTERM has; 143, as of a shell.
-    Terminated,
-}
-
-impl ExitCode {
-    /// All codes, in order.
-    pub const ALL: [Self; 15] = [
-        Self::Done,
-        Self::Failure,
-        Self::Usage,
-        Self::BadInput,
-        Self::Vanished,
-        Self::NotPermitted,
-        Self::Refused,
-        Self::NothingToDo,
-        Self::TakenBack,
-        Self::CheckFailed,
-        Self::CommandNotStarted,
-        Self::CommandNotFound,
-        Self::HungUp,
-        Self::Interrupted,
-        Self::Terminated,
-    ];
-
-    /// The number that the shell sees.
-    pub const fn number(self) -> i32 {
-        match self {
-            Self::Done => 0,
-            Self::Failure => 1,
-            Self::Usage => 2,
-            Self::BadInput => 3,
-            Self::Vanished => 4,
-            Self::NotPermitted => 5,
-            Self::Refused => 6,
-            Self::NothingToDo => 7,
-            Self::TakenBack => 8,
-            Self::CheckFailed => 9,
-            Self::CommandNotStarted => 126,
-            Self::CommandNotFound => 127,
-            Self::HungUp => 129,
-            Self::Interrupted => 130,
-            Self::Terminated => 143,
-        }
-    }
-
-    /// What it means, for help and documents.
-    pub const fn meaning(self) -> &'static str {
-        match self {
-            Self::Done => "what was asked for is in force",
-            Self::Failure => "it failed for another reason; the message says why",
-            Self::Usage => "the command line is wrong, or `--revert-if-slower` has nothing to judge by",
-            Self::BadInput => "a file is truncated, corrupt, of a foreign architecture, or does not fit",
-            Self::Vanished => "the process does not exist or has ended",
-            Self::NotPermitted => "this user may not do that",
-            Self::Refused => {
-                "the target cannot be changed safely, or that source of profiles is not available; it is as it was"
-            }
-            Self::NothingToDo => {
-                "nothing to do: too little work for a profile, nothing worth moving, or no restitch to take out"
-            }
-            Self::TakenBack => "it did not help, or that could not be judged, and it was taken back",
-            Self::CheckFailed => "the checker refused a new version; nothing was changed; please report it",
-            Self::CommandNotStarted => "COMMAND was found but cannot be executed",
-            Self::CommandNotFound => "COMMAND was not found, or its interpreter was not",
-            Self::HungUp => "SIGHUP ended it; what is in the process is said",
-            Self::Interrupted => "SIGINT (Ctrl-C) ended it; what is in the process is said",
-            Self::Terminated => "SIGTERM ended it; what is in the process is said",
-        }
-    }
-
-    /// That of a request to end by `signal`.
-    pub const fn of_signal(signal: i32) -> Self {
-        match signal {
-            libc::SIGHUP => Self::HungUp,
-            libc::SIGINT => Self::Interrupted,
-            _ => Self::Terminated,
-        }
-    }
-}
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::PipelineError;
+use std::path::PathBuf;
 
 /// Why a session failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
+    /// No version could be made, or no profile be had.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
     /// A process could not be changed.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -141,58 +34,11 @@ pub enum SessionError {
         /// Why not, with what to use instead.
         why: String,
     },
-    /// A file could not be read or written.
-    #[error("{operation} {path}: {source}; {}", advice(source))]
-    File {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// A file is not what is needed.
-    #[error("{path}: {why}")]
-    BadFile {
-        /// The file.
-        path: PathBuf,
-        /// Why, with the next step.
-        why: String,
-    },
-    /// A file is of a kind that is not changed.
-    #[error("{path}: {why}")]
-    RefusedFile {
-        /// The file.
-        path: PathBuf,
-        /// Why, with the next step.
-        why: String,
-    },
-    /// Nothing to optimize.
-    #[error("{0}")]
-    NothingToDo(String),
     /// All functions of a module are better off where they are.
     #[error("{module}: what runs in it is best left where it is; nothing was changed")]
     NothingMoves {
         /// The module.
         module: PathBuf,
-    },
-    /// A version could not be made.
-    #[error("making a version of {module}: {why}; nothing was changed")]
-    Emit {
-        /// The module.
-        module: PathBuf,
-        /// Why not.
-        why: String,
-    },
-    /// The checker found a fault.
-    #[error(
-        "the checker refused the new version of {module}: {why}; nothing was changed. Please report this with the file"
-    )]
-    Check {
-        /// The module.
-        module: PathBuf,
-        /// The findings.
-        why: String,
     },
     /// The process is of a kind that is not touched.
     #[error("process {pid}: {why}; restitch leaves it alone, nothing was changed")]
@@ -211,15 +57,8 @@ pub enum SessionError {
         why: &'static str,
     },
     /// The command that was named cannot be started.
-    #[error("cannot start {command}: {source}; {advice}")]
-    NotStarted {
-        /// The command.
-        command: String,
-        /// What the operating system said.
-        source: std::io::Error,
-        /// The next step.
-        advice: String,
-    },
+    #[error(transparent)]
+    NotStarted(#[from] restitch_tracee::NotStarted),
     /// It was asked to end.
     #[error("ended by {}{}{then}", signal_name(*signal), colon(then))]
     Interrupted {
@@ -251,9 +90,6 @@ pub enum SessionError {
         /// Why it could not be changed back.
         failure: Box<SessionError>,
     },
-    /// What was asked for is not enough, or fits nothing.
-    #[error("{0}")]
-    Usage(String),
     /// A command could not be run.
     #[error("running {command}: {why}")]
     Command {
@@ -277,55 +113,32 @@ pub fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// The next step after a failed access to a file.
-fn advice(source: &std::io::Error) -> &'static str {
-    use std::io::ErrorKind as K;
-    match source.kind() {
-        K::NotFound => "check the path",
-        K::PermissionDenied => "check the permissions, or run as a user who may do that",
-        K::IsADirectory | K::NotADirectory => "name a file",
-        K::StorageFull | K::QuotaExceeded => "make room, or name another place",
-        K::ReadOnlyFilesystem => "name another place",
-        _ => "try again, or name another place",
-    }
-}
-
 impl SessionError {
-    /// Why nothing can be written into the file at `path`.
-    pub(crate) fn of_elf(path: &Path, why: ElfError) -> Self {
-        let is_refused = matches!(why, ElfError::Appended(_) | ElfError::OutOfReach { .. });
-        let (path, why) = (path.to_path_buf(), why.to_string());
-        if is_refused { Self::RefusedFile { path, why } } else { Self::BadFile { path, why } }
+    /// Nothing to optimize, or to record.
+    pub fn nothing_to_do(why: impl Into<String>) -> Self {
+        Self::Pipeline(PipelineError::NothingToDo(why.into()))
     }
+
     /// The exit code for it.
     pub fn exit_code(&self) -> ExitCode {
         match self {
+            Self::Pipeline(error) => error.exit_code(),
             Self::Process(error) => of_process(error),
             Self::Proc(error) => of_proc(error),
             Self::Trace(error) => of_trace(error),
             Self::Perf(restitch_perf::PerfError::Denied { .. }) => ExitCode::NotPermitted,
             Self::Perf(restitch_perf::PerfError::NoProcess { .. }) => ExitCode::Vanished,
-            Self::Perf(_) | Self::File { .. } | Self::Command { .. } | Self::Emit { .. } => ExitCode::Failure,
-            Self::NotStarted { source, .. } => of_start(source),
+            Self::Perf(_) | Self::Command { .. } => ExitCode::Failure,
+            Self::NotStarted(error) => ExitCode::of_start(&error.source),
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
-            Self::Unjudged { .. } | Self::Usage(_) => ExitCode::Usage,
-            Self::BadFile { .. } => ExitCode::BadInput,
-            Self::Refused { .. } | Self::RefusedFile { .. } => ExitCode::Refused,
-            Self::NothingToDo(_) | Self::NothingMoves { .. } => ExitCode::NothingToDo,
-            Self::Check { .. } => ExitCode::CheckFailed,
+            Self::Unjudged { .. } => ExitCode::Usage,
+            Self::Refused { .. } => ExitCode::Refused,
+            Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             Self::Panicked { .. } => ExitCode::Failure,
             Self::NotGivenBack { error, .. } => error.exit_code(),
         }
-    }
-}
-
-/// As env(1) and timeout(1) have it.
-fn of_start(source: &std::io::Error) -> ExitCode {
-    match source.kind() {
-        std::io::ErrorKind::NotFound => ExitCode::CommandNotFound,
-        _ => ExitCode::CommandNotStarted,
     }
 }
 
@@ -383,7 +196,7 @@ fn of_trace(error: &restitch_tracee::TraceError) -> ExitCode {
         e if e.is_gone() => ExitCode::Vanished,
         T::Permission { .. } => ExitCode::NotPermitted,
         T::Proc(e) => of_proc(e),
-        T::Launch { source, .. } => of_start(source),
+        T::Launch { source, .. } => ExitCode::of_start(source),
         _ => ExitCode::Refused,
     }
 }

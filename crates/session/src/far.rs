@@ -1,8 +1,9 @@
 //! Programs of which no place is near all of their code: told before they have run for nothing.
 
 use crate::SessionError;
-use crate::original::image_of;
-use crate::start::find;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::original::image_of;
+use restitch_tracee::find_program;
 use std::ffi::OsStr;
 use std::io::Read;
 
@@ -10,22 +11,23 @@ use std::io::Read;
 const REACH: u64 = (1 << 31) - (2 << 20);
 
 /// # Errors
-/// [`SessionError::RefusedFile`] if no version of the program that `command` names could be near its code. Whatever else may be wrong with it is
-/// told when it is started.
+/// [`PipelineError::RefusedFile`] if no version of the program that `command` names could be near its code.
+/// Whatever else may be wrong with it is told when it is started.
 pub(crate) fn refuse_far(command: &OsStr) -> Result<(), SessionError> {
-    let Some(path) = find(command).filter(|path| path.is_file()) else { return Ok(()) };
+    let Some(path) = find_program(command).filter(|path| path.is_file()) else { return Ok(()) };
     let mut beginning = Vec::new();
     let file = std::fs::File::open(&path).and_then(|f| f.take(4096).read_to_end(&mut beginning));
-    // Program headers follow the file's own; reading all of a large file to find out that it is none of these would take longer than many a run.
+    // Program headers follow the file's own; reading all of a large file to find out that it is none of these
+    // would take longer than many a run.
     if file.is_err() || span(&beginning).is_none_or(|span| span <= REACH) {
         return Ok(());
     }
     match image_of(&path) {
-        Ok(image) if image.span_within(REACH).is_none() => Err(SessionError::RefusedFile {
+        Ok(image) if image.span_within(REACH).is_none() => Err(SessionError::from(PipelineError::RefusedFile {
             path,
             why: "its code is more than 2 GiB apart, so that no new code could be near all of it; it was not started. Nothing can be done for it"
                 .into(),
-        }),
+        })),
         _ => Ok(()),
     }
 }

@@ -1,19 +1,23 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
-use crate::disk::{check_writable, read_regular, write_result};
-use crate::imports::{ProfileRequest, read_profile};
-use crate::large_pages::alignment;
-use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
-    worth_promoting,
-};
-use crate::original::{load_changeable, load_original};
-use crate::summaries::{hottest, layout_summary, version_summary};
-use crate::timings::Timings;
-use crate::{ExitCode, OptimizeOptions, SessionError, Watcher};
+use crate::SessionError;
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_image::Image;
 use restitch_layout::Reaching;
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::disk::{check_writable, read_regular, write_result};
+use restitch_pipeline::imports::{ProfileRequest, read_profile};
+use restitch_pipeline::large_pages::alignment;
+use restitch_pipeline::make::{
+    Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
+    worth_promoting,
+};
+use restitch_pipeline::optimize_options::OptimizeOptions;
+use restitch_pipeline::original::{load_changeable, load_original};
+use restitch_pipeline::summaries::{hottest, layout_summary, version_summary};
+use restitch_pipeline::timings::Timings;
 use restitch_program::{Block, Movability, Terminator};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +30,8 @@ pub struct AnalyzeFile {
     pub module: report::Module,
     /// Recognised jump tables, and how many of them a version can copy.
     pub tables: (usize, usize),
-    /// Indirect jumps that are not understood (they land in the original code). Linkage stubs are not counted.
+    /// Indirect jumps that are not understood (they land in the original code). Linkage stubs are not
+    /// counted.
     pub indirect_jumps: usize,
     /// Whether the file is one of restitch's own outputs.
     pub is_output: bool,
@@ -37,7 +42,7 @@ pub struct AnalyzeFile {
 /// # Errors
 /// If it is no usable ELF file.
 pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
-    let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.into(), why });
     let is_output = {
         let image = Image::parse(read_regular(path)?).map_err(|e| bad(e.to_string()))?;
         restitch_apply_elf::is_restitch_output(&image).is_some()
@@ -76,7 +81,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let layout =
         lay_out(options.version.ways(Reaching::Straight, pointers.functions()), &module.program, &profile);
     phases.end("layout");
-    let refused = |why| SessionError::of_elf(&options.program, why);
+    let refused = |why| PipelineError::of_elf(&options.program, why);
     let large_pages = options.version.huge_pages.wanted(&module.program, &layout);
     let file = OutputOptions { large_pages, ..OutputOptions::default() };
     let promote = worth_promoting(options.version.promote_calls, &module.program, &profile);
@@ -125,11 +130,11 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
 
 /// Writes a planned file, once it was read back and verified, with the permissions of the original.
 pub(crate) fn write_output(plan: &ElfPlan, original: &Path, output: &Path) -> Result<(), SessionError> {
-    let bad = |why: String| SessionError::BadFile { path: original.into(), why };
+    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: original.into(), why });
     let bytes = plan.write();
     let reread =
         Image::parse(bytes.clone()).map_err(|e| bad(format!("the output does not read back: {e}")))?;
     restitch_apply_elf::verify(plan, &reread).map_err(|e| bad(e.to_string()))?;
     let mode = std::fs::metadata(original).map_or(0o755, |m| m.permissions().mode() & 0o7777);
-    write_result(output, &bytes, mode)
+    Ok(write_result(output, &bytes, mode)?)
 }

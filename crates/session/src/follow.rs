@@ -1,19 +1,20 @@
-//! `record -- COMMAND`: counts every program image that the command and its descendants execute, from the entry point to the
-//! end.
+//! `record -- COMMAND`: counts every program image that the command and its descendants execute, from the
+//! entry point to the end.
 //!
-//! Problem: at `exec` only the program and the loader are mapped; the libraries, and the C library whose lookup function the
-//! unwinder's hook needs, come later. Idea: each process runs to its program's entry point (the loader jumps there when
-//! everything is mapped and relocated), is held, and gets its counting versions in that stop. It stays a tracee, so that the
-//! programs that it starts are seen.
+//! Problem: at `exec` only the program and the loader are mapped; the libraries, and the C library whose
+//! lookup function the unwinder's hook needs, come later. Idea: each process runs to its program's entry
+//! point (the loader jumps there when everything is mapped and relocated), is held, and gets its counting
+//! versions in that stop. It stays a tracee, so that the programs that it starts are seen.
 //!
-//! Children that are forked count in their parent's counters. An image's counters are read when the last process that
-//! has them has ended or executed something else. What cannot be counted runs as it is and is named in the report.
-//! Processes that go on after the command's end get their original code back.
+//! Children that are forked count in their parent's counters. An image's counters are read when the last
+//! process that has them has ended or executed something else. What cannot be counted runs as it is and is
+//! named in the report. Processes that go on after the command's end get their original code back.
 
+use crate::SessionError;
 use crate::counted_images::{CountedImages, InForce};
 use crate::start::launch;
-use crate::{SessionError, Watcher};
 use restitch_apply_process::{AttachedProcess, StateDir};
+use restitch_pipeline::Watcher;
 use restitch_procfs as procfs;
 use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
 use std::collections::BTreeMap;
@@ -60,7 +61,8 @@ struct Follower<'w> {
     uncounted: BTreeMap<String, (u32, String)>,
 }
 
-/// Runs `command` to its end. With `only`, programs of other names (or paths) run uncounted, and are not named.
+/// Runs `command` to its end. With `only`, programs of other names (or paths) run uncounted, and are not
+/// named.
 ///
 /// # Errors
 /// If it cannot be started, or tracing fails.
@@ -106,7 +108,8 @@ impl Follower<'_> {
             let begun = Instant::now();
             self.step(events, root, &mut status)?;
             if status.is_some() {
-                // A step is longer than a poll where this program got no processor. Descendants are not to suffer for that.
+                // A step is longer than a poll where this program got no processor. Descendants are not to
+                // suffer for that.
                 grace = grace.saturating_sub(begun.elapsed().min(POLL));
             }
         }
@@ -205,7 +208,7 @@ impl Follower<'_> {
         crate::refusal::refuse(live.target())?;
         let found = self.images.versions_for(&live)?;
         if found.is_empty() {
-            return Err(SessionError::NothingToDo("none of its code can be counted".into()));
+            return Err(SessionError::nothing_to_do("none of its code can be counted"));
         }
         live.switch_held(stopped, &self.images.incoming(&found))?;
         let versions = found.iter().map(|&(_, image, number, _)| (image, number)).collect();

@@ -1,19 +1,23 @@
-//! `attach --profile`: a layout for a profile that was recorded before, of this process, or of another one of the same program on any machine.
+//! `attach --profile`: a layout for a profile that was recorded before, of this process, or of another one of
+//! the same program on any machine.
 //!
-//! Nothing is sampled and nothing counts then; the process is stopped once. **What** is moved are the modules of which the profile has counts of this very build, by build id.
-//! Of formats that know none (a `perf.data` of an old perf), it is the module of the same path; of those that are of one program and do not say which, the process's program.
+//! Nothing is sampled and nothing counts then; the process is stopped once. **What** is moved are the modules
+//! of which the profile has counts of this very build, by build id. Of formats that know none (a `perf.data`
+//! of an old perf), it is the module of the same path; of those that are of one program and do not say which,
+//! the process's program.
 
 use crate::SessionError;
-use crate::disk::read_file;
 use crate::earlier_profiles::{analyzed, is_known, not_chosen};
-use crate::imports::without_counts;
 use crate::left_out::LeftOut;
 use crate::module_churn::ModuleChurn;
 use crate::modules::{Chosen, may_be_changed};
 use crate::process_set::ProcessSet;
-use crate::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
 use crate::refusal::left_alone;
 use restitch_apply_process::Module;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::disk::read_file;
+use restitch_pipeline::imports::without_counts;
+use restitch_pipeline::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
 use restitch_profile::{Profile, ProfileFile};
 use restitch_profile_formats::Format;
 use std::path::{Path, PathBuf};
@@ -49,7 +53,7 @@ impl GivenProfile {
     /// If the file cannot be read, or is no profile with counts.
     pub fn read(path: &Path) -> Result<Self, SessionError> {
         let bytes = read_file(path)?;
-        let bad = |why: String| SessionError::BadFile { path: path.into(), why };
+        let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.into(), why });
         let format = Format::detect(&bytes)
             .map_err(|e| bad(format!("{e}; `restitch profile formats` lists what is read")))?;
         if let Some(why) = without_counts(format) {
@@ -97,7 +101,7 @@ impl GivenProfile {
             paths.iter().zip(profiles).filter(|(path, _)| stays(path)).map(|(_, profile)| profile).collect();
         if chosen.is_empty() {
             let (pid, reasons) = (set.leader.target().pid(), left_out.reasons());
-            return Err(SessionError::NothingToDo(format!(
+            return Err(SessionError::nothing_to_do(format!(
                 "{} has no counts of what process {pid} runs{reasons}; record a profile of these builds by `restitch record`",
                 self.path.display()
             )));

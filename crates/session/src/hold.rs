@@ -1,14 +1,15 @@
 //! A command stands still while something is made for it.
 //!
-//! A command that is recorded lives as long as it lives: what it does while its tracing versions are made is lost for the record. A
-//! running process is not ours to hold; a command that was started for the record may wait. The threads are held by a thread of its
-//! own, so that the one that works is not urgent; should this program die, the command runs on.
+//! A command that is recorded lives as long as it lives: what it does while its tracing versions are made is
+//! lost for the record. A running process is not ours to hold; a command that was started for the record may
+//! wait. The threads are held by a thread of its own, so that the one that works is not urgent; should this
+//! program die, the command runs on.
 
 use restitch_tracee::Stopped;
 use std::sync::mpsc::channel;
 
-/// Does `work` while all threads of process `pid` stand still. Where they cannot be stopped (one is in the kernel for long, or the process
-/// is about to end), they run meanwhile.
+/// Does `work` while all threads of process `pid` stand still. Where they cannot be stopped (one is in the
+/// kernel for long, or the process is about to end), they run meanwhile.
 pub(crate) fn holding<T>(pid: i32, work: impl FnOnce() -> T) -> T {
     let (held, is_held) = channel::<()>();
     let (done, is_done) = channel::<()>();

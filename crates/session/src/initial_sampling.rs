@@ -1,17 +1,19 @@
-//! The initial sampling of a process: IP samples, the measurements before the change, and the analysis of the modules beside them.
+//! The initial sampling of a process: IP samples, the measurements before the change, and the analysis of the
+//! modules beside them.
 //!
-//! Analysis takes as long as sampling has to, so both go on at once: as soon as a module has its share of the samples, a
-//! thread of its own begins to analyse it. What is measured for the verdict ends before both: samples are taken at the expense of the process, whose
-//! processor time they are part of, and the analysis takes processor time that the process would have had.
+//! Analysis takes as long as sampling has to, so both go on at once: as soon as a module has its share of the
+//! samples, a thread of its own begins to analyse it. What is measured for the verdict ends before both:
+//! samples are taken at the expense of the process, whose processor time they are part of, and the analysis
+//! takes processor time that the process would have had.
 
 use crate::SessionError;
-use crate::analysis::{Analyzed, analyze_image};
 use crate::interrupt::{heed, pause};
 use crate::modules::{Analyses, may_be_changed, with_a_share};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
 use crate::verdict::{Window, Windows};
 use restitch_image::Image;
+use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
 pub(crate) const LEAST_SAMPLES: u64 = 50;
-/// Windows that are measured before sampling begins: as many give an interval of 95 % (`restitch_report::stats`).
+/// Windows that are measured before sampling begins: as many give an interval of 95 %
+/// (`restitch_report::stats`).
 const BASELINE: usize = 6;
 /// The analysis begins after this time at the earliest: samples come in bunches.
 const HEAD_START: Duration = Duration::from_millis(200);
@@ -75,7 +78,8 @@ impl InitialSampling {
         Self { samples: IpSamples::default(), before: Vec::new(), analyst: Analyst::new() }
     }
 
-    /// Takes the measurements that are wanted and not there yet; then samples the processes of `set`, so long.
+    /// Takes the measurements that are wanted and not there yet; then samples the processes of `set`, so
+    /// long.
     pub fn watch(
         &mut self,
         set: &ProcessSet,
@@ -104,13 +108,14 @@ impl InitialSampling {
         Ok(())
     }
 
-    /// Whether more measurements before the change are wanted and to be had: windows without a value (no work was done in them) count as well,
-    /// or it would take for ever.
+    /// Whether more measurements before the change are wanted and to be had: windows without a value (no work
+    /// was done in them) count as well, or it would take for ever.
     fn needs_more(&self, windows: &Windows) -> bool {
         windows.wants_more_than(BASELINE.saturating_sub(self.before.len()))
     }
 
-    /// Whether all modules with a share of the samples are analysed, and more samples would hardly show functions that nobody knows of.
+    /// Whether all modules with a share of the samples are analysed, and more samples would hardly show
+    /// functions that nobody knows of.
     fn has_settled(&mut self, set: &ProcessSet, new: &IpSamples) -> bool {
         self.analyst.take_in();
         let mut wanted = with_a_share(new).into_iter().filter(|i| may_be_changed(set, *i));
@@ -125,8 +130,8 @@ impl InitialSampling {
     }
 }
 
-/// The share of the running time in functions without a sample, as the functions with exactly one tell (Good, *The population frequencies of
-/// species*, 1953).
+/// The share of the running time in functions without a sample, as the functions with exactly one tell (Good,
+/// *The population frequencies of species*, 1953).
 fn unseen(samples: &IpSamples, analyses: &Analyses) -> f64 {
     let (mut single, mut all) = (0, 0);
     for (module, addresses) in &samples.by_module {

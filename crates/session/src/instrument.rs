@@ -1,18 +1,25 @@
-//! `instrument`: a counting version of a whole program or library as a file, whose processes count in one shared file; and
-//! the profile that comes of it.
+//! `instrument`: a counting version of a whole program or library as a file, whose processes count in one
+//! shared file; and the profile that comes of it.
 
-use crate::analysis::Analyzed;
-use crate::derivation;
-use crate::disk::read_file;
+use crate::SessionError;
 use crate::files::write_output;
-use crate::make::{Place, Wanted, check_version, counting_layout, emit_version, estimate, voting_bytes};
-use crate::original::{load_changeable, load_original};
-use crate::summaries::version_summary;
-use crate::timings::Timings;
-use crate::{ExitCode, SessionError, Watcher, check_writable, write_result};
 use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
 use restitch_emit::{CounterWidth, area_len};
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::analysis::Analyzed;
+use restitch_pipeline::derivation;
+use restitch_pipeline::disk::check_writable;
+use restitch_pipeline::disk::read_file;
+use restitch_pipeline::disk::write_result;
+use restitch_pipeline::make::{
+    Place, Wanted, check_version, counting_layout, emit_version, estimate, voting_bytes,
+};
+use restitch_pipeline::original::{load_changeable, load_original};
+use restitch_pipeline::summaries::version_summary;
+use restitch_pipeline::timings::Timings;
 use restitch_profile::{
     Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, code_hash, derive, plan_counters,
     scope_of, voting_calls,
@@ -41,7 +48,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     check_writable(&options.output)?;
     check_writable(&options.counts)?;
     let absolute = |path: &Path| {
-        std::path::absolute(path).map_err(|source| SessionError::File {
+        std::path::absolute(path).map_err(|source| PipelineError::File {
             operation: "finding the absolute path of",
             path: path.into(),
             source,
@@ -52,13 +59,13 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let module = load_changeable(&options.program)?;
     let program = &module.program;
     phases.end("analysis");
-    let refused = |why| SessionError::of_elf(&options.program, why);
+    let refused = |why| PipelineError::of_elf(&options.program, why);
 
     watcher.phase("counting version", None);
     let functions: Vec<FuncId> = program.function_ids().collect();
     let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);
     if plan.counted.is_empty() {
-        return Err(SessionError::NothingToDo("none of its functions can be counted".into()));
+        return Err(SessionError::nothing_to_do("none of its functions can be counted"));
     }
     let layout = counting_layout(program, &plan);
     phases.end("counter placement");
@@ -115,7 +122,8 @@ fn code_of(module: &Analyzed) -> u64 {
     code_hash(code.map(|s| (s.range.start, bytes(s.range.start, s.file_len))))
 }
 
-/// The profile that counts files hold, one module each (several of one module are added), and the report of it.
+/// The profile that counts files hold, one module each (several of one module are added), and the report of
+/// it.
 ///
 /// # Errors
 /// If one cannot be read or its program has changed.
@@ -129,7 +137,7 @@ pub(crate) fn from_counts(
     let mut result =
         RunResult::new("record", report::Target { program: String::new(), ..target(Path::new("")) });
     for path in paths {
-        let bad = |why: String| SessionError::BadFile { path: path.clone(), why };
+        let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.clone(), why });
         let bytes = read_file(path)?;
         let (counts, values) = CountsFile::read(&bytes).map_err(|e| bad(e.to_string()))?;
         let original = PathBuf::from(&counts.path);
@@ -160,7 +168,7 @@ pub(crate) fn from_counts(
     if file.modules.is_empty() {
         let why =
             "the counts are all zero: run the instrumented program first (where it can open the counts file)";
-        return Err(SessionError::NothingToDo(why.into()));
+        return Err(SessionError::nothing_to_do(why));
     }
     phases.end("counts to profile");
     derivation::finish(&mut result, "counts file", 0.0);

@@ -1,4 +1,5 @@
-//! Requests to end: a session looks at its waits and between its steps whether there was one, and gives up by an error.
+//! Requests to end: a session looks at its waits and between its steps whether there was one, and gives up by
+//! an error.
 
 use crate::SessionError;
 use restitch_tracee::AskedToEnd;

@@ -1,19 +1,22 @@
-//! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end, and on demand on the real processor.
+//! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end, and on demand on
+//! the real processor.
 
-use crate::analysis::Analyzed;
-use crate::disk::read_file;
-use crate::imports::{ProfileRequest, read_profile};
+use crate::SessionError;
 use crate::lab_options::LabOptions;
 use crate::lab_runs::run_layouts;
-use crate::machine::this_machine;
-use crate::make::{Ways, lay_out, prefetches};
-use crate::original::load_original;
-use crate::recorded_builds::of_build;
-use crate::run_time_refusal::refuse_file;
-use crate::{SessionError, Watcher};
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
 use restitch_layout::{DuplicateLimits, Layout, Prefetch, duplicate_tails};
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::analysis::Analyzed;
+use restitch_pipeline::disk::read_file;
+use restitch_pipeline::imports::{ProfileRequest, read_profile};
+use restitch_pipeline::machine::this_machine;
+use restitch_pipeline::make::{Ways, lay_out, prefetches};
+use restitch_pipeline::original::load_original;
+use restitch_pipeline::recorded_builds::of_build;
+use restitch_pipeline::run_time_refusal::refuse_file;
 use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;
 use std::path::Path;
@@ -99,7 +102,8 @@ fn with_duplicates(
     both
 }
 
-/// Each layout, and behind it the same with instructions that fetch the line in which they stand, and with lines fetched ahead.
+/// Each layout, and behind it the same with instructions that fetch the line in which they stand, and with
+/// lines fetched ahead.
 fn with_prefetches(
     layouts: Vec<(String, Layout)>,
     program: &Program,
@@ -124,7 +128,7 @@ fn recorded(
     watcher: &mut dyn Watcher,
 ) -> Result<Trace, SessionError> {
     let bytes = read_file(path)?;
-    let bad = |why: String| SessionError::BadFile { path: path.to_owned(), why };
+    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.to_owned(), why });
     let imported = import_perf_data(&bytes).map_err(|e| bad(e.to_string()))?;
     let own = of_build(&imported, module, program).map_err(bad)?;
     own.notes.iter().for_each(|note| watcher.note(note));

@@ -16,11 +16,12 @@ pub struct LabOptions {
     pub layouts: Vec<LayoutChoice>,
     /// The machine to model; `None` for this one.
     pub machine: Option<Machine>,
-    /// Each layout without and with duplicates of blocks behind hot jumps; those once chosen by the counts of edges alone, and once, if the profile
-    /// has them, by the ways that branch records show.
+    /// Each layout without and with duplicates of blocks behind hot jumps; those once chosen by the counts of
+    /// edges alone, and once, if the profile has them, by the ways that branch records show.
     pub duplicate: bool,
-    /// Each layout three times: without and with lines fetched ahead, and with instructions that fetch nothing new. The lines are chosen by the first half of the records if there are some, and
-    /// compared by the second; else by a walk of their own.
+    /// Each layout three times: without and with lines fetched ahead, and with instructions that fetch
+    /// nothing new. The lines are chosen by the first half of the records if there are some, and compared by
+    /// the second; else by a walk of their own.
     pub prefetch: bool,
     /// The hot code of the layouts in large pages.
     pub large_pages: bool,
@@ -37,7 +38,8 @@ pub struct LabOptions {
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct LabRuns {
-    /// A command that runs the program. Where a word of it is `{}`, the file to run stands there; else it is run in place of the first word, under whose name it is told to run.
+    /// A command that runs the program. Where a word of it is `{}`, the file to run stands there; else it is
+    /// run in place of the first word, under whose name it is told to run.
     pub command: Vec<OsString>,
     /// How often each layout is run.
     pub rounds: usize,

@@ -1,16 +1,22 @@
-//! Layouts on the real processor: each is made into a file, and a command is run with it and with the original in turns.
+//! Layouts on the real processor: each is made into a file, and a command is run with it and with the
+//! original in turns.
 //!
-//! **What is compared**: user cycles and other events of the processor's counters where there are any, else processor time; by medians of the ratios of runs that stand next to each other, since machines drift.
+//! **What is compared**: user cycles and other events of the processor's counters where there are any, else
+//! processor time; by medians of the ratios of runs that stand next to each other, since machines drift.
 //!
-//! **What has to be equal**: exit status and standard output, unless the original's own output differs from run to run, which is said.
+//! **What has to be equal**: exit status and standard output, unless the original's own output differs from
+//! run to run, which is said.
 
 use crate::lab_options::{LabOptions, LabRuns};
 use crate::trace_record::{exit_status, launch_holding};
-use crate::version_options::VersionOptions;
-use crate::{LargePages, OptimizeOptions, SessionError, Watcher, optimize};
+use crate::{SessionError, optimize};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
+use restitch_pipeline::Watcher;
+use restitch_pipeline::large_pages::LargePages;
+use restitch_pipeline::optimize_options::OptimizeOptions;
+use restitch_pipeline::version_options::VersionOptions;
 use restitch_report::stats::median_of_ratios;
 use restitch_tracee::AskedToEnd;
 use std::ffi::{OsStr, OsString};

@@ -3,6 +3,7 @@
 use crate::SessionError;
 use crate::modules::Chosen;
 use restitch_apply_process::ProcessError;
+use restitch_pipeline::PipelineError;
 use restitch_report as report;
 use std::path::{Path, PathBuf};
 
@@ -30,7 +31,8 @@ impl LeftOut {
         if all.is_empty() { String::new() } else { format!(" ({})", all.join("; ")) }
     }
 
-    /// Takes those modules out of `chosen` whose version could not be `made`, and gives the others' versions, in order.
+    /// Takes those modules out of `chosen` whose version could not be `made`, and gives the others' versions,
+    /// in order.
     ///
     /// # Errors
     /// The first module's error if nothing is left, and any error that is not one module's own.
@@ -72,25 +74,23 @@ impl LeftOut {
 
 /// Whether an error says nothing of the other modules.
 fn is_of_one_module(error: &SessionError) -> bool {
-    let no_room = matches!(error, SessionError::Process(ProcessError::NoRoom { .. }));
-    let of_it = |e: &SessionError| {
-        matches!(
-            e,
-            SessionError::Emit { .. } | SessionError::Check { .. } | SessionError::NothingMoves { .. }
-        )
-    };
-    no_room || of_it(error)
+    matches!(
+        error,
+        SessionError::Pipeline(PipelineError::Emit { .. } | PipelineError::Check { .. })
+            | SessionError::NothingMoves { .. }
+            | SessionError::Process(ProcessError::NoRoom { .. })
+    )
 }
 
 /// The error in words that follow the module's name.
 fn reason(error: &SessionError) -> String {
     match error {
-        SessionError::Check { why, .. } => {
+        SessionError::Pipeline(PipelineError::Check { why, .. }) => {
             format!(
                 "the checker refused its new version, so it stays as it is ({why}); please report this with the file"
             )
         }
-        SessionError::Emit { why, .. } => {
+        SessionError::Pipeline(PipelineError::Emit { why, .. }) => {
             format!("no new version of it could be made, so it stays as it is: {why}")
         }
         SessionError::NothingMoves { .. } => "what runs in it is best left where it is".into(),

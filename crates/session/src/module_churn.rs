@@ -1,17 +1,21 @@
-//! Modules that the program closes, or opens elsewhere, while it is attached to or recorded, and places for new code that it takes itself.
+//! Modules that the program closes, or opens elsewhere, while it is attached to or recorded, and places for
+//! new code that it takes itself.
 //!
-//! A server that reads its configuration anew does that once, and is begun with once more. A program whose modules come and go all the
-//! time would have no end of it: those are left out then. A place that the program has mapped something in since it was chosen (a run time with many threads that
-//! allocate) is another one the next time.
+//! A server that reads its configuration anew does that once, and is begun with once more. A program whose
+//! modules come and go all the time would have no end of it: those are left out then. A place that the
+//! program has mapped something in since it was chosen (a run time with many threads that allocate) is
+//! another one the next time.
 
+use crate::SessionError;
 use crate::left_out::LeftOut;
 use crate::modules::Chosen;
-use crate::{SessionError, Watcher};
 use restitch_apply_process::ProcessError;
+use restitch_pipeline::Watcher;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Does `work` on a process, and begins again where its modules have moved meanwhile, or the places of versions were taken, as often as that has a point.
+/// Does `work` on a process, and begins again where its modules have moved meanwhile, or the places of
+/// versions were taken, as often as that has a point.
 ///
 /// # Errors
 /// Those of `work`.
@@ -62,7 +66,8 @@ impl ModuleChurn {
     /// In the end nothing but the program itself is left, which stays.
     const MOST: u32 = 8;
 
-    /// Adds modules that were found to have moved. Whether beginning again has a point: it has not if they were left out already.
+    /// Adds modules that were found to have moved. Whether beginning again has a point: it has not if they
+    /// were left out already.
     fn add(&mut self, modules: &[PathBuf]) -> bool {
         let known = self.modules.len();
         self.modules.extend(modules.iter().cloned());

@@ -1,13 +1,13 @@
 //! Which modules of a process are worth work, and their analyses.
 
 use crate::SessionError;
-use crate::analysis::{Analyzed, analyze_image};
-use crate::parallel;
 use crate::process_set::ProcessSet;
 use crate::refusal::left_alone;
 use crate::sampling::IpSamples;
-use crate::selection::{Weights, select, weigh};
 use restitch_apply_process::Module;
+use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::parallel;
+use restitch_pipeline::selection::{Weights, select, weigh};
 use restitch_program::Program;
 use restitch_report as report;
 use std::collections::BTreeMap;
@@ -57,8 +57,8 @@ fn never_changed(module: &Module) -> Option<String> {
     left_alone(module)
 }
 
-/// Analyses the modules that have a share of the samples, but for those that are `ready`, which are taken from there; those that cannot be analysed come back with
-/// the reason.
+/// Analyses the modules that have a share of the samples, but for those that are `ready`, which are taken
+/// from there; those that cannot be analysed come back with the reason.
 pub(crate) fn choose(
     set: &ProcessSet,
     samples: &IpSamples,

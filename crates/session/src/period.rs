@@ -122,6 +122,6 @@ mod tests {
         );
         let error = Period::TakenBranches(10_000).time().unwrap_err();
         assert!(error.to_string().contains("--period 5ms"), "{error}");
-        assert_eq!(error.exit_code(), crate::ExitCode::Refused);
+        assert_eq!(error.exit_code(), restitch_pipeline::ExitCode::Refused);
     }
 }

@@ -1,9 +1,11 @@
 //! Whether a process does something else than before, told from samples.
 //!
-//! **Problem.** Samples of the same work differ by chance, and the more so the flatter the profile is: of some hundred samples over some thousand lines of
-//! code, two sets of the same work have hardly half in common. **Idea.** How much two sets have in common is compared with what they would have if they
-//! were of the same work: they are thrown together and divided by chance, again and again (a permutation test; Good, *Permutation Tests*, 2000). A difference counts
-//! that chance does not make, and that is large enough to be worth anything.
+//! **Problem.** Samples of the same work differ by chance, and the more so the flatter the profile is: of
+//! some hundred samples over some thousand lines of code, two sets of the same work have hardly half in
+//! common. **Idea.** How much two sets have in common is compared with what they would have if they were of
+//! the same work: they are thrown together and divided by chance, again and again (a permutation test; Good,
+//! *Permutation Tests*, 2000). A difference counts that chance does not make, and that is large enough to be
+//! worth anything.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +16,8 @@ const LEAST_MISSING: f64 = 0.15;
 /// More samples than this of the same work are not added up.
 const MOST: u64 = 10_000;
 
-/// Where samples were: how often in each place of each module. What a place is, is the user's: a function, or a line of code.
+/// Where samples were: how often in each place of each module. What a place is, is the user's: a function, or
+/// a line of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SampleSet {
     places: BTreeMap<(u32, u64), u64>,
@@ -35,14 +38,15 @@ impl SampleSet {
         }
     }
 
-    /// The share of samples that the two have in common: the sum over the places of the smaller one of their two shares.
+    /// The share of samples that the two have in common: the sum over the places of the smaller one of their
+    /// two shares.
     fn overlap(&self, other: &SampleSet) -> f64 {
         let pairs = self.places.iter().filter_map(|(place, n)| Some((*n, *other.places.get(place)?)));
         common(pairs, self.total, other.total)
     }
 
-    /// What two sets have in common, of what they would have if they were of the same work, from 0 to about 1; `None` where chance alone may
-    /// have made the difference.
+    /// What two sets have in common, of what they would have if they were of the same work, from 0 to about
+    /// 1; `None` where chance alone may have made the difference.
     fn agreement(&self, other: &SampleSet) -> Option<f64> {
         if self.total == 0 || other.total == 0 {
             return None;
@@ -76,7 +80,8 @@ impl SampleSet {
         (as_low == 0).then(|| found * DIVISIONS as f64 / sum)
     }
 
-    /// Whether these are samples of other work than `other`: the difference is not chance, and worth something.
+    /// Whether these are samples of other work than `other`: the difference is not chance, and worth
+    /// something.
     pub fn differs_from(&self, other: &SampleSet) -> bool {
         self.agreement(other).is_some_and(|agreement| agreement <= 1.0 - LEAST_MISSING)
     }
@@ -87,7 +92,8 @@ fn common(pairs: impl Iterator<Item = (u64, u64)>, first: u64, second: u64) -> f
     pairs.map(|(a, b)| (a as f64 / first).min(b as f64 / second)).sum()
 }
 
-/// Numbers that are as good as chance for dividing samples, and the same each time (Steele, Lea and Flood, *Fast splittable pseudorandom number generators*, 2014).
+/// Numbers that are as good as chance for dividing samples, and the same each time (Steele, Lea and Flood,
+/// *Fast splittable pseudorandom number generators*, 2014).
 struct Chance(u64);
 
 impl Chance {
@@ -110,7 +116,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `count` samples over `lines` lines from `first` on, the later ones rarer (as 1/n, as functions are), by chance.
+    /// `count` samples over `lines` lines from `first` on, the later ones rarer (as 1/n, as functions are),
+    /// by chance.
     fn samples(first: u64, lines: u64, count: u64, seed: u64) -> SampleSet {
         let mut chance = Chance(seed);
         let weights: Vec<u64> = (1..=lines).map(|n| 1_000_000 / n).collect();

@@ -1,17 +1,18 @@
 //! `--dry-run`: what would be done, with nothing touched.
 
+use crate::SessionError;
 use crate::left_out::LeftOut;
 use crate::modules::Chosen;
 use crate::process_set::ProcessSet;
 use crate::profiling::{CountingVersions, make_counting};
-use crate::selection::select;
-use crate::summaries::most_sampled;
-use crate::{ExitCode, SessionError};
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::selection::select;
+use restitch_pipeline::summaries::most_sampled;
 use restitch_program::{FuncId, Movability};
 use restitch_report::{self as report, Outcome, RunResult};
 
-/// Writes into `result` what would be done with the chosen modules. Counting versions are made and checked as they would be, if the modules would be counted (`vote`:
-/// whether indirect calls vote then), and go nowhere.
+/// Writes into `result` what would be done with the chosen modules. Counting versions are made and checked as
+/// they would be, if the modules would be counted (`vote`: whether indirect calls vote then), and go nowhere.
 ///
 /// # Errors
 /// If no module can be counted: the first one's reason.

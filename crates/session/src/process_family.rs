@@ -1,10 +1,13 @@
-//! Which process a tree is led by. Problem: some servers execute themselves anew after they have forked their workers (HAProxy as it is installed does), so
-//! the one that is named runs the same program at other addresses than those that work. A set has one place for each module, so such families are
-//! taken one at a time: the one that works. The same goes for processes of different users: a program's first process may be root's, and those that work another user's (nginx, Apache).
+//! Which process a tree is led by. Problem: some servers execute themselves anew after they have forked their
+//! workers (HAProxy as it is installed does), so the one that is named runs the same program at other
+//! addresses than those that work. A set has one place for each module, so such families are taken one at a
+//! time: the one that works. The same goes for processes of different users: a program's first process may be
+//! root's, and those that work another user's (nginx, Apache).
 
+use crate::SessionError;
 use crate::process_set::process_of;
-use crate::{SessionError, Watcher};
 use restitch_address::Avma;
+use restitch_pipeline::Watcher;
 use restitch_procfs::{self as procfs, FileIdentity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -46,8 +49,9 @@ impl ProcessFamily {
     }
 }
 
-/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at other addresses, or as another user. Without `tree` there is no choice,
-/// and none if `named` cannot be looked at: whoever opens it next tells why.
+/// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at
+/// other addresses, or as another user. Without `tree` there is no choice, and none if `named` cannot be
+/// looked at: whoever opens it next tells why.
 pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFamily {
     let families = match process_of(named) {
         Ok(process) if tree => families(process).unwrap_or_default(),
@@ -87,7 +91,8 @@ fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> ProcessFamily {
     ProcessFamily { named, leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
 }
 
-/// `named` and those of its descendants that run its program, by the address at which that lies and the user that they are of; `named`'s own family first.
+/// `named` and those of its descendants that run its program, by the address at which that lies and the user
+/// that they are of; `named`'s own family first.
 ///
 /// # Errors
 /// If `named` cannot be looked at.

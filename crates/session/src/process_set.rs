@@ -1,8 +1,8 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
+use crate::SessionError;
 use crate::interrupt::pause;
 use crate::refusal::refuse;
-use crate::{ExitCode, SessionError, Watcher};
 use restitch_address::{Avma, Svma, SvmaRange};
 use restitch_apply_process::{
     AttachedProcess, ImageCache, Incoming, Module, ProcessError, Reservation, RetargetedSlots, StateDir,
@@ -10,6 +10,8 @@ use restitch_apply_process::{
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
+use restitch_pipeline::ExitCode;
+use restitch_pipeline::Watcher;
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
 use restitch_tracee::TraceError;
@@ -29,7 +31,8 @@ const LONG_SWEEP: Duration = Duration::from_secs(1);
 const BUSY: Duration = Duration::from_secs(5);
 const BUSY_LOOK: Duration = Duration::from_millis(20);
 
-/// One or more live processes whose modules are loaded at the same addresses (they were forked from one another).
+/// One or more live processes whose modules are loaded at the same addresses (they were forked from one
+/// another).
 #[derive(Debug)]
 pub(crate) struct ProcessSet {
     /// The one that was named first. Its module indices serve for all.
@@ -80,8 +83,8 @@ impl GivenBack {
 }
 
 impl ProcessSet {
-    /// Opens process `pid`, and with `tree` all processes of its user that run the same program at the same addresses. The process is locked for other
-    /// sessions.
+    /// Opens process `pid`, and with `tree` all processes of its user that run the same program at the same
+    /// addresses. The process is locked for other sessions.
     pub fn open(pid: i32, tree: bool) -> Result<Self, SessionError> {
         let mut set = Self::leader_alone(pid, tree, ImageCache::default())?;
         set.lock()?;
@@ -99,7 +102,8 @@ impl ProcessSet {
         Ok(set)
     }
 
-    /// Takes the leader's lock. Another restitch may be about to end, or a keeper to give the process back: that is waited for a little.
+    /// Takes the leader's lock. Another restitch may be about to end, or a keeper to give the process back:
+    /// that is waited for a little.
     fn lock(&mut self) -> Result<(), SessionError> {
         let end = Instant::now() + BUSY;
         loop {
@@ -143,11 +147,12 @@ impl ProcessSet {
         })
     }
 
-    /// Finds processes that have come meanwhile: with `tree` all of the same program and user, else children that were forked
-    /// while something of restitch was in place.
+    /// Finds processes that have come meanwhile: with `tree` all of the same program and user, else children
+    /// that were forked while something of restitch was in place.
     ///
-    /// A program's file may be anybody's to run: whoever named one process has not spoken of those of other users. Only those have to come along that have our code already: they
-    /// have inherited it from one of the set, and changed their user since.
+    /// A program's file may be anybody's to run: whoever named one process has not spoken of those of other
+    /// users. Only those have to come along that have our code already: they have inherited it from one of
+    /// the set, and changed their user since.
     pub fn refresh(&mut self) -> Result<(), SessionError> {
         self.others.retain(|l| l.target().process.is_alive());
         let known: BTreeSet<i32> = self.pids().into_iter().collect();
@@ -206,7 +211,8 @@ impl ProcessSet {
         self.all_mut().find(|live| live.target().pid() == pid)
     }
 
-    /// The processes that have used CPU time since they joined, or since this was last asked, the busiest first.
+    /// The processes that have used CPU time since they joined, or since this was last asked, the busiest
+    /// first.
     pub fn busiest(&mut self) -> Vec<i32> {
         let mut used: Vec<(u64, i32)> = Vec::new();
         for pid in self.pids() {
@@ -230,7 +236,8 @@ impl ProcessSet {
         same_file.unwrap_or_default()
     }
 
-    /// Whether the modules of `live` that the leader also has are at the same addresses, the program first of all.
+    /// Whether the modules of `live` that the leader also has are at the same addresses, the program first of
+    /// all.
     fn same_addresses(&self, live: &AttachedProcess) -> bool {
         let (ours, theirs) = (self.leader.target(), live.target());
         let program = &ours.modules[ours.program];
@@ -291,7 +298,8 @@ impl ProcessSet {
         Some(live.target().modules[module].bias.to_actual(stated))
     }
 
-    /// Code of the leader's module number `module` that differs from the file in one of the processes, and not by redirects.
+    /// Code of the leader's module number `module` that differs from the file in one of the processes, and
+    /// not by redirects.
     pub fn foreign_code(&self, module: usize) -> Result<Vec<SvmaRange>, SessionError> {
         let mut found = self.leader.foreign_code(module)?;
         let path = &self.leader.target().modules[module].path;
@@ -303,7 +311,8 @@ impl ProcessSet {
         Ok(found)
     }
 
-    /// The slots of the leader's module number `module` that are bound for good, and to the same place in all processes of the set.
+    /// The slots of the leader's module number `module` that are bound for good, and to the same place in all
+    /// processes of the set.
     pub fn bound_slots(&self, module: usize) -> Result<Vec<BoundSlot>, SessionError> {
         let mut bound = self.leader.bound_slots(module)?;
         let wanted = &self.leader.target().modules[module];
@@ -318,7 +327,8 @@ impl ProcessSet {
         Ok(bound)
     }
 
-    /// A free place near a module of the leader that is free in all processes of the set, aligned to `align` bytes.
+    /// A free place near a module of the leader that is free in all processes of the set, aligned to `align`
+    /// bytes.
     pub fn reserve(
         &self,
         module: usize,
@@ -333,8 +343,8 @@ impl ProcessSet {
         Ok(place)
     }
 
-    /// Switches all processes to `versions`. Those that end meanwhile do not count; if one cannot be changed, it gets
-    /// its original code back and the watcher hears why; if it is the leader, all do.
+    /// Switches all processes to `versions`. Those that end meanwhile do not count; if one cannot be changed,
+    /// it gets its original code back and the watcher hears why; if it is the leader, all do.
     pub fn switch(
         &mut self,
         versions: &[(usize, CheckedVersion)],
@@ -349,7 +359,8 @@ impl ProcessSet {
         let retargeted_slots = self.retargeted_slots;
         let mut sum: Option<SwitchReport> = None;
         let mut done: BTreeSet<i32> = BTreeSet::new();
-        // Children that are forked while the others are switched have the old state: they are found and follow.
+        // Children that are forked while the others are switched have the old state: they are found and
+        // follow.
         loop {
             let mut failed = None;
             for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
@@ -380,7 +391,8 @@ impl ProcessSet {
                 }
             }
             if let Some(error) = failed {
-                // Versions that came to be mapped before it failed, in this process or in others, go again, as far as that can be.
+                // Versions that came to be mapped before it failed, in this process or in others, go again,
+                // as far as that can be.
                 let _ = self.take_back(watcher);
                 self.all_mut().for_each(|live| drop(live.reclaim()));
                 return Err(error.into());
@@ -393,8 +405,9 @@ impl ProcessSet {
         }
     }
 
-    /// Gives all processes in which there is something of restitch their original code back, those that are forked meanwhile included. Those
-    /// that end do not count; of one that cannot be changed the watcher hears why, unless it is the leader.
+    /// Gives all processes in which there is something of restitch their original code back, those that are
+    /// forked meanwhile included. Those that end do not count; of one that cannot be changed the watcher
+    /// hears why, unless it is the leader.
     ///
     /// # Errors
     /// If the leader cannot be changed; the others are, as far as that can be.
@@ -424,8 +437,8 @@ impl ProcessSet {
         }
     }
 
-    /// Gives all processes their original code back, those that are forked meanwhile included, and says what became of each. Those that end meanwhile do not
-    /// count, unless it is the leader.
+    /// Gives all processes their original code back, those that are forked meanwhile included, and says what
+    /// became of each. Those that end meanwhile do not count, unless it is the leader.
     pub fn give_back(&mut self) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
         let (mut done, mut told) = (BTreeSet::new(), Vec::new());
@@ -453,7 +466,8 @@ impl ProcessSet {
         }
     }
 
-    /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is unmapped before.
+    /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is
+    /// unmapped before.
     pub fn room_for_more(&mut self) -> Result<(), SessionError> {
         for live in self.all_mut() {
             if live.may_have_more().is_err() {
@@ -465,7 +479,8 @@ impl ProcessSet {
         Ok(())
     }
 
-    /// Unmaps retired versions, in a few tries where they are short. What has to stay comes back with the reason.
+    /// Unmaps retired versions, in a few tries where they are short. What has to stay comes back with the
+    /// reason.
     pub fn reclaim(&mut self) -> Vec<(i32, u32, String)> {
         let (mut kept, begun) = (Vec::new(), Instant::now());
         for wait in SWEEP_WAITS {
@@ -476,7 +491,8 @@ impl ProcessSet {
             kept.clear();
             for live in self.all_mut() {
                 let pid = live.target().pid();
-                // An error means that the process is gone or cannot be stopped now: its retired versions stay, harmless.
+                // An error means that the process is gone or cannot be stopped now: its retired versions
+                // stay, harmless.
                 if let Ok(report) = live.reclaim() {
                     kept.extend(report.kept.into_iter().map(|(number, why)| (pid, number, why)));
                 }
@@ -502,7 +518,8 @@ impl ProcessSet {
         Ok(sum)
     }
 
-    /// What the indirect calls of counting version `number` have voted for, in all processes that have words of their own for that.
+    /// What the indirect calls of counting version `number` have voted for, in all processes that have words
+    /// of their own for that.
     pub fn votes(&self, number: u32) -> Result<Vec<Vote>, SessionError> {
         let mut sum: Vec<Vote> = Vec::new();
         for live in self.all() {
@@ -566,8 +583,8 @@ pub(crate) fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
     Ok(restitch_tracee::refuse_by_filters(pid)?)
 }
 
-/// The process that `pid` names, which may be the number of one of its threads. A kernel thread has no memory map; that is to be told, not that a file is
-/// missing.
+/// The process that `pid` names, which may be the number of one of its threads. A kernel thread has no memory
+/// map; that is to be told, not that a file is missing.
 ///
 /// # Errors
 /// If it is a kernel thread, or has ended.

@@ -1,18 +1,19 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
-use crate::derivation;
+use crate::SessionError;
 use crate::initial_sampling::Length;
 use crate::left_out::LeftOut;
-use crate::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use crate::modules::Chosen;
-use crate::parallel;
 use crate::process_set::ProcessSet;
-use crate::selection::select;
-use crate::{SessionError, Watcher};
 use restitch_apply_process::{LONGEST_UNREAD, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
 use restitch_layout::Layout;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::derivation;
+use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use restitch_pipeline::parallel;
+use restitch_pipeline::selection::select;
 use restitch_profile::{
     Calls, Counted, CounterPlan, Derived, Vote, Weights, derive, plan_counters, scope_of, voting_calls,
 };
@@ -43,8 +44,9 @@ struct Planned {
     functions: usize,
 }
 
-/// Makes counting versions of the functions with samples, and those around them, of all chosen modules. Modules of which none can be made are
-/// taken out of `chosen` and listed in `left_out`. `vote`: indirect calls vote for their usual targets.
+/// Makes counting versions of the functions with samples, and those around them, of all chosen modules.
+/// Modules of which none can be made are taken out of `chosen` and listed in `left_out`. `vote`: indirect
+/// calls vote for their usual targets.
 ///
 /// # Errors
 /// The first module's, if none is left.
@@ -99,14 +101,16 @@ pub(crate) fn make_counting(
 
 /// Counters are looked at for the first time after this time, and then each time as much has passed again.
 const FIRST_LOOK: Duration = Duration::from_millis(500);
-/// The counts of the two halves of the time so far have to agree as much as this (overlap of their distributions).
+/// The counts of the two halves of the time so far have to agree as much as this (overlap of their
+/// distributions).
 const SETTLED: f64 = 0.97;
 /// So many times the wanted time may be lost and made up for.
 const MOST_MADE_UP: u32 = 10;
 /// Fewer increments than this tell nothing.
 const LEAST_INCREMENTS: u64 = 100_000;
 
-/// Whether counters have settled: what the second half of the time has not changed, more time will not change much either.
+/// Whether counters have settled: what the second half of the time has not changed, more time will not change
+/// much either.
 struct Settling {
     next: Duration,
     before: Option<Vec<u64>>,
@@ -132,8 +136,8 @@ impl Settling {
     }
 }
 
-/// The overlap of what was counted until `before` and of what has come until `now`: the sum over the counters of the smaller one of their
-/// two shares. 0 if either is too little to tell.
+/// The overlap of what was counted until `before` and of what has come until `now`: the sum over the counters
+/// of the smaller one of their two shares. 0 if either is too little to tell.
 fn overlap(before: &[u64], now: &[u64]) -> f64 {
     let grown = || before.iter().zip(now).map(|(b, n)| (*b, n.saturating_sub(*b)));
     let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0u64, u64::saturating_add);
@@ -144,8 +148,8 @@ fn overlap(before: &[u64], now: &[u64]) -> f64 {
     grown().map(|(a, b)| (a as f64 / first as f64).min(b as f64 / second as f64)).sum()
 }
 
-/// For how long counters have counted: where this program got no processor for so long that what they counted meanwhile is left out, that time
-/// is made up for, within reason.
+/// For how long counters have counted: where this program got no processor for so long that what they counted
+/// meanwhile is left out, that time is made up for, within reason.
 struct CountedTime {
     read: Instant,
     time: Duration,
@@ -171,8 +175,8 @@ impl CountedTime {
     }
 }
 
-/// Installs counting versions, waits (no longer than until this program is asked to end), and derives a profile for each chosen module. The counting versions stay
-/// in force. Also: for how long was counted.
+/// Installs counting versions, waits (no longer than until this program is asked to end), and derives a
+/// profile for each chosen module. The counting versions stay in force. Also: for how long was counted.
 pub(crate) fn count(
     set: &mut ProcessSet,
     chosen: &[Chosen],

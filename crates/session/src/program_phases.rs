@@ -1,18 +1,21 @@
 //! The ways in which a process is known to work, and whether there is a reason to lay out again.
 //!
-//! **Idea.** Each layout is made of all ways of working that are known, so only one that nobody knows is a reason, and only when it
-//! lasts: two sets of samples after one another that are like each other and like none before. The other reason is that a process works as ever and does
-//! less of it in the new layout: modules were opened anew, or processes have started that have the original code.
+//! **Idea.** Each layout is made of all ways of working that are known, so only one that nobody knows is a
+//! reason, and only when it lasts: two sets of samples after one another that are like each other and like
+//! none before. The other reason is that a process works as ever and does less of it in the new layout:
+//! modules were opened anew, or processes have started that have the original code.
 //!
-//! A new layout moves samples, too: what is fast now has fewer, and within functions they are elsewhere. So lines of code, which tell what an interpreter does, are compared only
-//! under the same layout, functions always; and the first set of samples after a layout is the same work where about as much of it as was to
+//! A new layout moves samples, too: what is fast now has fewer, and within functions they are elsewhere. So
+//! lines of code, which tell what an interpreter does, are compared only under the same layout, functions
+//! always; and the first set of samples after a layout is the same work where about as much of it as was to
 //! be expected is in the new layout.
 
 use crate::earlier_profiles::with_earlier;
 use crate::permutation_test::SampleSet;
 use restitch_profile::ProfileFile;
 
-/// So many ways of working are remembered; those not seen for longest are forgotten, and lose their part of the layout with the next one.
+/// So many ways of working are remembered; those not seen for longest are forgotten, and lose their part of
+/// the layout with the next one.
 const MOST: usize = 4;
 /// Of the samples so much fewer have to be in the new layout, twice after one another.
 const LEAST_OUTSIDE: f64 = 0.10;
@@ -40,7 +43,8 @@ impl Seen {
 /// A way of working.
 #[derive(Debug, Default)]
 struct ProgramPhase {
-    /// Where the samples are. The lines are those under the layout that is in force; empty if it was not seen there.
+    /// Where the samples are. The lines are those under the layout that is in force; empty if it was not seen
+    /// there.
     shape: Seen,
     /// What was counted of it, if something was.
     profile: Option<ProfileFile>,
@@ -119,8 +123,9 @@ impl ProgramPhases {
         }
     }
 
-    /// A layout is in force for which this was counted. The samples before the counting, and the share of them that is in code that the layout has. What was counted of
-    /// the same way of working before counts half from now on: it differs somewhat from time to time.
+    /// A layout is in force for which this was counted. The samples before the counting, and the share of
+    /// them that is in code that the layout has. What was counted of the same way of working before counts
+    /// half from now on: it differs somewhat from time to time.
     pub fn optimized(&mut self, samples: Seen, expected: f64, profile: ProfileFile) {
         let known = self.tried(samples);
         let before = self.known[known].profile.take();
@@ -149,7 +154,8 @@ impl ProgramPhases {
         self.other.take()
     }
 
-    /// The number of the way of working of these samples, from before the layout, which is the current one from now on.
+    /// The number of the way of working of these samples, from before the layout, which is the current one
+    /// from now on.
     fn tried(&mut self, samples: Seen) -> usize {
         let alike = |other: &Seen| !samples.functions.differs_from(&other.functions);
         let is_other = self.begin_anew().is_some_and(|other| alike(&other));

@@ -1,6 +1,6 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
-use crate::derivation;
+use crate::SessionError;
 use crate::far::refuse_far;
 use crate::follow::follow;
 use crate::initial_sampling::{LEAST_SAMPLES, Length};
@@ -11,14 +11,15 @@ use crate::module_churn::{ModuleChurn, until_modules_stay};
 use crate::modules::{Analyses, Chosen, choose};
 use crate::process_family::{ProcessFamily, at_work};
 use crate::process_set::{ProcessSet, refuse_unchangeable, taken_out};
-use crate::profiles::{ProfileOutput, save_counts};
 use crate::profiling::{Counting, count, make_counting};
 use crate::refusal::with_what_is_left;
 use crate::sampling::sample;
-use crate::timings::Timings;
 use crate::unfinished::or_given_back;
-use crate::{SessionError, Watcher};
 use restitch_apply_process::VersionKind;
+use restitch_pipeline::Watcher;
+use restitch_pipeline::derivation;
+use restitch_pipeline::profiles::{ProfileOutput, save_counts};
+use restitch_pipeline::timings::Timings;
 use restitch_profile::{Derived, ModuleProfile, ProfileFile};
 use restitch_report::{RunResult, Target};
 use std::path::PathBuf;
@@ -57,7 +58,8 @@ pub struct RecordOptions {
     pub output: ProfileOutput,
 }
 
-/// Records, and writes the profile file whole or not at all. For a command the exit status of the command comes back, too.
+/// Records, and writes the profile file whole or not at all. For a command the exit status of the command
+/// comes back, too.
 ///
 /// # Errors
 /// [`SessionError`]. The process has its original code again.
@@ -65,7 +67,7 @@ pub fn record(
     options: RecordOptions,
     watcher: &mut dyn Watcher,
 ) -> Result<(RunResult, Option<i32>), SessionError> {
-    crate::check_writable(&options.output.path)?;
+    restitch_pipeline::disk::check_writable(&options.output.path)?;
     let ((file, result), status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
             let once = |churn: &ModuleChurn, watcher: &mut dyn Watcher| {
@@ -130,7 +132,7 @@ fn record_set(
     left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
     churn.leave_out(&mut chosen, &mut left_out);
     if chosen.is_empty() {
-        return Err(SessionError::NothingToDo(match samples.total {
+        return Err(SessionError::nothing_to_do(match samples.total {
             LEAST_SAMPLES.. => {
                 format!("nothing of process {pid} that ran enough can be counted{}", left_out.reasons())
             }
@@ -179,7 +181,7 @@ fn record_command(
             Some(first) => format!("nothing was counted: {first}"),
             None => "nothing was counted: no program of that name was executed".into(),
         };
-        return Err(SessionError::NothingToDo(why));
+        return Err(SessionError::nothing_to_do(why));
     }
     result.modules = modules;
     result.warnings = followed.warnings;

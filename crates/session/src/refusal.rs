@@ -1,10 +1,11 @@
-//! Processes that are not touched: those with code of a run time that would not know the copies (`run_time_refusal.rs`),
-//! and those whose shadow stack tracing versions do not keep.
+//! Processes that are not touched: those with code of a run time that would not know the copies
+//! (`run_time_refusal.rs`), and those whose shadow stack tracing versions do not keep.
 
 use crate::SessionError;
-use crate::run_time_refusal::run_time;
 use restitch_apply_process::{Module, Target};
 use restitch_image::Image;
+use restitch_pipeline::PipelineError;
+use restitch_pipeline::run_time_refusal::run_time;
 use restitch_procfs as procfs;
 
 /// Refuses a process that is to get versions.
@@ -15,7 +16,8 @@ pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
     refuse_if(target, |image| image.run_time().is_some_and(|found| !found.leaves_other_modules()))
 }
 
-/// Refuses a process that is to get tracing versions, which are of no use beside a run time that they leave out.
+/// Refuses a process that is to get tracing versions, which are of no use beside a run time that they leave
+/// out.
 ///
 /// # Errors
 /// [`SessionError::Refused`] if there is such code in it.
@@ -35,15 +37,19 @@ pub(crate) fn left_alone(module: &Module) -> Option<String> {
     run_time(&module.image).map(|why| format!("it {why}"))
 }
 
-/// An error that says that there was nothing to do in a process: with the modules of it that are left alone, which may be what ran all the time.
+/// An error that says that there was nothing to do in a process: with the modules of it that are left alone,
+/// which may be what ran all the time.
 pub(crate) fn with_what_is_left(error: SessionError, target: &Target) -> SessionError {
-    if !matches!(error, SessionError::NothingToDo(_) | SessionError::NothingMoves { .. }) {
+    if !matches!(
+        error,
+        SessionError::Pipeline(PipelineError::NothingToDo(_)) | SessionError::NothingMoves { .. }
+    ) {
         return error;
     }
     let said = error.to_string();
     let left = target.modules.iter().find_map(|m| Some((m, run_time(&m.image)?)));
     match left.filter(|(_, why)| !said.contains(why)) {
-        Some((module, why)) => SessionError::NothingToDo(format!(
+        Some((module, why)) => SessionError::nothing_to_do(format!(
             "{said}; what runs in {} is left in place whatever it does: it {why}",
             module.path.display()
         )),

@@ -1,4 +1,5 @@
-//! Retired versions in a session that stays: one in which a thread stood when its successor came goes when the thread has left it, and not with the next round, which may never come.
+//! Retired versions in a session that stays: one in which a thread stood when its successor came goes when
+//! the thread has left it, and not with the next round, which may never come.
 
 use crate::process_set::ProcessSet;
 use std::time::{Duration, Instant};
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_secs(5);
 /// ... and each later one after twice the time of the one before, at most this ...
 const LAST: Duration = Duration::from_secs(600);
-/// ... and after so many times what the last try took: all of the process's memory is searched for ways into a version.
+/// ... and after so many times what the last try took: all of the process's memory is searched for ways into
+/// a version.
 const OFTENER: u32 = 100;
 
 /// When it is tried again.
@@ -23,8 +25,9 @@ impl RetiredVersions {
         Self { next: Instant::now() + FIRST, wait: FIRST }
     }
 
-    /// Unmaps what is retired in `set` and in use no more, if it is time to try. (The set was opened to look only: the processes are locked for other sessions meanwhile, and left alone if they are
-    /// locked by one.) Whether it was tried.
+    /// Unmaps what is retired in `set` and in use no more, if it is time to try. (The set was opened to look
+    /// only: the processes are locked for other sessions meanwhile, and left alone if they are locked by
+    /// one.) Whether it was tried.
     pub fn tidy(&mut self, set: &ProcessSet) -> bool {
         let retired = || set.all().any(|live| live.journal().versions.iter().any(|v| v.retired));
         if Instant::now() < self.next || !retired() {

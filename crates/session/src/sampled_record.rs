@@ -1,23 +1,28 @@
-//! `record --source ip` and `--source lbr`: a profile of what the kernel samples. The process is not changed, and not even stopped.
+//! `record --source ip` and `--source lbr`: a profile of what the kernel samples. The process is not changed,
+//! and not even stopped.
 //!
-//! **What it costs** is how many samples are taken times what one costs, so that is measured first, and as many are taken as fit into the share of the time that it may cost ([`Rate`]).
+//! **What it costs** is how many samples are taken times what one costs, so that is measured first, and as
+//! many are taken as fit into the share of the time that it may cost ([`Rate`]).
 //!
-//! **Processes** come and go: a command's are sampled with whatever they start and execute, and the kernel tells what they map, so those count, too, that have ended when their samples are read. A process in a layout of
-//! restitch's is sampled where the original code is that stands for it.
+//! **Processes** come and go: a command's are sampled with whatever they start and execute, and the kernel
+//! tells what they map, so those count, too, that have ended when their samples are read. A process in a
+//! layout of restitch's is sampled where the original code is that stands for it.
 //!
-//! **Limits.** The loader's own work, before a command's program begins, is not sampled. What `ip` gives has no branches: how often edges were taken is an estimate ([`restitch_profile::repair()`]), and
-//! code that no sample has met counts as never executed.
+//! **Limits.** The loader's own work, before a command's program begins, is not sampled. What `ip` gives has
+//! no branches: how often edges were taken is an estimate ([`restitch_profile::repair()`]), and code that no
+//! sample has met counts as never executed.
 
 use crate::branch_records::BranchRecords;
 use crate::interrupt::heed;
 use crate::process_family::at_work;
 use crate::process_set::ProcessSet;
-use crate::profiles::ProfileOutput;
 use crate::sampler::Sampler;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
-use crate::{SessionError, SourceChoice, TraceRecordOptions, TraceSubject, Watcher};
+use crate::{SessionError, SourceChoice, TraceRecordOptions, TraceSubject};
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{Record, Sample, SampleEvent, max_sample_rate, sample_cost};
+use restitch_pipeline::Watcher;
+use restitch_pipeline::profiles::ProfileOutput;
 use restitch_procfs::{self as procfs, Mapping, MappingName, Permissions};
 use restitch_report::Samples;
 use restitch_trace::Sink;
@@ -25,7 +30,8 @@ use restitch_tracee::AskedToEnd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long samples lie about, at most, before they are read: long enough to cost nothing, and short enough to ask a process what it has mapped.
+/// How long samples lie about, at most, before they are read: long enough to cost nothing, and short enough
+/// to ask a process what it has mapped.
 const STEP: Duration = Duration::from_millis(50);
 
 /// How often samples are taken.
@@ -91,7 +97,7 @@ pub fn record_sampled(
     source: SourceChoice,
     watcher: &mut dyn Watcher,
 ) -> Result<Sampled, SessionError> {
-    crate::check_writable(&options.output.path)?;
+    restitch_pipeline::disk::check_writable(&options.output.path)?;
     let mut rate = Rate::within(options.how.overhead, source)?;
     if let Some(period) = options.how.period {
         rate = rate.each(period.time()?);
@@ -254,7 +260,7 @@ impl Taking {
                 }
                 _ => "the process used too little CPU time to be sampled; try again under load, for longer, or with more --overhead".into(),
             };
-            return Err(SessionError::NothingToDo(why));
+            return Err(SessionError::nothing_to_do(why));
         }
         let of_branches = (source == SourceChoice::Lbr).then(|| records.coverage());
         let of_samples = records.save(output, watcher)?;

@@ -1,7 +1,9 @@
 //! What takes samples of processes: by which events, and whose samples count.
 //!
-//! **Problem.** Where the hardware counts no cycles, a sample comes from a timer that the kernel sets anew whenever a thread begins to run: servers that often wait pay a quarter of their processor time.
-//! **Idea.** What runs on each processor is looked at instead, if that is permitted, and what is not of the processes is dropped. Where they keep few of many processors busy, those of others would pay: then their own events.
+//! **Problem.** Where the hardware counts no cycles, a sample comes from a timer that the kernel sets anew
+//! whenever a thread begins to run: servers that often wait pay a quarter of their processor time. **Idea.**
+//! What runs on each processor is looked at instead, if that is permitted, and what is not of the processes
+//! is dropped. Where they keep few of many processors busy, those of others would pay: then their own events.
 
 use crate::SessionError;
 use crate::process_set::ProcessSet;
@@ -25,7 +27,8 @@ const SMALL_RING: usize = 16;
 /// So many processors are looked at, at most, for each one that the processes keep busy.
 const MOST_LOOKED_AT: f64 = 4.0;
 
-/// How long it is looked at how busy they are. The kernel brings times up to date at each of its ticks, which come each 1 to 10 ms.
+/// How long it is looked at how busy they are. The kernel brings times up to date at each of its ticks, which
+/// come each 1 to 10 ms.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// How many processors the processes of the set keep busy just now.
@@ -43,7 +46,8 @@ fn processor_time(set: &ProcessSet) -> Duration {
 }
 
 impl Sampler {
-    /// Of all processes of the set, and those that they fork, so often a second while they run: by whatever is cheapest for them. With `stacks`, branch records of the hardware come along where it has them.
+    /// Of all processes of the set, and those that they fork, so often a second while they run: by whatever
+    /// is cheapest for them. With `stacks`, branch records of the hardware come along where it has them.
     pub fn of(set: &ProcessSet, frequency: u64, stacks: bool) -> Result<Self, SessionError> {
         let options = SampleOptions { frequency, ..SampleOptions::default() };
         let pays = || busy_processors(set) * MOST_LOOKED_AT >= IpSampler::processors() as f64;

@@ -11,8 +11,8 @@ use restitch_tracee::AskedToEnd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Samples of user code, by address in the first process of the set. (Processes of a set share their layout through
-/// `fork`; those that do not are translated by module.)
+/// Samples of user code, by address in the first process of the set. (Processes of a set share their layout
+/// through `fork`; those that do not are translated by module.)
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IpSamples {
     /// Samples by module index and stated address.
@@ -49,7 +49,8 @@ impl<'s> Sampling<'s> {
         Ok(Self::by(set, Sampler::of(set, frequency, stacks)?))
     }
 
-    /// Begins to sample all processes of the set, and those that they start, so seldom that it hardly costs them anything.
+    /// Begins to sample all processes of the set, and those that they start, so seldom that it hardly costs
+    /// them anything.
     pub fn watching(set: &'s ProcessSet, frequency: u64) -> Result<Self, SessionError> {
         Ok(Self::by(set, Sampler::of_few(set, frequency)?))
     }

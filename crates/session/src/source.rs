@@ -100,7 +100,7 @@ mod tests {
             Ok(choice) => assert_eq!(choice, SourceChoice::Lbr),
             Err(error) => {
                 assert!(error.to_string().contains("--source trace"), "{error}");
-                assert_eq!(error.exit_code(), crate::ExitCode::Refused);
+                assert_eq!(error.exit_code(), restitch_pipeline::ExitCode::Refused);
             }
         }
         assert_eq!("ip".parse::<Source>().unwrap().choose().unwrap(), SourceChoice::Ip);

@@ -1,4 +1,5 @@
-//! Numbers for places of code that outlive the processes they were seen in: modules may be opened elsewhere, and workers replaced.
+//! Numbers for places of code that outlive the processes they were seen in: modules may be opened elsewhere,
+//! and workers replaced.
 
 use crate::program_phases::Seen;
 use crate::sampling::IpSamples;

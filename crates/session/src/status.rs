@@ -2,9 +2,10 @@
 
 use crate::process_family::families;
 use crate::process_set::{ProcessSet, process_of};
-use crate::{ExitCode, GivenBack, SessionError};
+use crate::{GivenBack, SessionError};
 use restitch_address::Avma;
 use restitch_apply_process::{AttachedProcess, Journal, JournalVersion, ProcessError, StateDir, VersionKind};
+use restitch_pipeline::ExitCode;
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
 use restitch_x86::patch::Patch;
@@ -32,7 +33,8 @@ pub struct ProcessStatus {
     pub gdb: Vec<String>,
 }
 
-/// The state of process `pid`, or of all processes that have a journal. Journals of ended processes are removed.
+/// The state of process `pid`, or of all processes that have a journal. Journals of ended processes are
+/// removed.
 ///
 /// # Errors
 /// If the state directory cannot be used; with `pid` also if the process cannot be read.
@@ -139,7 +141,8 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
         .collect())
 }
 
-/// Gives process `pid` (and with `tree` all of its program) its original code back. One that cannot be changed does not keep the others from it.
+/// Gives process `pid` (and with `tree` all of its program) its original code back. One that cannot be
+/// changed does not keep the others from it.
 ///
 /// # Errors
 /// If there is nothing of restitch in any of them, or the named process cannot be opened.
@@ -147,7 +150,8 @@ pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     let pid = set.leader.target().pid();
     let mut reverted = given_back(&mut set);
-    // Those that run the program at other addresses are sets of their own. An error: the named process has ended meanwhile.
+    // Those that run the program at other addresses are sets of their own. An error: the named process has
+    // ended meanwhile.
     let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
     for member in families.into_iter().skip(1).flatten() {
         // One that cannot be opened has nothing of restitch in it, or has ended.

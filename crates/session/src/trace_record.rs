@@ -1,12 +1,14 @@
-//! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes nothing in the process.
+//! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes
+//! nothing in the process.
 
+use crate::SessionError;
 use crate::branch_records::BranchRecords;
 use crate::interrupt::heed;
 use crate::period::Period;
 use crate::process_family::at_work;
 use crate::process_set::{ProcessSet, process_of};
-use crate::profiles::ProfileOutput;
-use crate::{SessionError, Watcher};
+use restitch_pipeline::Watcher;
+use restitch_pipeline::profiles::ProfileOutput;
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{
     LookAhead, Relative, TraceOptions, TraceReport, relay, trace, trace_held, trace_together,
@@ -33,7 +35,8 @@ pub enum TraceSubject {
 /// Taken branches in a record, if nobody says how many: see docs/design/tracing.md.
 const DEPTH: usize = 512;
 
-/// Settings of [`record_traced`], [`record_bursts`](crate::record_bursts) and [`record_sampled`](crate::record_sampled).
+/// Settings of [`record_traced`], [`record_bursts`](crate::record_bursts) and
+/// [`record_sampled`](crate::record_sampled).
 #[derive(Debug)]
 pub struct TraceRecordOptions {
     /// What to trace.
@@ -72,7 +75,8 @@ pub struct Traced {
     pub elsewhere: u64,
     /// Branches in the vdso.
     pub in_vdso: u64,
-    /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample coverage).
+    /// The estimated share of the branches executed meanwhile that the profile knows, 0 to 1 (sample
+    /// coverage).
     pub coverage: f64,
     /// The command's exit status as a shell gives it, if a command was traced.
     pub status: Option<i32>,
@@ -88,7 +92,7 @@ pub fn record_traced(
     mut options: TraceRecordOptions,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
-    crate::check_writable(&options.output.path)?;
+    restitch_pipeline::disk::check_writable(&options.output.path)?;
     let seconds = match &mut options.subject {
         TraceSubject::Process(pid, duration) | TraceSubject::Tree(pid, duration) => {
             *pid = process_of(*pid)?;
@@ -137,8 +141,8 @@ pub fn record_traced(
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         heed()?;
-        let why = "the process used too little CPU time to be traced; try again under load".into();
-        return Err(SessionError::NothingToDo(why));
+        let why = "the process used too little CPU time to be traced; try again under load";
+        return Err(SessionError::nothing_to_do(why));
     }
     let coverage = records.coverage();
     records.save(&options.output, watcher)?;
@@ -217,7 +221,8 @@ fn trace_command(
     })
 }
 
-/// Starts a command, does `work` while it stands at its program's entry point, where all of its libraries are mapped, and lets go of it.
+/// Starts a command, does `work` while it stands at its program's entry point, where all of its libraries are
+/// mapped, and lets go of it.
 pub(crate) fn launch_holding<T>(
     command: Command,
     work: impl FnOnce(ProcessId) -> T,
@@ -244,7 +249,7 @@ pub(crate) fn launch_holding<T>(
 }
 
 fn not_held() -> SessionError {
-    SessionError::NothingToDo("the command could not be held".into())
+    SessionError::nothing_to_do("the command could not be held")
 }
 
 /// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)

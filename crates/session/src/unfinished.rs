@@ -1,19 +1,24 @@
 //! Work that does not come to its end: asked to end, failed, or panicked. Nothing of it is left in force.
 //!
-//! A session that is asked to end gives up by an error like any other (`interrupt.rs`). Whatever the error, and whatever panics, [`or_given_back`] gives the processes their original code back, unless what they have is finished: a layout in force that only was to be judged.
-//! Giving back looks at no request: it is short, and what waits for it is told so ([`AskedToEnd::answer`]).
+//! A session that is asked to end gives up by an error like any other (`interrupt.rs`). Whatever the error,
+//! and whatever panics, [`or_given_back`] gives the processes their original code back, unless what they have
+//! is finished: a layout in force that only was to be judged. Giving back looks at no request: it is short,
+//! and what waits for it is told so ([`AskedToEnd::answer`]).
 
+use crate::SessionError;
 use crate::process_set::ProcessSet;
-use crate::{SessionError, Watcher};
 use restitch_apply_process::{AttachedProcess, VersionKind};
+use restitch_pipeline::Watcher;
 use restitch_tracee::AskedToEnd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Does `work` on the processes of `set`. If it fails or panics, they get their original code back where they are not in a finished layout.
+/// Does `work` on the processes of `set`. If it fails or panics, they get their original code back where they
+/// are not in a finished layout.
 ///
 /// # Errors
-/// Those of `work`, with what has become of the processes where it was asked to end; [`SessionError::Panicked`] in place of a panic; [`SessionError::NotGivenBack`] if
-/// a process could not be changed back.
+/// Those of `work`, with what has become of the processes where it was asked to end;
+/// [`SessionError::Panicked`] in place of a panic; [`SessionError::NotGivenBack`] if a process could not be
+/// changed back.
 pub(crate) fn or_given_back<T>(
     set: &mut ProcessSet,
     watcher: &mut dyn Watcher,

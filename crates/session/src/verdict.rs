@@ -1,13 +1,14 @@
 //! The measured verdict: the same quantities in windows before and after.
 //!
-//! Best is a metric of the user's own (`--metric COMMAND` prints a number that grows with the work done). Two values are made of it: work per
-//! second, and what a unit of work costs in user cycles (in CPU time where there is no PMU). Which of them tells something depends on the load: where
-//! clients wait for answers both do, where requests come at a rate of their own only the cost does, and rates also change because clients
+//! Best is a metric of the user's own (`--metric COMMAND` prints a number that grows with the work done). Two
+//! values are made of it: work per second, and what a unit of work costs in user cycles (in CPU time where
+//! there is no PMU). Which of them tells something depends on the load: where clients wait for answers both
+//! do, where requests come at a rate of their own only the cost does, and rates also change because clients
 //! ask for less. So **the cost decides where it shows a difference, and the rate only where it does not**.
 //!
-//! Without a metric, cycles per instruction in user mode where there is a PMU: code layout changes the number of instructions by the jumps that it
-//! saves, a percent or two, so the ratio is close to that of cycles per unit of work. Without either, nothing that can be read tells faster from
-//! busier, and the verdict says so.
+//! Without a metric, cycles per instruction in user mode where there is a PMU: code layout changes the number
+//! of instructions by the jumps that it saves, a percent or two, so the ratio is close to that of cycles per
+//! unit of work. Without either, nothing that can be read tells faster from busier, and the verdict says so.
 
 use crate::SessionError;
 use crate::interrupt::heed;
@@ -49,7 +50,8 @@ impl Metric {
         })
     }
 
-    /// Runs it to its end: how it ended, and what it has written. It is killed if this program is asked to end.
+    /// Runs it to its end: how it ended, and what it has written. It is killed if this program is asked to
+    /// end.
     fn run(&self) -> io::Result<Result<(ExitStatus, String, String), SessionError>> {
         const LOOK: Duration = Duration::from_millis(20);
         let mut command = Command::new("sh");
@@ -203,7 +205,8 @@ impl Windows {
         }
     }
 
-    /// Measures for `duration`, and longer if so few windows have not ended by then that nothing could be said; no longer than until this program is asked to end.
+    /// Measures for `duration`, and longer if so few windows have not ended by then that nothing could be
+    /// said; no longer than until this program is asked to end.
     pub fn measure(&mut self, duration: Duration) {
         self.start();
         let end = Instant::now() + duration;

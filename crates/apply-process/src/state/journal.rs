@@ -102,7 +102,7 @@ pub struct JournalVersion {
     /// Its purpose.
     pub kind: VersionKind,
     /// The module's path.
-    #[serde(with = "crate::state::path_text")]
+    #[serde(with = "restitch_apply::path_text")]
     pub module: PathBuf,
     /// What is added to the module's stated addresses.
     pub bias: u64,
@@ -111,10 +111,10 @@ pub struct JournalVersion {
     /// Length of the mapping.
     pub len: u64,
     /// The file that is mapped.
-    #[serde(with = "crate::state::path_text")]
+    #[serde(with = "restitch_apply::path_text")]
     pub file: PathBuf,
     /// The file with the address map, for moving threads out.
-    #[serde(with = "crate::state::path_text")]
+    #[serde(with = "restitch_apply::path_text")]
     pub map_file: PathBuf,
     /// Address of its `.eh_frame_hdr`, for the unwinder.
     pub eh_frame_hdr: u64,

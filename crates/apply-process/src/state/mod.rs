@@ -6,7 +6,6 @@ pub(crate) mod hook_journal;
 pub(crate) mod journal;
 pub(crate) mod locks;
 pub(crate) mod map_file;
-pub mod path_text;
 pub(crate) mod state_file;
 pub(crate) mod store;
 pub(crate) mod trust;

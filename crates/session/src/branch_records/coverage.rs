@@ -1,10 +1,13 @@
 //! How much of what runs a profile from branch records knows.
 //!
-//! **Problem.** What a profile has not seen counts as never executed, and is moved out of the way. If that is much of what runs, the new layout gains little (`docs/design/profile.md`),
-//! and the profile itself looks as any other.
+//! **Problem.** What a profile has not seen counts as never executed, and is moved out of the way. If that is
+//! much of what runs, the new layout gains little (`docs/design/profile.md`), and the profile itself looks as
+//! any other.
 //!
-//! **Idea.** *Sample coverage* (I. J. Good, The population frequencies of species and the estimation of population parameters, Biometrika 40, 1953): what all records but one know of that one is what all of them know of
-//! the next, about. Branches in one record are no independent samples, so a branch that is in one record only was seen once, however often it is in it.
+//! **Idea.** *Sample coverage* (I. J. Good, The population frequencies of species and the estimation of
+//! population parameters, Biometrika 40, 1953): what all records but one know of that one is what all of them
+//! know of the next, about. Branches in one record are no independent samples, so a branch that is in one
+//! record only was seen once, however often it is in it.
 //!
 //! **Limits.** It is about the time in which records were taken: what a program does later nobody can know.
 
@@ -43,7 +46,8 @@ impl Coverage {
         }
     }
 
-    /// The estimated share of the branches that are executed, weighed by how often they are, that the records have: 0 to 1.
+    /// The estimated share of the branches that are executed, weighed by how often they are, that the records
+    /// have: 0 to 1.
     pub fn share(&self) -> f64 {
         let count = |again: bool| -> u64 {
             self.branches.values().filter(|s| s.again || !again).map(|s| s.count).sum()
@@ -82,7 +86,8 @@ mod tests {
     }
 
     proptest! {
-        /// Records of independent branches with known probabilities: the estimate is near the true share of what was seen.
+        /// Records of independent branches with known probabilities: the estimate is near the true share of
+        /// what was seen.
         #[test]
         fn it_estimates_what_the_next_record_has(seed in any::<u64>(), records in 20u64..200, kinds in 10u64..2000) {
             let mut state = seed;

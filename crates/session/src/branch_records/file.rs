@@ -35,7 +35,8 @@ impl RecordFile {
             SampleEvent::CpuClock => {
                 PerfDataWriter::of_samples(SampledEvent::CpuClock, 1_000_000_000 / per_second.max(1))
             }
-            // How many cycles lie between two samples changes with the processor's frequency: each counts once.
+            // How many cycles lie between two samples changes with the processor's frequency: each counts
+            // once.
             _ => PerfDataWriter::of_samples(SampledEvent::Cycles, 1),
         })
     }
@@ -102,7 +103,8 @@ impl RecordFile {
         }
     }
 
-    /// What the kernel has sampled: where the thread was, and its last branches, newest first, if it tells them.
+    /// What the kernel has sampled: where the thread was, and its last branches, newest first, if it tells
+    /// them.
     pub fn sample(&mut self, pid: i32, tid: i32, ip: Avma, branches: &[TakenBranch]) {
         if self.writer.bytes() > MOST_BYTES {
             self.left_out += 1;

@@ -1,23 +1,26 @@
-//! What becomes of branch records and samples: counts by module, and on demand the records themselves as a `perf.data` file.
+//! What becomes of branch records and samples: counts by module, and on demand the records themselves as a
+//! `perf.data` file.
 //!
-//! Problem: records come from several sources, in the addresses of several processes, which load, fork and execute meanwhile.
-//! Idea: one sink for all sources. It knows what is mapped where in each process, looks again when an address is in
-//! nothing that it knows (or is told by the kernel what a process maps), and shares files between processes.
+//! Problem: records come from several sources, in the addresses of several processes, which load, fork and
+//! execute meanwhile. Idea: one sink for all sources. It knows what is mapped where in each process, looks
+//! again when an address is in nothing that it knows (or is told by the kernel what a process maps), and
+//! shares files between processes.
 //!
-//! Limits: a process that executes a program and is gone before its first record comes is not known, unless the kernel told of it; its branches count as
-//! "elsewhere".
+//! Limits: a process that executes a program and is gone before its first record comes is not known, unless
+//! the kernel told of it; its branches count as "elsewhere".
 
 mod coverage;
 mod file;
 
-use crate::profiles::{ProfileOutput, RecordedModule, save_records};
-use crate::{SessionError, Watcher};
+use crate::SessionError;
 use coverage::Coverage;
 use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
 use restitch_apply_process::{ImageCache, Module, Target, is_vdso};
 use restitch_image::Image;
 use restitch_perf::{Branch, Sample, SampleEvent};
+use restitch_pipeline::Watcher;
+use restitch_pipeline::profiles::{ProfileOutput, RecordedModule, save_records};
 use restitch_procfs::{FileIdentity, Mapping};
 use restitch_profile::Profile;
 use restitch_profile_formats::{Format, Records, TakenBranch};
@@ -29,7 +32,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a process's modules are looked at again when a branch is in none of them: at least, and in times of what looking costs.
+/// How often a process's modules are looked at again when a branch is in none of them: at least, and in times
+/// of what looking costs.
 const LOOK_AGAIN: (Duration, u32) = (Duration::from_millis(10), 20);
 /// A module with less than this share of the branches is left out of the profile.
 const LEAST_SHARE: f64 = 0.001;
@@ -48,7 +52,8 @@ struct Seen {
 #[derive(Debug, Clone, Default)]
 struct Places {
     modules: Vec<(AvmaRange, LoadBias, usize)>,
-    /// Where nothing else was while branches were recorded, although something else may have been mapped there when it was looked.
+    /// Where nothing else was while branches were recorded, although something else may have been mapped
+    /// there when it was looked.
     certain: Vec<(AvmaRange, LoadBias, usize)>,
     looked: Option<Instant>,
     took: Duration,
@@ -101,7 +106,8 @@ impl BranchRecords {
     }
 
     fn with_file(output: &ProfileOutput, file: impl FnOnce() -> RecordFile) -> Self {
-        let is_file = crate::profiles::format_of(output).is_ok_and(|format| format == Format::PerfData);
+        let is_file =
+            restitch_pipeline::profiles::format_of(output).is_ok_and(|format| format == Format::PerfData);
         Self { file: is_file.then(file), ..Self::default() }
     }
 
@@ -115,7 +121,8 @@ impl BranchRecords {
         Ok(())
     }
 
-    /// Takes what is recorded where `modules` of a process are for theirs: branches are recorded only while they are there.
+    /// Takes what is recorded where `modules` of a process are for theirs: branches are recorded only while
+    /// they are there.
     pub fn be_certain<'m>(&mut self, pid: i32, modules: impl Iterator<Item = &'m Module>) {
         let mut certain = Vec::new();
         for module in modules {
@@ -185,7 +192,8 @@ impl BranchRecords {
         }
     }
 
-    /// Takes in that a process has mapped a module, as the kernel tells: it may have ended when a record of it comes.
+    /// Takes in that a process has mapped a module, as the kernel tells: it may have ended when a record of
+    /// it comes.
     pub fn mapped(&mut self, pid: i32, code: &Mapping) {
         if let Some(module) = Module::of_mapping(pid, code, &mut self.images) {
             self.know_module(pid, &module);
@@ -241,7 +249,8 @@ impl BranchRecords {
         })
     }
 
-    /// Critical sections of restartable sequences that the modules of a process state in their `__rseq_cs` sections.
+    /// Critical sections of restartable sequences that the modules of a process state in their `__rseq_cs`
+    /// sections.
     pub fn restartable(&self, pid: i32) -> Vec<AvmaRange> {
         let Ok(memory) = Memory::open_read_only(pid) else { return Vec::new() };
         let modules = self.processes.get(&pid).map(|places| &places.modules[..]).unwrap_or_default();
@@ -303,7 +312,8 @@ impl BranchRecords {
         ((LEAST_SHARE * self.branches() as f64).ceil() as u64).max(1)
     }
 
-    /// Writes the output whole or not at all; of samples the [coverage](restitch_profile::sample_coverage()), where it was found out.
+    /// Writes the output whole or not at all; of samples the [coverage](restitch_profile::sample_coverage()),
+    /// where it was found out.
     ///
     /// # Errors
     /// If it cannot be written, or nothing was recorded.
@@ -314,7 +324,7 @@ impl BranchRecords {
     ) -> Result<Option<f64>, SessionError> {
         if let Some(file) = self.file {
             watcher.note(&file.describe());
-            crate::write_result(&output.path, &file.finish(), 0o644)?;
+            restitch_pipeline::disk::write_result(&output.path, &file.finish(), 0o644)?;
             return Ok(None);
         }
         let least = self.least();
@@ -347,7 +357,8 @@ impl Sink for BranchRecords {
     }
 }
 
-/// The descriptors in a section, as the loader has relocated them: u32 version, flags; u64 start, length, abort.
+/// The descriptors in a section, as the loader has relocated them: u32 version, flags; u64 start, length,
+/// abort.
 fn critical_sections(memory: &Memory, bias: LoadBias, section: SvmaRange) -> Vec<AvmaRange> {
     const ENTRY: usize = 32;
     let bytes = memory.read_vec(bias.to_actual(section.start), section.len().min(1 << 20) as usize);

@@ -1,0 +1,52 @@
+//! The original of a file that the user names.
+
+use crate::PipelineError;
+use crate::analysis::{Analyzed, analyze_image};
+use crate::disk::read_regular;
+use crate::run_time_refusal::refuse_file;
+use restitch_apply_elf::ElfError;
+use restitch_image::Image;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Reads and analyses a file; of an output of restitch, the original that it holds.
+pub fn load_original(path: &Path) -> Result<Analyzed, PipelineError> {
+    analyzed(path, image_of(path)?)
+}
+
+/// As [`load_original`], of a file of which a changed copy is to be written.
+///
+/// # Errors
+/// [`PipelineError::RefusedFile`], too, if a changed copy would not be the same program, or its run time
+/// would not know the copy's code.
+pub fn load_changeable(path: &Path) -> Result<Analyzed, PipelineError> {
+    let image = image_of(path)?;
+    refuse_file(path, &image)?;
+    // Of an output of restitch, too: the original that it holds would come without them.
+    match restitch_apply_elf::appended(&image) {
+        Some(appended) => Err(PipelineError::of_elf(path, ElfError::Appended(appended))),
+        None => analyzed(path, image),
+    }
+}
+
+/// The image in a file, which is not analysed.
+///
+/// # Errors
+/// If the file cannot be read, or is no ELF file for this machine.
+pub fn image_of(path: &Path) -> Result<Image, PipelineError> {
+    Image::parse(read_regular(path)?)
+        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.to_string() })
+}
+
+/// Our own output is optimized from the coordinates of the original, which it contains.
+fn analyzed(path: &Path, image: Image) -> Result<Analyzed, PipelineError> {
+    let bad = |why: String| PipelineError::BadFile { path: path.into(), why };
+    let original = match restitch_apply_elf::is_restitch_output(&image) {
+        Some(_) => {
+            let bytes = restitch_apply_elf::original_bytes(&image).map_err(|e| bad(e.to_string()))?;
+            Image::parse(bytes).map_err(|e| bad(e.to_string()))?
+        }
+        None => image,
+    };
+    analyze_image(Arc::new(original)).map_err(bad)
+}
