@@ -5,9 +5,11 @@
 //! processes their original code back. Whoever is at work on a process has its lock; so what is found here
 //! without one is nobody's.
 
+use crate::ProcessStatus;
 use crate::status::{Reverted, revert, status_of};
-use crate::{GivenBack, ProcessStatus, SessionError};
 use restitch_apply_process::{AttachedProcess, StateDir, VersionKind};
+use restitch_processes::SessionError;
+use restitch_processes::process_set::GivenBack;
 use restitch_procfs as procfs;
 use std::time::{Duration, Instant};
 

@@ -4,18 +4,9 @@ use crate::attach_options::AttachOptions;
 use crate::attach_profile::{Found, Profiled, Work, profile_it, take_given};
 use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
 use crate::given_profile::GivenProfile;
-use crate::interrupt::heed;
 use crate::left_out::LeftOut;
 use crate::module_churn::{ModuleChurn, until_modules_stay};
-use crate::modules::Chosen;
-use crate::process_family::at_work;
-use crate::process_set::{ProcessSet, refuse_unchangeable};
 use crate::profiling::Counting;
-use crate::refusal::with_what_is_left;
-use crate::sampling::IpSamples;
-use crate::unfinished::or_given_back;
-use crate::verdict::{Metric, Window, Windows};
-use crate::{SessionError, SourceChoice, signal_name};
 use restitch_apply_process::{
     AttachedProcess, Module, Reservation, StateDir, SwitchReport, Target, VersionKind,
 };
@@ -31,6 +22,17 @@ use restitch_pipeline::make::{
 use restitch_pipeline::parallel;
 use restitch_pipeline::summaries::{hottest, layout_summary, version_summary};
 use restitch_pipeline::timings::Timings;
+use restitch_processes::SessionError;
+use restitch_processes::interrupt::heed;
+use restitch_processes::modules::Chosen;
+use restitch_processes::process_family::at_work;
+use restitch_processes::process_set::{ProcessSet, refuse_unchangeable};
+use restitch_processes::refusal::with_what_is_left;
+use restitch_processes::sampling::IpSamples;
+use restitch_processes::signal_name;
+use restitch_processes::source::SourceChoice;
+use restitch_processes::unfinished::or_given_back;
+use restitch_processes::verdict::{Metric, Window, Windows};
 use restitch_profile::{Derived, Profile, ProfileFile};
 use restitch_program::Program;
 use restitch_report::{self as report, Helped, Outcome, RunResult};

@@ -1,9 +1,9 @@
 //! What `attach` and `run` are asked to do.
 
-use crate::Source;
-use crate::verdict::Metric;
 use restitch_apply_process::RetargetedSlots;
 use restitch_pipeline::version_options::VersionOptions;
+use restitch_processes::source::Source;
+use restitch_processes::verdict::Metric;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -2,19 +2,20 @@
 //! counting version, for processes that are to be touched as little as can be, or that a counting version
 //! would slow down too much.
 
-use crate::branch_records::BranchRecords;
-use crate::branch_result::{known, sparse};
-use crate::burst_record::{Code, Tracing, trace_and_take_out};
-use crate::interrupt::heed;
-use crate::modules::Chosen;
-use crate::process_set::ProcessSet;
-use crate::sampled_record::Rate;
-use crate::sampling::{IpSamples, sample_at};
-use crate::trace_record::{relatives, tell_left_out};
-use crate::{SessionError, SourceChoice};
 use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::{Covered, Sampled, of_samples, only_samples};
+use restitch_processes::SessionError;
+use restitch_processes::interrupt::heed;
+use restitch_processes::modules::Chosen;
+use restitch_processes::process_set::ProcessSet;
+use restitch_processes::sampling::{IpSamples, sample_at};
+use restitch_processes::source::SourceChoice;
 use restitch_profile::Profile;
+use restitch_recording::branch_records::BranchRecords;
+use restitch_recording::branch_result::{known, sparse};
+use restitch_recording::burst_record::{Code, Tracing, trace_and_take_out};
+use restitch_recording::sampled_record::Rate;
+use restitch_recording::trace_record::{relatives, tell_left_out};
 use restitch_trace::{TraceOptions, TraceReport, trace_together};
 use restitch_tracee::AskedToEnd;
 use std::collections::BTreeMap;

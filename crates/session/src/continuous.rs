@@ -5,18 +5,18 @@
 //! (`retired_versions.rs`): a few samples a second say how the process works (`program_phases.rs`), and no
 //! lock is held, so it can be reverted at any time, which ends the session.
 
-use crate::SessionError;
 use crate::attach::{Round, attach_round};
 use crate::attach_options::AttachOptions;
-use crate::process_set::ProcessSet;
 use crate::program_phases::{Finding, ProgramPhases, Seen};
 use crate::retired_versions::RetiredVersions;
-use crate::sampling::{IpSamples, Sampling};
 use crate::stable_locations::StableLocations;
 use restitch_apply_process::VersionKind;
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
+use restitch_processes::SessionError;
+use restitch_processes::process_set::ProcessSet;
+use restitch_processes::sampling::{IpSamples, Sampling};
 use restitch_procfs as procfs;
 use restitch_report::{self as report, Outcome, RunResult};
 use std::cell::Cell;

@@ -1,8 +1,6 @@
 //! The modules that followed processes run: each is analysed once, and each counting version of it is made
 //! once for each place, however many processes run it.
 
-use crate::SessionError;
-use crate::refusal::left_alone;
 use restitch_address::Svma;
 use restitch_apply_process::{AttachedProcess, Incoming, Module, ProcessError, RetargetedSlots, VersionKind};
 use restitch_check::CheckedVersion;
@@ -12,6 +10,8 @@ use restitch_layout::Layout;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::derivation;
 use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use restitch_processes::SessionError;
+use restitch_processes::refusal::left_alone;
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, Vote, Weights, add_votes, derive, plan_counters, scope_of,
     voting_calls,

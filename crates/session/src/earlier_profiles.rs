@@ -4,14 +4,14 @@
 //! each change costs something. So what earlier rounds have counted is added to what this one has, each with
 //! the same weight (*One Profile Fits All*, section 4).
 
-use crate::SessionError;
 use crate::left_out::LeftOut;
-use crate::modules::{Chosen, may_be_changed};
-use crate::process_set::ProcessSet;
 use restitch_apply_process::Module;
 use restitch_pipeline::analysis::analyze_image;
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::weigh;
+use restitch_processes::SessionError;
+use restitch_processes::modules::{Chosen, may_be_changed};
+use restitch_processes::process_set::ProcessSet;
 use restitch_profile::{MergeWeights, ModuleProfile, Profile, ProfileFile, merge_profiles};
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Programs of which no place is near all of their code: told before they have run for nothing.
 
-use crate::SessionError;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::original::image_of;
+use restitch_processes::SessionError;
 use restitch_tracee::find_program;
 use std::ffi::OsStr;
 use std::io::Read;

@@ -1,6 +1,5 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
-use crate::SessionError;
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_image::Image;
 use restitch_layout::Reaching;
@@ -18,6 +17,7 @@ use restitch_pipeline::optimize_options::OptimizeOptions;
 use restitch_pipeline::original::{load_changeable, load_original};
 use restitch_pipeline::summaries::{hottest, layout_summary, version_summary};
 use restitch_pipeline::timings::Timings;
+use restitch_processes::SessionError;
 use restitch_program::{Block, Movability, Terminator};
 use restitch_report::{self as report, Outcome, RunResult};
 use std::os::unix::fs::PermissionsExt;

@@ -10,11 +10,11 @@
 //! process that has them has ended or executed something else. What cannot be counted runs as it is and is
 //! named in the report. Processes that go on after the command's end get their original code back.
 
-use crate::SessionError;
 use crate::counted_images::{CountedImages, InForce};
-use crate::start::launch;
 use restitch_apply_process::{AttachedProcess, StateDir};
 use restitch_pipeline::Watcher;
+use restitch_processes::SessionError;
+use restitch_processes::start::launch;
 use restitch_procfs as procfs;
 use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
 use std::collections::BTreeMap;
@@ -205,7 +205,7 @@ impl Follower<'_> {
     fn install(&mut self, stopped: Stopped) -> Result<(), SessionError> {
         let pid = stopped.pid();
         let mut live = AttachedProcess::open(pid, self.dir.clone())?;
-        crate::refusal::refuse(live.target())?;
+        restitch_processes::refusal::refuse(live.target())?;
         let found = self.images.versions_for(&live)?;
         if found.is_empty() {
             return Err(SessionError::nothing_to_do("none of its code can be counted"));

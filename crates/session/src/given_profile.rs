@@ -6,18 +6,18 @@
 //! of an old perf), it is the module of the same path; of those that are of one program and do not say which,
 //! the process's program.
 
-use crate::SessionError;
 use crate::earlier_profiles::{analyzed, is_known, not_chosen};
 use crate::left_out::LeftOut;
 use crate::module_churn::ModuleChurn;
-use crate::modules::{Chosen, may_be_changed};
-use crate::process_set::ProcessSet;
-use crate::refusal::left_alone;
 use restitch_apply_process::Module;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::read_file;
 use restitch_pipeline::imports::without_counts;
 use restitch_pipeline::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
+use restitch_processes::SessionError;
+use restitch_processes::modules::{Chosen, may_be_changed};
+use restitch_processes::process_set::ProcessSet;
+use restitch_processes::refusal::left_alone;
 use restitch_profile::{Profile, ProfileFile};
 use restitch_profile_formats::Format;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! `instrument`: a counting version of a whole program or library as a file, whose processes count in one
 //! shared file; and the profile that comes of it.
 
-use crate::SessionError;
 use crate::files::write_output;
 use restitch_address::FileOffset;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
@@ -20,6 +19,7 @@ use restitch_pipeline::make::{
 use restitch_pipeline::original::{load_changeable, load_original};
 use restitch_pipeline::summaries::version_summary;
 use restitch_pipeline::timings::Timings;
+use restitch_processes::SessionError;
 use restitch_profile::{
     Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, code_hash, derive, plan_counters,
     scope_of, voting_calls,

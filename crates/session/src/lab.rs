@@ -1,7 +1,6 @@
 //! `lab PROGRAM --profile FILE`: all layouts of a program, seen by models of a front end, and on demand on
 //! the real processor.
 
-use crate::SessionError;
 use crate::lab_options::LabOptions;
 use crate::lab_runs::run_layouts;
 use restitch_address::FileOffset;
@@ -17,6 +16,7 @@ use restitch_pipeline::make::{Ways, lay_out, prefetches};
 use restitch_pipeline::original::load_original;
 use restitch_pipeline::recorded_builds::of_build;
 use restitch_pipeline::run_time_refusal::refuse_file;
+use restitch_processes::SessionError;
 use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;
 use std::path::Path;

@@ -8,8 +8,7 @@
 //! run to run, which is said.
 
 use crate::lab_options::{LabOptions, LabRuns};
-use crate::trace_record::{exit_status, launch_holding};
-use crate::{SessionError, optimize};
+use crate::optimize;
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
@@ -17,6 +16,8 @@ use restitch_pipeline::Watcher;
 use restitch_pipeline::large_pages::LargePages;
 use restitch_pipeline::optimize_options::OptimizeOptions;
 use restitch_pipeline::version_options::VersionOptions;
+use restitch_processes::SessionError;
+use restitch_recording::trace_record::{exit_status, launch_holding};
 use restitch_report::stats::median_of_ratios;
 use restitch_tracee::AskedToEnd;
 use std::ffi::{OsStr, OsString};

@@ -1,9 +1,9 @@
 //! Modules that were not changed though something else was, with the reasons.
 
-use crate::SessionError;
-use crate::modules::Chosen;
 use restitch_apply_process::ProcessError;
 use restitch_pipeline::PipelineError;
+use restitch_processes::SessionError;
+use restitch_processes::modules::Chosen;
 use restitch_report as report;
 use std::path::{Path, PathBuf};
 

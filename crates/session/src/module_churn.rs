@@ -6,11 +6,11 @@
 //! program has mapped something in since it was chosen (a run time with many threads that allocate) is
 //! another one the next time.
 
-use crate::SessionError;
 use crate::left_out::LeftOut;
-use crate::modules::Chosen;
 use restitch_apply_process::ProcessError;
 use restitch_pipeline::Watcher;
+use restitch_processes::SessionError;
+use restitch_processes::modules::Chosen;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 

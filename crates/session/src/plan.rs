@@ -1,13 +1,13 @@
 //! `--dry-run`: what would be done, with nothing touched.
 
-use crate::SessionError;
 use crate::left_out::LeftOut;
-use crate::modules::Chosen;
-use crate::process_set::ProcessSet;
 use crate::profiling::{CountingVersions, make_counting};
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::selection::select;
 use restitch_pipeline::summaries::most_sampled;
+use restitch_processes::SessionError;
+use restitch_processes::modules::Chosen;
+use restitch_processes::process_set::ProcessSet;
 use restitch_program::{FuncId, Movability};
 use restitch_report::{self as report, Outcome, RunResult};
 

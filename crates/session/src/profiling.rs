@@ -1,10 +1,6 @@
 //! The exact profile: a counting version of the chosen functions runs for a few seconds.
 
-use crate::SessionError;
-use crate::initial_sampling::Length;
 use crate::left_out::LeftOut;
-use crate::modules::Chosen;
-use crate::process_set::ProcessSet;
 use restitch_apply_process::{LONGEST_UNREAD, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
@@ -14,6 +10,10 @@ use restitch_pipeline::derivation;
 use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::select;
+use restitch_processes::SessionError;
+use restitch_processes::initial_sampling::Length;
+use restitch_processes::modules::Chosen;
+use restitch_processes::process_set::ProcessSet;
 use restitch_profile::{
     Calls, Counted, CounterPlan, Derived, Vote, Weights, derive, plan_counters, scope_of, voting_calls,
 };

@@ -1,25 +1,25 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
-use crate::SessionError;
 use crate::far::refuse_far;
 use crate::follow::follow;
-use crate::initial_sampling::{LEAST_SAMPLES, Length};
 use crate::instrument::from_counts;
-use crate::interrupt::heed;
 use crate::left_out::LeftOut;
 use crate::module_churn::{ModuleChurn, until_modules_stay};
-use crate::modules::{Analyses, Chosen, choose};
-use crate::process_family::{ProcessFamily, at_work};
-use crate::process_set::{ProcessSet, refuse_unchangeable, taken_out};
 use crate::profiling::{Counting, count, make_counting};
-use crate::refusal::with_what_is_left;
-use crate::sampling::sample;
-use crate::unfinished::or_given_back;
 use restitch_apply_process::VersionKind;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::derivation;
 use restitch_pipeline::profiles::{ProfileOutput, save_counts};
 use restitch_pipeline::timings::Timings;
+use restitch_processes::SessionError;
+use restitch_processes::initial_sampling::{LEAST_SAMPLES, Length};
+use restitch_processes::interrupt::heed;
+use restitch_processes::modules::{Analyses, Chosen, choose};
+use restitch_processes::process_family::{ProcessFamily, at_work};
+use restitch_processes::process_set::{ProcessSet, refuse_unchangeable, taken_out};
+use restitch_processes::refusal::with_what_is_left;
+use restitch_processes::sampling::sample;
+use restitch_processes::unfinished::or_given_back;
 use restitch_profile::{Derived, ModuleProfile, ProfileFile};
 use restitch_report::{RunResult, Target};
 use std::path::PathBuf;

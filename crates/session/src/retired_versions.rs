@@ -1,7 +1,7 @@
 //! Retired versions in a session that stays: one in which a thread stood when its successor came goes when
 //! the thread has left it, and not with the next round, which may never come.
 
-use crate::process_set::ProcessSet;
+use restitch_processes::process_set::ProcessSet;
 use std::time::{Duration, Instant};
 
 /// The first try comes so long after a round ...

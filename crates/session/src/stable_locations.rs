@@ -2,11 +2,11 @@
 //! and workers replaced.
 
 use crate::program_phases::Seen;
-use crate::sampling::IpSamples;
 use restitch_address::Svma;
 use restitch_apply_process::Module;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
+use restitch_processes::sampling::IpSamples;
 use std::path::PathBuf;
 
 /// Code in lines of so many bytes.

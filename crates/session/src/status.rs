@@ -1,11 +1,12 @@
 //! `status` and `revert`: what is in a process, and taking it out.
 
-use crate::process_family::families;
-use crate::process_set::{ProcessSet, process_of};
-use crate::{GivenBack, SessionError};
 use restitch_address::Avma;
 use restitch_apply_process::{AttachedProcess, Journal, JournalVersion, ProcessError, StateDir, VersionKind};
 use restitch_pipeline::ExitCode;
+use restitch_processes::SessionError;
+use restitch_processes::process_family::families;
+use restitch_processes::process_set::GivenBack;
+use restitch_processes::process_set::{ProcessSet, process_of};
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
 use restitch_x86::patch::Patch;

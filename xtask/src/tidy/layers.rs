@@ -4,7 +4,7 @@ use super::{DECODING, EDGE, PURE};
 use crate::{Finding, Tree};
 
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
-pub const LAYERS: [&[&str]; 20] = [
+pub const LAYERS: [&[&str]; 21] = [
     &["address", "demo-workload", "preload", "report", "testkit"],
     &["x86"],
     &["procfs"],
@@ -23,7 +23,8 @@ pub const LAYERS: [&[&str]; 20] = [
     &["apply-elf", "apply-preload", "apply-process"],
     &["trace"],
     &["pipeline"],
-    &["batch"],
+    &["batch", "processes"],
+    &["recording"],
     &["session", "cli"],
 ];
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// Starts `command` as a tracee. From now on this program stands in for it: requests to end are the
 /// command's.
-pub(crate) fn launch(command: Command, options: LaunchOptions) -> Result<TraceEvents, SessionError> {
+pub fn launch(command: Command, options: LaunchOptions) -> Result<TraceEvents, SessionError> {
     let program = command.get_program().to_owned();
     let launched = TraceEvents::spawn(command, options).map_err(|error| match error {
         TraceError::Launch { source, .. } => NotStarted::new(&program, source).into(),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Samples of user code, by address in the first process of the set. (Processes of a set share their layout
 /// through `fork`; those that do not are translated by module.)
 #[derive(Debug, Clone, Default)]
-pub(crate) struct IpSamples {
+pub struct IpSamples {
     /// Samples by module index and stated address.
     pub by_module: BTreeMap<usize, BTreeMap<Svma, u64>>,
     /// Samples of user code in all.
@@ -28,7 +28,7 @@ pub(crate) struct IpSamples {
 }
 
 /// Sampling that is under way.
-pub(crate) struct Sampling<'s> {
+pub struct Sampling<'s> {
     set: &'s ProcessSet,
     sampler: Sampler,
     samples: IpSamples,
@@ -95,12 +95,12 @@ impl<'s> Sampling<'s> {
 const STEP: Duration = Duration::from_millis(50);
 
 /// Samples all processes of the set for `duration`, or until this program is asked to end.
-pub(crate) fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
+pub fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
     sample_at(set, (FOR_A_PROFILE, true), duration)
 }
 
 /// The same, so often a second while they run, and with branch records of the hardware or without.
-pub(crate) fn sample_at(
+pub fn sample_at(
     set: &ProcessSet,
     (frequency, stacks): (u64, bool),
     duration: Duration,

@@ -13,16 +13,19 @@
 //! sample has met counts as never executed.
 
 use crate::branch_records::BranchRecords;
-use crate::interrupt::heed;
-use crate::process_family::at_work;
-use crate::process_set::ProcessSet;
-use crate::sampler::Sampler;
+use crate::trace_record::TraceRecordOptions;
+use crate::trace_record::TraceSubject;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
-use crate::{SessionError, SourceChoice, TraceRecordOptions, TraceSubject};
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{Record, Sample, SampleEvent, max_sample_rate, sample_cost};
 use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::ProfileOutput;
+use restitch_processes::SessionError;
+use restitch_processes::interrupt::heed;
+use restitch_processes::process_family::at_work;
+use restitch_processes::process_set::ProcessSet;
+use restitch_processes::sampler::Sampler;
+use restitch_processes::source::SourceChoice;
 use restitch_procfs::{self as procfs, Mapping, MappingName, Permissions};
 use restitch_report::Samples;
 use restitch_trace::Sink;
@@ -36,7 +39,7 @@ const STEP: Duration = Duration::from_millis(50);
 
 /// How often samples are taken.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rate {
+pub struct Rate {
     /// Samples a second of a thread's running.
     pub per_second: u64,
     /// What one costs.

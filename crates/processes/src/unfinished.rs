@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Those of `work`, with what has become of the processes where it was asked to end;
 /// [`SessionError::Panicked`] in place of a panic; [`SessionError::NotGivenBack`] if a process could not be
 /// changed back.
-pub(crate) fn or_given_back<T>(
+pub fn or_given_back<T>(
     set: &mut ProcessSet,
     watcher: &mut dyn Watcher,
     work: impl FnOnce(&mut ProcessSet, &mut dyn Watcher) -> Result<T, SessionError>,

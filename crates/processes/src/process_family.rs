@@ -21,7 +21,7 @@ const LEAST: Duration = Duration::from_millis(1);
 
 /// The process that is to lead, and the others that work at addresses of their own.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct ProcessFamily {
+pub struct ProcessFamily {
     /// The process that was named.
     named: i32,
     /// The named process, or the busiest one of the family that works.
@@ -52,7 +52,7 @@ impl ProcessFamily {
 /// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at
 /// other addresses, or as another user. Without `tree` there is no choice, and none if `named` cannot be
 /// looked at: whoever opens it next tells why.
-pub(crate) fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFamily {
+pub fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFamily {
     let families = match process_of(named) {
         Ok(process) if tree => families(process).unwrap_or_default(),
         _ => Vec::new(),
@@ -96,7 +96,7 @@ fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> ProcessFamily {
 ///
 /// # Errors
 /// If `named` cannot be looked at.
-pub(crate) fn families(named: i32) -> Result<Vec<Vec<i32>>, SessionError> {
+pub fn families(named: i32) -> Result<Vec<Vec<i32>>, SessionError> {
     let (program, family) = program_of(named)?;
     let mut found = BTreeMap::from([(family, BTreeSet::from([named]))]);
     for process in procfs::descendants(named)? {

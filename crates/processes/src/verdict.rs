@@ -238,7 +238,7 @@ impl Windows {
     }
 
     /// Whether there will be more windows, and fewer than `enough` have ended since the start.
-    pub(crate) fn wants_more_than(&self, enough: usize) -> bool {
+    pub fn wants_more_than(&self, enough: usize) -> bool {
         self.last.is_some() && self.ended < enough
     }
 

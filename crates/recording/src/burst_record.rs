@@ -7,30 +7,32 @@
 //!
 //! A command stands still while its code is analysed, at its entry point. A small one needs no more: all of
 //! its code is copied there and then, and it is traced from its beginning on. A large one has to run to be
-//! sampled, and stands still again while versions are made ([`crate::hold`]). So all of its run but the
-//! sampling is there to be traced, however long versions take to make. A process runs meanwhile, and that
-//! work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that is
-//! fast enough.
+//! sampled, and stands still again while versions are made ([`restitch_processes::hold`]). So all of its run
+//! but the sampling is there to be traced, however long versions take to make. A process runs meanwhile, and
+//! that work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that
+//! is fast enough.
 
 use crate::branch_records::BranchRecords;
 use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
 use crate::burst_scope::{BurstScope, candidates};
 use crate::burst_versions::{Versions, make_tracing};
-use crate::hold::holding;
-use crate::interrupt::heed;
-use crate::modules::{Analyses, Chosen, analyze, choose};
 use crate::period::Period;
-use crate::process_family::at_work;
-use crate::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
-use crate::refusal::{refuse_all, refuse_shadow_stack};
-use crate::sampling::sample;
+use crate::trace_record::TraceRecordOptions;
+use crate::trace_record::TraceSubject;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
-use crate::unfinished::or_given_back;
-use crate::{SessionError, TraceRecordOptions, TraceSubject};
 use restitch_address::Avma;
 use restitch_apply_process::{ProcessError, VersionKind};
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::Watcher;
+use restitch_processes::SessionError;
+use restitch_processes::hold::holding;
+use restitch_processes::interrupt::heed;
+use restitch_processes::modules::{Analyses, Chosen, analyze, choose};
+use restitch_processes::process_family::at_work;
+use restitch_processes::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
+use restitch_processes::refusal::{refuse_all, refuse_shadow_stack};
+use restitch_processes::sampling::sample;
+use restitch_processes::unfinished::or_given_back;
 use restitch_trace::{BurstEnd, BurstOptions, BurstReport};
 use restitch_tracee::{AskedToEnd, aside};
 use std::collections::BTreeMap;
@@ -325,7 +327,7 @@ fn meanwhile<T: Send>(
 }
 
 /// How bursts are taken.
-pub(crate) struct Tracing {
+pub struct Tracing {
     options: BurstOptions,
     /// Nobody has said how long they shall be.
     may_shorten: bool,
@@ -341,7 +343,7 @@ impl Tracing {
 }
 
 /// What is known of the code that is to be traced.
-pub(crate) struct Code {
+pub struct Code {
     /// Modules with samples.
     chosen: Vec<Chosen>,
     /// Analyses of others.
@@ -365,7 +367,7 @@ impl Code {
 /// # Errors
 /// [`SessionError`]. The process runs in its original code; what could not be taken out again is in its
 /// journal.
-pub(crate) fn trace_and_take_out(
+pub fn trace_and_take_out(
     set: &mut ProcessSet,
     code: Code,
     rest: Option<Duration>,
@@ -414,7 +416,8 @@ pub(crate) fn trace_and_take_out(
 
 /// What tracing has given.
 #[derive(Debug, Default)]
-pub(crate) struct Traced {
+pub struct Traced {
+    /// The tracer's figures.
     pub report: BurstReport,
     rounds: Vec<BurstRound>,
     /// Where bursts of the last time came to code without a copy, and where alarms found threads in such

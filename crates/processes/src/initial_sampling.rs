@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Too few samples to tell anything.
-pub(crate) const LEAST_SAMPLES: u64 = 50;
+pub const LEAST_SAMPLES: u64 = 50;
 /// Windows that are measured before sampling begins: as many give an interval of 95 %
 /// (`restitch_report::stats`).
 const BASELINE: usize = 6;
@@ -34,7 +34,7 @@ const UNSEEN: f64 = 0.05;
 
 /// How long to watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Length {
+pub enum Length {
     /// So long.
     Exactly(Duration),
     /// Until more of it would hardly change anything, within these bounds.
@@ -65,11 +65,18 @@ impl Length {
 }
 
 /// What the initial sampling has given so far.
-pub(crate) struct InitialSampling {
+pub struct InitialSampling {
+    /// Where the processes were.
     pub samples: IpSamples,
     /// Measurements before the change.
     pub before: Vec<Window>,
     analyst: Analyst,
+}
+
+impl Default for InitialSampling {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl InitialSampling {

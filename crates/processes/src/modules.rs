@@ -18,20 +18,24 @@ const LEAST_SHARE: f64 = 0.01;
 
 /// A module that will get versions.
 #[derive(Clone)]
-pub(crate) struct Chosen {
+pub struct Chosen {
     /// Its index in the leader's modules.
     pub index: usize,
+    /// Its file.
     pub path: PathBuf,
+    /// What is known of its code.
     pub analyzed: Analyzed,
+    /// What the samples say of its blocks.
     pub weights: Weights,
+    /// Samples in it.
     pub samples: u64,
 }
 
 /// What was chosen, and what was left alone, with its samples and the reason.
-pub(crate) type Choice = (Vec<Chosen>, Vec<(PathBuf, u64, String)>);
+pub type Choice = (Vec<Chosen>, Vec<(PathBuf, u64, String)>);
 
 /// Analyses by module index.
-pub(crate) type Analyses = BTreeMap<usize, Result<Analyzed, String>>;
+pub type Analyses = BTreeMap<usize, Result<Analyzed, String>>;
 
 /// The modules that have a share of the samples, the largest share first.
 pub(crate) fn with_a_share(samples: &IpSamples) -> Vec<usize> {
@@ -42,7 +46,7 @@ pub(crate) fn with_a_share(samples: &IpSamples) -> Vec<usize> {
 }
 
 /// Whether a module may be changed at all; nothing else has to be known of it.
-pub(crate) fn may_be_changed(set: &ProcessSet, index: usize) -> bool {
+pub fn may_be_changed(set: &ProcessSet, index: usize) -> bool {
     never_changed(&set.leader.target().modules[index]).is_none()
 }
 
@@ -59,11 +63,7 @@ fn never_changed(module: &Module) -> Option<String> {
 
 /// Analyses the modules that have a share of the samples, but for those that are `ready`, which are taken
 /// from there; those that cannot be analysed come back with the reason.
-pub(crate) fn choose(
-    set: &ProcessSet,
-    samples: &IpSamples,
-    ready: &mut Analyses,
-) -> Result<Choice, SessionError> {
+pub fn choose(set: &ProcessSet, samples: &IpSamples, ready: &mut Analyses) -> Result<Choice, SessionError> {
     let (mut chosen, mut left) = (Vec::new(), Vec::new());
     let target = set.leader.target();
     let mut wanted = with_a_share(samples);
@@ -115,7 +115,7 @@ fn too_little(samples: u64, total: u64) -> String {
 }
 
 /// The samples in modules that have too few of them, the program aside, and those in no module.
-pub(crate) fn others(set: &ProcessSet, samples: &IpSamples) -> report::OtherModules {
+pub fn others(set: &ProcessSet, samples: &IpSamples) -> report::OtherModules {
     let (named, program) = (with_a_share(samples), set.leader.target().program);
     let others = samples.by_module.keys().filter(|i| **i != program && !named.contains(i));
     let others: Vec<u64> = others.map(|i| samples.in_module(*i)).collect();
@@ -132,7 +132,7 @@ pub(crate) fn others(set: &ProcessSet, samples: &IpSamples) -> report::OtherModu
 }
 
 /// Analyses these modules, on all processors.
-pub(crate) fn analyze(set: &ProcessSet, modules: Vec<usize>) -> Analyses {
+pub fn analyze(set: &ProcessSet, modules: Vec<usize>) -> Analyses {
     let modules_of = &set.leader.target().modules;
     let one = |index: usize| (index, analyze_image(modules_of[index].image.clone()));
     parallel::map(modules, one).into_iter().collect()
@@ -144,7 +144,7 @@ fn is_worth_counting(program: &Program, weights: &Weights) -> bool {
 }
 
 /// The loader runs before and beneath everything else, `_dl_find_object` included.
-pub(crate) fn is_runtime_loader(path: &str) -> bool {
+pub fn is_runtime_loader(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld-musl"))
 }
 

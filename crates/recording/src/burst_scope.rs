@@ -9,15 +9,15 @@
 //! it is small, and of a large one all that the sampled functions call, and what these call, as far as there
 //! is room.
 
-use crate::SessionError;
-use crate::modules::{Analyses, Chosen, is_runtime_loader};
-use crate::process_set::ProcessSet;
 use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_apply_process::{Module, Target};
 use restitch_emit::may_trace;
 use restitch_image::Image;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::selection::{Weights, select, select_within};
+use restitch_processes::SessionError;
+use restitch_processes::modules::{Analyses, Chosen, is_runtime_loader};
+use restitch_processes::process_set::ProcessSet;
 use restitch_procfs::system::available_memory;
 use restitch_procfs::{MappedFile, MapsFile, threads};
 use restitch_program::{CallSite, CallTarget, FuncId, Movability, Program};
@@ -40,7 +40,7 @@ const SMALL: usize = 1_500_000;
 const BLOCK_MEMORY: u64 = 1_600;
 
 /// Modules, and by block whether it is to be copied.
-pub(crate) struct BurstScope {
+pub struct BurstScope {
     pub modules: Vec<Chosen>,
     pub blocks: Vec<Vec<bool>>,
     /// The same for the last version that was made.
@@ -303,7 +303,7 @@ fn guard(target: &Target, module: usize, program: &Program, maps: &MapsFile) -> 
 }
 
 /// The modules that tracing versions may be made of.
-pub(crate) fn candidates(set: &ProcessSet) -> Vec<usize> {
+pub fn candidates(set: &ProcessSet) -> Vec<usize> {
     let modules = &set.leader.target().modules;
     let may_be_traced = |i: &usize| !is_runtime_loader(&modules[*i].path.to_string_lossy());
     permanent_modules(set.leader.target()).into_iter().filter(may_be_traced).collect()
@@ -393,7 +393,7 @@ fn copied(program: &Program, functions: &[FuncId]) -> Vec<bool> {
 
 /// Addresses in one module that indirect branches can come in at, one for each block and each call. So many
 /// branches there are, too, at most.
-pub(crate) fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
+pub fn entries(module: &Analyzed, blocks: &[bool]) -> u64 {
     let chosen = module.program.block_ids().filter(|b| blocks[b.index()]);
     chosen.map(|b| 1 + u64::from(module.program.block(b).call_count)).sum()
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Samples that count.
-pub(crate) struct Sampler {
+pub struct Sampler {
     sampler: IpSampler,
     /// The processes that count, if not all do that are sampled.
     counted: Option<BTreeSet<i32>>,

@@ -10,12 +10,12 @@
 //! Limits: a process that lives for less than a second or two may never be looked at; `--source trace`
 //! follows it from its beginning.
 
-use crate::SessionError;
 use crate::branch_records::BranchRecords;
 use crate::burst_versions::Versions;
-use crate::process_set::{ProcessSet, incoming};
-use crate::refusal::refuse_shadow_stack;
 use restitch_apply_process::{AttachedProcess, Target, VersionKind};
+use restitch_processes::SessionError;
+use restitch_processes::process_set::{ProcessSet, incoming};
+use restitch_processes::refusal::refuse_shadow_stack;
 use restitch_trace::{BranchTraceError, BurstCode, BurstEnd, BurstOptions, BurstReport, relay, trace_bursts};
 use restitch_tracee::{AskedToEnd, Stopped};
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ struct Member {
 
 /// The processes that have the versions: the leader of a set alone, or the busiest ones of a tree.
 #[derive(Default)]
-pub(crate) struct Members {
+pub struct Members {
     list: Vec<Member>,
     /// Processes of a tree that cannot be recorded, and why.
     refused: BTreeMap<i32, String>,
@@ -225,6 +225,6 @@ fn together(
 }
 
 /// How long a tree is recorded before it is looked for processes that have come and gone.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
+pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// ... and if nobody works.
-pub(crate) const IDLE: Duration = Duration::from_millis(100);
+pub const IDLE: Duration = Duration::from_millis(100);

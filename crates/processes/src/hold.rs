@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 
 /// Does `work` while all threads of process `pid` stand still. Where they cannot be stopped (one is in the
 /// kernel for long, or the process is about to end), they run meanwhile.
-pub(crate) fn holding<T>(pid: i32, work: impl FnOnce() -> T) -> T {
+pub fn holding<T>(pid: i32, work: impl FnOnce() -> T) -> T {
     let (held, is_held) = channel::<()>();
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {

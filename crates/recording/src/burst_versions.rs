@@ -4,10 +4,7 @@
 //! translations, or that nobody has touched before. Versions and the window with the table are made of large
 //! pages where there is room: the table is used all over.
 
-use crate::SessionError;
 use crate::burst_scope::{BurstScope, entries};
-use crate::modules::Chosen;
-use crate::process_set::ProcessSet;
 use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_apply_process::{ProcessError, Reservation, is_vdso};
 use restitch_check::{CheckedVersion, check};
@@ -17,6 +14,9 @@ use restitch_layout::Layout;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::analysis::Analyzed;
 use restitch_pipeline::parallel;
+use restitch_processes::SessionError;
+use restitch_processes::modules::Chosen;
+use restitch_processes::process_set::ProcessSet;
 use restitch_trace::{BurstTables, TracedModule};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use std::sync::Arc;
 const SPARSE: u64 = 2;
 
 /// Checked versions with the modules that they are of, and what there is to look up in them.
-pub(crate) struct Versions {
+pub struct Versions {
     pub of: Vec<(usize, CheckedVersion)>,
     pub tables: Arc<BurstTables>,
 }
@@ -41,7 +41,7 @@ struct Place {
 /// # Errors
 /// If there is no room for them, before anything else is done; if a version cannot be made, or is refused by
 /// the checker.
-pub(crate) fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, SessionError> {
+pub fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, SessionError> {
     let target = set.leader.target();
     let bits = (SPARSE * scope.entries()).next_power_of_two().trailing_zeros().clamp(10, 24) as u8;
     let places = reserve_all(set, scope, bits)?;

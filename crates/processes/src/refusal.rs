@@ -12,7 +12,7 @@ use restitch_procfs as procfs;
 ///
 /// # Errors
 /// [`SessionError::Refused`] if nothing in it may have one.
-pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
+pub fn refuse(target: &Target) -> Result<(), SessionError> {
     refuse_if(target, |image| image.run_time().is_some_and(|found| !found.leaves_other_modules()))
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn refuse(target: &Target) -> Result<(), SessionError> {
 ///
 /// # Errors
 /// [`SessionError::Refused`] if there is such code in it.
-pub(crate) fn refuse_all(target: &Target) -> Result<(), SessionError> {
+pub fn refuse_all(target: &Target) -> Result<(), SessionError> {
     refuse_if(target, |image| image.run_time().is_some())
 }
 
@@ -33,13 +33,13 @@ fn refuse_if(target: &Target, refused: impl Fn(&Image) -> bool) -> Result<(), Se
 }
 
 /// Why a module of a process is left alone, in words that stand for themselves.
-pub(crate) fn left_alone(module: &Module) -> Option<String> {
+pub fn left_alone(module: &Module) -> Option<String> {
     run_time(&module.image).map(|why| format!("it {why}"))
 }
 
 /// An error that says that there was nothing to do in a process: with the modules of it that are left alone,
 /// which may be what ran all the time.
-pub(crate) fn with_what_is_left(error: SessionError, target: &Target) -> SessionError {
+pub fn with_what_is_left(error: SessionError, target: &Target) -> SessionError {
     if !matches!(
         error,
         SessionError::Pipeline(PipelineError::NothingToDo(_)) | SessionError::NothingMoves { .. }
@@ -58,7 +58,7 @@ pub(crate) fn with_what_is_left(error: SessionError, target: &Target) -> Session
 }
 
 /// Returns that match no call end a process whose shadow stack is on.
-pub(crate) fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
+pub fn refuse_shadow_stack(pid: i32) -> Result<(), SessionError> {
     let status = std::fs::read_to_string(procfs::shared_path(pid, "status")).unwrap_or_default();
     let features = status.lines().find(|line| line.starts_with("x86_Thread_features:"));
     if features.is_some_and(|line| line.contains("shstk")) {

@@ -1,14 +1,14 @@
 //! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes
 //! nothing in the process.
 
-use crate::SessionError;
 use crate::branch_records::BranchRecords;
-use crate::interrupt::heed;
 use crate::period::Period;
-use crate::process_family::at_work;
-use crate::process_set::{ProcessSet, process_of};
 use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::ProfileOutput;
+use restitch_processes::SessionError;
+use restitch_processes::interrupt::heed;
+use restitch_processes::process_family::at_work;
+use restitch_processes::process_set::{ProcessSet, process_of};
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{
     LookAhead, Relative, TraceOptions, TraceReport, relay, trace, trace_held, trace_together,
@@ -35,8 +35,8 @@ pub enum TraceSubject {
 /// Taken branches in a record, if nobody says how many: see docs/design/tracing.md.
 const DEPTH: usize = 512;
 
-/// Settings of [`record_traced`], [`record_bursts`](crate::record_bursts) and
-/// [`record_sampled`](crate::record_sampled).
+/// Settings of [`record_traced`], [`record_bursts`](crate::burst_record::record_bursts) and
+/// [`record_sampled`](crate::sampled_record::record_sampled).
 #[derive(Debug)]
 pub struct TraceRecordOptions {
     /// What to trace.
@@ -150,10 +150,7 @@ pub fn record_traced(
 }
 
 /// The other processes of a tree, the busiest first: there may be more threads than events can be opened for.
-pub(crate) fn relatives(
-    set: &mut ProcessSet,
-    records: &mut BranchRecords,
-) -> Result<Vec<Relative>, SessionError> {
+pub fn relatives(set: &mut ProcessSet, records: &mut BranchRecords) -> Result<Vec<Relative>, SessionError> {
     set.refresh()?;
     let mut known = BTreeSet::from([set.leader.target().pid()]);
     let mut found = Vec::new();
@@ -167,7 +164,7 @@ pub(crate) fn relatives(
 }
 
 /// Says which processes of a tree could not be traced.
-pub(crate) fn tell_left_out(report: &TraceReport, watcher: &mut dyn Watcher) {
+pub fn tell_left_out(report: &TraceReport, watcher: &mut dyn Watcher) {
     for (pid, why) in &report.left_out {
         watcher.note(&format!("process {pid} is not recorded: {why}"));
     }
@@ -223,7 +220,7 @@ fn trace_command(
 
 /// Starts a command, does `work` while it stands at its program's entry point, where all of its libraries are
 /// mapped, and lets go of it.
-pub(crate) fn launch_holding<T>(
+pub fn launch_holding<T>(
     command: Command,
     work: impl FnOnce(ProcessId) -> T,
 ) -> Result<(ProcessId, T), SessionError> {
@@ -255,7 +252,7 @@ fn not_held() -> SessionError {
 /// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)
 fn launch_held(command: Command) -> Result<(TraceEvents, Stopped), SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let mut events = crate::start::launch(command, LaunchOptions::default())?;
+    let mut events = restitch_processes::start::launch(command, LaunchOptions::default())?;
     loop {
         match events.next_event(LOADER_LIMIT)? {
             Some(TraceEvent::Exec(stopped)) => match procfs::auxv(stopped.pid())?.entry() {
@@ -276,7 +273,7 @@ fn launch_held(command: Command) -> Result<(TraceEvents, Stopped), SessionError>
 const LOADER_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tracer has collected the end of a child of ours where it saw it.
-pub(crate) fn exit_status(exit: Option<ExitStatus>, process: ProcessId) -> Result<i32, SessionError> {
+pub fn exit_status(exit: Option<ExitStatus>, process: ProcessId) -> Result<i32, SessionError> {
     match exit {
         Some(ExitStatus::Code(code)) => Ok(code),
         Some(ExitStatus::Signal(signal)) => Ok(128 + signal),

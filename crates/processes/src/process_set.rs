@@ -34,7 +34,7 @@ const BUSY_LOOK: Duration = Duration::from_millis(20);
 /// One or more live processes whose modules are loaded at the same addresses (they were forked from one
 /// another).
 #[derive(Debug)]
-pub(crate) struct ProcessSet {
+pub struct ProcessSet {
     /// The one that was named first. Its module indices serve for all.
     pub leader: AttachedProcess,
     /// The others.
@@ -250,14 +250,17 @@ impl ProcessSet {
         self.all().map(|l| l.target().pid()).collect()
     }
 
+    /// All processes, the leader first.
     pub fn all(&self) -> impl Iterator<Item = &AttachedProcess> {
         std::iter::once(&self.leader).chain(&self.others)
     }
 
+    /// The same, to be changed.
     pub fn all_mut(&mut self) -> impl Iterator<Item = &mut AttachedProcess> {
         std::iter::once(&mut self.leader).chain(&mut self.others)
     }
 
+    /// Whether the process after which the set is named has not ended.
     pub fn leader_is_alive(&self) -> bool {
         self.leader.target().process.is_alive()
     }
@@ -545,7 +548,7 @@ fn ticks_of(pid: i32) -> u64 {
 }
 
 /// The versions for one process: those of the modules that it has at the leader's addresses.
-pub(crate) fn incoming<'a>(
+pub fn incoming<'a>(
     live: &AttachedProcess,
     leader: &Target,
     versions: &'a [(usize, CheckedVersion)],
@@ -573,7 +576,7 @@ fn has_all(live: &AttachedProcess, incoming: &[Incoming<'_>]) -> bool {
 }
 
 /// Refuses, before anything is sampled, what could not be changed in the end.
-pub(crate) fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
+pub fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
     let pid = restitch_tracee::preflight(pid)?.pid;
     let status = restitch_procfs::status(pid)?;
     if status.state == Some(restitch_procfs::ProcessState::Stopped) {
@@ -588,7 +591,7 @@ pub(crate) fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
 ///
 /// # Errors
 /// If it is a kernel thread, or has ended.
-pub(crate) fn process_of(pid: i32) -> Result<i32, SessionError> {
+pub fn process_of(pid: i32) -> Result<i32, SessionError> {
     let status = procfs::status(pid)?;
     if procfs::has_ended(pid) {
         return Err(TraceError::Zombie { pid }.into());
@@ -600,7 +603,7 @@ pub(crate) fn process_of(pid: i32) -> Result<i32, SessionError> {
 }
 
 /// What is told before a recording that needs the original code.
-pub(crate) fn taken_out(pid: i32) -> String {
+pub fn taken_out(pid: i32) -> String {
     format!(
         "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` puts one in force again; `--source ip` records with it in force)"
     )

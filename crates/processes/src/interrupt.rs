@@ -9,7 +9,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// [`SessionError::Interrupted`] if it was asked to end.
-pub(crate) fn heed() -> Result<(), SessionError> {
+pub fn heed() -> Result<(), SessionError> {
     match AskedToEnd::signal() {
         Some(signal) => Err(SessionError::Interrupted { signal, then: String::new() }),
         None => Ok(()),
@@ -20,7 +20,7 @@ pub(crate) fn heed() -> Result<(), SessionError> {
 ///
 /// # Errors
 /// [`SessionError::Interrupted`] then.
-pub(crate) fn pause(time: Duration) -> Result<(), SessionError> {
+pub fn pause(time: Duration) -> Result<(), SessionError> {
     AskedToEnd::pause(time);
     heed()
 }

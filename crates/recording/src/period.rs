@@ -1,7 +1,7 @@
 //! How far apart records and samples are, where no budget decides that.
 
-use crate::SessionError;
 use restitch_perf::AlarmEvent;
+use restitch_processes::SessionError;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl Period {
     ///
     /// # Errors
     /// If taken branches are not counted here.
-    pub(crate) fn alarm(self) -> Result<(AlarmEvent, u64), SessionError> {
+    pub fn alarm(self) -> Result<(AlarmEvent, u64), SessionError> {
         match self {
             Self::Time(time) => Ok((AlarmEvent::TaskClock, time.as_nanos() as u64)),
             Self::TakenBranches(number) => match AlarmEvent::best() {
@@ -65,7 +65,7 @@ impl Period {
     ///
     /// # Errors
     /// If it is a number of branches.
-    pub(crate) fn time(self) -> Result<Duration, SessionError> {
+    pub fn time(self) -> Result<Duration, SessionError> {
         match self {
             Self::Time(time) => Ok(time),
             Self::TakenBranches(_) => Err(not_counted("this source")),

@@ -1,6 +1,9 @@
 //! What a recording of branches says of itself, for [`RunResult`].
 
-use crate::{Bursts, Sampled, SourceChoice, Traced};
+use crate::burst_record::Bursts;
+use crate::sampled_record::Sampled;
+use crate::trace_record::Traced;
+use restitch_processes::source::SourceChoice;
 use restitch_report::{BranchRecords, End, Outcome, RunResult, Target};
 use restitch_trace::{BurstEnd, RecordEnd, Refusal};
 use std::time::Duration;

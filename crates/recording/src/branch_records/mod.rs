@@ -12,7 +12,6 @@
 mod coverage;
 mod file;
 
-use crate::SessionError;
 use coverage::Coverage;
 use file::RecordFile;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma, SvmaRange};
@@ -21,6 +20,7 @@ use restitch_image::Image;
 use restitch_perf::{Branch, Sample, SampleEvent};
 use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::{ProfileOutput, RecordedModule, save_records};
+use restitch_processes::SessionError;
 use restitch_procfs::{FileIdentity, Mapping};
 use restitch_profile::Profile;
 use restitch_profile_formats::{Format, Records, TakenBranch};
@@ -75,7 +75,7 @@ impl Places {
 
 /// Takes branch records of any number of processes.
 #[derive(Default)]
-pub(crate) struct BranchRecords {
+pub struct BranchRecords {
     seen: Vec<Seen>,
     processes: BTreeMap<i32, Places>,
     images: ImageCache,
