@@ -207,6 +207,7 @@ fn trace_command(
         });
         // An error: it could not be held, which the thread says.
         let opened = is_held.recv().map_or(Ok(()), |process: ProcessId| {
+            AskedToEnd::stand_for(process.pid);
             records.open(process.pid)?;
             let _ = begin.send(records.restartable(process.pid));
             Ok(())
@@ -239,6 +240,7 @@ pub fn launch_holding<T>(
             Err(error) => drop(held.send(Err(error))),
         });
         let process = is_held.recv().map_err(|_| not_held())??;
+        AskedToEnd::stand_for(process.pid);
         let result = work(process);
         drop(done);
         Ok((process, result))

@@ -16,7 +16,7 @@ use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
 use restitch_processes::start::launch;
 use restitch_procfs as procfs;
-use restitch_tracee::{ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
+use restitch_tracee::{AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -73,6 +73,7 @@ pub(crate) fn follow(
 ) -> Result<Followed, SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut events = launch(command, LaunchOptions { follow_children: true })?;
+    AskedToEnd::stand_for(events.root().pid);
     let root = events.root().pid;
     let program = program_of(root).unwrap_or(name);
     let mut follower = Follower {

@@ -111,7 +111,8 @@ impl AskedToEnd {
     }
 
     /// From now on, requests are those of the command `pid`, a child that was not waited for, for as long as
-    /// it lives. Those that came before are passed on.
+    /// it lives. Those that came before are passed on. (Not for a thread with
+    /// [descriptors of its own](crate::own_descriptors): any thread may be the one that gets a signal.)
     pub fn stand_for(pid: i32) {
         // SAFETY: no pointers. The descriptor is closed when this program ends; it is not inherited.
         let command = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
