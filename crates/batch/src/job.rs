@@ -10,7 +10,7 @@ use crate::progress::{Progress, Step};
 use crate::suspended::Suspended;
 use crate::trial::Trial;
 use crate::usage::whole_runs;
-use crate::work::{BUSY, Held, UNCOUNTED, make_overlay, optimize};
+use crate::work::{BUSY, Held, UNCOUNTED, counting_overlay, optimize};
 use restitch_address::{FileOffset, Svma};
 use restitch_image::Image;
 use restitch_layout::LayoutChoice;
@@ -152,7 +152,8 @@ impl Job {
         let identity = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64);
         let wanted = Wanted::counting(&planned.plan.counted, &[]);
         let layout = counting_layout(&planned.module.program, &planned.plan);
-        let (overlay, missing) = make_overlay(&self.state.path, &planned.module, &layout, wanted, identity)?;
+        let (overlay, missing) =
+            counting_overlay(&self.state.path, &planned.module, &layout, wanted, identity)?;
         (self.state.missing, self.state.identity) = (missing, identity);
         cache.note_path(&self.state.build_id, &self.state.path)?;
         // First the counts, so that the overlay is never there without them.

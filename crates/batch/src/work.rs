@@ -6,12 +6,15 @@ use crate::cache::{Cache, Entry};
 use crate::known::read_module;
 use crate::own_files::{MOST_OF_DATA, read_own};
 use restitch_apply_preload::{Overlay, place};
-use restitch_emit::Executions;
+use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
-use restitch_pipeline::large_pages::{LargePages, alignment};
-use restitch_pipeline::make::{Place, Wanted, Ways, check_version, emit_version, estimate, lay_out};
+use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
+use restitch_pipeline::large_pages::alignment;
+use restitch_pipeline::make::{Place, Wanted, estimate, make};
+use restitch_pipeline::timings::Timings;
+use restitch_pipeline::version_options::VersionOptions;
 use restitch_profile::ProfileFile;
 use std::fs::File;
 use std::path::Path;
@@ -61,11 +64,12 @@ pub(crate) fn optimize(
         .module(module.image.identity().as_bytes())
         .ok_or_else(|| bad("the cache has no profile of it".into()))?;
     let (profile, _) = part.resolve(&module.program);
-    let layout = lay_out(Ways::usual(choice, Some(Reaching::ByBranches)), &module.program, &profile);
-    let large_pages = LargePages::Auto.wanted(&module.program, &layout);
-    let executions = Executions { blocks: &profile.blocks, edges: &profile.edges };
-    let wanted = Wanted { by_slots: true, executions, large_pages, ..Wanted::default() };
-    let overlay = make_overlay(&entry.path, module, &layout, wanted, 0)?.0;
+    let options = VersionOptions { layout: choice, ..VersionOptions::default() };
+    let source = Source { path: &entry.path, module, profile: &profile, options: &options };
+    let entrances = Entrances { reaching: Reaching::ByBranches, pointers: None };
+    let place = |draft: &Draft| place_for(&entry.path, module, draft.room(module), 0, draft.alignment());
+    let made = build_version(source, entrances, place, &mut Timings::new())?;
+    let overlay = overlay_of(&entry.path, module, &made.version, 0)?;
     entry.cost_seconds = cost();
     entry.layout = choice.to_string();
     cache.keep(&entry, overlay.bytes())?;
@@ -97,26 +101,44 @@ pub(crate) fn optimize_stored(
     optimize(cache, entry, &module, layout, cost)
 }
 
-/// Emits and checks a version, and makes an overlay of it; with the counters that nothing increments.
-pub(crate) fn make_overlay(
+/// A counting version as an overlay, with the counters that nothing increments.
+pub(crate) fn counting_overlay(
     path: &Path,
     module: &Analyzed,
     layout: &Layout,
     wanted: Wanted<'_>,
     identity: u64,
 ) -> Result<(Overlay, Vec<u32>), PipelineError> {
-    let bad = |why: String| PipelineError::BadFile { path: path.into(), why };
-    let counted = wanted.counted;
-    let counters = counted.map_or(0, |c| 8 * c.len() as u64);
+    let counters = wanted.counted.map_or(0, <[_]>::len);
     let align = alignment(wanted.large_pages);
-    let size = estimate(&module.program, layout, counted.map_or(0, <[_]>::len)).next_multiple_of(align);
-    let places = place(&module.image, size, counters, align).map_err(|e| bad(e.to_string()))?;
-    let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
-    let version = emit_version(path, module, layout, place, wanted)?;
-    let version = check_version(path, module, layout, version, None)?;
+    let size = estimate(&module.program, layout, counters).next_multiple_of(align);
+    let place = place_for(path, module, size, 8 * counters as u64, align)?;
+    let version = make(path, module, layout, place, wanted)?;
     let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
-    let overlay = Overlay::plan(&module.image, &version, identity).map_err(|e| bad(e.to_string()))?;
-    Ok((overlay, missing))
+    Ok((overlay_of(path, module, &version, identity)?, missing))
+}
+
+/// Room for a version of `size` bytes, and for so many bytes of counters behind it.
+fn place_for(
+    path: &Path,
+    module: &Analyzed,
+    size: u64,
+    counters: u64,
+    align: u64,
+) -> Result<Place, PipelineError> {
+    let places = place(&module.image, size, counters, align)
+        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.to_string() })?;
+    Ok(Place { number: 1, start: places.start, counters: places.counters, bias: None })
+}
+
+fn overlay_of(
+    path: &Path,
+    module: &Analyzed,
+    version: &CheckedVersion,
+    identity: u64,
+) -> Result<Overlay, PipelineError> {
+    Overlay::plan(&module.image, version, identity)
+        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.to_string() })
 }
 
 #[cfg(test)]
@@ -126,6 +148,7 @@ pub(crate) mod tests {
     use restitch_address::Svma;
     use restitch_apply_preload::verify;
     use restitch_emit::RetargetKind;
+    use restitch_pipeline::make::{Ways, lay_out};
     use restitch_profile::Profile;
 
     /// `main` is never seen running and stays; what it calls in a loop is seen.
@@ -167,10 +190,8 @@ pub(crate) mod tests {
         let path = folder.join("a");
         let align = alignment(false);
         let size = estimate(program, &layout, 0).next_multiple_of(align);
-        let places = place(&module.image, size, 0, align).unwrap();
-        let place = Place { number: 1, start: places.start, counters: places.counters, bias: None };
-        let version = emit_version(&path, module, &layout, place, Wanted::default()).unwrap();
-        let version = check_version(&path, module, &layout, version, None).unwrap();
+        let place = place_for(&path, module, size, 0, align).unwrap();
+        let version = make(&path, module, &layout, place, Wanted::default()).unwrap();
         let is_branch = |s: &&restitch_emit::Retarget| s.kind == RetargetKind::Displacement;
         let retargets = version.retargets.iter().filter(is_branch).count();
         (Overlay::plan(&module.image, &version, 0).unwrap(), retargets)

@@ -83,87 +83,14 @@ pub enum Command {
         group(ArgGroup::new("subject").required(true).args(["pid", "from_counts", "command"])),
         override_usage = "restitch record [OPTIONS] --output <FILE> --pid <PID>\n       restitch record [OPTIONS] --output <FILE> -- <COMMAND>...\n       restitch record [OPTIONS] --output <FILE> --from-counts <FILE>"
     )]
-    Record {
-        #[command(flatten)]
-        source: crate::sources::SourceOptions,
-        /// The process.
-        #[arg(short, long)]
-        pid: Option<i32>,
-        /// Also all processes that run its program.
-        #[arg(long, requires = "pid")]
-        tree: bool,
-        /// Seconds of sampling and counting together.
-        #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
-        duration: f64,
-        /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is
-        /// restitch's own.
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
-        /// Count only programs of this name or path that COMMAND executes (may be repeated).
-        #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "from_counts"])]
-        program: Vec<String>,
-        /// Make the profile of what programs of `restitch instrument` have counted in this file (may be
-        /// repeated).
-        #[arg(long, value_name = "FILE", conflicts_with = "command")]
-        from_counts: Vec<PathBuf>,
-        /// Write the result as JSON ("-" for standard output).
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Write the result as an HTML page.
-        #[arg(long, value_name = "FILE")]
-        html: Option<PathBuf>,
-        /// The format of the profile file, where its ending is another.
-        #[arg(long, value_name = "FORMAT", value_parser = restitch_session::profiles::Format::named)]
-        format: Option<restitch_session::profiles::Format>,
-        /// Branches a sample, for an output in the format of perf.data (32; with --source trace or burst 64;
-        /// at most 1024), and branches a record for --source trace (512) and --source burst (4000, or less
-        /// where system calls end bursts).
-        #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
-        depth: Option<u16>,
-        /// The program and its arguments. A text file without `#!` is run by /bin/sh, as shells do.
-        #[arg(last = true, value_name = "COMMAND")]
-        command: Vec<OsString>,
-    },
+    Record(Record),
     /// Write a copy of a program or shared library that counts its branches in a file, whoever runs it.
     ///
     /// All processes that run the copy count in the same file, at the same time or one after the other.
     /// `restitch record --from-counts FILE` makes a profile of it.
-    Instrument {
-        /// The file.
-        program: PathBuf,
-        /// The new file.
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
-        /// The file to count in. It is made here; its path is fixed in the copy. Where a process cannot write
-        /// it, it runs uncounted.
-        #[arg(long, value_name = "FILE")]
-        counts: PathBuf,
-        /// Write the result as JSON ("-" for standard output).
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-    },
+    Instrument(Instrument),
     /// Write an optimized copy of a program or shared library.
-    Optimize {
-        /// The file.
-        program: PathBuf,
-        /// A profile from `restitch record`, or of another format that `restitch profile formats` lists as
-        /// read.
-        #[arg(long, value_name = "FILE")]
-        profile: PathBuf,
-        /// The new file.
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
-        #[command(flatten)]
-        version: VersionArgs,
-        /// Let pointers to functions of a position-independent file lead straight to the new code: everything
-        /// that makes such an address (data, instructions, exported symbols) is changed together, so that
-        /// comparisons hold; functions of which not all of that is known keep theirs.
-        #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
-        pointers: Switch,
-        /// Write the result as JSON ("-" for standard output).
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-    },
+    Optimize(Optimize),
     /// Run a command whose programs run again and again (a build, a test suite), and optimize them between
     /// their runs.
     Batch(crate::batch::Batch),
@@ -217,7 +144,7 @@ impl Command {
         match self {
             Self::Attach { options, .. } => !options.dry_run,
             Self::Run { .. } | Self::Revert { .. } => true,
-            Self::Record { from_counts, .. } => from_counts.is_empty(),
+            Self::Record(record) => record.from_counts.is_empty(),
             _ => false,
         }
     }
@@ -226,10 +153,98 @@ impl Command {
     pub fn is_stand_in(&self) -> bool {
         match self {
             Self::Run { .. } | Self::Batch(_) => true,
-            Self::Record { command, .. } => !command.is_empty(),
+            Self::Record(record) => !record.command.is_empty(),
             _ => false,
         }
     }
+}
+
+/// Options of `record`.
+#[derive(Debug, ClapArgs)]
+#[group(skip)]
+pub struct Record {
+    #[command(flatten)]
+    pub source: crate::sources::SourceOptions,
+    /// The process.
+    #[arg(short, long)]
+    pub pid: Option<i32>,
+    /// Also all processes that run its program.
+    #[arg(long, requires = "pid")]
+    pub tree: bool,
+    /// Seconds of sampling and counting together.
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
+    pub duration: f64,
+    /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is
+    /// restitch's own.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Count only programs of this name or path that COMMAND executes (may be repeated).
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "from_counts"])]
+    pub program: Vec<String>,
+    /// Make the profile of what programs of `restitch instrument` have counted in this file (may be
+    /// repeated).
+    #[arg(long, value_name = "FILE", conflicts_with = "command")]
+    pub from_counts: Vec<PathBuf>,
+    /// Write the result as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the result as an HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// The format of the profile file, where its ending is another.
+    #[arg(long, value_name = "FORMAT", value_parser = restitch_session::profiles::Format::named)]
+    pub format: Option<restitch_session::profiles::Format>,
+    /// Branches a sample, for an output in the format of perf.data (32; with --source trace or burst 64;
+    /// at most 1024), and branches a record for --source trace (512) and --source burst (4000, or less
+    /// where system calls end bursts).
+    #[arg(long, value_name = "BRANCHES", value_parser = clap::value_parser!(u16).range(1..=15000))]
+    pub depth: Option<u16>,
+    /// The program and its arguments. A text file without `#!` is run by /bin/sh, as shells do.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Options of `instrument`.
+#[derive(Debug, ClapArgs)]
+#[group(skip)]
+pub struct Instrument {
+    /// The file.
+    pub program: PathBuf,
+    /// The new file.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The file to count in. It is made here; its path is fixed in the copy. Where a process cannot write
+    /// it, it runs uncounted.
+    #[arg(long, value_name = "FILE")]
+    pub counts: PathBuf,
+    /// Write the result as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Options of `optimize`.
+#[derive(Debug, ClapArgs)]
+#[group(skip)]
+pub struct Optimize {
+    /// The file.
+    pub program: PathBuf,
+    /// A profile from `restitch record`, or of another format that `restitch profile formats` lists as
+    /// read.
+    #[arg(long, value_name = "FILE")]
+    pub profile: PathBuf,
+    /// The new file.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub version: VersionArgs,
+    /// Let pointers to functions of a position-independent file lead straight to the new code: everything
+    /// that makes such an address (data, instructions, exported symbols) is changed together, so that
+    /// comparisons hold; functions of which not all of that is known keep theirs.
+    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
+    pub pointers: Switch,
+    /// Write the result as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Options of `attach` and `run`. (The group has a name of its own: the default would be that of the

@@ -1,6 +1,6 @@
 //! One function a command: from arguments to a session and from its result to text.
 
-use crate::args::{Args, Attach, Command};
+use crate::args::{Args, Attach, Command, Instrument, Optimize, Record};
 use crate::batch::{batch_command, cache_command};
 use crate::child::{child, exit_status};
 use crate::demo;
@@ -36,67 +36,9 @@ fn run_command_line(args: Args) -> Result<i32, SessionError> {
         Command::Run { options, warm_up, command } => run_command(&options, warm_up, &command),
         Command::Revert { pid, tree } => revert_command(pid, tree),
         Command::Status { pid } => status_command(pid),
-        Command::Record {
-            source,
-            pid,
-            tree,
-            duration,
-            output,
-            program,
-            from_counts,
-            json,
-            html,
-            format,
-            depth,
-            command,
-        } => {
-            let traced = match pid {
-                Some(pid) if tree => TraceSubject::Tree(pid, Duration::from_secs_f64(duration)),
-                Some(pid) => TraceSubject::Process(pid, Duration::from_secs_f64(duration)),
-                None => TraceSubject::Command(child(&command)),
-            };
-            let recorded =
-                |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth.min(1024));
-            // What a perf with the usual settings shows in full, and not too many stacks a record.
-            let profile = recorded(depth.unwrap_or(64));
-            check_outputs(&[json.as_deref(), html.as_deref()])?;
-            let publish = |result: &RunResult| publish_beside(result, json.as_deref(), html.as_deref());
-            if let Some(done) = source.record(traced, depth, profile, publish) {
-                return done;
-            }
-            let subject = match pid {
-                Some(pid) => {
-                    RecordSubject::Process { pid, tree, duration: Duration::from_secs_f64(duration) }
-                }
-                None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
-                None => RecordSubject::Command { command: child(&command), only: program },
-            };
-            let output = recorded(depth.unwrap_or(32));
-            record_command(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
-        }
-        Command::Instrument { program, output, counts, json } => {
-            check_outputs(&[json.as_deref()])?;
-            let mut progress = Progress::new();
-            let result = instrument(&InstrumentOptions { program, output, counts }, &mut progress)?;
-            progress.finish();
-            publish(&result, json.as_deref(), None)
-        }
-        Command::Optimize { program, profile, output, version, pointers, json } => {
-            check_outputs(&[json.as_deref()])?;
-            let mut progress = Progress::new();
-            let options = OptimizeOptions {
-                program,
-                profile,
-                output,
-                version: version.options(),
-                pointers: pointers == Switch::On,
-            };
-            let target = failed_target(options.program.display().to_string(), None);
-            let result =
-                or_say_why("optimize", target, json.as_deref(), || optimize(&options, &mut progress))?;
-            progress.finish();
-            publish(&result, json.as_deref(), None)
-        }
+        Command::Record(record) => record_command(record),
+        Command::Instrument(instrument) => instrument_command(instrument),
+        Command::Optimize(optimize) => optimize_command(optimize),
         Command::Batch(options) => batch_command(options),
         Command::Cache(command) => cache_command(&command),
         Command::Lab(options) => lab_command(options),
@@ -212,12 +154,39 @@ fn tell_short(name: &str) {
     );
 }
 
-fn record_command(
+fn record_command(args: Record) -> Result<i32, SessionError> {
+    let Record {
+        source, pid, tree, output, program, from_counts, json, html, format, depth, command, ..
+    } = args;
+    let duration = Duration::from_secs_f64(args.duration);
+    let traced = match pid {
+        Some(pid) if tree => TraceSubject::Tree(pid, duration),
+        Some(pid) => TraceSubject::Process(pid, duration),
+        None => TraceSubject::Command(child(&command)),
+    };
+    let recorded = |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth.min(1024));
+    // What a perf with the usual settings shows in full, and not too many stacks a record.
+    let profile = recorded(depth.unwrap_or(64));
+    check_outputs(&[json.as_deref(), html.as_deref()])?;
+    let publish = |result: &RunResult| publish_beside(result, json.as_deref(), html.as_deref());
+    if let Some(done) = source.record(traced, depth, profile, publish) {
+        return done;
+    }
+    let subject = match pid {
+        Some(pid) => RecordSubject::Process { pid, tree, duration },
+        None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
+        None => RecordSubject::Command { command: child(&command), only: program },
+    };
+    let output = recorded(depth.unwrap_or(32));
+    record_by_counting(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
+}
+
+/// Records by counting.
+fn record_by_counting(
     options: RecordOptions,
     json: Option<&Path>,
     html: Option<&Path>,
 ) -> Result<i32, SessionError> {
-    check_outputs(&[json, html])?;
     let output = options.output.path.clone();
     let mut progress = Progress::new();
     let (mut result, status) = record(options, &mut progress)?;
@@ -227,6 +196,27 @@ fn record_command(
     eprint!("{}", result.to_text());
     eprintln!("restitch: profile written to {}", output.display());
     Ok(code)
+}
+
+fn instrument_command(args: Instrument) -> Result<i32, SessionError> {
+    let Instrument { program, output, counts, json } = args;
+    check_outputs(&[json.as_deref()])?;
+    let mut progress = Progress::new();
+    let result = instrument(&InstrumentOptions { program, output, counts }, &mut progress)?;
+    progress.finish();
+    publish(&result, json.as_deref(), None)
+}
+
+fn optimize_command(args: Optimize) -> Result<i32, SessionError> {
+    let Optimize { program, profile, output, version, pointers, json } = args;
+    check_outputs(&[json.as_deref()])?;
+    let (version, pointers) = (version.options(), pointers == Switch::On);
+    let options = OptimizeOptions { program, profile, output, version, pointers };
+    let mut progress = Progress::new();
+    let target = failed_target(options.program.display().to_string(), None);
+    let result = or_say_why("optimize", target, json.as_deref(), || optimize(&options, &mut progress))?;
+    progress.finish();
+    publish(&result, json.as_deref(), None)
 }
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {

@@ -6,6 +6,7 @@
 //! go wrong is a [`PipelineError`], with the documented [`exit code`]; how far it is hears a [`Watcher`].
 
 pub mod analysis;
+pub mod build_version;
 pub mod derivation;
 pub mod disk;
 mod error;

@@ -1,6 +1,7 @@
 //! What results tell of layouts and versions.
 
 use crate::analysis::words;
+use crate::build_version::Source;
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Score};
 use restitch_profile::Profile;
@@ -10,8 +11,18 @@ use restitch_report as report;
 /// Hottest functions in a report.
 const HOTTEST: usize = 12;
 
+/// A module, its layout and its version.
+pub fn module_report(source: Source<'_>, layout: &Layout, version: &CheckedVersion) -> report::Module {
+    let (program, profile, choice) = (&source.module.program, source.profile, source.options.layout);
+    let mut module = source.module.report(&source.path.display().to_string());
+    module.layout = Some(layout_summary(program, profile, layout, choice));
+    module.version = Some(version_summary(version));
+    module.hottest = hottest(program, profile, layout, version);
+    module
+}
+
 /// A layout beside the original order.
-pub fn layout_summary(
+fn layout_summary(
     program: &Program,
     profile: &Profile,
     layout: &Layout,
@@ -58,7 +69,7 @@ pub fn version_summary(version: &CheckedVersion) -> report::VersionSummary {
 }
 
 /// The functions that ran most, and how much of each has moved.
-pub fn hottest(
+fn hottest(
     program: &Program,
     profile: &Profile,
     layout: &Layout,

@@ -5,7 +5,7 @@ use crate::make::{DUPLICATE, PREFETCH, Ways};
 use restitch_emit::Executions;
 use restitch_layout::{LayoutChoice, Reaching};
 use restitch_profile::Profile;
-use restitch_program::FuncId;
+use restitch_program::{FuncId, Program};
 
 /// What is asked of a version, whatever it goes into.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +62,13 @@ impl VersionOptions {
             led,
             duplicate: self.duplicate,
             prefetch: self.prefetch,
+        }
+    }
+
+    /// Leaves in a program what its versions shall not change. Before its layouts.
+    pub fn prepare(&self, program: &mut Program) {
+        if !self.copy_tables {
+            program.keep_tables();
         }
     }
 

@@ -18,6 +18,7 @@ use restitch_tracee::TraceError;
 use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Pauses before the tries to unmap retired versions.
@@ -346,8 +347,35 @@ impl ProcessSet {
         Ok(place)
     }
 
+    /// Does `work` with each process of the set once, those included that are forked meanwhile: they begin in
+    /// the state that their parent had. It may break off.
+    ///
+    /// # Errors
+    /// If no process can be looked at any more.
+    fn with_each(
+        &mut self,
+        mut work: impl FnMut(&mut AttachedProcess) -> ControlFlow<()>,
+    ) -> Result<(), SessionError> {
+        let mut done: BTreeSet<i32> = BTreeSet::new();
+        loop {
+            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
+                if work(live).is_break() {
+                    return Ok(());
+                }
+            }
+            done.extend(self.pids());
+            self.refresh()?;
+            if self.pids().iter().all(|pid| done.contains(pid)) {
+                return Ok(());
+            }
+        }
+    }
+
     /// Switches all processes to `versions`. Those that end meanwhile do not count; if one cannot be changed,
     /// it gets its original code back and the watcher hears why; if it is the leader, all do.
+    ///
+    /// # Errors
+    /// If the leader cannot be changed.
     pub fn switch(
         &mut self,
         versions: &[(usize, CheckedVersion)],
@@ -359,53 +387,28 @@ impl ProcessSet {
             // Whatever way led here: a run time may have been loaded meanwhile.
             refuse(&leader)?;
         }
-        let retargeted_slots = self.retargeted_slots;
-        let mut sum: Option<SwitchReport> = None;
-        let mut done: BTreeSet<i32> = BTreeSet::new();
-        // Children that are forked while the others are switched have the old state: they are found and
-        // follow.
-        loop {
-            let mut failed = None;
-            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
-                let is_leader = live.target().pid() == leader.pid();
-                if !is_leader && let Err(error) = live.look_again() {
-                    if live.target().process.is_alive() {
-                        watcher.note(&format!("process {}: {error}", live.target().pid()));
-                    }
-                    continue;
+        let new = Change { leader: &leader, versions, kind, retargeted_slots: self.retargeted_slots };
+        let (mut sum, mut failed) = (None, None);
+        let looked = self.with_each(|live| match new.make(live, watcher) {
+            Ok(report) => {
+                if let Some(report) = report {
+                    sum = Some(add(sum.take(), report));
                 }
-                let mut incoming = incoming(live, &leader, versions, kind);
-                incoming.iter_mut().for_each(|new| new.retargeted_slots = retargeted_slots);
-                if !is_leader && has_all(live, &incoming) {
-                    continue;
-                }
-                match live.switch(&incoming) {
-                    Ok(report) => sum = Some(add(sum, report)),
-                    Err(error) if is_leader => {
-                        failed = Some(error);
-                        break;
-                    }
-                    Err(_) if !live.target().process.is_alive() => {}
-                    Err(error) => {
-                        watcher.note(&format!("process {}: {error}", live.target().pid()));
-                        // It must not go on counting, or in a layout that the others have left.
-                        let _ = live.revert();
-                    }
-                }
+                ControlFlow::Continue(())
             }
-            if let Some(error) = failed {
-                // Versions that came to be mapped before it failed, in this process or in others, go again,
-                // as far as that can be.
-                let _ = self.take_back(watcher);
-                self.all_mut().for_each(|live| drop(live.reclaim()));
-                return Err(error.into());
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
             }
-            done.extend(self.pids());
-            self.refresh()?;
-            if self.pids().iter().all(|pid| done.contains(pid)) {
-                return Ok(sum.unwrap_or_default());
-            }
+        });
+        if let Some(error) = failed {
+            // Versions that came to be mapped before it failed, in this process or in others, go again,
+            // as far as that can be.
+            let _ = self.take_back(watcher);
+            self.all_mut().for_each(|live| drop(live.reclaim()));
+            return Err(error.into());
         }
+        looked.map(|()| sum.unwrap_or_default())
     }
 
     /// Gives all processes in which there is something of restitch their original code back, those that are
@@ -416,57 +419,47 @@ impl ProcessSet {
     /// If the leader cannot be changed; the others are, as far as that can be.
     pub fn take_back(&mut self, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
         let leader = self.leader.target().pid();
-        let (mut done, mut failed) = (BTreeSet::new(), None);
-        loop {
-            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
-                // With the lock the journal is read anew.
-                let result = live.lock().and_then(|()| match live.journal().is_empty() {
-                    true => Ok(()),
-                    false => live.revert().map(drop),
-                });
-                match result {
-                    Err(_) if !live.target().process.is_alive() => {}
-                    Err(error) if live.target().pid() == leader => failed = Some(error),
-                    Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
-                    Ok(()) => {}
-                }
+        let mut failed = None;
+        self.with_each(|live| {
+            // With the lock the journal is read anew.
+            let result = live.lock().and_then(|()| match live.journal().is_empty() {
+                true => Ok(()),
+                false => live.revert().map(drop),
+            });
+            match result {
+                Err(_) if !live.target().process.is_alive() => {}
+                Err(error) if live.target().pid() == leader => failed = Some(error),
+                Err(error) => watcher.note(&format!("process {}: {error}", live.target().pid())),
+                Ok(()) => {}
             }
-            done.extend(self.pids());
-            self.refresh()?;
-            if self.pids().iter().all(|pid| done.contains(pid)) {
-                self.leader.forget_ended();
-                return failed.map_or(Ok(()), |error| Err(error.into()));
-            }
-        }
+            ControlFlow::Continue(())
+        })?;
+        self.leader.forget_ended();
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Gives all processes their original code back, those that are forked meanwhile included, and says what
     /// became of each. Those that end meanwhile do not count, unless it is the leader.
     pub fn give_back(&mut self) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
-        let (mut done, mut told) = (BTreeSet::new(), Vec::new());
-        loop {
-            for live in self.all_mut().filter(|l| !done.contains(&l.target().pid())) {
-                let pid = live.target().pid();
-                // With the lock the journal is read anew.
-                let result = live.lock().and_then(|()| match live.journal().is_empty() {
-                    true => Ok(None),
-                    false => live.revert().map(Some),
-                });
-                match result {
-                    Ok(None) => told.push((pid, GivenBack::NothingThere)),
-                    Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),
-                    Err(_) if pid != leader && (!live.target().process.is_alive() || has_left(live)) => {}
-                    Err(error) => told.push((pid, GivenBack::Failed(error.into()))),
-                }
+        let mut told = Vec::new();
+        // An error: no process can be looked at any more, and none is added.
+        let _ = self.with_each(|live| {
+            let pid = live.target().pid();
+            // With the lock the journal is read anew.
+            let result = live.lock().and_then(|()| match live.journal().is_empty() {
+                true => Ok(None),
+                false => live.revert().map(Some),
+            });
+            match result {
+                Ok(None) => told.push((pid, GivenBack::NothingThere)),
+                Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),
+                Err(_) if pid != leader && (!live.target().process.is_alive() || has_left(live)) => {}
+                Err(error) => told.push((pid, GivenBack::Failed(error.into()))),
             }
-            done.extend(self.pids());
-            // An error: no process can be looked at any more, and none is added.
-            let looked = self.refresh();
-            if looked.is_err() || self.pids().iter().all(|pid| done.contains(pid)) {
-                return told;
-            }
-        }
+            ControlFlow::Continue(())
+        });
+        told
     }
 
     /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is
@@ -610,6 +603,50 @@ pub fn taken_out(pid: i32) -> String {
 }
 
 /// The longest pause, and the sums of what was done.
+/// What the processes of a set are switched to.
+struct Change<'a> {
+    leader: &'a Target,
+    versions: &'a [(usize, CheckedVersion)],
+    kind: VersionKind,
+    retargeted_slots: RetargetedSlots,
+}
+
+impl Change<'_> {
+    /// Switches one process, if it has to be; one that cannot be changed gets its original code back.
+    ///
+    /// # Errors
+    /// If it is the leader.
+    fn make(
+        &self,
+        live: &mut AttachedProcess,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Option<SwitchReport>, ProcessError> {
+        let is_leader = live.target().pid() == self.leader.pid();
+        if !is_leader && let Err(error) = live.look_again() {
+            if live.target().process.is_alive() {
+                watcher.note(&format!("process {}: {error}", live.target().pid()));
+            }
+            return Ok(None);
+        }
+        let mut incoming = incoming(live, self.leader, self.versions, self.kind);
+        incoming.iter_mut().for_each(|new| new.retargeted_slots = self.retargeted_slots);
+        if !is_leader && has_all(live, &incoming) {
+            return Ok(None);
+        }
+        match live.switch(&incoming) {
+            Ok(report) => return Ok(Some(report)),
+            Err(error) if is_leader => return Err(error),
+            Err(_) if !live.target().process.is_alive() => {}
+            Err(error) => {
+                watcher.note(&format!("process {}: {error}", live.target().pid()));
+                // It must not go on counting, or in a layout that the others have left.
+                let _ = live.revert();
+            }
+        }
+        Ok(None)
+    }
+}
+
 fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     let Some(sum) = sum else { return one };
     let (mut longer, shorter) = if one.pause_us > sum.pause_us { (one, sum) } else { (sum, one) };

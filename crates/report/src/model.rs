@@ -2,6 +2,7 @@
 
 use crate::{BranchRecords, Continuous, Samples};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// Version of the JSON form. Rises when a field changes its meaning or goes away, not when one is added.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -95,6 +96,13 @@ pub struct Target {
     pub processes: u32,
     /// Number of threads in them.
     pub threads: u32,
+}
+
+impl Target {
+    /// A file, which no process runs for this.
+    pub fn file(program: &Path) -> Self {
+        Self { program: program.display().to_string(), pid: None, processes: 0, threads: 0 }
+    }
 }
 
 /// One ELF file.

@@ -1,15 +1,11 @@
 //! The profile that `attach` lays out for: given, or made now.
 
-use crate::attach_options::AttachOptions;
+use crate::attach_job::Job;
 use crate::attach_records::{profile_of_branches, profiles_of_records, profiles_of_samples};
 use crate::given_profile::{GivenProfile, Parts};
-use crate::left_out::LeftOut;
-use crate::module_churn::ModuleChurn;
 use crate::plan::plan;
 use crate::profiling::{Counting, count, make_counting};
 use restitch_apply_process::SwitchReport;
-use restitch_pipeline::Watcher;
-use restitch_pipeline::timings::Timings;
 use restitch_processes::SessionError;
 use restitch_processes::initial_sampling::{InitialSampling, LEAST_SAMPLES, Length};
 use restitch_processes::interrupt::heed;
@@ -19,20 +15,8 @@ use restitch_processes::sampling::IpSamples;
 use restitch_processes::source::SourceChoice;
 use restitch_processes::verdict::{Window, Windows};
 use restitch_profile::{Derived, Profile};
-use restitch_report::{self as report, RunResult};
+use restitch_report as report;
 use std::time::{Duration, Instant};
-
-/// What a session has in hand while it finds its profile.
-pub(crate) struct Work<'a> {
-    pub options: &'a AttachOptions,
-    pub set: &'a mut ProcessSet,
-    pub windows: &'a mut Windows,
-    pub left_out: &'a mut LeftOut,
-    pub phases: &'a mut Timings,
-    pub result: &'a mut RunResult,
-    pub churn: &'a ModuleChurn,
-    pub watcher: &'a mut dyn Watcher,
-}
 
 /// What there is to lay out, and by what.
 pub(crate) struct Found {
@@ -45,89 +29,113 @@ pub(crate) struct Found {
 }
 
 /// What a given profile has counts of.
-pub(crate) fn take_given(given: &GivenProfile, work: &mut Work<'_>) -> Result<Found, SessionError> {
-    work.watcher.phase("analysing", None);
-    let Parts { chosen, profiles, notes } = given.modules(work.set, work.churn, work.left_out)?;
-    work.result.warnings.extend(notes);
-    let target = work.set.leader.target();
+pub(crate) fn take_given(given: &GivenProfile, job: &mut Job<'_>) -> Result<Found, SessionError> {
+    job.watcher.phase("analysing", None);
+    let Parts { chosen, profiles, notes } = given.modules(job.set, job.churn, &mut job.left_out)?;
+    job.result.warnings.extend(notes);
+    let target = job.set.leader.target();
     if chosen.iter().all(|c| c.index != target.program)
-        && !work.left_out.has(&target.modules[target.program].path)
+        && !job.left_out.has(&target.modules[target.program].path)
     {
         let (program, file) = (target.modules[target.program].path.display(), given.path().display());
-        work.result.warnings.push(format!("{file} has no counts of {program} itself, which stays as it is"));
+        job.result.warnings.push(format!("{file} has no counts of {program} itself, which stays as it is"));
     }
-    work.phases.end("analysis");
-    if work.windows.can_measure() && !work.options.dry_run {
-        work.watcher.phase("measuring", Some(work.options.measure.as_secs_f64()));
-        work.windows.measure(work.options.measure);
+    job.phases.end("analysis");
+    if job.windows.can_measure() && !job.options.dry_run {
+        job.watcher.phase("measuring", Some(job.options.measure.as_secs_f64()));
+        job.windows.measure(job.options.measure);
         heed()?;
-        work.phases.end("measuring before");
+        job.phases.end("measuring before");
     }
     let profiled = Profiled { source: given.path().display().to_string(), ..Profiled::of_records(profiles) };
-    Ok(Found { before: work.windows.take(), samples: IpSamples::default(), chosen, profiled: Some(profiled) })
+    Ok(Found { before: job.windows.take(), samples: IpSamples::default(), chosen, profiled: Some(profiled) })
 }
 
 /// Samples the process, then counts what it does, or records its branches. `vote`: indirect calls vote for
 /// their usual targets meanwhile.
-pub(crate) fn profile_it(
-    work: &mut Work<'_>,
-    source: SourceChoice,
-    vote: bool,
-) -> Result<Found, SessionError> {
-    let Work { options, set, windows, left_out, phases, result, churn, watcher } = work;
-    let (sampling, counting_time) = split(options.duration);
-    watcher.phase("sampling", Some(sampling.most().as_secs_f64()));
-    let look = look_at(set, sampling, windows)?;
-    let before = look.before.clone();
-    phases.end("sampling");
-
-    watcher.phase("analysing", None);
-    let (mut samples, mut analyses) = look.finish();
-    if samples.total < LEAST_SAMPLES {
-        return Err(SessionError::nothing_to_do(format!(
-            "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
-             longer --duration",
-            set.leader.target().pid(),
-            samples.total,
-            phases.list.last().map_or(0.0, |p| p.ms / 1e3)
-        )));
-    }
-    let (mut chosen, left) = choose(set, &samples, &mut analyses)?;
-    left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
-    churn.leave_out(&mut chosen, left_out);
-    result.other_modules = Some(others(set, &samples));
-    phases.end("analysis");
-    heed()?;
-    if chosen.is_empty() {
-        let why = format!("no module with enough samples can be moved{}", left_out.reasons());
-        return Err(SessionError::nothing_to_do(why));
-    }
-    if options.dry_run {
+pub(crate) fn profile_it(job: &mut Job<'_>, source: SourceChoice, vote: bool) -> Result<Found, SessionError> {
+    let (sampling, length) = split(job.options.duration);
+    let (before, mut samples, mut chosen) = sample(job, sampling)?;
+    if job.options.dry_run {
         let by_counting = source == SourceChoice::Count && samples.records < ENOUGH_RECORDS;
-        plan(set, &mut chosen, by_counting.then_some(vote), samples.total, left_out, result)?;
+        let vote = by_counting.then_some(vote);
+        plan(job.set, &mut chosen, vote, samples.total, &mut job.left_out, &mut job.result)?;
         return Ok(Found { before, samples, chosen, profiled: None });
     }
-    let by_kernel = matches!(source, SourceChoice::Ip | SourceChoice::Lbr);
     let profiled = match from_records(&chosen, &samples) {
-        _ if by_kernel => {
-            let (how, time) = ((source, options.overhead), counting_time.most());
-            let profiles = profiles_of_samples(set, &chosen, how, time, &mut samples, *watcher)?;
-            heed()?;
-            phases.end("sampling for the profile");
-            let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
-            Profiled { seconds: time.as_secs_f64(), source: source.into(), ..Profiled::of_records(profiles) }
+        _ if matches!(source, SourceChoice::Ip | SourceChoice::Lbr) => {
+            by_samples(job, &chosen, source, length.most(), &mut samples)?
         }
         Some(profiled) => profiled,
-        None if source != SourceChoice::Count => {
-            let how = (source, options.overhead);
-            let profiles = profiles_of_records(set, &chosen, how, counting_time.most(), *watcher)?;
-            heed()?;
-            phases.end("tracing");
-            Profiled { seconds: counting_time.most().as_secs_f64(), ..Profiled::of_records(profiles) }
-        }
-        None => by_counting(set, &mut chosen, (counting_time, vote), left_out, phases, *watcher)?,
+        None if source != SourceChoice::Count => by_records(job, &chosen, source, length.most())?,
+        None => by_counting(job, &mut chosen, length, vote)?,
     };
     Ok(Found { before, samples, chosen, profiled: Some(profiled) })
+}
+
+/// What was measured while the process was sampled, the samples, and the modules that are worth it.
+fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, Vec<Chosen>), SessionError> {
+    job.watcher.phase("sampling", Some(length.most().as_secs_f64()));
+    let look = look_at(job.set, length, &mut job.windows)?;
+    let before = look.before.clone();
+    job.phases.end("sampling");
+    job.watcher.phase("analysing", None);
+    let (samples, mut analyses) = look.finish();
+    enough(job, &samples)?;
+    let (mut chosen, left) = choose(job.set, &samples, &mut analyses)?;
+    left.into_iter().for_each(|(path, n, why)| job.left_out.add(&path, n, why));
+    job.churn.leave_out(&mut chosen, &mut job.left_out);
+    job.result.other_modules = Some(others(job.set, &samples));
+    job.phases.end("analysis");
+    heed()?;
+    if chosen.is_empty() {
+        let why = format!("no module with enough samples can be moved{}", job.left_out.reasons());
+        return Err(SessionError::nothing_to_do(why));
+    }
+    Ok((before, samples, chosen))
+}
+
+fn enough(job: &Job<'_>, samples: &IpSamples) -> Result<(), SessionError> {
+    if samples.total >= LEAST_SAMPLES {
+        return Ok(());
+    }
+    Err(SessionError::nothing_to_do(format!(
+        "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
+         longer --duration",
+        job.set.leader.target().pid(),
+        samples.total,
+        job.phases.list.last().map_or(0.0, |p| p.ms / 1e3)
+    )))
+}
+
+/// Profiles of samples by the kernel, of so much time.
+fn by_samples(
+    job: &mut Job<'_>,
+    chosen: &[Chosen],
+    source: SourceChoice,
+    time: Duration,
+    samples: &mut IpSamples,
+) -> Result<Profiled, SessionError> {
+    let how = (source, job.options.overhead);
+    let profiles = profiles_of_samples(job.set, chosen, how, time, samples, job.watcher)?;
+    heed()?;
+    job.phases.end("sampling for the profile");
+    let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
+    Ok(Profiled { seconds: time.as_secs_f64(), source: source.into(), ..Profiled::of_records(profiles) })
+}
+
+/// Profiles of branch records that software makes, of so much time.
+fn by_records(
+    job: &mut Job<'_>,
+    chosen: &[Chosen],
+    source: SourceChoice,
+    time: Duration,
+) -> Result<Profiled, SessionError> {
+    let how = (source, job.options.overhead);
+    let profiles = profiles_of_records(job.set, chosen, how, time, job.watcher)?;
+    heed()?;
+    job.phases.end("tracing");
+    Ok(Profiled { seconds: time.as_secs_f64(), ..Profiled::of_records(profiles) })
 }
 
 /// Watches until there are enough samples.
@@ -215,25 +223,23 @@ fn from_records(chosen: &[Chosen], samples: &IpSamples) -> Option<Profiled> {
 /// Exact profiles from a counting version, which stays in force: of so much time, and with what indirect
 /// calls call or without.
 fn by_counting(
-    set: &mut ProcessSet,
+    job: &mut Job<'_>,
     chosen: &mut Vec<Chosen>,
-    (length, vote): (Length, bool),
-    left_out: &mut LeftOut,
-    phases: &mut Timings,
-    watcher: &mut dyn Watcher,
+    length: Length,
+    vote: bool,
 ) -> Result<Profiled, SessionError> {
-    let (counting, versions) = make_counting(set, chosen, left_out, vote)?;
-    phases.end("counting version");
+    let (counting, versions) = make_counting(job.set, chosen, &mut job.left_out, vote)?;
+    job.phases.end("counting version");
     heed()?;
     for (c, m) in counting.iter().zip(chosen.iter()) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();
         let (samples, functions, counters) = (m.samples, c.functions, c.counted.len());
-        watcher.note(&format!(
+        job.watcher.note(&format!(
             "{name}: {samples} samples, counting {functions} functions with {counters} counters"
         ));
     }
-    let (derived, switch, time) = count(set, chosen, &counting, &versions, length, watcher)?;
-    phases.end("counting");
+    let (derived, switch, time) = count(job.set, chosen, &counting, &versions, length, job.watcher)?;
+    job.phases.end("counting");
     heed()?;
     let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
     let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();

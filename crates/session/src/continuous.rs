@@ -5,7 +5,8 @@
 //! (`retired_versions.rs`): a few samples a second say how the process works (`program_phases.rs`), and no
 //! lock is held, so it can be reverted at any time, which ends the session.
 
-use crate::attach::{Round, attach_round};
+use crate::attach::{Attached, attach_round};
+use crate::attach_job::Round;
 use crate::attach_options::AttachOptions;
 use crate::program_phases::{Finding, ProgramPhases, Seen};
 use crate::retired_versions::RetiredVersions;
@@ -185,6 +186,29 @@ impl Sample {
     }
 }
 
+/// What is watched, since the last round.
+struct Watch {
+    set: ProcessSet,
+    /// What it ran, and was in, at the beginning.
+    program: PathBuf,
+    versions: BTreeSet<u32>,
+    since: Instant,
+    so_far: Sample,
+    retired: RetiredVersions,
+    /// Nothing was said of it yet.
+    is_first: bool,
+    /// The processes are as they were, and at work.
+    can_sample: bool,
+}
+
+impl Watch {
+    fn begin(set: ProcessSet, is_first: bool) -> Self {
+        let (program, versions) = (program_of(&set), in_force(&set));
+        let (so_far, retired) = (Sample::begin(), RetiredVersions::begin());
+        Self { set, program, versions, since: Instant::now(), so_far, retired, is_first, can_sample: false }
+    }
+}
+
 impl Session<'_> {
     /// Optimizes. Gives a reason to end, if there is one.
     fn round(
@@ -199,7 +223,7 @@ impl Session<'_> {
         let (at, begun) = (self.begun.elapsed(), Instant::now());
         let earlier = self.behaviours.profiles();
         let attached = attach_round(&self.options.attach, Round::Of(&earlier), watcher);
-        let mut round = report::Round {
+        let round = report::Round {
             at_seconds: at.as_secs_f64(),
             seconds: begun.elapsed().as_secs_f64(),
             why: cause.to_string(),
@@ -209,38 +233,55 @@ impl Session<'_> {
         };
         self.in_force = attached.as_ref().is_ok_and(|attached| attached.result.outcome == Outcome::InForce);
         match attached {
-            Ok(attached) => {
-                let seen = self.locations.of(&attached.modules, &attached.samples);
-                self.behaviours.optimized(seen, attached.expected, attached.counted);
-                self.failures = 0;
-                let mut result = attached.result;
-                self.leader = result.target.pid.map_or(self.leader, |pid| pid as i32);
-                (round.outcome, round.verdict) = (result.outcome, result.verdict.clone());
-                self.rounds.push(round);
-                result.continuous = Some(self.summary(None));
-                told(&result)?;
-                self.result = Some(result);
-                Ok(None)
-            }
-            Err(error) => {
-                let is_idle = matches!(error, SessionError::Pipeline(PipelineError::NothingToDo(_)));
-                let is_asked = matches!(error, SessionError::Interrupted { .. });
-                if is_asked || *cause == Cause::First && !is_idle {
-                    return Err(error);
-                }
-                round.error = Some(error.to_string());
-                self.rounds.push(round);
-                if !is_alive(self.options.attach.pid) {
-                    return Ok(Some(End::Process));
-                }
-                watcher.note(&error.to_string());
-                if *cause != Cause::First {
-                    self.behaviours.not_optimized();
-                }
-                self.failures += u32::from(!is_idle);
-                if self.failures >= MOST_FAILURES { Err(error) } else { Ok(None) }
-            }
+            Ok(attached) => self.succeeded(attached, round, told).map(|()| None),
+            Err(error) => self.failed(error, cause, round, watcher),
         }
+    }
+
+    /// Learns from a round that has come to something, and tells of it.
+    fn succeeded(
+        &mut self,
+        attached: Attached,
+        mut round: report::Round,
+        told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
+    ) -> Result<(), SessionError> {
+        let seen = self.locations.of(&attached.modules, &attached.samples);
+        self.behaviours.optimized(seen, attached.expected, attached.counted);
+        self.failures = 0;
+        let mut result = attached.result;
+        self.leader = result.target.pid.map_or(self.leader, |pid| pid as i32);
+        (round.outcome, round.verdict) = (result.outcome, result.verdict.clone());
+        self.rounds.push(round);
+        result.continuous = Some(self.summary(None));
+        told(&result)?;
+        self.result = Some(result);
+        Ok(())
+    }
+
+    /// Goes on after a round that has failed, or ends.
+    fn failed(
+        &mut self,
+        error: SessionError,
+        cause: &Cause,
+        mut round: report::Round,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Option<End>, SessionError> {
+        let is_idle = matches!(error, SessionError::Pipeline(PipelineError::NothingToDo(_)));
+        let is_asked = matches!(error, SessionError::Interrupted { .. });
+        if is_asked || *cause == Cause::First && !is_idle {
+            return Err(error);
+        }
+        round.error = Some(error.to_string());
+        self.rounds.push(round);
+        if !is_alive(self.options.attach.pid) {
+            return Ok(Some(End::Process));
+        }
+        watcher.note(&error.to_string());
+        if *cause != Cause::First {
+            self.behaviours.not_optimized();
+        }
+        self.failures += u32::from(!is_idle);
+        if self.failures >= MOST_FAILURES { Err(error) } else { Ok(None) }
     }
 
     /// Watches until there is a reason to do something.
@@ -249,90 +290,112 @@ impl Session<'_> {
         is_asked: &dyn Fn() -> bool,
         watcher: &mut dyn Watcher,
     ) -> Result<Next, SessionError> {
-        let pid = self.options.attach.pid;
         watcher.phase("watching", None);
-        let since = Instant::now();
-        let gone = |leader: i32| match is_alive(pid) {
-            true if leader != pid => Next::Round(Cause::Replaced),
-            _ => Next::End(End::Process),
-        };
-        let mut set = match ProcessSet::open_to_look(self.leader, self.options.attach.tree) {
-            Err(_) if !is_alive(self.leader) => return Ok(gone(self.leader)),
+        let set = match ProcessSet::open_to_look(self.leader, self.options.attach.tree) {
+            Err(_) if !is_alive(self.leader) => return Ok(self.without_leader()),
             set => set?,
         };
-        let (program, versions) = (program_of(&set), in_force(&set));
-        let changed = |leader: i32| if has_memory(leader) { Next::End(End::Changed) } else { gone(leader) };
-        if self.in_force && versions.is_empty() {
-            return Ok(changed(self.leader));
+        let mut watch = Watch::begin(set, self.in_force);
+        if self.in_force && watch.versions.is_empty() {
+            return Ok(self.changed());
         }
-        let (mut is_first, mut so_far) = (self.in_force, Sample::begin());
-        let mut retired = RetiredVersions::begin();
         loop {
             if is_asked() {
                 return Ok(Next::End(End::Asked));
             }
-            if !is_alive(self.leader) {
-                // A worker that is replaced leaves others, who may be on their way still.
-                match self.rested(since) {
-                    _ if !is_alive(pid) => return Ok(Next::End(End::Process)),
-                    true => return Ok(gone(self.leader)),
-                    false => {
-                        std::thread::sleep(STEP);
-                        continue;
-                    }
-                }
+            if let Some(next) = self.look(&mut watch)? {
+                return Ok(next);
             }
-            match set.look_again() {
-                Ok(()) => {}
-                Err(error) => {
-                    self.blink(error)?;
-                    continue;
-                }
-            }
-            if program_of(&set) != program {
-                return Ok(Next::End(End::Program));
-            }
-            if in_force(&set) != versions {
-                return Ok(changed(self.leader));
-            }
-            if retired.tidy(&set) {
-                continue;
-            }
-            let wanted = SET.saturating_sub(so_far.total);
-            let new = match self.take(&set, (wanted, so_far.begun + LEAST), is_asked) {
-                Ok(new) => new,
-                Err(error) => {
-                    self.blink(error)?;
-                    continue;
-                }
-            };
-            self.blinks = 0;
-            so_far.add(&new, &self.locations.of(&set.leader.target().modules, &new));
-            if so_far.total < SET || so_far.begun.elapsed() < LEAST {
-                continue;
-            }
-            let taken = std::mem::replace(&mut so_far, Sample::begin());
-            self.samples += taken.total;
-            let (seen, inside) = (taken.seen, taken.in_versions as f64 / taken.total as f64);
-            let cause = match self.behaviours.look(&seen, inside) {
-                Finding::Known => {
-                    if std::mem::take(&mut is_first) {
-                        watcher
-                            .note(&format!("{:.0} % of the work is done in the new layout", 100.0 * inside));
-                    }
-                    if !self.is_cheap.get() {
-                        self.pause(taken.begun.elapsed() * PAUSE, is_asked);
-                        so_far = Sample::begin();
-                    }
-                    continue;
-                }
-                Finding::Unsure => continue,
-                Finding::Other => Cause::Other,
-                Finding::Outside { now, before } => Cause::Outside { now, before },
-            };
-            if self.rested(since) {
+            if watch.can_sample
+                && let Some(sample) = self.sampled(&mut watch, is_asked)?
+                && let Some(cause) = self.judged(&mut watch, sample, is_asked, watcher)
+                && self.rested(watch.since)
+            {
                 return Ok(Next::Round(cause));
             }
+        }
+    }
+
+    /// Looks whether the processes are those that they were, and in what they were.
+    fn look(&mut self, watch: &mut Watch) -> Result<Option<Next>, SessionError> {
+        watch.can_sample = false;
+        if !is_alive(self.leader) {
+            // A worker that is replaced leaves others, who may be on their way still.
+            if !is_alive(self.options.attach.pid) || self.rested(watch.since) {
+                return Ok(Some(self.without_leader()));
+            }
+            std::thread::sleep(STEP);
+            return Ok(None);
+        }
+        if let Err(error) = watch.set.look_again() {
+            return self.blink(error).map(|()| None);
+        }
+        if program_of(&watch.set) != watch.program {
+            return Ok(Some(Next::End(End::Program)));
+        }
+        if in_force(&watch.set) != watch.versions {
+            return Ok(Some(self.changed()));
+        }
+        watch.can_sample = !watch.retired.tidy(&watch.set);
+        Ok(None)
+    }
+
+    /// What there is to do when the leader has ended.
+    fn without_leader(&self) -> Next {
+        let pid = self.options.attach.pid;
+        let is_replaced = self.leader != pid && is_alive(pid);
+        if is_replaced { Next::Round(Cause::Replaced) } else { Next::End(End::Process) }
+    }
+
+    /// What there is to do when the process is in other versions than it was left in.
+    fn changed(&self) -> Next {
+        if has_memory(self.leader) { Next::End(End::Changed) } else { self.without_leader() }
+    }
+
+    /// Takes samples for a while; the set of them once it is complete.
+    fn sampled(
+        &mut self,
+        watch: &mut Watch,
+        is_asked: &dyn Fn() -> bool,
+    ) -> Result<Option<Sample>, SessionError> {
+        let so_far = &mut watch.so_far;
+        let wanted = SET.saturating_sub(so_far.total);
+        let new = match self.take(&watch.set, wanted, so_far.begun + LEAST, is_asked) {
+            Ok(new) => new,
+            Err(error) => return self.blink(error).map(|()| None),
+        };
+        self.blinks = 0;
+        so_far.add(&new, &self.locations.of(&watch.set.leader.target().modules, &new));
+        if so_far.total < SET || so_far.begun.elapsed() < LEAST {
+            return Ok(None);
+        }
+        self.samples += so_far.total;
+        Ok(Some(std::mem::replace(so_far, Sample::begin())))
+    }
+
+    /// Why a set of samples asks for another round, if it does.
+    fn judged(
+        &mut self,
+        watch: &mut Watch,
+        sample: Sample,
+        is_asked: &dyn Fn() -> bool,
+        watcher: &mut dyn Watcher,
+    ) -> Option<Cause> {
+        let inside = sample.in_versions as f64 / sample.total as f64;
+        match self.behaviours.look(&sample.seen, inside) {
+            Finding::Known => {
+                if std::mem::take(&mut watch.is_first) {
+                    watcher.note(&format!("{:.0} % of the work is done in the new layout", 100.0 * inside));
+                }
+                if !self.is_cheap.get() {
+                    self.pause(sample.begun.elapsed() * PAUSE, is_asked);
+                    watch.so_far = Sample::begin();
+                }
+                None
+            }
+            Finding::Unsure => None,
+            Finding::Other => Some(Cause::Other),
+            Finding::Outside { now, before } => Some(Cause::Outside { now, before }),
         }
     }
 
@@ -359,7 +422,8 @@ impl Session<'_> {
     fn take(
         &self,
         set: &ProcessSet,
-        (wanted, until): (u64, Instant),
+        wanted: u64,
+        until: Instant,
         is_asked: &dyn Fn() -> bool,
     ) -> Result<IpSamples, SessionError> {
         let mut sampling = Sampling::watching(set, self.options.frequency)?;

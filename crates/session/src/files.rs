@@ -6,16 +6,13 @@ use restitch_layout::Reaching;
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
+use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
 use restitch_pipeline::disk::{check_writable, read_regular, write_result};
 use restitch_pipeline::imports::{ProfileRequest, read_profile};
-use restitch_pipeline::large_pages::alignment;
-use restitch_pipeline::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_leading,
-    worth_promoting,
-};
+use restitch_pipeline::make::{Place, worth_leading};
 use restitch_pipeline::optimize_options::OptimizeOptions;
 use restitch_pipeline::original::{load_changeable, load_original};
-use restitch_pipeline::summaries::{hottest, layout_summary, version_summary};
+use restitch_pipeline::summaries::module_report;
 use restitch_pipeline::timings::Timings;
 use restitch_processes::SessionError;
 use restitch_program::{Block, Movability, Terminator};
@@ -73,54 +70,27 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let request = ProfileRequest { program: &options.program, profile: &options.profile };
     let (profile, warnings) = read_profile(request, &module)?;
     phases.end("profile");
-    if !options.version.copy_tables {
-        module.program.keep_tables();
-    }
+    options.version.prepare(&mut module.program);
     watcher.phase("laying out", None);
-    let pointers = worth_leading(options.pointers, &module, &profile);
-    let layout =
-        lay_out(options.version.ways(Reaching::Straight, pointers.functions()), &module.program, &profile);
-    phases.end("layout");
+    let source =
+        Source { path: &options.program, module: &module, profile: &profile, options: &options.version };
+    let pointers = Some(worth_leading(options.pointers, &module, &profile));
+    let entrances = Entrances { reaching: Reaching::Straight, pointers };
     let refused = |why| PipelineError::of_elf(&options.program, why);
-    let large_pages = options.version.huge_pages.wanted(&module.program, &layout);
-    let file = OutputOptions { large_pages, ..OutputOptions::default() };
-    let promote = worth_promoting(options.version.promote_calls, &module.program, &profile);
-    let len = estimate(&module.program, &layout, 0) + promoted_bytes(&promote) + led_bytes(&pointers);
-    let len = len.next_multiple_of(alignment(large_pages));
-    let start = restitch_apply_elf::place(&module.image, len, &file).map_err(refused)?;
-    let place = Place { number: 1, start, counters: start, bias: None };
-    let wanted = Wanted {
-        by_slots: options.version.direct_calls,
-        promote: &promote,
-        pointers: Some(&pointers),
-        large_pages,
-        executions: options.version.executions(&profile),
-        ..Wanted::default()
+    let mut file = OutputOptions::default();
+    let place = |draft: &Draft| {
+        file.large_pages = draft.large_pages;
+        let start = restitch_apply_elf::place(&module.image, draft.room(&module), &file).map_err(refused)?;
+        Ok(Place { number: 1, start, counters: start, bias: None })
     };
-    let version = emit_version(&options.program, &module, &layout, place, wanted)?;
-    phases.end("emission");
-    let version = check_version(&options.program, &module, &layout, version, None)?;
-    phases.end("check");
+    let made = build_version(source, entrances, place, &mut phases)?;
     watcher.phase("writing", None);
-    let plan = restitch_apply_elf::plan_output(&module.image, &version, &file).map_err(refused)?;
+    let plan = restitch_apply_elf::plan_output(&module.image, &made.version, &file).map_err(refused)?;
     write_output(&plan, &options.program, &options.output)?;
     phases.end("write");
-
-    let mut result = RunResult::new(
-        "optimize",
-        report::Target {
-            program: options.program.display().to_string(),
-            pid: None,
-            processes: 0,
-            threads: 0,
-        },
-    );
+    let mut result = RunResult::new("optimize", report::Target::file(&options.program));
     result.warnings = warnings;
-    let mut entry = module.report(&options.program.display().to_string());
-    entry.layout = Some(layout_summary(&module.program, &profile, &layout, options.version.layout));
-    entry.version = Some(version_summary(&version));
-    entry.hottest = hottest(&module.program, &profile, &layout, &version);
-    result.modules.push(entry);
+    result.modules.push(module_report(source, &made.layout, &made.version));
     phases.end("report");
     phases.finish(&mut result);
     result.outcome = Outcome::Written;

@@ -96,7 +96,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     write_output(&output, &options.program, &options.output)?;
     phases.end("write");
 
-    let mut result = RunResult::new("instrument", target(&options.program));
+    let mut result = RunResult::new("instrument", report::Target::file(&options.program));
     let mut entry = module.report(&options.program.display().to_string());
     entry.version = Some(version_summary(&version));
     entry.counting = Some(derivation::planned(&plan, missing.len()));
@@ -105,10 +105,6 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     result.outcome = Outcome::Written;
     result.exit_code = ExitCode::Done.number();
     Ok(result)
-}
-
-fn target(program: &Path) -> report::Target {
-    report::Target { program: program.display().to_string(), pid: None, processes: 0, threads: 0 }
 }
 
 pub(crate) fn build_id(module: &Analyzed) -> Vec<u8> {
@@ -134,8 +130,7 @@ pub(crate) fn from_counts(
     let mut phases = Timings::new();
     watcher.phase("reading counts", None);
     let mut file = ProfileFile { modules: Vec::new() };
-    let mut result =
-        RunResult::new("record", report::Target { program: String::new(), ..target(Path::new("")) });
+    let mut result = RunResult::new("record", report::Target::file(Path::new("")));
     for path in paths {
         let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.clone(), why });
         let bytes = read_file(path)?;

@@ -11,9 +11,13 @@
 
 mod abandoned;
 mod attach;
+mod attach_job;
 mod attach_options;
 mod attach_profile;
 mod attach_records;
+mod attach_summary;
+mod attach_verdict;
+mod attach_versions;
 mod continuous;
 mod counted_images;
 mod doctor;

@@ -152,7 +152,7 @@ fn record_set(
     set.reclaim();
     phases.end("counting");
     let (derived, counted) = derived?;
-    let mut result = RunResult::new("record", crate::attach::target_of(set));
+    let mut result = RunResult::new("record", crate::attach_summary::target_of(set));
     result.warnings.extend(family.warnings());
     result.warnings.extend(churn.warning());
     describe(&mut result, &chosen, &counting, &derived);
