@@ -38,9 +38,9 @@ use restitch_preload::{
     AGENT, AGENT_NAME, AGENT_OF_EVERY_KIND, FileKey, Known, Meta, PLATFORMS, PLATFORMS_32, counts_name,
     empty_library_32, known_name, platform_name,
 };
+use restitch_procfs::FileLock;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -264,10 +264,8 @@ impl Cache {
     }
 
     /// Holds a module for this session; `None` if another session works on it.
-    pub fn lock(&self, id: &str) -> Option<File> {
-        let file = open_lock(&self.stored(id, "lock")).ok()?;
-        file.try_lock().ok()?;
-        Some(file)
+    pub fn lock(&self, id: &str) -> Option<FileLock> {
+        FileLock::try_whole(open_lock(&self.stored(id, "lock")).ok()?).ok()?
     }
 
     /// What is known of a module.

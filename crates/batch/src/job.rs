@@ -20,11 +20,11 @@ use restitch_pipeline::disk::write_whole;
 use restitch_pipeline::make::{Wanted, counting_layout};
 use restitch_pipeline::selection::{select, weigh};
 use restitch_preload::{COUNTS_HEADER, Counts};
+use restitch_procfs::FileLock;
 use restitch_profile::{
     Calls, CounterPlan, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
 };
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) struct Job {
     /// There if it was begun in this session.
     planned: Option<Box<Planned>>,
     /// Held until the work is done, so that no other session works on the same.
-    lock: File,
+    lock: FileLock,
     /// What the counters said when the profile was looked at last.
     earlier: Option<Vec<u64>>,
     /// Samples in runs that have counted, in earlier sessions.
@@ -489,7 +489,7 @@ mod tests {
         cache.tidy();
         assert!(cache.is_suspended(&id));
         let long_ago = SystemTime::now() - std::time::Duration::from_secs(31 * 24 * 3600);
-        let state = File::options().write(true).open(cache.stored(&id, "counting")).unwrap();
+        let state = std::fs::File::options().write(true).open(cache.stored(&id, "counting")).unwrap();
         state.set_modified(long_ago).unwrap();
         cache.tidy();
         assert!(!cache.is_suspended(&id) && cache.path_of(&id).is_none() && cache.counting().is_empty());

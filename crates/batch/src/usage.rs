@@ -15,6 +15,7 @@ use crate::observe::{FREQUENCY, Mode, Seen, Usage};
 use crate::own_files::{MOST_OF_DATA, open_lock, read_own};
 use restitch_address::FileOffset;
 use restitch_pipeline::disk::write_whole;
+use restitch_procfs::FileLock;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -233,10 +234,7 @@ pub(crate) fn settle(cache: &Cache, path: &Path, uncounted: Option<u64>) {
 /// Sessions that end at the same time come one after the other. Failing, what was known stays known.
 fn change(cache: &Cache, by: impl FnOnce(&mut BTreeMap<PathBuf, Past>)) {
     let lock = open_lock(&cache.usage_file().with_extension("lock"));
-    let Ok(lock) = lock else { return };
-    if lock.lock().is_err() {
-        return;
-    }
+    let Ok(_lock) = lock.and_then(FileLock::whole) else { return };
     let mut modules = read(cache);
     by(&mut modules);
     // Keys of JSON are text; what is known of other paths is forgotten, and not what is known of all.

@@ -15,8 +15,8 @@ use restitch_pipeline::large_pages::alignment;
 use restitch_pipeline::make::{Place, Wanted, estimate, make};
 use restitch_pipeline::timings::Timings;
 use restitch_pipeline::version_options::VersionOptions;
+use restitch_procfs::FileLock;
 use restitch_profile::ProfileFile;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,12 +34,12 @@ pub(crate) fn shows_nothing<T>(begun: &Result<T, PipelineError>) -> bool {
 /// A module that nobody else works on.
 pub(crate) struct Held {
     pub module: Analyzed,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Held {
     /// With the module's lock.
-    pub fn new(module: Analyzed, lock: File) -> Self {
+    pub fn new(module: Analyzed, lock: FileLock) -> Self {
         Self { module, _lock: lock }
     }
 }

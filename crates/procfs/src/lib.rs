@@ -42,7 +42,7 @@ pub use files::{FileIdentity, OpenedFile, open_executable, open_mapped, open_reg
 pub use frozen::{Frozen, frozen};
 pub use gap::{Gap, GapError, GapRequest, Side, find_gap, find_gaps, find_places};
 pub use holder::{holder, shared_path};
-pub use locks::{LockKind, flock_holders, try_lock_byte};
+pub use locks::{FileLock, LockKind, flock_holders};
 pub use map_query::{MappedFile, MapsFile};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};

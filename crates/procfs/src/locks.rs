@@ -1,7 +1,7 @@
 //! Locks on files, and who holds them.
 
 use crate::{Device, FileIdentity};
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 
@@ -14,27 +14,80 @@ pub enum LockKind {
     Exclusive,
 }
 
-/// Locks one byte of a file that is open for reading and writing, whether or not there is such a byte: an
-/// "open file description lock" (fcntl(2)), which lasts until `file` and its copies are closed. `false` if
-/// somebody else has locked it.
+/// A lock on a file, until it is dropped.
 ///
-/// # Errors
-/// If the file system has no locks.
-pub fn try_lock_byte(file: &File, at: u64, kind: LockKind) -> io::Result<bool> {
+/// Problem: the kernel's locks last until the last copy of the descriptor is closed, and a process that
+/// another thread of this one is just starting has copies of all descriptors until it executes its program.
+/// Idea: the lock is given back by name, which ends it whoever has copies.
+#[derive(Debug)]
+pub struct FileLock {
+    file: File,
+    /// The byte that is locked; `None` if it is all of the file.
+    byte: Option<u64>,
+}
+
+impl FileLock {
+    /// Locks a file as flock(2) does; `None` if somebody else has locked it.
+    ///
+    /// # Errors
+    /// If the file system has no locks.
+    pub fn try_whole(file: File) -> io::Result<Option<Self>> {
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { file, byte: None })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// The same, when it is this one's turn.
+    ///
+    /// # Errors
+    /// If the file system has no locks.
+    pub fn whole(file: File) -> io::Result<Self> {
+        file.lock().map(|()| Self { file, byte: None })
+    }
+
+    /// Locks one byte of a file that is open for reading and writing, whether or not there is such a byte: an
+    /// "open file description lock" (fcntl(2)). `None` if somebody else has locked it.
+    ///
+    /// # Errors
+    /// If the file system has no locks.
+    pub fn try_byte(file: File, at: u64, kind: LockKind) -> io::Result<Option<Self>> {
+        let kind = if kind == LockKind::Shared { libc::F_RDLCK } else { libc::F_WRLCK };
+        match set_byte(&file, at, kind) {
+            Ok(()) => Ok(Some(Self { file, byte: Some(at) })),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // It ends with the descriptor at the latest.
+        let _ = match self.byte {
+            Some(at) => set_byte(&self.file, at, libc::F_UNLCK),
+            None => self.file.unlock(),
+        };
+    }
+}
+
+fn set_byte(file: &File, at: u64, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: all bytes zero are a value of this structure of numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = if kind == LockKind::Shared { libc::F_RDLCK } else { libc::F_WRLCK } as libc::c_short;
+    lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = i64::try_from(at).map_err(io::Error::other)?;
     lock.l_len = 1;
     // SAFETY: the kernel reads the structure, which lives until the call returns.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(error),
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -80,17 +133,24 @@ mod tests {
         let path = std::env::temp_dir().join(format!("restitch-locks-{}", std::process::id()));
         let open =
             || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
-        let (one, other) = (open(), open());
-        assert!(try_lock_byte(&one, 5, LockKind::Shared).unwrap());
-        assert!(try_lock_byte(&other, 5, LockKind::Shared).unwrap());
-        assert!(!try_lock_byte(&other, 5, LockKind::Exclusive).unwrap());
-        drop(one);
-        assert!(try_lock_byte(&other, 5, LockKind::Exclusive).unwrap());
-        let third = open();
-        assert!(!try_lock_byte(&third, 5, LockKind::Shared).unwrap());
-        assert!(try_lock_byte(&third, 6, LockKind::Exclusive).unwrap(), "another byte");
-        other.lock().unwrap();
-        assert_eq!(flock_holders(FileIdentity::of(&other).unwrap()), [std::process::id() as i32]);
+        let byte = |at, kind| FileLock::try_byte(open(), at, kind).unwrap();
+        let (one, other) = (byte(5, LockKind::Shared), byte(5, LockKind::Shared));
+        assert!(one.is_some() && other.is_some() && byte(5, LockKind::Exclusive).is_none());
+        // A copy of its descriptor, as a process has that is being started, does not keep it.
+        let copy = one.as_ref().map(|lock| lock.file().try_clone().unwrap());
+        drop((one, other));
+        let third = byte(5, LockKind::Exclusive);
+        assert!(third.is_some() && byte(5, LockKind::Shared).is_none());
+        assert!(byte(6, LockKind::Exclusive).is_some(), "another byte");
+        let whole = FileLock::try_whole(open()).unwrap().unwrap();
+        assert!(FileLock::try_whole(open()).unwrap().is_none());
+        let identity = FileIdentity::of(whole.file()).unwrap();
+        assert_eq!(flock_holders(identity), [std::process::id() as i32]);
+        let another = whole.file().try_clone().unwrap();
+        drop(whole);
+        assert_eq!(flock_holders(identity), []);
+        FileLock::whole(open()).unwrap();
+        drop((copy, another));
         std::fs::remove_file(&path).unwrap();
     }
 }

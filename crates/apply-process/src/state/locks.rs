@@ -7,7 +7,7 @@
 
 use crate::state::state_file::effective_user;
 use crate::{ProcessError, StateDir};
-use restitch_procfs::{self as procfs, FileIdentity, LockKind, ProcessId};
+use restitch_procfs::{self as procfs, FileIdentity, FileLock, LockKind, ProcessId};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -26,8 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A lock, until it is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    _own: Option<File>,
-    _of_process: Option<File>,
+    _own: Option<FileLock>,
+    _of_process: Option<FileLock>,
 }
 
 impl StateDir {
@@ -74,12 +74,12 @@ impl StateDir {
         Some(Lock { _own: Some(file), _of_process: None })
     }
 
-    fn try_lock(&self, at: u64, kind: LockKind) -> io::Result<Option<File>> {
+    fn try_lock(&self, at: u64, kind: LockKind) -> io::Result<Option<FileLock>> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
         let file = options.open(self.lock_path())?;
-        Ok(procfs::try_lock_byte(&file, at, kind)?.then_some(file))
+        FileLock::try_byte(file, at, kind)
     }
 
     fn lock_path(&self) -> PathBuf {
@@ -124,13 +124,14 @@ fn has_open(pid: i32, identity: FileIdentity) -> bool {
 
 /// The lock by which restitches of other users know of each other; or who holds it. One that anybody else
 /// holds says nothing.
-fn lock_for_others(pid: i32) -> Result<Option<File>, i32> {
+fn lock_for_others(pid: i32) -> Result<Option<FileLock>, i32> {
     let Ok(file) = File::open(format!("/proc/{pid}")) else { return Ok(None) };
-    if file.try_lock().is_ok() {
-        return Ok(Some(file));
+    let identity = FileIdentity::of(&file);
+    if let Ok(Some(lock)) = FileLock::try_whole(file) {
+        return Ok(Some(lock));
     }
     let user = |pid: i32| procfs::status(pid).ok().and_then(|status| status.effective_uid);
-    let holders = FileIdentity::of(&file).map(procfs::flock_holders).unwrap_or_default();
+    let holders = identity.map(procfs::flock_holders).unwrap_or_default();
     let may = |holder: &i32| {
         user(*holder).is_some_and(|uid| [0, effective_user()].contains(&uid) || user(pid) == Some(uid))
     };
