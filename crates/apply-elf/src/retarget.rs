@@ -88,9 +88,9 @@ fn displacement(image: &Image, retarget: &Retarget) -> Result<Option<RetargetWri
 fn symbol(image: &Image, version: &Version, retarget: &Retarget) -> Option<RetargetWrite> {
     let value = |s: &ExportedSymbol| s.entry + ExportedSymbol::VALUE == retarget.at;
     image.exported().iter().find(|s| value(s) && s.value == retarget.original)?;
-    let led = version.led.binary_search_by_key(&retarget.original, |l| l.original).ok()?;
+    let function = version.retargeted.binary_search_by_key(&retarget.original, |l| l.original).ok()?;
     let mut after = retarget.to.get().to_le_bytes().to_vec();
-    after.extend(version.led[led].len.to_le_bytes());
+    after.extend(version.retargeted[function].len.to_le_bytes());
     Some(RetargetWrite { at: retarget.at, after, retarget: *retarget, moved: false })
 }
 

@@ -332,7 +332,7 @@ fn addresses_are_equal_across_modules() {
         for order in [Order::Original, Order::Reversed, Order::Half] {
             let input = image(&library);
             let version = common::version(&input, order, &IN_PLACE);
-            assert!(version.led.len() >= 2, "{:?}", version.led);
+            assert!(version.retargeted.len() >= 2, "{:?}", version.retargeted);
             version.retargets.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
             let bytes = output(&input, order, &IN_PLACE);
             assert!(original_bytes(&Image::parse(bytes.clone()).unwrap()).unwrap() == input.data());

@@ -97,8 +97,8 @@ pub(crate) fn leading_into(target: &Target, ranges: &[AvmaRange]) -> Result<Hits
 /// Those versions of which a slot has been taken by somebody else, who may go on calling what it held: their
 /// ranges, with the reason why they have to stay.
 pub(crate) fn taken(attached: &AttachedProcess, ranges: &[AvmaRange]) -> Result<Hits, ProcessError> {
-    let led = |v: &&JournalVersion| !v.slots.is_empty() && ranges.contains(&v.range());
-    let versions: Vec<&JournalVersion> = attached.journal.versions.iter().filter(led).collect();
+    let retargeted = |v: &&JournalVersion| !v.slots.is_empty() && ranges.contains(&v.range());
+    let versions: Vec<&JournalVersion> = attached.journal.versions.iter().filter(retargeted).collect();
     if versions.is_empty() {
         return Ok(Hits::new());
     }
@@ -165,19 +165,19 @@ pub(crate) fn plan(
         })
     };
     let slots = slots(attached.now(), &maps, &memory);
-    let led = slots.into_iter().filter_map(|slot| {
+    let resolved = slots.into_iter().filter_map(|slot| {
         let original = translation.of(slot.held)?;
         Some((slot, original, copy(original, slot.is_method)))
     });
-    let led: Vec<_> = led.collect();
-    let methods = led.iter().filter(|(slot, _, copy)| slot.is_method && copy.is_some());
+    let resolved: Vec<_> = resolved.collect();
+    let methods = resolved.iter().filter(|(slot, _, copy)| slot.is_method && copy.is_some());
     let methods: HashSet<Avma> = methods.map(|(_, original, _)| *original).collect();
     let known_otherwise = known_otherwise(attached.now(), &memory, &methods);
     let (mut changes, mut pointed) = (Vec::new(), BTreeSet::new());
     // The same version may have been there before.
     let before = |a: &Arriving| a.record.slots.iter().map(|slot| (slot.at, *slot)).collect();
     let mut linked: Vec<BTreeMap<u64, JournalSlot>> = arriving.iter().map(before).collect();
-    for (slot, original, copy) in led {
+    for (slot, original, copy) in resolved {
         let copy = copy.filter(|_| !slot.is_method || !known_otherwise.contains(&original));
         match copy {
             Some((version, _)) if slot.is_method => drop(pointed.insert(version)),

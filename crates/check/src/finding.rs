@@ -185,8 +185,8 @@ pub struct CheckReport {
     pub redirects: u64,
     /// Retargets.
     pub retargets: u64,
-    /// Functions of which pointers lead to the copy.
-    pub led: u64,
+    /// Retargeted functions: pointers lead to the copy.
+    pub retargeted: u64,
     /// Counters.
     pub counters: u64,
     /// Indirect calls that vote for their usual target.

@@ -1,7 +1,7 @@
-//! Functions of which pointers lead to the copy.
+//! Retargeted functions, of which pointers lead to the copy.
 //!
 //! A program may compare addresses of functions, so it must get the same one wherever it asks. For each
-//! function that is led to, all that makes its address in the original is looked for anew: relative
+//! retargeted function, all that makes its address in the original is looked for anew: relative
 //! relocations, dynamic symbols, every four bytes in code that could be a displacement. The version has to
 //! change exactly these, each to the copy of the entry; two functions never get one address; and what knows
 //! an address in another way must not be there at all.
@@ -11,7 +11,7 @@ use crate::finding::Problem;
 use crate::walk::Walk;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
 use restitch_address::{Svma, SvmaRange};
-use restitch_emit::{Led, Retarget, RetargetKind};
+use restitch_emit::{Retarget, RetargetKind, RetargetedFunction};
 use restitch_image::{ImageKind, RelocationKind, SymbolKind};
 use restitch_program::{BlockAttrs, FuncId};
 use std::collections::{BTreeSet, HashMap};
@@ -37,7 +37,7 @@ impl Walk<'_, '_> {
     pub fn pointers(&mut self) {
         let version = self.s.version;
         let made = |s: &&Retarget| !s.kind.is_optional();
-        if version.led.is_empty() && !version.retargets.iter().any(|s| made(&s)) {
+        if version.retargeted.is_empty() && !version.retargets.iter().any(|s| made(&s)) {
             return;
         }
         let mut wrong: Vec<Obstacle> = self.where_they_lead();
@@ -50,11 +50,11 @@ impl Walk<'_, '_> {
         let else_changed = "something is changed that does not make the function's address";
         wrong.extend(changed.difference(&wanted).map(|maker| (maker.0, else_changed)));
         for retarget in version.retargets.iter().filter(made) {
-            if self.s.led.get(&retarget.original) != Some(&retarget.to) {
+            if self.s.retargeted.get(&retarget.original) != Some(&retarget.to) {
                 wrong.push((retarget.at, "it does not lead to the copy of the function's entry"));
             }
         }
-        self.report.led += version.led.len() as u64;
+        self.report.retargeted += version.retargeted.len() as u64;
         for (at, why) in wrong {
             self.findings.at(version.text.start, at, Problem::Pointer(why));
         }
@@ -62,37 +62,38 @@ impl Walk<'_, '_> {
 
     fn where_they_lead(&self) -> Vec<Obstacle> {
         let s = self.s;
-        let led = &s.version.led;
+        let retargeted = &s.version.retargeted;
         let mut wrong = Vec::new();
         if s.image.kind() == ImageKind::Executable || s.bias.is_some() || s.version.counters.is_some() {
             wrong.push((Svma::default(), "pointers lead to copies in position-independent files only"));
         }
-        if led.windows(2).any(|pair| pair[0].original >= pair[1].original) {
+        if retargeted.windows(2).any(|pair| pair[0].original >= pair[1].original) {
             wrong.push((Svma::default(), "the functions are not sorted, or one is there twice"));
         }
-        let mut copies: Vec<Svma> = led.iter().map(|l| l.to).collect();
+        let mut copies: Vec<Svma> = retargeted.iter().map(|l| l.to).collect();
         copies.sort_unstable();
         if copies.windows(2).any(|pair| pair[0] == pair[1]) {
             wrong.push((Svma::default(), "two functions get the same address"));
         }
-        wrong.extend(led.iter().filter_map(|l| Some((l.original, self.led(l).err()?))));
+        wrong.extend(retargeted.iter().filter_map(|l| Some((l.original, self.retargeted(l).err()?))));
         wrong
     }
 
-    fn led(&self, led: &Led) -> Result<(), &'static str> {
+    fn retargeted(&self, copied: &RetargetedFunction) -> Result<(), &'static str> {
         let s = self.s;
-        let place = s.copy_at(led.to, led.original).ok_or("it does not lead to the copy of an entry")?;
+        let place =
+            s.copy_at(copied.to, copied.original).ok_or("it does not lead to the copy of an entry")?;
         let blocks = &s.version.blocks;
         let block = s.program.blocks.get(blocks[place].block.index()).ok_or("there is no such block")?;
         let function = s.program.functions.get(block.function.index()).ok_or("there is no such function")?;
-        if function.range.start != led.original || !block.attrs.contains(BlockAttrs::ENTRY) {
+        if function.range.start != copied.original || !block.attrs.contains(BlockAttrs::ENTRY) {
             return Err("it is no entry of a function");
         }
         if blocks[place].version.is_empty() {
             return Err("the copy of its entry is empty: another function may stand there");
         }
-        let alignment = led.original.get().trailing_zeros().min(ALIGNED);
-        if led.to.get().trailing_zeros() < alignment {
+        let alignment = copied.original.get().trailing_zeros().min(ALIGNED);
+        if copied.to.get().trailing_zeros() < alignment {
             return Err("the copy of its entry is not aligned as the entry is");
         }
         let same = |b: &&restitch_emit::PlacedBlock| {
@@ -105,10 +106,10 @@ impl Walk<'_, '_> {
             }
             end = next.version.end;
         }
-        if led.to + led.len != end {
+        if copied.to + copied.len != end {
             return Err("its length is not that of its code there");
         }
-        if self.is_data_in_front(led.original) {
+        if self.is_data_in_front(copied.original) {
             Err("something stands directly in front of it")
         } else {
             Ok(())
@@ -133,7 +134,7 @@ impl Walk<'_, '_> {
         bytes.iter().any(|b| *b != 0) && !padding.all(|is_padding| is_padding)
     }
 
-    /// Everything that makes the addresses of the functions that are led to, and what must not know them.
+    /// Everything that makes the addresses of the retargeted functions, and what must not know them.
     fn makers(&self) -> (Makers, Vec<Obstacle>) {
         let (mut makers, mut obstacles) = (Makers::new(), Vec::new());
         self.of_the_loader(&mut makers, &mut obstacles);
@@ -143,8 +144,8 @@ impl Walk<'_, '_> {
     }
 
     fn of_the_loader(&self, makers: &mut Makers, obstacles: &mut Vec<Obstacle>) {
-        let (image, led) = (self.s.image, &self.s.led);
-        let mut lost = |at: Svma, why| obstacles.extend(led.contains_key(&at).then_some((at, why)));
+        let (image, retargeted) = (self.s.image, &self.s.retargeted);
+        let mut lost = |at: Svma, why| obstacles.extend(retargeted.contains_key(&at).then_some((at, why)));
         let dynamic = image.dynamic();
         for at in [Some(image.entry()), dynamic.init, dynamic.fini].into_iter().flatten() {
             lost(at, "the loader enters it by its address in a header");
@@ -156,13 +157,13 @@ impl Walk<'_, '_> {
         for symbol in image.exported() {
             if !symbol.is_function() {
                 lost(symbol.value, "it is also something else than a function");
-            } else if led.contains_key(&symbol.value) {
+            } else if retargeted.contains_key(&symbol.value) {
                 makers.insert((symbol.entry + VALUE, RetargetKind::Symbol, symbol.value));
             }
         }
         for r in image.relocations() {
             match r.kind {
-                RelocationKind::Relative { target } if led.contains_key(&target) => {
+                RelocationKind::Relative { target } if retargeted.contains_key(&target) => {
                     makers.insert((r.at, RetargetKind::Function, target));
                 }
                 RelocationKind::Symbolic { definition: Some(at), addend, .. } if addend != 0 => {
@@ -191,7 +192,7 @@ impl Walk<'_, '_> {
     fn of_code(&self, makers: &mut Makers, obstacles: &mut Vec<Obstacle>) {
         let s = self.s;
         let mut inside: Vec<SvmaRange> =
-            s.version.led.iter().filter_map(|l| self.function_range(l.original)).collect();
+            s.version.retargeted.iter().filter_map(|l| self.function_range(l.original)).collect();
         inside.sort_unstable_by_key(|range| range.start);
         let into_one = |at: Svma| {
             let i = inside.partition_point(|range| range.start < at).checked_sub(1)?;
@@ -205,9 +206,9 @@ impl Walk<'_, '_> {
                 let field = range.start + i as u64;
                 for behind in [4u64, 5, 6, 8] {
                     let target = (field + behind).offset(displacement.into());
-                    let is_led = s.led.contains_key(&target);
-                    let around = if is_led { None } else { into_one(target) };
-                    if !is_led && around.is_none() {
+                    let is_retargeted = s.retargeted.contains_key(&target);
+                    let around = if is_retargeted { None } else { into_one(target) };
+                    if !is_retargeted && around.is_none() {
                         continue;
                     }
                     match self.instruction_of(field) {
@@ -215,7 +216,7 @@ impl Walk<'_, '_> {
                         Some(_) if around.is_some() => {
                             obstacles.push((
                                 field,
-                                "an instruction makes an address inside of a function that is led to",
+                                "an instruction makes an address inside of a retargeted function",
                             ));
                         }
                         Some(i) if i.code() == Code::Lea_r64_m && i.len() as u64 == LEA => {
@@ -226,7 +227,7 @@ impl Walk<'_, '_> {
                             makers.extend(lasts.then_some((field, RetargetKind::Lea, target)));
                         }
                         Some(_) => obstacles.push((field, "an instruction reads the bytes of a function")),
-                        None if is_led => {
+                        None if is_retargeted => {
                             obstacles.push((field, "code that is not known may make the old address"))
                         }
                         None => {}
@@ -285,7 +286,7 @@ impl Walk<'_, '_> {
 
     /// Words that lead from their own place to an entry, and tables of jumps.
     fn of_offsets(&self, obstacles: &mut Vec<Obstacle>) {
-        let (image, led): (_, &HashMap<Svma, Svma>) = (self.s.image, &self.s.led);
+        let (image, retargeted): (_, &HashMap<Svma, Svma>) = (self.s.image, &self.s.retargeted);
         let mut known = image.executable_ranges();
         known.extend(image.eh_frame());
         known.extend(image.eh_frame_hdr());
@@ -297,14 +298,16 @@ impl Walk<'_, '_> {
                 let i = offset as usize;
                 let word = i32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
                 let at = range.start + offset;
-                if led.contains_key(&at.offset(word.into())) && !known.iter().any(|range| range.contains(at))
+                if retargeted.contains_key(&at.offset(word.into()))
+                    && !known.iter().any(|range| range.contains(at))
                 {
                     obstacles.push((at, "an offset in data leads to a function"));
                 }
             }
         }
         let tables = self.s.program.tables.iter().flat_map(|t| t.targets.iter().chain(&t.tail));
-        obstacles
-            .extend(tables.filter(|t| led.contains_key(t)).map(|t| (*t, "a table of jumps leads to it")));
+        obstacles.extend(
+            tables.filter(|t| retargeted.contains_key(t)).map(|t| (*t, "a table of jumps leads to it")),
+        );
     }
 }

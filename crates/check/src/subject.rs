@@ -19,8 +19,8 @@ pub(crate) struct Subject<'a> {
     pub version: &'a Version,
     /// What turns the copies' absolute entries into addresses of the module; `None` if they cannot be known.
     pub bias: Option<LoadBias>,
-    /// Functions of which pointers lead to the copy: where to, by original entry.
-    pub led: HashMap<Svma, Svma>,
+    /// Retargeted functions: where their copy is, by original entry.
+    pub retargeted: HashMap<Svma, Svma>,
     /// By block, the place that is no duplicate.
     place_of: Vec<u32>,
     /// Duplicates: block and place, sorted.
@@ -47,8 +47,8 @@ impl<'a> Subject<'a> {
         duplicates.sort_unstable();
         let fixed = image.kind() == ImageKind::Executable;
         let bias = bias.or(fixed.then(LoadBias::default));
-        let led = version.led.iter().map(|l| (l.original, l.to)).collect();
-        Self { image, program, layout, version, bias, led, place_of, duplicates }
+        let retargeted = version.retargeted.iter().map(|l| (l.original, l.to)).collect();
+        Self { image, program, layout, version, bias, retargeted, place_of, duplicates }
     }
 
     /// Bytes of the version.
@@ -108,9 +108,9 @@ impl<'a> Subject<'a> {
         blocks[i].version.contains(at).then_some(i)
     }
 
-    /// The function whose address `at` is: the one that is led to there, else the one at `at`.
+    /// The function whose address `at` is: the retargeted one whose copy is there, else the one at `at`.
     pub fn function_of_address(&self, at: Svma) -> Svma {
-        self.version.led.iter().find(|l| l.to == at).map_or(at, |l| l.original)
+        self.version.retargeted.iter().find(|l| l.to == at).map_or(at, |l| l.original)
     }
     /// The address that the 8 bytes at `at` of the module hold once it is loaded, in canonical coordinates.
     pub fn original_pointer(&self, at: Svma) -> Option<Svma> {

@@ -408,9 +408,9 @@ impl<'s, 'a> Walk<'s, 'a> {
                 self.findings.at(v, o, Problem::WrongTarget { what: "a call", to, want });
             }
         } else {
-            // The address of a function that is led to is that of its copy.
+            // The address of a retargeted function is that of its copy.
             let named = Svma::new(i.ip_rel_memory_address());
-            let (want, to) = (self.s.led.get(&named).copied().unwrap_or(named), named.offset(shift));
+            let (want, to) = (self.s.retargeted.get(&named).copied().unwrap_or(named), named.offset(shift));
             if to != want || (want != named && i.mnemonic() != Mnemonic::Lea) {
                 self.findings.at(v, o, Problem::WrongTarget { what: "a RIP-relative operand", to, want });
             }

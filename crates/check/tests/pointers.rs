@@ -60,15 +60,15 @@ fn functions_that_something_else_knows_are_left_out() {
 #[test]
 fn what_the_emitter_says_is_accepted() {
     let m = module();
-    let (mut led, mut kinds) = (0, std::collections::BTreeMap::new());
+    let (mut retargeted, mut kinds) = (0, std::collections::BTreeMap::new());
     for (layout, version) in cases(&m) {
-        let wanted = version.led.len() as u64;
+        let wanted = version.retargeted.len() as u64;
         version.retargets.iter().for_each(|s| *kinds.entry(s.kind).or_insert(0) += 1);
         let report = check(&m.image, &m.program, &layout, version, None).map(|checked| *checked.report());
-        assert_eq!(report.expect("accepted").led, wanted);
-        led += wanted;
+        assert_eq!(report.expect("accepted").retargeted, wanted);
+        retargeted += wanted;
     }
-    assert!(led > 40, "{led}");
+    assert!(retargeted > 40, "{retargeted}");
     let made = [RetargetKind::Function, RetargetKind::Lea, RetargetKind::Symbol];
     assert!(made.iter().all(|k| kinds.contains_key(k)), "{kinds:?}");
 }
@@ -97,16 +97,16 @@ fn every_change_is_found() {
                 }
             }
         }
-        for i in 0..good.led.len() {
+        for i in 0..good.retargeted.len() {
             for by in [-16, -1, 1, 16] {
-                refused(&|v| v.led[i].to = v.led[i].to.offset(by), "copy");
-                refused(&|v| v.led[i].original = v.led[i].original.offset(by), "function");
-                refused(&|v| v.led[i].len = v.led[i].len.wrapping_add_signed(by), "length");
+                refused(&|v| v.retargeted[i].to = v.retargeted[i].to.offset(by), "copy");
+                refused(&|v| v.retargeted[i].original = v.retargeted[i].original.offset(by), "function");
+                refused(&|v| v.retargeted[i].len = v.retargeted[i].len.wrapping_add_signed(by), "length");
             }
-            refused(&|v| v.led.retain(|l| *l != good.led[i]), "a function that is missing");
-            refused(&|v| v.led.insert(i, v.led[i]), "a function that is there twice");
+            refused(&|v| v.retargeted.retain(|l| *l != good.retargeted[i]), "a function that is missing");
+            refused(&|v| v.retargeted.insert(i, v.retargeted[i]), "a function that is there twice");
             if i > 0 {
-                refused(&|v| v.led.swap(0, i), "another order");
+                refused(&|v| v.retargeted.swap(0, i), "another order");
             }
         }
     }
@@ -118,30 +118,30 @@ fn the_old_address_in_a_copy_is_found() {
     let m = module();
     let pointers = Pointers::of(&m.image, &m.program);
     let layout = whole(&m.program);
-    let (led, plain) = (version(&m, &layout, Some(&pointers)), version(&m, &layout, None));
-    assert!(plain.led.is_empty() && plain.retargets.iter().all(|s| s.kind.is_optional()));
+    let (retargeted, plain) = (version(&m, &layout, Some(&pointers)), version(&m, &layout, None));
+    assert!(plain.retargeted.is_empty() && plain.retargets.iter().all(|s| s.kind.is_optional()));
     let made = |version: &Version| {
         let code = version.bytes.windows(7).enumerate().filter(|(_, b)| b[..3] == [0x48, 0x8d, 0x05]);
         let places = code.map(|(i, b)| (version.range.start + i as u64 + 7, [b[3], b[4], b[5], b[6]]));
         places.map(|(end, b)| (end, end.offset(i32::from_le_bytes(b).into()))).collect::<Vec<_>>()
     };
     let mut changed = 0;
-    for (end, to) in made(&led) {
-        let Some(function) = led.led.iter().find(|l| l.to == to) else { continue };
-        let mut old = led.clone();
-        let at = end.offset_from(led.range.start) as usize - 4;
+    for (end, to) in made(&retargeted) {
+        let Some(function) = retargeted.retargeted.iter().find(|l| l.to == to) else { continue };
+        let mut old = retargeted.clone();
+        let at = end.offset_from(retargeted.range.start) as usize - 4;
         let displacement = function.original.offset_from(end) as i32;
         old.bytes[at..at + 4].copy_from_slice(&displacement.to_le_bytes());
         assert!(report(&m, &layout, old).is_none());
         changed += 1;
     }
     assert!(changed >= 2, "{changed}");
-    let old =
-        plain.led.len() + made(&plain).iter().filter(|(_, to)| led.led.iter().any(|l| l.to == *to)).count();
+    let old = plain.retargeted.len()
+        + made(&plain).iter().filter(|(_, to)| retargeted.retargeted.iter().any(|l| l.to == *to)).count();
     assert_eq!(old, 0);
 }
 
-/// Functions that are said to be led to although something else knows them.
+/// Functions that are said to be retargeted although something else knows them.
 #[test]
 fn what_must_not_be_led_to_is_refused() {
     let m = module();
@@ -155,7 +155,7 @@ fn what_must_not_be_led_to_is_refused() {
         let mut wrong = good.clone();
         let placed = wrong.blocks.iter().find(|b| m.program.block(b.block).start == *target).expect("placed");
         let (to, len) = (placed.version.start, placed.version.len());
-        wrong.led.push(restitch_emit::Led { original: *target, to, len });
+        wrong.retargeted.push(restitch_emit::RetargetedFunction { original: *target, to, len });
         assert!(report(&m, &layout, wrong).is_none(), "{target}");
     }
     assert!(report(&m, &layout, good).is_some());

@@ -69,7 +69,7 @@ fn odd_programs_compute_what_they_did_recorded_optimized_and_counting() {
         recorded.expect(SUCCESS);
         for (name, more) in [
             ("plain", &["--keep-in-place", "off", "--pointers", "off"][..]),
-            ("led", &["--keep-in-place", "off", "--pointers", "on"]),
+            ("retargeted", &["--keep-in-place", "off", "--pointers", "on"]),
         ] {
             let mut command = restitch.command(&["optimize"]);
             command.arg(&original).arg("--profile").arg(&profile).arg("-o").arg(path(name)).args(more);

@@ -26,7 +26,6 @@ mod ends;
 mod entry;
 mod error;
 mod frames;
-mod lead;
 mod lookup;
 mod lsda;
 mod map;
@@ -42,6 +41,7 @@ mod redirects;
 mod relax;
 mod request;
 mod retarget_branches;
+mod retarget_pointers;
 mod select;
 mod stretch;
 mod table_copy;
@@ -77,7 +77,7 @@ pub fn emit(request: &Request<'_>) -> Result<Version, EmitError> {
 /// As [`emit`].
 pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Version, EmitError> {
     let mut selection = select::select(request)?;
-    lead::lead(request, &mut selection);
+    retarget_pointers::choose(request, &mut selection);
     let counters = counters::place(request, &selection)?;
     let mut plan = planner::build(request, &selection, &counters, executions.edges);
     relax::relax(&mut plan);
@@ -97,9 +97,9 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
     let loaded_len =
         elf::finish(&mut bytes, plan.start, &areas, &unwind, &elf::Names { symbols: &symbols, probes });
     let redirects = redirects::choose(request, &mut selection, &plan, &map, &counters);
-    let led = lead::led(&selection, &plan);
+    let retargeted = retarget_pointers::placed(&selection, &plan);
     let mut retargets = retarget_branches::choose(request, &selection, &map, &redirects);
-    retargets.extend(lead::retargets(request, &led, &selection, &redirects));
+    retargets.extend(retarget_pointers::retargets(request, &retargeted, &selection, &redirects));
     retargets.sort_unstable();
     let range = |from, to| SvmaRange::between(plan.at(from), plan.at(to));
     Ok(Version {
@@ -117,7 +117,7 @@ pub fn emit_for(request: &Request<'_>, executions: Executions<'_>) -> Result<Ver
         map,
         redirects,
         retargets,
-        led,
+        retargeted,
         symbols,
         assumes: assumptions(&selection, &plan),
         counters: counters.table(request),

@@ -50,7 +50,7 @@ pub struct Version {
     pub retargets: Vec<Retarget>,
     /// Functions of which every pointer leads to the copy, sorted by original entry: all of the retargets
     /// that make these addresses are made, or the file is wrong. The version's own code relies on it.
-    pub led: Vec<Led>,
+    pub retargeted: Vec<RetargetedFunction>,
     /// Named pieces for symbol tables: `f`, `f.cold`-like, in address order.
     pub symbols: Vec<VersionSymbol>,
     /// What the version takes for granted of the process, sorted by slot: it is equal to the module only
@@ -169,9 +169,9 @@ impl RetargetKind {
     }
 }
 
-/// A function of which every pointer leads to its copy.
+/// A function of which every pointer is retargeted: it leads to the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Led {
+pub struct RetargetedFunction {
     /// Its entry in the original code.
     pub original: Svma,
     /// The copy of its entry, aligned as the entry is, up to 16 bytes.

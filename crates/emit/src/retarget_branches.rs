@@ -10,11 +10,11 @@
 //! jump there.
 //!
 //! **Addresses of functions** are none of this file's: programs compare them, so all that makes one changes
-//! or nothing (`pointers.rs`, `lead.rs`). What is taken for a label: it begins a block inside of a movable
-//! function, is neither its entry nor a landing pad, no symbol and no call is there, and no instruction of
-//! the program makes the address of any place inside of that function: all addresses of its labels come from
-//! data, through relocations of the loader, and all of them are changed together or (where a block has no
-//! copy) remain what they were.
+//! or nothing (`pointers.rs`, `retarget_pointers.rs`). What is taken for a label: it begins a block inside
+//! of a movable function, is neither its entry nor a landing pad, no symbol and no call is there, and no
+//! instruction of the program makes the address of any place inside of that function: all addresses of its
+//! labels come from data, through relocations of the loader, and all of them are changed together or (where a
+//! block has no copy) remain what they were.
 
 use crate::ends::copied_len;
 use crate::select::{NONE, Selection};

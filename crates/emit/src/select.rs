@@ -46,9 +46,9 @@ pub(crate) struct Chosen {
     pub turned: bool,
 }
 
-/// A function whose address becomes that of its copy.
+/// A retargeted function: its address becomes that of its copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LedSlot {
+pub(crate) struct RetargetedEntry {
     /// Its original entry.
     pub entry: Svma,
     /// The copy of its first block.
@@ -91,8 +91,8 @@ pub(crate) struct Selection<'a> {
     pub direct: Direct<'a>,
     /// Slots that direct calls and jumps in copied code rely on; some more than once.
     pub used: Vec<BoundSlot>,
-    /// Functions of which pointers lead to the copy, sorted by entry.
-    pub led: Vec<LedSlot>,
+    /// Retargeted functions, sorted by entry.
+    pub retargeted: Vec<RetargetedEntry>,
 }
 
 impl<'a> Selection<'a> {
@@ -102,8 +102,11 @@ impl<'a> Selection<'a> {
         Some(self.slot_of[block.index()]).filter(|slot| *slot != NONE)
     }
     /// The slot that pointers to the function at `at` lead to, if they do.
-    pub fn led_at(&self, at: Svma) -> Option<u32> {
-        self.led.binary_search_by_key(&at, |led| led.entry).ok().map(|i| self.led[i].slot)
+    pub fn retargeted_at(&self, at: Svma) -> Option<u32> {
+        self.retargeted
+            .binary_search_by_key(&at, |function| function.entry)
+            .ok()
+            .map(|i| self.retargeted[i].slot)
     }
     /// What unwinders know about the function of a placed block.
     pub fn frames_of(&self, function: FuncId) -> &Frames<'a> {
@@ -138,7 +141,7 @@ pub(crate) fn select<'a>(request: &Request<'a>) -> Result<Selection<'a>, EmitErr
             skipped: Vec::new(),
             direct: Direct::new(request, reach),
             used: Vec::new(),
-            led: Vec::new(),
+            retargeted: Vec::new(),
         },
     };
     state.fragments(&request.layout.hot, false)?;

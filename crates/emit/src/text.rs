@@ -105,7 +105,7 @@ impl Writer<'_, '_> {
         for fix in self.selection.fixes_of(source).iter().filter(|f| f.field >= from && f.field < from + len)
         {
             let copied = match fix.form {
-                Form::Operand => self.selection.led_at(fix.target),
+                Form::Operand => self.selection.retargeted_at(fix.target),
                 _ => self.selection.slot_at(fix.target),
             };
             let to = copied.map_or(fix.target, |slot| self.plan.address(slot));
@@ -129,8 +129,8 @@ impl Writer<'_, '_> {
             self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
         };
         if let Some(field) = code.address {
-            let led = self.selection.led_at(call.target);
-            set(field, field + 4, led.map_or(call.target, |slot| self.plan.address(slot)));
+            let slot = self.selection.retargeted_at(call.target);
+            set(field, field + 4, slot.map_or(call.target, |slot| self.plan.address(slot)));
         }
         let operand = self.selection.fixes_of(slot).iter().find(|f| f.field > from);
         if let (Some((field, end)), Some(fix)) = (code.operand, operand) {

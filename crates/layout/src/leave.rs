@@ -39,18 +39,18 @@ const LEAST: f64 = 0.1;
 /// Blocks that run less than once in this many calls do not count for lines.
 const SELDOM: u64 = 16;
 
-/// Takes the functions out of `layout` that are better off where they are; in address order. `led`, sorted:
-/// functions of which pointers lead to the copy, so that nothing comes to it by a redirect.
+/// Takes the functions out of `layout` that are better off where they are; in address order. `retargeted`:
+/// sorted functions of which pointers lead to the copy, so that nothing comes to it by a redirect.
 pub fn leave_in_place(
     program: &Program,
     profile: &Profile,
     reaching: Reaching,
-    led: &[FuncId],
+    retargeted: &[FuncId],
     layout: &mut Layout,
 ) -> Vec<FuncId> {
     let place = Placement::of(program, layout);
     let mut costs = Costs::of(program, profile, &place, reaching);
-    led.iter().for_each(|f| costs.redirected[f.index()] = 0.0);
+    retargeted.iter().for_each(|f| costs.redirected[f.index()] = 0.0);
     let placed = |f: &FuncId| program.entry_block(*f).is_some_and(|entry| place.is_placed(entry));
     let left: Vec<FuncId> =
         program.function_ids().filter(placed).filter(|f| costs.saved(program, profile, *f) > LEAST).collect();
@@ -341,16 +341,16 @@ edge 0x10c0 taken 0x10e0 = 100
     fn what_is_reached_by_addresses_of_its_labels_stays_unless_these_change() {
         let program = Program::from_text(GOTOS).expect("a program");
         let profile = Profile::from_text(GOTO_COUNTS, &program).expect("a profile");
-        let left = |reaching, led: &[FuncId]| {
+        let left = |reaching, retargeted: &[FuncId]| {
             let mut layout = ExtTspAcross::default().layout(&program, &profile);
-            leave_in_place(&program, &profile, reaching, led, &mut layout)
+            leave_in_place(&program, &profile, reaching, retargeted, &mut layout)
         };
         for reaching in [Reaching::Redirected, Reaching::ByBranches] {
             assert_eq!(left(reaching, &[]), [FuncId(0)], "{reaching:?}: `run` only");
             assert_eq!(
                 left(reaching, &[FuncId(0)]),
                 [FuncId(0)],
-                "its entry is led straight, its labels are not"
+                "pointers to its entry are retargeted, its labels are not"
             );
         }
         assert_eq!(left(Reaching::Straight, &[]), []);

@@ -8,7 +8,7 @@ use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::large_pages::alignment;
 use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, led_bytes, promoted_bytes, worth_promoting,
+    Place, Wanted, check_version, emit_version, estimate, lay_out, retargeted_bytes, promoted_bytes, worth_promoting,
 };
 use crate::timings::Timings;
 use crate::version_options::VersionOptions;
@@ -74,8 +74,8 @@ impl Draft {
     pub fn of(source: Source<'_>, entrances: Entrances) -> Self {
         let Source { module: Analyzed { program, .. }, profile, options, .. } = source;
         let Entrances { reaching, pointers } = entrances;
-        let led = pointers.as_ref().map_or(&[][..], Pointers::functions);
-        let layout = lay_out(options.ways(reaching, led), program, profile);
+        let retargeted = pointers.as_ref().map_or(&[][..], Pointers::functions);
+        let layout = lay_out(options.ways(reaching, retargeted), program, profile);
         let large_pages = options.huge_pages.wanted(program, &layout);
         let promote = worth_promoting(options.promote_calls, program, profile);
         Self { layout, large_pages, promote, pointers }
@@ -95,7 +95,7 @@ impl Draft {
     pub fn room(&self, module: &Analyzed) -> u64 {
         let bytes = estimate(&module.program, &self.layout, 0)
             + promoted_bytes(&self.promote)
-            + self.pointers.as_ref().map_or(0, led_bytes);
+            + self.pointers.as_ref().map_or(0, retargeted_bytes);
         bytes.next_multiple_of(self.alignment())
     }
 

@@ -79,7 +79,7 @@ pub struct Ways<'a> {
     /// How functions that are better off where they are reach copies; without it, none of them stays.
     pub stay: Option<Reaching>,
     /// Functions of which pointers lead to the copy, sorted.
-    pub led: &'a [FuncId],
+    pub retargeted: &'a [FuncId],
     /// Blocks behind hot jumps get a second copy.
     pub duplicate: bool,
     /// Lines are fetched ahead.
@@ -89,7 +89,7 @@ pub struct Ways<'a> {
 impl Ways<'_> {
     /// With what is usual besides an order.
     pub fn usual(choice: LayoutChoice, stay: Option<Reaching>) -> Self {
-        Self { choice, stay, led: &[], duplicate: DUPLICATE, prefetch: PREFETCH }
+        Self { choice, stay, retargeted: &[], duplicate: DUPLICATE, prefetch: PREFETCH }
     }
 }
 
@@ -97,7 +97,7 @@ impl Ways<'_> {
 pub fn lay_out(ways: Ways<'_>, program: &Program, profile: &Profile) -> Layout {
     let mut layout = ways.choice.layout(program, profile);
     if let Some(reaching) = ways.stay {
-        leave_in_place(program, profile, reaching, ways.led, &mut layout);
+        leave_in_place(program, profile, reaching, ways.retargeted, &mut layout);
     }
     if ways.duplicate {
         duplicate_tails(program, profile, &mut layout, &DuplicateLimits::default());
@@ -121,7 +121,7 @@ pub fn worth_promoting(wanted: bool, program: &Program, profile: &Profile) -> Ve
 
 /// The functions of a file that are entered through pointers, as far as all that makes these is known; none
 /// if `wanted` is not.
-pub fn worth_leading(wanted: bool, module: &Analyzed, profile: &Profile) -> Pointers {
+pub fn worth_retargeting(wanted: bool, module: &Analyzed, profile: &Profile) -> Pointers {
     if !wanted {
         return Pointers::default();
     }
@@ -132,7 +132,7 @@ pub fn worth_leading(wanted: bool, module: &Analyzed, profile: &Profile) -> Poin
 }
 
 /// Address space that the alignment of entries may need on top of [`estimate`], in bytes.
-pub fn led_bytes(pointers: &Pointers) -> u64 {
+pub fn retargeted_bytes(pointers: &Pointers) -> u64 {
     16 * pointers.functions().len() as u64
 }
 

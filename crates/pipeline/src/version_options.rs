@@ -54,12 +54,12 @@ impl Default for VersionOptions {
 
 impl VersionOptions {
     /// How to make the layout, where functions are reached as `reaching` says and pointers to the functions
-    /// `led` lead to the copy.
-    pub fn ways<'a>(&self, reaching: Reaching, led: &'a [FuncId]) -> Ways<'a> {
+    /// `retargeted` lead to the copy.
+    pub fn ways<'a>(&self, reaching: Reaching, retargeted: &'a [FuncId]) -> Ways<'a> {
         Ways {
             choice: self.layout,
             stay: self.keep_in_place.then_some(reaching),
-            led,
+            retargeted,
             duplicate: self.duplicate,
             prefetch: self.prefetch,
         }

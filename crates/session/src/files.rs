@@ -9,7 +9,7 @@ use restitch_pipeline::Watcher;
 use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
 use restitch_pipeline::disk::{check_writable, read_regular, write_result};
 use restitch_pipeline::imports::{ProfileRequest, read_profile};
-use restitch_pipeline::make::{Place, worth_leading};
+use restitch_pipeline::make::{Place, worth_retargeting};
 use restitch_pipeline::optimize_options::OptimizeOptions;
 use restitch_pipeline::original::{load_changeable, load_original};
 use restitch_pipeline::summaries::module_report;
@@ -74,7 +74,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     watcher.phase("laying out", None);
     let source =
         Source { path: &options.program, module: &module, profile: &profile, options: &options.version };
-    let pointers = Some(worth_leading(options.pointers, &module, &profile));
+    let pointers = Some(worth_retargeting(options.pointers, &module, &profile));
     let entrances = Entrances { reaching: Reaching::Straight, pointers };
     let refused = |why| PipelineError::of_elf(&options.program, why);
     let mut file = OutputOptions::default();

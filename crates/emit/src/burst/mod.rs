@@ -639,7 +639,7 @@ impl<'r> Burst<'r> {
             // Nobody is to be moved into a tracing version but by its tracer: there is no way in.
             map: AddressMap { pieces: self.pieces, places: Vec::new() },
             redirects: Vec::new(),
-            led: Vec::new(),
+            retargeted: Vec::new(),
             retargets: Vec::new(),
             symbols: self.symbols,
             counters: None,

@@ -1,9 +1,10 @@
-//! Functions of which pointers lead to the copy: which ones, where these stand, and what has to be changed.
+//! Retargeted functions, of which all pointers lead to the copy: which ones, where these stand, and what has
+//! to be changed.
 
 use crate::plan::Plan;
 use crate::pointers::LEA;
-use crate::select::{LedSlot, NONE, Selection};
-use crate::{Led, Pointers, Redirect, Request, Retarget, RetargetKind};
+use crate::select::{NONE, RetargetedEntry, Selection};
+use crate::{Pointers, Redirect, Request, Retarget, RetargetKind, RetargetedFunction};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::Program;
 use restitch_x86::patch::Patch;
@@ -13,7 +14,7 @@ const MOST: u64 = 16;
 
 /// Chooses those of the functions that are asked for whose entry is placed and not run into from above, and
 /// aligns them.
-pub(crate) fn lead(request: &Request<'_>, selection: &mut Selection<'_>) {
+pub(crate) fn choose(request: &Request<'_>, selection: &mut Selection<'_>) {
     let program = request.program;
     let asked = request.pointers.filter(|_| request.bias.is_none() && request.counters.is_none());
     for &function in asked.map_or(&[][..], Pointers::functions) {
@@ -26,9 +27,9 @@ pub(crate) fn lead(request: &Request<'_>, selection: &mut Selection<'_>) {
         let align = (1 << entry.get().trailing_zeros().min(MOST.trailing_zeros())) as u32;
         let chosen = &mut selection.chosen[slot as usize];
         chosen.align = chosen.align.max(align);
-        selection.led.push(LedSlot { entry, slot, function });
+        selection.retargeted.push(RetargetedEntry { entry, slot, function });
     }
-    selection.led.sort_unstable_by_key(|led| led.entry);
+    selection.retargeted.sort_unstable_by_key(|chosen| chosen.entry);
 }
 
 /// Whether what stands in front of a slot may go on to it.
@@ -38,32 +39,32 @@ fn runs_into(program: &Program, selection: &Selection<'_>, slot: usize) -> bool 
     program.out_edges(before).any(|(_, edge)| edge.to == block)
 }
 
-/// Where the functions that are led to have come to stand.
-pub(crate) fn led(selection: &Selection<'_>, plan: &Plan) -> Vec<Led> {
-    if selection.led.is_empty() {
+/// Where the copies of retargeted functions have come to stand.
+pub(crate) fn placed(selection: &Selection<'_>, plan: &Plan) -> Vec<RetargetedFunction> {
+    if selection.retargeted.is_empty() {
         return Vec::new();
     }
     let mut behind = vec![None; plan.slots.len()];
     plan.order().zip(plan.order().skip(1)).for_each(|(slot, next)| behind[slot] = Some(next));
-    let led = |led: &LedSlot| {
-        let mut last = led.slot as usize;
+    let place = |entry: &RetargetedEntry| {
+        let mut last = entry.slot as usize;
         while let Some(next) = behind[last].filter(|next| {
             let (next, last) = (&plan.slots[*next], &plan.slots[last]);
-            next.function == led.function && next.start == last.end && !next.stub
+            next.function == entry.function && next.start == last.end && !next.stub
         }) {
             last = next;
         }
-        let (start, end) = (plan.slots[led.slot as usize].start, plan.slots[last].end);
-        Led { original: led.entry, to: plan.at(start), len: u64::from(end - start) }
+        let (start, end) = (plan.slots[entry.slot as usize].start, plan.slots[last].end);
+        RetargetedFunction { original: entry.entry, to: plan.at(start), len: u64::from(end - start) }
     };
-    selection.led.iter().map(led).collect()
+    selection.retargeted.iter().map(place).collect()
 }
 
-/// What makes the addresses of the functions that are led to, but for what a redirect overwrites, which is
-/// never executed again.
+/// What makes the addresses of the retargeted functions, but for what a redirect overwrites, which is never
+/// executed again.
 pub(crate) fn retargets(
     request: &Request<'_>,
-    led: &[Led],
+    retargeted: &[RetargetedFunction],
     selection: &Selection<'_>,
     redirects: &[Redirect],
 ) -> Vec<Retarget> {
@@ -74,10 +75,15 @@ pub(crate) fn retargets(
         redirects.get(i).is_some_and(|r| r.at < lea.end)
     };
     let mut out = Vec::new();
-    for (slot, led) in selection.led.iter().zip(led) {
-        let makers = pointers.makers_of(slot.function).iter();
+    for (entry, function) in selection.retargeted.iter().zip(retargeted) {
+        let makers = pointers.makers_of(entry.function).iter();
         let lasting = makers.filter(|m| m.kind != RetargetKind::Lea || !overwritten(m.at));
-        out.extend(lasting.map(|m| Retarget { at: m.at, original: led.original, to: led.to, kind: m.kind }));
+        out.extend(lasting.map(|m| Retarget {
+            at: m.at,
+            original: function.original,
+            to: function.to,
+            kind: m.kind,
+        }));
     }
     out
 }
