@@ -21,7 +21,7 @@ use restitch_program::Program;
 use crate::chain_merging::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
-use crate::tsp_worth::{BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT, TOGETHER};
+use crate::tsp_worth::{AFFINITY, BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT};
 use crate::{HotChains, Layout, LayoutAlgorithm};
 
 /// Chains of more blocks are not cut. LLVM's limit.
@@ -84,8 +84,8 @@ struct Transfer {
     weight: f64,
     /// What one is worth if nothing is in between.
     falling: f64,
-    /// It is no way: see [`LinkKind::Together`].
-    together: bool,
+    /// It is no way: see [`LinkKind::Affinity`].
+    is_affinity: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -143,7 +143,7 @@ impl TspScore {
     fn find_borders(&mut self, chains: &Chains<'_>, outer: u32, inner: u32) {
         self.borders.clear();
         let ((first, last), (head, tail)) = (chains.tips(outer), chains.tips(inner));
-        for Transfer { from, to, .. } in self.between.iter().filter(|t| t.together || t.falling >= FALL) {
+        for Transfer { from, to, .. } in self.between.iter().filter(|t| t.is_affinity || t.falling >= FALL) {
             if to.node == head {
                 if from.node != last {
                     self.borders.push(from.offset + chains.node_size(from.node));
@@ -204,7 +204,7 @@ impl Transfer {
         let falling = match link.kind {
             LinkKind::Branch if link.only => FALL + JUMP,
             LinkKind::Branch => FALL,
-            LinkKind::Together => TOGETHER,
+            LinkKind::Affinity => AFFINITY,
             _ => SHORT,
         };
         Self {
@@ -212,7 +212,7 @@ impl Transfer {
             to: end(link.to, link.arrives),
             weight: link.weight,
             falling,
-            together: link.kind == LinkKind::Together,
+            is_affinity: link.kind == LinkKind::Affinity,
         }
     }
 
@@ -220,7 +220,7 @@ impl Transfer {
     fn value(&self, at: impl Fn(&End) -> i64) -> f64 {
         let (end, to) =
             (at(&self.from) + i64::from(self.from.inside), at(&self.to) + i64::from(self.to.inside));
-        if self.together {
+        if self.is_affinity {
             let (first, second) = (at(&self.from), at(&self.to));
             let between = if first < second { second - end } else { first - to };
             return self.weight * self.falling * (1.0 - between as f64 / LINE).max(0.0);

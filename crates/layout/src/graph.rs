@@ -25,7 +25,7 @@ pub(crate) enum LinkKind {
     Return,
     /// No way at all: both run at the same time. From the start of the one to its end (`leaves`), and of the
     /// other (`arrives`).
-    Together,
+    Affinity,
 }
 
 /// Control moves from one node to another.
@@ -98,15 +98,15 @@ impl HotGraph {
     }
 
     /// The graph with links between nodes that ran at the same time.
-    pub fn with_together(mut self, program: &Program, profile: &Profile) -> Self {
+    pub fn with_affinity(mut self, program: &Program, profile: &Profile) -> Self {
         let node = |block: &BlockId| self.blocks.binary_search(block).ok().map(|n| n as u32);
         let link = |(pair, count): (&(BlockId, BlockId), &u64)| {
             let (from, to) = (node(&pair.0)?, node(&pair.1)?);
             let (leaves, arrives) = (program.block(pair.0).len, program.block(pair.1).len);
-            let (weight, kind) = (*count as f64, LinkKind::Together);
+            let (weight, kind) = (*count as f64, LinkKind::Affinity);
             Some(Link { from, to, weight, leaves, arrives, kind, only: false })
         };
-        let links: Vec<Link> = profile.together.iter().filter_map(link).collect();
+        let links: Vec<Link> = profile.temporal_affinity.iter().filter_map(link).collect();
         self.links.extend(links);
         self.links = sorted_links(self.blocks.len(), &self.links);
         self

@@ -10,7 +10,7 @@ use restitch_program::Program;
 use crate::{
     BadDistances, C3, CdSort, Codestitcher, Distances, ExtTsp, ExtTspAcross, HfsortPlus, HotChains,
     HotColdChunks, Layout, LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, SearchBudget, Stitch,
-    Together, search,
+    TemporalAffinity, search,
 };
 
 /// The name of the algorithm that is used unless another is asked for; local search follows it
@@ -60,7 +60,7 @@ pub fn algorithms() -> Vec<Box<dyn LayoutAlgorithm>> {
         Box::new(Codestitcher::with_partial_order()),
         Box::new(ExtTspAcross::default()),
         Box::new(Stitch::default()),
-        Box::new(Together::default()),
+        Box::new(TemporalAffinity::default()),
     ]
 }
 
@@ -71,7 +71,7 @@ fn at_distances(distances: Distances) -> Vec<Box<dyn LayoutAlgorithm>> {
         Box::new(Codestitcher { partial_order: true, ..plain.clone() }),
         Box::new(plain),
         Box::new(ExtTspAcross { distances, ..ExtTspAcross::default() }),
-        Box::new(Together { distances }),
+        Box::new(TemporalAffinity { distances }),
         Box::new(Stitch { distances, ..Stitch::default() }),
     ]
 }

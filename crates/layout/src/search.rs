@@ -108,7 +108,7 @@ pub fn search(
     layout.prefetches.clear();
     let mut hot = vec![false; program.blocks.len()];
     layout.hot.iter().flat_map(|f| &f.blocks).for_each(|b| hot[b.index()] = true);
-    let graph = HotGraph::new(program, profile, &hot, Links::All).with_together(program, profile);
+    let graph = HotGraph::new(program, profile, &hot, Links::All).with_affinity(program, profile);
     let mut node = vec![0u32; program.blocks.len()];
     graph.blocks.iter().enumerate().for_each(|(n, b)| node[b.index()] = n as u32);
     let nodes = layout.hot.iter().flat_map(|f| &f.blocks).map(|b| node[b.index()]).collect();
@@ -203,13 +203,13 @@ mod tests {
     fn graph(seed: u64, nodes: u32) -> HotGraph {
         let (sizes, links) = random_graph(seed, nodes);
         let mut random = Random::new(seed);
-        let kinds = [LinkKind::Branch, LinkKind::Fixed, LinkKind::Call, LinkKind::Return, LinkKind::Together];
+        let kinds = [LinkKind::Branch, LinkKind::Fixed, LinkKind::Call, LinkKind::Return, LinkKind::Affinity];
         let vary = |link: Link| {
             let kind = kinds[random.below(kinds.len())];
             let (from, to) = (sizes[link.from as usize] as u32, sizes[link.to as usize] as u32);
             let (leaves, arrives) = match kind {
                 LinkKind::Branch | LinkKind::Fixed => (from, 0),
-                LinkKind::Together => (from, to),
+                LinkKind::Affinity => (from, to),
                 _ => (random.below(from as usize) as u32, random.below(to as usize) as u32),
             };
             Link { kind, leaves, arrives, only: random.chance(0.3), ..link }

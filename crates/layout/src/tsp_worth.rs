@@ -16,6 +16,6 @@ pub(crate) const JUMP: f64 = 0.5;
 /// that comes from the second-level cache costs as much as two dozen fall-throughs save, but a block with
 /// several such neighbours saves it once only. Of a quarter, a half and all of this the last was best in the
 /// laboratory, by half a percent of the cost; seven times as much parts what follows each other.)
-pub(crate) const TOGETHER: f64 = 0.2;
+pub(crate) const AFFINITY: f64 = 0.2;
 /// Bytes of a line.
 pub(crate) const LINE: f64 = 64.0;

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use restitch_layout::{
     Codestitcher, Distances, DuplicateLimits, Duplicated, ExtTsp, ExtTspAcross, Fragment, Grouping,
-    HotChains, Layout, LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail, Together,
-    duplicate_tails,
+    HotChains, Layout, LayoutAlgorithm, LayoutChoice, OriginalOrder, Prefetch, Score, Stitch, Tail,
+    TemporalAffinity, duplicate_tails,
 };
 use restitch_profile::Profile;
 use restitch_profile::testing::{RandomProgram, Shape, best_of_all, walk};
@@ -66,12 +66,12 @@ fn with_paths(program: &Program, mut profile: Profile, seed: u64) -> Profile {
 }
 
 /// With random pairs of blocks, some of which never ran or cannot be moved.
-fn with_together(program: &Program, mut profile: Profile, seed: u64) -> Profile {
+fn with_affinity(program: &Program, mut profile: Profile, seed: u64) -> Profile {
     let last = program.blocks.len() as u32;
     for a in 0..last {
         let b = a + 1 + (seed >> (a % 60)) as u32 % 5;
         if b < last {
-            profile.together.insert((BlockId(a), BlockId(b)), seed.rotate_left(a) % 1000);
+            profile.temporal_affinity.insert((BlockId(a), BlockId(b)), seed.rotate_left(a) % 1000);
         }
     }
     profile
@@ -90,7 +90,7 @@ fn what_runs_together_shares_lines() {
     profile.blocks.fill(100);
     for a in 0..FUNCTIONS {
         let same = (a + 1..FUNCTIONS).filter(|b| (b - a) % 4 == 0);
-        profile.together.extend(same.map(|b| ((BlockId(a), BlockId(b)), 10)));
+        profile.temporal_affinity.extend(same.map(|b| ((BlockId(a), BlockId(b)), 10)));
     }
     // Lines that the windows of all four kinds take together: as few as there are bytes, or four times as
     // many.
@@ -101,9 +101,9 @@ fn what_runs_together_shares_lines() {
         (0..4).map(|kind| line_of(kind).collect::<std::collections::BTreeSet<_>>().len()).sum()
     };
     assert_eq!(lines(&ExtTspAcross::default().layout(&program, &profile)), FUNCTIONS as usize);
-    assert!(lines(&Together::default().layout(&program, &profile)) <= FUNCTIONS as usize / 4 + 4);
-    profile.together.clear();
-    assert_eq!(lines(&Together::default().layout(&program, &profile)), FUNCTIONS as usize);
+    assert!(lines(&TemporalAffinity::default().layout(&program, &profile)) <= FUNCTIONS as usize / 4 + 4);
+    profile.temporal_affinity.clear();
+    assert_eq!(lines(&TemporalAffinity::default().layout(&program, &profile)), FUNCTIONS as usize);
 }
 
 /// A fall-through, be it one that happens once, is worth more than a line that is shared a few times.
@@ -111,10 +111,12 @@ fn what_runs_together_shares_lines() {
 fn what_runs_together_does_not_part_what_follows_each_other() {
     let program = Program::from_text(LOOP).unwrap();
     let mut profile = counts(&program);
-    profile.together.insert((BlockId(1), BlockId(5)), 4);
-    profile.together.insert((BlockId(3), BlockId(6)), 4);
-    let (with, without) =
-        (Together::default().layout(&program, &profile), ExtTspAcross::default().layout(&program, &profile));
+    profile.temporal_affinity.insert((BlockId(1), BlockId(5)), 4);
+    profile.temporal_affinity.insert((BlockId(3), BlockId(6)), 4);
+    let (with, without) = (
+        TemporalAffinity::default().layout(&program, &profile),
+        ExtTspAcross::default().layout(&program, &profile),
+    );
     let falls = |layout| Score::of(&program, &profile, layout).fall_through;
     assert_eq!(falls(&with), falls(&without));
 }
@@ -359,9 +361,9 @@ proptest! {
     fn layouts_are_permutations_and_deterministic(seed: u64) {
         let program = RandomProgram::new(seed).program;
         let profile = walk(&program, seed, 50, 0.02);
-        let nothing_known = Together::default().layout(&program, &profile);
+        let nothing_known = TemporalAffinity::default().layout(&program, &profile);
         prop_assert_eq!(nothing_known, ExtTspAcross::default().layout(&program, &profile));
-        let profile = with_together(&program, profile, seed);
+        let profile = with_affinity(&program, profile, seed);
         for algorithm in algorithms() {
             let layout = algorithm.layout(&program, &profile);
             prop_assert_eq!(layout.validate(&program), Ok(()));

@@ -171,7 +171,7 @@ impl Records {
         }
         raise_blocks(program, &mut profile, &entered);
         profile.paths = self.turns.paths(program);
-        profile.together = self.turns.together(program);
+        profile.temporal_affinity = self.turns.temporal_affinity(program);
         (profile, report)
     }
 

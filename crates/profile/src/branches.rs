@@ -68,7 +68,7 @@ impl BranchSamples {
         }
         raise_blocks(program, &mut profile, &[]);
         profile.paths = self.turns.paths(program);
-        profile.together = self.turns.together(program);
+        profile.temporal_affinity = self.turns.temporal_affinity(program);
         (profile, report)
     }
 }

@@ -4,7 +4,7 @@ use restitch_address::Svma;
 use restitch_program::{BlockId, CallId, EdgeId, EdgeKind, FuncId, Program, Terminator};
 use std::collections::BTreeMap;
 
-use crate::{PathCounts, TogetherCounts};
+use crate::{AffinityCounts, PathCounts};
 
 /// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or
 /// is unknown.
@@ -25,7 +25,7 @@ pub struct Profile {
     /// Ways through blocks whose branch depends on how control came, where branch records have shown it.
     pub paths: PathCounts,
     /// Blocks that run at the same time, where branch records have shown it.
-    pub together: TogetherCounts,
+    pub temporal_affinity: AffinityCounts,
 }
 
 impl Profile {
@@ -37,7 +37,7 @@ impl Profile {
             calls: vec![0; program.calls.len()],
             targets: BTreeMap::new(),
             paths: PathCounts::new(),
-            together: TogetherCounts::new(),
+            temporal_affinity: AffinityCounts::new(),
         }
     }
     /// Executions of `block`.

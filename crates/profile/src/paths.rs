@@ -17,7 +17,7 @@ use restitch_address::Svma;
 use restitch_program::{BlockId, EdgeId, Program, Terminator};
 
 use crate::matching::{run_between, taken_edge};
-use crate::{TogetherCounts, Windows};
+use crate::{AffinityCounts, Windows};
 
 /// Executions by the edge into a block and the edge out of it.
 pub type PathCounts = BTreeMap<(EdgeId, EdgeId), u64>;
@@ -125,7 +125,7 @@ impl Turns<Svma> {
     }
 
     /// The pairs of blocks of `program` that ran at the same time.
-    pub fn together(&self, program: &Program) -> TogetherCounts {
+    pub fn temporal_affinity(&self, program: &Program) -> AffinityCounts {
         self.windows.pairs(program)
     }
 }
@@ -228,7 +228,7 @@ function 0x1000..0x1060 f movable
         let pairs =
             (0..program.blocks.len() as u32 / 2).map(|n| (BlockId(n), BlockId(n + 1 + seed as u32 % 2)));
         let inside = pairs.filter(|pair| pair.1.index() < program.blocks.len());
-        profile.together = inside.map(|pair| (pair, 1 + seed % 1000)).collect();
+        profile.temporal_affinity = inside.map(|pair| (pair, 1 + seed % 1000)).collect();
         profile
     }
 
@@ -292,8 +292,8 @@ function 0x1000..0x1060 f movable
                 let of = |p: &Profile| p.paths.get(pair).copied().unwrap_or(0);
                 prop_assert_eq!(*count, of(&a) + of(&b));
             }
-            for (pair, count) in &sum.together {
-                let of = |p: &Profile| p.together.get(pair).copied().unwrap_or(0);
+            for (pair, count) in &sum.temporal_affinity {
+                let of = |p: &Profile| p.temporal_affinity.get(pair).copied().unwrap_or(0);
                 prop_assert_eq!(*count, of(&a) + of(&b));
             }
         }

@@ -81,8 +81,8 @@ pub struct ModuleProfile {
     pub targets: BTreeMap<(Svma, Svma), u64>,
     /// Executions of two edges one after the other ([`Profile::paths`]).
     pub paths: BTreeMap<PathKey, u64>,
-    /// Windows in which both of two blocks ran, by their starts ([`Profile::together`]).
-    pub together: BTreeMap<(Svma, Svma), u64>,
+    /// Windows in which both of two blocks ran, by their starts ([`Profile::temporal_affinity`]).
+    pub temporal_affinity: BTreeMap<(Svma, Svma), u64>,
 }
 
 /// Two edges: start of the first block, kind, start of the block between, kind, start of the last block.
@@ -120,7 +120,8 @@ impl ModuleProfile {
             Some((start(a.from), a.kind, start(a.to), b.kind, start(b.to)))
         };
         let paths = profile.paths.iter().filter_map(|(&pair, &n)| Some((key(pair)?, n)));
-        let together = profile.together.iter().map(|(&(a, b), &n)| ((start(a), start(b)), n));
+        let temporal_affinity =
+            profile.temporal_affinity.iter().map(|(&(a, b), &n)| ((start(a), start(b)), n));
         Self {
             build_id: build_id.to_vec(),
             path: path.to_owned(),
@@ -129,7 +130,7 @@ impl ModuleProfile {
             calls: calls.filter(|(_, n)| *n > 0).collect(),
             targets: targets.filter(|(_, n)| *n > 0).collect(),
             paths: paths.filter(|(_, n)| *n > 0).collect(),
-            together: together.filter(|(_, n)| *n > 0).collect(),
+            temporal_affinity: temporal_affinity.filter(|(_, n)| *n > 0).collect(),
         }
     }
 
@@ -163,12 +164,12 @@ impl ModuleProfile {
                 profile.paths.insert(pair, count);
             }
         }
-        for (&(a, b), &count) in &self.together {
+        for (&(a, b), &count) in &self.temporal_affinity {
             // Blocks that are not there are among the lost blocks.
             if let (Some(a), Some(b)) = (program.block_starting_at(a), program.block_starting_at(b))
                 && a < b
             {
-                profile.together.insert((a, b), count);
+                profile.temporal_affinity.insert((a, b), count);
             }
         }
         (profile, lost)
@@ -181,7 +182,7 @@ impl ModuleProfile {
         add_scaled(&mut self.calls, &other.calls, weight);
         add_scaled(&mut self.targets, &other.targets, weight);
         add_scaled(&mut self.paths, &other.paths, weight);
-        add_scaled(&mut self.together, &other.together, weight);
+        add_scaled(&mut self.temporal_affinity, &other.temporal_affinity, weight);
     }
 }
 
@@ -338,7 +339,7 @@ impl Writer {
         self.addresses(&module.calls);
         self.targets(&module.targets);
         self.paths(&module.paths);
-        self.targets(&module.together);
+        self.targets(&module.temporal_affinity);
     }
 
     /// First blocks as differences, each other block as the distance from the one before; both kinds in one
@@ -453,8 +454,8 @@ impl<'a> Reader<'a> {
         let calls = self.addresses()?;
         let targets = if self.version < 2 { BTreeMap::new() } else { self.targets()? };
         let paths = if self.version < 3 { BTreeMap::new() } else { self.paths()? };
-        let together = if self.version < 4 { BTreeMap::new() } else { self.targets()? };
-        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets, paths, together })
+        let temporal_affinity = if self.version < 4 { BTreeMap::new() } else { self.targets()? };
+        Ok(ModuleProfile { build_id, path, blocks, edges, calls, targets, paths, temporal_affinity })
     }
 
     fn paths(&mut self) -> Result<BTreeMap<PathKey, u64>, StoreError> {
@@ -547,7 +548,7 @@ mod tests {
         // The last tables of the last module: each is one zero if it is empty, and older versions do not have
         // them.
         file.modules.truncate(1);
-        file.modules[0].together.clear();
+        file.modules[0].temporal_affinity.clear();
         for version in [3, 2, 1] {
             match version {
                 2 => file.modules[0].paths.clear(),
@@ -597,7 +598,7 @@ mod tests {
                 module.blocks.insert(Svma::new(a), n);
                 module.edges.insert((Svma::new(a), Svma::new(b), EdgeKind::Table), n);
                 module.targets.insert((Svma::new(a), Svma::new(b)), n);
-                module.together.insert((Svma::new(b), Svma::new(n)), a);
+                module.temporal_affinity.insert((Svma::new(b), Svma::new(n)), a);
                 let kinds = [EdgeKind::FallThrough, EdgeKind::Taken, EdgeKind::Table];
                 let (first, second) = (kinds[(a % 3) as usize], kinds[(b % 3) as usize]);
                 module.paths.insert((Svma::new(a), first, Svma::new(b), second, Svma::new(n)), n);

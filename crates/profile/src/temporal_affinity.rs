@@ -24,7 +24,7 @@ use restitch_program::{BlockId, Program};
 use crate::matching::run_between;
 
 /// In how many windows both blocks ran, by the lower block and the higher one.
-pub type TogetherCounts = BTreeMap<(BlockId, BlockId), u64>;
+pub type AffinityCounts = BTreeMap<(BlockId, BlockId), u64>;
 
 /// Different runs of a window: some 20 KiB of code.
 const WINDOW: usize = 1024;
@@ -147,7 +147,7 @@ impl<A: Copy + Ord + Hash> Windows<A> {
 
 impl Windows<Svma> {
     /// The pairs of blocks of `program` that ran together.
-    pub fn pairs(&self, program: &Program) -> TogetherCounts {
+    pub fn pairs(&self, program: &Program) -> AffinityCounts {
         let blocks = |&(start, end): &(Svma, Svma)| {
             let (first, way) = run_between(program, start, end)?;
             Some(first.0..first.0 + 1 + way.len() as u32)

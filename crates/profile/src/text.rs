@@ -56,7 +56,7 @@ impl Profile {
         for ((from, first, at, second, to), count) in &sparse.paths {
             let _ = writeln!(out, "path {from} {} {at} {} {to} = {count}", name(*first), name(*second));
         }
-        for ((a, b), count) in &sparse.together {
+        for ((a, b), count) in &sparse.temporal_affinity {
             let _ = writeln!(out, "together {a} {b} = {count}");
         }
         out
@@ -98,7 +98,7 @@ fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Resul
         ["together", a, b, "=", count] => {
             let (a, b) = (svma(a)?, svma(b)?);
             let exists = [a, b].into_iter().all(|at| program.block_starting_at(at).is_some()) && a < b;
-            (exists, sparse.together.entry((a, b)).or_default(), count)
+            (exists, sparse.temporal_affinity.entry((a, b)).or_default(), count)
         }
         ["edge", from, kind, to, "=", count] => {
             let key = (svma(from)?, svma(to)?, kind_of(kind, line)?);

@@ -2,14 +2,14 @@
 
 use crate::Distances;
 use crate::graph::{Link, LinkKind};
-use crate::tsp_worth::{BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT, TOGETHER};
+use crate::tsp_worth::{AFFINITY, BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT};
 
 /// What a transfer over no bytes is worth for each level of nearness. (Of a tenth, 0.3, 1 and 3 the first had
 /// the least cost in the laboratory's models, cc1plus with another input than the profile's; what is more
 /// parts what follows each other.)
 const LEVEL: f64 = 0.1;
 /// What it is worth that two blocks share a page, for each window of execution in which both ran.
-const TOGETHER_IN_PAGE: f64 = 0.02;
+const AFFINITY_IN_PAGE: f64 = 0.02;
 /// Bytes of a page.
 const PAGE: f64 = restitch_address::PAGE as f64;
 
@@ -27,11 +27,11 @@ impl Worth {
 
     /// What one execution of `link` is worth that leaves and arrives there.
     pub fn of(&self, link: &Link, leaves: i64, arrives: i64) -> f64 {
-        if link.kind == LinkKind::Together {
+        if link.kind == LinkKind::Affinity {
             let (first, second) = (leaves - i64::from(link.leaves), arrives - i64::from(link.arrives));
             let between = if first < second { second - leaves } else { first - arrives } as f64;
             let near = |reach: f64| (1.0 - between / reach).max(0.0);
-            return TOGETHER * near(LINE) + TOGETHER_IN_PAGE * near(PAGE);
+            return AFFINITY * near(LINE) + AFFINITY_IN_PAGE * near(PAGE);
         }
         let ahead = arrives - leaves;
         if ahead == 0 && link.kind == LinkKind::Branch {
