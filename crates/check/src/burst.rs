@@ -15,7 +15,7 @@ use crate::burst_forms::{has_memory, has_no_prefix, is_test, is_word, loads_targ
 use crate::burst_frames;
 use crate::burst_window;
 use crate::finding::{CheckReport, Findings, Problem};
-use crate::lock_skip::Pair;
+use crate::lock_skip::LockSkip;
 use crate::subject::Subject;
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, OpKind, Register,
@@ -571,8 +571,8 @@ impl<'s, 'a> Reader<'s, 'a> {
         if original.is_invalid() {
             return Err((self.v, "the original has no instruction"));
         }
-        if let Some(pair) = Pair::at(&original, bytes) {
-            return self.pair(&pair, bytes, &mut decoder).map(Some);
+        if let Some(skip) = LockSkip::at(&original, bytes) {
+            return self.lock_skip(&skip, bytes, &mut decoder).map(Some);
         }
         let next = o + original.len() as u64;
         match original.flow_control() {
@@ -625,17 +625,17 @@ impl<'s, 'a> Reader<'s, 'a> {
 
     /// A branch over a `lock` prefix and that instruction, with nothing between them. The branch is not
     /// recorded.
-    fn pair(&mut self, pair: &Pair, bytes: &[u8], decoder: &mut Decoder<'_>) -> Checked<Svma> {
-        let skip = pair.branch.len();
-        self.copied(&pair.branch, &bytes[..skip], 0)?;
+    fn lock_skip(&mut self, skip: &LockSkip, bytes: &[u8], decoder: &mut Decoder<'_>) -> Checked<Svma> {
+        let len = skip.branch.len();
+        self.copied(&skip.branch, &bytes[..len], 0)?;
         let second = self.v;
         let locked = decoder.decode();
         let field = decoder.get_constant_offsets(&locked).displacement_offset();
-        self.copied(&locked, &bytes[skip..][..locked.len()], field)?;
+        self.copied(&locked, &bytes[len..][..locked.len()], field)?;
         // A thread may stand behind the prefix, too.
         let bare = self.offset(second + 1)?;
         self.begins[bare] = true;
-        Ok(pair.end())
+        Ok(skip.end())
     }
 
     /// A piece of the map, as part of the one before it where that goes on.

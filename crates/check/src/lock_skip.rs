@@ -4,14 +4,14 @@
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use restitch_address::Svma;
 
-/// The two instructions.
-pub(crate) struct Pair {
+/// The branch and the instruction with the prefix that it skips.
+pub(crate) struct LockSkip {
     pub branch: Instruction,
     pub locked: Instruction,
 }
 
-impl Pair {
-    /// The pair whose first instruction is `branch`; `bytes` are the original's from there on.
+impl LockSkip {
+    /// The one whose first instruction is `branch`; `bytes` are the original's from there on.
     pub fn at(branch: &Instruction, bytes: &[u8]) -> Option<Self> {
         let prefix = branch.next_ip();
         let skips = branch.is_jcc_short() && branch.len() == 2 && branch.near_branch_target() == prefix + 1;
@@ -46,7 +46,7 @@ mod tests {
 
     fn found(bytes: &[u8]) -> Option<u64> {
         let branch = Decoder::with_ip(64, bytes, 0x1000, DecoderOptions::NONE).decode();
-        Pair::at(&branch, bytes).map(|pair| pair.end().get())
+        LockSkip::at(&branch, bytes).map(|skip| skip.end().get())
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::callee::Callees;
 use crate::finding::{CheckReport, Findings, Problem};
 use crate::flags::Flags;
 use crate::frames::Frames;
-use crate::lock_skip::Pair;
+use crate::lock_skip::LockSkip;
 use crate::map::{Boundary, MapCursor, MapProblem, PlaceCursor};
 use crate::row::RowAt;
 use crate::subject::Subject;
@@ -242,10 +242,10 @@ impl<'s, 'a> Walk<'s, 'a> {
                 return None;
             }
             let rest = &bytes[o.offset_from(c.block.start) as usize..];
-            if let Some(pair) = Pair::at(&instruction, rest) {
+            if let Some(skip) = LockSkip::at(&instruction, rest) {
                 decoder.decode_out(&mut instruction);
-                v = self.pair(&c, &pair, rest, v)?;
-                (entry, o) = (v, pair.end());
+                v = self.lock_skip(&c, &skip, rest, v)?;
+                (entry, o) = (v, skip.end());
                 continue;
             }
             v = self.copied(&mut c, &instruction, &rest[..instruction.len()], v)?;
@@ -265,17 +265,17 @@ impl<'s, 'a> Walk<'s, 'a> {
     /// Compares a branch over a `lock` prefix and the instruction of that prefix: both are there, byte for
     /// byte, with nothing between them, and where the branch leads is the equivalent of where the original
     /// leads.
-    fn pair(&mut self, c: &Current<'a>, pair: &Pair, bytes: &[u8], v: Svma) -> Option<Svma> {
-        let (branch, locked) = (&pair.branch, &pair.locked);
-        let (o, skip) = (Svma::new(branch.ip()), branch.len());
+    fn lock_skip(&mut self, c: &Current<'a>, skip: &LockSkip, bytes: &[u8], v: Svma) -> Option<Svma> {
+        let (branch, locked) = (&skip.branch, &skip.locked);
+        let (o, len) = (Svma::new(branch.ip()), branch.len());
         let copied = |o| match c.copied {
             Some(_) => Boundary::InTableWindow(o),
             None => Boundary::Copied(o),
         };
-        let second = self.same_instruction(c, branch, &bytes[..skip], v)?;
-        self.visit(v, skip as u32, copied(o), RowAt::of(o));
+        let second = self.same_instruction(c, branch, &bytes[..len], v)?;
+        self.visit(v, len as u32, copied(o), RowAt::of(o));
         let at = Svma::new(locked.ip());
-        let end = self.same_instruction(c, locked, &bytes[skip..][..locked.len()], second)?;
+        let end = self.same_instruction(c, locked, &bytes[len..][..locked.len()], second)?;
         self.place(c, at, second, second);
         self.visit(second, locked.len() as u32, copied(at), RowAt::of(at));
         // Behind the prefix a thread may stand, too.

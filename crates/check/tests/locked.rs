@@ -15,7 +15,7 @@ use restitch_program::Movability;
 use restitch_testkit::{compile, program, skipped};
 
 const BITS: u8 = 12;
-/// What is flipped of each unit: the branch, the prefix, the opcode and the operand's form.
+/// What is flipped of each lock skip: the branch, the prefix, the opcode and the operand's form.
 const FLIPPED: usize = 6;
 
 fn module() -> Option<Module> {
@@ -56,11 +56,11 @@ fn versions(module: &Module) -> Vec<(&'static str, Layout, Version)> {
 }
 
 /// Offsets in the text of branches over a prefix.
-fn units(version: &Version) -> Vec<usize> {
+fn lock_skips(version: &Version) -> Vec<usize> {
     let from = version.text.start.offset_from(version.range.start) as usize;
     let text = &version.bytes[from..][..version.text.len() as usize];
-    let is_unit = |w: &[u8]| matches!(w, [0x70..=0x7f, 1, 0xf0]);
-    text.windows(3).enumerate().filter(|(_, w)| is_unit(w)).map(|(i, _)| from + i).collect()
+    let is_lock_skip = |w: &[u8]| matches!(w, [0x70..=0x7f, 1, 0xf0]);
+    text.windows(3).enumerate().filter(|(_, w)| is_lock_skip(w)).map(|(i, _)| from + i).collect()
 }
 
 #[test]
@@ -71,13 +71,13 @@ fn each_is_copied_whole_and_every_changed_bit_is_found() {
         let is_equal =
             |version| check(&module.image, &module.program, &layout, version, module.bias()).is_ok();
         assert!(is_equal(version.clone()), "{name}");
-        let units = units(&version);
-        assert!(units.len() >= 6, "{name}: {}", units.len());
-        for at in units {
+        let skips = lock_skips(&version);
+        assert!(skips.len() >= 6, "{name}: {}", skips.len());
+        for at in skips {
             for bit in 0..8 * FLIPPED {
                 let mut version = version.clone();
                 version.bytes[at + bit / 8] ^= 1 << (bit % 8);
-                assert!(!is_equal(version), "{name}: bit {bit} of the unit at {at:#x}");
+                assert!(!is_equal(version), "{name}: bit {bit} of the lock skip at {at:#x}");
             }
         }
     }
@@ -88,14 +88,14 @@ fn each_is_copied_whole_and_every_changed_bit_is_found() {
 fn the_map_leads_into_them() {
     let Some(module) = module() else { return };
     for (name, layout, version) in versions(&module) {
-        for at in units(&version) {
+        for at in lock_skips(&version) {
             for inside in [0, 2, 3].map(|i| version.range.start + at as u64 + i) {
                 let original = version.map.to_original(inside).unwrap_or_else(|| panic!("{name}: {inside}"));
                 let delta =
                     original.offset_from(version.map.to_original(version.range.start + at as u64).unwrap());
                 let expected = inside.offset_from(version.range.start + at as u64);
                 assert_eq!(delta, expected, "{name}: {inside}");
-                // A piece that ends in front of it is not the whole unit.
+                // A piece that ends in front of it is not the whole of it.
                 let mut cut = version.clone();
                 let i = cut.map.pieces.partition_point(|p| p.version <= inside) - 1;
                 let piece = cut.map.pieces[i];
@@ -115,7 +115,7 @@ fn the_map_leads_into_them() {
 fn nothing_may_stand_inside() {
     let Some(module) = module() else { return };
     for (name, layout, version) in versions(&module) {
-        let at = units(&version)[0];
+        let at = lock_skips(&version)[0];
         for inside in [at + 2, at + 3] {
             let mut longer = version.clone();
             let text = SvmaRange::between(longer.text.start, longer.text.end);

@@ -194,7 +194,7 @@ mod tests {
             FrameAddress { start: Svma::new(at), cfa }
         };
         let mut watch = FrameWatch::new(rows.iter().map(row).collect());
-        restitch_x86::scan_units(bytes, Svma::new(0), |insn| watch.see(&insn)).expect("instructions");
+        restitch_x86::scan_lock_skips(bytes, Svma::new(0), |insn| watch.see(&insn)).expect("instructions");
         watch.finish()
     }
 

@@ -9,7 +9,7 @@ use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind};
 use restitch_x86::entry::entry_marker;
-use restitch_x86::{Condition, Flow, Insn, Naming, scan_units};
+use restitch_x86::{Condition, Flow, Insn, Naming, scan_lock_skips};
 
 /// What is read at an address in front of a function and an index is taken to reach so many bytes from the
 /// address.
@@ -170,7 +170,7 @@ impl Sweep {
             self.note(&insn);
         };
         let decodable =
-            !overlapping && bytes.is_some_and(|bytes| scan_units(bytes, range.start, see).is_ok());
+            !overlapping && bytes.is_some_and(|bytes| scan_lock_skips(bytes, range.start, see).is_ok());
         if !decodable {
             // Keep the branches that were seen as leaders elsewhere, but none of the instructions.
             self.minis.truncate(first);

@@ -60,7 +60,7 @@ impl Naming {
 pub struct Insn {
     /// Its address.
     pub at: Svma,
-    /// Length in bytes, 1 to 15; up to 17 for a [`crate::scan_units`] unit.
+    /// Length in bytes, 1 to 15; up to 17 for a lock skip ([`crate::scan_lock_skips`]).
     pub len: u8,
     /// Control flow.
     pub flow: Flow,
@@ -106,7 +106,7 @@ pub(crate) fn all_flags_of(bits: u32) -> u8 {
 }
 
 /// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`, as the processor
-/// sees them: a branch into the middle of the next instruction is just that (see [`crate::scan_units`]).
+/// sees them: a branch into the middle of the next instruction is just that (see [`crate::scan_lock_skips`]).
 ///
 /// # Errors
 /// The address of the first byte sequence that is not an instruction, or that the end of `bytes` cuts off.

@@ -3,7 +3,7 @@
 //!
 //! * [`scan`] decodes a stretch of code once and yields one compact [`Insn`] per instruction: length, control
 //!   flow, status-flag use. It is the fast path of program analysis (tens of nanoseconds per instruction).
-//! * [`scan_units`] does so with a branch over the next instruction's `lock` prefix as one instruction
+//! * [`scan_lock_skips`] does so with a branch over the next instruction's `lock` prefix as one instruction
 //!   together with that; so do [`decode_one`] and [`relocate_field`]. It is what code is copied by.
 //! * [`decode_one`] and [`Op`] give the operand-level view that jump-table recognition needs.
 //! * [`decode_semantic`] gives the effect of an instruction on integer registers, flags and memory, for
@@ -54,7 +54,7 @@ mod vote;
 pub use condition::{Condition, Flag};
 pub use decode::{Flow, Insn, Naming, first_insn, scan};
 pub use guarded::{Compare, GuardedCall, guarded_call};
-pub use lock_skip::scan_units;
+pub use lock_skip::scan_lock_skips;
 pub use memory_uses::{MemoryUse, memory_uses};
 pub use operand::{Address, Operand, Part, Segment};
 pub use ops::{Decoded, Mem, Op, decode_one, displaced_load};

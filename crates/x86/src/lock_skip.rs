@@ -1,4 +1,4 @@
-//! A conditional branch over the `lock` prefix of the next instruction, as one unit.
+//! A conditional branch over the `lock` prefix of the next instruction, as one instruction: a lock skip.
 //!
 //! Problem: glibc's atomic operations of single-threaded processes are `je .+3; lock cmpxchg ...`: the branch
 //! goes one byte into the next instruction, past its prefix. Blocks have no boundary there, so a function
@@ -16,14 +16,14 @@ use restitch_address::Svma;
 /// Length in bytes of the branch.
 pub(crate) const SKIP: u8 = 2;
 
-/// Where a unit is, and what its branch is like.
+/// Where a lock skip is, and what its branch is like.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Unit {
+pub(crate) struct LockSkip {
     branch: Insn,
 }
 
-impl Unit {
-    /// The unit at the start of `bytes`, which stand at `at`.
+impl LockSkip {
+    /// The lock skip at the start of `bytes`, which stand at `at`.
     pub fn at(bytes: &[u8], at: Svma) -> Option<Self> {
         let [0x70..=0x7f, 1, 0xf0, ..] = bytes else { return None };
         let decoded = |from: usize| {
@@ -39,7 +39,7 @@ impl Unit {
         (same && whole && plain(&locked) && plain(&bare)).then(|| Self { branch: classify(&branch) })
     }
 
-    /// The second instruction, of the bytes that the unit starts.
+    /// The second instruction, of the bytes that the lock skip starts.
     pub fn locked<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[usize::from(SKIP)..]
     }
@@ -47,7 +47,7 @@ impl Unit {
     pub fn locked_at(&self) -> Svma {
         self.branch.end()
     }
-    /// The unit as one instruction, whose second one is `locked`.
+    /// The lock skip as one instruction, whose second one is `locked`.
     pub fn insn(&self, locked: &Insn) -> Insn {
         Insn {
             at: self.branch.at,
@@ -65,15 +65,15 @@ impl Unit {
 ///
 /// # Errors
 /// As for [`crate::scan`].
-pub fn scan_units(bytes: &[u8], at: Svma, mut sink: impl FnMut(Insn)) -> Result<(), Svma> {
-    let mut open: Option<Unit> = None;
+pub fn scan_lock_skips(bytes: &[u8], at: Svma, mut sink: impl FnMut(Insn)) -> Result<(), Svma> {
+    let mut open: Option<LockSkip> = None;
     crate::scan(bytes, at, |insn| {
-        if let Some(unit) = open.take() {
-            return sink(unit.insn(&insn));
+        if let Some(skip) = open.take() {
+            return sink(skip.insn(&insn));
         }
         let skips = insn.len == SKIP && matches!(insn.flow, Flow::Conditional(_, to) if to == insn.end() + 1);
         let from = insn.at.offset_from(at) as usize;
-        open = skips.then(|| bytes.get(from..).and_then(|rest| Unit::at(rest, insn.at))).flatten();
+        open = skips.then(|| bytes.get(from..).and_then(|rest| LockSkip::at(rest, insn.at))).flatten();
         if open.is_none() {
             sink(insn);
         }
@@ -86,9 +86,9 @@ mod tests {
     use crate::{decode_one, relocate_field, scan};
     use proptest::prelude::*;
 
-    fn units(bytes: &[u8]) -> Vec<Insn> {
+    fn joined(bytes: &[u8]) -> Vec<Insn> {
         let mut out = Vec::new();
-        let _ = scan_units(bytes, Svma::new(0x1000), |insn| out.push(insn));
+        let _ = scan_lock_skips(bytes, Svma::new(0x1000), |insn| out.push(insn));
         out
     }
 
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_branch_and_the_locked_instruction_are_one() {
-        let found = units(FREE);
+        let found = joined(FREE);
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].len, found[0].flow), (10, Flow::Next));
         assert_eq!(found[0].names, Some(Svma::new(0x100a + 0x1234)));
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn other_branches_stay_branches() {
-        let first = |bytes: &[u8]| units(bytes)[0];
+        let first = |bytes: &[u8]| joined(bytes)[0];
         for bytes in [
             &[0x74, 2, 0xf0, 0x0f, 0xb1, 0x11][..],   // to somewhere else
             &[0x74, 1, 0xf3, 0x0f, 0xb1, 0x11],       // over another prefix
@@ -136,9 +136,9 @@ mod tests {
     }
 
     proptest! {
-        /// Units are what the plain view has, two and two.
+        /// Lock skips are what the plain view has, two and two.
         #[test]
-        fn units_are_joined_instructions(mut bytes in proptest::collection::vec(any::<u8>(), 0..40), at in 0usize..30) {
+        fn lock_skips_are_joined_instructions(mut bytes in proptest::collection::vec(any::<u8>(), 0..40), at in 0usize..30) {
             for (i, byte) in [0x74, 1, 0xf0].into_iter().enumerate() {
                 if let Some(place) = bytes.get_mut(at + i) {
                     *place = byte;
@@ -147,21 +147,21 @@ mod tests {
             let mut plain = Vec::new();
             let end = scan(&bytes, Svma::new(0x1000), |insn| plain.push(insn));
             let mut joined = Vec::new();
-            // A unit is taken only if it decodes as a whole, so both end at the same place.
-            prop_assert_eq!(scan_units(&bytes, Svma::new(0x1000), |insn| joined.push(insn)), end);
+            // A lock skip is taken only if it decodes as a whole, so both end at the same place.
+            prop_assert_eq!(scan_lock_skips(&bytes, Svma::new(0x1000), |insn| joined.push(insn)), end);
             let mut plain = plain.into_iter();
-            for unit in joined {
+            for insn in joined {
                 let first = plain.next().unwrap();
-                if first == unit {
+                if first == insn {
                     continue;
                 }
                 let second = plain.next().unwrap();
-                prop_assert_eq!(unit.at, first.at);
-                prop_assert_eq!(unit.end(), second.end());
+                prop_assert_eq!(insn.at, first.at);
+                prop_assert_eq!(insn.end(), second.end());
                 prop_assert_eq!(first.flow, Flow::Conditional(crate::Condition::Equal, second.at + 1));
-                prop_assert_eq!(unit.flags_read, first.flags_read | second.flags_read);
-                let rest = &bytes[unit.at.offset_from(Svma::new(0x1000)) as usize..];
-                prop_assert_eq!(relocate_field(rest, unit.at).map(|r| r.0), Some(unit));
+                prop_assert_eq!(insn.flags_read, first.flags_read | second.flags_read);
+                let rest = &bytes[insn.at.offset_from(Svma::new(0x1000)) as usize..];
+                prop_assert_eq!(relocate_field(rest, insn.at).map(|r| r.0), Some(insn));
             }
             prop_assert!(plain.next().is_none());
         }

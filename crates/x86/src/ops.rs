@@ -1,7 +1,7 @@
 //! The operand-level view of single instructions that jump-table recognition needs.
 
 use crate::decode::{Insn, classify};
-use crate::lock_skip::Unit;
+use crate::lock_skip::LockSkip;
 use crate::reg::Reg;
 use iced_x86::{
     Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
@@ -114,12 +114,12 @@ fn mem(i: &Instruction) -> Option<Mem> {
     })
 }
 
-/// Decodes the instruction at the start of `bytes`, which stands at `at`; a [`crate::scan_units`] unit is one
-/// instruction. `None` if there is none.
+/// Decodes the instruction at the start of `bytes`, which stands at `at`; a lock skip
+/// ([`crate::scan_lock_skips`]) is one instruction. `None` if there is none.
 pub fn decode_one(bytes: &[u8], at: Svma) -> Option<Decoded> {
-    if let Some(unit) = Unit::at(bytes, at) {
-        let locked = decode_instruction(unit.locked(bytes), unit.locked_at())?;
-        return Some(Decoded { insn: unit.insn(&locked.insn), op: Op::Other, ..locked });
+    if let Some(skip) = LockSkip::at(bytes, at) {
+        let locked = decode_instruction(skip.locked(bytes), skip.locked_at())?;
+        return Some(Decoded { insn: skip.insn(&locked.insn), op: Op::Other, ..locked });
     }
     decode_instruction(bytes, at)
 }

@@ -1,7 +1,7 @@
 //! What of an instruction depends on where it stands.
 
 use crate::decode::{Insn, classify};
-use crate::lock_skip::{SKIP, Unit};
+use crate::lock_skip::{LockSkip, SKIP};
 use iced_x86::{Decoder, DecoderOptions, Register};
 use restitch_address::Svma;
 
@@ -20,12 +20,12 @@ pub struct RipField {
 ///
 /// Returns `None` if there is no instruction.
 ///
-/// A [`crate::scan_units`] unit is one instruction here, too.
+/// A lock skip ([`crate::scan_lock_skips`]) is one instruction here, too.
 pub fn relocate_field(bytes: &[u8], at: Svma) -> Option<(Insn, Option<RipField>)> {
-    if let Some(unit) = Unit::at(bytes, at) {
-        let (locked, field) = relocate_instruction(unit.locked(bytes), unit.locked_at())?;
+    if let Some(skip) = LockSkip::at(bytes, at) {
+        let (locked, field) = relocate_instruction(skip.locked(bytes), skip.locked_at())?;
         let field = field.map(|field| RipField { offset: field.offset + SKIP, ..field });
-        return Some((unit.insn(&locked), field));
+        return Some((skip.insn(&locked), field));
     }
     relocate_instruction(bytes, at)
 }
