@@ -19,7 +19,7 @@ const ROUTINES: [(&str, &str); 2] = [
 /// Programs that tests are made with are written for one processor.
 const TOOLS: [&str; 1] = ["testkit"];
 /// Files of tests alone, which are declared so elsewhere.
-const TEST_FILES: [&str; 2] = ["/testing.rs", "/truth.rs"];
+const TEST_FILES: [&str; 2] = ["/testing.rs", "/oracle_tests.rs"];
 /// Opcodes that mean something in a list of one: direct calls and jumps, returns, breakpoints, `int`, `nop`.
 const OPCODES: [&str; 7] = ["0xe8", "0xe9", "0xeb", "0xc3", "0xcc", "0xcd", "0x90"];
 /// What else there is one of for each instruction set.
