@@ -70,8 +70,8 @@ mod retarget;
 mod row;
 mod subject;
 mod tables;
+mod target_value_profile;
 mod unwind;
-mod voted;
 mod walk;
 
 pub use finding::{CheckError, CheckReport, Finding, MAX_FINDINGS, Problem};

@@ -1,5 +1,6 @@
-//! What indirect calls call, by the votes of a counting version: of each call a candidate for its usual
-//! target, and how many of the executions that were looked at have called it.
+//! The target value profile: what indirect calls call, by the votes of a counting version. A vote (a majority
+//! vote after Boyer and Moore) holds a candidate for a call's usual target, and how many of the executions
+//! that were looked at have called it.
 //!
 //! ```text
 //! countdowns: 4 bytes for each call, padding to 8; then for each call
@@ -113,8 +114,8 @@ pub fn voting_calls(program: &Program, scope: &[bool]) -> Vec<CallId> {
 }
 
 impl Profile {
-    /// Takes over what votes say of `calls`: the share that the candidate has of the samples, for the
-    /// executions that are counted here. Only functions of the program are targets.
+    /// Takes over the target value profile of `calls`, by their votes: the share that the candidate has of
+    /// the samples, for the executions that are counted here. Only functions of the program are targets.
     pub fn adopt_votes(&mut self, program: &Program, calls: &[CallId], votes: &[Vote]) {
         for (&call, vote) in calls.iter().zip(votes) {
             let (Some(site), Some(&count)) = (program.calls.get(call.index()), self.calls.get(call.index()))
