@@ -108,7 +108,7 @@ fn output(file: &[u8]) -> Option<Vec<u8>> {
         start,
         bias,
         number: 1,
-        bound: &[],
+        bound_slots: &[],
         by_slots: true,
         promote: &[],
         pointers: None,

@@ -140,7 +140,7 @@ fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &L
         start,
         bias,
         number: 1,
-        bound: &[],
+        bound_slots: &[],
         by_slots: true,
         promote: &promote,
         pointers: None,
@@ -153,7 +153,7 @@ fn transformed(image: &Image, unwind: &UnwindInfo, program: &Program, layout: &L
             text(error)
         })
     };
-    let live = Request { bound: &bound(image), large_pages: true, ..request };
+    let live = Request { bound_slots: &bound(image), large_pages: true, ..request };
     check(image, program, layout, emitted(&live)?, bias).map_err(text)?;
     let version = check(image, program, layout, emitted(&request)?, bias).map_err(text)?;
     let plan = plan_output(image, &version, &Default::default()).map_err(text)?;

@@ -64,7 +64,7 @@ fn relayout(image: &Image, order: &str, options: &OutputOptions) -> Result<Vec<u
         start,
         bias: None,
         number: 1,
-        bound: &[],
+        bound_slots: &[],
         by_slots: true,
         promote: &[],
         pointers: None,

@@ -54,7 +54,7 @@ fn made(m: &Module, layout: &Layout, bound: &[BoundSlot], by_slots: bool) -> Ver
         start,
         bias: m.bias(),
         number: 1,
-        bound,
+        bound_slots: bound,
         by_slots,
         promote: &[],
         pointers: None,

@@ -15,9 +15,9 @@
 //! hot code in any case.
 
 use crate::areas::HEADERS;
-use crate::bound::PADDING;
 use crate::plan::{Op, Plan};
 use crate::relax;
+use crate::upper_bound::PADDING;
 use restitch_program::{BlockId, Program, Terminator};
 
 /// Bytes of a cache line.

@@ -47,30 +47,30 @@ pub(crate) fn with_direct_form(insn: &[u8]) -> Option<SlotBranch> {
 pub(crate) struct Direct<'a> {
     image: &'a Image,
     program: &'a Program,
-    bound: &'a [BoundSlot],
+    bound_slots: &'a [BoundSlot],
     by_slots: bool,
     reach: Reach,
 }
 
 impl<'a> Direct<'a> {
     pub fn new(request: &Request<'a>, reach: Reach) -> Self {
-        let Request { image, program, bound, by_slots, .. } = *request;
-        Self { image, program, bound, by_slots, reach }
+        let Request { image, program, bound_slots, by_slots, .. } = *request;
+        Self { image, program, bound_slots, by_slots, reach }
     }
 
     /// What `slot` is bound to. (A target inside of a block of this module might be covered by a redirect:
     /// nobody is sent there.)
     pub fn slot(&self, slot: Svma) -> Option<BoundSlot> {
-        let i = self.bound.binary_search_by_key(&slot, |b| b.slot).ok()?;
-        let target = self.bound[i].target;
+        let i = self.bound_slots.binary_search_by_key(&slot, |b| b.slot).ok()?;
+        let target = self.bound_slots[i].target;
         let whole =
             self.program.block_starting_at(target).is_some() || self.program.block_at(target).is_none();
-        (whole && self.reach.covers(target)).then_some(self.bound[i])
+        (whole && self.reach.covers(target)).then_some(self.bound_slots[i])
     }
 
     /// What the slot of the stub at `at` is bound to.
     pub fn stub(&self, at: Svma) -> Option<BoundSlot> {
-        if self.bound.is_empty() {
+        if self.bound_slots.is_empty() {
             return None;
         }
         let stub = self.image.plt_slot_at(at).filter(|s| s.stub.start == at)?;
@@ -84,7 +84,7 @@ impl<'a> Direct<'a> {
             return None;
         }
         let stub = self.image.plt_slot_at(at).filter(|s| s.stub.start == at)?;
-        let is_named = self.bound.iter().any(|b| b.target == at);
+        let is_named = self.bound_slots.iter().any(|b| b.target == at);
         (!is_named && self.reach.covers(stub.slot)).then_some(stub.slot)
     }
 }

@@ -17,7 +17,6 @@
 
 mod align;
 mod areas;
-mod bound;
 mod burst;
 mod counters;
 mod direct;
@@ -48,6 +47,7 @@ mod table_copy;
 mod tables;
 mod target_value_profile;
 mod text;
+mod upper_bound;
 pub mod window;
 
 pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};

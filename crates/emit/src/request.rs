@@ -28,7 +28,7 @@ pub struct Request<'a> {
     pub number: u32,
     /// Slots of the global offset table whose content is known and cannot change any more, sorted by slot.
     /// Calls and jumps through them become direct ones. Empty for an ELF file.
-    pub bound: &'a [BoundSlot],
+    pub bound_slots: &'a [BoundSlot],
     /// Calls and jumps to stubs of the procedure linkage table that do not become direct ones go through the
     /// stub's slot themselves.
     pub by_slots: bool,

@@ -1,12 +1,12 @@
 //! Which blocks are placed: decided before anything else, because whether a branch goes to a copy or to the
 //! original code depends on it.
 
-use crate::bound::upper_bound;
 use crate::direct::{Direct, Form, STUB_CALL, with_direct_form};
 use crate::ends::copied_len;
 use crate::lookup::Lookup;
 use crate::reach::Reach;
 use crate::table_copy::may_copy;
+use crate::upper_bound::upper_bound;
 use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped};
 use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};

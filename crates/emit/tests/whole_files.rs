@@ -55,7 +55,7 @@ fn request<'a>(module: &'a Module, layout: &'a Layout) -> Request<'a> {
         start,
         bias: Some(LoadBias::default()),
         number: 1,
-        bound: &[],
+        bound_slots: &[],
         by_slots: true,
         promote: &[],
         pointers: None,

@@ -8,7 +8,8 @@ use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::large_pages::alignment;
 use crate::make::{
-    Place, Wanted, check_version, emit_version, estimate, lay_out, retargeted_bytes, promoted_bytes, worth_promoting,
+    Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, retargeted_bytes,
+    worth_promoting,
 };
 use crate::timings::Timings;
 use crate::version_options::VersionOptions;
@@ -99,8 +100,8 @@ impl Draft {
         bytes.next_multiple_of(self.alignment())
     }
 
-    /// Emits the version at `place`; `bound` are the slots of the global offset table that cannot change any
-    /// more.
+    /// Emits the version at `place`; `bound_slots` are those of the global offset table that cannot change
+    /// any more.
     ///
     /// # Errors
     /// [`PipelineError::Emit`].
@@ -108,11 +109,11 @@ impl Draft {
         self,
         source: Source<'_>,
         place: Place,
-        bound: &[BoundSlot],
+        bound_slots: &[BoundSlot],
     ) -> Result<Emitted, PipelineError> {
         let wanted = Wanted {
             by_slots: source.options.direct_calls,
-            bound,
+            bound_slots,
             promote: &self.promote,
             pointers: self.pointers.as_ref(),
             large_pages: self.large_pages,

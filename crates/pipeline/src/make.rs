@@ -42,7 +42,7 @@ pub struct Wanted<'a> {
     /// Calls of stubs go through the stubs' slots, where these are not bound.
     pub by_slots: bool,
     /// Slots that are bound for good.
-    pub bound: &'a [BoundSlot],
+    pub bound_slots: &'a [BoundSlot],
     /// Indirect calls that become comparisons and direct calls.
     pub promote: &'a [Promotion],
     /// Functions of which pointers are to lead to the copy.
@@ -221,7 +221,7 @@ pub fn emit_version(
         start: place.start,
         bias: place.bias,
         number: place.number,
-        bound: wanted.bound,
+        bound_slots: wanted.bound_slots,
         by_slots: wanted.by_slots,
         promote: wanted.promote,
         pointers: wanted.pointers,

@@ -91,7 +91,7 @@ pub fn version_with(
         start,
         bias: None,
         number: 3,
-        bound: &[],
+        bound_slots: &[],
         by_slots: true,
         promote: &promote(&program),
         pointers: Some(&pointers),

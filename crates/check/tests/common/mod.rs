@@ -34,7 +34,7 @@ impl Module {
             start,
             bias: None,
             number: 1,
-            bound: &[],
+            bound_slots: &[],
             by_slots: true,
             promote: &[],
             pointers: None,

@@ -46,7 +46,7 @@ impl Small {
             start: Svma::new(START),
             bias: None,
             number: 1,
-            bound: &[],
+            bound_slots: &[],
             by_slots: true,
             promote: &[],
             pointers: None,

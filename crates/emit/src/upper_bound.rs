@@ -13,8 +13,8 @@ const COPIED: u64 = 24;
 const PROMOTED: u64 = 64;
 /// More bytes than a vote adds: what leads to it, its code and the jump back.
 const VOTES: u64 = 128;
-/// What the alignment of an entry that pointers lead to takes.
-const LED: u64 = 16;
+/// What the alignment of the entry of a retargeted function takes.
+const RETARGETED: u64 = 16;
 /// Padding takes at most this part of the hot code.
 pub(crate) const PADDING: u32 = 16;
 
@@ -38,7 +38,7 @@ pub(crate) fn upper_bound(request: &Request<'_>) -> Result<u64, EmitError> {
             }
         }
     }
-    total += LED * request.pointers.map_or(0, |p| p.functions().len()) as u64;
+    total += RETARGETED * request.pointers.map_or(0, |p| p.functions().len()) as u64;
     total += PROMOTED * request.promote.len() as u64;
     total += u64::from(encode::PREFETCH) * request.layout.prefetches.len() as u64;
     let per_counter = u64::from(encode::KEEPING_COUNT + encode::JMP_NEAR);
