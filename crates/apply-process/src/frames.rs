@@ -112,7 +112,7 @@ impl<'a> Walker<'a> {
     /// From here on modules that are no longer where they were, by `maps` of the process, are not known: what
     /// lies there may be other code.
     pub fn see(&self, maps: &[Mapping]) {
-        *self.gone.borrow_mut() = self.target.moved(maps).into_iter().collect();
+        *self.gone.borrow_mut() = self.target.moved_modules(maps).into_iter().collect();
     }
 
     /// The frames of a thread, as far as they can be followed.

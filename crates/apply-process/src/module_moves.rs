@@ -33,7 +33,7 @@ impl AttachedProcess {
     pub(crate) fn renew(&mut self) -> Result<(), ProcessError> {
         const MOST_LOOKS: u32 = 4;
         for _ in 0..MOST_LOOKS {
-            if self.now().moved(&procfs::maps(self.target.pid())?).is_empty() {
+            if self.now().moved_modules(&procfs::maps(self.target.pid())?).is_empty() {
                 break;
             }
             self.renewed = Some(Target::open(self.target.pid())?);
@@ -66,7 +66,7 @@ pub(crate) fn refuse_moved(
 ) -> Result<(), ProcessError> {
     let is_led_to = |new: &&Incoming<'_>| new.kind != VersionKind::Burst;
     let wanted: Vec<usize> = incoming.iter().filter(is_led_to).map(|new| new.module).collect();
-    let gone = target.moved(maps);
+    let gone = target.moved_modules(maps);
     let modules: Vec<PathBuf> = gone.iter().map(|module| target.modules[*module].path.clone()).collect();
     match gone.iter().any(|module| wanted.contains(module)) {
         false => Ok(()),

@@ -31,7 +31,7 @@ impl AttachedProcess {
         let maps = procfs::maps(pid)?;
         let memory = Memory::open_read_only(pid)?;
         let translation = AddressTranslation::new(self);
-        Ok(bound(&self.target().modules[module], &maps, &memory, |at| translation.of(at)))
+        Ok(bound_slots_of(&self.target().modules[module], &maps, &memory, |at| translation.of(at)))
     }
 }
 
@@ -42,12 +42,12 @@ pub(crate) fn read_only_part(module: &Module) -> Option<SvmaRange> {
     (start < end).then(|| SvmaRange::between(start, end))
 }
 
-/// A slot that leads into a version (`origin` leads back) is bound to the original.
-fn bound(
+/// A slot that leads into a version (`translate` leads back) is bound to the original.
+fn bound_slots_of(
     module: &Module,
     maps: &[Mapping],
     memory: &Memory,
-    origin: impl Fn(Avma) -> Option<Avma>,
+    translate: impl Fn(Avma) -> Option<Avma>,
 ) -> Vec<BoundSlot> {
     let Some(part) = read_only_part(module) else { return Vec::new() };
     let is_filled = |kind: &RelocationKind| {
@@ -64,7 +64,7 @@ fn bound(
     let mut found: Vec<BoundSlot> = Vec::new();
     for ((at, slot), bytes) in requests.iter().zip(slots).zip(memory.read_many(&requests)) {
         let held = bytes.and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).map(Avma::new);
-        let Some(held) = held.and_then(&origin) else { continue };
+        let Some(held) = held.and_then(&translate) else { continue };
         if is_read_only(maps, at.0) && is_code(maps, held) && found.last().is_none_or(|l| l.slot < slot) {
             found.push(BoundSlot { slot, target: module.bias.to_stated(held) });
         }
@@ -126,7 +126,7 @@ mod tests {
         let maps = procfs::maps(target.pid()).expect("our own");
         let memory = Memory::open_read_only(target.pid()).expect("our own");
         for module in &target.modules {
-            let all = bound(module, &maps, &memory, Some);
+            let all = bound_slots_of(module, &maps, &memory, Some);
             assert!(all.is_sorted_by(|a, b| a.slot < b.slot), "{}", module.path.display());
             for b in &all {
                 let to = module.bias.to_actual(b.target);
@@ -134,7 +134,7 @@ mod tests {
             }
         }
         let is_dynamic = !target.modules[target.program].image.is_static();
-        let any = target.modules.iter().any(|m| !bound(m, &maps, &memory, Some).is_empty());
+        let any = target.modules.iter().any(|m| !bound_slots_of(m, &maps, &memory, Some).is_empty());
         assert!(any || !is_dynamic, "a dynamic program has bound slots");
     }
 

@@ -134,7 +134,7 @@ fn is_by_move(
         return Ok(false);
     }
     refuse_moved(&attached.target, incoming, &maps)?;
-    Ok(!attached.now().moved(&maps).is_empty())
+    Ok(!attached.now().moved_modules(&maps).is_empty())
 }
 
 fn try_switch(
@@ -274,7 +274,7 @@ fn retain_own(pid: i32, pages: &mut Vec<Page>) {
 /// Takes out of `pages` those of modules that are no longer where they were, by `maps` of the process, and
 /// those where no code is mapped.
 fn retain_there(target: &Target, maps: &[Mapping], pages: &mut Vec<Page>) {
-    let gone = target.moved(maps);
+    let gone = target.moved_modules(maps);
     let is_code = |at: Avma| maps.iter().any(|m| m.range.contains(at) && m.permissions.execute);
     pages
         .retain(|(at, _)| is_code(*at) && target.module_at(*at).is_none_or(|module| !gone.contains(&module)));

@@ -168,7 +168,7 @@ impl Target {
 
     /// The indices of those modules that are no longer mapped where they were, by `maps` of the process: the
     /// program has closed them, and opened them elsewhere perhaps.
-    pub(crate) fn moved(&self, maps: &[Mapping]) -> Vec<usize> {
+    pub(crate) fn moved_modules(&self, maps: &[Mapping]) -> Vec<usize> {
         (0..self.modules.len()).filter(|i| !is_in_place(&self.modules[*i], maps)).collect()
     }
 
