@@ -35,14 +35,14 @@ impl ProcessFamily {
     pub fn warnings(&self) -> Vec<String> {
         let told = |pid: &i32| {
             // With --tree the named process would lead to the same leader again.
-            let (tree, kin) = if *pid == self.named {
+            let (tree, relatives) = if *pid == self.named {
                 ("", "")
             } else {
                 (" --tree", " and those that were forked with it")
             };
             format!(
                 "process {pid} works, too, with the same program at other addresses or as another user, and stays as it is; \
-                 `restitch attach {pid}{tree}` is for it{kin}"
+                 `restitch attach {pid}{tree}` is for it{relatives}"
             )
         };
         self.elsewhere.iter().map(told).collect()
@@ -65,15 +65,15 @@ pub fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFami
     std::thread::sleep(WATCHED);
     let used = |&pid: &i32| cpu_time(pid).saturating_sub(before[&pid]);
     let used = families.iter().map(|family| family.iter().map(|pid| (used(pid), *pid)).collect());
-    let kin = choose(named, used.collect());
-    if kin.leader != named {
+    let family = choose(named, used.collect());
+    if family.leader != named {
         watcher.note(&format!(
             "process {named} hardly works; {} does, which runs the same program at other addresses or as another user: it is taken, with those that were \
              forked with it",
-            kin.leader
+            family.leader
         ));
     }
-    kin
+    family
 }
 
 /// Of families of processes, the named one's first, with the CPU time that each used.
@@ -137,8 +137,8 @@ mod tests {
         let ms = Duration::from_millis;
         let lead = |families: &[&[(u64, i32)]]| {
             let times = families.iter().map(|family| family.iter().map(|(t, pid)| (ms(*t), *pid)).collect());
-            let kin = choose(1, times.collect());
-            (kin.leader, kin.elsewhere)
+            let family = choose(1, times.collect());
+            (family.leader, family.elsewhere)
         };
         assert_eq!(lead(&[&[(0, 1)], &[(90, 2), (100, 3)]]), (3, vec![]), "the named one waits");
         assert_eq!(lead(&[&[(20, 1)], &[(150, 2)]]), (1, vec![2]), "it works, if less");
