@@ -368,8 +368,8 @@ pub struct Lab {
     #[arg(long, value_name = "WHETHER", default_value = "off")]
     pub prefetch: Switch,
     /// Model the hot code of the layouts in large pages.
-    #[arg(long, value_name = "WHETHER", default_value = "off")]
-    pub huge_pages: Switch,
+    #[arg(long = "huge-pages", value_name = "WHETHER", default_value = "off")]
+    pub large_pages: Switch,
     /// Steps of the execution, at most; a step is about a basic block.
     #[arg(long, value_name = "NUMBER", default_value = "5000000")]
     pub steps: NonZeroUsize,

@@ -23,7 +23,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         machine: options.machine,
         duplicate: options.duplicate == Switch::On,
         prefetch: options.prefetch == Switch::On,
-        large_pages: options.huge_pages == Switch::On,
+        large_pages: options.large_pages == Switch::On,
         steps: options.steps.get(),
         seed: options.seed,
         records: options.records,

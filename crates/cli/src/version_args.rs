@@ -10,7 +10,7 @@ pub const LAYOUT: &str = "Layout options";
 
 /// Whether hot code gets large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Huge {
+pub enum LargePagesSwitch {
     /// Where there is much of it.
     Auto,
     /// Always.
@@ -19,12 +19,12 @@ pub enum Huge {
     Off,
 }
 
-impl From<Huge> for LargePages {
-    fn from(huge: Huge) -> Self {
-        match huge {
-            Huge::Auto => Self::Auto,
-            Huge::On => Self::On,
-            Huge::Off => Self::Off,
+impl From<LargePagesSwitch> for LargePages {
+    fn from(switch: LargePagesSwitch) -> Self {
+        match switch {
+            LargePagesSwitch::Auto => Self::Auto,
+            LargePagesSwitch::On => Self::On,
+            LargePagesSwitch::Off => Self::Off,
         }
     }
 }
@@ -42,8 +42,8 @@ pub struct VersionArgs {
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub direct_calls: Switch,
     /// Large pages for hot code; auto where there is more of it than an instruction TLB reaches.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "auto")]
-    pub huge_pages: Huge,
+    #[arg(long = "huge-pages", help_heading = LAYOUT, value_name = "WHETHER", default_value = "auto")]
+    pub large_pages: LargePagesSwitch,
     /// Place hot code within cache lines by how often it runs: loops in as few as they need.
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "on")]
     pub align: Switch,
@@ -75,7 +75,7 @@ impl VersionArgs {
         VersionOptions {
             layout: self.layout,
             direct_calls: self.direct_calls == Switch::On,
-            huge_pages: self.huge_pages.into(),
+            large_pages: self.large_pages.into(),
             align: self.align == Switch::On,
             invert_branches: self.invert_branches == Switch::On,
             copy_tables: self.copy_tables == Switch::On,

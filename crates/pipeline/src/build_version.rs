@@ -77,7 +77,7 @@ impl Draft {
         let Entrances { reaching, pointers } = entrances;
         let retargeted = pointers.as_ref().map_or(&[][..], Pointers::functions);
         let layout = lay_out(options.ways(reaching, retargeted), program, profile);
-        let large_pages = options.huge_pages.wanted(program, &layout);
+        let large_pages = options.large_pages.wanted(program, &layout);
         let promote = worth_promoting(options.promote_calls, program, profile);
         Self { layout, large_pages, promote, pointers }
     }

@@ -16,7 +16,7 @@ pub struct VersionOptions {
     /// calls of stubs go through the stubs' slots.
     pub direct_calls: bool,
     /// Large pages for hot code.
-    pub huge_pages: LargePages,
+    pub large_pages: LargePages,
     /// Hot code is placed within cache lines by how often it runs.
     pub align: bool,
     /// Conditional branches neither of whose ways stands behind them are inverted where the usual one needs
@@ -40,7 +40,7 @@ impl Default for VersionOptions {
         Self {
             layout: LayoutChoice::default(),
             direct_calls: true,
-            huge_pages: LargePages::default(),
+            large_pages: LargePages::default(),
             align: true,
             invert_branches: true,
             copy_tables: true,

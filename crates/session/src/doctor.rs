@@ -63,7 +63,7 @@ pub fn doctor() -> Doctor {
     checks.push(paranoid(pmu.paranoid));
     checks.push(ptrace(system::ptrace_scope()));
     checks.push(filters());
-    checks.push(huge_pages());
+    checks.push(transparent_huge_pages());
     checks.push(state_directory());
     Doctor { checks }
 }
@@ -144,7 +144,7 @@ fn filters() -> Check {
     }
 }
 
-fn huge_pages() -> Check {
+fn transparent_huge_pages() -> Check {
     let state = system::transparent_huge_pages();
     Check {
         name: "transparent huge pages",

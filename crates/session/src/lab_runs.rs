@@ -116,7 +116,7 @@ fn wanted(options: &LabOptions, layout: LayoutChoice, output: PathBuf) -> Optimi
         output,
         version: VersionOptions {
             layout,
-            huge_pages: if options.large_pages { LargePages::On } else { LargePages::Off },
+            large_pages: if options.large_pages { LargePages::On } else { LargePages::Off },
             ..VersionOptions::default()
         },
         pointers: true,
