@@ -273,10 +273,10 @@ fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
 
 fn print_status(p: &ProcessStatus) {
     print_versions(p);
-    if p.left_spare > 0 {
+    if p.left_replacements > 0 {
         println!(
             "  {} KiB of spare copies were left by a restitch that was killed, unused: `restitch revert {}`",
-            p.left_spare / 1024,
+            p.left_replacements / 1024,
             p.pid
         );
     }

@@ -1,5 +1,5 @@
 //! What a restitch has left that ended in the middle of its work, killed or by a fault: counting versions
-//! that nobody reads, tracing versions, spare copies.
+//! that nobody reads, tracing versions, replacement mappings.
 //!
 //! A keeper, a process of its own that sees the end of the working one (`restitch keep`), gives such
 //! processes their original code back. Whoever is at work on a process has its lock; so what is found here
@@ -57,5 +57,5 @@ fn runs(pid: i32, tid: i32) -> bool {
 /// Whether nobody is at work on a process, and something is in it that only makes sense while somebody is.
 fn is_abandoned(found: &ProcessStatus) -> bool {
     let traces = |(_, kind, ..): &(u32, VersionKind, String, u64, bool)| *kind == VersionKind::Burst;
-    found.is_idle && (found.left_counting || found.left_spare > 0 || found.versions.iter().any(traces))
+    found.is_idle && (found.left_counting || found.left_replacements > 0 || found.versions.iter().any(traces))
 }

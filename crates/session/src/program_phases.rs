@@ -222,8 +222,8 @@ mod tests {
         ProfileFile { modules: vec![ModuleProfile { build_id: vec![n], blocks, ..ModuleProfile::default() }] }
     }
 
-    fn ids(behaviours: &ProgramPhases) -> Vec<u8> {
-        behaviours.profiles().iter().flat_map(|p| &p.modules).map(|m| m.build_id[0]).collect()
+    fn ids(phases: &ProgramPhases) -> Vec<u8> {
+        phases.profiles().iter().flat_map(|p| &p.modules).map(|m| m.build_id[0]).collect()
     }
 
     #[test]

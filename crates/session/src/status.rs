@@ -28,8 +28,8 @@ pub struct ProcessStatus {
     pub is_idle: bool,
     /// A counting version is in force, and no restitch is at work on the process: its attach was killed.
     pub left_counting: bool,
-    /// Bytes of spare copies of code that a killed restitch has left mapped; nothing leads there.
-    pub left_spare: u64,
+    /// Bytes of replacement mappings that a killed restitch has left; nothing leads there.
+    pub left_replacements: u64,
     /// What gdb has to be told so that it names moved functions; empty where it finds them by itself.
     pub gdb: Vec<String>,
 }
@@ -114,7 +114,7 @@ pub(crate) fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, Session
         patches: jumps.iter().filter(in_any).count(),
         is_idle: idle,
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,
-        left_spare: if idle { journal.replacements.iter().map(|s| s.len).sum() } else { 0 },
+        left_replacements: if idle { journal.replacements.iter().map(|s| s.len).sum() } else { 0 },
         gdb: gdb_commands(journal, &present),
     })
 }

@@ -143,9 +143,9 @@ pub fn words_into_versions(pid: u32, module: &str) -> usize {
     maps(pid).iter().filter(is_data).map(lead).sum()
 }
 
-/// What a killed restitch must not leave behind: the same without what leads to the hook (from a spare copy
-/// of the code, as it would from the code itself), and without what stands in padding between functions and
-/// behind them, where restitch lets a thread execute system calls.
+/// What a killed restitch must not leave behind: the same without what leads to the hook (from a
+/// replacement mapping, as it would from the code itself), and without what stands in padding between
+/// functions and behind them, where restitch lets a thread execute system calls.
 pub fn differences_after_a_kill(pid: u32) -> Vec<Difference> {
     let lines = maps(pid);
     let line_at = |at: u64| lines.iter().find(|l| l.start <= at && at < l.end);
