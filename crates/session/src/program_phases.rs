@@ -1,4 +1,5 @@
-//! The ways in which a process is known to work, and whether there is a reason to lay out again.
+//! Program phases: the ways in which a process is known to work, and whether there is a reason to lay out
+//! again.
 //!
 //! **Idea.** Each layout is made of all ways of working that are known, so only one that nobody knows is a
 //! reason, and only when it lasts: two sets of samples after one another that are like each other and like

@@ -1,4 +1,5 @@
-//! Words in a process's memory that look like addresses of places where nothing is mapped.
+//! Stray pointers: words in a process's memory that look like addresses of places where nothing is mapped.
+//! They would keep a version that comes to be there.
 
 use crate::memory::private_memory::{self, Limits, is_private};
 use crate::threads::words_at;
