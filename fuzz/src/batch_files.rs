@@ -68,7 +68,7 @@ fn sealed(data: &[u8]) -> Vec<u8> {
 fn images() -> &'static [Image] {
     static IMAGES: std::sync::OnceLock<Vec<Image>> = std::sync::OnceLock::new();
     IMAGES.get_or_init(|| {
-        let images = crate::seeds::files().into_iter().filter_map(|file| Image::parse(file).ok());
+        let images = crate::programs::files().into_iter().filter_map(|file| Image::parse(file).ok());
         images.filter(|i| place(i, PAGE, 0, PAGE).is_ok()).collect()
     })
 }

@@ -17,6 +17,7 @@
 pub mod batch_files;
 pub mod foreign_profiles;
 pub mod havoc;
+mod programs;
 pub mod seeds;
 pub mod targets;
 

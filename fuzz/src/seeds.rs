@@ -2,6 +2,7 @@
 
 use crate::batch_files;
 use crate::foreign_profiles::Setting;
+use crate::programs::files;
 use crate::targets::{HEADER, tables_of};
 use restitch_apply_elf::{place, plan_output};
 use restitch_check::check;
@@ -12,8 +13,6 @@ use restitch_profile::{ModuleProfile, ProfileFile, testing};
 use restitch_profile_formats::{Records, autofdo, bolt_yaml, fdata, preaggregated};
 use restitch_program::analyze;
 
-/// A hand-written module with one of everything that a version has to get right; its source lies beside it.
-const SMALL: &[u8] = include_bytes!("../../crates/check/tests/data/small.elf");
 /// Two modules, a fork, an exec, branch stacks.
 const PERF_DATA: &[u8] = include_bytes!("../seeds/example.perf.data");
 
@@ -52,17 +51,6 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "layout_and_profile_text" => texts(),
         _ => Vec::new(),
     }
-}
-
-/// The hand-written module, and what compilers make of test programs (as far as there are compilers).
-pub(crate) fn files() -> Vec<Vec<u8>> {
-    let sources: [(&str, &[&str]); 3] =
-        [("switch.c", &["-O2"]), ("goto.c", &["-O2", "-no-pie"]), ("throw.cc", &["-O2"])];
-    let compiled = sources.iter().filter_map(|(source, flags)| {
-        let path = restitch_testkit::compile(&restitch_testkit::program(source), flags).ok()?;
-        std::fs::read(restitch_testkit::strip(&path).ok()?).ok()
-    });
-    std::iter::once(SMALL.to_vec()).chain(compiled).collect()
 }
 
 /// [`PERF_DATA`] as piped output, its records compressed or not.

@@ -76,7 +76,7 @@ fn damaged_code(changes: &[u8]) -> Vec<Vec<u8>> {
         let places = code_and_constants(&file);
         (file, places)
     };
-    let files = FILES.get_or_init(|| crate::seeds::files().into_iter().map(with_places).collect());
+    let files = FILES.get_or_init(|| crate::programs::files().into_iter().map(with_places).collect());
     let changed = |(file, places): &(Vec<u8>, Vec<usize>)| {
         let mut file = file.clone();
         for change in changes.chunks_exact(4) {
