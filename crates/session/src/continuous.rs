@@ -122,7 +122,7 @@ pub fn continuous(
     let mut session = Session {
         options,
         begun: Instant::now(),
-        behaviours: ProgramPhases::default(),
+        phases: ProgramPhases::default(),
         locations: StableLocations::default(),
         leader: options.attach.pid,
         rounds: Vec::new(),
@@ -149,7 +149,7 @@ pub fn continuous(
 struct Session<'a> {
     options: &'a ContinuousOptions,
     begun: Instant,
-    behaviours: ProgramPhases,
+    phases: ProgramPhases,
     locations: StableLocations,
     /// The process that leads the set.
     leader: i32,
@@ -221,7 +221,7 @@ impl Session<'_> {
             watcher.note(&format!("{cause}: it is optimized again"));
         }
         let (at, begun) = (self.begun.elapsed(), Instant::now());
-        let earlier = self.behaviours.profiles();
+        let earlier = self.phases.profiles();
         let attached = attach_round(&self.options.attach, Round::Of(&earlier), watcher);
         let round = report::Round {
             at_seconds: at.as_secs_f64(),
@@ -246,7 +246,7 @@ impl Session<'_> {
         told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
     ) -> Result<(), SessionError> {
         let seen = self.locations.of(&attached.modules, &attached.samples);
-        self.behaviours.optimized(seen, attached.expected, attached.counted);
+        self.phases.optimized(seen, attached.expected, attached.counted);
         self.failures = 0;
         let mut result = attached.result;
         self.leader = result.target.pid.map_or(self.leader, |pid| pid as i32);
@@ -278,7 +278,7 @@ impl Session<'_> {
         }
         watcher.note(&error.to_string());
         if *cause != Cause::First {
-            self.behaviours.not_optimized();
+            self.phases.not_optimized();
         }
         self.failures += u32::from(!is_idle);
         if self.failures >= MOST_FAILURES { Err(error) } else { Ok(None) }
@@ -382,7 +382,7 @@ impl Session<'_> {
         watcher: &mut dyn Watcher,
     ) -> Option<Cause> {
         let inside = sample.in_versions as f64 / sample.total as f64;
-        match self.behaviours.look(&sample.seen, inside) {
+        match self.phases.look(&sample.seen, inside) {
             Finding::Known => {
                 if std::mem::take(&mut watch.is_first) {
                     watcher.note(&format!("{:.0} % of the work is done in the new layout", 100.0 * inside));
@@ -443,8 +443,8 @@ impl Session<'_> {
             rounds: self.rounds.clone(),
             seconds: self.begun.elapsed().as_secs_f64(),
             samples: self.samples,
-            sample_sets: self.behaviours.sets(),
-            behaviours: self.behaviours.len() as u64,
+            sample_sets: self.phases.sets(),
+            behaviours: self.phases.len() as u64,
             ended: end.map(|end| end.why().into()),
         }
     }
