@@ -370,6 +370,15 @@ fn files_of_a_folder_use_each_other_one_way() {
 }
 
 #[test]
+fn parameters_have_names() {
+    holds(tidy::tuple_parameters);
+    let bad = "fn one((a, b): (u32, u32)) {}\nfn two<F: Fn(u32) -> (u32, u32)>(\n    f: F,\n    (a, b): (u32, u32),\n) {}\n";
+    let good = "fn f(pair: (u32, u32), g: impl Fn((u32, u32)) -> u32) { g.map(|(a, b)| a) }\ntype F = fn((u32, u32));\n";
+    let files = [("crates/emit/src/a.rs", bad), ("crates/emit/src/b.rs", good)];
+    assert_eq!(places(tidy::tuple_parameters, &files), ["crates/emit/src/a.rs:1", "crates/emit/src/a.rs:2"]);
+}
+
+#[test]
 fn what_is_printed_goes_through_one_place() {
     holds(tidy::printing);
     let bad = "fn f() {\n    println!(\"x\");\n    writeln!(std::io::stderr(), \"\");\n}\n";

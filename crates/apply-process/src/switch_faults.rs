@@ -182,7 +182,8 @@ impl World {
             &self.code,
             at,
             &self.attached.journal,
-            (&self.original, &self.host.memory.peek(self.code.range.start, self.original.len())),
+            &self.original,
+            &self.host.memory.peek(self.code.range.start, self.original.len()),
             sites,
         )?;
         filled.pages().iter().for_each(|(page, bytes)| {

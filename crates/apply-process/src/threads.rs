@@ -44,7 +44,7 @@ pub(crate) fn survey(
     let mut out = Vec::new();
     for (((tid, registers), (top, _)), bytes) in tids.into_iter().zip(all).zip(tops).zip(read) {
         let ahead = (top, bytes.unwrap_or_default());
-        let mut read = |at: Avma| word_of(&ahead, at).or_else(|| memory.read_u64(at).ok());
+        let mut read = |at: Avma| word_of(ahead.0, &ahead.1, at).or_else(|| memory.read_u64(at).ok());
         let walk = walker.walk(&registers, &mut read);
         let stacks = used_stacks(memory, &registers, &walk, maps, ahead);
         out.push(ThreadView { tid, registers, stacks, walk });
@@ -87,8 +87,8 @@ fn top_of_stack(registers: &Registers, maps: &[Mapping]) -> (Avma, usize) {
 }
 
 /// The word at `at`, if it is among the bytes that were read.
-fn word_of((start, bytes): &(Avma, Vec<u8>), at: Avma) -> Option<u64> {
-    let offset = usize::try_from(at.offset_from(*start)).ok()?;
+fn word_of(start: Avma, bytes: &[u8], at: Avma) -> Option<u64> {
+    let offset = usize::try_from(at.offset_from(start)).ok()?;
     let word = bytes.get(offset..offset.checked_add(8)?)?;
     Some(u64::from_le_bytes(word.try_into().expect("8 bytes")))
 }
@@ -265,12 +265,12 @@ mod tests {
     #[test]
     fn words_that_were_not_read_ahead_are_not_made_up() {
         let ahead = (Avma::new(0x1000), (1..=20).collect::<Vec<u8>>());
-        assert_eq!(word_of(&ahead, Avma::new(0x1000)), Some(0x0807_0605_0403_0201));
-        assert_eq!(word_of(&ahead, Avma::new(0x100c)), Some(0x1413_1211_100f_0e0d));
+        assert_eq!(word_of(ahead.0, &ahead.1, Avma::new(0x1000)), Some(0x0807_0605_0403_0201));
+        assert_eq!(word_of(ahead.0, &ahead.1, Avma::new(0x100c)), Some(0x1413_1211_100f_0e0d));
         for outside in [0, 0xfff, 0x100d, 0x1014, u64::MAX] {
-            assert_eq!(word_of(&ahead, Avma::new(outside)), None, "{outside:#x}");
+            assert_eq!(word_of(ahead.0, &ahead.1, Avma::new(outside)), None, "{outside:#x}");
         }
-        assert_eq!(word_of(&(Avma::new(0), Vec::new()), Avma::new(0)), None);
+        assert_eq!(word_of(Avma::new(0), &[], Avma::new(0)), None);
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl<'a> Walk<'_, 'a> {
                 return Err("it compares with a number in a module that is loaded anywhere");
             }
             let target = Svma::new(first.immediate32to64() as u64);
-            self.same_operand(i, bytes, (&first, 0), 0x48, [0x81, 7 << 3])?;
+            self.same_operand(i, bytes, &first, 0, 0x48, [0x81, 7 << 3])?;
             let steps = vec![(v, first.len() as u32, inserted)];
             return Ok(Guard { target, steps, compare: v, branch: v + first.len() as u64 });
         }
@@ -126,7 +126,7 @@ impl<'a> Walk<'_, 'a> {
         if [i.op0_register(), i.memory_base(), i.memory_index()].contains(&register) {
             return Err("the scratch register is one of the operand");
         }
-        self.same_operand(i, bytes, (&compare, 0), 0x4c, [0x39, bits << 3])?;
+        self.same_operand(i, bytes, &compare, 0, 0x4c, [0x39, bits << 3])?;
         let restore = Svma::new(compare.next_ip());
         if self.s.text(restore, 5) != Some(&moves(0x8b)) {
             return Err("the scratch register does not get its value back");
@@ -146,7 +146,8 @@ impl<'a> Walk<'_, 'a> {
         &self,
         call: &Instruction,
         bytes: &[u8],
-        (compare, number): (&Instruction, u32),
+        compare: &Instruction,
+        number: u32,
         rex: u8,
         [opcode, field]: [u8; 2],
     ) -> Result<(), &'static str> {

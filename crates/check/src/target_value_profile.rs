@@ -199,7 +199,7 @@ impl<'a> Walk<'_, 'a> {
         if add.code() != Code::Add_r64_rm64 || add.op0_register() != register {
             return Err("the target is not added");
         }
-        self.same_operand(i, bytes, (&add, 1), 0x4c, [0x03, bits << 3])?;
+        self.same_operand(i, bytes, &add, 1, 0x4c, [0x03, bits << 3])?;
         stub.step(add.len() as u32);
         stub.word(&SET, words.countdown, &LEFT.to_le_bytes(), "the countdown does not begin anew")?;
         stub.word(&INCREMENT, words.samples, &[], "the sample is not counted")?;

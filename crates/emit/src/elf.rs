@@ -5,6 +5,7 @@
 use crate::VersionSymbol;
 use crate::areas::{Areas, HEADERS, UnwindAreas};
 use restitch_address::{PAGE, Svma, SvmaRange};
+use std::ops::Range;
 
 const EHDR_LEN: u16 = 64;
 const PHDR_LEN: u16 = 56;
@@ -96,7 +97,7 @@ pub(crate) fn finish(
     }
     let headers_at = append(bytes, &headers);
     let hdr = relative(start, unwind.eh_frame_hdr);
-    let head = file_header(loaded, hdr, headers_at, sections.len() as u16 + 1);
+    let head = file_header(loaded, hdr.0..hdr.0 + hdr.1, headers_at, sections.len() as u16 + 1);
     bytes[..head.len()].copy_from_slice(&head);
     loaded
 }
@@ -171,7 +172,7 @@ fn section_header(out: &mut Vec<u8>, section: &Section, name: u32) {
 }
 
 /// The ELF header and the program headers.
-fn file_header(loaded: u64, eh_frame_hdr: (u64, u64), sections_at: u64, sections: u16) -> Vec<u8> {
+fn file_header(loaded: u64, eh_frame_hdr: Range<u64>, sections_at: u64, sections: u16) -> Vec<u8> {
     // ELFCLASS64, ELFDATA2LSB, EV_CURRENT.
     let mut out = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
     out.resize(16, 0);
@@ -185,15 +186,16 @@ fn file_header(loaded: u64, eh_frame_hdr: (u64, u64), sections_at: u64, sections
     for value in [EHDR_LEN, PHDR_LEN, 3, SHDR_LEN, sections, sections - 1] {
         put16(&mut out, value);
     }
-    program_header(&mut out, PT_LOAD, READ | EXECUTE, (0, loaded), PAGE);
+    program_header(&mut out, PT_LOAD, READ | EXECUTE, 0..loaded, PAGE);
     program_header(&mut out, PT_GNU_EH_FRAME, READ, eh_frame_hdr, 4);
-    program_header(&mut out, PT_GNU_STACK, READ | WRITE, (0, 0), 16);
+    program_header(&mut out, PT_GNU_STACK, READ | WRITE, 0..0, 16);
     out
 }
 
-fn program_header(out: &mut Vec<u8>, kind: u32, flags: u32, (at, len): (u64, u64), align: u64) {
+fn program_header(out: &mut Vec<u8>, kind: u32, flags: u32, range: Range<u64>, align: u64) {
     put32(out, kind);
     put32(out, flags);
+    let (at, len) = (range.start, range.end - range.start);
     for value in [at, at, at, len, len, align] {
         put64(out, value);
     }

@@ -164,7 +164,7 @@ impl Planner<'_, '_> {
             {
                 self.copy(slot, from, at);
                 from = at;
-                self.vote(slot, (index, call), at, code);
+                self.vote(slot, index, call, at, code);
             }
         }
         let len = copied_len(block);
@@ -210,7 +210,7 @@ impl Planner<'_, '_> {
     }
 
     /// What stands in front of a call at offset `from`, number `index` of those that vote, and its stub.
-    fn vote(&mut self, slot: usize, (index, id): (usize, CallId), from: u32, code: VoteStub) {
+    fn vote(&mut self, slot: usize, index: usize, id: CallId, from: u32, code: VoteStub) {
         let site = self.request.program.calls[id.index()];
         let stub = (self.plan.placed + self.stubs.len()) as u32;
         let back = Dest::Behind { slot: slot as u32, op: self.plan.ops.len() as u32 };

@@ -358,7 +358,7 @@ fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
         }
         let possible = match insn.flow {
             Flow::Next | Flow::IndirectCall | Flow::Stop => true,
-            Flow::Call(target) => call(out, (offset, end), target),
+            Flow::Call(target) => call(out, offset, end, target),
             Flow::IndirectJump | Flow::Return => end == len,
             Flow::Jump(_) | Flow::Conditional(..) | Flow::ShortConditional(_) | Flow::Unsupported => false,
         };
@@ -371,7 +371,7 @@ fn scan(bytes: &[u8], block: &Block, out: &mut Selection<'_>) -> bool {
 }
 
 /// Notes a direct call from one offset to another. `false`: its target is out of reach.
-fn call(out: &mut Selection<'_>, (start, end): (u32, u32), target: Svma) -> bool {
+fn call(out: &mut Selection<'_>, start: u32, end: u32, target: Svma) -> bool {
     let bound = out.direct.stub(target);
     out.used.extend(bound);
     let slot = out.direct.slot_of_stub(target).filter(|_| bound.is_none() && end - start == STUB_CALL);

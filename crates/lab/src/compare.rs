@@ -54,7 +54,8 @@ pub fn compare(
     profile: &Profile,
     machine: Machine,
     layouts: &[(&str, Layout)],
-    (trace, seed): (&Trace, Option<u64>),
+    trace: &Trace,
+    seed: Option<u64>,
 ) -> Comparison {
     let entry = |name: &str, layout: Option<&Layout>| {
         let placement =

@@ -206,7 +206,7 @@ fn a_comparison_can_be_read_drawn_and_repeated() {
         |name: &'static str| (name, name.parse::<LayoutChoice>().unwrap().layout(&program, &profile));
     let layouts = [layout("c3"), layout("ext-tsp")];
     let trace = Trace::walk(&program, &profile, 10_000, 7);
-    let run = || compare(&program, &profile, "haswell".parse().unwrap(), &layouts, (&trace, Some(7)));
+    let run = || compare(&program, &profile, "haswell".parse().unwrap(), &layouts, &trace, Some(7));
     let comparison = run();
     assert_eq!(comparison, run());
     let names: Vec<&str> = comparison.entries.iter().map(|e| e.name.as_str()).collect();

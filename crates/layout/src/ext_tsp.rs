@@ -134,7 +134,7 @@ impl TspScore {
             let border = self.borders[i];
             let at = self.find_crossing(chains, outer, border);
             for shape in [Shape::Between, Shape::Behind, Shape::Before] {
-                let gain = self.gain_of_cut(inner, (border, size - border, whole), shape);
+                let gain = self.gain_of_cut(inner, border, size - border, whole, shape);
                 consider(best, gain, Join::Split { outer, inner, at, shape });
             }
         }
@@ -177,7 +177,7 @@ impl TspScore {
 
     /// What it gains to part a chain, of which `head` bytes are in front of the cut and `tail` behind it, and
     /// to put it together with the chain `inner` of `whole` bytes like this.
-    fn gain_of_cut(&self, inner: u32, (head, tail, whole): (i64, i64, i64), shape: Shape) -> f64 {
+    fn gain_of_cut(&self, inner: u32, head: i64, tail: i64, whole: i64, shape: Shape) -> f64 {
         // Where X1, X2 and Y begin.
         let (x1, x2, y) = match shape {
             Shape::Between => (0, head + whole, head),

@@ -96,13 +96,14 @@ const STEP: Duration = Duration::from_millis(50);
 
 /// Samples all processes of the set for `duration`, or until this program is asked to end.
 pub fn sample(set: &ProcessSet, duration: Duration) -> Result<IpSamples, SessionError> {
-    sample_at(set, (FOR_A_PROFILE, true), duration)
+    sample_at(set, FOR_A_PROFILE, true, duration)
 }
 
 /// The same, so often a second while they run, and with branch records of the hardware or without.
 pub fn sample_at(
     set: &ProcessSet,
-    (frequency, stacks): (u64, bool),
+    frequency: u64,
+    stacks: bool,
     duration: Duration,
 ) -> Result<IpSamples, SessionError> {
     let mut sampling = Sampling::start_at(set, frequency, stacks)?;

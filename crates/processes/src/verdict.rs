@@ -278,7 +278,7 @@ impl Windows {
             Meter::Metric(metric, counters) => {
                 judge_work(&metric.command, counters.as_ref().map(Counters::events), before, after)
             }
-            _ => judge(("user cycles per instruction", "cycles", Better::Lower), |w| w.value, before, after)
+            _ => judge("user cycles per instruction", "cycles", Better::Lower, |w| w.value, before, after)
                 .map(|verdict| Judgement { verdict, beside: None }),
         };
         judged.ok_or_else(|| "no verdict: no work was done while measuring".into())
@@ -287,7 +287,9 @@ impl Windows {
 
 /// The verdict on one of the values of windows, if enough of them have it.
 fn judge(
-    (metric, unit, better): (&str, &str, Better),
+    metric: &str,
+    unit: &str,
+    better: Better,
     what: fn(&Window) -> f64,
     before: &[Window],
     after: &[Window],
@@ -305,11 +307,11 @@ fn judge_work(
     before: &[Window],
     after: &[Window],
 ) -> Option<Judgement> {
-    let rate = judge((metric, "per second", Better::Higher), |w| w.value, before, after);
+    let rate = judge(metric, "per second", Better::Higher, |w| w.value, before, after);
     let cost = counted.and_then(|events| {
         let (what, unit, scale) = cost_of(events);
         let name = format!("{what} per unit of {metric}");
-        judge((&name, unit, Better::Lower), |w| w.cost, before, after).map(|v| scaled(v, scale))
+        judge(&name, unit, Better::Lower, |w| w.cost, before, after).map(|v| scaled(v, scale))
     });
     decide(rate, cost)
 }

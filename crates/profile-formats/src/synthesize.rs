@@ -344,7 +344,8 @@ impl<'a> Walk<'a> {
     }
 
     /// The return address of a call that is done.
-    fn behind(&self, (block, done): Place) -> Svma {
+    fn behind(&self, place: Place) -> Svma {
+        let (block, done) = place;
         let call = self.program.calls_of(block)[done as usize - 1];
         call.at + u64::from(call.len)
     }

@@ -143,7 +143,7 @@ impl ModuleProfile {
             place(block.map(|b| &mut profile.blocks[b.index()]), count, &mut lost, |l| &mut l.blocks);
         }
         for (&key, &count) in &self.edges {
-            let edge = find_edge(program, key);
+            let edge = find_edge(program, key.0, key.1, key.2);
             place(edge.map(|e| &mut profile.edges[e.index()]), count, &mut lost, |l| &mut l.edges);
         }
         for (&at, &count) in &self.calls {
@@ -187,7 +187,7 @@ impl ModuleProfile {
 }
 
 /// The edge between the blocks that start here, of this kind.
-pub(crate) fn find_edge(program: &Program, (from, to, kind): (Svma, Svma, EdgeKind)) -> Option<EdgeId> {
+pub(crate) fn find_edge(program: &Program, from: Svma, to: Svma, kind: EdgeKind) -> Option<EdgeId> {
     let from = program.block_starting_at(from)?;
     let same = |e: &Edge| e.kind == kind && program.block(e.to).start == to;
     program.out_edges(from).find(|(_, e)| same(e)).map(|(id, _)| id)
@@ -196,7 +196,7 @@ pub(crate) fn find_edge(program: &Program, (from, to, kind): (Svma, Svma, EdgeKi
 /// The two edges that a key names.
 pub(crate) fn find_path(program: &Program, key: PathKey) -> Option<(EdgeId, EdgeId)> {
     let (from, first, at, second, to) = key;
-    Some((find_edge(program, (from, at, first))?, find_edge(program, (at, to, second))?))
+    Some((find_edge(program, from, at, first)?, find_edge(program, at, to, second)?))
 }
 
 fn place(

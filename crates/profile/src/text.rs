@@ -102,7 +102,7 @@ fn read_line(line: &str, program: &Program, sparse: &mut ModuleProfile) -> Resul
         }
         ["edge", from, kind, to, "=", count] => {
             let key = (svma(from)?, svma(to)?, kind_of(kind, line)?);
-            (find_edge(program, key).is_some(), sparse.edges.entry(key).or_default(), count)
+            (find_edge(program, key.0, key.1, key.2).is_some(), sparse.edges.entry(key).or_default(), count)
         }
         ["path", from, first, at, second, to, "=", count] => {
             let key = (svma(from)?, kind_of(first, line)?, svma(at)?, kind_of(second, line)?, svma(to)?);

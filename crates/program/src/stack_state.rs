@@ -112,7 +112,8 @@ impl State {
         self.words.binary_search_by_key(&place, |w| w.0).map_or(Value::Unknown, |i| self.words[i].1)
     }
     /// Writes `size` bytes at `place`.
-    pub fn write(&mut self, (base, at): Place, size: u16, value: Value) {
+    pub fn write(&mut self, place: Place, size: u16, value: Value) {
+        let (base, at) = place;
         let end = at.wrapping_add(size.into());
         for ((b, from), old) in &mut self.words {
             if *b == base && *from < end && *from > at - 8 {
@@ -134,7 +135,8 @@ impl State {
         }
     }
     /// The words that hold the return address, or what was made of it, among the `size` bytes at `place`.
-    pub fn returns_in(&self, (base, at): Place, size: u16) -> impl Iterator<Item = Place> {
+    pub fn returns_in(&self, place: Place, size: u16) -> impl Iterator<Item = Place> {
+        let (base, at) = place;
         let end = at.wrapping_add(size.into());
         self.words
             .iter()

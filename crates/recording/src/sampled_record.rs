@@ -44,6 +44,8 @@ pub struct Rate {
     pub per_second: u64,
     /// What one costs.
     pub cost: Duration,
+    /// They come with branch records of the hardware.
+    pub stacks: bool,
 }
 
 impl Rate {
@@ -52,8 +54,9 @@ impl Rate {
     /// # Errors
     /// If sampling is not permitted.
     pub fn within(overhead: f64, source: SourceChoice) -> Result<Self, SessionError> {
-        let cost = sample_cost(SampleEvent::Auto, source == SourceChoice::Lbr)?;
-        Ok(Self::of(overhead, cost, max_sample_rate()))
+        let stacks = source == SourceChoice::Lbr;
+        let cost = sample_cost(SampleEvent::Auto, stacks)?;
+        Ok(Self { stacks, ..Self::of(overhead, cost, max_sample_rate()) })
     }
 
     fn of(overhead: f64, cost: Duration, most: u64) -> Self {
@@ -61,7 +64,7 @@ impl Rate {
         const LEAST: Duration = Duration::from_micros(1);
         let cost = cost.max(LEAST);
         let per_second = ((overhead / cost.as_secs_f64()).round() as u64).clamp(1, most.max(1));
-        Self { per_second, cost }
+        Self { per_second, cost, stacks: false }
     }
 
     /// Each so often instead, or as often as the kernel permits.
@@ -105,17 +108,12 @@ pub fn record_sampled(
     if let Some(period) = options.how.period {
         rate = rate.each(period.time()?);
     }
-    let stacks = source == SourceChoice::Lbr;
     let take = |sampler: &Sampler| Taking::new(source, &options.output, sampler.event(), rate);
     let (taken, status) = match options.subject {
-        TraceSubject::Process(pid, duration) => {
-            (of_set((pid, false), duration, (rate, stacks), take, watcher)?, None)
-        }
-        TraceSubject::Tree(pid, duration) => {
-            (of_set((pid, true), duration, (rate, stacks), take, watcher)?, None)
-        }
+        TraceSubject::Process(pid, duration) => (of_set(pid, false, duration, rate, take, watcher)?, None),
+        TraceSubject::Tree(pid, duration) => (of_set(pid, true, duration, rate, take, watcher)?, None),
         TraceSubject::Command(command) => {
-            let (taken, status) = of_command(command, (rate, stacks), take, watcher)?;
+            let (taken, status) = of_command(command, rate, take, watcher)?;
             (taken, Some(status))
         }
     };
@@ -125,9 +123,10 @@ pub fn record_sampled(
 
 /// Samples a process, or all that run its program.
 fn of_set(
-    (named, tree): (i32, bool),
+    named: i32,
+    tree: bool,
     duration: Duration,
-    (rate, stacks): (Rate, bool),
+    rate: Rate,
     take: impl FnOnce(&Sampler) -> Taking,
     watcher: &mut dyn Watcher,
 ) -> Result<Taking, SessionError> {
@@ -135,7 +134,7 @@ fn of_set(
     let set = ProcessSet::open_to_look(family.leader, tree)?;
     family.warnings().iter().chain(&set.left_out()).for_each(|told| watcher.note(told));
     watcher.phase("sampling", Some(duration.as_secs_f64()));
-    let mut sampler = Sampler::of(&set, rate.per_second, stacks)?;
+    let mut sampler = Sampler::of(&set, rate.per_second, rate.stacks)?;
     let mut taking = take(&sampler);
     set.pids().into_iter().for_each(|pid| taking.open(pid));
     let mut maps = VersionMaps::default();
@@ -158,13 +157,13 @@ fn of_set(
 /// Samples a command from its program's entry point to its end, with all that it starts meanwhile.
 fn of_command(
     command: Command,
-    (rate, stacks): (Rate, bool),
+    rate: Rate,
     take: impl FnOnce(&Sampler) -> Taking,
     watcher: &mut dyn Watcher,
 ) -> Result<(Taking, i32), SessionError> {
     watcher.phase("sampling", None);
     let (process, opened) = launch_holding(command, |process| {
-        let sampler = Sampler::of_threads(&[process.pid], rate.per_second, stacks)?;
+        let sampler = Sampler::of_threads(&[process.pid], rate.per_second, rate.stacks)?;
         let mut taking = take(&sampler);
         taking.open(process.pid);
         Ok::<_, SessionError>((sampler, taking))

@@ -116,8 +116,8 @@ fn by_samples(
     time: Duration,
     samples: &mut IpSamples,
 ) -> Result<Profiled, SessionError> {
-    let how = (source, job.options.overhead);
-    let profiles = profiles_of_samples(job.set, chosen, how, time, samples, job.watcher)?;
+    let overhead = job.options.overhead;
+    let profiles = profiles_of_samples(job.set, chosen, source, overhead, time, samples, job.watcher)?;
     heed()?;
     job.phases.end("sampling for the profile");
     let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
@@ -131,8 +131,8 @@ fn by_records(
     source: SourceChoice,
     time: Duration,
 ) -> Result<Profiled, SessionError> {
-    let how = (source, job.options.overhead);
-    let profiles = profiles_of_records(job.set, chosen, how, time, job.watcher)?;
+    let overhead = job.options.overhead;
+    let profiles = profiles_of_records(job.set, chosen, source, overhead, time, job.watcher)?;
     heed()?;
     job.phases.end("tracing");
     Ok(Profiled { seconds: time.as_secs_f64(), ..Profiled::of_records(profiles) })

@@ -32,7 +32,8 @@ const LEAST_BRANCHES: u64 = 1000;
 pub(crate) fn profiles_of_records(
     set: &mut ProcessSet,
     chosen: &[Chosen],
-    (source, overhead): (SourceChoice, f64),
+    source: SourceChoice,
+    overhead: f64,
     duration: Duration,
     watcher: &mut dyn Watcher,
 ) -> Result<Vec<Profile>, SessionError> {
@@ -80,14 +81,15 @@ pub(crate) fn profiles_of_records(
 pub(crate) fn profiles_of_samples(
     set: &ProcessSet,
     chosen: &[Chosen],
-    (source, overhead): (SourceChoice, f64),
+    source: SourceChoice,
+    overhead: f64,
     duration: Duration,
     samples: &mut IpSamples,
     watcher: &mut dyn Watcher,
 ) -> Result<Vec<Profile>, SessionError> {
     let rate = Rate::within(overhead, source)?;
     watcher.phase("sampling for the profile", Some(duration.as_secs_f64()));
-    samples.merge(sample_at(set, (rate.per_second, source == SourceChoice::Lbr), duration)?);
+    samples.merge(sample_at(set, rate.per_second, rate.stacks, duration)?);
     heed()?;
     watcher.note(&format!(
         "{} samples, {} a second: {:.2} % of the running time at {:.1} us each",

@@ -59,7 +59,7 @@ pub fn lab(
         machine = machine.with_large_pages();
     }
     let mut trace = match &options.records {
-        Some(path) => recorded((path, &options.program), options.steps, &module, watcher)?,
+        Some(path) => recorded(path, &options.program, options.steps, &module, watcher)?,
         None => Trace::walk(&module.program, &profile, options.steps, options.seed),
     };
     if options.prefetch {
@@ -75,7 +75,7 @@ pub fn lab(
     }
     let seed = options.records.is_none().then_some(options.seed);
     let named: Vec<(&str, Layout)> = layouts.iter().map(|(n, l)| (n.as_str(), l.clone())).collect();
-    let mut comparison = compare(&module.program, &profile, machine, &named, (&trace, seed));
+    let mut comparison = compare(&module.program, &profile, machine, &named, &trace, seed);
     if let Some(runs) = &options.runs {
         comparison.add(run_layouts(options, runs, watcher)?);
     }
@@ -122,7 +122,8 @@ fn with_prefetches(
 
 /// The trace of a file of branch records.
 fn recorded(
-    (path, program): (&Path, &Path),
+    path: &Path,
+    program: &Path,
     steps: usize,
     module: &Analyzed,
     watcher: &mut dyn Watcher,

@@ -27,7 +27,7 @@ pub(crate) fn plan(
     let made = vote.map(|vote| make_counting(set, chosen, left_out, vote)).transpose()?;
     result.modules = chosen.iter().map(|module| planned(module, samples)).collect();
     if let Some(made) = made {
-        tell_counting(made, result);
+        tell_counting(&made, result);
     }
     result.profile = Some(report::ProfileSummary {
         source: "samples".into(),
@@ -41,8 +41,8 @@ pub(crate) fn plan(
 }
 
 /// Adds what the counting versions are; there is one for each module of the result.
-fn tell_counting((counting, versions): CountingVersions, result: &mut RunResult) {
-    for (entry, (counting, (_, version))) in result.modules.iter_mut().zip(counting.iter().zip(&versions)) {
+fn tell_counting(made: &CountingVersions, result: &mut RunResult) {
+    for (entry, (counting, (_, version))) in result.modules.iter_mut().zip(made.0.iter().zip(&made.1)) {
         entry.counting = Some(counting.planned());
         if let Some(plan) = &mut entry.plan {
             plan.counting_bytes = Some(version.text.len());

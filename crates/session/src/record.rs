@@ -71,7 +71,7 @@ pub fn record(
     let ((file, result), status) = match options.subject {
         RecordSubject::Process { pid, tree, duration } => {
             let once = |churn: &ModuleChurn, watcher: &mut dyn Watcher| {
-                record_process((pid, tree), duration, churn, watcher)
+                record_process(pid, tree, duration, churn, watcher)
             };
             (until_modules_stay(watcher, once)?, None)
         }
@@ -91,7 +91,8 @@ pub fn record(
 type Recorded = (ProfileFile, RunResult);
 
 fn record_process(
-    (pid, tree): (i32, bool),
+    pid: i32,
+    tree: bool,
     duration: Duration,
     churn: &ModuleChurn,
     watcher: &mut dyn Watcher,
@@ -103,16 +104,19 @@ fn record_process(
     let mut set = ProcessSet::open_to_change(pid, tree)?;
     set.left_out().iter().for_each(|told| watcher.note(told));
     set.room_for_more()?;
-    let opened = (duration, churn, family, phases);
     or_given_back(&mut set, watcher, |set, watcher| {
-        record_set(set, opened, watcher).map_err(|error| with_what_is_left(error, set.leader.target()))
+        record_set(set, duration, churn, &family, phases, watcher)
+            .map_err(|error| with_what_is_left(error, set.leader.target()))
     })
 }
 
 /// Samples and counts in a set that is open.
 fn record_set(
     set: &mut ProcessSet,
-    (duration, churn, family, mut phases): (Duration, &ModuleChurn, ProcessFamily, Timings),
+    duration: Duration,
+    churn: &ModuleChurn,
+    family: &ProcessFamily,
+    mut phases: Timings,
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let pid = set.leader.target().pid();

@@ -7,6 +7,7 @@ mod instruction_set;
 mod layers;
 mod printing;
 mod prose;
+mod signatures;
 mod sources;
 
 pub use circles::circles;
@@ -16,6 +17,7 @@ pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
 pub use prose::{document_lengths, timeless_documents};
+pub use signatures::tuple_parameters;
 pub use sources::{comment_width, decoder, length, no_io, page_size, unsafe_code};
 
 use crate::{Finding, Tree};
@@ -24,12 +26,13 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 18] = [
+pub const RULES: [(&str, Rule); 19] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
     ("contract", contract),
     ("page_size", page_size),
+    ("tuple_parameters", tuple_parameters),
     ("no_io", no_io),
     ("length", length),
     ("comment_width", comment_width),

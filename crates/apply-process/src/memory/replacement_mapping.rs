@@ -393,7 +393,8 @@ impl FilledReplacement {
         mapping: &Mapping,
         at: Avma,
         journal: &Journal,
-        (pristine, found): (&[u8], &[u8]),
+        pristine: &[u8],
+        found: &[u8],
         sites: &Sites,
     ) -> Result<Self, ProcessError> {
         let (mut own, mut pages) = (Vec::new(), Vec::new());

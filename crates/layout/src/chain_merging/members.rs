@@ -41,13 +41,13 @@ impl Chain {
 /// The chain `number` of these nodes in this order.
 pub(super) fn place(nodes: &mut [Node], sizes: &[u64], number: u32, order: &[u32]) -> Chain {
     let mut chain = Chain::EMPTY;
-    append(nodes, sizes, (&mut chain, number), order);
+    append(nodes, sizes, &mut chain, number, order);
     chain
 }
 
-fn append(nodes: &mut [Node], sizes: &[u64], (chain, number): (&mut Chain, u32), order: &[u32]) {
+fn append(nodes: &mut [Node], sizes: &[u64], chain: &mut Chain, number: u32, order: &[u32]) {
     let [Some(&first), Some(&last)] = [order.first(), order.last()] else { return };
-    chain.end = lay(nodes, sizes, (number, chain.end), order);
+    chain.end = lay(nodes, sizes, number, chain.end, order);
     match nodes.get_mut(chain.tail as usize) {
         Some(tail) => tail.next = first,
         None => chain.head = first,
@@ -56,10 +56,10 @@ fn append(nodes: &mut [Node], sizes: &[u64], (chain, number): (&mut Chain, u32),
     chain.len += order.len() as u32;
 }
 
-fn prepend(nodes: &mut [Node], sizes: &[u64], (chain, number): (&mut Chain, u32), order: &[u32]) {
+fn prepend(nodes: &mut [Node], sizes: &[u64], chain: &mut Chain, number: u32, order: &[u32]) {
     let [Some(&first), Some(&last)] = [order.first(), order.last()] else { return };
     chain.start -= order.iter().map(|&node| sizes[node as usize] as i64).sum::<i64>();
-    lay(nodes, sizes, (number, chain.start), order);
+    lay(nodes, sizes, number, chain.start, order);
     nodes[last as usize].next = chain.head;
     if chain.head == NONE {
         chain.tail = last;
@@ -69,7 +69,7 @@ fn prepend(nodes: &mut [Node], sizes: &[u64], (chain, number): (&mut Chain, u32)
 }
 
 /// Links these nodes and gives them places from `at` on in chain `number`. Returns the end of the last one.
-fn lay(nodes: &mut [Node], sizes: &[u64], (number, mut at): (u32, i64), order: &[u32]) -> i64 {
+fn lay(nodes: &mut [Node], sizes: &[u64], number: u32, mut at: i64, order: &[u32]) -> i64 {
     for (i, &node) in order.iter().enumerate() {
         let next = order.get(i + 1).copied().unwrap_or(NONE);
         let size = sizes[node as usize];
@@ -140,7 +140,7 @@ impl Chains<'_> {
         let chain = &mut self.chains[kept as usize];
         let mut put = |before: bool, order: &[u32]| {
             let add = if before { prepend } else { append };
-            add(&mut self.nodes, self.sizes, (chain, kept), order);
+            add(&mut self.nodes, self.sizes, chain, kept, order);
         };
         match join {
             Join::Concat { first, .. } => put(first != kept, &moving),

@@ -169,7 +169,8 @@ impl File {
     }
 }
 
-fn taken((from, to): Step, bias: LoadBias) -> TakenBranch {
+fn taken(step: Step, bias: LoadBias) -> TakenBranch {
+    let (from, to) = step;
     let place = |at: Option<Svma>| at.map_or(Avma::new(ELSEWHERE), |at| bias.to_actual(at));
     TakenBranch { from: place(from), to: place(to), mispredicted: Some(false) }
 }

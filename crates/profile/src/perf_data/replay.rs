@@ -113,7 +113,7 @@ impl Replay {
                 self.count_branch(from, to);
             }
             if let (Some(start), Some((end, out))) = (to, newer) {
-                self.count_range((from, start), (end, out));
+                self.count_range(from, start, end, out);
             }
             newer = from.map(|from| (from, to));
             if self.kept.is_some() {
@@ -140,7 +140,7 @@ impl Replay {
     }
 
     /// What ran between two branches: from the target of the older one to the newer one.
-    fn count_range(&mut self, (from, start): (Option<Place>, Place), (end, out): (Place, Option<Place>)) {
+    fn count_range(&mut self, from: Option<Place>, start: Place, end: Place, out: Option<Place>) {
         if start.0 == end.0 && start.1 <= end.1 {
             let module = &mut self.samples.modules[start.0];
             *module.ranges.entry((start.1, end.1)).or_default() += 1;
