@@ -370,6 +370,15 @@ fn files_of_a_folder_use_each_other_one_way() {
 }
 
 #[test]
+fn descriptors_are_looked_up_in_the_threads_own_table() {
+    holds(tidy::descriptor_names);
+    let bad = "fn f(fd: i32) -> String {\n    format!(\"/proc/self/fd/{fd}\")\n}\n";
+    let good = "fn f(fd: i32) -> String {\n    format!(\"/proc/thread-self/fd/{fd}\")\n}\n";
+    let files = [("crates/procfs/src/a.rs", bad), ("crates/procfs/src/b.rs", good)];
+    assert_eq!(places(tidy::descriptor_names, &files), ["crates/procfs/src/a.rs:2"]);
+}
+
+#[test]
 fn parameters_have_names() {
     holds(tidy::tuple_parameters);
     let bad = "fn one((a, b): (u32, u32)) {}\nfn two<F: Fn(u32) -> (u32, u32)>(\n    f: F,\n    (a, b): (u32, u32),\n) {}\n";

@@ -94,9 +94,9 @@ pub fn can_be_written(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The name of the very file behind a descriptor.
+/// The name of the very file behind a descriptor, which may be this thread's alone.
 fn itself(object: &impl AsRawFd) -> String {
-    format!("/proc/self/fd/{}", object.as_raw_fd())
+    format!("/proc/thread-self/fd/{}", object.as_raw_fd())
 }
 
 /// Finds out whether [`write_atomically`] can make a file beside `path`, by making one under another name,

@@ -181,7 +181,7 @@ pub(crate) mod tests {
     fn opened(cache: &Cache) -> PathBuf {
         let file = std::fs::File::open(cache.path.join(format!("{ID}.overlay"))).unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap()
+        std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).unwrap()
     }
 
     fn mode(cache: &Cache, path: &Path) -> Option<Mode> {

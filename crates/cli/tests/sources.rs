@@ -48,6 +48,25 @@ fn a_program_is_traced_from_start_to_end_and_optimized_with_the_profile() {
     run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
 }
 
+/// What one program has executed is not counted as another's that has the same addresses.
+#[test]
+fn programs_that_execute_each_other_are_told_apart() {
+    let flags = ["-O1", "-static", "-no-pie"];
+    let one = compile(&program("odd/takes_turns.c"), &flags);
+    let other = compile(&program("odd/takes_turns.c"), &[&flags[..], &["-DOTHER"]].concat());
+    let (Ok(one), Ok(other)) = (one, other) else { return skipped("no static libraries for gcc") };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let profile = folder.path().join("profile");
+    let mut command = restitch.command(&["record", "--source", "trace", "--overhead", "20%", "-o"]);
+    command.arg(&profile).arg("--").arg(&one).arg("100").arg(&other);
+    let recorded = finish(&mut command);
+    assert_eq!(recorded.status.code(), Some(42), "{}", recorded.stderr);
+    assert!(!recorded.stderr.contains("do not fit"), "{}", recorded.stderr);
+}
+
 #[test]
 fn a_running_process_is_traced_and_not_touched() {
     let Some(original) = stoppable("switch.c", &["-O2"]) else { return };

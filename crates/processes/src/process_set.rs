@@ -439,15 +439,16 @@ impl ProcessSet {
     }
 
     /// Gives all processes their original code back, those that are forked meanwhile included, and says what
-    /// became of each. Those that end meanwhile do not count, unless it is the leader.
-    pub fn give_back(&mut self) -> Vec<(i32, GivenBack)> {
+    /// became of each. Those that end meanwhile do not count, unless it is the leader; nor do those that are
+    /// not `wanted`, which is asked when nobody else can change them any more.
+    pub fn give_back(&mut self, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
         let mut told = Vec::new();
         // An error: no process can be looked at any more, and none is added.
         let _ = self.with_each(|live| {
             let pid = live.target().pid();
             // With the lock the journal is read anew.
-            let result = live.lock().and_then(|()| match live.journal().is_empty() {
+            let result = live.lock().and_then(|()| match live.journal().is_empty() || !wanted(live) {
                 true => Ok(None),
                 false => live.revert().map(Some),
             });
@@ -602,7 +603,6 @@ pub fn taken_out(pid: i32) -> String {
     )
 }
 
-/// The longest pause, and the sums of what was done.
 /// What the processes of a set are switched to.
 struct Change<'a> {
     leader: &'a Target,
@@ -647,6 +647,7 @@ impl Change<'_> {
     }
 }
 
+/// The longest pause, and the sums of what was done.
 fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     let Some(sum) = sum else { return one };
     let (mut longer, shorter) = if one.pause_us > sum.pause_us { (one, sum) } else { (sum, one) };

@@ -60,8 +60,8 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 
 /// Opens the regular file that `found` (`O_PATH`) leads to.
 fn read_regular(found: &impl AsRawFd) -> io::Result<File> {
-    // The very file that was found, whatever has its name by now.
-    let itself = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    // The very file that was found, whatever has its name by now. (A thread may have descriptors of its own.)
+    let itself = PathBuf::from(format!("/proc/thread-self/fd/{}", found.as_raw_fd()));
     if !std::fs::metadata(&itself)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }

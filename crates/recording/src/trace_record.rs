@@ -10,9 +10,7 @@ use restitch_processes::interrupt::heed;
 use restitch_processes::process_family::at_work;
 use restitch_processes::process_set::{ProcessSet, process_of};
 use restitch_procfs::{self as procfs, ProcessId};
-use restitch_trace::{
-    LookAhead, Relative, TraceOptions, TraceReport, relay, trace, trace_held, trace_together,
-};
+use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
 use restitch_tracee::{
     AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents, own_descriptors,
 };
@@ -186,36 +184,27 @@ fn trace_command(
 ) -> Result<(ProcessId, TraceReport), SessionError> {
     let (held, is_held) = channel();
     let (begin, begins) = channel();
-    let (mut sender, receiver) = relay();
-    // A thread of its own: see `trace_held`. What is opened for the records stays with this one.
+    // A thread of its own: see `trace_held`.
     std::thread::scope(|scope| {
         let traced = scope.spawn(move || -> Result<_, SessionError> {
             own_descriptors();
             let (events, stopped) = launch_held(command)?;
             let process = stopped.process();
-            // An error: the other side has failed, says why, and lets the process go.
-            if held.send(process).is_ok()
-                && let Ok(restartable) = begins.recv()
-            {
-                let tracing = TraceOptions { restartable, ..tracing };
-                let flag = AskedToEnd::flag();
-                return Ok(Some((process, trace_held((events, stopped), tracing, flag, &mut sender)?)));
-            }
-            stopped.resume();
-            events.detach();
-            Ok(None)
-        });
-        // An error: it could not be held, which the thread says.
-        let opened = is_held.recv().map_or(Ok(()), |process: ProcessId| {
-            AskedToEnd::stand_for(process.pid);
+            // Until this program stands in for the command. (The other side does not go before.)
+            let _ = held.send(process).map(|()| begins.recv());
             records.open(process.pid)?;
-            let _ = begin.send(records.restartable(process.pid));
-            Ok(())
+            let tracing = TraceOptions { restartable: records.restartable(process.pid), ..tracing };
+            let report = trace_held((events, stopped), tracing, AskedToEnd::flag(), records)?;
+            Ok((process, report))
         });
-        drop(begin);
-        receiver.hand_to(records);
-        let traced = traced.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        opened.and_then(|()| traced.ok_or_else(not_held))
+        // The descriptor for that must not be the tracing thread's. An error: the command could not be held,
+        // which the thread says.
+        if let Ok(process) = is_held.recv() {
+            let process: ProcessId = process;
+            AskedToEnd::stand_for(process.pid);
+            let _ = begin.send(());
+        }
+        traced.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

@@ -135,7 +135,7 @@ fn take_back_what_was_there(job: &mut Job<'_>, round: Round<'_>) -> Result<(), S
     let stays = matches!(round, Round::Of(_)) && !job.set.all().any(AttachedProcess::left_counting);
     if job.set.all().any(|l| !l.journal().is_empty()) && !job.options.dry_run && !stays {
         job.watcher.note("the process is under restitch already: it gets its original code back first");
-        job.set.switch(&[], VersionKind::Optimized, job.watcher)?;
+        take_back(job)?;
         job.phases.end("take back what was there");
     }
     Ok(())

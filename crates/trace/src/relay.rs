@@ -1,9 +1,7 @@
 //! Records on their way from the thread that traces to the one that wants them.
 //!
-//! Problem: what a tracer has opened for its threads, hardware breakpoints above all, has to go with the
-//! thread that traces, before the kernel lets the traced threads go; so that thread has a table of
-//! descriptors of its own ([`restitch_tracee::own_descriptors`]), and nothing that it opens may outlive it.
-//! Idea: it only sends what it finds; whoever takes it, and opens files for that, is another thread.
+//! For what needs no look at the process: by the time it comes out the process may run another program, or be
+//! gone.
 
 use crate::{Record, RecordEnd, Sink, Taken};
 use std::sync::mpsc::{Receiver, Sender, channel};

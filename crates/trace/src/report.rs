@@ -17,15 +17,18 @@ pub struct Record<'a> {
     pub end: RecordEnd,
 }
 
-/// Takes what a source of branch records gives. A plain function that takes [`Record`]s is one, too.
+/// Takes what a source of branch records gives, in the thread that traces: that one may have
+/// [descriptors of its own](restitch_tracee::own_descriptors), so a sink keeps none that it opens.
+/// A plain function that takes [`Record`]s is one, too.
 pub trait Sink: Send {
     /// A record. Threads run meanwhile, so the process may be gone.
     fn record(&mut self, record: Record<'_>);
-    /// `pid` is a new process: a copy of `parent`.
+    /// `pid` is a new process: a copy of `parent`. It is held; be quick.
     fn forked(&mut self, pid: i32, parent: i32) {
         let _ = (pid, parent);
     }
-    /// `pid` executes another program. All records of the old one have come.
+    /// `pid` executes another program. All records of the old one have come. It is held; be
+    /// quick.
     fn executed(&mut self, pid: i32) {
         let _ = pid;
     }

@@ -5,7 +5,7 @@ use crate::data::{Data, Pages};
 use crate::pace::Pace;
 use crate::spin_wait::SpinWait;
 use crate::thread::{Chase, Phase, Thread, state_of};
-use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, relay, signal};
+use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;
@@ -74,19 +74,16 @@ pub fn trace_together(
     // The end of the tracing thread is what lets the target go, without interrupting anything: see
     // `Followed`.
     std::thread::scope(|scope| {
-        let (mut sender, receiver) = relay();
-        let tracing =
-            std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, move || {
-                own_descriptors();
-                let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
-                let signal = signal::choose(pid, &numbers)?;
-                let followed = Followed::seize(pid, signal, children(&options))?;
-                let mut tracer = Tracer::with(followed, signal, options, &mut sender)?;
-                others.iter().for_each(|other| tracer.add_relative(other));
-                tracer.run_to_the_end(stop)
-            });
+        let tracing = std::thread::Builder::new().name("branch trace".into()).spawn_scoped(scope, || {
+            own_descriptors();
+            let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
+            let signal = signal::choose(pid, &numbers)?;
+            let followed = Followed::seize(pid, signal, children(&options))?;
+            let mut tracer = Tracer::with(followed, signal, options, sink)?;
+            others.iter().for_each(|other| tracer.add_relative(other));
+            tracer.run_to_the_end(stop)
+        });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
-        receiver.hand_to(sink);
         tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
@@ -95,7 +92,7 @@ pub fn trace_together(
 /// on.
 ///
 /// It is let go by the end of the calling thread, so give it one of its own, with
-/// [descriptors](own_descriptors) of its own: `sink` is to be the end of a [`relay`].
+/// [descriptors](own_descriptors) of its own.
 ///
 /// # Errors
 /// As [`trace`]; the process runs on then.

@@ -72,6 +72,9 @@ mod tests {
                 // SAFETY: the number is that of an open file; nobody closes the copy but the thread's end.
                 let copy = unsafe { libc::fcntl(opened.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700) };
                 assert!(seen("thread-self", copy).is_some());
+                // What looks descriptors up by name has to look in the right table.
+                let name = std::path::Path::new("/proc/self/exe");
+                assert!(restitch_procfs::open_regular(name).is_ok());
                 (has, copy)
             });
             let (has, copy) = alone.join().unwrap();

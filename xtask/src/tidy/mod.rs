@@ -18,7 +18,7 @@ pub use layers::{LAYERS, layers};
 pub use printing::printing;
 pub use prose::{document_lengths, timeless_documents};
 pub use signatures::tuple_parameters;
-pub use sources::{comment_width, decoder, length, no_io, page_size, unsafe_code};
+pub use sources::{comment_width, decoder, descriptor_names, length, no_io, page_size, unsafe_code};
 
 use crate::{Finding, Tree};
 
@@ -26,13 +26,14 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 19] = [
+pub const RULES: [(&str, Rule); 20] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
     ("contract", contract),
     ("page_size", page_size),
     ("tuple_parameters", tuple_parameters),
+    ("descriptor_names", descriptor_names),
     ("no_io", no_io),
     ("length", length),
     ("comment_width", comment_width),

@@ -77,6 +77,21 @@ fn line_of(text: &str, at: usize) -> usize {
 /// Columns of a line, as rustfmt.toml has it.
 const WIDTH: usize = 110;
 
+/// Descriptors are looked up in the thread's own table: one that traces has descriptors of its own
+/// (`restitch_tracee::own_descriptors`), and a number means another file, or none, in the others'.
+pub fn descriptor_names(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.rust().filter(|file| file.is_product()) {
+        for (number, line) in file.before_tests().lines().enumerate() {
+            if line.contains("/proc/self/fd") {
+                let what = "descriptors are at /proc/thread-self/fd: a thread may have its own".into();
+                findings.push(Finding { path: file.path.clone(), line: number + 1, what });
+            }
+        }
+    }
+    findings
+}
+
 /// A source file has fewer than 800 lines before its tests.
 pub fn length(tree: &Tree) -> Vec<Finding> {
     let sources = tree.rust().filter(|file| file.path.contains("/src/") || file.path.contains("/build/"));

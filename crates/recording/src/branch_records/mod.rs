@@ -354,6 +354,13 @@ impl Sink for BranchRecords {
         if let Some(file) = &mut self.file {
             file.executed(pid);
         }
+        // While it is held: when its records come it may have ended, or execute yet another program. An
+        // error: it has ended.
+        let _ = self.open(pid);
+        // The loader is about to map its libraries.
+        if let Some(places) = self.processes.get_mut(&pid) {
+            places.looked = None;
+        }
     }
 }
 
