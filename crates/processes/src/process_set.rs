@@ -14,7 +14,7 @@ use restitch_pipeline::ExitCode;
 use restitch_pipeline::Watcher;
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
-use restitch_tracee::TraceError;
+use restitch_tracee::{AskedToEnd, TraceError};
 use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +82,9 @@ impl GivenBack {
         }
     }
 }
+
+/// So long threads may take to leave versions that were taken out for good.
+const LEAVING: Duration = Duration::from_secs(3);
 
 impl ProcessSet {
     /// Opens process `pid`, and with `tree` all processes of its user that run the same program at the same
@@ -439,16 +442,15 @@ impl ProcessSet {
     }
 
     /// Gives all processes their original code back, those that are forked meanwhile included, and says what
-    /// became of each. Those that end meanwhile do not count, unless it is the leader; nor do those that are
-    /// not `wanted`, which is asked when nobody else can change them any more.
-    pub fn give_back(&mut self, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Vec<(i32, GivenBack)> {
+    /// became of each. Those that end meanwhile do not count, unless it is the leader.
+    pub fn give_back(&mut self) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
         let mut told = Vec::new();
         // An error: no process can be looked at any more, and none is added.
         let _ = self.with_each(|live| {
             let pid = live.target().pid();
             // With the lock the journal is read anew.
-            let result = live.lock().and_then(|()| match live.journal().is_empty() || !wanted(live) {
+            let result = live.lock().and_then(|()| match live.journal().is_empty() {
                 true => Ok(None),
                 false => live.revert().map(Some),
             });
@@ -500,6 +502,19 @@ impl ProcessSet {
         }
         self.leader.forget_ended();
         kept
+    }
+
+    /// The same for versions that were just taken out of force for good: threads get a moment to leave what
+    /// they still look into, so that nothing stays behind.
+    pub fn reclaim_patiently(&mut self) -> Vec<(i32, u32, String)> {
+        let end = Instant::now() + LEAVING;
+        loop {
+            let kept = self.reclaim();
+            if kept.is_empty() || Instant::now() > end {
+                return kept;
+            }
+            AskedToEnd::pause(BUSY_LOOK);
+        }
     }
 
     /// The counters of version `number`, summed over all processes that have counters of their own.

@@ -48,7 +48,7 @@ pub fn or_given_back<T>(
                     failure: Box::new(failure),
                 });
             }
-            set.reclaim();
+            set.reclaim_patiently();
             format!("process {pid} has its original code again")
         }
         false if set.leader.journal().is_empty() => format!("process {pid} has its original code"),

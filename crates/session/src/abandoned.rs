@@ -6,8 +6,8 @@
 //! without one is nobody's.
 
 use crate::ProcessStatus;
-use crate::status::{Reverted, revert_where, status_of};
-use restitch_apply_process::{AttachedProcess, JournalVersion, ProcessError, StateDir, VersionKind};
+use crate::status::{Reverted, revert, status_of};
+use restitch_apply_process::{AttachedProcess, StateDir, VersionKind};
 use restitch_processes::SessionError;
 use restitch_processes::process_set::GivenBack;
 use restitch_procfs as procfs;
@@ -28,10 +28,8 @@ pub fn give_back_abandoned() -> Result<Vec<(i32, GivenBack)>, SessionError> {
             continue;
         };
         if is_abandoned(&found) {
-            match revert_where(pid, false, &has_leftovers) {
+            match revert(pid, false) {
                 Ok(Reverted { processes, .. }) => told.extend(processes),
-                // Another restitch has come to it meanwhile: it takes out what it finds.
-                Err(SessionError::Process(ProcessError::Busy { .. } | ProcessError::NotAttached { .. })) => {}
                 Err(error) => told.push((pid, GivenBack::Failed(error))),
             }
         }
@@ -54,14 +52,6 @@ pub fn await_end(working: i32, patience: Duration) {
 /// Whether a thread is there that has not ended; one that is ending may hold something still.
 fn runs(pid: i32, tid: i32) -> bool {
     procfs::thread_stat(pid, tid).is_ok_and(|stat| !stat.state.is_ended())
-}
-
-/// Whether something is in a process, which nobody else can change now, that only makes sense while somebody
-/// is at work on it. Since it was found so, somebody may have been.
-fn has_leftovers(live: &AttachedProcess) -> bool {
-    let traces = |v: &JournalVersion| v.kind == VersionKind::Burst && !v.retired;
-    let journal = live.journal();
-    live.left_counting() || !journal.replacements.is_empty() || journal.versions.iter().any(traces)
 }
 
 /// Whether nobody is at work on a process, and something is in it that only makes sense while somebody is.

@@ -204,7 +204,7 @@ fn build_or_take_back(
 
 fn take_back(job: &mut Job<'_>) -> Result<(), SessionError> {
     job.set.switch(&[], VersionKind::Optimized, job.watcher)?;
-    job.set.reclaim();
+    job.set.reclaim_patiently();
     Ok(())
 }
 

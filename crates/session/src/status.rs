@@ -148,28 +148,16 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
 /// # Errors
 /// If there is nothing of restitch in any of them, or the named process cannot be opened.
 pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
-    revert_where(pid, tree, &|_| true)
-}
-
-/// The same for processes that are `wanted`, which is asked when nobody else can change them any more.
-///
-/// # Errors
-/// As there; none that is wanted is as if there was nothing of restitch in any.
-pub(crate) fn revert_where(
-    pid: i32,
-    tree: bool,
-    wanted: &dyn Fn(&AttachedProcess) -> bool,
-) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     let pid = set.leader.target().pid();
-    let mut reverted = given_back(&mut set, wanted);
+    let mut reverted = given_back(&mut set);
     // Those that run the program at other addresses are sets of their own. An error: the named process has
     // ended meanwhile.
     let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
     for member in families.into_iter().skip(1).flatten() {
         // One that cannot be opened has nothing of restitch in it, or has ended.
         if let Ok(mut other) = ProcessSet::open(member, false) {
-            let theirs = given_back(&mut other, wanted);
+            let theirs = given_back(&mut other);
             let done = |(_, what): &(i32, GivenBack)| !matches!(what, GivenBack::NothingThere);
             reverted.processes.extend(theirs.processes.into_iter().filter(done));
             reverted.kept.extend(theirs.kept);
@@ -183,12 +171,12 @@ pub(crate) fn revert_where(
     Ok(reverted)
 }
 
-fn given_back(set: &mut ProcessSet, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Reverted {
+fn given_back(set: &mut ProcessSet) -> Reverted {
     if set.all().all(|l| l.journal().is_empty()) {
         let processes = set.pids().into_iter().map(|pid| (pid, GivenBack::NothingThere)).collect();
         return Reverted { processes, kept: Vec::new() };
     }
-    let processes = set.give_back(wanted);
+    let processes = set.give_back();
     Reverted { processes, kept: set.reclaim() }
 }
 
