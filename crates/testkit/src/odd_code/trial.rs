@@ -120,18 +120,29 @@ impl Bench {
     }
 
     fn build(&self, program: &OddProgram) -> Result<PathBuf, String> {
-        let (source, main, out) = (self.path("odd.s"), self.path("main.c"), self.path("odd"));
-        let write = |path: &Path, text: &str| std::fs::write(path, text).map_err(|e| e.to_string());
-        write(&source, &program.assembly)?;
-        write(&main, include_str!("main.c"))?;
+        let (source, out) = (self.path("odd.s"), self.path("odd"));
+        std::fs::write(&source, &program.assembly).map_err(|e| e.to_string())?;
         let _ = std::fs::remove_file(&out);
+        let main = self.main(program.linking)?;
         let mut command = Command::new("gcc");
-        command.args(["-O1", "-w", "-nostdlib", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"]);
-        command.args(flags(program.linking, self.lld)).arg("-o").arg(&out).args([&main, &source]);
-        match finish(&mut command)? {
-            done if done.status.success() => Ok(out),
-            done => Err(done.stderr),
+        command.args(flags(program.linking, self.lld)).arg("-o").args([&out, &main, &source]);
+        built(&mut command)?;
+        Ok(out)
+    }
+
+    /// What all programs of a kind of linking share, compiled once.
+    fn main(&self, linking: Linking) -> Result<PathBuf, String> {
+        let out = self.path(if linking.fixed { "main.fixed.o" } else { "main.pie.o" });
+        if !out.exists() {
+            let (source, new) = (self.path("main.c"), self.path("main.o"));
+            std::fs::write(&source, include_str!("main.c")).map_err(|e| e.to_string())?;
+            let mut command = Command::new("gcc");
+            command.args(["-O1", "-w", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-c"]);
+            command.arg(if linking.fixed { "-fno-pie" } else { "-fPIE" }).arg("-o").args([&new, &source]);
+            built(&mut command)?;
+            std::fs::rename(&new, &out).map_err(|e| e.to_string())?;
         }
+        Ok(out)
     }
 
     /// What a command prints, if it ends well; else how it ended.
@@ -149,10 +160,18 @@ impl Bench {
     }
 }
 
+/// Runs a compiler; what it said, if it failed.
+fn built(command: &mut Command) -> Result<(), String> {
+    match finish(command)? {
+        done if done.status.success() => Ok(()),
+        done => Err(done.stderr),
+    }
+}
+
 fn flags(linking: Linking, has_lld: bool) -> Vec<&'static str> {
     let mut flags = match linking.fixed {
-        true => vec!["-no-pie", "-static"],
-        false => vec!["-pie", "-fPIE"],
+        true => vec!["-nostdlib", "-no-pie", "-static"],
+        false => vec!["-nostdlib", "-pie"],
     };
     if linking.text_relocations {
         flags.push("-Wl,-z,notext");
@@ -244,7 +263,8 @@ impl Trial<'_> {
         let mut process = self.start()?;
         let pid = process.pid().to_string();
         let mut attach = self.bench.restitch();
-        attach.args(["attach", &pid, "--duration", "0.6", "--measure", "0"]);
+        // (Much of what such programs run is found to be well where it is.)
+        attach.args(["attach", &pid, "--duration", "0.6", "--measure", "0", "--keep-in-place", "off"]);
         if self.asked("attach", &mut attach)? {
             self.works_on(&mut process, "attached to")?;
             let mut revert = self.bench.restitch();
