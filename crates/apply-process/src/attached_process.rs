@@ -193,7 +193,7 @@ impl AttachedProcess {
             pid,
             len,
             module: m.path.clone(),
-            why: e.to_string(),
+            why: e.into(),
         })?;
         let number = self.journal.next_number + taken.len() as u32;
         Ok(Reservation { number, start: m.bias.to_stated(gap.range.start), len: len.next_multiple_of(PAGE) })

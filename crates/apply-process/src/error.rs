@@ -4,6 +4,9 @@ use restitch_address::Avma;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Why something is not as it has to be: the error that says so, or words.
+pub(crate) type Why = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why a process could not be changed. Unless the variant says otherwise, it is as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -67,7 +70,8 @@ pub enum ProcessError {
         /// For which module.
         module: PathBuf,
         /// More.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// Exceptions would not find their way through moved frames.
     #[error(
@@ -179,7 +183,8 @@ pub enum ProcessError {
         /// The file.
         path: PathBuf,
         /// Why.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// Another restitch is at work on it.
     #[error(

@@ -161,7 +161,7 @@ impl Cache {
                 "{why}, and what is in the cache {} is executed; name another cache with --cache",
                 path.display()
             );
-            return Err(PipelineError::BadFile { path: folder, why });
+            return Err(PipelineError::BadFile { path: folder, why: why.into() });
         }
         let real_path = std::fs::canonicalize(&path).map_err(|e| fail("reading", &path, e))?;
         Ok(Self { path, real_path })
@@ -199,7 +199,7 @@ impl Cache {
                 "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
             ),
         };
-        Err(PipelineError::BadFile { path: plain, why })
+        Err(PipelineError::BadFile { path: plain, why: why.into() })
     }
 
     /// Where its counts are.
@@ -425,8 +425,8 @@ pub fn check_export(folder: &Path) -> Result<(), PipelineError> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o755).create(folder).map_err(fail)?;
     if std::fs::metadata(folder).is_ok_and(|m| m.mode() & 0o022 != 0) {
-        let why = "others may write to it, and what is exported is executed; take that right away (chmod go-w), or name another folder".into();
-        return Err(PipelineError::BadFile { path: folder.into(), why });
+        let why = "others may write to it, and what is exported is executed; take that right away (chmod go-w), or name another folder";
+        return Err(PipelineError::BadFile { path: folder.into(), why: why.into() });
     }
     restitch_pipeline::disk::check_writable(&folder.join(AGENT_NAME))
 }

@@ -99,7 +99,7 @@ impl Config {
     fn parse(path: &Path, bytes: &[u8]) -> Result<Self, PipelineError> {
         let text = String::from_utf8_lossy(bytes);
         let file: File = toml::from_str(&text)
-            .map_err(|e| PipelineError::BadFile { path: path.into(), why: why(&text, &e) })?;
+            .map_err(|e| PipelineError::BadFile { path: path.into(), why: why(&text, &e).into() })?;
         let mut config = file.batch;
         config.cache = config.cache.map(|cache| from_file(&cache, path));
         Ok(config)

@@ -2,8 +2,8 @@
 
 use restitch_apply_preload::place;
 use restitch_image::Image;
-use restitch_pipeline::PipelineError;
 use restitch_pipeline::run_time_refusal::refuse_file;
+use restitch_pipeline::{PipelineError, Why};
 use std::path::Path;
 
 /// Why a module of this file name is left alone, whatever is in it.
@@ -22,15 +22,15 @@ pub(crate) fn left_by_name(path: &Path) -> Option<&'static str> {
 /// # Errors
 /// [`PipelineError::BadFile`] or [`PipelineError::RefusedFile`] with why it is left alone.
 pub(crate) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, PipelineError> {
-    let bad = |why: String| PipelineError::BadFile { path: path.into(), why };
-    let image = Image::parse(bytes).map_err(|e| bad(e.to_string()))?;
+    let bad = |why: Why| PipelineError::BadFile { path: path.into(), why };
+    let image = Image::parse(bytes).map_err(|e| bad(e.into()))?;
     if let Some(why) = left_by_name(path) {
         return Err(bad(why.into()));
     }
     refuse_file(path, &image)?;
     if restitch_apply_elf::is_restitch_output(&image).is_some() {
-        return Err(bad(restitch_apply_preload::OverlayError::Output.to_string()));
+        return Err(bad(restitch_apply_preload::OverlayError::Output.into()));
     }
-    place(&image, 4096, 0, 4096).map_err(|e| bad(e.to_string()))?;
+    place(&image, 4096, 0, 4096).map_err(|e| bad(e.into()))?;
     Ok(image)
 }

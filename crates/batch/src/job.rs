@@ -106,7 +106,7 @@ impl Job {
         samples: &BTreeMap<FileOffset, u64>,
         runs: Option<u64>,
     ) -> Result<Self, PipelineError> {
-        let bad = |why: String| PipelineError::BadFile { path: path.into(), why };
+        let bad = |why: String| PipelineError::BadFile { path: path.into(), why: why.into() };
         let (id, build) = (image.identity().as_bytes().to_vec(), Build::of(&image));
         let Some(lock) = cache.lock(&build.id) else {
             return Err(PipelineError::NothingToDo(BUSY.into()));

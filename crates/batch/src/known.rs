@@ -18,8 +18,8 @@ use crate::fit::checked_module;
 use crate::own_files::open_regular;
 use restitch_apply::MOST_BYTES;
 use restitch_image::Image;
-use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::{read_regular, unreadable};
+use restitch_pipeline::{PipelineError, Why};
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};
 use restitch_procfs::{ChangeTimes, change_times, identity_when_mapped};
 use std::fs::{File, Metadata};
@@ -66,9 +66,10 @@ fn note(
     image: &Image,
 ) -> Result<(), PipelineError> {
     let (before, age) = before;
-    let bad = |why: String| PipelineError::BadFile { path: path.into(), why };
+    let bad = |why: Why| PipelineError::BadFile { path: path.into(), why };
     let unsure = |why: &str| {
-        bad(format!("it has no build id, and {why}; link it with --build-id (clang and gcc: -Wl,--build-id)"))
+        bad(format!("it has no build id, and {why}; link it with --build-id (clang and gcc: -Wl,--build-id)")
+            .into())
     };
     if !keeps_times(file, &before) {
         return Err(unsure("its file system does not tell for certain when a file was changed"));
@@ -87,7 +88,7 @@ fn note(
         return Err(bad("it is being changed".into()));
     }
     let mapped = identity_when_mapped(file).map_err(|e| unsure(&format!("it cannot be mapped ({e})")))?;
-    let samples = restitch_apply_preload::samples(image).map_err(|e| bad(e.to_string()))?;
+    let samples = restitch_apply_preload::samples(image).map_err(|e| bad(e.into()))?;
     let (mut id, bytes) = ([0; MAX_BUILD_ID], image.identity().as_bytes());
     id.iter_mut().zip(bytes).for_each(|(slot, byte)| *slot = *byte);
     let mapped_device = u64::from(mapped.device.major) << 32 | u64::from(mapped.device.minor);

@@ -8,13 +8,13 @@ use crate::own_files::{MOST_OF_DATA, read_own};
 use restitch_apply_preload::{Overlay, place};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
-use restitch_pipeline::PipelineError;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
 use restitch_pipeline::large_pages::alignment;
 use restitch_pipeline::make::{Place, Wanted, estimate, make};
 use restitch_pipeline::timings::Timings;
 use restitch_pipeline::version_options::VersionOptions;
+use restitch_pipeline::{PipelineError, Why};
 use restitch_procfs::FileLock;
 use restitch_profile::ProfileFile;
 use std::path::Path;
@@ -55,11 +55,11 @@ pub(crate) fn optimize(
     choice: LayoutChoice,
     cost: impl FnOnce() -> f64,
 ) -> Result<Entry, PipelineError> {
-    let bad = |why: String| PipelineError::BadFile { path: entry.path.clone(), why };
+    let bad = |why: Why| PipelineError::BadFile { path: entry.path.clone(), why };
     let kept = cache.stored(&entry.build_id, "profile");
     let fail = |source| PipelineError::File { operation: "reading", path: kept.clone(), source };
     let profile = read_own(&kept, MOST_OF_DATA).map_err(fail)?;
-    let profile = ProfileFile::read(&profile).map_err(|e| bad(e.to_string()))?;
+    let profile = ProfileFile::read(&profile).map_err(|e| bad(e.into()))?;
     let part = profile
         .module(module.image.identity().as_bytes())
         .ok_or_else(|| bad("the cache has no profile of it".into()))?;
@@ -86,7 +86,7 @@ pub(crate) fn optimize_stored(
     layout: LayoutChoice,
     cost: impl FnOnce() -> f64,
 ) -> Result<Entry, PipelineError> {
-    let bad = |why: String| PipelineError::BadFile { path: entry.path.clone(), why };
+    let bad = |why: Why| PipelineError::BadFile { path: entry.path.clone(), why };
     let nothing = |why: &str| PipelineError::NothingToDo(why.into());
     let _lock = cache.lock(&entry.build_id).ok_or_else(|| nothing(BUSY))?;
     if cache.entry(&entry.build_id).is_some_and(|now| !now.layout.is_empty()) {
@@ -97,7 +97,7 @@ pub(crate) fn optimize_stored(
         cache.remove(&entry.build_id);
         return Err(bad(REPLACED.into()));
     }
-    let module = analyze_image(Arc::new(image)).map_err(bad)?;
+    let module = analyze_image(Arc::new(image)).map_err(|why| bad(why.into()))?;
     optimize(cache, entry, &module, layout, cost)
 }
 
@@ -127,7 +127,7 @@ fn place_for(
     align: u64,
 ) -> Result<Place, PipelineError> {
     let places = place(&module.image, size, counters, align)
-        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.to_string() })?;
+        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.into() })?;
     Ok(Place { number: 1, start: places.start, counters: places.counters, bias: None })
 }
 
@@ -138,7 +138,7 @@ fn overlay_of(
     identity: u64,
 ) -> Result<Overlay, PipelineError> {
     Overlay::plan(&module.image, version, identity)
-        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.to_string() })
+        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.into() })
 }
 
 #[cfg(test)]

@@ -425,7 +425,7 @@ fn tell(listener: &Sender<Message>, message: Message) {
 /// What went wrong, without the file's name, which stands beside it in the report.
 pub(crate) fn why(error: &PipelineError) -> String {
     match error {
-        PipelineError::BadFile { why, .. } => why.clone(),
+        PipelineError::BadFile { why, .. } => why.to_string(),
         other => other.to_string(),
     }
 }

@@ -29,7 +29,7 @@ pub fn unreadable(path: &Path, source: std::io::Error) -> PipelineError {
     use std::io::ErrorKind as K;
     let path = path.into();
     match source.kind() {
-        K::InvalidInput | K::FileTooLarge => PipelineError::BadFile { path, why: source.to_string() },
+        K::InvalidInput | K::FileTooLarge => PipelineError::BadFile { path, why: source.into() },
         _ => PipelineError::File { operation: "reading", path, source },
     }
 }

@@ -4,6 +4,9 @@ use crate::ExitCode;
 use restitch_apply_elf::ElfError;
 use std::path::{Path, PathBuf};
 
+/// Why something is not as it has to be: the error that says so, or words.
+pub type Why = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why there is no version, or no profile.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
@@ -23,7 +26,8 @@ pub enum PipelineError {
         /// The file.
         path: PathBuf,
         /// Why, with the next step.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// A file is of a kind that is not changed.
     #[error("{path}: {why}")]
@@ -31,7 +35,8 @@ pub enum PipelineError {
         /// The file.
         path: PathBuf,
         /// Why, with the next step.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// Nothing to optimize.
     #[error("{0}")]
@@ -76,7 +81,7 @@ impl PipelineError {
     /// Why nothing can be written into the file at `path`.
     pub fn of_elf(path: &Path, why: ElfError) -> Self {
         let is_refused = matches!(why, ElfError::Appended(_) | ElfError::OutOfReach { .. });
-        let (path, why) = (path.to_path_buf(), why.to_string());
+        let (path, why) = (path.to_path_buf(), why.into());
         if is_refused { Self::RefusedFile { path, why } } else { Self::BadFile { path, why } }
     }
 

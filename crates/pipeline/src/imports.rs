@@ -1,11 +1,11 @@
 //! Profiles from files for `optimize`: our own store, `perf.data` with and without branch stacks, and the
 //! formats of other tools.
 
-use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
 use crate::recorded_builds::of_build;
+use crate::{PipelineError, Why};
 use restitch_profile::{ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage};
 use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
@@ -38,7 +38,7 @@ pub fn read_profile(
         Ok(format) if format != Format::Store => return from_text(format, request, module),
         _ => {}
     }
-    let stored = ProfileFile::read(&bytes).map_err(|e| bad(request, e.to_string()))?;
+    let stored = ProfileFile::read(&bytes).map_err(|e| bad(request, e))?;
     let (profile, unmatched) = stored_part(&stored, module, request)?.resolve(&module.program);
     let mut warnings = Vec::new();
     if unmatched.count > 0 {
@@ -77,8 +77,8 @@ pub fn without_counts(format: Format) -> Option<String> {
     })
 }
 
-fn bad(request: ProfileRequest<'_>, why: String) -> PipelineError {
-    PipelineError::BadFile { path: request.profile.to_owned(), why }
+fn bad(request: ProfileRequest<'_>, why: impl Into<Why>) -> PipelineError {
+    PipelineError::BadFile { path: request.profile.to_owned(), why: why.into() }
 }
 
 fn no_part(request: ProfileRequest<'_>, have: &[&str]) -> PipelineError {
@@ -113,7 +113,7 @@ fn stored_part<'a>(
 pub fn read_store(path: &Path) -> Result<ProfileFile, PipelineError> {
     ProfileFile::read(&read_file(path)?).map_err(|e| PipelineError::BadFile {
         path: path.into(),
-        why: format!("{e}; this takes profiles of `restitch record`, `restitch profile convert` makes one of another format"),
+        why: format!("{e}; this takes profiles of `restitch record`, `restitch profile convert` makes one of another format").into(),
     })
 }
 
@@ -139,7 +139,7 @@ fn from_perf(
     request: ProfileRequest<'_>,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), PipelineError> {
-    let imported = import_perf_data(bytes).map_err(|e| bad(request, e.to_string()))?;
+    let imported = import_perf_data(bytes).map_err(|e| bad(request, e))?;
     let found = of_build(&imported, module, request.program).map_err(|why| bad(request, why))?;
     let samples = found.samples.to_svma(|offset| module.image.address_of(offset));
     let mut warnings = found.notes;

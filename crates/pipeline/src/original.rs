@@ -1,9 +1,9 @@
 //! The original of a file that the user names.
 
-use crate::PipelineError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::read_regular;
 use crate::run_time_refusal::refuse_file;
+use crate::{PipelineError, Why};
 use restitch_apply_elf::ElfError;
 use restitch_image::Image;
 use std::path::Path;
@@ -34,19 +34,36 @@ pub fn load_changeable(path: &Path) -> Result<Analyzed, PipelineError> {
 /// # Errors
 /// If the file cannot be read, or is no ELF file for this machine.
 pub fn image_of(path: &Path) -> Result<Image, PipelineError> {
-    Image::parse(read_regular(path)?)
-        .map_err(|e| PipelineError::BadFile { path: path.into(), why: e.to_string() })
+    Image::parse(read_regular(path)?).map_err(|e| PipelineError::BadFile { path: path.into(), why: e.into() })
 }
 
 /// Our own output is optimized from the coordinates of the original, which it contains.
 fn analyzed(path: &Path, image: Image) -> Result<Analyzed, PipelineError> {
-    let bad = |why: String| PipelineError::BadFile { path: path.into(), why };
+    let bad = |why: Why| PipelineError::BadFile { path: path.into(), why };
     let original = match restitch_apply_elf::is_restitch_output(&image) {
         Some(_) => {
-            let bytes = restitch_apply_elf::original_bytes(&image).map_err(|e| bad(e.to_string()))?;
-            Image::parse(bytes).map_err(|e| bad(e.to_string()))?
+            let bytes = restitch_apply_elf::original_bytes(&image).map_err(|e| bad(e.into()))?;
+            Image::parse(bytes).map_err(|e| bad(e.into()))?
         }
         None => image,
     };
-    analyze_image(Arc::new(original)).map_err(bad)
+    analyze_image(Arc::new(original)).map_err(|why| bad(why.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_image::ImageError;
+    use std::error::Error;
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_kept_and_said() {
+        let folder = restitch_testkit::scratch();
+        let path = folder.path().join("no-elf");
+        std::fs::write(&path, "#!/bin/sh\n").expect("writable");
+        let error = image_of(&path).expect_err("no ELF file");
+        let source = error.source().and_then(|source| source.downcast_ref::<ImageError>());
+        let source = source.expect("the reader's own error");
+        assert_eq!(error.to_string(), format!("{}: {source}", path.display()));
+    }
 }

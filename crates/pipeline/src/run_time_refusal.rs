@@ -23,7 +23,7 @@ pub fn refuse_file(path: &Path, image: &Image) -> Result<(), PipelineError> {
     match run_time(image) {
         Some(why) => Err(PipelineError::RefusedFile {
             path: path.into(),
-            why: format!("it {why}; no copy of it was made"),
+            why: format!("it {why}; no copy of it was made").into(),
         }),
         None => Ok(()),
     }

@@ -39,7 +39,7 @@ pub struct AnalyzeFile {
 /// # Errors
 /// If it is no usable ELF file.
 pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
-    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.into(), why });
+    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.into(), why: why.into() });
     let is_output = {
         let image = Image::parse(read_regular(path)?).map_err(|e| bad(e.to_string()))?;
         restitch_apply_elf::is_restitch_output(&image).is_some()
@@ -100,7 +100,8 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
 
 /// Writes a planned file, once it was read back and verified, with the permissions of the original.
 pub(crate) fn write_output(plan: &ElfPlan, original: &Path, output: &Path) -> Result<(), SessionError> {
-    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: original.into(), why });
+    let bad =
+        |why: String| SessionError::from(PipelineError::BadFile { path: original.into(), why: why.into() });
     let bytes = plan.write();
     let reread =
         Image::parse(bytes.clone()).map_err(|e| bad(format!("the output does not read back: {e}")))?;

@@ -10,10 +10,10 @@ use crate::earlier_profiles::{analyzed, is_known, not_chosen};
 use crate::left_out::LeftOut;
 use crate::module_churn::ModuleChurn;
 use restitch_apply_process::Module;
-use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::read_file;
 use restitch_pipeline::imports::without_counts;
 use restitch_pipeline::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
+use restitch_pipeline::{PipelineError, Why};
 use restitch_processes::SessionError;
 use restitch_processes::modules::{Chosen, may_be_changed};
 use restitch_processes::process_set::ProcessSet;
@@ -53,14 +53,14 @@ impl GivenProfile {
     /// If the file cannot be read, or is no profile with counts.
     pub fn read(path: &Path) -> Result<Self, SessionError> {
         let bytes = read_file(path)?;
-        let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.into(), why });
+        let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: path.into(), why });
         let format = Format::detect(&bytes)
-            .map_err(|e| bad(format!("{e}; `restitch profile formats` lists what is read")))?;
+            .map_err(|e| bad(format!("{e}; `restitch profile formats` lists what is read").into()))?;
         if let Some(why) = without_counts(format) {
-            return Err(bad(why));
+            return Err(bad(why.into()));
         }
         let content = match format {
-            Format::Store => Content::Counts(ProfileFile::read(&bytes).map_err(|e| bad(e.to_string()))?),
+            Format::Store => Content::Counts(ProfileFile::read(&bytes).map_err(|e| bad(e.into()))?),
             Format::PerfData => Content::Records(load(&input(path, format), &mut Code::default())?),
             _ => Content::OfOneProgram(format),
         };

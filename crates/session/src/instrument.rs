@@ -132,7 +132,8 @@ pub(crate) fn from_counts(
     let mut file = ProfileFile { modules: Vec::new() };
     let mut result = RunResult::new("record", report::Target::file(Path::new("")));
     for path in paths {
-        let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.clone(), why });
+        let bad =
+            |why: String| SessionError::from(PipelineError::BadFile { path: path.clone(), why: why.into() });
         let bytes = read_file(path)?;
         let (counts, values) = CountsFile::read(&bytes).map_err(|e| bad(e.to_string()))?;
         let original = PathBuf::from(&counts.path);

@@ -6,7 +6,6 @@ use crate::lab_runs::run_layouts;
 use restitch_address::FileOffset;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
 use restitch_layout::{DuplicateLimits, Layout, Prefetch, duplicate_tails};
-use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::analysis::Analyzed;
 use restitch_pipeline::disk::read_file;
@@ -16,6 +15,7 @@ use restitch_pipeline::make::{Ways, lay_out, prefetches};
 use restitch_pipeline::original::load_original;
 use restitch_pipeline::recorded_builds::of_build;
 use restitch_pipeline::run_time_refusal::refuse_file;
+use restitch_pipeline::{PipelineError, Why};
 use restitch_processes::SessionError;
 use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;
@@ -129,11 +129,11 @@ fn recorded(
     watcher: &mut dyn Watcher,
 ) -> Result<Trace, SessionError> {
     let bytes = read_file(path)?;
-    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.to_owned(), why });
-    let imported = import_perf_data(&bytes).map_err(|e| bad(e.to_string()))?;
-    let own = of_build(&imported, module, program).map_err(bad)?;
+    let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: path.to_owned(), why });
+    let imported = import_perf_data(&bytes).map_err(|e| bad(e.into()))?;
+    let own = of_build(&imported, module, program).map_err(|why| bad(why.into()))?;
     own.notes.iter().for_each(|note| watcher.note(note));
-    let stacks = branch_stacks(&bytes, &own.files).map_err(|e| bad(e.to_string()))?;
+    let stacks = branch_stacks(&bytes, &own.files).map_err(|e| bad(e.into()))?;
     let place = |at: Option<FileOffset>| at.and_then(|at| module.image.address_of(at));
     let stacks: Vec<Vec<RecordedBranch>> = stacks
         .iter()

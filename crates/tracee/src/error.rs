@@ -140,7 +140,8 @@ pub enum TraceError {
         /// The process.
         pid: i32,
         /// What it is instead, or what the kernel says.
-        why: String,
+        #[source]
+        why: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A system call filter of the target cannot be read, so that nobody knows what it permits.
     #[error(

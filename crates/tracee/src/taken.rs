@@ -49,7 +49,7 @@ impl Borrow<'_> {
     /// give it away.
     pub fn take_memory_file(&self, fd: RemoteFd) -> Result<TakenFile, TraceError> {
         let pid = self.pid();
-        let wrong = |why| TraceError::NotItsMemoryFile { pid, why };
+        let wrong = |why: String| TraceError::NotItsMemoryFile { pid, why: why.into() };
         let file = take(pid, self.thread(), fd.number()).map_err(|e| wrong(of_kernel(&e)))?;
         let maker = restitch_procfs::thread_status(pid, self.thread())?.file_system_uid;
         match other_than_new(&file, maker) {
@@ -57,7 +57,7 @@ impl Borrow<'_> {
             Ok(Some(what)) => {
                 Err(wrong(format!("its descriptor is that of {what} by now; a thread of it exchanges them")))
             }
-            Err(error) => Err(wrong(error.to_string())),
+            Err(error) => Err(TraceError::NotItsMemoryFile { pid, why: error.into() }),
         }
     }
 }
@@ -73,7 +73,7 @@ impl TakenFile {
             file.write_all_at(content, 0).and_then(|()| file.set_len(len)).and_then(|()| seal(&file, sealed));
         match filled {
             Ok(()) => Ok(file),
-            Err(error) => Err(TraceError::NotItsMemoryFile { pid, why: error.to_string() }),
+            Err(error) => Err(TraceError::NotItsMemoryFile { pid, why: error.into() }),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::ProcessError;
 use crate::entry_patch::written;
+use crate::error::Why;
 use crate::state::hook_journal::JournalHook;
 use crate::state::map_file::sum;
 use crate::state::state_file::{self, is_place, is_range};
@@ -339,20 +340,22 @@ impl Journal {
 
     /// Reads what a journal at `path` holds.
     pub(crate) fn parse(bytes: &[u8], path: &Path) -> Result<Self, ProcessError> {
-        let damaged = |why: String| ProcessError::Journal { path: path.to_path_buf(), why };
+        let damaged = |why: Why| ProcessError::Journal { path: path.to_path_buf(), why };
         let (plain, has_sum) = match without_sum(bytes) {
             Some(plain) => (plain.ok_or_else(|| damaged("its checksum is another".into()))?, true),
             None => (bytes.to_vec(), false),
         };
-        let mut journal: Self = serde_json::from_slice(&plain).map_err(|e| damaged(e.to_string()))?;
+        let mut journal: Self = serde_json::from_slice(&plain).map_err(|e| damaged(e.into()))?;
         if journal.schema != if has_sum { SCHEMA } else { WITHOUT_SUM } {
-            return Err(damaged(format!("its form is {}, this restitch knows {SCHEMA}", journal.schema)));
+            return Err(damaged(
+                format!("its form is {}, this restitch knows {SCHEMA}", journal.schema).into(),
+            ));
         }
         journal.schema = SCHEMA;
         let folder = path.parent().unwrap_or(Path::new(""));
         journal.versions.iter_mut().for_each(|version| version.have_files_in(folder));
         match journal.flaw(path) {
-            Some(why) => Err(damaged(why)),
+            Some(why) => Err(damaged(why.into())),
             None => Ok(journal),
         }
     }
@@ -463,5 +466,11 @@ mod tests {
             serde_json::to_vec(&Journal { schema: WITHOUT_SUM, ..journal.clone() }).expect("plain data");
         std::fs::write(&path, old).expect("writable");
         assert_eq!(Journal::read(&path).expect("of an older restitch"), journal);
+        std::fs::write(&path, "{").expect("writable");
+        let error = Journal::read(&path).expect_err("cut");
+        let source =
+            std::error::Error::source(&error).and_then(|why| why.downcast_ref::<serde_json::Error>());
+        let source = source.expect("the decoder's own error");
+        assert!(error.to_string().contains(&format!("cannot be read: {source};")), "{error}");
     }
 }

@@ -69,7 +69,8 @@ impl Code {
                 why: format!(
                     "its format does not say which program it belongs to; name that with --program FILE (given: {})",
                     named.len()
-                ),
+                )
+                .into(),
             }),
         }
     }
@@ -96,7 +97,7 @@ impl Code {
             return self.read(&path);
         }
         let path = module.path.clone();
-        let bad = |why: String| PipelineError::BadFile { path: profile.into(), why };
+        let bad = |why: String| PipelineError::BadFile { path: profile.into(), why: why.into() };
         let lost = |what: String| {
             bad(format!("it needs the code of {}, {what}; name the file with --program", path.display()))
         };

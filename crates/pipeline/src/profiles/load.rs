@@ -3,11 +3,11 @@
 use super::code::{Code, Known, same_name};
 use super::loaded::{Content, Loaded, LoadedModule};
 use super::options::{ProfileInput, Sampled};
-use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::recorded_builds::{of_build, others, without_build};
 use crate::selection::weigh;
+use crate::{PipelineError, Why};
 use restitch_address::Svma;
 use restitch_profile::{
     ImportedModule, Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair,
@@ -26,15 +26,15 @@ pub fn load(input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineErr
 
 fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineError> {
     let path = &input.path;
-    let bad = |why: String| PipelineError::BadFile { path: path.clone(), why };
+    let bad = |why: Why| PipelineError::BadFile { path: path.clone(), why };
     let format = match input.format {
         Some(format) => format,
-        None => Format::detect(bytes).map_err(|e| bad(e.to_string()))?,
+        None => Format::detect(bytes).map_err(|e| bad(e.into()))?,
     };
     let mut loaded = Loaded::empty(format, path);
     match format {
         Format::Store => {
-            let file = ProfileFile::read(bytes).map_err(|e| bad(e.to_string()))?;
+            let file = ProfileFile::read(bytes).map_err(|e| bad(e.into()))?;
             loaded.modules = Loaded::of_counts(file, path).modules;
             return Ok(loaded);
         }
@@ -45,31 +45,30 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
         _ => {}
     }
     let text = std::str::from_utf8(bytes)
-        .map_err(|_| bad(format!("reading {}: it is not text in UTF-8", format.describe())))?;
+        .map_err(|_| bad(format!("reading {}: it is not text in UTF-8", format.describe()).into()))?;
     if format.holds() == Holds::Order {
         let read =
             if format == Format::SymbolOrder { order::read(text) } else { propeller::read_functions(text) };
-        loaded.order = read.map_err(|e| bad(e.to_string()))?;
+        loaded.order = read.map_err(|e| bad(e.into()))?;
         return Ok(loaded);
     }
     let known = code.only(path)?;
     let program = &known.analyzed.program;
     let records = match format {
-        Format::PreAggregated => preaggregated::read(text).map_err(|e| bad(e.to_string()))?,
+        Format::PreAggregated => preaggregated::read(text).map_err(|e| bad(e.into()))?,
         Format::BoltYaml => {
-            let read = bolt_yaml::read(text, program, &known.names, &known.blocks)
-                .map_err(|e| bad(e.to_string()))?;
+            let read =
+                bolt_yaml::read(text, program, &known.names, &known.blocks).map_err(|e| bad(e.into()))?;
             loaded.notes.extend(read.notes);
             read.records
         }
         Format::AutoFdo => {
-            let read = autofdo::read(text, &known.names).map_err(|e| bad(e.to_string()))?;
+            let read = autofdo::read(text, &known.names).map_err(|e| bad(e.into()))?;
             loaded.notes.extend(read.notes);
             read.records
         }
         _ => {
-            let read =
-                fdata::read(text, &known.names, program, &known.blocks).map_err(|e| bad(e.to_string()))?;
+            let read = fdata::read(text, &known.names, program, &known.blocks).map_err(|e| bad(e.into()))?;
             if !read.unknown.is_empty() {
                 let some: Vec<&str> = read.unknown.keys().take(3).map(String::as_str).collect();
                 loaded.notes.push(format!(
@@ -91,13 +90,8 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
     Ok(loaded)
 }
 
-fn load_perf_data(
-    bytes: &[u8],
-    sampled: Sampled,
-    code: &mut Code,
-    loaded: &mut Loaded,
-) -> Result<(), String> {
-    let imported = import_perf_data(bytes).map_err(|e| e.to_string())?;
+fn load_perf_data(bytes: &[u8], sampled: Sampled, code: &mut Code, loaded: &mut Loaded) -> Result<(), Why> {
+    let imported = import_perf_data(bytes)?;
     if imported.lost > 0 {
         loaded.notes.push(format!("perf lost {} records", imported.lost));
     }
@@ -127,7 +121,7 @@ fn load_perf_data(
         }
     }
     if let (true, Some(why)) = (loaded.modules.is_empty(), refused) {
-        return Err(why);
+        return Err(why.into());
     }
     let mut notes = Vec::new();
     for samples in others(&imported, &judged, &mut notes) {

@@ -79,7 +79,7 @@ pub fn merge_profile_files(
         files.push(counts(&loaded, &mut code, &mut notes)?);
     }
     let merged = merge_profiles(&files, weights)
-        .map_err(|e| PipelineError::BadFile { path: inputs[0].path.clone(), why: e.to_string() })?;
+        .map_err(|e| PipelineError::BadFile { path: inputs[0].path.clone(), why: e.into() })?;
     let mut loaded = Loaded::of_counts(merged, &output.path);
     loaded.notes = notes;
     save(&loaded, &mut code, output)

@@ -6,7 +6,7 @@ use super::load::{choose, resolve};
 use super::loaded::{Loaded, LoadedModule};
 use super::options::WriteOptions;
 use super::synth;
-use crate::PipelineError;
+use crate::{PipelineError, Why};
 use restitch_layout::LayoutChoice;
 use restitch_profile::Profile;
 use restitch_profile_formats::{
@@ -30,7 +30,7 @@ pub(super) fn encode(
         Format::PerfData => return synth::perf_data(loaded, code, options, notes),
         _ => {}
     }
-    let bad = |why: String| PipelineError::BadFile { path: loaded.path.clone(), why };
+    let bad = |why: Why| PipelineError::BadFile { path: loaded.path.clone(), why };
     let module = choose(loaded, code)
         .ok_or_else(|| bad("it has no counts of the program that was named with --program".into()))?;
     if loaded.modules.len() > 1 {
@@ -42,7 +42,7 @@ pub(super) fn encode(
     }
     let known = code.of(module, &loaded.path)?;
     let text = encode_text(module, known, format, notes)?;
-    text.map(String::into_bytes).map_err(|e| bad(e.to_string()))
+    text.map(String::into_bytes).map_err(|e| bad(e.into()))
 }
 
 /// An order can become another order, and no counts.
@@ -56,7 +56,7 @@ fn encode_order(loaded: &Loaded, format: Format) -> Result<Vec<u8>, PipelineErro
         why: "it says in which order code stands, and not how often it runs".into(),
         instead: "convert it into a symbol order, or start from a profile with counts",
     };
-    Err(PipelineError::BadFile { path: loaded.path.clone(), why: why.to_string() })
+    Err(PipelineError::BadFile { path: loaded.path.clone(), why: why.into() })
 }
 
 fn encode_text(
