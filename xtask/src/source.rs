@@ -1,7 +1,7 @@
 //! Rust source without what is not code.
 
-/// `text` with comments and the contents of string and character literals replaced by blanks; lines stay
-/// where they are. Good for looking for words; no substitute for a parser.
+/// `text` with comments and string and character literals replaced by blanks; every byte of the rest stays
+/// where it is. Good for looking for words; no substitute for a parser.
 pub fn code_only(text: &str) -> String {
     let mut rest = text;
     let mut code = String::with_capacity(text.len());
@@ -16,7 +16,7 @@ pub fn code_only(text: &str) -> String {
         let length = skipped.unwrap_or(first.len_utf8());
         let (taken, after) = rest.split_at(length);
         if skipped.is_some() {
-            code.extend(taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
+            code.extend(taken.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
         } else {
             code.push(first);
         }
@@ -123,6 +123,15 @@ pub fn heads_behind<'c>(prefix: &str, code: &'c str) -> Vec<(usize, &'c str)> {
     heads
 }
 
+/// Where the bracket that was opened before `code` is closed.
+pub fn end_of_brackets(code: &str) -> Option<usize> {
+    let mut depth = 1;
+    code.char_indices().find_map(|(at, c)| {
+        depth += i32::from(matches!(c, '(' | '[' | '{')) - i32::from(matches!(c, ')' | ']' | '}'));
+        (depth == 0).then_some(at)
+    })
+}
+
 fn word(text: &str) -> &str {
     &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
 }
@@ -143,9 +152,10 @@ mod tests {
             ("for r in bar", "for r in bar"),
             ("fr\"x\"", "fr"),
             ("\"no end", ""),
+            ("\"ü\" a", "a"),
         ] {
             let found = code_only(text);
-            assert_eq!(found.chars().count(), text.chars().count(), "{text}");
+            assert_eq!(found.len(), text.len(), "{text}");
             let lines: Vec<String> =
                 found.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
             assert_eq!(lines.join("\n"), code, "{text}");

@@ -388,6 +388,40 @@ fn parameters_have_names() {
 }
 
 #[test]
+fn errors_keep_what_they_come_from() {
+    holds(tidy::kept_sources);
+    let lost = [
+        "a.map_err(|e| bad(e.to_string()))",
+        "a.map_err(|e| bad(format!(\"reading ({e})\")))",
+        "a.map_err(|error: Io| Bad { why: format!(\"{error:?}, {}\", b(c)) })",
+        "a.map_err(ToString::to_string)",
+        "match a { Ok(a) => Ok(a), Err(e) => Err(bad(&format!(\"ü {e}\"))) }",
+        "match a { Err(e) => return Err(e.to_string()), }",
+    ];
+    let kept = [
+        "a.map_err(|e| bad(e.into()))",
+        "a.map_err(|e| bad(explained(format!(\"reading ({e})\"), e)))",
+        "a.map_err(|source| Bad { why: source.to_string(), source })",
+        "a.map_err(|_| format!(\"{e} is no number\"))",
+        "a.map_err(bad)",
+        "a.map_err(|e| note.to_string(), \"{{e}}\", the_e.to_string())",
+        "match a { Err(e) => note(e.to_string()), Err(e) => Err(e), }",
+    ];
+    for text in lost {
+        let text = format!("fn f() {{\n    {text}\n}}\n");
+        assert_eq!(
+            places(tidy::kept_sources, &[("crates/emit/src/a.rs", &text)]),
+            ["crates/emit/src/a.rs:2"],
+            "{text}"
+        );
+        assert!(places(tidy::kept_sources, &[("crates/emit/tests/a.rs", &text)]).is_empty(), "{text}");
+    }
+    for text in kept {
+        assert_eq!(texts(tidy::kept_sources, &[("crates/emit/src/a.rs", text)]), "", "{text}");
+    }
+}
+
+#[test]
 fn what_is_printed_goes_through_one_place() {
     holds(tidy::printing);
     let bad = "fn f() {\n    println!(\"x\");\n    writeln!(std::io::stderr(), \"\");\n}\n";

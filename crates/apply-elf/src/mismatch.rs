@@ -1,10 +1,11 @@
 //! What may be wrong with an output file.
 
 use restitch_address::{Svma, SvmaRange};
+use restitch_apply::Why;
 use thiserror::Error;
 
 /// What differs between an output file and its plan.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Error)]
 pub enum Mismatch {
     /// Bytes of the added segment.
     #[error("the added segment at {0} does not hold what was planned")]
@@ -20,7 +21,7 @@ pub enum Mismatch {
     Note,
     /// The way back.
     #[error("it does not turn back into the original file: {0}")]
-    Revert(String),
+    Revert(#[source] Why),
     /// Unwind tables.
     #[error("unwinding code at {at} would go wrong: {why}")]
     Unwind {

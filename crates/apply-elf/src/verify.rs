@@ -20,7 +20,7 @@ pub fn verify(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     if is_restitch_output(output).as_ref() != Some(&plan.note) {
         return Err(Mismatch::Note);
     }
-    let restored = original_bytes(output).map_err(|e| Mismatch::Revert(e.to_string()))?;
+    let restored = original_bytes(output).map_err(|e| Mismatch::Revert(e.into()))?;
     if restored != plan.original.data() {
         return Err(Mismatch::Revert("some bytes differ".into()));
     }

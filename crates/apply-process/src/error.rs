@@ -1,11 +1,9 @@
 //! What can go wrong, each with the next step for the user.
 
 use restitch_address::Avma;
+use restitch_apply::Why;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// Why something is not as it has to be: the error that says so, or words.
-pub(crate) type Why = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a process could not be changed. Unless the variant says otherwise, it is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +80,8 @@ pub enum ProcessError {
         /// The process.
         pid: i32,
         /// What is missing.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// The program has mapped something where a version was to go.
     #[error(
@@ -217,16 +216,6 @@ pub enum ProcessError {
         pid: i32,
         /// Where journals are.
         dir: PathBuf,
-    },
-    /// The module's file has changed since the process mapped it, or is no ELF file.
-    #[error("{path}: {why}; restitch needs the file that process {pid} has mapped")]
-    Module {
-        /// The process.
-        pid: i32,
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        why: String,
     },
 }
 

@@ -4,6 +4,7 @@ use crate::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange, PAGE};
+use restitch_apply::Why;
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Registers, StopTimes, TraceError};
 use std::cell::{Cell, RefCell};
@@ -104,8 +105,8 @@ impl CodeMemory for FakeMemory {
         Ok(())
     }
 
-    fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, String> {
-        self.step().map_err(|error| error.to_string())?;
+    fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why> {
+        self.step()?;
         let own = self.find(range.start, range.len() as usize, |region, _| region.own.clone());
         Ok(own.unwrap_or_default().into_iter().filter(|page| range.contains(*page)).collect())
     }

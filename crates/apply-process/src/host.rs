@@ -17,6 +17,7 @@
 use crate::ProcessError;
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange};
+use restitch_apply::Why;
 use restitch_procfs::Mapping;
 use restitch_tracee::{Registers, StopTimes, TraceError};
 
@@ -32,7 +33,7 @@ pub(crate) trait CodeMemory {
     fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError>;
 
     /// The pages of `range` that do not show what the file holds; an error says why it is not known.
-    fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, String>;
+    fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why>;
 
     /// The word at `at`.
     fn read_u64(&self, at: Avma) -> Result<u64, TraceError> {

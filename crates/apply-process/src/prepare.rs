@@ -138,7 +138,7 @@ impl Preparation {
         for replacement in mapped {
             match replacement.fill(&attached.journal, &memory, &sites, &plan.stub)? {
                 Ok(filled) => ready.replacements.push(filled),
-                Err(why) => ready.refused.push(why),
+                Err((at, why)) => ready.refused.push((at, why.to_string())),
             }
         }
         Ok(ready)

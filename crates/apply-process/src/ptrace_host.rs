@@ -5,6 +5,7 @@ use crate::host::{CodeMemory, Exchange, StoppedHost};
 use crate::memory::replacement_mapping::own_addresses;
 use crate::stub::{StubSite, borrow};
 use restitch_address::{Avma, AvmaRange};
+use restitch_apply::Why;
 use restitch_procfs::Mapping;
 use restitch_tracee::{Batch, Memory, Registers, StopTimes, Stopped, TraceError};
 
@@ -21,7 +22,7 @@ impl CodeMemory for Memory {
         self.write(at, bytes)
     }
 
-    fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, String> {
+    fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why> {
         own_addresses(self.pid(), range)
     }
 

@@ -388,7 +388,7 @@ impl Stop<'_> {
         for mut replacement in replacements {
             match replacement.still_fits(maps, memory, attached.journal.hook.as_ref()) {
                 Ok(()) => out.push(replacement),
-                Err(why) => report.written_in_stop.push((replacement.replaces().start, why)),
+                Err(why) => report.written_in_stop.push((replacement.replaces().start, why.to_string())),
             }
         }
         out

@@ -3,6 +3,7 @@
 use crate::overlay::overlay_in;
 use crate::{ProcessError, vdso};
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
+use restitch_apply::Why;
 use restitch_image::Image;
 use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
 use restitch_tracee::TraceError;
@@ -70,25 +71,24 @@ type FileState = (procfs::Device, u64, PathBuf, [i64; 3]);
 
 impl ImageCache {
     /// What process `pid` has mapped at `code`.
-    fn image(&mut self, pid: i32, code: &Mapping) -> Result<Arc<Image>, String> {
+    fn image(&mut self, pid: i32, code: &Mapping) -> Result<Arc<Image>, Why> {
         let mut file = match procfs::open_mapped(pid, code) {
             Ok(opened) => opened.file,
             // The process has ended: what has this name here, if it is the same file.
             Err(error) => match open_here(code) {
                 Some(file) => file,
                 // Nor is the file there any more: it was what it was when it was read.
-                None => return self.last_known(code).ok_or_else(|| error.to_string()),
+                None => return self.last_known(code).ok_or_else(|| error.into()),
             },
         };
-        let status = file.metadata().map_err(|e| e.to_string())?;
+        let status = file.metadata()?;
         let state = [status.len() as i64, status.ctime(), status.ctime_nsec()];
         let key = (code.device, code.inode, path_of(code), state);
         if let Some(image) = self.known.get(&key) {
             return Ok(image.clone());
         }
-        let bytes =
-            restitch_apply::read_opened(&mut file, restitch_apply::MOST_BYTES).map_err(|e| e.to_string())?;
-        let image = Arc::new(Image::parse(bytes).map_err(|e| e.to_string())?);
+        let bytes = restitch_apply::read_opened(&mut file, restitch_apply::MOST_BYTES)?;
+        let image = Arc::new(Image::parse(bytes)?);
         self.known.insert(key, image.clone());
         Ok(image)
     }
@@ -220,7 +220,7 @@ fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>
 
 /// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours
 /// included).
-fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Option<Module>, String> {
+fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Option<Module>, Why> {
     let candidates: Vec<&Mapping> = mappings.iter().copied().filter(|m| m.permissions.execute).collect();
     let Some(&code) = candidates.first() else { return Ok(None) };
     if crate::state::version_files::is_version_file(&path_of(code)) {
@@ -260,7 +260,7 @@ fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>
         match load(pid, &mappings, images) {
             Ok(Some(module)) => modules.push(module),
             Ok(None) => {}
-            Err(why) => unreadable.push((path_of(mappings[0]), why)),
+            Err(why) => unreadable.push((path_of(mappings[0]), why.to_string())),
         }
     }
     modules.extend(load_vdso(pid, maps, images));

@@ -19,6 +19,7 @@ mod file;
 pub mod path_text;
 mod read;
 mod resolve;
+mod why;
 
 pub use file::{Existing, Outlives, can_be_made, can_be_written, write_atomically, write_result, writer_of};
 pub use read::{
@@ -27,6 +28,7 @@ pub use read::{
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;
 use restitch_x86::patch::Patch;
+pub use why::{Why, explained};
 
 /// One write of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]

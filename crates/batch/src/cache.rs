@@ -30,6 +30,7 @@ use crate::own_files::{
     MOST_OF_NOTE, MOST_OF_OVERLAY, check_folders, open_lock, open_regular, own_user, read_own,
 };
 use crate::trial::{self, Trial};
+use restitch_apply::{Why, explained};
 use restitch_image::BuildId;
 use restitch_layout::LayoutChoice;
 use restitch_pipeline::PipelineError;
@@ -195,11 +196,14 @@ impl Cache {
         // A loader with another word for this platform.
         let why = match probe(&plain) {
             Ok(()) => return Ok(plain),
-            Err(said) => format!(
-                "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
-            ),
+            Err(said) => {
+                let words = format!(
+                    "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
+                );
+                explained(words, said)
+            }
         };
-        Err(PipelineError::BadFile { path: plain, why: why.into() })
+        Err(PipelineError::BadFile { path: plain, why })
     }
 
     /// Where its counts are.
@@ -447,15 +451,15 @@ fn write_agent(folder: &Path) -> Result<(), PipelineError> {
 }
 
 /// Whether a shell starts with the agent at `path` and has it in its memory; else what was said.
-fn probe(path: &Path) -> Result<(), String> {
+fn probe(path: &Path) -> Result<(), Why> {
     const LOOK: &str =
         "while read -r line; do case $line in *librestitch-*) exit 0;; esac; done </proc/self/maps; exit 1";
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", LOOK]).env("LD_PRELOAD", path).stdin(Stdio::null());
-    let seen = shell.output().map_err(|e| e.to_string())?;
+    let seen = shell.output()?;
     match seen.status.success() && seen.stderr.is_empty() {
         true => Ok(()),
-        false => Err(String::from_utf8_lossy(&seen.stderr).trim().to_owned()),
+        false => Err(String::from_utf8_lossy(&seen.stderr).trim().into()),
     }
 }
 

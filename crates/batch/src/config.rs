@@ -17,6 +17,7 @@
 //! And it is read only if it belongs to the user or to root, in folders that nobody else may write to.
 
 use crate::own_files::{MOST_OF_NOTE, check_folders, read_own};
+use restitch_apply::Why;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::read_file;
 use serde::Deserialize;
@@ -79,8 +80,8 @@ impl Config {
         let shown = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
         let shown = shown.display();
         let real = folder.canonicalize().unwrap_or_else(|_| folder.into());
-        let checked = check_folders(&real).map_err(|(at, why)| format!("{}: {why}", at.display()));
-        let bytes = match checked.and_then(|()| read_own(&path, MOST_OF_NOTE).map_err(|e| e.to_string())) {
+        let checked = check_folders(&real).map_err(|(at, why)| format!("{}: {why}", at.display()).into());
+        let bytes = match checked.and_then(|()| read_own(&path, MOST_OF_NOTE).map_err(Why::from)) {
             Ok(bytes) => bytes,
             Err(why) => {
                 note(&format!("{shown} is left out ({why}); name it by --config if you trust it"));

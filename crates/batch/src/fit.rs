@@ -1,9 +1,10 @@
 //! Which modules can be worked on.
 
+use restitch_apply::Why;
 use restitch_apply_preload::place;
 use restitch_image::Image;
+use restitch_pipeline::PipelineError;
 use restitch_pipeline::run_time_refusal::refuse_file;
-use restitch_pipeline::{PipelineError, Why};
 use std::path::Path;
 
 /// Why a module of this file name is left alone, whatever is in it.

@@ -12,6 +12,7 @@ use crate::trial::Trial;
 use crate::usage::whole_runs;
 use crate::work::{BUSY, Held, UNCOUNTED, counting_overlay, optimize};
 use restitch_address::{FileOffset, Svma};
+use restitch_apply::Why;
 use restitch_image::Image;
 use restitch_layout::LayoutChoice;
 use restitch_pipeline::PipelineError;
@@ -106,7 +107,7 @@ impl Job {
         samples: &BTreeMap<FileOffset, u64>,
         runs: Option<u64>,
     ) -> Result<Self, PipelineError> {
-        let bad = |why: String| PipelineError::BadFile { path: path.into(), why: why.into() };
+        let bad = |why| PipelineError::BadFile { path: path.into(), why };
         let (id, build) = (image.identity().as_bytes().to_vec(), Build::of(&image));
         let Some(lock) = cache.lock(&build.id) else {
             return Err(PipelineError::NothingToDo(BUSY.into()));
@@ -364,15 +365,15 @@ impl Job {
 
 /// The plan of a suspended counting.
 fn plan_again(cache: &Cache, state: &Suspended) -> Result<Planned, PipelineError> {
-    let bad = |why: &str| PipelineError::BadFile { path: state.path.clone(), why: why.into() };
+    let bad = |why: Why| PipelineError::BadFile { path: state.path.clone(), why };
     let image = read_module(cache, &state.path)?;
     if Build::of(&image) != state.build() {
-        return Err(bad(REPLACED));
+        return Err(bad(REPLACED.into()));
     }
-    let module = analyze_image(Arc::new(image)).map_err(|e| bad(&e))?;
+    let module = analyze_image(Arc::new(image)).map_err(bad)?;
     let planned = Planned::of(module, &state.samples);
     let is_same = planned.hash() == state.plan;
-    is_same.then_some(planned).ok_or_else(|| bad("another version of restitch has begun to count it"))
+    is_same.then_some(planned).ok_or_else(|| bad("another version of restitch has begun to count it".into()))
 }
 
 /// Counters, as a counts file has them. Every process that counts may write there: sums of what is taken from

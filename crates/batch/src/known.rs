@@ -17,9 +17,10 @@ use crate::cache::Cache;
 use crate::fit::checked_module;
 use crate::own_files::open_regular;
 use restitch_apply::MOST_BYTES;
+use restitch_apply::{Why, explained};
 use restitch_image::Image;
+use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::{read_regular, unreadable};
-use restitch_pipeline::{PipelineError, Why};
 use restitch_preload::{FileKey, Known, MAX_BUILD_ID};
 use restitch_procfs::{ChangeTimes, change_times, identity_when_mapped};
 use std::fs::{File, Metadata};
@@ -67,10 +68,10 @@ fn note(
 ) -> Result<(), PipelineError> {
     let (before, age) = before;
     let bad = |why: Why| PipelineError::BadFile { path: path.into(), why };
-    let unsure = |why: &str| {
-        bad(format!("it has no build id, and {why}; link it with --build-id (clang and gcc: -Wl,--build-id)")
-            .into())
+    let words = |why: &str| {
+        format!("it has no build id, and {why}; link it with --build-id (clang and gcc: -Wl,--build-id)")
     };
+    let unsure = |why: &str| bad(words(why).into());
     if !keeps_times(file, &before) {
         return Err(unsure("its file system does not tell for certain when a file was changed"));
     }
@@ -87,7 +88,8 @@ fn note(
     if !is_same(file.try_clone()) || !is_same(open_regular(path)) {
         return Err(bad("it is being changed".into()));
     }
-    let mapped = identity_when_mapped(file).map_err(|e| unsure(&format!("it cannot be mapped ({e})")))?;
+    let unmapped = |e| bad(explained(words(&format!("it cannot be mapped ({e})")), e));
+    let mapped = identity_when_mapped(file).map_err(unmapped)?;
     let samples = restitch_apply_preload::samples(image).map_err(|e| bad(e.into()))?;
     let (mut id, bytes) = ([0; MAX_BUILD_ID], image.identity().as_bytes());
     id.iter_mut().zip(bytes).for_each(|(slot, byte)| *slot = *byte);

@@ -5,16 +5,17 @@ use crate::builds::REPLACED;
 use crate::cache::{Cache, Entry};
 use crate::known::read_module;
 use crate::own_files::{MOST_OF_DATA, read_own};
+use restitch_apply::Why;
 use restitch_apply_preload::{Overlay, place};
 use restitch_check::CheckedVersion;
 use restitch_layout::{Layout, LayoutChoice, Reaching};
+use restitch_pipeline::PipelineError;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
 use restitch_pipeline::large_pages::alignment;
 use restitch_pipeline::make::{Place, Wanted, estimate, make};
 use restitch_pipeline::timings::Timings;
 use restitch_pipeline::version_options::VersionOptions;
-use restitch_pipeline::{PipelineError, Why};
 use restitch_procfs::FileLock;
 use restitch_profile::ProfileFile;
 use std::path::Path;
@@ -97,7 +98,7 @@ pub(crate) fn optimize_stored(
         cache.remove(&entry.build_id);
         return Err(bad(REPLACED.into()));
     }
-    let module = analyze_image(Arc::new(image)).map_err(|why| bad(why.into()))?;
+    let module = analyze_image(Arc::new(image)).map_err(bad)?;
     optimize(cache, entry, &module, layout, cost)
 }
 

@@ -96,6 +96,25 @@ pub enum CfiError {
     )]
     Expression {
         /// The reason.
-        why: String,
+        #[source]
+        why: ExpressionError,
     },
+}
+
+/// Why a DWARF expression has no value.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ExpressionError {
+    /// It is malformed, or does not come to its end.
+    #[error(transparent)]
+    Evaluation(#[from] gimli::Error),
+    /// It asks for something that nobody knows here.
+    #[error("it needs {what}")]
+    Needs {
+        /// What, in the evaluator's words.
+        what: String,
+    },
+    /// Its result is no address.
+    #[error("it gives no address")]
+    NoAddress,
 }

@@ -1,6 +1,6 @@
 //! DWARF expressions: what they read, and their value. The decoding is gimli's.
 
-use crate::{CfiError, Register, Registers};
+use crate::{CfiError, ExpressionError, Register, Registers};
 use gimli::{EndianSlice, EvaluationResult, LittleEndian, Location, Operation, Value};
 use restitch_address::Avma;
 
@@ -60,17 +60,17 @@ pub(crate) fn evaluate(
                 evaluation.resume_with_memory(Value::Generic(word & mask)).map_err(failed)?
             }
             other => {
-                return Err(CfiError::Expression { why: format!("it needs {other:?}") });
+                return Err(failed(ExpressionError::Needs { what: format!("{other:?}") }));
             }
         };
     }
     match evaluation.result().first().map(|piece| &piece.location) {
         Some(Location::Address { address }) => Ok(*address),
         Some(Location::Value { value: Value::Generic(value) }) => Ok(*value),
-        _ => Err(CfiError::Expression { why: "it gives no address".into() }),
+        _ => Err(failed(ExpressionError::NoAddress)),
     }
 }
 
-fn failed(error: gimli::Error) -> CfiError {
-    CfiError::Expression { why: error.to_string() }
+fn failed(why: impl Into<ExpressionError>) -> CfiError {
+    CfiError::Expression { why: why.into() }
 }

@@ -37,7 +37,7 @@ mod step;
 mod write;
 mod write_lsda;
 
-pub use error::CfiError;
+pub use error::{CfiError, ExpressionError};
 pub use hdr::{EhFrameHdr, read_eh_frame_hdr, write_eh_frame_hdr};
 pub use info::{Dropped, FrameEntry, UnwindInfo, row_at};
 pub use lsda::{Lsda, LsdaCallSite, TypeInfo};

@@ -146,7 +146,7 @@ pub fn batch_command(options: Batch) -> Result<i32, SessionError> {
     options.export.as_deref().map_or(Ok(()), check_export)?;
     let config = Config::read(options.config.as_deref(), |text| eprintln!("restitch: {text}"))?;
     let named = config.layout.map(|name| layout_choice(&name)).transpose();
-    let layout = named.map_err(|e| SessionError::Command { command: "batch".into(), why: e.to_string() })?;
+    let layout = named.map_err(|e| SessionError::Command { command: "batch".into(), why: e.into() })?;
     let layout = options.layout.or(layout);
     let either = |given: Vec<String>, configured| if given.is_empty() { configured } else { given };
     let wanted = BatchOptions {

@@ -119,14 +119,14 @@ const LOOK: Duration = Duration::from_millis(50);
 
 fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i32, SessionError> {
     let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
-    let fail = |why: String| SessionError::Command { command: name.clone(), why };
+    let fail = |e: std::io::Error| SessionError::Command { command: name.clone(), why: e.into() };
     let mut starting = child(command);
     let started = OwnChild::spawn(&mut starting);
     let mut started = started.map_err(|e| NotStarted::new(starting.get_program(), e))?;
     AskedToEnd::stand_for(started.pid());
     let warm = Instant::now() + Duration::from_secs_f64(warm_up);
     let ended = loop {
-        let ended = started.has_ended().map_err(|e| fail(e.to_string()))?;
+        let ended = started.has_ended().map_err(fail)?;
         let left = warm.saturating_duration_since(Instant::now());
         if ended || left.is_zero() {
             break ended;
@@ -143,7 +143,7 @@ fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i
     } else {
         tell_short(&name);
     }
-    let status = started.wait().map_err(|e| fail(e.to_string()))?;
+    let status = started.wait().map_err(fail)?;
     Ok(exit_status(status))
 }
 

@@ -33,12 +33,13 @@ pub fn run(seconds: f64) -> Result<i32, SessionError> {
 }
 
 fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError> {
-    let fail = |why: String| SessionError::Command { command: "the demo workload".into(), why };
+    let fail =
+        |e: std::io::Error| SessionError::Command { command: "the demo workload".into(), why: e.into() };
     let file = |source| PipelineError::File { operation: "opening", path: progress_file.into(), source };
     // Not through what somebody else has put there: whoever began so and was killed has left a file of ours.
     let _ = std::fs::remove_file(progress_file);
     File::create_new(progress_file).and_then(|f| f.set_len(8)).map_err(file)?;
-    let exe = std::env::current_exe().map_err(|e| fail(e.to_string()))?;
+    let exe = std::env::current_exe().map_err(fail)?;
     let mut command = Command::new(exe);
     command
         .arg("demo-workload")
@@ -46,7 +47,7 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
         .arg("--progress")
         .arg(progress_file)
         .args(["--seconds", &(4.0 * seconds + 120.0).to_string()]);
-    let child = Running(command.spawn().map_err(|e| fail(e.to_string()))?);
+    let child = Running(command.spawn().map_err(fail)?);
     let counter = File::open(progress_file).map_err(file)?;
 
     println!("A server-like program with a large code footprint is running (process {}).", child.0.id());

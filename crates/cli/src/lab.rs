@@ -4,6 +4,7 @@ use crate::args::Lab;
 use crate::outputs::check_outputs;
 use crate::progress::Progress;
 use crate::switch::Switch;
+use restitch_apply::Why;
 use restitch_lab::{comparison_svg, occupancy_svg};
 use restitch_session::{
     ExitCode, LabOptions, LabRuns, LayoutChoice, PipelineError, SessionError, lab, write_result,
@@ -32,8 +33,7 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
     };
     let (comparison, seconds) = lab(&wanted, &mut progress)?;
     progress.finish();
-    let failed =
-        |e: &dyn std::fmt::Display| SessionError::Command { command: "lab".into(), why: e.to_string() };
+    let failed = |why: Why| SessionError::Command { command: "lab".into(), why };
     let mut table = comparison.to_text();
     table.push_str("\nseconds to lay out:");
     seconds.iter().for_each(|(name, s)| table.push_str(&format!(" {name} {s:.2}")));
@@ -43,14 +43,14 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
         print!("{table}");
     }
     if let Some(path) = &options.json {
-        let json = comparison.to_json().map_err(|e| failed(&e))?;
+        let json = comparison.to_json().map_err(|e| failed(e.into()))?;
         if to_stdout { print_json!(&json) } else { write(path, &json)? }
     }
     if let Some(path) = &options.svg {
-        write(path, &comparison_svg(&comparison).map_err(|e| failed(&e))?)?;
+        write(path, &comparison_svg(&comparison).map_err(|e| failed(e.into()))?)?;
     }
     if let Some(path) = &options.occupancy {
-        write(path, &occupancy_svg(&comparison).map_err(|e| failed(&e))?)?;
+        write(path, &occupancy_svg(&comparison).map_err(|e| failed(e.into()))?)?;
     }
     Ok(ExitCode::Done.number())
 }

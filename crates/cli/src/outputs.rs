@@ -86,7 +86,7 @@ pub(crate) fn failed_target(program: impl Into<String>, pid: Option<i32>) -> Tar
 }
 
 fn as_json(result: &RunResult) -> Result<String, SessionError> {
-    result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })
+    result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.into() })
 }
 
 /// Writes the result to the files that were asked for.

@@ -71,9 +71,8 @@ fn compare(
     let comparison = compare_profiles(&inputs, &input.program, movable)?;
     let write = |path: &Path, text: String| write_result(path, text.as_bytes(), 0o644);
     comparison.warnings.iter().for_each(|note| eprintln!("restitch: {note}"));
-    let as_json = comparison
-        .to_json()
-        .map_err(|e| SessionError::Command { command: "json".into(), why: e.to_string() })?;
+    let as_json =
+        comparison.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.into() })?;
     match json {
         Some(path) if path.as_os_str() == "-" => print_json!(&as_json),
         Some(path) => {

@@ -5,12 +5,12 @@ use plotters::prelude::*;
 use crate::{Comparison, Entry, Measured};
 
 /// A picture that could not be drawn.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("drawing the comparison: {0}")]
-pub struct PictureError(String);
+pub struct PictureError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
-fn failed(error: impl std::fmt::Display) -> PictureError {
-    PictureError(error.to_string())
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> PictureError {
+    PictureError(error.into())
 }
 
 const WIDTH: u32 = 1000;

@@ -9,16 +9,16 @@
 //! counters would have been executed for each executed block if the counters had been placed by other
 //! guesses.
 
+use restitch_apply::Why;
 use restitch_image::Image;
 use restitch_profile::{Calls, Counted, CounterPlan, CountsFile, Profile, Weights, derive, plan_counters};
 use restitch_program::{BlockAttrs, EdgeKind, Program};
-use std::error::Error;
 use std::sync::Arc;
 
 /// Numbers of IP samples that are simulated.
 const SAMPLES: [u64; 2] = [2_000, 30_000];
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Why> {
     let paths: Vec<String> = std::env::args().skip(1).collect();
     if paths.is_empty() {
         return Err("usage: increments COUNTS-FILE... (see `restitch instrument --help`)".into());
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     paths.iter().try_for_each(|path| one(path))
 }
 
-fn one(path: &str) -> Result<(), Box<dyn Error>> {
+fn one(path: &str) -> Result<(), Why> {
     let (counts, values) = CountsFile::read(&std::fs::read(path)?)?;
     let image = Arc::new(Image::parse(std::fs::read(&counts.path)?)?);
     let module = restitch_pipeline::analysis::analyze_image(image)?;

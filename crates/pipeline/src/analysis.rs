@@ -1,6 +1,7 @@
 //! From bytes to a [`Program`], with the unwind tables that later stages need too.
 
 use restitch_address::{Svma, SvmaRange};
+use restitch_apply::Why;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_program::{Movability, Program, analyze};
@@ -23,15 +24,16 @@ pub struct Analyzed {
 ///
 /// # Errors
 /// Why it cannot be analysed, in words that follow the file's name.
-pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, String> {
+pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, Why> {
     let Some(at) = image.eh_frame() else {
         let kind = image.run_time().and_then(|found| found.why().split(',').next());
         let kind = kind.map_or_else(String::new, |kind| format!("it {kind}; "));
-        return Err(format!("{kind}it has no unwind tables (.eh_frame), so its functions cannot be found"));
+        let why = format!("{kind}it has no unwind tables (.eh_frame), so its functions cannot be found");
+        return Err(why.into());
     };
     let bytes = image.read(at.start, at.len() as usize).ok_or("its unwind tables are not in the file")?;
-    let unwind = UnwindInfo::parse(bytes, at.start).map_err(|e| e.to_string())?;
-    let program = analyze(&image, &unwind).map_err(|e| e.to_string())?;
+    let unwind = UnwindInfo::parse(bytes, at.start)?;
+    let program = analyze(&image, &unwind)?;
     Ok(Analyzed { image, unwind, program })
 }
 

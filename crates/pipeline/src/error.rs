@@ -1,11 +1,9 @@
 //! Errors on the way from a module to a checked version of it.
 
 use crate::ExitCode;
+use restitch_apply::Why;
 use restitch_apply_elf::ElfError;
 use std::path::{Path, PathBuf};
-
-/// Why something is not as it has to be: the error that says so, or words.
-pub type Why = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why there is no version, or no profile.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +45,8 @@ pub enum PipelineError {
         /// The module.
         module: PathBuf,
         /// Why not.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// The checker found a fault.
     #[error(
@@ -57,7 +56,8 @@ pub enum PipelineError {
         /// The module.
         module: PathBuf,
         /// The findings.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// What was asked for is not enough, or fits nothing.
     #[error("{0}")]

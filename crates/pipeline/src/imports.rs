@@ -1,11 +1,12 @@
 //! Profiles from files for `optimize`: our own store, `perf.data` with and without branch stacks, and the
 //! formats of other tools.
 
+use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
 use crate::recorded_builds::of_build;
-use crate::{PipelineError, Why};
+use restitch_apply::{Why, explained};
 use restitch_profile::{ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage};
 use restitch_profile_formats::{Format, Holds};
 use std::path::Path;
@@ -111,9 +112,11 @@ fn stored_part<'a>(
 /// # Errors
 /// If the file cannot be read or is of another kind.
 pub fn read_store(path: &Path) -> Result<ProfileFile, PipelineError> {
-    ProfileFile::read(&read_file(path)?).map_err(|e| PipelineError::BadFile {
-        path: path.into(),
-        why: format!("{e}; this takes profiles of `restitch record`, `restitch profile convert` makes one of another format").into(),
+    ProfileFile::read(&read_file(path)?).map_err(|e| {
+        let words = format!(
+            "{e}; this takes profiles of `restitch record`, `restitch profile convert` makes one of another format"
+        );
+        PipelineError::BadFile { path: path.into(), why: explained(words, e) }
     })
 }
 

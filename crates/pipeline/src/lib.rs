@@ -27,6 +27,6 @@ pub mod timings;
 pub mod version_options;
 mod watcher;
 
-pub use error::{PipelineError, Why};
+pub use error::PipelineError;
 pub use exit_code::ExitCode;
 pub use watcher::{Quiet, Watcher};

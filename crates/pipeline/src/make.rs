@@ -202,7 +202,7 @@ pub fn check_version(
     bias: Option<LoadBias>,
 ) -> Result<CheckedVersion, PipelineError> {
     check(&module.image, &module.program, layout, version, bias)
-        .map_err(|e| PipelineError::Check { module: path.into(), why: e.to_string() })
+        .map_err(|e| PipelineError::Check { module: path.into(), why: e.into() })
 }
 
 /// Emits a version, not checked yet.
@@ -234,5 +234,5 @@ pub fn emit_version(
         }),
     };
     emit_for(&request, wanted.executions)
-        .map_err(|e| PipelineError::Emit { module: path.into(), why: e.to_string() })
+        .map_err(|e| PipelineError::Emit { module: path.into(), why: e.into() })
 }

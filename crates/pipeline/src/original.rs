@@ -1,9 +1,10 @@
 //! The original of a file that the user names.
 
+use crate::PipelineError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::read_regular;
 use crate::run_time_refusal::refuse_file;
-use crate::{PipelineError, Why};
+use restitch_apply::Why;
 use restitch_apply_elf::ElfError;
 use restitch_image::Image;
 use std::path::Path;
@@ -47,7 +48,7 @@ fn analyzed(path: &Path, image: Image) -> Result<Analyzed, PipelineError> {
         }
         None => image,
     };
-    analyze_image(Arc::new(original)).map_err(|why| bad(why.into()))
+    analyze_image(Arc::new(original)).map_err(bad)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Errors of sessions, and the exit codes for them.
 
+use restitch_apply::Why;
 use restitch_apply_process::ProcessError;
-use restitch_pipeline::ExitCode;
-use restitch_pipeline::PipelineError;
+use restitch_pipeline::{ExitCode, PipelineError};
 use std::path::PathBuf;
 
 /// Why a session failed.
@@ -96,7 +96,8 @@ pub enum SessionError {
         /// The command.
         command: String,
         /// Why not.
-        why: String,
+        #[source]
+        why: Why,
     },
 }
 
@@ -159,9 +160,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
     match error {
         ProcessError::Proc(error) => of_proc(error),
         ProcessError::Trace(error) => of_trace(error),
-        ProcessError::NoProgram { .. } | ProcessError::Module { .. } | ProcessError::Journal { .. } => {
-            ExitCode::BadInput
-        }
+        ProcessError::NoProgram { .. } | ProcessError::Journal { .. } => ExitCode::BadInput,
         ProcessError::Busy { .. }
         | ProcessError::HalfDone { .. }
         | ProcessError::NoRoom { .. }

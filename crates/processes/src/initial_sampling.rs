@@ -12,6 +12,7 @@ use crate::modules::{Analyses, may_be_changed, with_a_share};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
 use crate::verdict::{Window, Windows};
+use restitch_apply::Why;
 use restitch_image::Image;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use std::collections::{BTreeMap, BTreeSet};
@@ -156,7 +157,7 @@ fn unseen(samples: &IpSamples, analyses: &Analyses) -> f64 {
 /// A thread that analyses modules, one after the other: the process needs the other processors.
 struct Analyst {
     wanted: Sender<(usize, Arc<Image>)>,
-    results: Receiver<(usize, Result<Analyzed, String>)>,
+    results: Receiver<(usize, Result<Analyzed, Why>)>,
     thread: JoinHandle<()>,
     asked: BTreeSet<usize>,
     done: Analyses,

@@ -4,6 +4,7 @@ use crate::SessionError;
 use crate::process_set::ProcessSet;
 use crate::refusal::left_alone;
 use crate::sampling::IpSamples;
+use restitch_apply::Why;
 use restitch_apply_process::Module;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::parallel;
@@ -35,7 +36,7 @@ pub struct Chosen {
 pub type Choice = (Vec<Chosen>, Vec<(PathBuf, u64, String)>);
 
 /// Analyses by module index.
-pub type Analyses = BTreeMap<usize, Result<Analyzed, String>>;
+pub type Analyses = BTreeMap<usize, Result<Analyzed, Why>>;
 
 /// The modules that have a share of the samples, the largest share first.
 pub(crate) fn with_a_share(samples: &IpSamples) -> Vec<usize> {
@@ -95,7 +96,7 @@ pub fn choose(set: &ProcessSet, samples: &IpSamples, ready: &mut Analyses) -> Re
                 }
                 chosen.push(Chosen { index, path: module.path.clone(), analyzed, weights, samples: n });
             }
-            Err(why) => left.push((module.path.clone(), n, why)),
+            Err(why) => left.push((module.path.clone(), n, why.to_string())),
         }
     }
     Ok((chosen, left))

@@ -12,6 +12,7 @@
 
 use crate::SessionError;
 use crate::interrupt::heed;
+use restitch_apply::{Why, explained};
 use restitch_perf::{CounterEvent, CounterOptions, Counters};
 use restitch_report::{Better, Helped, Verdict, stats};
 use restitch_tracee::AskedToEnd;
@@ -33,11 +34,12 @@ impl Metric {
     /// # Errors
     /// If it cannot be run, fails, or prints no number.
     pub fn read(&self) -> Result<f64, SessionError> {
-        let fail = |why: String| SessionError::Command {
-            command: format!("--metric '{}'", self.command),
-            why: format!("{why}; give a command that prints one number, the work done so far"),
-        };
-        let (status, text, errors) = self.run().map_err(|e| fail(e.to_string()))??;
+        let words = |why: &str| format!("{why}; give a command that prints one number, the work done so far");
+        let of_command =
+            |why: Why| SessionError::Command { command: format!("--metric '{}'", self.command), why };
+        let fail = |why: String| of_command(words(&why).into());
+        let not_run = |e: io::Error| of_command(explained(words(&e.to_string()), e));
+        let (status, text, errors) = self.run().map_err(not_run)??;
         if !status.success() {
             let text = if errors.trim().is_empty() { "without a message" } else { errors.trim() };
             return Err(fail(format!("it ended with {status}, {text}")));

@@ -43,13 +43,11 @@ pub struct Read {
 /// # Errors
 /// [`FormatError::Content`] if it is no YAML, no profile of version 1, or in depth-first order.
 pub fn read(text: &str, program: &Program, names: &Names, blocks: &BoltBlocks) -> Result<Read, FormatError> {
-    let wrong = |what: String| FormatError::Content {
-        format: FORMAT,
-        what,
-        next: "make it with perf2bolt -w or `restitch profile convert`, or use fdata",
-    };
+    const NEXT: &str = "make it with perf2bolt -w or `restitch profile convert`, or use fdata";
+    let wrong = |what: String| FormatError::Content { format: FORMAT, what, next: NEXT };
     check_depth(text).map_err(wrong)?;
-    let documents = YamlLoader::load_from_str(text).map_err(|e| wrong(format!("it is no YAML: {e}")))?;
+    let no_yaml = |source| FormatError::Yaml { format: FORMAT, source, next: NEXT };
+    let documents = YamlLoader::load_from_str(text).map_err(no_yaml)?;
     let root = documents.first().ok_or_else(|| wrong("it is empty".into()))?;
     let header = &root["header"];
     if header["profile-version"].as_i64() != Some(1) {

@@ -25,6 +25,16 @@ pub enum FormatError {
         /// What to do.
         next: &'static str,
     },
+    /// The whole is not in the format's syntax.
+    #[error("reading {format}: it is no YAML: {source}; {next}")]
+    Yaml {
+        /// The format's name.
+        format: &'static str,
+        /// What the reader of YAML says.
+        source: yaml_rust2::ScanError,
+        /// What to do.
+        next: &'static str,
+    },
     /// A format cannot hold what is wanted of it.
     #[error("{format} cannot be {direction}: {why}; {instead}")]
     Direction {

@@ -74,10 +74,10 @@ pub fn make_tracing(set: &ProcessSet, scope: &BurstScope) -> Result<Versions, Se
             first: *first,
             bias,
         };
-        let wrong = |why: String| PipelineError::Emit { module: module.path.clone(), why };
-        let version = emit_burst(&request).map_err(|e| wrong(e.to_string()))?;
+        let version = emit_burst(&request)
+            .map_err(|e| PipelineError::Emit { module: module.path.clone(), why: e.into() })?;
         check(image, program, &Layout::default(), version, Some(bias))
-            .map_err(|e| PipelineError::Check { module: module.path.clone(), why: e.to_string() })
+            .map_err(|e| PipelineError::Check { module: module.path.clone(), why: e.into() })
     });
     let mut made: Vec<_> = order.into_iter().zip(made).collect();
     made.sort_by_key(|(i, _)| *i);

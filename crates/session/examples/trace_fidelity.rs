@@ -6,6 +6,7 @@
 //! Overlap is the sum over all edges (blocks) of the smaller of the two normalized weights: 1 for equal
 //! profiles, as AutoFDO's profile_diff computes it.
 
+use restitch_apply::Why;
 use restitch_image::Image;
 use restitch_profile::{Profile, ProfileFile};
 use restitch_program::Program;
@@ -19,7 +20,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Why> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let is_burst = arguments.first().is_some_and(|first| first == "burst");
     arguments.drain(..usize::from(is_burst));
@@ -100,7 +101,7 @@ fn own(path: &Path) -> ProfileOutput {
     ProfileOutput { path: path.to_owned(), format: None, options: WriteOptions::default() }
 }
 
-fn read(path: &Path) -> Result<ProfileFile, Box<dyn std::error::Error>> {
+fn read(path: &Path) -> Result<ProfileFile, Why> {
     Ok(ProfileFile::read(&std::fs::read(path)?)?)
 }
 
@@ -150,7 +151,7 @@ fn show(program: &Program, traced: &[f64], exact: &[f64]) {
     }
 }
 
-fn compare(traced: &ProfileFile, exact: &ProfileFile) -> Result<(), Box<dyn std::error::Error>> {
+fn compare(traced: &ProfileFile, exact: &ProfileFile) -> Result<(), Why> {
     let mut sums = [const { Vec::new() }; 4];
     for module in &exact.modules {
         let path = PathBuf::from(&module.path);

@@ -1,5 +1,6 @@
 //! The off-line way: `analyze FILE` and `optimize PROGRAM --profile FILE -o OUTPUT`.
 
+use restitch_apply::{Why, explained};
 use restitch_apply_elf::{ElfPlan, OutputOptions};
 use restitch_image::Image;
 use restitch_layout::Reaching;
@@ -7,11 +8,11 @@ use restitch_pipeline::ExitCode;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
-use restitch_pipeline::disk::{check_writable, read_regular, write_result};
+use restitch_pipeline::disk::{check_writable, write_result};
 use restitch_pipeline::imports::{ProfileRequest, read_profile};
 use restitch_pipeline::make::{Place, worth_retargeting};
 use restitch_pipeline::optimize_options::OptimizeOptions;
-use restitch_pipeline::original::{load_changeable, load_original};
+use restitch_pipeline::original::{image_of, load_changeable, load_original};
 use restitch_pipeline::summaries::module_report;
 use restitch_pipeline::timings::Timings;
 use restitch_processes::SessionError;
@@ -39,9 +40,8 @@ pub struct AnalyzeFile {
 /// # Errors
 /// If it is no usable ELF file.
 pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
-    let bad = |why: String| SessionError::from(PipelineError::BadFile { path: path.into(), why: why.into() });
     let is_output = {
-        let image = Image::parse(read_regular(path)?).map_err(|e| bad(e.to_string()))?;
+        let image = image_of(path)?;
         restitch_apply_elf::is_restitch_output(&image).is_some()
     };
     let analyzed = load_original(path)?;
@@ -100,12 +100,11 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
 
 /// Writes a planned file, once it was read back and verified, with the permissions of the original.
 pub(crate) fn write_output(plan: &ElfPlan, original: &Path, output: &Path) -> Result<(), SessionError> {
-    let bad =
-        |why: String| SessionError::from(PipelineError::BadFile { path: original.into(), why: why.into() });
+    let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: original.into(), why });
     let bytes = plan.write();
-    let reread =
-        Image::parse(bytes.clone()).map_err(|e| bad(format!("the output does not read back: {e}")))?;
-    restitch_apply_elf::verify(plan, &reread).map_err(|e| bad(e.to_string()))?;
+    let unread = |e| bad(explained(format!("the output does not read back: {e}"), e));
+    let reread = Image::parse(bytes.clone()).map_err(unread)?;
+    restitch_apply_elf::verify(plan, &reread).map_err(|e| bad(e.into()))?;
     let mode = std::fs::metadata(original).map_or(0o755, |m| m.permissions().mode() & 0o7777);
     Ok(write_result(output, &bytes, mode)?)
 }

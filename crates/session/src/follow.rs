@@ -11,6 +11,7 @@
 //! named in the report. Processes that go on after the command's end get their original code back.
 
 use crate::counted_images::{CountedImages, InForce};
+use restitch_apply::Why;
 use restitch_apply_process::{AttachedProcess, StateDir};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
@@ -161,7 +162,7 @@ impl Follower<'_> {
                     Ok(None) => drop(stopped.resume()),
                     Err(why) => {
                         stopped.resume();
-                        self.not_counted(pid, &why);
+                        self.not_counted(pid, &why.to_string());
                     }
                 }
             }
@@ -185,7 +186,7 @@ impl Follower<'_> {
     }
 
     /// Where the program of a process begins, if it is to be counted.
-    fn entry_of(&self, pid: i32) -> Result<Option<restitch_address::Avma>, String> {
+    fn entry_of(&self, pid: i32) -> Result<Option<restitch_address::Avma>, Why> {
         let path = program_of(pid).unwrap_or_default();
         let name = path.rsplit('/').next().unwrap_or_default();
         if !self.only.is_empty() && !self.only.iter().any(|o| o == name || *o == path) {
@@ -198,7 +199,7 @@ impl Follower<'_> {
         if mode & 0o6000 != 0 {
             return Err("it is a set-user-id or set-group-id program".into());
         }
-        let entry = procfs::auxv(pid).map_err(|e| e.to_string())?.entry();
+        let entry = procfs::auxv(pid)?.entry();
         entry.map(Some).ok_or_else(|| "it has no entry point".into())
     }
 

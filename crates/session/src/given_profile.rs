@@ -9,11 +9,12 @@
 use crate::earlier_profiles::{analyzed, is_known, not_chosen};
 use crate::left_out::LeftOut;
 use crate::module_churn::ModuleChurn;
+use restitch_apply::{Why, explained};
 use restitch_apply_process::Module;
+use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::read_file;
 use restitch_pipeline::imports::without_counts;
 use restitch_pipeline::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
-use restitch_pipeline::{PipelineError, Why};
 use restitch_processes::SessionError;
 use restitch_processes::modules::{Chosen, may_be_changed};
 use restitch_processes::process_set::ProcessSet;
@@ -55,7 +56,7 @@ impl GivenProfile {
         let bytes = read_file(path)?;
         let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: path.into(), why });
         let format = Format::detect(&bytes)
-            .map_err(|e| bad(format!("{e}; `restitch profile formats` lists what is read").into()))?;
+            .map_err(|e| bad(explained(format!("{e}; `restitch profile formats` lists what is read"), e)))?;
         if let Some(why) = without_counts(format) {
             return Err(bad(why.into()));
         }

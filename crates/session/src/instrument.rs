@@ -3,6 +3,7 @@
 
 use crate::files::write_output;
 use restitch_address::FileOffset;
+use restitch_apply::Why;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
 use restitch_emit::{CounterWidth, area_len};
 use restitch_pipeline::ExitCode;
@@ -132,21 +133,22 @@ pub(crate) fn from_counts(
     let mut file = ProfileFile { modules: Vec::new() };
     let mut result = RunResult::new("record", report::Target::file(Path::new("")));
     for path in paths {
-        let bad =
-            |why: String| SessionError::from(PipelineError::BadFile { path: path.clone(), why: why.into() });
+        let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: path.clone(), why });
         let bytes = read_file(path)?;
-        let (counts, values) = CountsFile::read(&bytes).map_err(|e| bad(e.to_string()))?;
+        let (counts, values) = CountsFile::read(&bytes).map_err(|e| bad(e.into()))?;
         let original = PathBuf::from(&counts.path);
         let module = load_original(&original)?;
-        let (plan, known) = counts.known(&module.program, &values).map_err(|e| bad(e.to_string()))?;
+        let (plan, known) = counts.known(&module.program, &values).map_err(|e| bad(e.into()))?;
         if counts.build_id != build_id(&module) {
-            return Err(bad(format!("{} is another build than the one that was instrumented", counts.path)));
+            let why = format!("{} is another build than the one that was instrumented", counts.path);
+            return Err(bad(why.into()));
         }
         if counts.code != code_of(&module) {
-            return Err(bad(format!(
+            let why = format!(
                 "{} has the build id of what was instrumented, and other code: it was patched; instrument it again",
                 counts.path
-            )));
+            );
+            return Err(bad(why.into()));
         }
         let mut derived: Derived = derive(&module.program, &known);
         derived.profile.adopt_votes(&module.program, &counts.votes, &counts.read_votes(&bytes));

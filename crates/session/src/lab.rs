@@ -4,8 +4,10 @@
 use crate::lab_options::LabOptions;
 use crate::lab_runs::run_layouts;
 use restitch_address::FileOffset;
+use restitch_apply::Why;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
 use restitch_layout::{DuplicateLimits, Layout, Prefetch, duplicate_tails};
+use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::analysis::Analyzed;
 use restitch_pipeline::disk::read_file;
@@ -15,7 +17,6 @@ use restitch_pipeline::make::{Ways, lay_out, prefetches};
 use restitch_pipeline::original::load_original;
 use restitch_pipeline::recorded_builds::of_build;
 use restitch_pipeline::run_time_refusal::refuse_file;
-use restitch_pipeline::{PipelineError, Why};
 use restitch_processes::SessionError;
 use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;

@@ -9,6 +9,7 @@
 
 use crate::lab_options::{LabOptions, LabRuns};
 use crate::optimize;
+use restitch_apply::{Why, explained};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
@@ -40,16 +41,17 @@ pub(crate) fn run_layouts(
     runs: &LabRuns,
     watcher: &mut dyn Watcher,
 ) -> Result<Measured, SessionError> {
-    let failed = |why: String| SessionError::Command { command: shown(&runs.command), why };
+    let failed = |why: Why| SessionError::Command { command: shown(&runs.command), why };
     // Whoever interrupts it does not keep its files.
     let asked = AskedToEnd::begin();
     let folder = tempfile::Builder::new().prefix("restitch-lab-").tempdir();
-    let folder = folder.map_err(|e| failed(format!("making a folder for the files to run: {e}")))?;
+    let without = |e| failed(explained(format!("making a folder for the files to run: {e}"), e));
+    let folder = folder.map_err(without)?;
     let mut files = Vec::new();
     for (number, choice) in options.layouts.iter().enumerate() {
         watcher.phase(&format!("making the file of {choice}"), None);
         let output = folder.path().join(number.to_string());
-        std::fs::create_dir(&output).map_err(|e| failed(e.to_string()))?;
+        std::fs::create_dir(&output).map_err(|e| failed(e.into()))?;
         let output = output.join(options.program.file_name().unwrap_or(OsStr::new("program")));
         match optimize(&wanted(options, *choice, output.clone()), watcher) {
             Ok(_) => files.push((choice.to_string(), output)),
@@ -75,14 +77,12 @@ pub(crate) fn run_layouts(
             let own = bench.run(file)?;
             if own.status != expected.status {
                 let (own, usual) = (own.status, expected.status);
-                return Err(failed(format!(
-                    "with the layout {name} it ended with {own}, and not with {usual}"
-                )));
+                let why = format!("with the layout {name} it ended with {own}, and not with {usual}");
+                return Err(failed(why.into()));
             }
             if repeats && own.output != expected.output {
-                return Err(failed(format!(
-                    "with the layout {name} it printed something else than with the original"
-                )));
+                let why = format!("with the layout {name} it printed something else than with the original");
+                return Err(failed(why.into()));
             }
             let original = before.map_or_else(|| bench.run(&options.program), Ok)?;
             pairs.push((original.counted, own.counted));
@@ -152,9 +152,10 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Runs the command with `file`, and counts from its program's entry point on.
     fn run(&self, file: &Path) -> Result<Run, SessionError> {
-        let failed = |why: String| SessionError::Command { command: shown(&self.runs.command), why };
+        let failed = |why: Why| SessionError::Command { command: shown(&self.runs.command), why };
         let printed = self.folder.join("output");
-        let output = File::create(&printed).map_err(|e| failed(format!("keeping its output: {e}")))?;
+        let unkept = |e| failed(explained(format!("keeping its output: {e}"), e));
+        let output = File::create(&printed).map_err(unkept)?;
         let mut command = command_with(&self.runs.command, file);
         // What is read again has to be a file; a terminal or pipe is read once.
         let input = std::fs::metadata("/dev/stdin").is_ok_and(|m| m.is_file());
@@ -169,7 +170,8 @@ impl Bench<'_> {
             return Err(failed("it was interrupted".into()));
         }
         let counted = counters?.read()?;
-        let output = std::fs::read(&printed).map_err(|e| failed(format!("reading its output: {e}")))?;
+        let unread = |e| failed(explained(format!("reading its output: {e}"), e));
+        let output = std::fs::read(&printed).map_err(unread)?;
         Ok(Run { status, output, counted })
     }
 }

@@ -16,6 +16,7 @@
 //! breakpoint; others do not get to an entry point. A thread that blocks all signals of which one could be
 //! used gets an `int3`.
 
+use crate::error::Why;
 use crate::sys::{self, SignalOrigin};
 use crate::{Memory, Registers, TraceError};
 use restitch_address::Avma;
@@ -51,12 +52,12 @@ pub(crate) enum Notice {
 
 impl Breakpoint {
     /// A hardware breakpoint for thread `tid`, which stands still; else why there can be none.
-    pub fn hardware(tid: i32, at: Avma) -> Result<Self, String> {
-        let mask = sys::get_signal_mask(tid).map_err(|e| e.to_string())?;
+    pub fn hardware(tid: i32, at: Avma) -> Result<Self, Why> {
+        let mask = sys::get_signal_mask(tid)?;
         let open = |signal: &&i32| mask & 1 << (**signal - 1) == 0;
         let signal = SIGNALS.iter().find(open).ok_or("it blocks the signals that could be used")?;
-        let mut breakpoint = ThreadBreakpoint::open(tid, *signal).map_err(|e| e.to_string())?;
-        breakpoint.set(at).map_err(|e| e.to_string())?;
+        let mut breakpoint = ThreadBreakpoint::open(tid, *signal)?;
+        breakpoint.set(at)?;
         Ok(Self { at, kind: Kind::Hardware(breakpoint) })
     }
 

@@ -3,6 +3,9 @@
 use restitch_address::Avma;
 use restitch_procfs::{Frozen, ProcError};
 
+/// Why something is not as it has to be: the error that says so, or words.
+pub(crate) type Why = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why something could not be done to another process.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -141,7 +144,7 @@ pub enum TraceError {
         pid: i32,
         /// What it is instead, or what the kernel says.
         #[source]
-        why: Box<dyn std::error::Error + Send + Sync>,
+        why: Why,
     },
     /// A system call filter of the target cannot be read, so that nobody knows what it permits.
     #[error(

@@ -35,7 +35,7 @@ impl TraceEvents {
         let breakpoint = match Breakpoint::hardware(pid, at) {
             Ok(breakpoint) => breakpoint,
             Err(why) => {
-                self.trap_in_code.get_or_insert(why);
+                self.trap_in_code.get_or_insert(why.to_string());
                 Breakpoint::in_code(stopped.memory(), at)?
             }
         };

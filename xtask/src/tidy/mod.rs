@@ -3,6 +3,7 @@
 mod circles;
 mod dependencies;
 mod documents;
+mod errors;
 mod instruction_set;
 mod layers;
 mod printing;
@@ -13,6 +14,7 @@ mod sources;
 pub use circles::circles;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
+pub use errors::kept_sources;
 pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
@@ -26,13 +28,14 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 20] = [
+pub const RULES: [(&str, Rule); 21] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
     ("contract", contract),
     ("page_size", page_size),
     ("tuple_parameters", tuple_parameters),
+    ("kept_sources", kept_sources),
     ("descriptor_names", descriptor_names),
     ("no_io", no_io),
     ("length", length),

@@ -1,5 +1,6 @@
 //! A rule about the signatures of functions.
 
+use crate::source::end_of_brackets;
 use crate::{Finding, Tree, code_only};
 
 /// Parameters have names: no tuple stands in place of several, or of a struct.
@@ -49,15 +50,6 @@ fn generics(text: &str) -> Option<usize> {
         }
     }
     None
-}
-
-/// Where the bracket that was opened before `text` is closed.
-fn end_of_brackets(text: &str) -> Option<usize> {
-    let mut depth = 1;
-    text.char_indices().find_map(|(at, c)| {
-        depth += i32::from(matches!(c, '(' | '[' | '{')) - i32::from(matches!(c, ')' | ']' | '}'));
-        (depth == 0).then_some(at)
-    })
 }
 
 /// What stands between the commas that are in no brackets.

@@ -122,8 +122,8 @@ fn extent(image: &Image, unwind: &UnwindInfo, function: Svma) -> Option<SvmaRang
 fn listed(image: &Image, range: SvmaRange) -> Result<Vec<Insn>, String> {
     let bytes = image.read(range.start, range.len() as usize).unwrap_or_default();
     let mut out = Vec::new();
-    scan(bytes, range.start, |insn| out.push(insn))
-        .map_err(|at| format!("its instruction at {at} is not understood"))?;
+    let unknown = |at| format!("its instruction at {at} is not understood");
+    scan(bytes, range.start, |insn| out.push(insn)).map_err(unknown)?;
     Ok(out)
 }
 

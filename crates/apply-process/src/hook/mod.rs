@@ -39,6 +39,7 @@ use crate::state::journal::Journal;
 use crate::threads::{ThreadView, stands_in, words};
 use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
+use restitch_apply::{Why, explained};
 use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -50,7 +51,7 @@ pub(crate) fn plan(
     can_unwind: bool,
     reserve: impl FnOnce(usize, u64) -> Result<Avma, ProcessError>,
 ) -> Result<Option<JournalHook>, ProcessError> {
-    let refuse = |why: String| match can_unwind {
+    let refuse = |why: Why| match can_unwind {
         true => Err(ProcessError::NoUnwindHook { pid: target.pid(), why }),
         false => Ok(None),
     };
@@ -70,13 +71,13 @@ pub(crate) fn plan(
     }
 }
 
-fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Result<JournalHook, String> {
+fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Result<JournalHook, Why> {
     let detoured = detoured(target, sites, page)?;
     let data = page + CODE_LEN;
     let (slot, original) = match sites.find {
         Some(FindSite::Pointer(slot)) => {
-            let value =
-                memory.read_u64(slot).map_err(|e| format!("the loader's data cannot be read ({e})"))?;
+            let unread = |e| explained(format!("the loader's data cannot be read ({e})"), e);
+            let value = memory.read_u64(slot).map_err(unread)?;
             (slot.get(), Avma::new(value))
         }
         _ => (0, page + FIND_TRAMPOLINE_AT),
@@ -84,7 +85,7 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
     let by_routine =
         |routine: u64| detoured.iter().find(|d| d.routine == routine).map(|d| (&d.displaced, &d.unwind));
     let trampolines = Trampolines { find: by_routine(FIND_AT), iterate: by_routine(page::ITERATE_AT) };
-    let fixed = page::fixed_part(page, original, &trampolines).map_err(|e| e.to_string())?;
+    let fixed = page::fixed_part(page, original, &trampolines)?;
     let mut hook = JournalHook {
         page: page.get(),
         len: CODE_LEN + DATA_LEN,
@@ -99,7 +100,7 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
         hook.detours.push(d.journal(target, page)?);
         let at = Avma::new(hook.detours[hook.detours.len() - 1].at);
         if memory.read_vec(at, LEN).ok().as_deref() != Some(d.displaced.original.bytes()) {
-            return Err(format!("something else has patched the unwinders' lookup function at {at}"));
+            return Err(format!("something else has patched the unwinders' lookup function at {at}").into());
         }
     }
     Ok(hook)
@@ -214,7 +215,7 @@ fn arm_detour(
     if interrupted {
         let why =
             format!("a signal interrupted a thread in the first bytes of the function at {at} (try again)");
-        return Err(ProcessError::NoUnwindHook { pid, why });
+        return Err(ProcessError::NoUnwindHook { pid, why: why.into() });
     }
     let tids = stopped.threads();
     for tid in tids {

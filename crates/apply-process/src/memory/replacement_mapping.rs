@@ -27,6 +27,7 @@ use crate::state::hook_journal::JournalHook;
 use crate::state::journal::{Journal, JournalReplacement};
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange, PAGE};
+use restitch_apply::Why;
 use restitch_procfs::{self as procfs, GapRequest, Mapping, MappingName, Pagemap, find_gap};
 use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, RemoteFd};
 use restitch_x86::patch::Patch;
@@ -163,8 +164,8 @@ impl PlannedReplacement {
     }
 
     /// Whether the replacement shows the same as the mapping, to the kernel's own mind.
-    fn is_exact(&self, pid: i32) -> Result<(), String> {
-        let maps = procfs::maps(pid).map_err(|e| e.to_string())?;
+    fn is_exact(&self, pid: i32) -> Result<(), Why> {
+        let maps = procfs::maps(pid)?;
         let replacement =
             maps.iter().find(|m| m.range == self.range()).ok_or("the replacement is not there")?;
         let wanted = &self.mapping;
@@ -177,13 +178,13 @@ impl PlannedReplacement {
             return Err("the mapping has changed".into());
         }
         let starts = [wanted.range.start, self.at];
-        let flags = procfs::mapping_flags(pid, &starts).map_err(|e| e.to_string())?;
+        let flags = procfs::mapping_flags(pid, &starts)?;
         let [Some(theirs), Some(ours)] = <[_; 2]>::try_from(flags).unwrap_or_default() else {
             return Err("the kernel does not tell its flags".into());
         };
         match theirs == ours {
             true => Ok(()),
-            false => Err(format!("its kernel flags are special ({theirs:?})")),
+            false => Err(format!("its kernel flags are special ({theirs:?})").into()),
         }
     }
 
@@ -195,7 +196,7 @@ impl PlannedReplacement {
         memory: &Memory,
         sites: &Sites,
         stub: &StubSite,
-    ) -> Result<Result<FilledReplacement, (Avma, String)>, ProcessError> {
+    ) -> Result<Result<FilledReplacement, (Avma, Why)>, ProcessError> {
         let replaces = self.replaces();
         if let Err(why) = self.is_exact(memory.pid()) {
             return Ok(Err((replaces, why)));
@@ -214,7 +215,7 @@ impl PlannedReplacement {
     }
 
     /// The pages of the mapping that are the process's own.
-    fn own_pages(&self, memory: &Memory) -> Result<Vec<Page>, String> {
+    fn own_pages(&self, memory: &Memory) -> Result<Vec<Page>, Why> {
         let own = own_addresses(memory.pid(), self.mapping.range)?;
         let requests: Vec<_> = own.iter().map(|at| (*at, PAGE as usize)).collect();
         let contents: Option<Vec<_>> = memory.read_many(&requests).into_iter().collect();
@@ -253,27 +254,27 @@ impl PlannedReplacement {
     }
 
     /// Writes the pages, compares, and makes the kernel enter into the page table what is in use.
-    fn write(&self, memory: &Memory, pages: &[Page], stub: &StubSite) -> Result<(), String> {
+    fn write(&self, memory: &Memory, pages: &[Page], stub: &StubSite) -> Result<(), Why> {
         let there: Vec<Page> =
             pages.iter().map(|(at, bytes)| (self.in_replacement(*at), bytes.clone())).collect();
-        write_runs(memory, &there).map_err(|e| e.to_string())?;
+        write_runs(memory, &there)?;
         let requests: Vec<_> = there.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
         let found = memory.read_many(&requests);
         if found.iter().zip(&there).any(|(found, (_, wanted))| found.as_ref() != Some(wanted)) {
             return Err("what was written to the replacement did not read back".into());
         }
         if self.mapping.range.contains(stub.at) {
-            memory.write(self.in_replacement(stub.at), &stub.code()).map_err(|e| e.to_string())?;
+            memory.write(self.in_replacement(stub.at), &stub.code())?;
         }
         self.touch_used(memory)
     }
 
     /// Pages that the process has in its page table are read once in the replacement, so that the process
     /// need not fault for them after the exchange.
-    fn touch_used(&self, memory: &Memory) -> Result<(), String> {
+    fn touch_used(&self, memory: &Memory) -> Result<(), Why> {
         let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
-        let used = states(self.mapping.range).map_err(|e| e.to_string())?;
-        let there = states(self.range()).map_err(|e| e.to_string())?;
+        let used = states(self.mapping.range)?;
+        let there = states(self.range())?;
         for block in (0..used.len()).step_by(AROUND) {
             let end = (block + AROUND).min(used.len());
             if let Some(page) = (block..end).find(|i| used[*i].present && !there[*i].present) {
@@ -286,8 +287,8 @@ impl PlannedReplacement {
 }
 
 /// The pages of `range` that are the process's own, by its page table.
-pub(crate) fn own_addresses(pid: i32, range: AvmaRange) -> Result<Vec<Avma>, String> {
-    let states = Pagemap::open(pid).and_then(|map| map.states(range)).map_err(|e| e.to_string())?;
+pub(crate) fn own_addresses(pid: i32, range: AvmaRange) -> Result<Vec<Avma>, Why> {
+    let states = Pagemap::open(pid).and_then(|map| map.states(range))?;
     let own = states.iter().enumerate().filter(|(_, state)| state.is_own());
     Ok(own.map(|(i, _)| range.start + i as u64 * PAGE).collect())
 }
@@ -323,7 +324,7 @@ impl FilledReplacement {
         maps: &[Mapping],
         memory: &impl CodeMemory,
         hook: Option<&JournalHook>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Why> {
         if !maps.contains(&self.planned.mapping) || !maps.iter().any(|m| m.range == self.range()) {
             return Err("the mapping has changed meanwhile".into());
         }

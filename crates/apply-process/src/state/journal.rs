@@ -6,13 +6,13 @@
 
 use crate::ProcessError;
 use crate::entry_patch::written;
-use crate::error::Why;
 use crate::state::hook_journal::JournalHook;
 use crate::state::map_file::sum;
 use crate::state::state_file::{self, is_place, is_range};
 use crate::state::store::StateDir;
 use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
 use restitch_address::{Avma, AvmaRange};
+use restitch_apply::Why;
 use restitch_procfs::{Mapping, ProcessId};
 use restitch_x86::patch::Patch;
 use serde::{Deserialize, Serialize};

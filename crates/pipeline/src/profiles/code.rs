@@ -3,6 +3,7 @@
 use super::loaded::LoadedModule;
 use crate::PipelineError;
 use crate::analysis::Analyzed;
+use restitch_apply::{Why, explained};
 use restitch_profile_formats::{BoltBlocks, Names};
 use std::path::{Path, PathBuf};
 
@@ -97,12 +98,14 @@ impl Code {
             return self.read(&path);
         }
         let path = module.path.clone();
-        let bad = |why: String| PipelineError::BadFile { path: profile.into(), why: why.into() };
-        let lost = |what: String| {
-            bad(format!("it needs the code of {}, {what}; name the file with --program", path.display()))
+        let bad = |why: Why| PipelineError::BadFile { path: profile.into(), why };
+        let lost = |what: &str| {
+            format!("it needs the code of {}, {what}; name the file with --program", path.display())
         };
-        let known = self.read(&path).map_err(|e| lost(format!("which cannot be read ({e})")))?;
-        if fits(known, module) { Ok(known) } else { Err(lost("and the file there is another build".into())) }
+        let unread = |e| bad(explained(lost(&format!("which cannot be read ({e})")), e));
+        let known = self.read(&path).map_err(unread)?;
+        let is_of_it = fits(known, module);
+        is_of_it.then_some(known).ok_or_else(|| bad(lost("and the file there is another build").into()))
     }
 
     /// The module that was read from `path`.

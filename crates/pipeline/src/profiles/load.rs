@@ -3,12 +3,13 @@
 use super::code::{Code, Known, same_name};
 use super::loaded::{Content, Loaded, LoadedModule};
 use super::options::{ProfileInput, Sampled};
+use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
 use crate::recorded_builds::{of_build, others, without_build};
 use crate::selection::weigh;
-use crate::{PipelineError, Why};
 use restitch_address::Svma;
+use restitch_apply::Why;
 use restitch_profile::{
     ImportedModule, Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair,
     sample_coverage,

@@ -6,7 +6,8 @@ use super::load::{choose, resolve};
 use super::loaded::{Loaded, LoadedModule};
 use super::options::WriteOptions;
 use super::synth;
-use crate::{PipelineError, Why};
+use crate::PipelineError;
+use restitch_apply::Why;
 use restitch_layout::LayoutChoice;
 use restitch_profile::Profile;
 use restitch_profile_formats::{
