@@ -294,8 +294,8 @@ fn a_number_of_a_thread_names_its_process() {
     let (source, path) = (folder.path().join("thread.c"), folder.path().join("thread"));
     std::fs::write(&source, THREAD).expect("writable");
     let mut gcc = Command::new("gcc");
-    let built = gcc.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(&path).arg(&source).status();
-    require!(built.ok().filter(std::process::ExitStatus::success), "gcc");
+    gcc.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(&path).arg(&source);
+    require!(restitch_testkit::compiled(&mut gcc), "gcc");
     let mut process = Guarded::spawn(Command::new(&path).stdout(Stdio::piped())).expect("started");
     let mut line = String::new();
     BufReader::new(process.child().stdout.take().expect("a pipe")).read_line(&mut line).expect("a number");
@@ -459,8 +459,8 @@ fn a_process_under_seccomp_is_refused_and_lives() {
     let (restitch, folder) = (Restitch::new(), scratch());
     let (source, path) = (folder.path().join("strict.c"), folder.path().join("strict"));
     std::fs::write(&source, SECCOMP).expect("writable");
-    let built = Command::new("gcc").arg("-O1").arg("-o").arg(&path).arg(&source).status();
-    require!(built.ok().filter(std::process::ExitStatus::success), "gcc");
+    let mut gcc = Command::new("gcc");
+    require!(restitch_testkit::compiled(gcc.arg("-O1").arg("-o").arg(&path).arg(&source)), "gcc");
     let mut strict = Guarded::spawn(Command::new(&path).stdout(Stdio::piped())).expect("started");
     let mut ready = [0; 5];
     let read = strict.child().stdout.as_mut().expect("a pipe").read_exact(&mut ready);
@@ -487,9 +487,7 @@ fn a_process_of_32_bits_is_refused() {
         .arg("-o")
         .arg(&path)
         .arg(&source);
-    if !gcc.output().is_ok_and(|o| o.status.success()) {
-        skip!("gcc -m32 is not available");
-    }
+    require!(restitch_testkit::compiled(&mut gcc), "gcc -m32");
     let Ok(mut small) = Guarded::start(&path, &[]) else {
         restitch_testkit::skip_unsupported!("this kernel runs no 32-bit programs");
     };

@@ -222,7 +222,7 @@ fn a_shared_library_counts() {
         let gcc = |arguments: &[&str]| {
             let mut gcc = Command::new("g++");
             gcc.args(["-O2", "-Wl,--build-id"]).args(arguments).current_dir(folder.path());
-            gcc.status().is_ok_and(|s| s.success()).then_some(())
+            restitch_testkit::compiled(&mut gcc)
         };
         let mut shared = vec!["-shared", "-fPIC", "-o", "libwork.so", "lib.cc", "-Wl,-soname,libwork.so"];
         shared.extend(flags);

@@ -156,7 +156,7 @@ fn a_shared_library_is_recorded_and_optimized() {
     let gcc = |arguments: &[&str]| {
         let mut gcc = Command::new("gcc");
         gcc.args(["-O2", "-Wl,--build-id"]).args(arguments).current_dir(folder.path());
-        gcc.status().is_ok_and(|s| s.success()).then_some(())
+        restitch_testkit::compiled(&mut gcc)
     };
     require!(gcc(&["-shared", "-fPIC", "-o", "libstep.so", "lib.c"]), "gcc");
     require!(gcc(&["-o", "user", "user.c", "./libstep.so", "-Wl,-rpath,$ORIGIN"]), "gcc");

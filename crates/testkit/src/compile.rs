@@ -64,7 +64,8 @@ pub fn programs() -> Vec<PathBuf> {
 /// Compiles `source` with gcc (`.c`) or g++ (any other extension). See [`compile_with`].
 ///
 /// # Errors
-/// As [`compile_with`].
+/// As [`compile_with`]; it panics as that does.
+#[track_caller]
 pub fn compile(source: &Path, flags: &[&str]) -> Result<PathBuf> {
     let compiler = if source.extension() == Some(OsStr::new("c")) { "gcc" } else { "g++" };
     compile_with(compiler, source, flags)
@@ -75,8 +76,45 @@ pub fn compile(source: &Path, flags: &[&str]) -> Result<PathBuf> {
 /// at one time.
 ///
 /// # Errors
-/// [`Error::Missing`] without the compiler, [`Error::Refused`] with its messages.
+/// [`Error::Missing`] without the compiler, or without a library or linker that it was to use: that is all
+/// that a test may be skipped for.
+///
+/// # Panics
+/// With the messages of a compiler that is there and refuses, as a test that is skipped for it would never
+/// run again.
+#[track_caller]
 pub fn compile_with(compiler: &str, source: &Path, flags: &[&str]) -> Result<PathBuf> {
+    or_missing(attempt(compiler, source, flags), &NOT_INSTALLED, compiler)
+}
+
+/// What linkers, and compilers that start them, say of libraries, start files and linkers that are not there.
+const NOT_INSTALLED: [&str; 8] = [
+    "cannot find -l",
+    "cannot find lib",
+    "unable to find library",
+    "cannot find crt",
+    "cannot find Scrt",
+    "cannot find rcrt",
+    "cannot find 'ld'",
+    "libclang_rt",
+];
+
+/// What is missing: the tool, or parts of it, if its messages name something that is `absent`; all else
+/// panics.
+#[track_caller]
+pub(crate) fn or_missing(made: Result<PathBuf>, absent: &[&str], tool: &str) -> Result<PathBuf> {
+    match made {
+        Err(Error::Refused { messages, .. }) if absent.iter().any(|a| messages.contains(a)) => {
+            let first = messages.lines().find(|line| absent.iter().any(|a| line.contains(a)));
+            Err(Error::Missing { tool: format!("all of {tool} ({})", first.unwrap_or_default().trim()) })
+        }
+        Err(error @ (Error::Refused { .. } | Error::Io { .. })) => panic!("{error}"),
+        made => made,
+    }
+}
+
+/// The same, with what the compiler says where it refuses.
+pub(crate) fn attempt(compiler: &str, source: &Path, flags: &[&str]) -> Result<PathBuf> {
     let text = std::fs::read_to_string(source).map_err(io(source))?;
     let wanted = own_flags(&text);
     let mut key = Key::default();
@@ -97,16 +135,33 @@ pub fn compile_with(compiler: &str, source: &Path, flags: &[&str]) -> Result<Pat
     })
 }
 
+/// Runs a compiler or linker as `command` says. `None` if it, or a part of it, is not installed.
+///
+/// # Panics
+/// As [`compile_with`].
+#[track_caller]
+pub fn compiled(command: &mut Command) -> Option<()> {
+    let tool = command.get_program().to_string_lossy().into_owned();
+    let folder = command.get_current_dir().unwrap_or(Path::new(".")).to_owned();
+    let made = start(command, &tool, &folder).map(|_| folder);
+    or_missing(made, &NOT_INSTALLED, &tool).ok().map(drop)
+}
+
 /// A copy of `file` without symbols and debug information (`strip -s`).
 ///
 /// # Errors
 /// [`Error::Missing`] without strip.
+///
+/// # Panics
+/// If it is there and fails.
+#[track_caller]
 pub fn strip(file: &Path) -> Result<PathBuf> {
-    variant(file, "stripped", |output| {
+    let stripped = variant(file, "stripped", |output| {
         let mut command = Command::new("strip");
         command.arg("-s").arg("-o").arg(output).arg(file);
         start(&mut command, "strip", file).map(|_| ())
-    })
+    });
+    or_missing(stripped, &[], "strip")
 }
 
 /// A copy of the ELF64 `file` without section headers and what is not loaded, as
@@ -164,7 +219,10 @@ fn version(compiler: &str) -> Result<String> {
 }
 
 fn start(command: &mut Command, tool: &str, file: &Path) -> Result<Output> {
-    let output = command.output().map_err(|_| Error::Missing { tool: tool.into() })?;
+    let output = command.output().map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => Error::Missing { tool: tool.into() },
+        _ => Error::Io { file: tool.into(), source },
+    })?;
     if !output.status.success() {
         let messages = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(Error::Refused { tool: tool.into(), file: file.into(), messages });

@@ -25,7 +25,7 @@ mod skip;
 mod static_unwinders;
 
 pub use compile::{
-    Error, VARIANTS, compile, compile_with, program, programs, strip, without_section_headers,
+    Error, VARIANTS, compile, compile_with, compiled, program, programs, strip, without_section_headers,
 };
 pub use find::find_program;
 pub use process::{Finished, Guarded, copy_program, run, run_within, wait_until};

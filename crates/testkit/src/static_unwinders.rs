@@ -1,7 +1,7 @@
 //! Static programs whose unwinder is LLVM's libunwind, which asks `dl_iterate_phdr` for unwind tables: C++
 //! with glibc, and Rust with musl.
 
-use crate::compile::{Error, Result, compile_with};
+use crate::compile::{Result, attempt, or_missing};
 use std::path::{Path, PathBuf};
 
 /// All of a static C++ program's run time by its name. glibc's own clean-up code asks for the C personality
@@ -26,34 +26,24 @@ const LIBRARIES: [&str; 13] = [
 /// or `-static-pie`.
 ///
 /// # Errors
-/// As [`compile_with`]; [`Error::Missing`] also without one of the libraries.
+/// As [`compile_with`](crate::compile_with); [`Error::Missing`] also without one of the libraries.
 pub fn compile_with_llvm_runtime(source: &Path, flags: &[&str]) -> Result<PathBuf> {
     let all: Vec<&str> = flags.iter().copied().chain(LIBRARIES).collect();
     let absent = ["cannot find -l", "unable to find library", "file not found"];
-    missing_if(compile_with("clang++", source, &all), &absent, "clang++ with static libc++ and libunwind")
+    or_missing(attempt("clang++", source, &all), &absent, "clang++ with static libc++ and libunwind")
 }
 
 /// The Rust program `source`, linked statically with musl.
 ///
 /// # Errors
-/// As [`compile_with`]; [`Error::Missing`] also without Rust's standard library for musl.
+/// As [`compile_with`](crate::compile_with); [`Error::Missing`] also without Rust's standard library for musl.
 pub fn compile_rust_with_musl(source: &Path) -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-musl";
     let flags = ["--edition", "2024", "-O", "--target", TARGET];
-    let made = compile_with("rustc", source, &flags);
-    missing_if(
+    let made = attempt("rustc", source, &flags);
+    or_missing(
         made,
         &["can't find crate for `std`"],
         "rustc for x86_64-unknown-linux-musl (rustup target add)",
     )
-}
-
-/// A refusal that names what is not installed is [`Error::Missing`].
-fn missing_if(made: Result<PathBuf>, absent: &[&str], tool: &str) -> Result<PathBuf> {
-    made.map_err(|error| match &error {
-        Error::Refused { messages, .. } if absent.iter().any(|a| messages.contains(a)) => {
-            Error::Missing { tool: tool.into() }
-        }
-        _ => error,
-    })
 }

@@ -96,9 +96,28 @@ fn errors_say_what_to_do() {
     if find_program("gcc").is_none() {
         skip!("gcc is not available");
     }
-    let refused = compile(&program("tail.c"), &["-no-such-flag"]).unwrap_err().to_string();
-    assert!(refused.starts_with("gcc failed on ") && refused.contains("no-such-flag"), "{refused}");
-    assert!(matches!(compile(&program("absent.c"), &[]), Err(Error::Io { .. })));
+    let absent = compile(&program("tail.c"), &["-lno-such-library"]).unwrap_err();
+    assert!(matches!(absent, Error::Missing { .. }), "{absent}");
+    assert!(absent.to_string().contains("-lno-such-library"), "{absent}");
+}
+
+#[test]
+fn a_compiler_that_refuses_fails_the_test() {
+    if find_program("gcc").is_none() {
+        skip!("gcc is not available");
+    }
+    let folder = restitch_testkit::scratch();
+    let wrong = folder.path().join("wrong.c");
+    std::fs::write(&wrong, "int main(void) { return nothing; }").unwrap();
+    let told = |source: &Path, flags: &[&str]| {
+        let panic = std::panic::catch_unwind(|| compile(source, flags)).expect_err("it fails");
+        panic.downcast_ref::<String>().expect("words").clone()
+    };
+    assert!(told(&program("tail.c"), &["-no-such-flag"]).contains("no-such-flag"));
+    let refused = told(&wrong, &[]);
+    assert!(refused.starts_with("gcc failed on ") && refused.contains("nothing"), "{refused}");
+    assert!(told(&program("absent.c"), &[]).contains("absent.c"));
+    assert!(!std::panic::catch_unwind(|| restitch_testkit::strip(&wrong)).is_ok_and(|made| made.is_ok()));
 }
 
 #[test]

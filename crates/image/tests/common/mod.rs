@@ -30,13 +30,13 @@ pub fn have(program: &str) -> bool {
     command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// The file that gcc makes of [`SOURCE`] with `flags`; none if gcc or one of the flags is not there.
+/// The file that gcc makes of [`SOURCE`] with `flags`; none if gcc or the linker is not there.
 pub fn build(directory: &Path, name: &str, flags: &[&str]) -> Option<PathBuf> {
     let (source, output) = (directory.join("program.c"), directory.join(name));
     std::fs::write(&source, SOURCE).unwrap();
     let mut gcc = Command::new("gcc");
-    gcc.args(["-O1", "-o"]).arg(&output).arg(&source).args(flags).stderr(Stdio::null());
-    gcc.status().ok()?.success().then_some(output)
+    gcc.args(["-O1", "-o"]).arg(&output).arg(&source).args(flags);
+    restitch_testkit::compiled(&mut gcc).map(|()| output)
 }
 
 /// The bytes that gcc makes of [`SOURCE`].
