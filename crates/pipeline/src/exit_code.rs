@@ -103,11 +103,25 @@ impl ExitCode {
         }
     }
 
-    /// That of a command that could not be started, as env(1) and timeout(1) have it.
+    /// That of a command that could not be started, as env(1) and timeout(1) have it where the command is the
+    /// reason. What the kernel refuses for another one (a limit of processes or files, memory, arguments that
+    /// are too long) is a failure.
     pub fn of_start(source: &std::io::Error) -> Self {
-        match source.kind() {
-            std::io::ErrorKind::NotFound => Self::CommandNotFound,
-            _ => Self::CommandNotStarted,
+        match source.raw_os_error() {
+            Some(libc::ENOENT) => Self::CommandNotFound,
+            Some(
+                libc::EACCES
+                | libc::EPERM
+                | libc::ENOEXEC
+                | libc::ELIBBAD
+                | libc::EISDIR
+                | libc::ENOTDIR
+                | libc::ELOOP
+                | libc::ENAMETOOLONG
+                | libc::ETXTBSY
+                | libc::EINVAL,
+            ) => Self::CommandNotStarted,
+            _ => Self::Failure,
         }
     }
 
@@ -117,6 +131,23 @@ impl ExitCode {
             libc::SIGHUP => Self::HungUp,
             libc::SIGINT => Self::Interrupted,
             _ => Self::Terminated,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wrong_with_a_command_is_its_fault() {
+        let of = |errno| ExitCode::of_start(&std::io::Error::from_raw_os_error(errno));
+        assert_eq!(of(libc::ENOENT), ExitCode::CommandNotFound);
+        for errno in [libc::EACCES, libc::ENOEXEC, libc::ENOTDIR, libc::ETXTBSY] {
+            assert_eq!(of(errno), ExitCode::CommandNotStarted, "{errno}");
+        }
+        for errno in [libc::EMFILE, libc::ENFILE, libc::E2BIG, libc::EAGAIN, libc::ENOMEM, libc::ECHILD] {
+            assert_eq!(of(errno), ExitCode::Failure, "{errno}");
         }
     }
 }

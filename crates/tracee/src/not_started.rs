@@ -31,6 +31,9 @@ fn advice(program: &OsStr, source: &io::Error) -> String {
     if program.is_empty() {
         return "name a command".into();
     }
+    if let Some(advice) = source.raw_os_error().and_then(advice_on_limits) {
+        return advice.into();
+    }
     let found = find_program(program);
     match (source.kind(), found) {
         (ErrorKind::NotFound, Some(path)) => match interpreter(&path) {
@@ -49,6 +52,25 @@ fn advice(program: &OsStr, source: &io::Error) -> String {
         }
         _ => "check that it is a program for this machine".into(),
     }
+}
+
+/// The next step where the command is not the reason.
+fn advice_on_limits(errno: i32) -> Option<&'static str> {
+    Some(match errno {
+        libc::EMFILE => "restitch has as many open files as it may; raise the limit (`ulimit -n`)",
+        libc::ENFILE => "the machine has as many open files as it may; raise fs.file-max by sysctl",
+        libc::E2BIG => {
+            "its arguments and the environment are longer than the kernel takes (`getconf ARG_MAX`); give it less"
+        }
+        libc::EAGAIN => {
+            "no more processes or threads may be started; raise the limit (`ulimit -u`, or pids.max of the control group), or end others"
+        }
+        libc::ENOMEM => {
+            "there is no memory for another process; free some, or raise the limit of the control group"
+        }
+        libc::ECHILD => "it was ended before its program began; try again",
+        _ => return None,
+    })
 }
 
 fn has_folder(program: &OsStr) -> bool {
@@ -107,6 +129,10 @@ mod tests {
             (&data, denied, "not executable"),
             (&elf, denied, "noexec"),
             (&elf, no_format, "for this machine"),
+            (&elf, libc::EMFILE, "`ulimit -n`"),
+            (&elf, libc::E2BIG, "getconf ARG_MAX"),
+            (&elf, libc::EAGAIN, "`ulimit -u`"),
+            (&elf, libc::ENOMEM, "memory"),
         ] {
             let text = NotStarted::new(program, io::Error::from_raw_os_error(error)).to_string();
             assert!(text.contains(words) && text.contains(&*program.to_string_lossy()), "{text}");
