@@ -104,6 +104,17 @@ pub(crate) fn explain(errno: i32, circumstances: Circumstances) -> Refusal {
             reason: "another program uses the counter exclusively".to_owned(),
             remedy: Some("end the other profiler and try again".to_owned()),
         },
+        libc::EMFILE => Refusal {
+            denied: false,
+            reason: "restitch has as many open files as it may (RLIMIT_NOFILE), and needs some for each thread"
+                .to_owned(),
+            remedy: Some("raise the limit (`ulimit -n`), or record fewer threads".to_owned()),
+        },
+        libc::ENFILE => Refusal {
+            denied: false,
+            reason: "the machine has as many open files as it may (fs.file-max)".to_owned(),
+            remedy: Some("raise it by sysctl, or record fewer threads".to_owned()),
+        },
         other => Refusal {
             denied: false,
             reason: io::Error::from_raw_os_error(other).to_string(),
@@ -186,5 +197,7 @@ mod tests {
         );
         assert!(text(libc::ENOSYS, Some(2), 1000).contains("seccomp"));
         assert!(text(libc::EBUSY, Some(2), 1000).contains("another program"));
+        assert!(text(libc::EMFILE, Some(2), 1000).contains("raise the limit (`ulimit -n`)"));
+        assert!(text(libc::ENFILE, Some(2), 1000).contains("fs.file-max"));
     }
 }

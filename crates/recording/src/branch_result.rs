@@ -17,7 +17,7 @@ impl Traced {
     pub fn result(&self, program: &str, pid: Option<i32>) -> RunResult {
         let r = &self.report;
         let records = r.records.values().sum();
-        result(
+        let mut result = result(
             program,
             pid,
             r.processes,
@@ -42,8 +42,11 @@ impl Traced {
                 overhead: r.overhead(),
                 version_bytes: 0,
                 blocked_threads: r.blocked_threads as u64,
+                missed_threads: r.missed.threads as u64,
             },
-        )
+        );
+        result.warnings.extend(r.missed.told());
+        result
     }
 }
 
@@ -73,9 +76,11 @@ impl Bursts {
                 recording_ms: ms(r.recording),
                 overhead: r.overhead(),
                 version_bytes: self.mapped,
+                missed_threads: r.missed.threads as u64,
                 ..BranchRecords::default()
             },
         );
+        result.warnings.extend(r.missed.told());
         result
             .warnings
             .extend(self.kept.iter().map(|why| format!("tracing versions stay mapped, unused: {why}")));

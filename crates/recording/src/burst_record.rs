@@ -155,6 +155,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         set.leader.forget_ended();
     }
     let (traced, status) = (traced?, status.transpose()?);
+    traced.report.missed.told().iter().for_each(|told| watcher.note(told));
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         heed()?;

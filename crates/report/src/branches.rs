@@ -49,6 +49,9 @@ pub struct BranchRecords {
     pub version_bytes: u64,
     /// Threads that block the signal that interrupts them, and so were not seen (`trace`).
     pub blocked_threads: u64,
+    /// Threads that were not recorded, as no events could be opened for them; a warning says why.
+    #[serde(default)]
+    pub missed_threads: u64,
 }
 
 /// What the kernel has sampled.

@@ -149,6 +149,7 @@ fn sample() -> RunResult {
         overhead: Some(0.0095),
         version_bytes: 0,
         blocked_threads: 1,
+        missed_threads: 2,
     });
     result.samples = Some(Samples {
         source: "lbr".into(),

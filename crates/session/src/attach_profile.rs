@@ -132,7 +132,8 @@ fn by_records(
     time: Duration,
 ) -> Result<Profiled, SessionError> {
     let overhead = job.options.overhead;
-    let profiles = profiles_of_records(job.set, chosen, source, overhead, time, job.watcher)?;
+    let (profiles, missed) = profiles_of_records(job.set, chosen, source, overhead, time, job.watcher)?;
+    job.result.warnings.extend(missed);
     heed()?;
     job.phases.end("tracing");
     Ok(Profiled { seconds: time.as_secs_f64(), ..Profiled::of_records(profiles) })

@@ -36,11 +36,11 @@ pub(crate) fn profiles_of_records(
     overhead: f64,
     duration: Duration,
     watcher: &mut dyn Watcher,
-) -> Result<Vec<Profile>, SessionError> {
+) -> Result<(Vec<Profile>, Option<String>), SessionError> {
     let pid = set.leader.target().pid();
     let mut records = BranchRecords::default();
     records.open(pid)?;
-    let what = if source == SourceChoice::Burst {
+    let (what, missed) = if source == SourceChoice::Burst {
         let tracing = Tracing::within(overhead, None);
         let code = Code::of_process(chosen.to_vec());
         let traced = trace_and_take_out(set, code, Some(duration), tracing, &mut records, watcher)?;
@@ -48,12 +48,13 @@ pub(crate) fn profiles_of_records(
         if let Some(why) = traced.kept {
             watcher.note(&format!("tracing versions stay mapped, unused: {why}"));
         }
-        format!("{} branches in {all} bursts of {mean:.0}", traced.report.branches)
+        let what = format!("{} branches in {all} bursts of {mean:.0}", traced.report.branches);
+        (what, traced.report.missed.told())
     } else {
         watcher.phase("tracing", Some(duration.as_secs_f64()));
         let report = trace_set(set, overhead, duration, &mut records)?;
         tell_left_out(&report, watcher);
-        format!("{} branches in records", report.branches)
+        (format!("{} branches in records", report.branches), report.missed.told())
     };
     heed()?;
     watcher.note(&match records.processes() {
@@ -70,7 +71,8 @@ pub(crate) fn profiles_of_records(
     }
     let coverage = records.coverage();
     watcher.note(&sparse(coverage).unwrap_or_else(|| known(coverage)));
-    Ok(chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program)).collect())
+    let profiles = chosen.iter().map(|c| records.profile(&c.path, &c.analyzed.program));
+    Ok((profiles.collect(), missed))
 }
 
 /// Samples the set's processes for `duration`, at a cost, beside what the initial sampling has given; the

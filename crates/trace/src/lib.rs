@@ -50,6 +50,6 @@ pub use burst::{
 pub use error::BranchTraceError;
 pub use options::{LookAhead, TraceOptions};
 pub use relay::{RecordReceiver, RecordSender, relay};
-pub use report::{Record, RecordEnd, Sink, TraceReport};
+pub use report::{Missed, Record, RecordEnd, Sink, TraceReport};
 pub use restitch_evaluate::Taken;
 pub use tracer::{Relative, trace, trace_held, trace_together};

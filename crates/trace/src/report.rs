@@ -1,5 +1,6 @@
 //! Records, and what there is to say about all of them.
 
+use crate::BranchTraceError;
 use restitch_evaluate::{Taken, Tally};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -91,14 +92,46 @@ pub struct TraceReport {
     pub threads: usize,
     /// Processes that were traced, each once whatever it executes.
     pub processes: usize,
-    /// Threads that started while tracing and for which no events could be opened.
-    pub missed_threads: usize,
+    /// Threads for which no events could be opened.
+    pub missed: Missed,
     /// Of several processes that were to be traced together, those that could not be, and why.
     pub left_out: Vec<(i32, String)>,
     /// Of the threads at the end, those that block the signal: they can be seen only when they unblock it.
     pub blocked_threads: usize,
     /// The process's end, if it came.
     pub exit: Option<restitch_tracee::ExitStatus>,
+}
+
+/// Threads that are not recorded, as no events could be opened for them: there is a limit of open files, say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Missed {
+    /// How many.
+    pub threads: usize,
+    /// Why the first one is, with the next step.
+    pub why: Option<String>,
+}
+
+impl Missed {
+    /// Takes in what came of opening a thread's events.
+    pub(crate) fn note(&mut self, opened: Result<(), BranchTraceError>) {
+        if let Err(error) = opened {
+            self.threads += 1;
+            self.why.get_or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// Adds those of another session.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.threads += other.threads;
+        self.why = self.why.take().or(other.why);
+    }
+
+    /// What there is to tell the user, if there is something.
+    pub fn told(&self) -> Option<String> {
+        let why = self.why.as_deref()?;
+        let threads = if self.threads == 1 { "thread was" } else { "threads were" };
+        Some(format!("{} {threads} not recorded: {why}", self.threads))
+    }
 }
 
 impl TraceReport {

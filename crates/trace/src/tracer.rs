@@ -199,7 +199,8 @@ impl<'a> Tracer<'a> {
         self.processes.insert(pid, Process { code, restartable: relative.restartable.clone() });
         self.report.processes += 1;
         for tid in tids {
-            self.report.missed_threads += usize::from(self.add_thread(pid, tid).is_err());
+            let opened = self.add_thread(pid, tid);
+            self.report.missed.note(opened);
         }
     }
 
@@ -264,7 +265,8 @@ impl<'a> Tracer<'a> {
             FollowEvent::Started { tid } => {
                 // One more thread than events can be opened for is no reason to give up the others.
                 let pid = self.followed.process_of(tid).unwrap_or(tid);
-                self.report.missed_threads += usize::from(self.add_thread(pid, tid).is_err());
+                let opened = self.add_thread(pid, tid);
+                self.report.missed.note(opened);
                 self.followed.resume(tid)?;
             }
             FollowEvent::Forked { pid, parent } => self.forked(pid, parent)?,
@@ -291,7 +293,8 @@ impl<'a> Tracer<'a> {
     fn add_process(&mut self, pid: i32, restartable: Vec<AvmaRange>) {
         let Ok(code) = LiveCode::open(pid) else { return };
         self.processes.insert(pid, Process { code, restartable });
-        self.report.missed_threads += usize::from(self.add_thread(pid, pid).is_err());
+        let opened = self.add_thread(pid, pid);
+        self.report.missed.note(opened);
     }
 
     /// Another program: nothing that was known of the old one is true.

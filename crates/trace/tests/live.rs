@@ -313,7 +313,7 @@ fn sixty_four_threads_are_traced() {
     let enough =
         |(report, threads): &(TraceReport, BTreeSet<i32>)| report.threads >= 65 && threads.len() >= 32;
     let Some((report, threads)) = until(run, enough) else { return };
-    assert_eq!((report.exit, report.missed_threads), (Some(ExitStatus::Code(42)), 0));
+    assert_eq!((report.exit, report.missed.threads), (Some(ExitStatus::Code(42)), 0));
     assert!(report.threads >= 65 && threads.len() >= 32, "{} seen of {report:?}", threads.len());
 }
 

@@ -1,5 +1,6 @@
 //! What there is to say about bursts.
 
+use crate::report::Missed;
 use restitch_address::Avma;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,7 +56,7 @@ pub struct BurstReport {
     /// Threads that were traced.
     pub threads: usize,
     /// Threads for which no alarm could be opened.
-    pub missed_threads: usize,
+    pub missed: Missed,
     /// The process's end, if it came.
     pub exit: Option<restitch_tracee::ExitStatus>,
     /// The process executes another program.
@@ -91,7 +92,7 @@ impl BurstReport {
         self.held += other.held;
         self.recording += other.recording;
         self.cpu += other.cpu;
-        self.missed_threads += other.missed_threads;
+        self.missed.add(other.missed);
         self.left_out = self.left_out.max(other.left_out);
     }
 

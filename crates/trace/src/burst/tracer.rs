@@ -254,7 +254,8 @@ impl<'a> Tracer<'a> {
                 self.followed.resume_with(tid, signal)?;
             }
             FollowEvent::Started { tid } => {
-                self.report.missed_threads += usize::from(self.add_thread(tid).is_err());
+                let opened = self.add_thread(tid);
+                self.report.missed.note(opened);
                 self.followed.resume(tid)?;
             }
             FollowEvent::Executed { tid } => {
