@@ -185,6 +185,11 @@ fn dependencies_point_downwards() {
         ("program", "libc", "program only computes and may not depend on libc\n"),
         ("check", "restitch-x86", "check may not share the decoding code of what it checks\n"),
         ("emit", "iced-x86", "emit may not depend on iced-x86: instructions are decoded in x86 and check\n"),
+        (
+            "trace",
+            "restitch-branch-table",
+            "trace may not depend on branch-table, which is for tests: [dev-dependencies]\n",
+        ),
         ("emit", "restitch-new", "depends on restitch-new, which is in no layer\n"),
         ("new", "libc", "in no layer; add the crate to LAYERS in xtask/src/tidy/layers.rs\n"),
     ] {
@@ -388,6 +393,32 @@ fn parameters_have_names() {
 }
 
 #[test]
+fn elf_files_are_read_in_one_crate() {
+    holds(tidy::elf_files);
+    let none: [&str; 0] = [];
+    let reading = "use object::read::elf::ElfFile64;\n";
+    let found = |path: &str, text: &str| places(tidy::elf_files, &[(path, text)]);
+    assert_eq!(found("crates/cfi/src/a.rs", reading), ["crates/cfi/src/a.rs:1"]);
+    assert_eq!(found("crates/image/src/a.rs", reading), ["crates/image/src/a.rs:1"]);
+    assert_eq!(found("crates/cfi/tests/a.rs", reading), none);
+    assert_eq!(found("crates/cfi/src/a.rs", "use object::elf;\n"), ["crates/cfi/src/a.rs:1"]);
+    assert_eq!(found("crates/image/src/a.rs", "use object::elf;\nuse an_object::File;\n"), none);
+    assert_eq!(
+        found("crates/apply-elf/src/a.rs", "fn f() {\n    u64::from_le_bytes(b);\n}\n"),
+        ["crates/apply-elf/src/a.rs:2"]
+    );
+    for mark in ["b\"\\x7fELF\\x02\"", "[0x7f, b'E', b'L']", "elf::ELFMAG"] {
+        assert_eq!(
+            found("crates/emit/src/a.rs", &format!("\nfn f() {{ {mark} }}\n")),
+            ["crates/emit/src/a.rs:2"]
+        );
+        assert_eq!(found("crates/emit/src/elf.rs", mark), none);
+        assert_eq!(found("crates/emit/src/a.rs", &format!("// {mark}\n").replace("ELFMAG", "x")), none);
+    }
+    assert_eq!(found("crates/emit/src/elf.rs", ""), ["crates/emit/src/elf.rs:1"]);
+}
+
+#[test]
 fn errors_keep_what_they_come_from() {
     holds(tidy::kept_sources);
     let lost = [
@@ -471,6 +502,20 @@ fn dependencies_are_named_by_the_crates_that_ask_for_them() {
     assert!(
         findings("use perf_event_open_sys as sys;\n", "// libc\nlet a = \"libc\"; let libc2 = 0;\n")
             .starts_with("libc is")
+    );
+    let of_target = manifest.replace("[dependencies]", "[target.'cfg(unix)'.dependencies]");
+    assert!(
+        texts(tidy::unused_dependencies, &[("crates/perf/Cargo.toml", &of_target)])
+            .contains("perf-event-open-sys is")
+    );
+    let root = ("Cargo.toml", "[workspace.dependencies]\nlibc = \"0.2\"\nmemmap2 = \"0.9\"\n");
+    let crates = ["crates/perf/Cargo.toml", "crates/perf/src/lib.rs"]
+        .into_iter()
+        .zip(["[target.a.dependencies]\nlibc.workspace = true\n", "use libc::c_int;\n"]);
+    let files: Vec<(&str, &str)> = std::iter::once(root).chain(crates).collect();
+    assert_eq!(
+        texts(tidy::unused_dependencies, &files),
+        "memmap2 is on the workspace's list, and no crate asks for it\n"
     );
 }
 

@@ -9,9 +9,9 @@
 //! **Idea.** Such a file is refused by name; its processes can be optimized. Zeros alone are padding, as some
 //! tools leave it.
 
-use crate::raw::{self, EHDR_LEN, FileHeader, PHDR_LEN, SHDR_LEN};
 use object::elf;
 use restitch_image::Image;
+use restitch_image::raw::{self, EHDR_LEN, FileHeader, PHDR_LEN, SHDR_LEN};
 use std::fmt;
 
 /// How far from the end trailers are looked for: a zip archive's last record is the longest, 22 bytes and a

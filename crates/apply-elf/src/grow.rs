@@ -6,9 +6,9 @@
 //! they leave. They stay in the file's first page, where kernels look for the build id, and the program
 //! header table stays where `strip` expects it.
 
-use crate::raw::{self, FileHeader, PHDR_LEN};
 use object::elf;
 use restitch_address::FileOffset;
+use restitch_image::raw::{self, FileHeader, PHDR_LEN};
 use restitch_image::{Image, Section};
 use std::ops::Range;
 
@@ -114,11 +114,9 @@ fn dynamic_tag(section: &Section) -> Option<u64> {
 fn pointer(image: &Image, tag: u64, section: &Section) -> Option<FileOffset> {
     let header = image.program_headers().iter().find(|h| h.kind == elf::PT_DYNAMIC)?;
     let table = raw::slice(image.data(), header.offset.get(), header.file_len)?;
-    let entries = (0..table.len() / 16).map(|i| i * 16);
-    let mut found = entries
-        .map_while(|at| Some((at, raw::u64_at(table, at).filter(|t| *t != u64::from(elf::DT_NULL))?)))
-        .filter(|(_, t)| *t == tag);
-    let (at, _) = found.next()?;
-    let right = raw::u64_at(table, at + 8)? == section.range.start.get() && found.next().is_none();
-    right.then_some(header.offset + (at as u64 + 8))
+    let entries = raw::dynamic_entries(table).take_while(|entry| entry.0 != u64::from(elf::DT_NULL));
+    let mut found = entries.enumerate().filter(|(_, entry)| entry.0 == tag);
+    let (index, (_, value)) = found.next()?;
+    let right = value == section.range.start.get() && found.next().is_none();
+    right.then_some(header.offset + (index * raw::DYN_LEN) as u64 + 8)
 }

@@ -22,10 +22,10 @@
 
 use crate::grow::Growth;
 use crate::options::OutputOptions;
-use crate::raw;
 use crate::segment::NewSegment;
 use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
+use restitch_image::raw;
 use restitch_image::{Image, ImageKind, ProgramHeader};
 
 /// Where the new segment's header goes.

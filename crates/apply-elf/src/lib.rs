@@ -34,7 +34,6 @@ mod note;
 mod options;
 mod place;
 mod plan;
-mod raw;
 mod retarget;
 mod sections;
 mod segment;

@@ -6,9 +6,11 @@
 //! in the last segment.
 
 use crate::ElfError;
-use crate::raw::{self, u32_at, u64_at};
+use crate::segment::pad;
 use object::elf;
 use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};
+use restitch_image::bytes::{u32_at, u64_at};
+use restitch_image::raw;
 use restitch_image::{BuildId, Image};
 
 /// Owner of the note.
@@ -51,7 +53,7 @@ impl RestitchNote {
             out.extend(field.to_le_bytes());
         }
         out.extend(OWNER);
-        raw::pad(&mut out, 8);
+        pad(&mut out, 8);
         out.extend(self.format.to_le_bytes());
         out.extend(self.number.to_le_bytes());
         for field in [
@@ -66,7 +68,7 @@ impl RestitchNote {
             out.extend(field.to_le_bytes());
         }
         out.extend(id);
-        raw::pad(&mut out, 8);
+        pad(&mut out, 8);
         out
     }
 

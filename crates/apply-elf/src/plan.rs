@@ -7,7 +7,6 @@ use crate::headers::{self, Slot, Targets, congruent_offset};
 use crate::note::{self, Changed, NOTE_SECTION, RestitchNote, is_restitch_output};
 use crate::options::OutputOptions;
 use crate::place;
-use crate::raw::{self, FileHeader, PHDR_LEN};
 use crate::retarget::{self, RetargetWrite};
 use crate::sections::{self, TEXT_SECTION, Tail};
 use crate::segment::{NewSegment, Part};
@@ -17,6 +16,7 @@ use object::elf;
 use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};
 use restitch_apply::{CheckedVersion, Purpose, Write, redirect_write};
 use restitch_emit::{LARGE_PAGE, Redirect, RedirectKind, Version};
+use restitch_image::raw::{self, FileHeader, PHDR_LEN};
 use restitch_image::{Image, ProgramHeader};
 use restitch_x86::patch::Patch;
 
@@ -82,17 +82,18 @@ impl ElfPlan {
 
     fn file_header(&self) -> FileHeader {
         // `Image` has read the header, and the plan has checked it.
-        let old = FileHeader::read(self.original.data());
+        let old = FileHeader::read(self.original.data()).unwrap_or_default();
         let (sh_offset, sh_count, sh_names) =
-            self.tail.table.or(old.map(|h| (h.sh_offset, h.sh_count, h.sh_names))).unwrap_or_default();
+            self.tail.table.unwrap_or((old.sh_offset, old.sh_count, old.sh_names));
         let entry = self.startup.as_ref().and_then(Startup::entry).map(Svma::get);
         FileHeader {
-            entry: entry.or(old.map(|h| h.entry)).unwrap_or_default(),
+            entry: entry.unwrap_or(old.entry),
             ph_offset: self.table_offset.get(),
             ph_count: self.headers.len() as u16,
             sh_offset,
             sh_count,
             sh_names,
+            ..old
         }
     }
 }

@@ -4,18 +4,15 @@
 
 use crate::ElfError;
 use crate::grow::Growth;
-use crate::raw::{u32_at, u64_at};
 use object::elf;
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Retarget, RetargetKind, Version};
+use restitch_image::bytes::u64_at;
+use restitch_image::raw::{RELA_LEN, Rela, dynamic_entries};
 use restitch_image::{ExportedSymbol, Image, RelocationKind};
 use restitch_x86::elf::RELATIVE;
 use restitch_x86::patch;
 use std::collections::HashMap;
-
-/// Size of `Elf64_Rela`, and where its addend is.
-const RELA_LEN: usize = 24;
-const ADDEND: u64 = 16;
 
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,12 +105,9 @@ fn pointer(image: &Image, retarget: &Retarget, addends: &HashMap<Svma, Svma>) ->
 fn places(image: &Image) -> HashMap<Svma, Svma> {
     let mut out = HashMap::new();
     let Some((start, bytes)) = table(image) else { return out };
-    for (i, entry) in bytes.chunks_exact(RELA_LEN).enumerate() {
-        if u32_at(entry, 8) == Some(RELATIVE)
-            && let Some(place) = u64_at(entry, 0)
-        {
-            out.entry(Svma::new(place)).or_insert(start + (i * RELA_LEN) as u64 + ADDEND);
-        }
+    let entries = bytes.chunks_exact(RELA_LEN).filter_map(Rela::read).enumerate();
+    for (i, entry) in entries.filter(|(_, entry)| entry.kind == RELATIVE) {
+        out.entry(entry.at).or_insert(start + (i * RELA_LEN) as u64 + Rela::ADDEND);
     }
     out
 }
@@ -122,10 +116,7 @@ fn places(image: &Image) -> HashMap<Svma, Svma> {
 fn table(image: &Image) -> Option<(Svma, &[u8])> {
     let dynamic = image.program_headers().iter().find(|h| h.kind == elf::PT_DYNAMIC)?;
     let entries = image.read(dynamic.address, usize::try_from(dynamic.file_len).ok()?)?;
-    let value = |tag: u32| {
-        let mut found = entries.chunks_exact(16).filter(|e| u64_at(e, 0) == Some(u64::from(tag)));
-        u64_at(found.next()?, 8)
-    };
+    let value = |tag: u32| dynamic_entries(entries).find(|e| e.0 == u64::from(tag)).map(|e| e.1);
     let start = Svma::new(value(elf::DT_RELA)?);
     Some((start, image.read(start, usize::try_from(value(elf::DT_RELASZ)?).ok()?)?))
 }

@@ -6,12 +6,12 @@
 
 use crate::ElfError;
 use crate::grow::Growth;
-use crate::raw::{self, FileHeader, SYM_LEN, SectionHeader};
 use crate::segment::{NewSegment, Part};
 use object::elf;
 use restitch_address::{FileOffset, PAGE, SvmaRange};
 use restitch_emit::{Version, VersionSymbol, copied_probes};
 use restitch_image::Image;
+use restitch_image::raw::{self, FileHeader, SYM_LEN, SectionHeader};
 use std::collections::BTreeMap;
 
 /// Name of the version's code section.

@@ -26,7 +26,7 @@ pub(crate) struct NewSegment {
 impl NewSegment {
     /// The address of the next byte, after padding to `align`.
     pub fn aligned_end(&mut self, align: u64) -> Svma {
-        crate::raw::pad(&mut self.bytes, align as usize);
+        pad(&mut self.bytes, align as usize);
         self.start + self.bytes.len() as u64
     }
     /// Puts `bytes` in place of the version's own ELF headers, which nothing reads here, if there is room
@@ -67,4 +67,9 @@ impl NewSegment {
             self.parts.push(Part { name, range, kind, executable: false, align });
         }
     }
+}
+
+/// Appends zeros until the length is a multiple of `align`.
+pub(crate) fn pad(bytes: &mut Vec<u8>, align: usize) {
+    bytes.resize(bytes.len().next_multiple_of(align), 0);
 }

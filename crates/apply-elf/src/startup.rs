@@ -16,11 +16,11 @@
 //! opened.
 
 use crate::ElfError;
-use crate::raw;
 use crate::segment::NewSegment;
 use object::elf;
 use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};
 use restitch_emit::Version;
+use restitch_image::raw;
 use restitch_image::{Image, ImageKind};
 use restitch_x86::patch::{BREAKPOINT, Patch};
 use std::os::unix::ffi::OsStrExt;
@@ -140,18 +140,16 @@ fn entrance(image: &Image) -> Result<Entrance, ElfError> {
 fn initializer(image: &Image) -> Option<Entrance> {
     let header = image.program_headers().iter().find(|h| h.kind == elf::PT_DYNAMIC)?;
     let table = raw::slice(image.data(), header.offset.get(), header.file_len)?;
-    let tag = |at: usize| raw::u64_at(table, at);
-    for at in (0..table.len() / 16).map(|i| i * 16) {
-        let offset = header.offset + at as u64;
-        if tag(at)? == u64::from(elf::DT_INIT) {
-            return Some(Entrance::Initializer(offset, Some(Svma::new(raw::u64_at(table, at + 8)?))));
-        }
-        if tag(at)? == u64::from(elf::DT_NULL) {
-            let spare = tag(at + 16)? == u64::from(elf::DT_NULL);
-            return spare.then_some(Entrance::Initializer(offset, None));
-        }
+    let mut entries = raw::dynamic_entries(table).enumerate();
+    let is_end = |tag: u64| tag == u64::from(elf::DT_NULL);
+    let (index, (tag, value)) =
+        entries.find(|(_, entry)| is_end(entry.0) || entry.0 == u64::from(elf::DT_INIT))?;
+    let offset = header.offset + (index * raw::DYN_LEN) as u64;
+    if !is_end(tag) {
+        return Some(Entrance::Initializer(offset, Some(Svma::new(value))));
     }
-    None
+    let (_, (next, _)) = entries.next()?;
+    is_end(next).then_some(Entrance::Initializer(offset, None))
 }
 
 /// `ret`.
@@ -225,7 +223,7 @@ mod tests {
         let status = restitch_testkit::require!(assembled.ok(), "no assembler");
         assert!(status.success());
         let bytes = std::fs::read(&object).unwrap();
-        let sections = raw::u64_at(&bytes, 40).unwrap() as usize;
+        let sections = raw::FileHeader::read(&bytes).unwrap().sh_offset as usize;
         // The first section after the null one is .text.
         let text = raw::SectionHeader::read(&bytes[sections + raw::SHDR_LEN..]).unwrap();
         let text = text.bytes(&bytes).unwrap();

@@ -8,12 +8,13 @@
 //!   table.
 
 use crate::ElfError;
-use crate::raw::{self, u32_at};
 use crate::segment::NewSegment;
 use object::elf;
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{EhFrame, UnwindInfo, read_eh_frame_hdr, relocate_eh_frame, write_eh_frame_hdr};
 use restitch_emit::Version;
+use restitch_image::bytes::{u32_at, u64_at};
+use restitch_image::raw;
 use restitch_image::{Image, ImageKind};
 use restitch_x86::possible::{ARGUMENT, ARGUMENT_NUMBER_AT, Argument, possible_argument};
 
@@ -172,7 +173,7 @@ fn record_starts(bytes: &[u8]) -> Vec<usize> {
     while let Some(len) = u32_at(bytes, at) {
         let len = match len {
             0 => break,
-            0xffff_ffff => raw::u64_at(bytes, at + 4).and_then(|n| n.checked_add(12)),
+            0xffff_ffff => u64_at(bytes, at + 4).and_then(|n| n.checked_add(12)),
             n => Some(u64::from(n) + 4),
         };
         starts.push(at);

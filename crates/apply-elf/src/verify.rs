@@ -32,7 +32,8 @@ fn segment(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     let there = output.read(range.start, plan.segment.bytes.len());
     let mapped = output.segment_at(range.start).is_some_and(|s| s.executable && !s.writable);
     // A moved program header table lies at the end and is compared as headers.
-    let table = if plan.moves_program_headers() { plan.headers.len() * crate::raw::PHDR_LEN } else { 0 };
+    let table =
+        if plan.moves_program_headers() { plan.headers.len() * restitch_image::raw::PHDR_LEN } else { 0 };
     let compared = plan.segment.bytes.len() - table;
     let equal = there.is_some_and(|there| there[..compared] == plan.segment.bytes[..compared]);
     if equal && mapped { Ok(()) } else { Err(Mismatch::Segment(range)) }

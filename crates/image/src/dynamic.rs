@@ -1,8 +1,8 @@
 //! The dynamic section (System V gABI, chapter 5), read through PT_DYNAMIC so that it needs no section
 //! headers.
 
-use crate::ProgramHeader;
 use crate::bytes::{c_string, u16_at, u32_at, u64_at};
+use crate::raw::{ProgramHeader, dynamic_entries};
 use crate::view::View;
 use object::elf;
 use restitch_address::Svma;
@@ -109,11 +109,7 @@ impl<'a> DynamicTable<'a> {
     pub fn read(view: View<'a>, headers: &[ProgramHeader]) -> Self {
         let dynamic = headers.iter().find(|p| p.kind == elf::PT_DYNAMIC);
         let bytes = dynamic.map(|p| view.up_to(p.address, p.memory_len)).unwrap_or_default();
-        let entries = bytes
-            .chunks_exact(16)
-            .filter_map(|e| Some((u64_at(e, 0)?, u64_at(e, 8)?)))
-            .take_while(|e| e.0 != u64::from(elf::DT_NULL))
-            .collect();
+        let entries = dynamic_entries(bytes).take_while(|e| e.0 != u64::from(elf::DT_NULL)).collect();
         Self { view, entries }
     }
 

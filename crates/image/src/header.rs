@@ -1,35 +1,10 @@
 //! ELF header, program headers and segments (System V gABI, chapters 4 and 5).
 
 use crate::ImageError;
-use crate::bytes::{slice, u16_at, u32_at, u64_at};
+use crate::bytes::slice;
+use crate::raw::{EHDR_LEN, FileHeader, PHDR_LEN, ProgramHeader};
 use object::elf;
-use restitch_address::{FileOffset, Svma, SvmaRange};
-
-/// Size of `Elf64_Ehdr`.
-const HEADER_LEN: u64 = 64;
-/// Size of `Elf64_Phdr`.
-const PROGRAM_HEADER_LEN: u16 = 56;
-/// Size of `Elf64_Shdr`.
-pub(crate) const SECTION_HEADER_LEN: u16 = 64;
-
-/// One program header as the file states it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProgramHeader {
-    /// `p_type`, for example `object::elf::PT_LOAD` (1).
-    pub kind: u32,
-    /// `p_flags`: 1 execute, 2 write, 4 read.
-    pub flags: u32,
-    /// Place in the file.
-    pub offset: FileOffset,
-    /// Stated address.
-    pub address: Svma,
-    /// Bytes in the file.
-    pub file_len: u64,
-    /// Bytes in memory.
-    pub memory_len: u64,
-    /// Alignment in bytes.
-    pub align: u64,
-}
+use restitch_address::{FileOffset, SvmaRange};
 
 /// A PT_LOAD segment that is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,24 +30,12 @@ impl Segment {
     }
 }
 
-/// The fields of `Elf64_Ehdr` that later phases need.
-pub(crate) struct Header {
-    pub elf_type: u16,
-    pub entry: Svma,
-    pub ph_offset: u64,
-    pub ph_count: u16,
-    pub sh_offset: u64,
-    pub sh_entry_len: u16,
-    pub sh_count: u16,
-    pub sh_names: u16,
-}
-
-pub(crate) fn header(data: &[u8]) -> Result<Header, ImageError> {
+pub(crate) fn header(data: &[u8]) -> Result<FileHeader, ImageError> {
     if data.get(..4) != Some(&elf::ELFMAG[..]) {
         return Err(ImageError::NotElf);
     }
     let truncated =
-        || ImageError::Truncated { what: "the ELF header", need: HEADER_LEN, have: data.len() as u64 };
+        || ImageError::Truncated { what: "the ELF header", need: EHDR_LEN as u64, have: data.len() as u64 };
     match data.get(4).copied().ok_or_else(truncated)? {
         elf::ELFCLASS64 => {}
         elf::ELFCLASS32 => return Err(ImageError::ThirtyTwoBit),
@@ -87,30 +50,16 @@ pub(crate) fn header(data: &[u8]) -> Result<Header, ImageError> {
             });
         }
     }
-    raw_header(data).ok_or_else(truncated)
-}
-
-fn raw_header(data: &[u8]) -> Option<Header> {
-    let h = data.get(..HEADER_LEN as usize)?;
-    Some(Header {
-        elf_type: u16_at(h, 16)?,
-        entry: Svma::new(u64_at(h, 24)?),
-        ph_offset: u64_at(h, 32)?,
-        ph_count: u16_at(h, 56)?,
-        sh_offset: u64_at(h, 40)?,
-        sh_entry_len: u16_at(h, 58)?,
-        sh_count: u16_at(h, 60)?,
-        sh_names: u16_at(h, 62)?,
-    })
+    FileHeader::read(data).ok_or_else(truncated)
 }
 
 /// Refuses what is not a linked x86-64 program or shared object.
-pub(crate) fn check_supported(data: &[u8], header: &Header) -> Result<(), ImageError> {
-    let machine = u16_at(data, 18).unwrap_or_default();
+pub(crate) fn check_supported(header: &FileHeader) -> Result<(), ImageError> {
+    let machine = header.machine;
     if machine != restitch_x86::elf::MACHINE {
         return Err(ImageError::ForeignMachine { machine });
     }
-    match header.elf_type {
+    match header.kind {
         elf::ET_EXEC | elf::ET_DYN => Ok(()),
         elf::ET_REL => Err(ImageError::Relocatable),
         elf::ET_CORE => Err(ImageError::CoreDump),
@@ -118,35 +67,23 @@ pub(crate) fn check_supported(data: &[u8], header: &Header) -> Result<(), ImageE
     }
 }
 
-pub(crate) fn program_headers(data: &[u8], header: &Header) -> Result<Vec<ProgramHeader>, ImageError> {
+pub(crate) fn program_headers(data: &[u8], header: &FileHeader) -> Result<Vec<ProgramHeader>, ImageError> {
     if header.ph_count == 0 || header.ph_offset == 0 {
         return Err(ImageError::NoProgramHeaders);
     }
     if header.ph_count == elf::PN_XNUM {
         return Err(ImageError::Malformed { what: "it has more than 65,534 program headers" });
     }
-    if u16_at(data, 54) != Some(PROGRAM_HEADER_LEN) {
+    if usize::from(header.ph_entry_len) != PHDR_LEN {
         return Err(ImageError::Malformed { what: "its program headers are not 56 bytes long" });
     }
-    let len = u64::from(header.ph_count) * u64::from(PROGRAM_HEADER_LEN);
+    let len = u64::from(header.ph_count) * PHDR_LEN as u64;
     let table = slice(data, header.ph_offset, len).ok_or(ImageError::Truncated {
         what: "the program header table",
         need: header.ph_offset.saturating_add(len),
         have: data.len() as u64,
     })?;
-    Ok(table.chunks_exact(usize::from(PROGRAM_HEADER_LEN)).filter_map(program_header).collect())
-}
-
-fn program_header(p: &[u8]) -> Option<ProgramHeader> {
-    Some(ProgramHeader {
-        kind: u32_at(p, 0)?,
-        flags: u32_at(p, 4)?,
-        offset: FileOffset::new(u64_at(p, 8)?),
-        address: Svma::new(u64_at(p, 16)?),
-        file_len: u64_at(p, 32)?,
-        memory_len: u64_at(p, 40)?,
-        align: u64_at(p, 48)?,
-    })
+    Ok(table.chunks_exact(PHDR_LEN).filter_map(ProgramHeader::read).collect())
 }
 
 /// The non-empty PT_LOADs, sorted by address, checked against the file's length and each other.

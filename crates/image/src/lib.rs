@@ -12,7 +12,7 @@
 //! Invariants: segments are sorted and do not overlap, their file parts lie inside the file; symbols,
 //! relocations and PLT stubs are sorted by address. Equal bytes give equal images.
 
-mod bytes;
+pub mod bytes;
 mod debugdata;
 mod dynamic;
 mod error;
@@ -21,6 +21,7 @@ mod names;
 mod note;
 mod plt;
 mod probe;
+pub mod raw;
 mod relocation;
 mod run_time;
 mod section;
@@ -30,11 +31,12 @@ mod view;
 
 pub use dynamic::{DynamicInfo, ExportedSymbol};
 pub use error::ImageError;
-pub use header::{ProgramHeader, Segment};
+pub use header::Segment;
 pub use names::NameInTable;
 pub use note::BuildId;
 pub use plt::PltSlot;
 pub use probe::StaticProbe;
+pub use raw::ProgramHeader;
 pub use relocation::{DynamicRelocation, RelocationKind};
 pub use run_time::RunTime;
 pub use section::Section;
@@ -93,7 +95,7 @@ impl Image {
     pub fn parse(data: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         let data = data.into();
         let header = header::header(&data)?;
-        header::check_supported(&data, &header)?;
+        header::check_supported(&header)?;
         let headers = header::program_headers(&data, &header)?;
         let segments = header::segments(&data, &headers)?;
         let sections = section::sections(&data, &header);
@@ -108,8 +110,8 @@ impl Image {
         let interpreter = interpreter(&data, &headers);
         let eh_frame_hdr = unwind::eh_frame_hdr(view, &headers, &sections);
         Ok(Self {
-            kind: kind(header.elf_type, &dynamic, interpreter.is_some()),
-            entry: header.entry,
+            kind: kind(header.kind, &dynamic, interpreter.is_some()),
+            entry: Svma::new(header.entry),
             symbols: symbol::best(&aliases),
             dynamic_names: dynamic_symbols
                 .into_iter()

@@ -1,7 +1,7 @@
 //! The build id: the key under which profiles of a module are kept.
 
-use crate::ProgramHeader;
-use crate::bytes::{slice, u32_at};
+use crate::bytes::slice;
+use crate::raw::{Note, ProgramHeader, notes};
 use crate::section::Section;
 use object::elf;
 use sha2::{Digest, Sha256};
@@ -75,7 +75,7 @@ pub(crate) fn names<'a>(
     headers: &'a [ProgramHeader],
     sections: &'a [Section],
 ) -> Vec<&'a [u8]> {
-    let all = lists(data, headers, sections).flat_map(|(notes, align)| Notes { notes, align });
+    let all = lists(data, headers, sections).flat_map(|(list, align)| notes(list, align));
     all.map(|note| note.name).collect()
 }
 
@@ -84,47 +84,19 @@ fn lists<'a>(
     data: &'a [u8],
     headers: &'a [ProgramHeader],
     sections: &'a [Section],
-) -> impl Iterator<Item = (&'a [u8], usize)> {
+) -> impl Iterator<Item = (&'a [u8], u64)> {
     let in_segments = headers
         .iter()
         .filter(|p| p.kind == elf::PT_NOTE)
         .filter_map(move |p| Some((slice(data, p.offset.get(), p.file_len)?, p.align)));
     let in_sections = sections.iter().filter(|s| s.kind == elf::SHT_NOTE).map(move |s| (s.bytes(data), 4));
-    in_segments.chain(in_sections).map(|(notes, align)| (notes, if align == 8 { 8 } else { 4 }))
+    in_segments.chain(in_sections)
 }
 
-/// One note.
-struct Note<'a> {
-    name: &'a [u8],
-    kind: u32,
-    value: &'a [u8],
-}
-
-/// The notes of a list, up to the first damaged one.
-struct Notes<'a> {
-    notes: &'a [u8],
-    align: usize,
-}
-
-impl<'a> Iterator for Notes<'a> {
-    type Item = Note<'a>;
-
-    fn next(&mut self) -> Option<Note<'a>> {
-        let (name_len, value_len) = (u32_at(self.notes, 0)? as usize, u32_at(self.notes, 4)? as usize);
-        let value_at = (12 + name_len).next_multiple_of(self.align);
-        let name = self.notes.get(12..12 + name_len)?;
-        let value = self.notes.get(value_at..value_at + value_len)?;
-        let kind = u32_at(self.notes, 8)?;
-        self.notes =
-            self.notes.get((value_at + value_len).next_multiple_of(self.align)..).unwrap_or_default();
-        Some(Note { name, kind, value })
-    }
-}
-
-fn find(notes: &[u8], align: usize) -> Option<BuildId> {
+fn find(list: &[u8], align: u64) -> Option<BuildId> {
     let is_build_id =
         |n: &Note<'_>| n.kind == elf::NT_GNU_BUILD_ID && n.name == b"GNU\0" && !n.value.is_empty();
-    Notes { notes, align }.find(is_build_id).map(|note| BuildId::new(note.value))
+    notes(list, align).find(is_build_id).map(|note| BuildId::new(note.value))
 }
 
 #[cfg(test)]

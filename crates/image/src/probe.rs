@@ -4,7 +4,8 @@
 //! where it is. The format is that of SystemTap's "User Space Probe Implementation", version 3. `strip`
 //! leaves the notes.
 
-use crate::bytes::{u32_at, u64_at};
+use crate::bytes::u64_at;
+use crate::raw::notes;
 use crate::section::Section;
 use object::elf;
 use restitch_address::{Svma, SvmaRange};
@@ -14,8 +15,6 @@ const SECTION: &str = ".note.stapsdt";
 const BASE_SECTION: &str = ".stapsdt.base";
 const NAME: &[u8; 8] = b"stapsdt\0";
 const KIND: u32 = 3;
-/// Bytes of a note in front of its content.
-const HEAD: usize = 12 + NAME.len();
 /// Bytes of the three addresses that the content begins with: of the probe, of the base, of the semaphore.
 const ADDRESSES: usize = 24;
 
@@ -74,22 +73,14 @@ pub(crate) fn static_probes(data: &[u8], sections: &[Section]) -> Vec<StaticProb
 }
 
 /// Reads them up to the first note that is damaged.
-fn read(mut notes: &[u8], base: Option<Svma>) -> Vec<StaticProbe> {
-    let mut probes = Vec::new();
-    let mut next = || -> Option<Option<StaticProbe>> {
-        let (name_len, len) = (u32_at(notes, 0)? as usize, u32_at(notes, 4)? as usize);
-        let content_at = (12 + name_len).next_multiple_of(4);
-        let content = notes.get(content_at..content_at.checked_add(len)?)?;
-        let is_probe = u32_at(notes, 8)? == KIND && content_at == HEAD && notes.get(12..HEAD)? == NAME;
-        let probe = is_probe.then(|| probe(content, base)).flatten();
-        // The last note may lack what it would be filled up with.
-        notes = notes.get((content_at + len).next_multiple_of(4)..).unwrap_or_default();
-        Some(probe)
-    };
-    while let Some(probe) = next() {
-        probes.extend(probe);
-    }
-    probes
+fn read(list: &[u8], base: Option<Svma>) -> Vec<StaticProbe> {
+    let probes = notes(list, 4).filter(|note| note.kind == KIND && is_ours(note.name));
+    probes.filter_map(|note| probe(note.value, base)).collect()
+}
+
+/// With or without the final zero.
+fn is_ours(name: &[u8]) -> bool {
+    name.strip_suffix(b"\0").unwrap_or(name) == &NAME[..NAME.len() - 1]
 }
 
 fn probe(content: &[u8], base: Option<Svma>) -> Option<StaticProbe> {
@@ -113,6 +104,9 @@ pub(crate) fn within(probes: &[StaticProbe], range: SvmaRange) -> &[StaticProbe]
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of a note in front of its content.
+    const HEAD: usize = 12 + NAME.len();
 
     fn probe(at: u64, base: u64, semaphore: u64) -> StaticProbe {
         let texts = b"postgresql\0query__start\08@%rdi\0".as_slice().into();

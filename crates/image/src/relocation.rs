@@ -1,7 +1,8 @@
 //! Dynamic relocations: what the loader writes into the image (x86-64 psABI section 4.4, and RELR).
 
-use crate::bytes::{u32_at, u64_at};
+use crate::bytes::u64_at;
 use crate::dynamic::{DynamicSymbol, DynamicTable};
+use crate::raw::{RELA_LEN, Rela};
 use crate::section::Section;
 use crate::view::View;
 use object::elf;
@@ -9,8 +10,6 @@ use restitch_address::Svma;
 use restitch_x86::elf::{RelocationType, relocation_type};
 use std::sync::Arc;
 
-/// Size of `Elf64_Rela`.
-const RELA_LEN: usize = 24;
 /// Length in bytes of the packed relative relocations.
 const DT_RELRSZ: u32 = 35;
 /// Address of the packed relative relocations.
@@ -59,14 +58,6 @@ pub enum RelocationKind {
     Other(u32),
 }
 
-/// A RELA entry before its symbol is known.
-struct RawRelocation {
-    at: Svma,
-    kind: u32,
-    symbol: u32,
-    addend: i64,
-}
-
 /// The relocations, sorted by address, and the dynamic symbols.
 pub(crate) fn relocations(
     view: View<'_>,
@@ -87,7 +78,7 @@ pub(crate) fn relocations(
 
 /// DT_RELA and DT_JMPREL; a static program, which has no dynamic section, keeps its IRELATIVE entries in a
 /// section.
-fn raw_relocations(view: View<'_>, dynamic: &DynamicTable<'_>, sections: &[Section]) -> Vec<RawRelocation> {
+fn raw_relocations(view: View<'_>, dynamic: &DynamicTable<'_>, sections: &[Section]) -> Vec<Rela> {
     if dynamic.is_empty() {
         let tables = sections.iter().filter(|s| s.kind == elf::SHT_RELA && s.is_loaded());
         return tables.flat_map(|s| entries(s.bytes(view.data))).collect();
@@ -100,18 +91,11 @@ fn raw_relocations(view: View<'_>, dynamic: &DynamicTable<'_>, sections: &[Secti
     entries(rela).chain(entries(plt)).collect()
 }
 
-fn entries(table: &[u8]) -> impl Iterator<Item = RawRelocation> {
-    table.chunks_exact(RELA_LEN).filter_map(|e| {
-        Some(RawRelocation {
-            at: Svma::new(u64_at(e, 0)?),
-            kind: u32_at(e, 8)?,
-            symbol: u32_at(e, 12)?,
-            addend: u64_at(e, 16)? as i64,
-        })
-    })
+fn entries(table: &[u8]) -> impl Iterator<Item = Rela> {
+    table.chunks_exact(RELA_LEN).filter_map(Rela::read)
 }
 
-impl RawRelocation {
+impl Rela {
     fn resolve(&self, symbols: &[DynamicSymbol], no_name: &Arc<str>) -> RelocationKind {
         let symbol = symbols.get(self.symbol as usize).filter(|_| self.symbol != 0);
         let name = || symbol.map_or(no_name, |s| &s.name).clone();

@@ -1,8 +1,8 @@
 //! Section headers, which a program can do without: damaged ones count as absent.
 
 use crate::Segment;
-use crate::bytes::{c_string, slice, u32_at, u64_at};
-use crate::header::{Header, SECTION_HEADER_LEN};
+use crate::bytes::{c_string, slice};
+use crate::raw::{FileHeader, SHDR_LEN, SectionHeader};
 use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};
 
@@ -44,40 +44,40 @@ impl Section {
 }
 
 /// All sections but the null one, in file order with index 0 kept as an empty entry, so that `link` works.
-pub(crate) fn sections(data: &[u8], header: &Header) -> Vec<Section> {
+pub(crate) fn sections(data: &[u8], header: &FileHeader) -> Vec<Section> {
     table(data, header).unwrap_or_default()
 }
 
-fn table(data: &[u8], header: &Header) -> Option<Vec<Section>> {
-    if header.sh_offset == 0 || header.sh_entry_len != SECTION_HEADER_LEN {
+fn table(data: &[u8], header: &FileHeader) -> Option<Vec<Section>> {
+    if header.sh_offset == 0 || usize::from(header.sh_entry_len) != SHDR_LEN {
         return None;
     }
-    let entry_len = u64::from(SECTION_HEADER_LEN);
-    let first = slice(data, header.sh_offset, entry_len)?;
+    let entry_len = SHDR_LEN as u64;
+    let first = SectionHeader::read(slice(data, header.sh_offset, entry_len)?)?;
     let count = match header.sh_count {
-        0 => u64_at(first, 32)?,
+        0 => first.len,
         n => u64::from(n),
     };
     let names_index = match header.sh_names {
-        elf::SHN_XINDEX => u32_at(first, 40)?,
+        elf::SHN_XINDEX => first.link,
         n => u32::from(n),
     };
     let raw = slice(data, header.sh_offset, count.checked_mul(entry_len)?)?;
-    let raw = || raw.chunks_exact(usize::from(SECTION_HEADER_LEN));
-    let names = raw().nth(names_index as usize).and_then(|s| section(s, &[])).map(|s| s.bytes(data));
-    raw().map(|s| section(s, names.unwrap_or_default())).collect()
+    let headers: Vec<_> = raw.chunks_exact(SHDR_LEN).filter_map(SectionHeader::read).collect();
+    let names = headers.get(names_index as usize).and_then(|s| s.bytes(data)).unwrap_or_default();
+    Some(headers.iter().map(|s| section(s, names)).collect())
 }
 
-fn section(s: &[u8], names: &[u8]) -> Option<Section> {
-    Some(Section {
-        name: c_string(names, u32_at(s, 0)?.into()).unwrap_or_default().into_owned(),
-        range: SvmaRange::new(Svma::new(u64_at(s, 16)?), u64_at(s, 32)?),
-        file_offset: FileOffset::new(u64_at(s, 24)?),
-        kind: u32_at(s, 4)?,
-        flags: u64_at(s, 8)?,
-        link: u32_at(s, 40)?,
-        entry_len: u64_at(s, 56)?,
-    })
+fn section(header: &SectionHeader, names: &[u8]) -> Section {
+    Section {
+        name: c_string(names, header.name.into()).unwrap_or_default().into_owned(),
+        range: SvmaRange::new(Svma::new(header.address), header.len),
+        file_offset: FileOffset::new(header.offset),
+        kind: header.kind,
+        flags: header.flags,
+        link: header.link,
+        entry_len: header.entry_len,
+    }
 }
 
 /// Where code is: the code sections inside executable segments; without such sections, the executable

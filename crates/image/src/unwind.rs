@@ -1,8 +1,8 @@
 //! Where the unwind tables are (Linux Standard Base, `.eh_frame_hdr`). Their content belongs to the unwind
 //! crate.
 
-use crate::ProgramHeader;
 use crate::bytes::{i32_at, u32_at, u64_at};
+use crate::raw::ProgramHeader;
 use crate::section::Section;
 use crate::view::View;
 use object::elf;

@@ -1,7 +1,7 @@
 //! What is not ours: few crates, from one source, each with a reason.
 
 use crate::source::code_only;
-use crate::{Finding, Tree};
+use crate::{File, Finding, Tree};
 
 /// The crates that the workspace asks for itself, with what for. What they bring with them is in
 /// `Cargo.lock`.
@@ -114,9 +114,10 @@ fn from_the_workspace(manifest: &toml::Table) -> Vec<String> {
         .collect()
 }
 
-/// Each dependency of a crate is named by some source of it, tests included.
+/// Each dependency of a crate is named by some source of it, tests included, and each of the workspace by a
+/// crate.
 pub fn unused_dependencies(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let mut findings = unasked(tree);
     for manifest in &tree.files {
         let Some(folder) = manifest.path.strip_suffix("Cargo.toml").filter(|folder| !folder.is_empty())
         else {
@@ -137,11 +138,26 @@ pub fn unused_dependencies(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What a manifest's lists name.
+/// What is on the workspace's list, and on that of none of its crates.
+fn unasked(tree: &Tree) -> Vec<Finding> {
+    let table = |file: &File| file.text.parse::<toml::Table>().unwrap_or_default();
+    let manifests = tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml"));
+    let asked: Vec<String> = manifests.flat_map(|manifest| listed(&table(manifest))).collect();
+    let root = tree.files.iter().find(|file| file.path == "Cargo.toml").map(table).unwrap_or_default();
+    let all = root.get("workspace").and_then(toml::Value::as_table).map(listed).unwrap_or_default();
+    let unused = all.into_iter().filter(|name| !asked.contains(name));
+    let what = |name| format!("{name} is on the workspace's list, and no crate asks for it");
+    unused.map(|name| Finding { path: "Cargo.toml".into(), line: 0, what: what(name) }).collect()
+}
+
+/// What a manifest's lists name, those for one target included.
 fn listed(manifest: &toml::Table) -> Vec<String> {
-    let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
-    let lists = tables.iter().filter_map(|table| manifest.get(*table)?.as_table());
-    lists.flatten().map(|(name, _)| name.clone()).collect()
+    let targets = manifest.get("target").and_then(toml::Value::as_table);
+    let targets = targets.into_iter().flat_map(|t| t.values()).filter_map(toml::Value::as_table);
+    let lists = std::iter::once(manifest).chain(targets).flat_map(|table| {
+        ["dependencies", "dev-dependencies", "build-dependencies"].map(|list| table.get(list)?.as_table())
+    });
+    lists.flatten().flatten().map(|(name, _)| name.clone()).collect()
 }
 
 /// Whether `word` stands in `source` as a whole identifier.

@@ -28,6 +28,9 @@ pub const LAYERS: [&[&str]; 21] = [
     &["session", "cli"],
 ];
 
+/// Crates that are for tests: a table of branches that `trace` is compared with, and what tests share.
+pub const DEVELOPMENT: [&str; 2] = ["branch-table", "testkit"];
+
 /// Crates outside the workspace that reach the operating system.
 const SYSTEM: [&str; 4] = ["libc", "memmap2", "perf-event-open-sys", "nix"];
 
@@ -86,6 +89,9 @@ fn internal(krate: &str, own: usize, other: &str) -> Option<String> {
     };
     if theirs >= own {
         return Some(format!("{krate} may not depend on {other}: dependencies point downwards only"));
+    }
+    if DEVELOPMENT.contains(&other) {
+        return Some(format!("{krate} may not depend on {other}, which is for tests: [dev-dependencies]"));
     }
     if PURE.contains(&krate) && EDGE.contains(&other) {
         return Some(format!("{krate} only computes and may not depend on {other}"));

@@ -3,6 +3,7 @@
 mod circles;
 mod dependencies;
 mod documents;
+mod elf_files;
 mod errors;
 mod instruction_set;
 mod layers;
@@ -14,6 +15,7 @@ mod sources;
 pub use circles::circles;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
+pub use elf_files::elf_files;
 pub use errors::kept_sources;
 pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
@@ -28,10 +30,11 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 21] = [
+pub const RULES: [(&str, Rule); 22] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
+    ("elf_files", elf_files),
     ("contract", contract),
     ("page_size", page_size),
     ("tuple_parameters", tuple_parameters),
