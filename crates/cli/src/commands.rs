@@ -6,14 +6,15 @@ use crate::child::{child, exit_status};
 use crate::demo;
 use crate::keeper::{Keeper, keep};
 use crate::lab::lab_command;
-use crate::outputs::{check_outputs, ended_early, failed_target, or_say_why, publish, publish_beside};
+use crate::outputs::{Outputs, ended_early, failed_target, or_say_why};
 use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
 use restitch_session::{
     AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric, NotStarted,
     OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
-    analyze_file, attach, continuous, doctor, instrument, kept_for_cores, optimize, record, revert, status,
+    analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
+    or_interrupted, record, revert, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -27,7 +28,12 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
     let _asked = AskedToEnd::begin();
     AskedToEnd::answer("restitch: it is ending already, as soon as the step that it is at is done");
     let _keeper = Keeper::start();
-    run_command_line(args)
+    let done = or_interrupted(run_command_line(args));
+    // What was asked for is done, but whoever has asked it to end is to see that it heard.
+    match (done, AskedToEnd::signal()) {
+        (Ok(0), Some(signal)) => Ok(ExitCode::of_signal(signal).number()),
+        (done, _) => done,
+    }
 }
 
 fn run_command_line(args: Args) -> Result<i32, SessionError> {
@@ -71,7 +77,8 @@ fn options_of(pid: i32, options: &Attach) -> AttachOptions {
 }
 
 fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
-    check_outputs(&[options.json.as_deref(), options.html.as_deref()])?;
+    let outputs = outputs_of(options);
+    outputs.check()?;
     let mut progress = Progress::new();
     let program = restitch_session::executable_path(pid).unwrap_or_default();
     let target = failed_target(program.display().to_string(), Some(pid));
@@ -82,7 +89,11 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
         attach(&options_of(pid, options), &mut progress)
     })?;
     progress.finish();
-    publish(&result, options.json.as_deref(), options.html.as_deref())
+    Ok(outputs.publish(&result))
+}
+
+fn outputs_of(options: &Attach) -> Outputs<'_> {
+    Outputs { json: options.json.as_deref(), html: options.html.as_deref(), written: None }
 }
 
 /// Goes on until there is nothing more to do. A result is published after each round; in the end, files are
@@ -93,25 +104,28 @@ fn continuous_command(
     target: Target,
     mut progress: Progress,
 ) -> Result<i32, SessionError> {
-    let (json, html) = (options.json.as_deref(), options.html.as_deref());
+    let outputs = outputs_of(options);
     let what = ContinuousOptions {
         attach: options_of(pid, options),
         rest: Duration::from_secs_f64(options.rest),
         frequency: options.watch_rate,
     };
+    let (mut is_said, mut is_written) = (false, true);
     let mut tell = |result: &RunResult| match &result.continuous {
         Some(all) if all.ended.is_some() => {
-            publish_beside(result, json, html)?;
+            is_written = outputs.publish_beside(result);
             all.rows().iter().for_each(|(label, words)| eprintln!("restitch: {label}: {words}"));
-            Ok(())
         }
-        _ => publish(result, json, html).map(drop),
+        _ => outputs.publish_between(result, &mut is_said),
     };
-    let result = or_say_why("attach", target, json, || {
+    let result = or_say_why("attach", target, outputs.json, || {
         continuous(&what, &|| AskedToEnd::signal().is_some(), &mut tell, &mut progress)
     })?;
     progress.finish();
-    Ok(result.exit_code)
+    Ok(match result.exit_code {
+        0 if !is_written => ExitCode::Failure.number(),
+        code => code,
+    })
 }
 
 /// It is looked so often whether a command has ended while it warms up.
@@ -121,6 +135,7 @@ fn run_command(options: &Attach, warm_up: f64, command: &[OsString]) -> Result<i
     let name = command.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let fail = |e: std::io::Error| SessionError::Command { command: name.clone(), why: e.into() };
     let mut starting = child(command);
+    begin_start()?;
     let started = OwnChild::spawn(&mut starting);
     let mut started = started.map_err(|e| NotStarted::new(starting.get_program(), e))?;
     AskedToEnd::stand_for(started.pid());
@@ -167,8 +182,14 @@ fn record_command(args: Record) -> Result<i32, SessionError> {
     let recorded = |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth.min(1024));
     // What a perf with the usual settings shows in full, and not too many stacks a record.
     let profile = recorded(depth.unwrap_or(64));
-    check_outputs(&[json.as_deref(), html.as_deref()])?;
-    let publish = |result: &RunResult| publish_beside(result, json.as_deref(), html.as_deref());
+    let (written, is_command) = (Some(&*output), pid.is_none() && from_counts.is_empty());
+    let outputs = Outputs { json: json.as_deref(), html: html.as_deref(), written };
+    outputs.check()?;
+    let publish = |result: &RunResult, code: i32| match outputs.publish_beside(result) {
+        // That of a command says more.
+        false if code == ExitCode::Done.number() && !is_command => ExitCode::Failure.number(),
+        _ => code,
+    };
     if let Some(done) = source.record(traced, depth, profile, publish) {
         return done;
     }
@@ -177,46 +198,47 @@ fn record_command(args: Record) -> Result<i32, SessionError> {
         None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
         None => RecordSubject::Command { command: child(&command), only: program },
     };
-    let output = recorded(depth.unwrap_or(32));
-    record_by_counting(RecordOptions { subject, output }, json.as_deref(), html.as_deref())
+    let profile = recorded(depth.unwrap_or(32));
+    record_by_counting(RecordOptions { subject, output: profile }, publish)
 }
 
 /// Records by counting.
 fn record_by_counting(
     options: RecordOptions,
-    json: Option<&Path>,
-    html: Option<&Path>,
+    publish: impl FnOnce(&RunResult, i32) -> i32,
 ) -> Result<i32, SessionError> {
     let output = options.output.path.clone();
     let mut progress = Progress::new();
     let (mut result, status) = record(options, &mut progress)?;
     progress.finish();
     let code = ended_early(&mut result, status);
-    publish_beside(&result, json, html)?;
     eprint!("{}", result.to_text());
     eprintln!("restitch: profile written to {}", output.display());
-    Ok(code)
+    Ok(publish(&result, code))
 }
 
 fn instrument_command(args: Instrument) -> Result<i32, SessionError> {
     let Instrument { program, output, counts, json } = args;
-    check_outputs(&[json.as_deref()])?;
+    let outputs = Outputs { json: json.as_deref(), written: Some(&output), html: None };
+    outputs.check()?;
     let mut progress = Progress::new();
-    let result = instrument(&InstrumentOptions { program, output, counts }, &mut progress)?;
+    let options = InstrumentOptions { program, output: output.clone(), counts };
+    let result = instrument(&options, &mut progress)?;
     progress.finish();
-    publish(&result, json.as_deref(), None)
+    Ok(outputs.publish(&result))
 }
 
 fn optimize_command(args: Optimize) -> Result<i32, SessionError> {
     let Optimize { program, profile, output, version, pointers, json } = args;
-    check_outputs(&[json.as_deref()])?;
+    let outputs = Outputs { json: json.as_deref(), written: Some(&output), html: None };
+    outputs.check()?;
     let (version, pointers) = (version.options(), pointers == Switch::On);
-    let options = OptimizeOptions { program, profile, output, version, pointers };
+    let options = OptimizeOptions { program, profile, output: output.clone(), version, pointers };
     let mut progress = Progress::new();
     let target = failed_target(options.program.display().to_string(), None);
     let result = or_say_why("optimize", target, json.as_deref(), || optimize(&options, &mut progress))?;
     progress.finish();
-    publish(&result, json.as_deref(), None)
+    Ok(outputs.publish(&result))
 }
 
 fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
@@ -243,12 +265,7 @@ fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
             "process {pid}: version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later"
         );
     }
-    // All that was asked for is done, but whoever has asked it to end is to see that it heard.
-    let code = reverted.exit_code();
-    Ok(match AskedToEnd::signal() {
-        Some(signal) if code == ExitCode::Done => ExitCode::of_signal(signal).number(),
-        _ => code.number(),
-    })
+    Ok(reverted.exit_code().number())
 }
 
 fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {

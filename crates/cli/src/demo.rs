@@ -1,7 +1,9 @@
 //! `demo`: the built-in workload, optimized while it runs, with its throughput shown live.
 
 use crate::progress::Progress;
-use restitch_session::{AttachOptions, Metric, PipelineError, SessionError, Watcher, attach};
+use restitch_session::{
+    AskedToEnd, AttachOptions, Metric, PipelineError, SessionError, Watcher, attach, heed,
+};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -51,8 +53,8 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
     let counter = File::open(progress_file).map_err(file)?;
 
     println!("A server-like program with a large code footprint is running (process {}).", child.0.id());
-    std::thread::sleep(Duration::from_millis(500));
-    let before = watch("before", &counter, seconds);
+    AskedToEnd::pause(Duration::from_millis(500));
+    let before = watch("before", &counter, seconds)?;
     println!("restitch attach {} ...", child.0.id());
     let during = Instant::now();
     let mut options = AttachOptions::new(child.0.id() as i32);
@@ -63,7 +65,7 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
     let result = attach(&options, &mut progress)?;
     progress.finish();
     println!("  ... done in {:.1} s", during.elapsed().as_secs_f64());
-    let after = watch("after", &counter, seconds);
+    let after = watch("after", &counter, seconds)?;
     let pause = result.apply.as_ref().map_or(0.0, |a| a.pause_us);
     println!();
     println!(
@@ -75,12 +77,13 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
 }
 
 /// Shows the throughput every half second; the median.
-fn watch(name: &str, counter: &File, seconds: f64) -> f64 {
+fn watch(name: &str, counter: &File, seconds: f64) -> Result<f64, SessionError> {
     let mut rates = Vec::new();
     let end = Instant::now() + Duration::from_secs_f64(seconds.max(0.5));
     let (mut last, mut since) = (read(counter), Instant::now());
     while Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(500));
+        AskedToEnd::pause(Duration::from_millis(500));
+        heed()?;
         let (now, time) = (read(counter), Instant::now());
         let rate = (now.wrapping_sub(last)) as f64 / (time - since).as_secs_f64();
         (last, since) = (now, time);
@@ -88,7 +91,7 @@ fn watch(name: &str, counter: &File, seconds: f64) -> f64 {
         println!("  {name:<7} {rate:>10.0} requests/s  {}", "#".repeat((rate / 20_000.0).min(50.0) as usize));
     }
     rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+    Ok(rates.get(rates.len() / 2).copied().unwrap_or(0.0))
 }
 
 fn read(counter: &File) -> u64 {

@@ -6,10 +6,7 @@ use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_apply::Why;
 use restitch_lab::{comparison_svg, occupancy_svg};
-use restitch_session::{
-    ExitCode, LabOptions, LabRuns, LayoutChoice, PipelineError, SessionError, lab, write_result,
-};
-use std::path::Path;
+use restitch_session::{ExitCode, LabOptions, LabRuns, LayoutChoice, SessionError, lab, write_result};
 
 /// Compares layouts; prints the table and writes the pictures.
 pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
@@ -42,19 +39,20 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
     if !to_stdout {
         print!("{table}");
     }
-    if let Some(path) = &options.json {
-        let json = comparison.to_json().map_err(|e| failed(e.into()))?;
-        if to_stdout { print_json!(&json) } else { write(path, &json)? }
+    let json = || comparison.to_json().map_err(|e| failed(e.into()));
+    if to_stdout {
+        print_json!(&json()?);
     }
-    if let Some(path) = &options.svg {
-        write(path, &comparison_svg(&comparison).map_err(|e| failed(e.into()))?)?;
+    let json = options.json.filter(|_| !to_stdout).map(|path| (path, json()));
+    let svg = options.svg.map(|path| (path, comparison_svg(&comparison).map_err(|e| failed(e.into()))));
+    let occupancy = options.occupancy.map(|path| (path, occupancy_svg(&comparison).map_err(|e| failed(e.into()))));
+    // One that cannot be written does not keep the others from being.
+    let mut code = ExitCode::Done;
+    for (path, text) in [json, svg, occupancy].into_iter().flatten() {
+        if let Err(error) = text.and_then(|text| Ok(write_result(&path, text.as_bytes(), 0o644)?)) {
+            eprintln!("restitch: {error}; the comparison itself is done");
+            code = ExitCode::Failure;
+        }
     }
-    if let Some(path) = &options.occupancy {
-        write(path, &occupancy_svg(&comparison).map_err(|e| failed(e.into()))?)?;
-    }
-    Ok(ExitCode::Done.number())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), PipelineError> {
-    write_result(path, text.as_bytes(), 0o644)
+    Ok(code.number())
 }

@@ -2,7 +2,8 @@
 
 use restitch_report::{Outcome, RunResult, Target};
 use restitch_session::{
-    AskedToEnd, ExitCode, PipelineError, SessionError, check_writable, signal_name, write_result,
+    AskedToEnd, ExitCode, PipelineError, SessionError, check_writable, or_interrupted, signal_name,
+    write_result,
 };
 use std::path::Path;
 
@@ -11,30 +12,95 @@ pub(crate) fn check_outputs(paths: &[Option<&Path>]) -> Result<(), PipelineError
     paths.iter().flatten().filter(|p| p.as_os_str() != "-").try_for_each(|p| check_writable(p))
 }
 
-/// Writes the result where it was asked for. Standard output is the command's own unless JSON is to go there.
-pub(crate) fn publish_beside(
-    result: &RunResult,
-    json: Option<&Path>,
-    html: Option<&Path>,
-) -> Result<(), SessionError> {
-    if json.is_some_and(|path| path.as_os_str() == "-") {
-        print_json!(&as_json(result)?);
-    }
-    publish_files(result, json, html)
+/// Where a result goes beside the screen.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Outputs<'a> {
+    /// As JSON; "-" for standard output.
+    pub json: Option<&'a Path>,
+    /// As an HTML page.
+    pub html: Option<&'a Path>,
+    /// The file that the command is there to write, which is written by then.
+    pub written: Option<&'a Path>,
 }
 
-/// Prints the result for people, and as JSON and HTML where asked for.
-pub(crate) fn publish(
-    result: &RunResult,
-    json: Option<&Path>,
-    html: Option<&Path>,
-) -> Result<i32, SessionError> {
-    publish_files(result, json, html)?;
-    match json {
-        Some(path) if path.as_os_str() == "-" => print_json!(&as_json(result)?),
-        _ => print!("{}", result.to_text()),
+impl Outputs<'_> {
+    /// Finds out whether the files can be written.
+    pub fn check(&self) -> Result<(), PipelineError> {
+        check_outputs(&[self.json, self.html])
     }
-    Ok(result.exit_code)
+
+    /// Writes the result where it was asked for, and says what could not be written; whether all was. Standard
+    /// output is the command's own unless JSON is to go there.
+    pub fn publish_beside(&self, result: &RunResult) -> bool {
+        if self.is_printed()
+            && let Ok(json) = as_json(result)
+        {
+            print_json!(&json);
+        }
+        self.say_unwritten(&self.write_files(result), &self.done(result))
+    }
+
+    /// Prints the result for people, or as JSON, and writes it to files where asked for. The exit code: what
+    /// was to be done is done, so what could not be written makes a success only a failure, and a message
+    /// says what holds.
+    pub fn publish(&self, result: &RunResult) -> i32 {
+        let unwritten = self.write_files(result);
+        self.print(result);
+        match self.say_unwritten(&unwritten, &self.done(result)) {
+            false if result.exit_code == ExitCode::Done.number() => ExitCode::Failure.number(),
+            _ => result.exit_code,
+        }
+    }
+
+    /// The same in the middle of a session that goes on. That something cannot be written is said `once`.
+    pub fn publish_between(&self, result: &RunResult, once: &mut bool) {
+        let unwritten = self.write_files(result);
+        self.print(result);
+        if !std::mem::replace(once, *once || !unwritten.is_empty()) {
+            self.say_unwritten(&unwritten, "the session goes on, and tries it again after each round");
+        }
+    }
+
+    fn is_printed(&self) -> bool {
+        self.json.is_some_and(|path| path.as_os_str() == "-")
+    }
+
+    fn print(&self, result: &RunResult) {
+        match as_json(result) {
+            Ok(json) if self.is_printed() => print_json!(&json),
+            _ => print!("{}", result.to_text()),
+        }
+    }
+
+    /// Writes the files; what could not be written.
+    fn write_files(&self, result: &RunResult) -> Vec<SessionError> {
+        let write = |path: &Path, text: String| Ok(write_result(path, text.as_bytes(), 0o644)?);
+        let json = self.json.filter(|_| !self.is_printed());
+        let json = json.map(|path| as_json(result).and_then(|json| write(path, json)));
+        let html = self.html.map(|path| write(path, result.to_html()));
+        [json, html].into_iter().flatten().filter_map(Result::err).collect()
+    }
+
+    /// Whether nothing is unwritten; else it is said, with what is `done` all the same.
+    fn say_unwritten(&self, unwritten: &[SessionError], done: &str) -> bool {
+        unwritten.iter().for_each(|error| eprintln!("restitch: {error}; {done}"));
+        unwritten.is_empty()
+    }
+
+    /// What is done all the same, and how it is undone.
+    fn done(&self, result: &RunResult) -> String {
+        let is_tree = result.target.processes > 1;
+        let (all, tree) = if is_tree { (" and its relatives", " --tree") } else { ("", "") };
+        match (result.outcome, result.target.pid, self.written) {
+            (Outcome::InForce, Some(pid), _) => format!(
+                "the new layout of process {pid}{all} is in force all the same; `restitch revert {pid}{tree}` takes it out"
+            ),
+            (Outcome::Written, _, Some(path)) => format!("{} is written all the same", path.display()),
+            (Outcome::Reverted, Some(pid), _) => format!("process {pid}{all} has its original code again"),
+            (Outcome::Planned | Outcome::NothingToDo, ..) => "nothing was changed".into(),
+            _ => "all else that was asked for is done".into(),
+        }
+    }
 }
 
 /// The exit code of a recording, which is that of the command if one was recorded. One that this program was
@@ -59,7 +125,7 @@ pub(crate) fn or_say_why(
     json: Option<&Path>,
     work: impl FnOnce() -> Result<RunResult, SessionError>,
 ) -> Result<RunResult, SessionError> {
-    let result = work();
+    let result = or_interrupted(work());
     if let (Err(error), Some(path)) = (&result, json) {
         let mut failed = RunResult::new(command, target);
         let code = error.exit_code();
@@ -87,15 +153,4 @@ pub(crate) fn failed_target(program: impl Into<String>, pid: Option<i32>) -> Tar
 
 fn as_json(result: &RunResult) -> Result<String, SessionError> {
     result.to_json().map_err(|e| SessionError::Command { command: "json".into(), why: e.into() })
-}
-
-/// Writes the result to the files that were asked for.
-fn publish_files(result: &RunResult, json: Option<&Path>, html: Option<&Path>) -> Result<(), SessionError> {
-    if let Some(path) = json.filter(|path| path.as_os_str() != "-") {
-        write_result(path, as_json(result)?.as_bytes(), 0o644)?;
-    }
-    if let Some(path) = html {
-        write_result(path, result.to_html().as_bytes(), 0o644)?;
-    }
-    Ok(())
 }

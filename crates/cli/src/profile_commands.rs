@@ -76,8 +76,8 @@ fn compare(
     match json {
         Some(path) if path.as_os_str() == "-" => print_json!(&as_json),
         Some(path) => {
-            write(path, as_json)?;
             print!("{}", comparison.to_text());
+            write(path, as_json)?;
         }
         None => print!("{}", comparison.to_text()),
     }

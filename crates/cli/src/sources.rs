@@ -51,13 +51,13 @@ pub fn percent(text: &str) -> Result<f64, String> {
 
 impl SourceOptions {
     /// Records by tracing, if that is the source; `None` if `record` shall count. `publish` gets the result
-    /// before the exit code is that of the command.
+    /// and the exit code so far, and says that of all.
     pub fn record(
         &self,
         subject: TraceSubject,
         depth: Option<u16>,
         output: ProfileOutput,
-        publish: impl FnOnce(&RunResult) -> Result<(), SessionError>,
+        publish: impl FnOnce(&RunResult, i32) -> i32,
     ) -> Option<Result<i32, SessionError>> {
         let (program, pid) = named(&subject);
         let done = match self.source.choose() {
@@ -78,10 +78,9 @@ impl SourceOptions {
             }
             Err(error) => Err(error),
         };
-        Some(done.and_then(|(mut result, status)| {
+        Some(done.map(|(mut result, status)| {
             let code = ended_early(&mut result, status);
-            publish(&result)?;
-            Ok(code)
+            publish(&result, code)
         }))
     }
 

@@ -202,7 +202,8 @@ fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
     }
     signal("TERM", session.restitch.pid());
     let (done, result) = session.ends();
-    done.expect(code::DONE);
+    done.expect(code::TERMINATED);
+    assert_eq!(result["exit_code"], code::TERMINATED, "{result:#}");
     let all = &result["continuous"];
     let why = |i: usize| all["rounds"][i]["why"].as_str().unwrap().to_owned();
     assert_eq!(all["rounds"].as_array().unwrap().len(), 4, "{all:#}");
@@ -257,9 +258,10 @@ fn a_process_that_is_idle_is_optimized_when_it_works() {
     working.next();
     session.waits_for(1);
     assert_eq!(working.redirected(), [false, true, false, false]);
-    signal(interrupting(), session.restitch.pid());
+    let name = interrupting();
+    signal(name, session.restitch.pid());
     let (done, result) = session.ends();
-    done.expect(code::DONE);
+    done.expect(if name == "INT" { code::INTERRUPTED } else { code::TERMINATED });
     let rounds = &result["continuous"]["rounds"];
     assert!(rounds[0]["error"].is_string() && rounds[1]["error"].is_null(), "{rounds:#}");
     restitch.revert(working.pid()).expect(code::DONE);
@@ -283,7 +285,7 @@ fn libraries_that_were_opened_anew_are_optimized_again() {
     session.waits_for(2);
     signal("TERM", session.restitch.pid());
     let (done, result) = session.ends();
-    done.expect(code::DONE);
+    done.expect(code::TERMINATED);
     let rounds = &result["continuous"]["rounds"];
     assert!(rounds[1]["why"].as_str().unwrap().contains("less of the work"), "{rounds:#}");
     restitch.revert(moving.pid()).expect(code::DONE);

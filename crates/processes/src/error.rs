@@ -90,6 +90,14 @@ pub enum SessionError {
         /// Why it could not be changed back.
         failure: Box<SessionError>,
     },
+    /// Not all could be written; something else was.
+    #[error("{error}; {done}")]
+    Unwritten {
+        /// What was not.
+        error: Box<SessionError>,
+        /// What is done all the same.
+        done: String,
+    },
     /// A command could not be run.
     #[error("running {command}: {why}")]
     Command {
@@ -138,7 +146,7 @@ impl SessionError {
             Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             Self::Panicked { .. } => ExitCode::Failure,
-            Self::NotGivenBack { error, .. } => error.exit_code(),
+            Self::NotGivenBack { error, .. } | Self::Unwritten { error, .. } => error.exit_code(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! an error.
 
 use crate::SessionError;
+use restitch_pipeline::ExitCode;
 use restitch_tracee::AskedToEnd;
 use std::time::Duration;
 
@@ -14,6 +15,22 @@ pub fn heed() -> Result<(), SessionError> {
         Some(signal) => Err(SessionError::Interrupted { signal, then: String::new() }),
         None => Ok(()),
     }
+}
+
+/// What was `done`, but for work that has come to nothing after a request to end: then, that is why. The same
+/// holds for whatever failed after a request that has ended the command for which this program stands.
+///
+/// # Errors
+/// As `done`; [`SessionError::Interrupted`] if there was such a request.
+pub fn or_interrupted<T>(done: Result<T, SessionError>) -> Result<T, SessionError> {
+    done.map_err(|error| {
+        let is_nothing = matches!(error.exit_code(), ExitCode::NothingToDo | ExitCode::Vanished);
+        let own = AskedToEnd::signal().filter(|_| is_nothing);
+        match (&error, AskedToEnd::ended_command().or(own)) {
+            (SessionError::Interrupted { .. } | SessionError::NotGivenBack { .. }, _) | (_, None) => error,
+            (_, Some(signal)) => SessionError::Interrupted { signal, then: error.to_string() },
+        }
+    })
 }
 
 /// Waits for a while, or until this program is asked to end.

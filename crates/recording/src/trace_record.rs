@@ -12,11 +12,12 @@ use restitch_processes::process_set::{ProcessSet, process_of};
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
 use restitch_tracee::{
-    AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceEvent, TraceEvents, own_descriptors,
+    AskedToEnd, ExitStatus, LaunchOptions, NotStarted, Stopped, TraceEvent, TraceEvents, own_descriptors,
 };
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::mpsc::channel;
+use std::thread::Builder;
 use std::time::Duration;
 
 /// What to trace.
@@ -124,7 +125,6 @@ pub fn record_traced(
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             let report = trace_together(pid, &others, tracing, AskedToEnd::flag(), &mut records)?;
-            tell_left_out(&report, watcher);
             family.warnings().iter().for_each(|told| watcher.note(told));
             watcher.note(&in_processes(&records));
             (None, report)
@@ -134,6 +134,8 @@ pub fn record_traced(
             (Some(process), report)
         }
     };
+    tell_left_out(&report, watcher);
+    report.missed.told().iter().for_each(|told| watcher.note(told));
     watcher.phase("analysing", None);
     let status = process.map(|process| exit_status(report.exit, process)).transpose()?;
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
@@ -182,24 +184,28 @@ fn trace_command(
     tracing: TraceOptions,
     records: &mut BranchRecords,
 ) -> Result<(ProcessId, TraceReport), SessionError> {
-    let (held, is_held) = channel();
+    let program = command.get_program().to_owned();
+    let (started, is_started) = channel();
     let (begin, begins) = channel();
     // A thread of its own: see `trace_held`.
     std::thread::scope(|scope| {
-        let traced = scope.spawn(move || -> Result<_, SessionError> {
+        let traced = Builder::new().spawn_scoped(scope, move || -> Result<_, SessionError> {
             own_descriptors();
-            let (events, stopped) = launch_held(command)?;
+            let stand_in = |process| {
+                // Until this program stands in for the command. (The other side does not go before.)
+                let _ = started.send(process).map(|()| begins.recv());
+            };
+            let (events, stopped) = launch_held(command, stand_in)?;
             let process = stopped.process();
-            // Until this program stands in for the command. (The other side does not go before.)
-            let _ = held.send(process).map(|()| begins.recv());
             records.open(process.pid)?;
             let tracing = TraceOptions { restartable: records.restartable(process.pid), ..tracing };
             let report = trace_held((events, stopped), tracing, AskedToEnd::flag(), records)?;
             Ok((process, report))
         });
-        // The descriptor for that must not be the tracing thread's. An error: the command could not be held,
+        let traced = traced.map_err(|source| NotStarted::new(&program, source))?;
+        // The descriptor for that must not be the tracing thread's. An error: the command could not be started,
         // which the thread says.
-        if let Ok(process) = is_held.recv() {
+        if let Ok(process) = is_started.recv() {
             let process: ProcessId = process;
             AskedToEnd::stand_for(process.pid);
             let _ = begin.send(());
@@ -214,22 +220,25 @@ pub fn launch_holding<T>(
     command: Command,
     work: impl FnOnce(ProcessId) -> T,
 ) -> Result<(ProcessId, T), SessionError> {
+    let program = command.get_program().to_owned();
     let (held, is_held) = channel();
     let (done, is_done) = channel::<()>();
     // The holder is a thread of its own: it is urgent, and whoever does the work need not be.
     std::thread::scope(|scope| {
-        scope.spawn(move || match launch_held(command) {
-            Ok((events, stopped)) => {
-                let _ = held.send(Ok(stopped.process()));
-                // An error: the other side is gone, which says the same.
-                let _ = is_done.recv();
-                stopped.resume();
-                events.detach();
+        let holder = Builder::new().spawn_scoped(scope, move || {
+            match launch_held(command, |process| AskedToEnd::stand_for(process.pid)) {
+                Ok((events, stopped)) => {
+                    let _ = held.send(Ok(stopped.process()));
+                    // An error: the other side is gone, which says the same.
+                    let _ = is_done.recv();
+                    stopped.resume();
+                    events.detach();
+                }
+                Err(error) => drop(held.send(Err(error))),
             }
-            Err(error) => drop(held.send(Err(error))),
         });
+        holder.map_err(|source| NotStarted::new(&program, source))?;
         let process = is_held.recv().map_err(|_| not_held())??;
-        AskedToEnd::stand_for(process.pid);
         let result = work(process);
         drop(done);
         Ok((process, result))
@@ -240,10 +249,16 @@ fn not_held() -> SessionError {
     SessionError::nothing_to_do("the command could not be held")
 }
 
-/// Starts a command and holds it at its program's entry point. (Should this program end, it runs on.)
-fn launch_held(command: Command) -> Result<(TraceEvents, Stopped), SessionError> {
+/// Starts a command, lets this program `stand_in` for it, and holds it at its program's entry point. (Should
+/// this program end, it runs on.)
+fn launch_held(
+    command: Command,
+    stand_in: impl FnOnce(ProcessId),
+) -> Result<(TraceEvents, Stopped), SessionError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut events = restitch_processes::start::launch(command, LaunchOptions::default())?;
+    stand_in(events.root());
+    let failed = |why: String| SessionError::Command { command: name.clone(), why };
     loop {
         match events.next_event(LOADER_LIMIT)? {
             Some(TraceEvent::Exec(stopped)) => match procfs::auxv(stopped.pid())?.entry() {
@@ -251,13 +266,27 @@ fn launch_held(command: Command) -> Result<(TraceEvents, Stopped), SessionError>
                 None => drop(stopped.resume()),
             },
             Some(TraceEvent::Reached(stopped)) => return Ok((events, stopped)),
-            Some(TraceEvent::Exited { .. }) | None => {
-                let why = "it ended before it began".into();
-                return Err(SessionError::Command { command: name, why });
+            Some(TraceEvent::Exited { status, .. }) => {
+                return Err(SessionError::nothing_to_do(ended_in_loader(&name, status)));
+            }
+            None if events.is_empty() => return Err(failed("it ended before its program began".into())),
+            None => {
+                let seconds = LOADER_LIMIT.as_secs();
+                return Err(failed(format!(
+                    "its program had not begun after {seconds} seconds, in which its libraries were loaded; it goes on by itself"
+                )));
             }
             Some(_) => {}
         }
     }
+}
+
+fn ended_in_loader(name: &str, status: ExitStatus) -> String {
+    let how = match status {
+        ExitStatus::Code(code) => format!("with exit status {code}"),
+        ExitStatus::Signal(signal) => format!("by signal {signal}"),
+    };
+    format!("{name} ended {how} while its libraries were loaded, before there was anything to record")
 }
 
 /// How long the loader may take.

@@ -16,10 +16,12 @@ use restitch_pipeline::ExitCode;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
+use restitch_processes::interrupt::heed;
 use restitch_processes::process_set::ProcessSet;
 use restitch_processes::sampling::{IpSamples, Sampling};
 use restitch_procfs as procfs;
 use restitch_report::{self as report, Outcome, RunResult};
+use restitch_tracee::AskedToEnd;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -112,11 +114,11 @@ impl End {
 /// # Errors
 /// Those of [`attach`](crate::attach()) in the first round, but for [`PipelineError::NothingToDo`]: a process
 /// that is idle may work later. Later ones only if several rounds fail one after another; what the process
-/// has then is told by the error. Those of `told`.
+/// has then is told by the error.
 pub fn continuous(
     options: &ContinuousOptions,
     is_asked: &dyn Fn() -> bool,
-    told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
+    told: &mut dyn FnMut(&RunResult),
     watcher: &mut dyn Watcher,
 ) -> Result<RunResult, SessionError> {
     let mut session = Session {
@@ -214,7 +216,7 @@ impl Session<'_> {
     fn round(
         &mut self,
         cause: &Cause,
-        told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
+        told: &mut dyn FnMut(&RunResult),
         watcher: &mut dyn Watcher,
     ) -> Result<Option<End>, SessionError> {
         if *cause != Cause::First {
@@ -233,18 +235,16 @@ impl Session<'_> {
         };
         self.in_force = attached.as_ref().is_ok_and(|attached| attached.result.outcome == Outcome::InForce);
         match attached {
-            Ok(attached) => self.succeeded(attached, round, told).map(|()| None),
+            Ok(attached) => {
+                self.succeeded(attached, round, told);
+                Ok(None)
+            }
             Err(error) => self.failed(error, cause, round, watcher),
         }
     }
 
     /// Learns from a round that has come to something, and tells of it.
-    fn succeeded(
-        &mut self,
-        attached: Attached,
-        mut round: report::Round,
-        told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
-    ) -> Result<(), SessionError> {
+    fn succeeded(&mut self, attached: Attached, mut round: report::Round, told: &mut dyn FnMut(&RunResult)) {
         let seen = self.locations.of(&attached.modules, &attached.samples);
         self.phases.optimized(seen, attached.expected, attached.counted);
         self.failures = 0;
@@ -253,9 +253,8 @@ impl Session<'_> {
         (round.outcome, round.verdict) = (result.outcome, result.verdict.clone());
         self.rounds.push(round);
         result.continuous = Some(self.summary(None));
-        told(&result)?;
+        told(&result);
         self.result = Some(result);
-        Ok(())
     }
 
     /// Goes on after a round that has failed, or ends.
@@ -450,13 +449,10 @@ impl Session<'_> {
     }
 
     /// The result of all.
-    fn finish(
-        mut self,
-        end: End,
-        told: &mut dyn FnMut(&RunResult) -> Result<(), SessionError>,
-    ) -> Result<RunResult, SessionError> {
+    fn finish(mut self, end: End, told: &mut dyn FnMut(&RunResult)) -> Result<RunResult, SessionError> {
         let summary = self.summary(Some(end));
         let Some(mut result) = self.result.take() else {
+            heed()?;
             let why = self.rounds.last().and_then(|round| round.error.clone()).unwrap_or_default();
             return Err(SessionError::nothing_to_do(format!(
                 "{}, and nothing was optimized before: {why}",
@@ -471,8 +467,11 @@ impl Session<'_> {
             result.outcome = Outcome::Reverted;
             result.exit_code = ExitCode::TakenBack.number();
         }
+        if let Some(signal) = AskedToEnd::signal().filter(|_| end == End::Asked) {
+            result.exit_code = ExitCode::of_signal(signal).number();
+        }
         result.continuous = Some(summary);
-        told(&result)?;
+        told(&result);
         Ok(result)
     }
 }

@@ -94,7 +94,13 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let output = plan_counting(&module.image, &version, &source, &Default::default()).map_err(refused)?;
     // First the counts, so that the program is never there without them.
     write_result(&options.counts, &file.write(), 0o644)?;
-    write_output(&output, &options.program, &options.output)?;
+    write_output(&output, &options.program, &options.output).map_err(|error| SessionError::Unwritten {
+        error: Box::new(error),
+        done: format!(
+            "{}, which it would count in, is there, and is used when it can be written",
+            options.counts.display()
+        ),
+    })?;
     phases.end("write");
 
     let mut result = RunResult::new("instrument", report::Target::file(&options.program));

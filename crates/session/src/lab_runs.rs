@@ -18,6 +18,7 @@ use restitch_pipeline::large_pages::LargePages;
 use restitch_pipeline::optimize_options::OptimizeOptions;
 use restitch_pipeline::version_options::VersionOptions;
 use restitch_processes::SessionError;
+use restitch_processes::interrupt::heed;
 use restitch_recording::trace_record::{exit_status, launch_holding};
 use restitch_report::stats::median_of_ratios;
 use restitch_tracee::AskedToEnd;
@@ -43,12 +44,13 @@ pub(crate) fn run_layouts(
 ) -> Result<Measured, SessionError> {
     let failed = |why: Why| SessionError::Command { command: shown(&runs.command), why };
     // Whoever interrupts it does not keep its files.
-    let asked = AskedToEnd::begin();
+    let _asked = AskedToEnd::begin();
     let folder = tempfile::Builder::new().prefix("restitch-lab-").tempdir();
     let without = |e| failed(explained(format!("making a folder for the files to run: {e}"), e));
     let folder = folder.map_err(without)?;
     let mut files = Vec::new();
     for (number, choice) in options.layouts.iter().enumerate() {
+        heed()?;
         watcher.phase(&format!("making the file of {choice}"), None);
         let output = folder.path().join(number.to_string());
         std::fs::create_dir(&output).map_err(|e| failed(e.into()))?;
@@ -61,7 +63,7 @@ pub(crate) fn run_layouts(
     if files.is_empty() {
         return Err(failed("none of the layouts could be made into a file".into()));
     }
-    let bench = Bench { runs, folder: folder.path(), events: front_end_events(), asked: &asked };
+    let bench = Bench { runs, folder: folder.path(), events: front_end_events() };
     watcher.phase("running the original", None);
     let expected = bench.run(&options.program)?;
     let repeats = bench.run(&options.program)?.output == expected.output;
@@ -146,7 +148,6 @@ struct Bench<'a> {
     runs: &'a LabRuns,
     folder: &'a Path,
     events: Vec<(CounterEvent, &'static str)>,
-    asked: &'a AskedToEnd,
 }
 
 impl Bench<'_> {
@@ -166,8 +167,9 @@ impl Bench<'_> {
             Counters::open(&[process.pid], &events, CounterOptions::default())
         })?;
         let status = exit_status(None, process)?;
-        if self.asked.is_asked() {
-            return Err(failed("it was interrupted".into()));
+        heed()?;
+        if let Some(signal) = AskedToEnd::ended_command() {
+            return Err(SessionError::Interrupted { signal, then: String::new() });
         }
         let counted = counters?.read()?;
         let unread = |e| failed(explained(format!("reading its output: {e}"), e));

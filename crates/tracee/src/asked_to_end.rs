@@ -3,13 +3,17 @@
 //!
 //! While this program stands in for a command ([`AskedToEnd::stand_for`]), the requests are the command's:
 //! those that a process has sent are passed on to it, in the handler; what the terminal sends has reached it
-//! already.
+//! already. What came before there was a command cannot have: that is passed on, whoever sent it.
+//!
+//! A child that was forked and does not execute its program yet has the handler, too: there, the signal does
+//! what it does by default.
 //!
 //! Limits: one at a time, and not beside a [`Foreground`](crate::Foreground), which handles the same signals
 //! for a command and waits for it besides. A signal that is sent to the group by a process reaches a command
-//! twice.
+//! twice; so does what the terminal sends while the command is being started.
 
-use crate::foreground::{is_ignored, set_disposition};
+use crate::child::status_of_end;
+use crate::disposition::{end_by, is_forked, is_ignored, set_disposition};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,24 +29,41 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 static FIRST: AtomicI32 = AtomicI32::new(0);
 /// Process descriptor of the command that requests are passed on to; -1 if there is none.
 static COMMAND: AtomicI32 = AtomicI32::new(-1);
+/// The command's number; 0 if there is none.
+static COMMAND_PID: AtomicI32 = AtomicI32::new(0);
+/// The last request that was the command's, 0 if there was none.
+static COMMANDS: AtomicI32 = AtomicI32::new(0);
 /// Signals that came before there was a command, and that are passed on to it: bit `n` for signal `n`.
 static EARLY: AtomicU64 = AtomicU64::new(0);
+/// The process that notes requests.
+static NOTING: AtomicI32 = AtomicI32::new(0);
 /// What whoever asks again is told; null if nothing.
 static ANSWER: AtomicPtr<String> = AtomicPtr::new(null_mut());
 
 /// Async-signal-safe: atomics, system calls, and a string that lives for ever.
 extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if is_forked(NOTING.load(Ordering::SeqCst)) {
+        return end_by(signal);
+    }
     // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno`
     // is this thread's.
     let (is_sent, errno) = unsafe { ((*info).si_code != libc::SI_KERNEL, libc::__errno_location()) };
     // SAFETY: `errno` belongs to this thread.
     let before = unsafe { *errno };
-    if !pass_on(COMMAND.load(Ordering::SeqCst), signal, is_sent) {
+    let command = COMMAND.load(Ordering::SeqCst);
+    if is_there(command) {
+        COMMANDS.store(signal, Ordering::SeqCst);
         if is_sent {
-            EARLY.fetch_or(1 << signal, Ordering::SeqCst);
+            send(command, signal);
         }
+    } else {
         let is_first = FIRST.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         ASKED.store(true, Ordering::SeqCst);
+        if command < 0 {
+            EARLY.fetch_or(1 << signal, Ordering::SeqCst);
+            // Another thread may have got the command meanwhile.
+            hand_over();
+        }
         if !is_first {
             answer();
         }
@@ -51,14 +72,36 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
     unsafe { *errno = before };
 }
 
-/// Whether a signal is that of the command with this process descriptor: it is there, and has the signal now.
-fn pass_on(command: i32, signal: i32, is_sent: bool) -> bool {
-    let signal = if is_sent { signal } else { 0 };
-    // SAFETY: the descriptor is that of a process, or -1, which is an error; there is no record to be read.
-    command >= 0
-        && unsafe {
-            libc::syscall(libc::SYS_pidfd_send_signal, command, signal, null::<libc::siginfo_t>(), 0)
-        } == 0
+/// What came early goes to the command, if there is one by now.
+fn hand_over() {
+    let command = COMMAND.load(Ordering::SeqCst);
+    let early = if command >= 0 { EARLY.swap(0, Ordering::SeqCst) } else { 0 };
+    for signal in WATCHED.into_iter().filter(|signal| early & (1 << signal) != 0) {
+        FIRST.store(0, Ordering::SeqCst);
+        ASKED.store(false, Ordering::SeqCst);
+        COMMANDS.store(signal, Ordering::SeqCst);
+        send(command, signal);
+    }
+}
+
+fn set_command(command: i32) {
+    let before = COMMAND.swap(command, Ordering::SeqCst);
+    if before >= 0 {
+        // SAFETY: it was opened for this, and the handler has another one from now on.
+        unsafe { libc::close(before) };
+    }
+}
+
+/// Whether the command with this process descriptor has not ended yet.
+fn is_there(command: i32) -> bool {
+    let mut end = libc::pollfd { fd: command, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one record, a live local; the call does not wait.
+    command >= 0 && unsafe { libc::poll(&raw mut end, 1, 0) } == 0
+}
+
+fn send(command: i32, signal: i32) {
+    // SAFETY: the descriptor is that of a process; there is no record to be read.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, command, signal, null::<libc::siginfo_t>(), 0) };
 }
 
 fn answer() {
@@ -82,6 +125,8 @@ impl AskedToEnd {
         ASKED.store(false, Ordering::SeqCst);
         FIRST.store(0, Ordering::SeqCst);
         EARLY.store(0, Ordering::SeqCst);
+        // SAFETY: no pointers.
+        NOTING.store(unsafe { libc::getpid() }, Ordering::SeqCst);
         let wanted = WATCHED.into_iter().filter(|signal| !is_ignored(*signal));
         let handler = note as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
         let flags = libc::SA_RESTART | libc::SA_SIGINFO;
@@ -112,18 +157,28 @@ impl AskedToEnd {
 
     /// From now on, requests are those of the command `pid`, a child that was not waited for, for as long as
     /// it lives. Those that came before are passed on. (Not for a thread with
-    /// [descriptors of its own](crate::own_descriptors): any thread may be the one that gets a signal.)
+    /// [descriptors of its own](crate::own_descriptors).)
     pub fn stand_for(pid: i32) {
-        // SAFETY: no pointers. The descriptor is closed when this program ends; it is not inherited.
+        // SAFETY: no pointers. The descriptor is closed when this program stands for another command or ends;
+        // it is not inherited.
         let command = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
-        COMMAND.store(command, Ordering::SeqCst);
-        let early = EARLY.swap(0, Ordering::SeqCst);
-        if command >= 0 && FIRST.swap(0, Ordering::SeqCst) != 0 {
-            ASKED.store(false, Ordering::SeqCst);
-            for signal in WATCHED.into_iter().filter(|signal| early & (1 << signal) != 0) {
-                pass_on(command, signal, true);
-            }
-        }
+        COMMAND_PID.store(pid, Ordering::SeqCst);
+        COMMANDS.store(0, Ordering::SeqCst);
+        set_command(command);
+        hand_over();
+    }
+
+    /// From now on, requests are this program's, until it [stands for](Self::stand_for) a command.
+    pub fn stand_for_none() {
+        set_command(-1);
+    }
+
+    /// The request that has ended the command: the last one that was the command's, if the command has ended.
+    /// (SIGHUP asks many programs for something else: that is one only if the exit status says so.)
+    pub fn ended_command() -> Option<i32> {
+        let signal = Some(COMMANDS.load(Ordering::SeqCst)).filter(|signal| *signal != 0)?;
+        let status = status_of_end(COMMAND_PID.load(Ordering::SeqCst))?;
+        (signal != libc::SIGHUP || status == 128 + signal).then_some(signal)
     }
 
     /// Does nothing for a while, or until there is a request.

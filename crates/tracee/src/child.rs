@@ -14,7 +14,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Raw statuses of own children that tracing threads were told the end of; nothing before.
+/// Raw statuses of own children that were waited for in another way than by [`Child`]; nothing before.
 static ENDS: Mutex<BTreeMap<i32, Option<i32>>> = Mutex::new(BTreeMap::new());
 
 /// A thread has waited for `tid` and got this status.
@@ -22,6 +22,33 @@ pub(crate) fn note_end(tid: i32, status: i32) {
     let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(end) = ends.get_mut(&tid) {
         *end = Some(status);
+    }
+}
+
+/// From now on the end of child `pid` is kept, whichever thread is told of it.
+pub(crate) fn expect_end(pid: i32) {
+    ENDS.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, None);
+}
+
+/// How child `pid`, whose end is kept, has ended, as a shell gives it; `None` if it has not, or nobody here
+/// was told.
+pub(crate) fn status_of_end(pid: i32) -> Option<i32> {
+    let kept = ENDS.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).copied().flatten();
+    kept.map(as_shell).or_else(|| {
+        let report = waitid(pid, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG).ok()??;
+        match report.code {
+            libc::CLD_EXITED => Some(report.status),
+            libc::CLD_KILLED | libc::CLD_DUMPED => Some(128 + report.status),
+            _ => None,
+        }
+    })
+}
+
+/// A raw status as a shell gives it: the code, or 128 plus the number of the signal.
+fn as_shell(status: i32) -> i32 {
+    match status & 0x7f {
+        0 => (status >> 8) & 0xff,
+        signal => 128 + signal,
     }
 }
 
@@ -39,8 +66,7 @@ impl OwnChild {
         // `posix_spawnp`, which refuses such files.
         unsafe { command.pre_exec(|| Ok(())) };
         let child = command.spawn()?;
-        let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.insert(child.id() as i32, None);
+        expect_end(child.id() as i32);
         Ok(Self(child))
     }
 
@@ -117,15 +143,12 @@ pub fn wait_for_child(child: ProcessId) -> Result<i32, TraceError> {
         // SAFETY: the kernel writes an int into `status`, a live local.
         let waited = unsafe { libc::waitpid(child.pid, &raw mut status, 0) };
         if waited == child.pid {
-            break;
+            note_end(child.pid, status);
+            return Ok(as_shell(status));
         }
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(TraceError::Ptrace { request: "waitpid", tid: child.pid, source: error });
         }
     }
-    Ok(match status & 0x7f {
-        0 => (status >> 8) & 0xff,
-        signal => 128 + signal,
-    })
 }

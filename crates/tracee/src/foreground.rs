@@ -4,21 +4,22 @@
 //! Problem: a terminal sends ^C to the whole group; whoever started us signals us alone, and means the
 //! command. Idea: while the command runs, the signals that end things are handled. What the terminal sends
 //! (SIGINT, SIGQUIT) the command has got itself; SIGTERM and SIGHUP are passed on to it, unless they come
-//! from the kernel, who sends them to groups. What this program was told to ignore stays ignored.
+//! from the kernel, who sends them to groups. What came while the command was being started it may not have
+//! got: that is passed on, whoever sent it. What this program was told to ignore stays ignored.
 //!
 //! The command starts with the dispositions and the mask that this program was started with. For SIGPIPE,
 //! which Rust's run time changes before `main`, the disposition is noted before that ([`NOTE`]). Signals are
 //! blocked between the change and the fork, so that each meets one state or the other.
 //!
 //! Limits: one command at a time (a second one's signals would go to the first); a signal that is sent to the
-//! group by a process reaches the command twice.
+//! group by a process reaches the command twice, as does what the terminal sends while it is being started.
 
+use crate::disposition::{end_by, is_forked, is_ignored, set_disposition};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,11 @@ static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// Whether SIGPIPE was ignored when this program was started.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
+/// The process that handles signals.
+static HANDLING: AtomicI32 = AtomicI32::new(0);
+/// Whether the command is not known to have got what the terminal sends: it is being started.
+static STARTING: AtomicBool = AtomicBool::new(false);
+
 /// Run by the C library before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -45,21 +51,16 @@ extern "C" fn note_dispositions() {
     PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
 }
 
-pub(crate) fn is_ignored(signal: i32) -> bool {
-    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: `now` is a live local, for which all zeroes are a valid value; the kernel fills it in.
-    unsafe {
-        libc::sigaction(signal, null_mut(), now.as_mut_ptr()) == 0
-            && now.assume_init().sa_sigaction == libc::SIG_IGN
-    }
-}
-
 /// Async-signal-safe: two atomics and `write`.
 extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if is_forked(HANDLING.load(Ordering::SeqCst)) {
+        return end_by(signal);
+    }
     // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno`
     // is this thread's.
     let (code, errno) = unsafe { ((*info).si_code, libc::__errno_location()) };
-    if PASSED_ON.contains(&signal) && code != libc::SI_KERNEL {
+    let is_sent = PASSED_ON.contains(&signal) && code != libc::SI_KERNEL;
+    if is_sent || STARTING.load(Ordering::SeqCst) {
         NOTED.fetch_or(1 << signal, Ordering::SeqCst);
     }
     // SAFETY: `errno` belongs to this thread. The descriptor is an event counter, or -1 or closed, which is
@@ -72,18 +73,6 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
 }
 
 static ONE: u64 = 1;
-
-pub(crate) fn set_disposition(signal: i32, to: libc::sighandler_t, flags: i32) -> io::Result<()> {
-    // SAFETY: all zeroes are a valid value of this type: a default disposition with nothing masked.
-    let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-    (action.sa_sigaction, action.sa_flags) = (to, flags);
-    // SAFETY: `action` is a live local, and `to` is SIG_DFL, SIG_IGN, or a handler of this crate's, each of
-    // which is async-signal-safe and takes what `flags` promise.
-    match unsafe { libc::sigaction(signal, &raw const action, null_mut()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
 
 /// Sets the thread's mask; the one before.
 fn set_mask(how: i32, mask: &libc::sigset_t) -> libc::sigset_t {
@@ -105,6 +94,8 @@ struct Handled {
 
 impl Handled {
     fn begin() -> Self {
+        // SAFETY: no pointers.
+        HANDLING.store(unsafe { libc::getpid() }, Ordering::SeqCst);
         let wanted = OF_TERMINAL.iter().chain(&PASSED_ON).copied().filter(|s| !is_ignored(*s));
         let handler = note as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
         let handle =
@@ -165,7 +156,10 @@ impl Foreground {
         }
         let child = command.spawn();
         let handled = child.is_ok().then_some(handled);
+        // What is delivered now came while the command was being started, which may not have got it.
+        STARTING.store(true, Ordering::SeqCst);
         set_mask(libc::SIG_SETMASK, &before);
+        STARTING.store(false, Ordering::SeqCst);
         let child = child?;
         // SAFETY: no pointers. The child was not waited for, so the number is its own.
         let end = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) } as RawFd);
@@ -208,7 +202,7 @@ impl Foreground {
 
     fn pass_on(&self) {
         let noted = NOTED.swap(0, Ordering::SeqCst);
-        for signal in PASSED_ON.into_iter().filter(|s| noted & (1 << s) != 0) {
+        for signal in OF_TERMINAL.into_iter().chain(PASSED_ON).filter(|s| noted & (1 << s) != 0) {
             // SAFETY: no pointers. The child was not waited for, so the number is its own.
             unsafe { libc::kill(self.child.id() as i32, signal) };
         }

@@ -1,6 +1,7 @@
 //! Starting a program as a tracee and following it from its exec to its exit.
 
 use crate::breakpoint::Breakpoint;
+use crate::child::expect_end;
 use crate::seize::{OPTIONS, hold_thread, remember_stragglers};
 use crate::status::{ExitStatus, StopKind, decode};
 use crate::stopped::{Release, StopTimes, Stopped};
@@ -164,17 +165,19 @@ impl TraceEvents {
         }
         // `Command::spawn` returns after the exec only, which has to wait for this thread: it needs one of
         // its own.
-        let helper = std::thread::spawn(move || {
+        let helper = std::thread::Builder::new().spawn(move || {
             let result = command.spawn();
             drop((ready_write, go_read));
             result
         });
+        let helper = helper.map_err(launch)?;
         let mut start = Start::Unknown(helper);
         let mut pid = [0; 4];
         if ready.read_exact(&mut pid).is_err() {
             return Err(launch(start.error()));
         }
         let pid = i32::from_ne_bytes(pid);
+        expect_end(pid);
         Self::trace_start(pid, options, go)?;
         let root = ProcessId::of(pid)?;
         let mut events = Self {

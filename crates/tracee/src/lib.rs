@@ -32,6 +32,7 @@ mod breakpoint;
 mod child;
 mod collapse;
 mod descriptors;
+mod disposition;
 mod error;
 mod follow;
 mod foreground;

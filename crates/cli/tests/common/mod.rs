@@ -55,6 +55,8 @@ pub mod code {
     pub const TAKEN_BACK: i32 = 8;
     pub const NOT_STARTED: i32 = 126;
     pub const NOT_FOUND: i32 = 127;
+    pub const INTERRUPTED: i32 = 130;
+    pub const TERMINATED: i32 = 143;
 }
 
 /// The command, with a state directory that nobody else uses.
